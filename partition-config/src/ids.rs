@@ -1,0 +1,132 @@
+//! Newtypes of the numbers that must never be mixed up. None has a `Default`: zero is a meaning, not an absence.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What etcd calls a revision and Kubernetes a resourceVersion. Strictly increasing in the order of events; positive
+/// wherever it names an event. `0` on the wire means "not given" and is an `Option::None` here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Revision(pub i64);
+
+impl Revision {
+    /// Below every revision ever assigned.
+    pub const ZERO: Self = Self(0);
+
+    /// The wire's number, where anything not positive means "not given".
+    #[must_use]
+    pub fn from_wire(revision: i64) -> Option<Self> {
+        (revision > 0).then_some(Self(revision))
+    }
+
+    /// The number itself, for the wire.
+    #[must_use]
+    pub const fn get(self) -> i64 {
+        self.0
+    }
+
+    /// The revision after this one. Saturates: a clock that has reached the end of `i64` is refused long before.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+
+    /// The revision before this one, not below zero.
+    #[must_use]
+    pub const fn prev(self) -> Self {
+        Self(if self.0 > 0 { self.0 - 1 } else { 0 })
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A lease id as on the wire. `0` means "no lease" there and is an `Option::None` here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LeaseId(pub i64);
+
+impl LeaseId {
+    /// The wire's number, where zero means "no lease".
+    #[must_use]
+    pub fn from_wire(id: i64) -> Option<Self> {
+        (id != 0).then_some(Self(id))
+    }
+
+    /// The number itself, for the wire.
+    #[must_use]
+    pub const fn get(self) -> i64 {
+        self.0
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// How many bits of a revision name the store that assigned it (R1).
+pub const SLOT_BITS: u32 = 10;
+
+/// The slot of a store: the low [`SLOT_BITS`] of every revision that it assigns (R1). 0 is the meta store's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u16", into = "u16")]
+pub struct Slot(u16);
+
+impl Slot {
+    /// The largest slot, 1023.
+    pub const MAX: u16 = (1 << SLOT_BITS) - 1;
+
+    /// `None` above [`Slot::MAX`].
+    #[must_use]
+    pub fn new(slot: u16) -> Option<Self> {
+        (slot <= Self::MAX).then_some(Self(slot))
+    }
+
+    /// The number, 0 to 1023.
+    #[must_use]
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+}
+
+impl TryFrom<u16> for Slot {
+    type Error = String;
+
+    fn try_from(slot: u16) -> Result<Self, String> {
+        Self::new(slot).ok_or_else(|| format!("slot {slot} is out of range 0..={}", Self::MAX))
+    }
+}
+
+impl From<Slot> for u16 {
+    fn from(slot: Slot) -> Self {
+        slot.0
+    }
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A store's name in the configuration, unique there (`pods`, `default`, `etcd-secrets`).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StoreName(pub String);
+
+impl fmt::Display for StoreName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The version of one partition's ownership; grows with every change of owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);

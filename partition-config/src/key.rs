@@ -1,0 +1,154 @@
+//! Keys and ranges of keys: opaque bytes, ordered bytewise, ranges half-open, etcd's `range_end` conventions.
+
+use std::{borrow::Borrow, fmt, ops::Deref};
+
+use bytes::Bytes;
+
+/// A key: any bytes, ordered bytewise.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(pub Bytes);
+
+impl Key {
+    /// A key that holds a copy of `bytes`.
+    #[must_use]
+    pub fn copy_from(bytes: &[u8]) -> Self {
+        Self(Bytes::copy_from_slice(bytes))
+    }
+
+    /// The smallest key above this one: the key followed by a zero byte.
+    #[must_use]
+    pub fn successor(&self) -> Self {
+        let mut next = Vec::with_capacity(self.0.len() + 1);
+        next.extend_from_slice(&self.0);
+        next.push(0);
+        Self(next.into())
+    }
+
+    /// The smallest key above every key with this prefix; `None` when there is none (all bytes 0xff, or empty).
+    #[must_use]
+    pub fn prefix_end(&self) -> Option<Self> {
+        let last = self.0.iter().rposition(|b| *b != 0xff)?;
+        let mut end = self.0[..=last].to_vec();
+        end[last] += 1;
+        Some(Self(end.into()))
+    }
+}
+
+impl Deref for Key {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Borrow<[u8]> for Key {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        Self::copy_from(text.as_bytes())
+    }
+}
+
+impl From<Bytes> for Key {
+    fn from(bytes: Bytes) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.0.escape_ascii())
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.escape_ascii().fmt(f)
+    }
+}
+
+/// What a request addresses: one key, or a half-open interval.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum KeyRange {
+    /// Exactly this key.
+    Single(Key),
+    /// `start <= key`, and `key < end` unless `end` is `None` (to the end of the key space). May be empty.
+    Span {
+        /// The first key.
+        start: Key,
+        /// The first key beyond, or `None` for no upper bound.
+        end: Option<Key>,
+    },
+}
+
+impl KeyRange {
+    /// etcd's convention: an empty `range_end` is the single key; `"\0"` has no upper bound.
+    #[must_use]
+    pub fn from_wire(key: Bytes, range_end: Bytes) -> Self {
+        match range_end.as_ref() {
+            [] => Self::Single(Key(key)),
+            [0] => Self::Span { start: Key(key), end: None },
+            _ => Self::Span { start: Key(key), end: Some(Key(range_end)) },
+        }
+    }
+
+    /// The whole key space.
+    #[must_use]
+    pub fn everything() -> Self {
+        Self::Span { start: Key(Bytes::new()), end: None }
+    }
+
+    /// Every key that begins with `prefix`.
+    #[must_use]
+    pub fn prefix(prefix: Key) -> Self {
+        let end = prefix.prefix_end();
+        Self::Span { start: prefix, end }
+    }
+
+    /// The first key that the range may hold.
+    #[must_use]
+    pub fn start(&self) -> &Key {
+        match self {
+            Self::Single(start) | Self::Span { start, .. } => start,
+        }
+    }
+
+    /// Whether `key` lies in the range.
+    #[must_use]
+    pub fn contains(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Single(only) => only.0.as_ref() == key,
+            Self::Span { start, end } => {
+                key >= start.0.as_ref() && end.as_ref().is_none_or(|end| key < end.0.as_ref())
+            }
+        }
+    }
+
+    /// Whether no key can lie in the range (`end <= start`).
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Single(_) => false,
+            Self::Span { start, end } => end.as_ref().is_some_and(|end| end <= start),
+        }
+    }
+
+    /// Whether some key can lie in both ranges.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Single(key), range) | (range, Self::Single(key)) => range.contains(key),
+            (Self::Span { start: a, end: a_end }, Self::Span { start: b, end: b_end }) => {
+                !self.is_empty()
+                    && !other.is_empty()
+                    && b_end.as_ref().is_none_or(|end| a < end)
+                    && a_end.as_ref().is_none_or(|end| b < end)
+            }
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Pure: keys and ranges, Kinds, partition configs and the partition map. No I/O, no clock, no runtime, no gRPC.
+
+pub mod ids;
+pub mod key;

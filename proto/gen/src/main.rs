@@ -1,0 +1,111 @@
+//! Generates `proto/src/gen/` from the `.proto` files, without a `protoc` on the machine (protox parses them).
+//! `--check` writes nothing and fails when the checked-in code is stale; `make verify` runs it.
+//!
+//! KV and Watch are generated twice over: typed messages by prost, and *raw* services whose requests and answers are the
+//! protobuf bytes themselves, because neither the router nor the shard's hot path wants a decoded value.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, bail};
+use tonic_build::manual::{Method, Service};
+
+/// The services whose payload stays bytes: (package, service, methods as (rust name, wire name, client streams, server streams)).
+const RAW: [(&str, &str, &[(&str, &str, bool, bool)]); 2] = [
+    (
+        "etcdserverpb",
+        "KV",
+        &[
+            ("range", "Range", false, false),
+            ("range_stream", "RangeStream", false, true),
+            ("put", "Put", false, false),
+            ("delete_range", "DeleteRange", false, false),
+            ("txn", "Txn", false, false),
+            ("compact", "Compact", false, false),
+        ],
+    ),
+    ("etcdserverpb", "Watch", &[("watch", "Watch", true, true)]),
+];
+
+fn generate(proto_dir: &Path, out: &Path) -> anyhow::Result<()> {
+    let fds = protox::compile(["etcd/rpc.proto", "kindred/shard.v1.proto"], [proto_dir])
+        .map_err(|e| anyhow::anyhow!("{e:?}"))?;
+    let mut config = prost_build::Config::new();
+    config.bytes(["."]).format(true);
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .out_dir(out)
+        .compile_fds_with_config(fds, config)
+        .context("generating messages and typed services")?;
+
+    let raw: Vec<Service> = RAW
+        .iter()
+        .map(|(package, name, methods)| {
+            methods
+                .iter()
+                .fold(Service::builder().package(*package).name(*name), |service, m| {
+                    let mut method = Method::builder()
+                        .name(m.0)
+                        .route_name(m.1)
+                        .input_type("bytes::Bytes")
+                        .output_type("bytes::Bytes")
+                        .codec_path("crate::raw::RawCodec");
+                    if m.2 {
+                        method = method.client_streaming();
+                    }
+                    if m.3 {
+                        method = method.server_streaming();
+                    }
+                    service.method(method.build())
+                })
+                .build()
+        })
+        .collect();
+    let raw_dir = out.join("raw");
+    fs::create_dir_all(&raw_dir)?;
+    tonic_build::manual::Builder::new().build_transport(false).out_dir(&raw_dir).compile(&raw);
+    Ok(())
+}
+
+/// Every generated file below `dir`, as (name, text), sorted.
+fn files(dir: &Path) -> anyhow::Result<Vec<(String, String)>> {
+    let mut found = Vec::new();
+    for sub in ["", "raw"] {
+        let at = dir.join(sub);
+        if !at.exists() {
+            continue;
+        }
+        for entry in fs::read_dir(&at)? {
+            let path = entry?.path();
+            if path.is_file() {
+                let name = Path::new(sub).join(path.file_name().context("file name")?);
+                found.push((name.display().to_string(), fs::read_to_string(&path)?));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn main() -> anyhow::Result<()> {
+    let proto_dir = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("proto/")?;
+    let checked_in = proto_dir.join("src/gen");
+    let fresh = std::env::temp_dir().join(format!("kindred-proto-gen-{}", std::process::id()));
+    fs::create_dir_all(&fresh)?;
+    generate(proto_dir, &fresh)?;
+    let new = files(&fresh)?;
+    fs::remove_dir_all(&fresh)?;
+    if std::env::args().any(|a| a == "--check") {
+        if files(&checked_in)? != new {
+            bail!("proto/src/gen is stale: run `cargo run -p kindred-proto-gen` and commit what it writes");
+        }
+        return Ok(());
+    }
+    if checked_in.exists() {
+        fs::remove_dir_all(&checked_in)?;
+    }
+    fs::create_dir_all(checked_in.join("raw"))?;
+    for (name, text) in new {
+        fs::write(checked_in.join(name), text)?;
+    }
+    Ok(())
+}
