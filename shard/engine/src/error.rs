@@ -1,0 +1,43 @@
+//! Why the engine refuses; the shard maps each to etcd's code and text in one place.
+
+use kindred_partition_config::ids::{LeaseId, Revision};
+
+/// A refusal that changed nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The revision lies below the compaction floor.
+    #[error("revision has been compacted (floor {floor})")]
+    Compacted {
+        /// The lowest revision that can still be read.
+        floor: Revision,
+    },
+    /// The revision is above the current one of what was asked (R4).
+    #[error("revision is in the future (current {current})")]
+    Future {
+        /// The current revision.
+        current: Revision,
+    },
+    /// `ignore_value` or `ignore_lease` on a key that does not exist.
+    #[error("key not found")]
+    KeyNotFound,
+    /// A put named a lease that does not exist here.
+    #[error("lease {0} not found")]
+    LeaseNotFound(LeaseId),
+    /// A grant named an id in use.
+    #[error("lease {0} exists")]
+    LeaseExists(LeaseId),
+    /// A grant's TTL is above etcd's maximum.
+    #[error("lease TTL {0} s is too large")]
+    LeaseTtlTooLarge(i64),
+    /// A raise further above the shard's own now than the maximum clock offset (R3).
+    #[error("raise to {asked} is more than the maximum clock offset above this shard's now ({now})")]
+    ClockOffset {
+        /// What was asked for.
+        asked: Revision,
+        /// The shard's present as a revision.
+        now: Revision,
+    },
+    /// The watch id is already in use on its stream.
+    #[error("duplicate watch ID")]
+    DuplicateWatchId,
+}
