@@ -2,3 +2,4 @@
 
 pub mod ids;
 pub mod key;
+pub mod kind;

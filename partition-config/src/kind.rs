@@ -1,0 +1,203 @@
+//! Which Kind a key belongs to, by the way kube-apiserver lays keys out.
+//!
+//! The layout (`/registry` is the apiserver's `--etcd-prefix`):
+//!
+//! | key | Kind prefix |
+//! | --- | --- |
+//! | `/registry/pods/<namespace>/<name>` | `/registry/pods/` |
+//! | `/registry/services/specs/…`, `/registry/services/endpoints/…` | two segments; nothing else is below `services/` |
+//! | `/registry/example.com/foos/…` | `/registry/example.com/foos/`: a first segment with a dot is an API group |
+//!
+//! Kind prefixes are prefix-free: no Kind's interval overlaps another's. The first segment alone decides how many
+//! segments a prefix has, so that holds by construction.
+
+use std::fmt;
+
+use crate::key::{Key, KeyRange};
+
+mod names;
+
+pub use names::{KindNameError, suggest};
+
+/// kube-apiserver's default for `--etcd-prefix`.
+pub const DEFAULT_ETCD_PREFIX: &str = "/registry";
+
+/// What a key is, see [`KindScheme::locate`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Located<'k> {
+    /// A key of a Kind, or the Kind prefix itself.
+    Object {
+        /// The Kind prefix with its trailing slash: the beginning of the key.
+        kind: &'k [u8],
+    },
+    /// The pseudo-key of a Kind: its prefix without the trailing slash, which kube-apiserver reads to learn the current
+    /// revision of the Kind. It never exists and belongs to the Kind's partitions, although it sorts before them.
+    Pseudo {
+        /// The whole key.
+        stem: &'k [u8],
+    },
+    /// `<etcd prefix>/health`, which kube-apiserver reads to learn whether etcd answers.
+    Health,
+    /// A key of no Kind: `compact_rev_key`, keys of other users.
+    Other,
+}
+
+impl<'k> Located<'k> {
+    /// The Kind prefix without its trailing slash: the same for a Kind's objects and for its pseudo-key.
+    #[must_use]
+    pub fn stem(self) -> Option<&'k [u8]> {
+        match self {
+            Self::Object { kind } => kind.strip_suffix(b"/"),
+            Self::Pseudo { stem } => Some(stem),
+            Self::Health | Self::Other => None,
+        }
+    }
+}
+
+/// A Kind prefix such as `/registry/pods/`, checked against the scheme that made it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KindPrefix(Key);
+
+impl KindPrefix {
+    /// The prefix with its trailing slash.
+    #[must_use]
+    pub fn as_key(&self) -> &Key {
+        &self.0
+    }
+
+    /// The prefix without its trailing slash: the Kind's pseudo-key.
+    #[must_use]
+    pub fn stem(&self) -> &[u8] {
+        self.0.strip_suffix(b"/").unwrap_or(&self.0)
+    }
+
+    /// Every key of the Kind but its pseudo-key.
+    #[must_use]
+    pub fn range(&self) -> KeyRange {
+        KeyRange::prefix(self.0.clone())
+    }
+
+    /// The first key beyond the Kind: the stem followed by `0`, the byte after `/`.
+    #[must_use]
+    pub fn end(&self) -> Key {
+        let mut end = self.stem().to_vec();
+        end.push(b'/' + 1);
+        Key(end.into())
+    }
+}
+
+impl fmt::Debug for KindPrefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for KindPrefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// How keys map to Kinds under one `--etcd-prefix`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KindScheme {
+    /// The prefix with a slash at both ends (`/registry/`), or `/`.
+    root: Vec<u8>,
+}
+
+impl Default for KindScheme {
+    fn default() -> Self {
+        Self::new(DEFAULT_ETCD_PREFIX)
+    }
+}
+
+impl KindScheme {
+    /// The scheme under `etcd_prefix`, which may come with or without slashes at its ends and is cleaned as
+    /// kube-apiserver cleans its flag (empty segments and `.` drop out, `..` goes up).
+    #[must_use]
+    pub fn new(etcd_prefix: &str) -> Self {
+        let mut segments: Vec<&str> = Vec::new();
+        for segment in etcd_prefix.split('/') {
+            match segment {
+                "" | "." => {}
+                ".." => {
+                    segments.pop();
+                }
+                _ => segments.push(segment),
+            }
+        }
+        let mut root = b"/".to_vec();
+        for segment in segments {
+            root.extend_from_slice(segment.as_bytes());
+            root.push(b'/');
+        }
+        Self { root }
+    }
+
+    /// The cleaned prefix with a slash at both ends, such as `/registry/`.
+    #[must_use]
+    pub fn root(&self) -> &[u8] {
+        &self.root
+    }
+
+    /// What `key` is. Allocates nothing and looks at no more than the first two segments below the prefix.
+    #[must_use]
+    pub fn locate<'k>(&self, key: &'k [u8]) -> Located<'k> {
+        let Some(rest) = key.strip_prefix(self.root.as_slice()) else { return Located::Other };
+        let first = segment(rest);
+        if first.is_empty() {
+            return Located::Other;
+        }
+        if first == b"health" {
+            // Nothing else lives there: a Kind of that name would have this key as its pseudo-key.
+            return if rest.len() == first.len() { Located::Health } else { Located::Other };
+        }
+        let mut stem_len = first.len();
+        if first == b"services" || first.contains(&b'.') {
+            let Some(below) = rest.get(first.len() + 1..) else { return Located::Other };
+            let second = segment(below);
+            let known = if first == b"services" { matches!(second, b"specs" | b"endpoints") } else { true };
+            if second.is_empty() || !known {
+                return Located::Other;
+            }
+            stem_len += 1 + second.len();
+        }
+        let kind_len = self.root.len() + stem_len + 1;
+        match key.get(..kind_len) {
+            Some(kind) => Located::Object { kind },
+            None => Located::Pseudo { stem: key },
+        }
+    }
+
+    /// `bytes` as a Kind prefix; `None` when it is not exactly one (a key, a pseudo-key, no Kind at all).
+    #[must_use]
+    pub fn kind_prefix(&self, bytes: &[u8]) -> Option<KindPrefix> {
+        (self.locate(bytes) == Located::Object { kind: bytes }).then(|| KindPrefix(Key::copy_from(bytes)))
+    }
+
+    /// The Kind that `key` belongs to, its pseudo-key included.
+    #[must_use]
+    pub fn kind_of(&self, key: &[u8]) -> Option<KindPrefix> {
+        let stem = self.locate(key).stem()?;
+        let mut prefix = Vec::with_capacity(stem.len() + 1);
+        prefix.extend_from_slice(stem);
+        prefix.push(b'/');
+        Some(KindPrefix(Key(prefix.into())))
+    }
+
+    /// The Kind prefix with this path below the etcd prefix, such as `services/specs`.
+    fn below(&self, path: &str) -> Option<KindPrefix> {
+        let mut prefix = self.root.clone();
+        prefix.extend_from_slice(path.as_bytes());
+        prefix.push(b'/');
+        self.kind_prefix(&prefix)
+    }
+}
+
+/// Up to the next slash.
+fn segment(bytes: &[u8]) -> &[u8] {
+    bytes.split(|b| *b == b'/').next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

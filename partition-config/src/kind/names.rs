@@ -1,0 +1,365 @@
+//! The names of Kinds that people write in a config, and the Kind prefixes that they mean.
+//!
+//! A name is `<resource>` or `<resource>.<group>`, as `kubectl api-resources` prints it (`nodes`, `leases`,
+//! `leases.coordination.k8s.io`, `foos.example.com`), or the Kind prefix itself (`/registry/minions/`). The table holds
+//! what Kubernetes 1.37 stores; a resource that is newer than the table is written as its prefix.
+
+use std::borrow::Cow;
+
+use super::{KindPrefix, KindScheme};
+
+/// Group and resources that Kubernetes itself stores, without a group segment in the key.
+const BUILTIN: &[(&str, &[&str])] = &[
+    (
+        "",
+        &[
+            "configmaps",
+            "endpoints",
+            "events",
+            "limitranges",
+            "namespaces",
+            "nodes",
+            "persistentvolumeclaims",
+            "persistentvolumes",
+            "pods",
+            "podtemplates",
+            "replicationcontrollers",
+            "resourcequotas",
+            "secrets",
+            "serviceaccounts",
+            "services",
+            // Not resources: what the apiserver keeps for itself. Written as their path.
+            "masterleases",
+            "peerserverleases",
+            "ranges",
+        ],
+    ),
+    (
+        "admissionregistration.k8s.io",
+        &[
+            "mutatingadmissionpolicies",
+            "mutatingadmissionpolicybindings",
+            "mutatingwebhookconfigurations",
+            "validatingadmissionpolicies",
+            "validatingadmissionpolicybindings",
+            "validatingwebhookconfigurations",
+        ],
+    ),
+    ("apps", &["controllerrevisions", "daemonsets", "deployments", "replicasets", "statefulsets"]),
+    ("autoscaling", &["horizontalpodautoscalers"]),
+    ("batch", &["cronjobs", "jobs"]),
+    ("certificates.k8s.io", &["certificatesigningrequests", "clustertrustbundles", "podcertificaterequests"]),
+    ("coordination.k8s.io", &["leasecandidates", "leases"]),
+    ("discovery.k8s.io", &["endpointslices"]),
+    ("events.k8s.io", &["events"]),
+    ("extensions", &["ingresses"]),
+    ("flowcontrol.apiserver.k8s.io", &["flowschemas", "prioritylevelconfigurations"]),
+    ("internal.apiserver.k8s.io", &["storageversions"]),
+    ("lifecycle.k8s.io", &["evictionrequests", "evictions"]),
+    ("networking.k8s.io", &["ingressclasses", "ingresses", "ipaddresses", "networkpolicies", "servicecidrs"]),
+    ("node.k8s.io", &["runtimeclasses"]),
+    ("policy", &["poddisruptionbudgets"]),
+    ("rbac.authorization.k8s.io", &["clusterrolebindings", "clusterroles", "rolebindings", "roles"]),
+    (
+        "resource.k8s.io",
+        &[
+            "deviceclasses",
+            "devicetaintrules",
+            "resourceclaims",
+            "resourceclaimtemplates",
+            "resourcepoolstatusrequests",
+            "resourceslices",
+        ],
+    ),
+    ("scheduling.k8s.io", &["compositepodgroups", "podgroups", "priorityclasses", "workloads"]),
+    (
+        "storage.k8s.io",
+        &[
+            "csidrivers",
+            "csinodes",
+            "csistoragecapacities",
+            "storageclasses",
+            "volumeattachments",
+            "volumeattributesclasses",
+        ],
+    ),
+    ("storagemigration.k8s.io", &["storageversionmigrations"]),
+];
+
+/// Built in, yet with the group in the key: they are stored the way custom resources are.
+const BUILTIN_WITH_GROUP: &[(&str, &[&str])] =
+    &[("apiextensions.k8s.io", &["customresourcedefinitions"]), ("apiregistration.k8s.io", &["apiservices"])];
+
+/// Resources that are stored under another path than their name (`SpecialDefaultResourcePrefixes` of Kubernetes).
+const SPECIAL_PATHS: &[(&str, &str)] = &[
+    ("endpoints", "services/endpoints"),
+    ("ingresses", "ingress"),
+    ("nodes", "minions"),
+    ("replicationcontrollers", "controllers"),
+    ("services", "services/specs"),
+];
+
+/// Why a name is not a Kind.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KindNameError {
+    /// Empty, or with characters that no name of a resource has.
+    #[error(
+        "{name:?} is not a Kind: write its plural and group as kubectl does, such as nodes or foos.example.com"
+    )]
+    Malformed {
+        /// As written.
+        name: String,
+    },
+    /// Begins with a slash and is not exactly a Kind prefix.
+    #[error(
+        "{name:?} is not a Kind prefix: write such as {root}pods/ or {root}example.com/foos/, with the last slash"
+    )]
+    NotAPrefix {
+        /// As written.
+        name: String,
+        /// The etcd prefix with both slashes.
+        root: String,
+    },
+    /// No resource of Kubernetes, and not close to one.
+    #[error(
+        "Kubernetes has no {name:?}: write <plural>.<group> for a custom resource, or the prefix of its keys"
+    )]
+    Unknown {
+        /// As written.
+        name: String,
+    },
+    /// Close to a name that exists.
+    #[error("Kubernetes has no {name:?}: did you mean {suggestion:?}?")]
+    Misspelt {
+        /// As written.
+        name: String,
+        /// What it is close to.
+        suggestion: String,
+    },
+}
+
+impl KindScheme {
+    /// The Kind that a person means by `name`.
+    ///
+    /// # Errors
+    /// When the name is malformed, unknown, or close to one that exists (then with that one).
+    pub fn resolve(&self, name: &str) -> Result<KindPrefix, KindNameError> {
+        if name.starts_with('/') {
+            return self.kind_prefix(name.as_bytes()).ok_or_else(|| KindNameError::NotAPrefix {
+                name: name.to_owned(),
+                root: String::from_utf8_lossy(self.root()).into_owned(),
+            });
+        }
+        if !is_name(name) {
+            return Err(KindNameError::Malformed { name: name.to_owned() });
+        }
+        path_of(name)?.and_then(|path| self.below(&path)).ok_or_else(|| unknown(name))
+    }
+
+    /// The name of a Kind as a person writes it, in its shortest form; [`KindScheme::resolve`] leads back. A Kind that
+    /// has no name is called by its prefix.
+    #[must_use]
+    pub fn name_of(&self, kind: &KindPrefix) -> String {
+        let path = String::from_utf8_lossy(kind.stem().get(self.root().len()..).unwrap_or_default());
+        let special = SPECIAL_PATHS.iter().find(|(_, special)| *special == path);
+        let name = match (special, path.split_once('/')) {
+            (Some((resource, _)), _) => (*resource).to_owned(),
+            (None, Some((group, resource))) => format!("{resource}.{group}"),
+            (None, None) => path.into_owned(),
+        };
+        if self.resolve(&name).as_ref() == Ok(kind) { name } else { kind.to_string() }
+    }
+}
+
+/// The path below the etcd prefix of a well-formed name; `None` for a resource that Kubernetes does not have.
+fn path_of(name: &str) -> Result<Option<Cow<'static, str>>, KindNameError> {
+    let (resource, group) = match name.split_once('.') {
+        Some((resource, group)) => (resource, Some(group)),
+        None => (name, None),
+    };
+    let has = |table: &[(&'static str, &[&'static str])]| {
+        table.iter().filter(|(of, _)| group.is_none_or(|group| group == *of)).find_map(|(of, resources)| {
+            resources.iter().find(|known| **known == resource).map(|known| (*of, *known))
+        })
+    };
+    if let Some((_, resource)) = has(BUILTIN) {
+        let special = SPECIAL_PATHS.iter().find(|(of, _)| *of == resource);
+        return Ok(Some(Cow::Borrowed(special.map_or(resource, |(_, path)| path))));
+    }
+    if let Some((group, resource)) = has(BUILTIN_WITH_GROUP) {
+        return Ok(Some(Cow::Owned(format!("{group}/{resource}"))));
+    }
+    let Some(group) = group else { return Ok(None) };
+    let is_builtin = BUILTIN.iter().chain(BUILTIN_WITH_GROUP).any(|(of, _)| *of == group);
+    // The group of a custom resource is a domain with at least one dot, and in lower case.
+    if is_builtin || !group.contains('.') {
+        return Ok(None);
+    }
+    let lower = name.to_ascii_lowercase();
+    let close = full_names().find(|known| distance(&lower, known) <= CUSTOM_DISTANCE_MAX);
+    match close.or_else(|| (lower != name).then_some(lower)) {
+        Some(suggestion) => Err(KindNameError::Misspelt { name: name.to_owned(), suggestion }),
+        None => Ok(Some(Cow::Owned(format!("{group}/{resource}")))),
+    }
+}
+
+/// Letters, digits and dashes in parts between dots, none of them empty.
+fn is_name(name: &str) -> bool {
+    name.split('.')
+        .all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'))
+}
+
+fn unknown(name: &str) -> KindNameError {
+    let name = name.to_owned();
+    match suggest(&name) {
+        Some(suggestion) => KindNameError::Misspelt { name, suggestion },
+        None => KindNameError::Unknown { name },
+    }
+}
+
+/// A custom resource this close to a built-in one is taken for a slip of the finger.
+const CUSTOM_DISTANCE_MAX: usize = 2;
+
+/// The name of a resource of Kubernetes that `name` was probably meant to be.
+#[must_use]
+pub fn suggest(name: &str) -> Option<String> {
+    let lower = name.to_ascii_lowercase();
+    if let Some((resource, _)) = SPECIAL_PATHS.iter().find(|(_, path)| *path == lower) {
+        return Some((*resource).to_owned());
+    }
+    let most = (1 + lower.len() / 4).min(3);
+    let short = BUILTIN.iter().chain(BUILTIN_WITH_GROUP).flat_map(|(_, resources)| *resources);
+    short
+        .map(|resource| (*resource).to_owned())
+        .chain(full_names())
+        .map(|known| (distance(&lower, &known), known))
+        .filter(|(distance, known)| *distance <= most && *distance < known.len())
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, known)| known)
+}
+
+/// `<resource>.<group>` of everything built in that has a group.
+fn full_names() -> impl Iterator<Item = String> {
+    BUILTIN
+        .iter()
+        .chain(BUILTIN_WITH_GROUP)
+        .filter(|(group, _)| !group.is_empty())
+        .flat_map(|(group, resources)| resources.iter().map(move |resource| format!("{resource}.{group}")))
+}
+
+/// How many letters to insert, delete, replace or swap with their neighbour to make `b` of `a`.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut before_last = vec![0; b.len() + 1];
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i; b.len() + 1];
+        for j in 1..=b.len() {
+            let replace = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            row[j] = replace.min(last[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                row[j] = row[j].min(before_last[j - 2] + 1);
+            }
+        }
+        before_last = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(name: &str) -> Result<String, KindNameError> {
+        KindScheme::default().resolve(name).map(|kind| kind.to_string())
+    }
+
+    #[test]
+    fn names_as_kubectl_writes_them() {
+        for (name, prefix) in [
+            ("pods", "/registry/pods/"),
+            ("nodes", "/registry/minions/"),
+            ("services", "/registry/services/specs/"),
+            ("endpoints", "/registry/services/endpoints/"),
+            ("replicationcontrollers", "/registry/controllers/"),
+            ("ingresses", "/registry/ingress/"),
+            ("ingresses.networking.k8s.io", "/registry/ingress/"),
+            ("events", "/registry/events/"),
+            ("events.events.k8s.io", "/registry/events/"),
+            ("leases", "/registry/leases/"),
+            ("leases.coordination.k8s.io", "/registry/leases/"),
+            ("deployments", "/registry/deployments/"),
+            ("deployments.apps", "/registry/deployments/"),
+            ("masterleases", "/registry/masterleases/"),
+            ("foos.example.com", "/registry/example.com/foos/"),
+            ("gateways.gateway.networking.k8s.io", "/registry/gateway.networking.k8s.io/gateways/"),
+            ("apiservices", "/registry/apiregistration.k8s.io/apiservices/"),
+            (
+                "customresourcedefinitions.apiextensions.k8s.io",
+                "/registry/apiextensions.k8s.io/customresourcedefinitions/",
+            ),
+            ("/registry/newthings/", "/registry/newthings/"),
+        ] {
+            assert_eq!(resolve(name).as_deref(), Ok(prefix), "{name}");
+        }
+    }
+
+    #[test]
+    fn near_misses_get_a_suggestion() {
+        for (name, suggestion) in [
+            ("pod", "pods"),
+            ("Pods", "pods"),
+            ("noeds", "nodes"),
+            ("minions", "nodes"),
+            ("ingress", "ingresses"),
+            ("lease", "leases"),
+            ("deploymets", "deployments"),
+            ("deployments.app", "deployments.apps"),
+            ("leases.coordination.k8s.oi", "leases.coordination.k8s.io"),
+            ("lease.coordination.k8s.io", "leases.coordination.k8s.io"),
+            ("Foos.example.com", "foos.example.com"),
+        ] {
+            let want = KindNameError::Misspelt { name: name.into(), suggestion: suggestion.into() };
+            assert_eq!(resolve(name), Err(want), "{name}");
+        }
+    }
+
+    #[test]
+    fn others_are_refused() {
+        for name in ["", "pods/", ".", "foos.", ".com", "foo bar", "pods\n"] {
+            assert!(matches!(resolve(name), Err(KindNameError::Malformed { .. })), "{name:?}");
+        }
+        for name in ["whatsoever", "foos.example", "carrots.policy"] {
+            assert!(matches!(resolve(name), Err(KindNameError::Unknown { .. })), "{name:?}");
+        }
+        for name in ["/registry/pods", "/registry/", "/registry/services/foo/", "/pods/"] {
+            assert!(matches!(resolve(name), Err(KindNameError::NotAPrefix { .. })), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn names_lead_back() {
+        let scheme = KindScheme::new("/a");
+        let short =
+            BUILTIN.iter().chain(BUILTIN_WITH_GROUP).flat_map(|(_, all)| *all).map(|name| (*name).to_owned());
+        for name in short.chain(full_names()).chain(["foos.example.com".into(), "/a/newthings/".into()]) {
+            let kind = scheme.resolve(&name).unwrap();
+            assert_eq!(scheme.resolve(&scheme.name_of(&kind)), Ok(kind), "{name}");
+        }
+        assert_eq!(scheme.name_of(&scheme.resolve("/a/services/specs/").unwrap()), "services");
+        assert_eq!(scheme.name_of(&scheme.resolve("leases.coordination.k8s.io").unwrap()), "leases");
+        assert_eq!(scheme.name_of(&scheme.resolve("/a/newthings/").unwrap()), "/a/newthings/");
+        // A group segment where Kubernetes writes none: the name would mean another prefix.
+        let odd = scheme.resolve("/a/coordination.k8s.io/leases/").unwrap();
+        assert_eq!(scheme.name_of(&odd), "/a/coordination.k8s.io/leases/");
+    }
+
+    #[test]
+    fn distances() {
+        for (a, b, want) in
+            [("", "", 0), ("a", "", 1), ("ab", "ba", 1), ("abc", "adc", 1), ("kitten", "sitting", 3)]
+        {
+            assert_eq!((distance(a, b), distance(b, a)), (want, want), "{a} {b}");
+        }
+    }
+}
