@@ -1,0 +1,40 @@
+# Two commands matter: `make run` and `make test`. The rest is for those who change kindred.
+CARGO ?= cargo
+PROFILE_DIR := target/debug
+export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
+
+.PHONY: run test verify fix bench peers build kube
+
+## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
+run:
+	$(CARGO) build --release --locked --bin kindred
+	./target/release/kindred up $(ARGS)
+
+## test: install the pinned peers, then run every test
+test: peers build
+	$(CARGO) test --workspace --locked $(TESTARGS)
+
+build:
+	$(CARGO) build --workspace --locked --bins
+
+## peers: etcd, etcdctl, kube-apiserver and kubectl, built from their Go modules and cached
+peers:
+	tests/peers/install
+
+## verify: what must hold before a commit, without changing the tree
+verify:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) run --quiet --locked -p kindred-proto-gen --bin kindred-proto-gen -- --check
+	.ci/tidy
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --offline check licenses bans sources; else echo "cargo-deny is not installed: cargo install --locked cargo-deny" >&2; exit 1; fi
+
+## fix: format and apply clippy's suggestions
+fix:
+	$(CARGO) fmt --all
+	$(CARGO) clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+
+## bench: CPU per operation of kindred beside a real etcd, printed as a table
+bench: peers
+	$(CARGO) build --release --locked --bins
+	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench $(ARGS)
