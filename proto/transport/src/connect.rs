@@ -1,0 +1,280 @@
+//! Connecting: tonic channels over our own sockets, TLS and coalesced writes.
+//!
+//! A channel connects at its first request and again after every loss. A peer that refuses makes the request fail at
+//! once with `Unavailable`; a peer that vanished without closing is noticed by keepalive. Names are resolved at every
+//! connect.
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tonic::transport::Channel;
+
+use crate::address::{Endpoint, Host, Scheme, Target};
+use crate::coalesce::Coalesce;
+use crate::stream::{Stream, forward};
+use crate::tls::{ClientTls, ClientTlsSettings, TlsError};
+
+/// How to connect.
+#[derive(Debug, Clone)]
+pub struct ConnectOptions {
+    /// TLS settings; endpoints without scheme use TLS if there are any, `https://` ones the system's roots if not.
+    pub tls: Option<ClientTls>,
+    /// Time for name, TCP and TLS together, for each endpoint.
+    pub connect_timeout: Duration,
+    /// Silence after which the peer is asked whether it lives.
+    pub keepalive_interval: Duration,
+    /// Time for its answer.
+    pub keepalive_timeout: Duration,
+    /// Bytes that the peer may send ahead on all streams together.
+    pub connection_window: u32,
+    /// Bytes that the peer may send ahead on one stream.
+    pub stream_window: u32,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            tls: None,
+            connect_timeout: Duration::from_secs(3),
+            // etcd closes connections that ask more often than every 5 s.
+            keepalive_interval: Duration::from_secs(10),
+            keepalive_timeout: Duration::from_secs(5),
+            connection_window: 32 << 20,
+            stream_window: 8 << 20,
+        }
+    }
+}
+
+/// An endpoint to which no channel can be built.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// No endpoint was given.
+    #[error("no endpoint to connect to")]
+    NoEndpoint,
+    /// The TLS settings cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The endpoint is no valid authority.
+    #[error("{endpoint}: {problem}")]
+    Endpoint {
+        /// The endpoint.
+        endpoint: Endpoint,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// Builds channels and connections.
+#[derive(Debug, Clone, Default)]
+pub struct Connector {
+    options: ConnectOptions,
+}
+
+impl Connector {
+    /// A connector with these options.
+    #[must_use]
+    pub fn new(options: ConnectOptions) -> Self {
+        Self { options }
+    }
+
+    /// A connector with default options and this TLS.
+    #[must_use]
+    pub fn with_tls(tls: Option<ClientTls>) -> Self {
+        Self::new(ConnectOptions { tls, ..ConnectOptions::default() })
+    }
+
+    /// A channel to one peer. It needs a tokio runtime, and connects at its first request.
+    ///
+    /// # Errors
+    /// When TLS is asked for and cannot be set up.
+    pub fn channel(&self, endpoint: &Endpoint) -> Result<Channel, ConnectError> {
+        self.channel_any(std::slice::from_ref(endpoint))
+    }
+
+    /// A channel to whichever of these peers answers, for instance the members of one etcd. It stays with one peer
+    /// until the connection is lost, then tries the others in turn.
+    ///
+    /// # Errors
+    /// When there is no endpoint, or TLS is asked for and cannot be set up.
+    pub fn channel_any(&self, endpoints: &[Endpoint]) -> Result<Channel, ConnectError> {
+        let first = endpoints.first().ok_or(ConnectError::NoEndpoint)?;
+        let dialers: Result<Vec<_>, _> = endpoints.iter().map(|endpoint| self.dialer(endpoint)).collect();
+        let dialers: Arc<[Dialer]> = dialers?.into();
+        let bad = |error: &dyn fmt::Display| ConnectError::Endpoint {
+            endpoint: first.clone(),
+            problem: error.to_string(),
+        };
+        let scheme = if dialers[0].tls.is_some() { "https" } else { "http" };
+        let origin = format!("{scheme}://{}", first.authority());
+        let origin: http::Uri = origin.parse().map_err(|error| bad(&error))?;
+        let settings = tonic::transport::Endpoint::from_shared(format!("http://{}", first.authority()))
+            .map_err(|error| bad(&error))?
+            .origin(origin)
+            .initial_connection_window_size(self.options.connection_window)
+            .initial_stream_window_size(self.options.stream_window)
+            .http2_keep_alive_interval(self.options.keepalive_interval)
+            .keep_alive_timeout(self.options.keepalive_timeout)
+            .keep_alive_while_idle(true)
+            .max_frame_size(1 << 20)
+            // Counted over the life of a connection: a client that cancels many streams must not lose its watches.
+            .http2_max_local_error_reset_streams(None);
+        let next = Arc::new(AtomicUsize::new(0));
+        Ok(settings.connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
+            let (dialers, next) = (dialers.clone(), next.clone());
+            async move { dial_any(&dialers, &next).await.map(TokioIo::new) }
+        })))
+    }
+
+    /// One connection, for protocols other than gRPC.
+    ///
+    /// # Errors
+    /// When TLS cannot be set up, or the peer cannot be reached in time.
+    pub async fn connect(&self, endpoint: &Endpoint) -> io::Result<ClientConnection> {
+        self.dialer(endpoint).map_err(io::Error::other)?.dial().await
+    }
+
+    fn dialer(&self, endpoint: &Endpoint) -> Result<Dialer, ConnectError> {
+        let tls = match (endpoint.scheme(), &self.options.tls) {
+            (Scheme::Plain, _) | (Scheme::Unspecified, None) => None,
+            (Scheme::Tls, None) => Some(ClientTls::load(ClientTlsSettings::default())?),
+            (Scheme::Tls | Scheme::Unspecified, Some(tls)) => Some(tls.clone()),
+        };
+        let tls = match tls {
+            None => None,
+            Some(tls) => {
+                let name = endpoint.server_name();
+                let server = ServerName::try_from(name).map_err(|error| ConnectError::Endpoint {
+                    endpoint: endpoint.clone(),
+                    problem: error.to_string(),
+                })?;
+                Some((tls, server))
+            }
+        };
+        Ok(Dialer { endpoint: endpoint.clone(), tls, timeout: self.options.connect_timeout })
+    }
+}
+
+/// Everything that a connect to one endpoint needs.
+#[derive(Debug)]
+struct Dialer {
+    endpoint: Endpoint,
+    tls: Option<(ClientTls, ServerName<'static>)>,
+    timeout: Duration,
+}
+
+/// Tries every endpoint once, beginning with the one that worked last.
+async fn dial_any(dialers: &[Dialer], next: &AtomicUsize) -> io::Result<ClientConnection> {
+    let start = next.load(Ordering::Relaxed);
+    let mut failed = io::Error::other("no endpoint");
+    for turn in 0..dialers.len() {
+        let index = (start + turn) % dialers.len();
+        match dialers[index].dial().await {
+            Ok(connection) => {
+                next.store(index, Ordering::Relaxed);
+                return Ok(connection);
+            }
+            Err(error) => {
+                tracing::debug!(endpoint = %dialers[index].endpoint, %error, "cannot connect");
+                failed = error;
+            }
+        }
+    }
+    Err(failed)
+}
+
+impl Dialer {
+    async fn dial(&self) -> io::Result<ClientConnection> {
+        let dialed = tokio::time::timeout(self.timeout, self.dial_slowly()).await.unwrap_or_else(|_| {
+            Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {:?}", self.timeout)))
+        });
+        dialed.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.endpoint)))
+    }
+
+    async fn dial_slowly(&self) -> io::Result<ClientConnection> {
+        let stream = match self.endpoint.target() {
+            Target::Tcp { host: Host::Ip(ip), port } => Stream::Tcp(TcpStream::connect((*ip, *port)).await?),
+            Target::Tcp { host: Host::Name(name), port } => Stream::Tcp(by_name(name, *port).await?),
+            Target::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
+        };
+        stream.prepare(Some(Duration::from_secs(30)));
+        let transport = match &self.tls {
+            None => Transport::Plain(stream),
+            Some((tls, server)) => {
+                let tls = tls.clone();
+                let config = tokio::task::spawn_blocking(move || tls.fresh()).await?;
+                let stream = TlsConnector::from(config).connect(server.clone(), stream).await?;
+                Transport::Tls(Box::new(stream))
+            }
+        };
+        Ok(ClientConnection { io: Coalesce::new(transport) })
+    }
+}
+
+/// Tries all addresses of a name, as they are now.
+async fn by_name(name: &str, port: u16) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+    for address in lookup_host((name, port)).await? {
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
+#[derive(Debug)]
+enum Transport {
+    Plain(Stream),
+    Tls(Box<TlsStream<Stream>>),
+}
+
+forward!(Transport, Transport::Plain, Transport::Tls);
+
+/// A connection to a peer, with coalesced writes.
+#[derive(Debug)]
+pub struct ClientConnection {
+    io: Coalesce<Transport>,
+}
+
+impl AsyncRead for ClientConnection {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for ClientConnection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,306 @@
+//! Accepting connections: TCP and Unix sockets, plain and TLS, as a stream that tonic and axum serve.
+//!
+//! TLS handshakes run in tasks of their own, limited in time and number, so that one slow client delays nobody.
+//! [`Incoming`] owns the socket: dropping it closes the port at once, while accepted connections live on until their
+//! server ends them or [`Drain::killed`] closes them.
+
+mod connection;
+mod socket;
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Sleep;
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+
+use crate::address::{Endpoint, ListenAddr, Scheme, Target};
+use crate::serve::Drain;
+use crate::stream::{self, TLS_HANDSHAKE};
+use crate::tls::ServerTls;
+
+use connection::Transport;
+pub use connection::{Connection, ConnectionInfo, Peer};
+use socket::Socket;
+
+/// How to listen.
+#[derive(Debug, Clone)]
+pub struct ListenOptions {
+    /// TLS; without it only plain connections.
+    pub tls: Option<ServerTls>,
+    /// Several sockets of this process on one port, for instance one for each core.
+    pub reuse_port: bool,
+    /// Connections that the kernel keeps until they are accepted.
+    pub backlog: u32,
+    /// Time for a TLS handshake.
+    pub handshake_timeout: Duration,
+    /// Handshakes at a time; further connections wait in the kernel.
+    pub handshakes_max: usize,
+    /// TCP keepalive: idle time before the first probe.
+    pub keepalive: Option<Duration>,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self {
+            tls: None,
+            reuse_port: false,
+            backlog: 4096,
+            handshake_timeout: Duration::from_secs(10),
+            handshakes_max: 1024,
+            keepalive: Some(Duration::from_secs(30)),
+        }
+    }
+}
+
+impl ListenOptions {
+    /// The defaults with this TLS.
+    #[must_use]
+    pub fn with_tls(tls: Option<ServerTls>) -> Self {
+        Self { tls, ..Self::default() }
+    }
+}
+
+/// Listening failed; the text names the address and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The socket cannot be bound.
+    #[error("cannot listen on {address}: {source}{}", hint(.source))]
+    Bind {
+        /// The address.
+        address: ListenAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// TLS is asked for and not configured.
+    #[error(
+        "{address} asks for TLS, but there is no certificate: give --cert-file and --key-file, or write http://"
+    )]
+    NoCertificate {
+        /// The address.
+        address: ListenAddr,
+    },
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; another process listens there, stop it or choose another port",
+        io::ErrorKind::PermissionDenied => "; choose a port above 1023 or a directory that may be written",
+        io::ErrorKind::AddrNotAvailable => "; no interface of this machine has that address",
+        _ => "",
+    }
+}
+
+/// A bound socket.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Socket,
+    options: ListenOptions,
+    local: Endpoint,
+}
+
+impl Listener {
+    /// Binds the address.
+    ///
+    /// # Errors
+    /// When it cannot be bound, or asks for TLS without a certificate.
+    pub async fn bind(address: &ListenAddr, mut options: ListenOptions) -> Result<Self, ListenError> {
+        match address.scheme() {
+            Scheme::Tls if options.tls.is_none() => {
+                return Err(ListenError::NoCertificate { address: address.clone() });
+            }
+            Scheme::Plain
+                if options.tls.take().is_some() && matches!(address.target(), Target::Tcp { .. }) =>
+            {
+                tracing::warn!(%address, "listening without TLS as the address says; the certificate is not used");
+            }
+            Scheme::Plain | Scheme::Tls | Scheme::Unspecified => {}
+        }
+        let bound = Socket::bind(address.target(), &options).await;
+        let socket = bound.map_err(|source| ListenError::Bind { address: address.clone(), source })?;
+        let scheme = if options.tls.is_some() { Scheme::Tls } else { Scheme::Plain };
+        let local = match socket.local_addr() {
+            Some(local) => Endpoint::tcp(local),
+            None => Endpoint::unix(match address.target() {
+                Target::Unix(path) => path.clone(),
+                Target::Tcp { .. } => Default::default(),
+            }),
+        };
+        if let Some(tls) = &options.tls {
+            tls.follow();
+        }
+        Ok(Self { socket, options, local: local.with_scheme(scheme) })
+    }
+
+    /// Where clients connect to; the port is the one that was bound.
+    #[must_use]
+    pub fn local_endpoint(&self) -> &Endpoint {
+        &self.local
+    }
+
+    /// The TCP address that was bound.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Starts to accept. [`Drain::killed`] closes the connections.
+    #[must_use]
+    pub fn incoming(self, drain: &Drain) -> Incoming {
+        Incoming {
+            socket: self.socket,
+            options: self.options,
+            handshakes: JoinSet::new(),
+            pause: None,
+            killed: drain.killed(),
+        }
+    }
+}
+
+/// The stream of accepted connections; it ends never and yields no error.
+#[derive(Debug)]
+pub struct Incoming {
+    socket: Socket,
+    options: ListenOptions,
+    handshakes: JoinSet<Option<Connection>>,
+    /// Accepting failed for want of files or memory; trying again at once would only burn a core.
+    pause: Option<Pin<Box<Sleep>>>,
+    killed: CancellationToken,
+}
+
+impl Incoming {
+    /// The TCP address that was bound.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Accepts until something is ready to be served; TLS handshakes are started and come back through `handshakes`.
+    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                std::task::ready!(pause.as_mut().poll(cx));
+                self.pause = None;
+            }
+            if self.handshakes.len() >= self.options.handshakes_max {
+                // A handshake that ends wakes us through `poll_join_next`.
+                return Poll::Pending;
+            }
+            let (stream, peer) = match std::task::ready!(self.socket.poll_accept(cx)) {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    self.refused(&error);
+                    continue;
+                }
+            };
+            stream.prepare(self.options.keepalive);
+            let killed = self.killed.child_token();
+            match &self.options.tls {
+                None => return Poll::Ready(Connection::plain(stream, peer, killed)),
+                Some(tls) => {
+                    let handshake = handshake(stream, peer, tls.clone(), killed);
+                    let timeout = self.options.handshake_timeout;
+                    self.handshakes.spawn(async move {
+                        tokio::time::timeout(timeout, handshake).await.unwrap_or_else(|_| {
+                            tracing::info!(%peer, ?timeout, "TLS handshake took too long");
+                            None
+                        })
+                    });
+                }
+            }
+        }
+    }
+
+    fn refused(&mut self, error: &io::Error) {
+        // These concern one connection that its client gave up; all others would come again at once.
+        let one_connection = matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::Interrupted
+        );
+        if !one_connection {
+            tracing::error!(%error, "cannot accept connections; trying again (limit of open files?)");
+            self.pause = Some(Box::pin(tokio::time::sleep(Duration::from_millis(100))));
+        }
+    }
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        loop {
+            // Finished handshakes first: they make room for new ones.
+            match this.handshakes.poll_join_next(cx) {
+                Poll::Ready(Some(Ok(Some(connection)))) => return Poll::Ready(Some(Ok(connection))),
+                Poll::Ready(Some(Ok(None))) => continue,
+                Poll::Ready(Some(Err(error))) => {
+                    tracing::error!(%error, "a TLS handshake panicked");
+                    continue;
+                }
+                Poll::Ready(None) | Poll::Pending => {}
+            }
+            let before = this.handshakes.len();
+            if let Poll::Ready(connection) = this.poll_accept(cx) {
+                return Poll::Ready(Some(Ok(connection)));
+            }
+            if this.handshakes.len() == before {
+                return Poll::Pending;
+            }
+            // A handshake that was just started has not seen our waker yet.
+        }
+    }
+}
+
+impl axum::serve::Listener for Incoming {
+    type Io = Connection;
+    type Addr = ConnectionInfo;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            if let Some(Ok(connection)) = self.next().await {
+                let info = connection.info();
+                return (connection, info);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Ok(ConnectionInfo {
+            peer: self.socket.local_addr().map_or(Peer::Unix, Peer::Tcp),
+            tls: self.options.tls.is_some(),
+            client: None,
+        })
+    }
+}
+
+async fn handshake(
+    stream: stream::Stream,
+    peer: Peer,
+    tls: ServerTls,
+    killed: CancellationToken,
+) -> Option<Connection> {
+    if tls.settings().allow_plaintext {
+        match stream.first_byte().await {
+            Ok(Some(TLS_HANDSHAKE)) => {}
+            Ok(Some(_)) => return Some(Connection::plain(stream, peer, killed)),
+            Ok(None) | Err(_) => return None,
+        }
+    }
+    match TlsAcceptor::from(tls.current()).accept(stream).await {
+        Ok(stream) => Some(Connection::new(Transport::Tls(Box::new(stream)), peer, killed)),
+        Err(error) => {
+            tracing::info!(%peer, %error, "TLS handshake failed");
+            None
+        }
+    }
+}
+

@@ -1,0 +1,154 @@
+//! An accepted connection.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::transport::server::Connected;
+
+use crate::coalesce::Coalesce;
+use crate::stream::{Stream, forward};
+use crate::tls::ClientIdentity;
+
+/// Who is at the other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// A TCP address.
+    Tcp(SocketAddr),
+    /// A process on this machine, through a Unix socket.
+    Unix,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix => f.write_str("unix"),
+        }
+    }
+}
+
+/// What is known of a connection; an extension of every request that came over it.
+#[derive(Debug, Clone)]
+pub struct ConnectionInfo {
+    /// The other end.
+    pub peer: Peer,
+    /// Whether the connection is encrypted.
+    pub tls: bool,
+    /// The client's verified certificate, if it had to show one.
+    pub client: Option<Arc<ClientIdentity>>,
+}
+
+impl ConnectionInfo {
+    /// The connection that a request came over.
+    #[must_use]
+    pub fn of(extensions: &http::Extensions) -> Option<&Self> {
+        extensions.get()
+    }
+
+    /// The common name of the client's certificate, if it has one.
+    #[must_use]
+    pub fn common_name(&self) -> Option<&str> {
+        self.client.as_deref().map(|client| client.common_name.as_str()).filter(|name| !name.is_empty())
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Transport {
+    Plain(Stream),
+    Tls(Box<TlsStream<Stream>>),
+}
+
+/// An accepted connection, with coalesced writes.
+pub struct Connection {
+    io: Coalesce<Transport>,
+    info: ConnectionInfo,
+    killed: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl Connection {
+    pub(super) fn new(transport: Transport, peer: Peer, killed: CancellationToken) -> Self {
+        let (tls, client) = match &transport {
+            Transport::Plain(_) => (false, None),
+            Transport::Tls(stream) => {
+                let chain = stream.get_ref().1.peer_certificates();
+                (true, chain.and_then(ClientIdentity::of_chain).map(Arc::new))
+            }
+        };
+        Self {
+            io: Coalesce::new(transport),
+            info: ConnectionInfo { peer, tls, client },
+            killed: Box::pin(killed.cancelled_owned()),
+        }
+    }
+
+    pub(super) fn plain(stream: Stream, peer: Peer, killed: CancellationToken) -> Self {
+        Self::new(Transport::Plain(stream), peer, killed)
+    }
+
+    /// What is known of the connection.
+    #[must_use]
+    pub fn info(&self) -> ConnectionInfo {
+        self.info.clone()
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ConnectionInfo;
+
+    fn connect_info(&self) -> ConnectionInfo {
+        self.info()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let read = Pin::new(&mut this.io).poll_read(cx, into);
+        // A busy connection comes to an empty socket soon, so asking only then keeps the token off the hot path.
+        if read.is_pending() && this.killed.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the server stops")));
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+forward!(Transport, Transport::Plain, Transport::Tls);

@@ -1,0 +1,165 @@
+//! Settings of the gRPC server on an etcd port, and how a process stops.
+
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// A tonic server with the settings of an etcd port. Message limits belong to the services.
+///
+/// A kube-apiserver holds hundreds of watches and calls on one connection, so the streams of a connection are not
+/// limited in practice; a client that cancels many streams must not lose its watches, so neither are its resets.
+#[must_use]
+pub fn server_builder() -> tonic::transport::Server {
+    tonic::transport::Server::builder()
+        .max_concurrent_streams(1 << 20)
+        .initial_connection_window_size(16 << 20)
+        .initial_stream_window_size(4 << 20)
+        .max_frame_size(256 << 10)
+        .http2_keepalive_interval(Some(Duration::from_secs(2 * 60 * 60)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .http2_max_local_error_reset_streams(None)
+        .http2_max_pending_accept_reset_streams(Some(1024))
+}
+
+/// How a process stops: first asked (streams end with Unavailable), then, after the grace period, made to.
+///
+/// Clones share one state.
+#[derive(Debug, Clone)]
+pub struct Drain {
+    stop: CancellationToken,
+    kill: CancellationToken,
+    tasks: TaskTracker,
+    grace: Duration,
+}
+
+/// How a stop ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drained {
+    /// All tasks ended by themselves.
+    Cleanly,
+    /// The grace period ended, or a second signal came, with this many tasks still there.
+    Forced(usize),
+}
+
+impl Drain {
+    /// A process that runs, and that is given `grace` to stop.
+    #[must_use]
+    pub fn new(grace: Duration) -> Self {
+        Self {
+            stop: CancellationToken::new(),
+            kill: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            grace,
+        }
+    }
+
+    /// Cancelled when the process is asked to stop: accept nothing new, end streams with Unavailable.
+    #[must_use]
+    pub fn stopping(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    /// Cancelled when the grace period is over: connections are closed, whatever they carry.
+    #[must_use]
+    pub fn killed(&self) -> CancellationToken {
+        self.kill.clone()
+    }
+
+    /// Whether the process was asked to stop.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Asks to stop.
+    pub fn begin(&self) {
+        self.stop.cancel();
+    }
+
+    /// Ends the grace period at once.
+    pub fn kill(&self) {
+        self.stop.cancel();
+        self.kill.cancel();
+    }
+
+    /// Runs a task that a stop waits for.
+    pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        self.tasks.spawn(task)
+    }
+
+    /// Stops on SIGINT or SIGTERM; a second signal ends the grace period.
+    ///
+    /// # Errors
+    /// When the signal handlers cannot be installed.
+    pub fn on_signals(&self) -> std::io::Result<()> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let drain = self.clone();
+        tokio::spawn(async move {
+            for round in 0..2 {
+                let name = tokio::select! {
+                    _ = interrupt.recv() => "SIGINT",
+                    _ = terminate.recv() => "SIGTERM",
+                    () = drain.kill.cancelled() => return,
+                };
+                if round == 0 {
+                    tracing::info!(signal = name, grace = ?drain.grace, "stopping");
+                    drain.begin();
+                } else {
+                    tracing::warn!(signal = name, "second signal: closing all connections now");
+                    drain.kill();
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Waits until a stop is asked for, then for the tasks, at most for the grace period.
+    pub async fn finish(&self) -> Drained {
+        self.stop.cancelled().await;
+        self.tasks.close();
+        let forced = tokio::select! {
+            biased;
+            () = self.tasks.wait() => false,
+            () = self.kill.cancelled() => true,
+            () = tokio::time::sleep(self.grace) => true,
+        };
+        self.kill.cancel();
+        if !forced {
+            return Drained::Cleanly;
+        }
+        let left = self.tasks.len();
+        // Closed connections end their tasks at once; a task that ignores both tokens is left behind.
+        let _ = tokio::time::timeout(Duration::from_millis(500), self.tasks.wait()).await;
+        Drained::Forced(left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_for_tasks_and_no_longer_than_the_grace_period() {
+        let drain = Drain::new(Duration::from_secs(5));
+        let stopping = drain.stopping();
+        drain.spawn(async move { stopping.cancelled().await });
+        drain.begin();
+        assert_eq!(drain.finish().await, Drained::Cleanly);
+
+        let drain = Drain::new(Duration::from_secs(5));
+        let killed = drain.killed();
+        drain.spawn(async move { killed.cancelled().await });
+        drain.begin();
+        let start = tokio::time::Instant::now();
+        assert_eq!(drain.finish().await, Drained::Forced(1));
+        assert_eq!(start.elapsed(), Duration::from_secs(5));
+    }
+}

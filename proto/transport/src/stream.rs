@@ -1,0 +1,85 @@
+//! A socket of either kind, and reading and writing through an enum of connections.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::net::{TcpStream, UnixStream};
+
+/// First byte of a TLS connection: a record of type handshake. No HTTP request begins with it.
+pub(crate) const TLS_HANDSHAKE: u8 = 0x16;
+
+/// A socket without TLS.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    /// Settings of a new connection; one that is already closed again fails at its first read.
+    pub fn prepare(&self, keepalive: Option<Duration>) {
+        if let Self::Tcp(stream) = self {
+            let _ = stream.set_nodelay(true);
+            if let Some(idle) = keepalive {
+                let probes = socket2::TcpKeepalive::new().with_time(idle).with_interval(idle);
+                let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&probes);
+            }
+        }
+    }
+
+    /// The first byte, left in the socket; `None` at the end. Over a Unix socket, which cannot peek, always TLS.
+    pub async fn first_byte(&self) -> io::Result<Option<u8>> {
+        match self {
+            Self::Tcp(stream) => {
+                let mut byte = [0];
+                Ok((stream.peek(&mut byte).await? > 0).then_some(byte[0]))
+            }
+            Self::Unix(_) => Ok(Some(TLS_HANDSHAKE)),
+        }
+    }
+}
+
+/// Forwards reading and writing to whatever variant there is.
+macro_rules! forward {
+    ($type:ty, $($variant:path),+) => {
+        impl tokio::io::AsyncRead for $type {
+            fn poll_read(
+                self: std::pin::Pin<&mut Self>,
+                cx: &mut std::task::Context<'_>,
+                into: &mut tokio::io::ReadBuf<'_>,
+            ) -> std::task::Poll<std::io::Result<()>> {
+                match self.get_mut() {
+                    $($variant(io) => std::pin::Pin::new(io).poll_read(cx, into),)+
+                }
+            }
+        }
+
+        impl tokio::io::AsyncWrite for $type {
+            fn poll_write(
+                self: std::pin::Pin<&mut Self>,
+                cx: &mut std::task::Context<'_>,
+                bytes: &[u8],
+            ) -> std::task::Poll<std::io::Result<usize>> {
+                match self.get_mut() {
+                    $($variant(io) => std::pin::Pin::new(io).poll_write(cx, bytes),)+
+                }
+            }
+
+            fn poll_flush(self: std::pin::Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<std::io::Result<()>> {
+                match self.get_mut() {
+                    $($variant(io) => std::pin::Pin::new(io).poll_flush(cx),)+
+                }
+            }
+
+            fn poll_shutdown(self: std::pin::Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<std::io::Result<()>> {
+                match self.get_mut() {
+                    $($variant(io) => std::pin::Pin::new(io).poll_shutdown(cx),)+
+                }
+            }
+        }
+    };
+}
+
+forward!(Stream, Stream::Tcp, Stream::Unix);
+
+pub(crate) use forward;

@@ -1,0 +1,104 @@
+//! Who the client is, and whether that one may connect.
+
+use std::sync::Arc;
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::client::verify_server_name;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// What a verified client certificate says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientIdentity {
+    /// The common name, empty if the certificate has none; etcd takes it as the user.
+    pub common_name: String,
+}
+
+impl ClientIdentity {
+    /// Reads the first certificate of a chain that was verified.
+    #[must_use]
+    pub fn of_chain(chain: &[CertificateDer<'_>]) -> Option<Self> {
+        Some(Self { common_name: common_name(chain.first()?)? })
+    }
+}
+
+fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    // Go takes the last common name of a subject that has several.
+    let name = parsed.subject().iter_common_name().last().and_then(|name| name.as_str().ok());
+    Some(name.unwrap_or_default().to_owned())
+}
+
+/// Which of the clients that the CA knows may connect; empty: all.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Allowed {
+    pub common_names: Vec<String>,
+    pub hostnames: Vec<ServerName<'static>>,
+}
+
+impl Allowed {
+    fn permits(&self, certificate: &CertificateDer<'_>) -> bool {
+        if !self.common_names.is_empty() {
+            return common_name(certificate).is_some_and(|name| self.common_names.contains(&name));
+        }
+        if self.hostnames.is_empty() {
+            return true;
+        }
+        ParsedCertificate::try_from(certificate).is_ok_and(|parsed| {
+            self.hostnames.iter().any(|hostname| verify_server_name(&parsed, hostname).is_ok())
+        })
+    }
+}
+
+/// Verifies the chain first, then the name.
+#[derive(Debug)]
+pub(super) struct NamedClients {
+    pub chain: Arc<dyn ClientCertVerifier>,
+    pub allowed: Allowed,
+}
+
+impl ClientCertVerifier for NamedClients {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.chain.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.chain.verify_client_cert(certificate, intermediates, now)?;
+        if self.allowed.permits(certificate) {
+            return Ok(verified);
+        }
+        let name = common_name(certificate).unwrap_or_default();
+        tracing::warn!(common_name = name, "client certificate is of the CA, but its name is not allowed");
+        Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.chain.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.chain.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.chain.supported_verify_schemes()
+    }
+}

@@ -1,0 +1,273 @@
+//! The server's side: flags, checks, and a configuration that is replaced whole when a file changes.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rustls::ServerConfig;
+use rustls::pki_types::ServerName;
+use rustls::server::{NoClientAuth, WebPkiClientVerifier};
+use rustls::sign::SingleCertAndKey;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::files::{Named, Tried, certified_key};
+use super::peer::{Allowed, NamedClients};
+use super::{RELOAD_EVERY, TlsError, TlsVersion, crypto_provider};
+
+/// TLS flags of a server, as etcd names them.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ServerTlsArgs {
+    /// Server TLS certificate file (PEM); read again when it changes.
+    #[arg(long, value_name = "FILE")]
+    pub cert_file: Option<PathBuf>,
+    /// Key of --cert-file (PEM).
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// CA that client certificates must be signed by; given alone it already makes them mandatory, as in etcd.
+    #[arg(long, value_name = "FILE")]
+    pub trusted_ca_file: Option<PathBuf>,
+    /// Demand client certificates; needs --trusted-ca-file.
+    #[arg(long)]
+    pub client_cert_auth: bool,
+    /// Common names that a client certificate may carry, comma-separated.
+    #[arg(
+        long,
+        visible_alias = "allowed-cn",
+        value_name = "CN",
+        value_delimiter = ',',
+        conflicts_with = "client_cert_allowed_hostname"
+    )]
+    pub client_cert_allowed_cn: Vec<String>,
+    /// Host names or addresses of which a client certificate must carry one (SAN), comma-separated.
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
+    pub client_cert_allowed_hostname: Vec<String>,
+    /// Lowest TLS version.
+    #[arg(long, value_enum, value_name = "VERSION", default_value_t = TlsVersion::Tls12)]
+    pub tls_min_version: TlsVersion,
+    /// Accept connections without TLS on the same port as well, while certificates are rolled out.
+    #[arg(long)]
+    pub allow_plaintext: bool,
+}
+
+/// TLS settings of a server; see [`ServerTlsArgs`].
+#[derive(Debug, Clone)]
+pub struct ServerTlsSettings {
+    /// Certificate chain, the server's own first.
+    pub cert_file: PathBuf,
+    /// Its key.
+    pub key_file: PathBuf,
+    /// CA of client certificates, which are mandatory if it is given.
+    pub trusted_ca_file: Option<PathBuf>,
+    /// Accepted common names; empty: all.
+    pub allowed_cns: Vec<String>,
+    /// Accepted host names; empty: all.
+    pub allowed_hostnames: Vec<String>,
+    /// Lowest TLS version.
+    pub min_version: TlsVersion,
+    /// Whether connections without TLS are accepted too.
+    pub allow_plaintext: bool,
+    /// How often the files are looked at.
+    pub reload_every: Duration,
+}
+
+impl ServerTlsArgs {
+    /// The settings, or `None` if no flag asks for TLS.
+    ///
+    /// # Errors
+    /// When a flag misses its partner.
+    pub fn settings(&self) -> Result<Option<ServerTlsSettings>, TlsError> {
+        let flags = |text: &str| Err(TlsError::Flags(text.to_owned()));
+        let names = !self.client_cert_allowed_cn.is_empty() || !self.client_cert_allowed_hostname.is_empty();
+        let (cert_file, key_file) = match (&self.cert_file, &self.key_file) {
+            (Some(cert_file), Some(key_file)) => (cert_file.clone(), key_file.clone()),
+            (Some(_), None) => return flags("--cert-file needs --key-file, the key of that certificate"),
+            (None, Some(_)) => return flags("--key-file needs --cert-file, the certificate of that key"),
+            (None, None) if self.trusted_ca_file.is_some() || self.client_cert_auth || names => {
+                return flags("client certificates can be demanded only with --cert-file and --key-file");
+            }
+            (None, None) if self.allow_plaintext => {
+                return flags("--allow-plaintext says nothing without --cert-file and --key-file");
+            }
+            (None, None) => return Ok(None),
+        };
+        if self.trusted_ca_file.is_none() && self.client_cert_auth {
+            return flags("--client-cert-auth needs --trusted-ca-file, the CA of the client certificates");
+        }
+        if self.trusted_ca_file.is_none() && names {
+            return flags("allowed names of client certificates need --trusted-ca-file, their CA");
+        }
+        if !self.client_cert_allowed_cn.is_empty() && !self.client_cert_allowed_hostname.is_empty() {
+            return flags("give either --client-cert-allowed-cn or --client-cert-allowed-hostname");
+        }
+        Ok(Some(ServerTlsSettings {
+            trusted_ca_file: self.trusted_ca_file.clone(),
+            allowed_cns: self.client_cert_allowed_cn.clone(),
+            allowed_hostnames: self.client_cert_allowed_hostname.clone(),
+            min_version: self.tls_min_version,
+            allow_plaintext: self.allow_plaintext,
+            ..ServerTlsSettings::new(cert_file, key_file)
+        }))
+    }
+
+    /// Loads the files that the flags name; `None` if no flag asks for TLS.
+    ///
+    /// # Errors
+    /// When a flag misses its partner or a file cannot be used.
+    pub fn load(&self) -> Result<Option<ServerTls>, TlsError> {
+        self.settings()?.map(ServerTls::load).transpose()
+    }
+}
+
+impl ServerTlsSettings {
+    /// TLS without client certificates.
+    #[must_use]
+    pub fn new(cert_file: impl Into<PathBuf>, key_file: impl Into<PathBuf>) -> Self {
+        Self {
+            cert_file: cert_file.into(),
+            key_file: key_file.into(),
+            trusted_ca_file: None,
+            allowed_cns: Vec::new(),
+            allowed_hostnames: Vec::new(),
+            min_version: TlsVersion::default(),
+            allow_plaintext: false,
+            reload_every: RELOAD_EVERY,
+        }
+    }
+
+    /// Reads the files and builds the configuration; also the digest of what was read.
+    fn build(&self) -> (u64, Result<ServerConfig, TlsError>) {
+        let mut digest = Xxh3::new();
+        let config = self.read(&mut digest);
+        (digest.digest(), config)
+    }
+
+    fn read(&self, digest: &mut Xxh3) -> Result<ServerConfig, TlsError> {
+        let certificate = Named { flag: "--cert-file", path: &self.cert_file };
+        let key = Named { flag: "--key-file", path: &self.key_file };
+        let pair = certified_key(certificate, key, digest)?;
+        let clients = match &self.trusted_ca_file {
+            None => Arc::new(NoClientAuth),
+            Some(path) => {
+                let named = Named { flag: "--trusted-ca-file", path };
+                let roots = named.roots(&named.read(digest)?)?;
+                let chain =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), crypto_provider()).build();
+                let chain = chain.map_err(|error| TlsError::content(named.flag, path, error))?;
+                Arc::new(NamedClients { chain, allowed: self.allowed()? })
+                    as Arc<dyn rustls::server::danger::ClientCertVerifier>
+            }
+        };
+        let builder = ServerConfig::builder_with_provider(crypto_provider())
+            .with_protocol_versions(self.min_version.versions())
+            .map_err(|error| TlsError::Flags(error.to_string()))?;
+        let mut config = builder
+            .with_client_cert_verifier(clients)
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(config)
+    }
+
+    fn allowed(&self) -> Result<Allowed, TlsError> {
+        let hostnames = self.allowed_hostnames.iter().map(|name| {
+            let problem =
+                |_| TlsError::Flags(format!("--client-cert-allowed-hostname: {name:?} is not a host name"));
+            ServerName::try_from(name.clone()).map_err(problem)
+        });
+        Ok(Allowed {
+            common_names: self.allowed_cns.clone(),
+            hostnames: hostnames.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// TLS of a server; follows its files. Clones share one state.
+#[derive(Debug, Clone)]
+pub struct ServerTls {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    settings: ServerTlsSettings,
+    /// Replaced whole: with it go the sessions that clients could resume, so that a client whose CA was taken away
+    /// has to show a certificate again.
+    current: ArcSwap<ServerConfig>,
+    tried: Mutex<Tried>,
+    followed: AtomicBool,
+}
+
+impl ServerTls {
+    /// Loads the files.
+    ///
+    /// # Errors
+    /// When one cannot be used; the error names it.
+    pub fn load(settings: ServerTlsSettings) -> Result<Self, TlsError> {
+        let (digest, config) = settings.build();
+        let mut tried = Tried::default();
+        tried.is_new(digest);
+        let current = ArcSwap::from_pointee(config?);
+        let followed = AtomicBool::new(false);
+        Ok(Self { inner: Arc::new(Inner { settings, current, tried: Mutex::new(tried), followed }) })
+    }
+
+    /// The configuration for the next handshake.
+    #[must_use]
+    pub fn current(&self) -> Arc<ServerConfig> {
+        self.inner.current.load_full()
+    }
+
+    /// The settings that it was loaded with.
+    #[must_use]
+    pub fn settings(&self) -> &ServerTlsSettings {
+        &self.inner.settings
+    }
+
+    /// Reads the files again; whether new handshakes now use something new. Blocks on the file system.
+    pub fn reload(&self) -> bool {
+        self.inner.reload()
+    }
+
+    /// Starts to follow the files in the current tokio runtime, once; ends when the last clone is dropped.
+    pub fn follow(&self) {
+        if !self.inner.followed.swap(true, Ordering::Relaxed) {
+            let every = self.inner.settings.reload_every;
+            tokio::spawn(follow(Arc::downgrade(&self.inner), every));
+        }
+    }
+}
+
+impl Inner {
+    fn reload(&self) -> bool {
+        let mut tried = self.tried.lock();
+        let (digest, config) = self.settings.build();
+        if !tried.is_new(digest) {
+            return false;
+        }
+        match config {
+            Ok(config) => {
+                self.current.store(Arc::new(config));
+                tracing::info!(certificate = %self.settings.cert_file.display(), "TLS files changed and were loaded");
+                true
+            }
+            Err(error) => {
+                tracing::error!(%error, "TLS files changed and cannot be used; keeping the ones in use");
+                false
+            }
+        }
+    }
+}
+
+async fn follow(inner: Weak<Inner>, every: Duration) {
+    loop {
+        tokio::time::sleep(every).await;
+        let Some(inner) = inner.upgrade() else { return };
+        // A file system that hangs must not take a worker of the runtime with it.
+        if tokio::task::spawn_blocking(move || inner.reload()).await.is_err() {
+            tracing::error!("reading the TLS files panicked; they are not followed any more");
+            return;
+        }
+    }
+}
