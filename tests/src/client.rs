@@ -1,0 +1,62 @@
+//! Raw etcd clients over `kindred-proto`: nothing between a test and the wire but protobuf.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use kindred_proto::etcdserverpb::{
+    cluster_client::ClusterClient, kv_client::KvClient, lease_client::LeaseClient,
+    maintenance_client::MaintenanceClient, watch_client::WatchClient,
+};
+use tonic::transport::{Channel, Endpoint};
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
+const STREAM_WINDOW_BYTES: u32 = 8 << 20;
+
+/// One connection, and a client of each service on it. Cloning shares the connection.
+#[derive(Debug, Clone)]
+pub struct Client {
+    pub kv: KvClient<Channel>,
+    pub watch: WatchClient<Channel>,
+    pub lease: LeaseClient<Channel>,
+    pub cluster: ClusterClient<Channel>,
+    pub maintenance: MaintenanceClient<Channel>,
+}
+
+impl Client {
+    /// Connects to `host:port`, without TLS.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub async fn connect(address: &str) -> anyhow::Result<Self> {
+        let channel =
+            endpoint(address)?.connect().await.with_context(|| format!("connecting to {address}"))?;
+        Ok(Self::over(channel))
+    }
+
+    /// A client that connects when it is first used, and again whenever the connection is gone.
+    ///
+    /// # Errors
+    /// When `address` is not `host:port`.
+    pub fn lazy(address: &str) -> anyhow::Result<Self> {
+        Ok(Self::over(endpoint(address)?.connect_lazy()))
+    }
+
+    fn over(channel: Channel) -> Self {
+        Self {
+            kv: KvClient::new(channel.clone()).max_decoding_message_size(usize::MAX),
+            watch: WatchClient::new(channel.clone()).max_decoding_message_size(usize::MAX),
+            lease: LeaseClient::new(channel.clone()),
+            cluster: ClusterClient::new(channel.clone()),
+            maintenance: MaintenanceClient::new(channel),
+        }
+    }
+}
+
+fn endpoint(address: &str) -> anyhow::Result<Endpoint> {
+    Ok(Endpoint::from_shared(format!("http://{address}"))?
+        .connect_timeout(CONNECT_LIMIT)
+        .tcp_nodelay(true)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES))
+}

@@ -1,0 +1,238 @@
+//! One server process: started, watched until its ready line, killed by its id, started again on the same addresses.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+
+use crate::scenario::wait_for;
+
+/// A server on two busy cores may need a while to start.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a server may take to stop after SIGTERM.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+
+/// What to run, and how to see that it is ready.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// Names the log files, unique within a scenario.
+    pub name: String,
+    pub program: PathBuf,
+    pub args: Vec<String>,
+    pub env: Vec<(String, String)>,
+    /// A substring of the line that says that the server is ready, on stdout or stderr.
+    pub ready: String,
+}
+
+/// A running server. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Process {
+    spec: Spec,
+    dir: PathBuf,
+    child: Option<Child>,
+    ready_line: String,
+}
+
+impl Process {
+    /// Starts the server with logs `NAME.out.log` and `NAME.err.log` in `dir`, and waits for its ready line.
+    ///
+    /// # Errors
+    /// When it cannot be started, ends, or is not ready in time.
+    pub async fn start(dir: &Path, spec: Spec) -> anyhow::Result<Self> {
+        let mut process = Self { spec, dir: dir.to_owned(), child: None, ready_line: String::new() };
+        process.spawn().await?;
+        Ok(process)
+    }
+
+    async fn spawn(&mut self) -> anyhow::Result<()> {
+        let spec = &self.spec;
+        let logs = [self.log("out"), self.log("err")];
+        // A restart appends: only what comes after these offsets belongs to it.
+        let offsets = logs.clone().map(|log| fs::metadata(log).map_or(0, |m| m.len()));
+        let mut command = Command::new(&spec.program);
+        command
+            .args(&spec.args)
+            .envs(spec.env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(append(&logs[0])?)
+            .stderr(append(&logs[1])?)
+            // A group of its own, so that an interrupted test runner does not half-stop a scenario.
+            .process_group(0);
+        let child = command.spawn().with_context(|| format!("starting {}", spec.program.display()))?;
+        self.child = Some(child);
+        let start = Instant::now();
+        loop {
+            if let Some(line) = find_line(&logs, &offsets, &self.spec.ready) {
+                self.ready_line = line;
+                return Ok(());
+            }
+            if let Some(status) = self.try_wait()? {
+                bail!("{} ended before it was ready: {status}", self.spec.name);
+            }
+            if start.elapsed() > READY_LIMIT {
+                bail!(
+                    "{} not ready after {READY_LIMIT:?}: no line with {:?}",
+                    self.spec.name,
+                    self.spec.ready
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn log(&self, stream: &str) -> PathBuf {
+        self.dir.join(format!("{}.{stream}.log", self.spec.name))
+    }
+
+    /// The line that said that it is ready.
+    #[must_use]
+    pub fn ready_line(&self) -> &str {
+        &self.ready_line
+    }
+
+    /// `value` of `key=value` in the ready line.
+    ///
+    /// # Errors
+    /// When the line does not have it.
+    pub fn ready_field(&self, key: &str) -> anyhow::Result<String> {
+        let prefix = format!("{key}=");
+        self.ready_line
+            .split_whitespace()
+            .find_map(|word| word.strip_prefix(&prefix))
+            .map(str::to_owned)
+            .with_context(|| format!("no {key}= in the ready line {:?}", self.ready_line))
+    }
+
+    /// Replaces an argument from the next start on: after the first start the port that the server chose is pinned.
+    pub fn set_arg(&mut self, flag: &str, value: &str) {
+        let inline = format!("{flag}=");
+        for index in 0..self.spec.args.len() {
+            if self.spec.args[index].starts_with(&inline) {
+                self.spec.args[index] = format!("{inline}{value}");
+            } else if self.spec.args[index] == flag && index + 1 < self.spec.args.len() {
+                value.clone_into(&mut self.spec.args[index + 1]);
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// The exit status, if it has ended.
+    fn try_wait(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        match &mut self.child {
+            Some(child) => Ok(child.try_wait()?),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether it is still running.
+    ///
+    /// # Errors
+    /// When the system cannot tell.
+    pub fn is_running(&mut self) -> anyhow::Result<bool> {
+        Ok(self.child.is_some() && self.try_wait()?.is_none())
+    }
+
+    /// `kill -9`, and waits until it is gone.
+    ///
+    /// # Errors
+    /// When it cannot be killed.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for a clean end.
+    ///
+    /// # Errors
+    /// When it does not stop in time.
+    pub async fn stop(&mut self) -> anyhow::Result<ExitStatus> {
+        let pid = self.pid().context("not running")?;
+        let sent = Command::new("kill").args(["-TERM", &pid.to_string()]).status()?;
+        if !sent.success() {
+            bail!("SIGTERM to {pid} failed");
+        }
+        let name = self.spec.name.clone();
+        let mut child = self.child.take().context("not running")?;
+        let waited = wait_for(&format!("{name} to stop"), STOP_LIMIT, || {
+            let ended = child.try_wait();
+            async move { Ok(ended?) }
+        })
+        .await;
+        if waited.is_err() {
+            self.child = Some(child);
+        }
+        waited
+    }
+
+    /// Starts it again with the same arguments (see [`Process::set_arg`]).
+    ///
+    /// # Errors
+    /// As [`Process::start`]; also when it is still running.
+    pub async fn restart(&mut self) -> anyhow::Result<()> {
+        if self.is_running()? {
+            bail!("{} is still running", self.spec.name);
+        }
+        self.spawn().await
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Already gone is what we want.
+        let _ = self.kill();
+    }
+}
+
+fn append(path: &Path) -> anyhow::Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .with_context(|| format!("opening {}", path.display()))
+}
+
+fn find_line(logs: &[PathBuf], offsets: &[u64], wanted: &str) -> Option<String> {
+    logs.iter().zip(offsets).find_map(|(log, offset)| {
+        let content = fs::read(log).ok()?;
+        let fresh = content.get(usize::try_from(*offset).ok()?..)?;
+        // The last line may be half written.
+        let end = fresh.iter().rposition(|&byte| byte == b'\n')?;
+        String::from_utf8_lossy(&fresh[..end]).lines().find(|line| line.contains(wanted)).map(str::to_owned)
+    })
+}
+
+/// One of our own binaries: in `KINDRED_BIN_DIR`, or in the target directory that this test was built into.
+///
+/// # Errors
+/// When it is not there.
+pub fn our_binary(name: &str) -> anyhow::Result<PathBuf> {
+    let dir = match std::env::var_os("KINDRED_BIN_DIR") {
+        Some(dir) => PathBuf::from(dir),
+        None => {
+            let exe = std::env::current_exe()?;
+            let profile = exe.parent().and_then(Path::parent);
+            profile.context("the test executable has no target directory")?.to_owned()
+        }
+    };
+    let path = dir.join(name);
+    if !path.is_file() {
+        bail!(
+            "{} does not exist: build it first (`cargo build --workspace --bins`), or set KINDRED_BIN_DIR",
+            path.display()
+        );
+    }
+    Ok(path)
+}
