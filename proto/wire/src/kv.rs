@@ -1,0 +1,248 @@
+//! Key-values, events and the fixed parts of answers, encoded by hand: the same bytes as prost and Go write (fields in
+//! the order of their numbers, defaults omitted). The engine stores key-values encoded, and answers are put together
+//! from them without decoding.
+
+use crate::{
+    flat::flat,
+    peek::ResponseHeader,
+    scan::{Fields, WireError, put_bytes, put_len, put_number, varint_len},
+};
+
+flat! {
+    /// An `mvccpb.KeyValue`.
+    KeyValueRef<'a> {
+        1 key: &'a [u8],
+        2 create_revision: i64,
+        3 mod_revision: i64,
+        4 version: i64,
+        5 value: &'a [u8],
+        6 lease: i64,
+    }
+}
+
+impl KeyValueRef<'_> {
+    /// The length of the encoded message, in bytes.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        bytes_len(self.key)
+            + [self.create_revision, self.mod_revision, self.version, self.lease]
+                .map(number_len)
+                .iter()
+                .sum::<usize>()
+            + bytes_len(self.value)
+    }
+
+    /// Appends the encoded message.
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        non_empty(out, 1, self.key);
+        non_zero(out, 2, self.create_revision.cast_unsigned());
+        non_zero(out, 3, self.mod_revision.cast_unsigned());
+        non_zero(out, 4, self.version.cast_unsigned());
+        non_empty(out, 5, self.value);
+        non_zero(out, 6, self.lease.cast_unsigned());
+    }
+}
+
+/// The encoded message, in a vector of exactly its length.
+#[must_use]
+pub fn encode_key_value(kv: &KeyValueRef<'_>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(kv.encoded_len());
+    kv.encode_into(&mut out);
+    out
+}
+
+/// `mvccpb.Event.EventType`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventType {
+    /// The key was written.
+    Put,
+    /// The key was deleted.
+    Delete,
+}
+
+/// An `mvccpb.Event` whose key-values stay encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventRef<'a> {
+    /// What happened.
+    pub event_type: EventType,
+    /// The encoded key-value after it; of a delete only key and mod_revision.
+    pub kv: &'a [u8],
+    /// The encoded key-value before it, when it is known and was asked for.
+    pub prev_kv: Option<&'a [u8]>,
+}
+
+impl<'a> EventRef<'a> {
+    /// Reads the message. A type that is neither is taken for a put, as prost's accessor does.
+    ///
+    /// # Errors
+    /// When the bytes are not such a message, or hold a key-value in several pieces (no server writes that).
+    pub fn parse(message: &'a [u8]) -> Result<Self, WireError> {
+        let (mut event_type, mut kv, mut prev_kv) = (EventType::Put, None, None);
+        for field in Fields::new(message) {
+            let field = field?;
+            match field.number {
+                1 if field.varint()? as i32 == 1 => event_type = EventType::Delete,
+                1 => event_type = EventType::Put,
+                2 | 3 => {
+                    let part = if field.number == 2 { &mut kv } else { &mut prev_kv };
+                    if part.replace(field.bytes()?).is_some() {
+                        return Err(WireError::Repeated(field.number));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(Self { event_type, kv: kv.unwrap_or_default(), prev_kv })
+    }
+
+    /// The length of the encoded message, in bytes.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        let kind = if self.event_type == EventType::Delete { 2 } else { 0 };
+        kind + part_len(self.kv) + self.prev_kv.map_or(0, part_len)
+    }
+
+    /// Appends the encoded message.
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        non_zero(out, 1, u64::from(self.event_type == EventType::Delete));
+        put_bytes(out, 2, self.kv);
+        if let Some(prev_kv) = self.prev_kv {
+            put_bytes(out, 3, prev_kv);
+        }
+    }
+}
+
+impl ResponseHeader {
+    /// The length of the encoded message, in bytes, without its tag.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        [self.cluster_id, self.member_id, self.revision.cast_unsigned(), self.raft_term]
+            .map(|number| number_len(number.cast_signed()))
+            .iter()
+            .sum()
+    }
+
+    /// Appends the header as field 1 of any response.
+    pub fn put(&self, response: &mut Vec<u8>) {
+        put_len(response, 1, self.encoded_len());
+        non_zero(response, 1, self.cluster_id);
+        non_zero(response, 2, self.member_id);
+        non_zero(response, 3, self.revision.cast_unsigned());
+        non_zero(response, 4, self.raft_term);
+    }
+}
+
+/// Appends one encoded key-value to a `RangeResponse` (after the header).
+pub fn put_range_kv(response: &mut Vec<u8>, kv: &[u8]) {
+    put_bytes(response, 2, kv);
+}
+
+/// Ends a `RangeResponse`: `more` and `count`.
+pub fn put_range_end(response: &mut Vec<u8>, more: bool, count: i64) {
+    non_zero(response, 3, u64::from(more));
+    non_zero(response, 4, count.cast_unsigned());
+}
+
+/// A `RangeStreamResponse` around an encoded `RangeResponse`.
+pub fn put_range_stream(message: &mut Vec<u8>, response: &[u8]) {
+    put_bytes(message, 1, response);
+}
+
+/// Ends a `PutResponse` (after the header): the encoded key-value before the put.
+pub fn put_put_prev_kv(response: &mut Vec<u8>, prev_kv: &[u8]) {
+    put_bytes(response, 2, prev_kv);
+}
+
+/// Continues a `DeleteRangeResponse` after the header: how many keys were deleted.
+pub fn put_deleted(response: &mut Vec<u8>, deleted: i64) {
+    non_zero(response, 2, deleted.cast_unsigned());
+}
+
+/// Appends one encoded deleted key-value to a `DeleteRangeResponse` (after `deleted`).
+pub fn put_deleted_prev_kv(response: &mut Vec<u8>, prev_kv: &[u8]) {
+    put_bytes(response, 3, prev_kv);
+}
+
+/// Continues a `TxnResponse` after the header: which branch ran.
+pub fn put_txn_succeeded(response: &mut Vec<u8>, succeeded: bool) {
+    non_zero(response, 2, u64::from(succeeded));
+}
+
+/// Which response a `ResponseOp` holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ResponseOp {
+    /// A `RangeResponse`.
+    Range = 1,
+    /// A `PutResponse`.
+    Put = 2,
+    /// A `DeleteRangeResponse`.
+    DeleteRange = 3,
+    /// A `TxnResponse`.
+    Txn = 4,
+}
+
+/// Appends one encoded response to a `TxnResponse` (after `succeeded`).
+pub fn put_txn_response(response: &mut Vec<u8>, op: ResponseOp, inner: &[u8]) {
+    put_len(response, 3, part_len(inner));
+    put_bytes(response, op as u32, inner);
+}
+
+/// Everything of a `WatchResponse` that comes before its events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "etcd's own names")]
+pub struct WatchHead<'a> {
+    pub header: ResponseHeader,
+    pub watch_id: i64,
+    pub created: bool,
+    pub canceled: bool,
+    pub compact_revision: i64,
+    pub cancel_reason: &'a str,
+    pub fragment: bool,
+}
+
+impl WatchHead<'_> {
+    /// Begins a `WatchResponse`.
+    pub fn put(&self, response: &mut Vec<u8>) {
+        self.header.put(response);
+        non_zero(response, 2, self.watch_id.cast_unsigned());
+        non_zero(response, 3, u64::from(self.created));
+        non_zero(response, 4, u64::from(self.canceled));
+        non_zero(response, 5, self.compact_revision.cast_unsigned());
+        non_empty(response, 6, self.cancel_reason.as_bytes());
+        non_zero(response, 7, u64::from(self.fragment));
+    }
+}
+
+/// Appends one encoded event to a `WatchResponse`.
+pub fn put_watch_event(response: &mut Vec<u8>, event: &[u8]) {
+    put_bytes(response, 11, event);
+}
+
+/// What [`put_watch_event`] and the other parts with a field number below 16 add for a part of this length.
+#[must_use]
+pub fn part_len(part: &[u8]) -> usize {
+    1 + varint_len(part.len() as u64) + part.len()
+}
+
+/// Length of a field of bytes with a number below 16 that is omitted when empty.
+fn bytes_len(bytes: &[u8]) -> usize {
+    if bytes.is_empty() { 0 } else { part_len(bytes) }
+}
+
+/// Length of a varint field with a number below 16 that is omitted when zero.
+fn number_len(number: i64) -> usize {
+    if number == 0 { 0 } else { 1 + varint_len(number.cast_unsigned()) }
+}
+
+fn non_zero(out: &mut Vec<u8>, field: u32, number: u64) {
+    if number != 0 {
+        put_number(out, field, number);
+    }
+}
+
+fn non_empty(out: &mut Vec<u8>, field: u32, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        put_bytes(out, field, bytes);
+    }
+}

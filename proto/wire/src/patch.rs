@@ -1,0 +1,152 @@
+//! Rewrites a few fields of encoded messages and leaves every other byte alone.
+//!
+//! Two ways, because implementations of protobuf differ:
+//!
+//! * **Append**: fields at the end of a message override earlier ones: the last scalar wins, and occurrences of a
+//!   message that is no oneof merge, in prost and in both Go implementations (gogo, which etcd used up to 3.6, too). So
+//!   a patch of the header, `more`, `count` or `watch_id` is a few bytes behind the answer, whose own bytes need not be
+//!   looked at, moved or copied.
+//! * **Rewrite**: a message inside a oneof merges in prost, but *replaces* in gogo. Requests on a watch stream (small:
+//!   no values) are therefore written anew, with the inner message's bytes as they are and the patch behind them.
+
+use crate::{
+    peek::{ResponseHeader, WatchRequest},
+    scan::{Fields, WireError, put_bytes, put_len, put_number, varint_len},
+};
+
+/// New values for fields of a response's header; `None` keeps what is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "etcd's own names")]
+pub struct HeaderPatch {
+    pub cluster_id: Option<u64>,
+    pub member_id: Option<u64>,
+    pub revision: Option<i64>,
+    pub raft_term: Option<u64>,
+}
+
+impl HeaderPatch {
+    /// Sets every field: a new header in place of the old one, whatever that was.
+    #[must_use]
+    pub const fn all(header: ResponseHeader) -> Self {
+        Self {
+            cluster_id: Some(header.cluster_id),
+            member_id: Some(header.member_id),
+            revision: Some(header.revision),
+            raft_term: Some(header.raft_term),
+        }
+    }
+
+    /// Sets only the revision.
+    #[must_use]
+    pub const fn revision(revision: i64) -> Self {
+        Self { cluster_id: None, member_id: None, revision: Some(revision), raft_term: None }
+    }
+
+    /// Appends the patch to any response but RangeStream's.
+    pub fn append_to(&self, response: &mut Vec<u8>) {
+        let numbers =
+            [self.cluster_id, self.member_id, self.revision.map(i64::cast_unsigned), self.raft_term];
+        let len: usize = numbers.iter().flatten().map(|number| 1 + varint_len(*number)).sum();
+        if len == 0 {
+            return;
+        }
+        put_len(response, 1, len);
+        for (field, number) in (1..).zip(numbers) {
+            // Zeros, too: a default that overrides must be spelled out.
+            if let Some(number) = number {
+                put_number(response, field, number);
+            }
+        }
+    }
+}
+
+/// New values for fields of a `RangeResponse`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "etcd's own names")]
+pub struct RangePatch {
+    pub header: HeaderPatch,
+    pub more: Option<bool>,
+    pub count: Option<i64>,
+}
+
+impl RangePatch {
+    /// Appends the patch to a `RangeResponse`.
+    pub fn append_to(&self, response: &mut Vec<u8>) {
+        self.header.append_to(response);
+        if let Some(more) = self.more {
+            put_number(response, 3, u64::from(more));
+        }
+        if let Some(count) = self.count {
+            put_number(response, 4, count.cast_unsigned());
+        }
+    }
+
+    /// Appends the patch to a `RangeStreamResponse`.
+    pub fn append_to_stream(&self, message: &mut Vec<u8>) {
+        let mut inner = Vec::new();
+        self.append_to(&mut inner);
+        if !inner.is_empty() {
+            put_bytes(message, 1, &inner);
+        }
+    }
+}
+
+/// New values for fields of a `WatchResponse`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "etcd's own names")]
+pub struct WatchPatch {
+    pub header: HeaderPatch,
+    pub watch_id: Option<i64>,
+}
+
+impl WatchPatch {
+    /// Appends the patch to a `WatchResponse`.
+    pub fn append_to(&self, response: &mut Vec<u8>) {
+        self.header.append_to(response);
+        if let Some(watch_id) = self.watch_id {
+            put_number(response, 2, watch_id.cast_unsigned());
+        }
+    }
+}
+
+/// New values for fields of a message that create a watch or cancel one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "etcd's own names")]
+pub struct WatchRequestPatch {
+    pub watch_id: Option<i64>,
+    /// Of a create; a cancel has none.
+    pub start_revision: Option<i64>,
+}
+
+impl WatchRequestPatch {
+    /// The request, written anew with the patch. A progress request, and one that asks nothing, stays as it is.
+    ///
+    /// # Errors
+    /// When the bytes are not such a message.
+    pub fn rewrite(&self, request: &[u8]) -> Result<Vec<u8>, WireError> {
+        let (variant, id_field) = match WatchRequest::parse(request)? {
+            WatchRequest::Create(_) => (1, 7),
+            WatchRequest::Cancel(_) => (2, 1),
+            WatchRequest::Progress | WatchRequest::Nothing => return Ok(request.to_vec()),
+        };
+        let mut inner = Vec::with_capacity(request.len() + 24);
+        for field in Fields::new(request) {
+            let field = field?;
+            if field.number == variant {
+                inner.extend_from_slice(field.bytes()?);
+            } else if (1..=3).contains(&field.number) {
+                // Another variant of the oneof drops what came before it.
+                inner.clear();
+            }
+        }
+        if let (Some(start_revision), 1) = (self.start_revision, variant) {
+            put_number(&mut inner, 3, start_revision.cast_unsigned());
+        }
+        if let Some(watch_id) = self.watch_id {
+            put_number(&mut inner, id_field, watch_id.cast_unsigned());
+        }
+        let mut rewritten = Vec::with_capacity(inner.len() + 8);
+        put_bytes(&mut rewritten, variant, &inner);
+        Ok(rewritten)
+    }
+}

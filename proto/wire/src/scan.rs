@@ -1,0 +1,246 @@
+//! The fields of a protobuf message, one by one, without decoding or copying.
+//!
+//! Strictness follows prost, which decodes the same bytes elsewhere: a varint has at most 64 bits, field numbers are
+//! 1 to 2^29 - 1, a group must end with its own number, and a known field of the wrong wire type is an error.
+
+/// How deep groups and messages may nest: what prost accepts.
+const DEPTH_MAX: usize = 100;
+
+/// Why bytes are not the message that they should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// The bytes end inside a field.
+    #[error("the message ends inside a field")]
+    Truncated,
+    /// A varint with more than 64 bits.
+    #[error("a number has more than 64 bits")]
+    VarintTooLong,
+    /// Field number 0 or above 2^29 - 1, or a wire type that does not exist.
+    #[error("bad field tag {0}")]
+    BadTag(u64),
+    /// A field of the message with another wire type than its own.
+    #[error("field {0} has the wrong wire type")]
+    WrongWireType(u32),
+    /// A message in several pieces where no server writes that.
+    #[error("field {0} occurs more than once")]
+    Repeated(u32),
+    /// The end of a group that did not begin, or of another one.
+    #[error("unmatched end of group {0}")]
+    UnmatchedGroup(u32),
+    /// Groups or txns nested too deep.
+    #[error("nested too deep")]
+    TooDeep,
+}
+
+/// The payload of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// Wire type 0.
+    Varint(u64),
+    /// Wire type 1.
+    Fixed64(u64),
+    /// Wire type 2: bytes, strings, messages and packed numbers.
+    Len(&'a [u8]),
+    /// A group, skipped whole: no message of etcd's has one.
+    Group,
+    /// Wire type 5.
+    Fixed32(u32),
+}
+
+/// One field of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field<'a> {
+    /// Its number in the `.proto` file.
+    pub number: u32,
+    /// Its payload.
+    pub value: Value<'a>,
+}
+
+impl<'a> Field<'a> {
+    /// The payload of an `int64`, `uint64`, enum or `bool`.
+    ///
+    /// # Errors
+    /// When the field has another wire type.
+    pub fn varint(&self) -> Result<u64, WireError> {
+        match self.value {
+            Value::Varint(number) => Ok(number),
+            _ => Err(WireError::WrongWireType(self.number)),
+        }
+    }
+
+    /// The payload of `bytes`, a `string` or a message.
+    ///
+    /// # Errors
+    /// When the field has another wire type.
+    pub fn bytes(&self) -> Result<&'a [u8], WireError> {
+        match self.value {
+            Value::Len(bytes) => Ok(bytes),
+            _ => Err(WireError::WrongWireType(self.number)),
+        }
+    }
+}
+
+/// The fields of a message in the order of its bytes. Ends after the first error.
+#[derive(Debug, Clone)]
+pub struct Fields<'a> {
+    all: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of `message`.
+    #[must_use]
+    pub const fn new(message: &'a [u8]) -> Self {
+        Self { all: message, at: 0 }
+    }
+
+    /// How many bytes have been read: between two calls of `next`, the offset where the next field begins.
+    #[must_use]
+    pub const fn offset(&self) -> usize {
+        self.at
+    }
+
+    fn varint(&mut self) -> Result<u64, WireError> {
+        let mut number = 0u64;
+        for shift in 0..10 {
+            let byte = *self.all.get(self.at).ok_or(WireError::Truncated)?;
+            self.at += 1;
+            if shift == 9 && byte > 1 {
+                return Err(WireError::VarintTooLong);
+            }
+            number |= u64::from(byte & 0x7f) << (7 * shift);
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err(WireError::VarintTooLong)
+    }
+
+    /// The next number of a packed field, which has no tags; `None` at its end and after an error.
+    pub(crate) fn packed_varint(&mut self) -> Option<Result<u64, WireError>> {
+        if self.at >= self.all.len() {
+            return None;
+        }
+        let number = self.varint();
+        if number.is_err() {
+            self.at = self.all.len();
+        }
+        Some(number)
+    }
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8], WireError> {
+        let end = self.at.checked_add(len).ok_or(WireError::Truncated)?;
+        let taken = self.all.get(self.at..end).ok_or(WireError::Truncated)?;
+        self.at = end;
+        Ok(taken)
+    }
+
+    /// Field number and wire type.
+    fn tag(&mut self) -> Result<(u32, u8), WireError> {
+        let tag = self.varint()?;
+        let number = u32::try_from(tag).map_err(|_| WireError::BadTag(tag))? >> 3;
+        let wire_type = (tag & 7) as u8;
+        if number == 0 || wire_type > 5 { Err(WireError::BadTag(tag)) } else { Ok((number, wire_type)) }
+    }
+
+    fn field(&mut self) -> Result<Field<'a>, WireError> {
+        let (number, wire_type) = self.tag()?;
+        let value = match wire_type {
+            3 => {
+                self.skip_group(number)?;
+                Value::Group
+            }
+            4 => return Err(WireError::UnmatchedGroup(number)),
+            _ => self.value(wire_type)?,
+        };
+        Ok(Field { number, value })
+    }
+
+    /// The payload of any wire type that is not about groups.
+    fn value(&mut self, wire_type: u8) -> Result<Value<'a>, WireError> {
+        Ok(match wire_type {
+            0 => Value::Varint(self.varint()?),
+            1 => Value::Fixed64(u64::from_le_bytes(array(self.take(8)?))),
+            2 => {
+                let len = usize::try_from(self.varint()?).map_err(|_| WireError::Truncated)?;
+                Value::Len(self.take(len)?)
+            }
+            _ => Value::Fixed32(u32::from_le_bytes(array(self.take(4)?))),
+        })
+    }
+
+    /// Reads up to the end of the group that has just begun, without recursion.
+    fn skip_group(&mut self, number: u32) -> Result<(), WireError> {
+        let mut open = vec![number];
+        while let Some(innermost) = open.last() {
+            let (number, wire_type) = self.tag()?;
+            match wire_type {
+                3 if open.len() >= DEPTH_MAX => return Err(WireError::TooDeep),
+                3 => open.push(number),
+                4 if number != *innermost => return Err(WireError::UnmatchedGroup(number)),
+                4 => {
+                    open.pop();
+                }
+                _ => {
+                    self.value(wire_type)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<Field<'a>, WireError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at >= self.all.len() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_err() {
+            self.at = self.all.len();
+        }
+        Some(field)
+    }
+}
+
+/// Exactly as many bytes as were taken.
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(bytes);
+    array
+}
+
+/// Appends a varint.
+pub(crate) fn put_varint(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+/// How many bytes a varint takes.
+pub(crate) const fn varint_len(number: u64) -> usize {
+    // One byte for each begun group of 7 bits; zero takes one, too.
+    (63 - (number | 1).leading_zeros() as usize) / 7 + 1
+}
+
+/// Appends a varint field, also when it is zero.
+pub(crate) fn put_number(out: &mut Vec<u8>, field: u32, number: u64) {
+    put_varint(out, u64::from(field << 3));
+    put_varint(out, number);
+}
+
+/// Appends the tag and length of a field of bytes.
+pub(crate) fn put_len(out: &mut Vec<u8>, field: u32, len: usize) {
+    put_varint(out, u64::from(field << 3 | 2));
+    put_varint(out, len as u64);
+}
+
+/// Appends a field of bytes, also when it is empty.
+pub(crate) fn put_bytes(out: &mut Vec<u8>, field: u32, bytes: &[u8]) {
+    put_len(out, field, bytes.len());
+    out.extend_from_slice(bytes);
+}
