@@ -189,3 +189,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
         Pin::new(&mut this.inner).poll_read(cx, into)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -303,4 +303,3 @@ async fn handshake(
         }
     }
 }
-

@@ -92,4 +92,3 @@ pub fn crypto_provider() -> Arc<CryptoProvider> {
     });
     provider.clone()
 }
-

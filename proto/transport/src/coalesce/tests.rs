@@ -1,0 +1,326 @@
+//! A scripted inner connection, a task that is polled only when it was woken, and the claim that at rest every flushed
+//! byte has arrived.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+
+/// What the inner connection does at its next call.
+#[derive(Debug, Clone, Copy)]
+enum Answer {
+    /// Takes at most so many bytes, or flushes.
+    Take(usize),
+    /// Is not ready; its waker is kept until the environment fires it.
+    Wait,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    script: VecDeque<Answer>,
+    sink: Vec<u8>,
+    flushed: usize,
+    writes: usize,
+    waiting: Option<Waker>,
+    shut: bool,
+    broken: bool,
+}
+
+impl Inner {
+    fn answer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.broken {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        match self.script.pop_front() {
+            None => Poll::Ready(Ok(usize::MAX)),
+            Some(Answer::Take(most)) => Poll::Ready(Ok(most)),
+            Some(Answer::Wait) => {
+                self.waiting = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl AsyncRead for Inner {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for Inner {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let taken = ready!(this.answer(cx))?.min(bytes.len());
+        this.sink.extend_from_slice(&bytes[..taken]);
+        this.writes += 1;
+        Poll::Ready(Ok(taken))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        ready!(this.answer(cx))?;
+        this.flushed = this.sink.len();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().shut = true;
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Whether the task is to be polled again.
+#[derive(Default)]
+struct Woken(AtomicBool, AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// One turn of the task: frames to write, each perhaps followed by a flush as h2 does, and a flush at the end.
+#[derive(Debug, Clone)]
+struct Turn {
+    reads_first: bool,
+    frames: Vec<(usize, bool)>,
+}
+
+/// What the task does once it has nothing more to write.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Idle {
+    Reads,
+    Flushes,
+    ShutsDown,
+}
+
+#[derive(Debug)]
+struct Task {
+    io: Coalesce<Inner>,
+    turns: VecDeque<Turn>,
+    /// Bytes of a frame that did not fit yet, and whether a flush follows; `None`: the turn's last flush is due.
+    due: VecDeque<Option<(Vec<u8>, bool)>>,
+    flush_due: bool,
+    written: Vec<u8>,
+    idle: Idle,
+}
+
+impl Task {
+    fn read(&mut self, cx: &mut Context<'_>) {
+        let mut space = [0; 16];
+        assert!(Pin::new(&mut self.io).poll_read(cx, &mut ReadBuf::new(&mut space)).is_pending());
+    }
+
+    /// As a connection task: what is not ready ends the turn, to go on there when woken.
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        if self.due.is_empty() && !self.flush_due {
+            let Some(turn) = self.turns.pop_front() else {
+                match self.idle {
+                    Idle::Reads => self.read(cx),
+                    Idle::Flushes => drop(Pin::new(&mut self.io).poll_flush(cx)),
+                    Idle::ShutsDown => drop(Pin::new(&mut self.io).poll_shutdown(cx)),
+                }
+                return;
+            };
+            if turn.reads_first {
+                self.read(cx);
+            }
+            for (length, flush) in turn.frames {
+                let start = self.written.len();
+                self.written.extend((start..start + length).map(|at| (at % 251) as u8));
+                self.due.push_back(Some((self.written[start..].to_vec(), flush)));
+            }
+            self.due.push_back(None);
+        }
+        loop {
+            if self.flush_due {
+                match Pin::new(&mut self.io).poll_flush(cx) {
+                    Poll::Ready(result) => result.unwrap(),
+                    Poll::Pending => return,
+                }
+                self.flush_due = false;
+            }
+            match self.due.pop_front() {
+                None => return,
+                Some(None) => self.flush_due = true,
+                Some(Some((mut bytes, flush))) => {
+                    while !bytes.is_empty() {
+                        let (head, tail) = bytes.split_at(bytes.len() / 2);
+                        let slices = [IoSlice::new(head), IoSlice::new(tail)];
+                        match Pin::new(&mut self.io).poll_write_vectored(cx, &slices) {
+                            Poll::Ready(taken) => drop(bytes.drain(..taken.unwrap())),
+                            Poll::Pending => {
+                                self.due.push_front(Some((bytes, flush)));
+                                return;
+                            }
+                        }
+                        assert!(self.io.buffered() <= 2 * FULL);
+                    }
+                    self.flush_due = flush;
+                }
+            }
+        }
+    }
+
+    /// Polls until nothing wakes the task any more: neither itself, nor the inner connection, nor new work.
+    fn run(&mut self) {
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        let mut cx = Context::from_waker(&waker);
+        loop {
+            self.poll(&mut cx);
+            for spin in 0.. {
+                if !woken.0.swap(false, Ordering::SeqCst) {
+                    break;
+                }
+                assert!(spin < 1000, "the task keeps itself awake");
+                self.poll(&mut cx);
+            }
+            if let Some(ready) = self.io.inner.waiting.take() {
+                ready.wake();
+            } else if self.turns.is_empty() && (self.idle != Idle::ShutsDown || self.io.inner.shut) {
+                return;
+            }
+        }
+    }
+}
+
+fn answers() -> impl Strategy<Value = Vec<Answer>> {
+    let answer = prop_oneof![
+        2 => Just(Answer::Wait),
+        2 => (1..40usize).prop_map(Answer::Take),
+        1 => Just(Answer::Take(100_000)),
+    ];
+    prop::collection::vec(answer, 0..60)
+}
+
+fn turns() -> impl Strategy<Value = Vec<Turn>> {
+    let length = prop_oneof![8 => 1..400usize, 1 => 50_000..300_000usize];
+    let turn = (any::<bool>(), prop::collection::vec((length, any::<bool>()), 0..6))
+        .prop_map(|(reads_first, frames)| Turn { reads_first, frames });
+    prop::collection::vec(turn, 1..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn at_rest_every_flushed_byte_has_arrived(
+        script in answers(),
+        turns in turns(),
+        idle in prop_oneof![Just(Idle::Reads), Just(Idle::Flushes), Just(Idle::ShutsDown)],
+    ) {
+        let inner = Inner { script: script.into(), ..Inner::default() };
+        let mut task = Task {
+            io: Coalesce::new(inner),
+            turns: turns.into(),
+            due: VecDeque::new(),
+            flush_due: false,
+            written: Vec::new(),
+            idle,
+        };
+        task.run();
+        prop_assert!(task.due.is_empty() && !task.flush_due, "the task is stuck");
+        prop_assert_eq!(&task.io.inner.sink, &task.written);
+        prop_assert_eq!(task.io.inner.flushed, task.written.len());
+        prop_assert_eq!(task.io.buffered(), 0);
+    }
+}
+
+#[test]
+fn many_frames_are_one_write() {
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(woken.clone());
+    let mut cx = Context::from_waker(&waker);
+    let mut io = Coalesce::new(Inner::default());
+    for frame in 0..50u8 {
+        assert!(Pin::new(&mut io).poll_write(&mut cx, &[frame; 300]).is_ready());
+        assert!(Pin::new(&mut io).poll_flush(&mut cx).is_ready());
+    }
+    assert_eq!((io.inner.writes, woken.1.load(Ordering::SeqCst)), (0, 50));
+    let mut space = [0; 16];
+    assert!(Pin::new(&mut io).poll_read(&mut cx, &mut ReadBuf::new(&mut space)).is_pending());
+    assert_eq!((io.inner.writes, io.inner.sink.len()), (1, 15_000));
+}
+
+#[test]
+fn an_error_on_the_read_side_comes_with_the_next_write() {
+    let waker = Waker::noop();
+    let mut cx = Context::from_waker(waker);
+    let mut io = Coalesce::new(Inner::default());
+    assert!(Pin::new(&mut io).poll_write(&mut cx, b"lost").is_ready());
+    assert!(Pin::new(&mut io).poll_flush(&mut cx).is_ready());
+    io.inner.broken = true;
+    let mut space = [0; 16];
+    assert!(Pin::new(&mut io).poll_read(&mut cx, &mut ReadBuf::new(&mut space)).is_pending());
+    let Poll::Ready(Err(error)) = Pin::new(&mut io).poll_flush(&mut cx) else { panic!("no error") };
+    assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    assert_eq!(io.buffered(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn arrives_without_timers_and_shutdown_drains() {
+    let (left, mut right) = tokio::io::duplex(64);
+    let task = tokio::spawn(async move {
+        let mut io = Coalesce::new(left);
+        io.write_all(&[7; 1000]).await.unwrap();
+        io.flush().await.unwrap();
+        let mut byte = [0];
+        io.read_exact(&mut byte).await.unwrap();
+        io.write_all(&[8; 500]).await.unwrap();
+        io.shutdown().await.unwrap();
+    });
+    let mut bytes = vec![0; 1000];
+    // Paused time advances by itself when nothing can run: a lost wake-up becomes a timeout here, not a hang.
+    tokio::time::timeout(Duration::from_secs(1), right.read_exact(&mut bytes)).await.unwrap().unwrap();
+    right.write_all(&[1]).await.unwrap();
+    let mut rest = Vec::new();
+    tokio::time::timeout(Duration::from_secs(1), right.read_to_end(&mut rest)).await.unwrap().unwrap();
+    assert_eq!(rest, [8; 500]);
+    task.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drop_loses_only_what_was_not_sent() {
+    let (left, mut right) = tokio::io::duplex(1 << 20);
+    let mut io = Coalesce::new(left);
+    io.write_all(&[1; 100]).await.unwrap();
+    for _ in 0..=DEFERRED_FLUSHES {
+        io.flush().await.unwrap();
+    }
+    io.write_all(&[2; 100]).await.unwrap();
+    drop(io);
+    let mut bytes = Vec::new();
+    right.read_to_end(&mut bytes).await.unwrap();
+    assert_eq!(bytes, [1; 100]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_socket_pushes_back() {
+    let (left, mut right) = tokio::io::duplex(1024);
+    let mut io = Coalesce::new(left);
+    let mut accepted = 0;
+    while let Ok(taken) = tokio::time::timeout(Duration::from_millis(1), io.write(&[3; 10_000])).await {
+        accepted += taken.unwrap();
+        assert!(accepted < 4 * FULL, "no backpressure");
+    }
+    let reader = tokio::spawn(async move {
+        let mut bytes = Vec::new();
+        right.read_to_end(&mut bytes).await.unwrap();
+        bytes.len()
+    });
+    // The writer waits and is woken as the other side reads.
+    poll_fn(|cx| Pin::new(&mut io).poll_write(cx, &[3; 10])).await.unwrap();
+    io.shutdown().await.unwrap();
+    drop(io);
+    assert_eq!(reader.await.unwrap(), accepted + 10);
+}
