@@ -80,13 +80,7 @@ pub struct Progress {
 
 impl Default for Progress {
     fn default() -> Self {
-        Self {
-            round: None,
-            wanted: false,
-            sent: Revision::ZERO,
-            answered: Revision::ZERO,
-            single: None,
-        }
+        Self { round: None, wanted: false, sent: Revision::ZERO, answered: Revision::ZERO, single: None }
     }
 }
 
@@ -215,17 +209,23 @@ impl Progress {
         if last <= round.target {
             return (Admit::Forward, Vec::new());
         }
-        // The message spans the target and cannot be split: the target moves up to its end.
+        // The message spans the target and cannot be split: the target moves up to its end, and past what is held.
         round.bumps += 1;
         if round.bumps > BUMPS_MAX {
             return (Admit::Forward, self.abort());
         }
-        round.target = last;
         let mut commands = Vec::new();
+        if !round.held.is_empty() {
+            round.held.clear();
+            commands.push(Command::Release);
+        }
+        let target = last.max(round.held_to);
+        round.target = target;
+        self.sent = self.sent.max(target);
         for (store, step) in &mut round.stores {
-            if !matches!(step, Step::Reached(at) if *at >= last) {
+            if !matches!(step, Step::Reached(at) if *at >= target) {
                 *step = Step::Raising;
-                commands.push(Command::Raise(*store, last));
+                commands.push(Command::Raise(*store, target));
             }
         }
         (Admit::Forward, commands)
