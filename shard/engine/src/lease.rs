@@ -1,0 +1,267 @@
+//! Leases (R12). A lease has one home store, and only there does it expire. Another store that holds keys of it has
+//! *adopted* it: the store knows id, TTL and home, and waits to be told that it is over.
+//!
+//! At its home a lease is live, then *ended* (its keys here are handed out to be deleted; nothing can be attached to it
+//! or keep it alive any more) and remembered so while other stores still hold keys of it, then forgotten.
+//!
+//! Attaching and detaching a key cost O(log n) in the lease's keys, and only the end of a lease costs O(keys) (B10).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hashbrown::{HashMap, hash_map::Entry};
+use kindred_partition_config::{
+    ids::{LeaseId, Slot},
+    key::Key,
+};
+
+use crate::{
+    engine::{EndedLease, LeaseView, MonoMillis},
+    error::EngineError,
+};
+
+#[cfg(test)]
+mod tests;
+
+/// The longest TTL that etcd grants, seconds.
+pub const MAX_TTL_S: i64 = 9_000_000_000;
+
+/// All leases that a store knows.
+#[derive(Debug, Default)]
+pub struct LeaseTable {
+    /// Live ones, at home here or adopted.
+    live: HashMap<LeaseId, Lease>,
+    /// When each live home lease expires, soonest first; one entry each.
+    deadlines: BTreeSet<(MonoMillis, LeaseId)>,
+    /// Over at their home, which is here, with the stores that still hold keys of them (never none).
+    ended: BTreeMap<LeaseId, BTreeSet<Slot>>,
+}
+
+#[derive(Debug)]
+struct Lease {
+    granted_ttl_s: i64,
+    place: Place,
+    /// Keys on this store. Ordered, so that a big lease never pauses to rehash and its end needs no sort.
+    keys: BTreeSet<Key>,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// The home is here.
+    Home { deadline: MonoMillis, attached: BTreeSet<Slot> },
+    /// The home is that store.
+    Adopted { home: Slot },
+}
+
+impl LeaseTable {
+    /// No leases.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Live leases, at home here or adopted.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Whether no lease is live here.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    /// Whether keys can be attached to the lease here. True for one that has expired until it is ended, as in etcd.
+    #[must_use]
+    pub fn contains(&self, id: LeaseId) -> bool {
+        self.live.contains_key(&id)
+    }
+
+    /// A new lease whose home is here. A TTL below `min_ttl_s`, zero and negative ones included, is raised to it; answers
+    /// the TTL granted. An id is in use also while an ended lease of it is remembered: the stores that have not yet
+    /// deleted the old lease's keys could not tell the new one's from them.
+    pub fn grant(
+        &mut self,
+        now: MonoMillis,
+        id: LeaseId,
+        ttl_s: i64,
+        min_ttl_s: i64,
+    ) -> Result<i64, EngineError> {
+        if ttl_s > MAX_TTL_S {
+            return Err(EngineError::LeaseTtlTooLarge(ttl_s));
+        }
+        if self.ended.contains_key(&id) {
+            return Err(EngineError::LeaseExists(id));
+        }
+        let Entry::Vacant(vacant) = self.live.entry(id) else {
+            return Err(EngineError::LeaseExists(id));
+        };
+        let granted_ttl_s = ttl_s.max(min_ttl_s);
+        let deadline = deadline_after(now, granted_ttl_s);
+        let place = Place::Home { deadline, attached: BTreeSet::new() };
+        vacant.insert(Lease { granted_ttl_s, place, keys: BTreeSet::new() });
+        self.deadlines.insert((deadline, id));
+        Ok(granted_ttl_s)
+    }
+
+    /// Gives a home lease its whole TTL again; answers the TTL. Refused once it has expired, ended or not: what a client
+    /// may have been told is over does not come back.
+    pub fn keep_alive(&mut self, now: MonoMillis, id: LeaseId) -> Result<i64, EngineError> {
+        match self.live.get_mut(&id) {
+            Some(Lease { granted_ttl_s, place: Place::Home { deadline, .. }, .. }) if now < *deadline => {
+                self.deadlines.remove(&(*deadline, id));
+                *deadline = deadline_after(now, *granted_ttl_s);
+                self.deadlines.insert((*deadline, id));
+                Ok(*granted_ttl_s)
+            }
+            _ => Err(EngineError::LeaseNotFound(id)),
+        }
+    }
+
+    /// A home lease's times, without its keys. The seconds left are cut off as etcd does, and negative from one second
+    /// after a deadline at which the lease was not ended yet.
+    pub fn view(&self, now: MonoMillis, id: LeaseId) -> Result<LeaseView, EngineError> {
+        match self.live.get(&id) {
+            Some(Lease { granted_ttl_s, place: Place::Home { deadline, .. }, .. }) => {
+                let ttl_s = seconds_until(now, *deadline);
+                Ok(LeaseView { ttl_s, granted_ttl_s: *granted_ttl_s, keys: Vec::new() })
+            }
+            _ => Err(EngineError::LeaseNotFound(id)),
+        }
+    }
+
+    /// Ids of the live leases whose home is here, in their order.
+    #[must_use]
+    pub fn home_ids(&self) -> Vec<LeaseId> {
+        let mut ids: Vec<_> = self.deadlines.iter().map(|(_, id)| *id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    // ---- keys
+
+    /// The lease's end will delete this key.
+    pub fn attach_key(&mut self, id: LeaseId, key: &Key) -> Result<(), EngineError> {
+        let lease = self.live.get_mut(&id).ok_or(EngineError::LeaseNotFound(id))?;
+        lease.keys.insert(key.clone());
+        Ok(())
+    }
+
+    /// The key is gone or has another lease now. False when it was not attached, as after the lease's end.
+    pub fn detach_key(&mut self, id: LeaseId, key: &Key) -> bool {
+        self.live.get_mut(&id).is_some_and(|lease| lease.keys.remove(key))
+    }
+
+    /// The lease's keys on this store, sorted; `None` when it is not live here.
+    #[must_use]
+    pub fn keys(&self, id: LeaseId) -> Option<Vec<Key>> {
+        Some(self.live.get(&id)?.keys.iter().cloned().collect())
+    }
+
+    // ---- expiry and end, at the home
+
+    /// When the next home lease expires.
+    #[must_use]
+    pub fn deadline(&self) -> Option<MonoMillis> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// Home leases that have expired, the longest expired first, at most `max`. They stay live until they are ended.
+    #[must_use]
+    pub fn due(&self, now: MonoMillis, max: usize) -> Vec<LeaseId> {
+        self.deadlines
+            .iter()
+            .take_while(|(deadline, _)| *deadline <= now)
+            .map(|(_, id)| *id)
+            .take(max)
+            .collect()
+    }
+
+    /// Ends a home lease. Answers its keys here, sorted, which are the caller's to delete now, and the other stores that
+    /// hold keys of it, for which it is remembered until [`LeaseTable::forget`]. `None` when no such lease is live with
+    /// its home here, so also the second time.
+    pub fn begin_end(&mut self, id: LeaseId) -> Option<(Vec<Key>, Vec<Slot>)> {
+        let Entry::Occupied(entry) = self.live.entry(id) else { return None };
+        let Place::Home { deadline, .. } = entry.get().place else { return None };
+        let Lease { place, keys, .. } = entry.remove();
+        self.deadlines.remove(&(deadline, id));
+        let Place::Home { attached, .. } = place else { return None };
+        let stores = attached.iter().copied().collect();
+        if !attached.is_empty() {
+            self.ended.insert(id, attached);
+        }
+        Some((keys.into_iter().collect(), stores))
+    }
+
+    /// Leases that are over and that other stores may still hold keys of, in the order of their ids.
+    #[must_use]
+    pub fn ended(&self) -> Vec<EndedLease> {
+        let lease = |(id, stores): (&LeaseId, &BTreeSet<Slot>)| EndedLease {
+            id: *id,
+            attached: stores.iter().copied().collect(),
+        };
+        self.ended.iter().map(lease).collect()
+    }
+
+    /// No store holds keys of an ended lease any more. False, and without effect, for one that is not ended.
+    pub fn forget(&mut self, id: LeaseId) -> bool {
+        self.ended.remove(&id).is_some()
+    }
+
+    /// Notes at the home that `store` will hold keys of the lease; answers the TTL granted. Refused for one that is over
+    /// or was never here.
+    pub fn attach_store(&mut self, id: LeaseId, store: Slot) -> Result<i64, EngineError> {
+        match self.live.get_mut(&id) {
+            Some(Lease { granted_ttl_s, place: Place::Home { attached, .. }, .. }) => {
+                attached.insert(store);
+                Ok(*granted_ttl_s)
+            }
+            _ => Err(EngineError::LeaseNotFound(id)),
+        }
+    }
+
+    // ---- at another store
+
+    /// Knows a lease whose home is another store. Repeating it changes nothing. Refused when the id is a home lease's
+    /// here, live or ended, or was adopted from a different home: two leases must never become one.
+    pub fn adopt(&mut self, id: LeaseId, granted_ttl_s: i64, home: Slot) -> Result<(), EngineError> {
+        if self.ended.contains_key(&id) {
+            return Err(EngineError::LeaseExists(id));
+        }
+        match self.live.entry(id) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Lease { granted_ttl_s, place: Place::Adopted { home }, keys: BTreeSet::new() });
+                Ok(())
+            }
+            Entry::Occupied(known) => match known.get().place {
+                Place::Adopted { home: same } if same == home => Ok(()),
+                _ => Err(EngineError::LeaseExists(id)),
+            },
+        }
+    }
+
+    /// Forgets an adopted lease that its home has ended. Answers its keys here, sorted, which are the caller's to delete
+    /// now; none when it was not adopted, so that the home can ask again.
+    pub fn end_adopted(&mut self, id: LeaseId) -> Vec<Key> {
+        match self.live.entry(id) {
+            Entry::Occupied(entry) if matches!(entry.get().place, Place::Adopted { .. }) => {
+                entry.remove().keys.into_iter().collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn deadline_after(now: MonoMillis, ttl_s: i64) -> MonoMillis {
+    let ttl_ms = u64::try_from(ttl_s).unwrap_or(0).saturating_mul(1000);
+    MonoMillis(now.0.saturating_add(ttl_ms))
+}
+
+/// Whole seconds, cut off towards zero on both sides of the deadline (etcd's `int64(Remaining().Seconds())`).
+fn seconds_until(now: MonoMillis, deadline: MonoMillis) -> i64 {
+    let seconds = |ms: u64| i64::try_from(ms / 1000).unwrap_or(i64::MAX);
+    match deadline.0.checked_sub(now.0) {
+        Some(left) => seconds(left),
+        None => -seconds(now.0 - deadline.0),
+    }
+}
