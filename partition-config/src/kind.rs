@@ -71,6 +71,11 @@ impl KindPrefix {
         self.0.strip_suffix(b"/").unwrap_or(&self.0)
     }
 
+    /// A prefix that a scheme made before and that was stored as text.
+    pub(crate) fn from_stored(key: Key) -> Option<Self> {
+        (key.starts_with(b"/") && key.ends_with(b"/") && key.len() > 2).then_some(Self(key))
+    }
+
     /// Every key of the Kind but its pseudo-key.
     #[must_use]
     pub fn range(&self) -> KeyRange {

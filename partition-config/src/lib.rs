@@ -3,3 +3,4 @@
 pub mod ids;
 pub mod key;
 pub mod kind;
+pub mod map;

@@ -117,7 +117,11 @@ impl<'a> WatchCreateRequest<'a> {
                 4 => self.progress_notify = FromField::from_field(&field)?,
                 5 => match field.value {
                     // Packed, as proto3 writes repeated enums, or one by one.
-                    Value::Len(packed) => varints(packed).try_for_each(|filter| Ok(self.filter(filter?)))?,
+                    Value::Len(packed) => {
+                        for filter in varints(packed) {
+                            self.filter(filter?);
+                        }
+                    }
                     _ => self.filter(field.varint()?),
                 },
                 6 => self.prev_kv = FromField::from_field(&field)?,

@@ -339,7 +339,7 @@ proptest! {
 
     #[test]
     fn answers_by_hand(mut range in range_response(), mut watch in watch_response(), succeeded: bool) {
-        let header = range.header.get_or_insert_default().clone();
+        let header = *range.header.get_or_insert_default();
         let by_hand = peeked_header(Some(&header)).unwrap();
         let mut out = Vec::new();
         by_hand.put(&mut out);
@@ -352,7 +352,7 @@ proptest! {
         kv::put_txn_succeeded(&mut txn, succeeded);
         kv::put_txn_response(&mut txn, kv::ResponseOp::Range, &out);
         let op = pb::ResponseOp { response: Some(pb::response_op::Response::ResponseRange(range)) };
-        let want = pb::TxnResponse { header: Some(header.clone()), succeeded, responses: vec![op] };
+        let want = pb::TxnResponse { header: Some(header), succeeded, responses: vec![op] };
         prop_assert_eq!(txn, want.encode_to_vec());
 
         watch.header = Some(header);
@@ -379,7 +379,7 @@ proptest! {
     ) {
         let header = patch::HeaderPatch { cluster_id, revision, ..Default::default() };
         let patched = |old: &Option<pb::ResponseHeader>| {
-            let mut new = old.clone();
+            let mut new = *old;
             if let Some(revision) = revision {
                 new.get_or_insert_default().revision = revision;
             }

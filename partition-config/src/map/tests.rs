@@ -1,0 +1,151 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::kind::KindScheme;
+
+fn kind(name: &str) -> KindPrefix {
+    KindScheme::default().resolve(name).unwrap()
+}
+
+fn span(start: &str, end: &str) -> KeyRange {
+    KeyRange::Span { start: Key::from(start), end: Some(Key::from(end)) }
+}
+
+fn whole(name: &str, store: u16) -> [Partition; 2] {
+    let kind = kind(name);
+    let stem = Key::copy_from(kind.stem());
+    let pseudo = KeyRange::Span { start: stem.clone(), end: Some(stem.successor()) };
+    [pseudo, kind.range()].map(|range| Partition {
+        range,
+        kind: Some(kind.clone()),
+        store: StoreIdx(store),
+        epoch: Epoch(1),
+    })
+}
+
+fn map() -> PartitionMap {
+    let partitions = [whole("pods", 1), whole("nodes", 2)].concat();
+    PartitionMap::filled(partitions, StoreIdx(0), Epoch(1)).unwrap()
+}
+
+#[test]
+fn keys_find_their_store() {
+    let map = map();
+    for (key, store, of) in [
+        ("", 0, None),
+        ("compact_rev_key", 0, None),
+        ("/registry/pods", 1, Some("pods")),
+        ("/registry/pods\0", 0, None),
+        ("/registry/pods.example.com/foos/a", 0, None),
+        ("/registry/pods/", 1, Some("pods")),
+        ("/registry/pods/ns/a", 1, Some("pods")),
+        ("/registry/pods0", 0, None),
+        ("/registry/podtemplates/ns/a", 0, None),
+        ("/registry/minions", 2, Some("nodes")),
+        ("/registry/minions/a", 2, Some("nodes")),
+        ("\u{7fff}", 0, None),
+    ] {
+        let found = map.lookup(key.as_bytes());
+        assert_eq!((found.store, found.kind.clone()), (StoreIdx(store), of.map(kind)), "{key}");
+    }
+    assert!(map.lookup(b"/registry/pods").is_pseudo());
+    assert!(!map.lookup(b"/registry/pods/").is_pseudo());
+}
+
+#[test]
+fn ranges_find_their_stores() {
+    let map = map();
+    let stores = |range: &KeyRange| map.overlapping(range).map(|p| p.store.0).collect::<Vec<_>>();
+    assert_eq!(stores(&kind("pods").range()), [1]);
+    // `--prefix /registry/pods`: the pseudo-key, other Kinds with the same beginning, the pods.
+    let prefix = KeyRange::prefix(Key::from("/registry/pods"));
+    assert_eq!(prefix, span("/registry/pods", "/registry/podt"));
+    assert_eq!(stores(&prefix), [1, 0, 1, 0]);
+    assert_eq!(map.single_store(&prefix), None);
+    assert_eq!(map.single_store(&span("/registry/pods/a", "/registry/pods/b")), Some(StoreIdx(1)));
+    assert_eq!(stores(&KeyRange::everything()), [0, 2, 0, 2, 0, 1, 0, 1, 0]);
+    assert_eq!(stores(&span("b", "a")), [0; 0]);
+    assert_eq!(stores(&KeyRange::Single(Key::from("/registry/minions/a"))), [2]);
+    assert_eq!(map.of_kind(&kind("secrets")).map(|p| p.store.0).collect::<Vec<_>>(), [0]);
+}
+
+#[test]
+fn broken_lists_are_refused() {
+    let good = map().partitions;
+    let change = |edit: &dyn Fn(&mut Vec<Partition>)| {
+        let mut list = good.clone();
+        edit(&mut list);
+        PartitionMap::new(list)
+    };
+    assert_eq!(change(&|_| {}), Ok(map()));
+    assert_eq!(change(&Vec::clear), Err(MapError::Empty));
+    assert_eq!(change(&|list| drop(list.remove(0))), Err(MapError::Unbounded));
+    assert_eq!(change(&|list| drop(list.pop())), Err(MapError::Unbounded));
+    assert!(matches!(change(&|list| drop(list.remove(3))), Err(MapError::NotAdjacent { at: 3, .. })));
+    assert!(matches!(change(&|list| list.swap(3, 4)), Err(MapError::NotAdjacent { .. })));
+    let double = |list: &mut Vec<Partition>| list.insert(3, list[3].clone());
+    assert!(matches!(change(&double), Err(MapError::NotAdjacent { at: 4, .. })));
+    let wrong_kind = |list: &mut Vec<Partition>| list[2].kind = Some(kind("pods"));
+    assert_eq!(change(&wrong_kind), Err(MapError::OutsideKind { at: 2, kind: kind("pods") }));
+    let empty = |list: &mut Vec<Partition>| list[1].range = span("/registry/minions", "/registry/minions");
+    assert_eq!(change(&empty), Err(MapError::EmptyRange { at: 1 }));
+}
+
+#[test]
+fn as_text() {
+    let text = serde_json::to_string(&map()).unwrap();
+    assert!(text.contains(r#"{"start":"/registry/minions/","end":"/registry/minions0","#), "{text}");
+    assert_eq!(serde_json::from_str::<PartitionMap>(&text).unwrap(), map());
+    let gap = r#"[{"start":"","end":"a","store":0,"epoch":1},{"start":"b","store":0,"epoch":1}]"#;
+    let error = serde_json::from_str::<PartitionMap>(gap).unwrap_err().to_string();
+    assert!(error.contains("begins at \"b\""), "{error}");
+}
+
+fn key() -> impl Strategy<Value = Key> {
+    prop::collection::vec(prop::sample::select(vec![0u8, b'/', b'a', b'b', 0xff]), 0..4)
+        .prop_map(|k| Key(k.into()))
+}
+
+fn any_map() -> impl Strategy<Value = PartitionMap> {
+    prop::collection::btree_map(key(), 0..3u16, 0..8).prop_map(|mut starts| {
+        starts.insert(Key::from(""), 0);
+        let list: Vec<_> = starts.into_iter().collect();
+        let partition = |(i, (start, store)): (usize, &(Key, u16))| Partition {
+            range: KeyRange::Span {
+                start: start.clone(),
+                end: list.get(i + 1).map(|(next, _)| next.clone()),
+            },
+            kind: None,
+            store: StoreIdx(*store),
+            epoch: Epoch(i as u64),
+        };
+        PartitionMap::new(list.iter().enumerate().map(partition).collect()).unwrap()
+    })
+}
+
+fn range() -> impl Strategy<Value = KeyRange> {
+    prop_oneof![
+        key().prop_map(KeyRange::Single),
+        (key(), prop::option::of(key())).prop_map(|(start, end)| KeyRange::Span { start, end }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn lookup_agrees_with_a_scan(map in any_map(), key in key()) {
+        let scanned: Vec<_> = map.partitions().iter().filter(|p| p.range.contains(&key)).collect();
+        prop_assert_eq!(scanned, [map.lookup(&key)]);
+    }
+
+    #[test]
+    fn overlapping_is_exactly_what_overlaps(map in any_map(), range in range()) {
+        let scanned: Vec<_> = map.partitions().iter().filter(|p| p.range.overlaps(&range)).collect();
+        prop_assert_eq!(map.overlapping(&range).collect::<Vec<_>>(), scanned);
+    }
+
+    #[test]
+    fn text_leads_back(map in any_map()) {
+        let text = serde_json::to_string(&map).unwrap();
+        prop_assert_eq!(serde_json::from_str::<PartitionMap>(&text).unwrap(), map);
+    }
+}
