@@ -7,12 +7,15 @@
 //!
 //! Answering a flush early is a promise to drain without being asked, so this holds after every call:
 //!
-//! **Bytes in the buffer imply that the task will be polled again**: either it was woken (`poll_flush` deferred), or the
-//! inner writer is pending and holds its waker (a drain got stuck).
+//! **Flushed bytes in the buffer imply that the task will be polled again**: either it was woken (`poll_flush`
+//! deferred), or the inner writer is pending and holds its waker (a drain got stuck).
 //!
 //! And on that turn the bytes move whatever the task calls: `poll_read` and `poll_shutdown` drain; `poll_flush`
 //! drains from the third call on that follows a write (h2 flushes at most twice in one turn, after its last frame
 //! and at its end, so a third flush comes from a task that does not read); `poll_write` drains when the buffer is full.
+//!
+//! The limit: one task must own the connection and come back to it, as h2's and hyper's connection tasks do. A task that
+//! flushes once and then never calls again, or halves of a split connection in two tasks, would keep bytes back.
 //!
 //! An error while draining on the read side is kept for the next write, flush or shutdown: what the peer sent before it
 //! closed must still be read.

@@ -136,7 +136,8 @@ impl Connector {
         })))
     }
 
-    /// One connection, for protocols other than gRPC.
+    /// One connection, for protocols other than gRPC. Its writes are coalesced: what was flushed leaves at the next
+    /// read or shutdown at the latest (see [`crate::coalesce`]), so one task must both write and read.
     ///
     /// # Errors
     /// When TLS cannot be set up, or the peer cannot be reached in time.

@@ -28,6 +28,34 @@ pub fn etcd_error(status: &Status) -> Option<EtcdError> {
     EtcdError::from_message(status.message())
 }
 
+/// What a call may have done whose answer never came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// No connection could be made: the request was never on the wire and may be sent again (R11).
+    NeverSent,
+    /// The connection broke: the request may have been executed.
+    MayHaveRun,
+}
+
+/// Whether a status was made on this side because the connection failed, rather than sent by the peer.
+///
+/// Its code does not tell: a broken connection is `Unknown`, `Internal`, `Cancelled` or `Unavailable`, depending on
+/// where in HTTP/2 it broke, and a peer may send each of them too.
+#[must_use]
+pub fn lost(status: &Status) -> Option<Lost> {
+    // Only statuses that tonic makes of an error of its own have a source; those of a peer come from trailers.
+    let mut source = std::error::Error::source(status)?;
+    loop {
+        if source.is::<tonic::ConnectError>() {
+            return Some(Lost::NeverSent);
+        }
+        match source.source() {
+            Some(next) => source = next,
+            None => return Some(Lost::MayHaveRun),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,8 @@
+//! The crate over real sockets.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod admin;
+mod channel;
+mod support;
+mod tls;

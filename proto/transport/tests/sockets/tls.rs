@@ -1,0 +1,204 @@
+//! Who may connect, and certificates that change while the server runs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kindred_transport::auto_tls::{self, AutoTls, CLIENT_NAME};
+use kindred_transport::tls::{ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings};
+use kindred_transport::{ListenAddr, ListenOptions};
+use tokio::net::TcpStream;
+use tonic::Code;
+
+use crate::support::{Server, channel, eventually, who};
+
+fn certificates(directory: &Path, name: &str) -> AutoTls {
+    auto_tls::create(&directory.join(name), &[]).unwrap()
+}
+
+fn client(settings: ClientTlsSettings) -> Option<ClientTls> {
+    Some(ClientTls::load(settings).unwrap())
+}
+
+async fn serve(settings: ServerTlsSettings) -> Server {
+    Server::start_tls(ServerTls::load(settings).unwrap()).await
+}
+
+#[tokio::test]
+async fn only_clients_of_the_ca_are_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (certificates(directory.path(), "ours"), certificates(directory.path(), "theirs"));
+    let server = serve(ours.server_settings()).await;
+    assert!(server.endpoint.to_string().starts_with("https://127.0.0.1:"));
+
+    let good = client(ours.client_settings());
+    assert_eq!(who(&channel(&server.endpoint, good)).await.unwrap(), CLIENT_NAME);
+
+    let none = ClientTlsSettings { identity: None, ..ours.client_settings() };
+    let wrong_ca =
+        ClientTlsSettings { identity: theirs.client_settings().identity, ..ours.client_settings() };
+    let wrong_server =
+        ClientTlsSettings { identity: ours.client_settings().identity, ..theirs.client_settings() };
+    for refused in [none, wrong_ca] {
+        who(&channel(&server.endpoint, client(refused))).await.unwrap_err();
+    }
+    let error = who(&channel(&server.endpoint, client(wrong_server.clone()))).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    let careless = ClientTlsSettings { insecure_skip_verify: true, ..wrong_server };
+    who(&channel(&server.endpoint, client(careless))).await.unwrap();
+    // A client without TLS, and one whom the CA vouches for but who expects another server name.
+    let plain = server.endpoint.clone().with_scheme(kindred_transport::address::Scheme::Plain);
+    who(&channel(&plain, None)).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn names_of_clients_are_checked() {
+    let directory = tempfile::tempdir().unwrap();
+    let ours = certificates(directory.path(), "ours");
+    let with = |cn: &[&str], hostnames: &[&str]| ServerTlsSettings {
+        allowed_cns: cn.iter().map(|&cn| cn.to_owned()).collect(),
+        allowed_hostnames: hostnames.iter().map(|&name| name.to_owned()).collect(),
+        ..ours.server_settings()
+    };
+    let named = ours.client_settings();
+    // The server's certificate is good for a client too, and carries host names.
+    let hosted = ClientTlsSettings {
+        identity: Some((ours.server_cert.clone(), ours.server_key.clone())),
+        ..named.clone()
+    };
+    for (settings, identity, accepted) in [
+        (with(&[CLIENT_NAME, "other"], &[]), &named, true),
+        (with(&["other"], &[]), &named, false),
+        (with(&[], &["localhost"]), &hosted, true),
+        (with(&[], &["127.0.0.1"]), &hosted, true),
+        (with(&[], &["other.example"]), &hosted, false),
+        (with(&[], &["localhost"]), &named, false),
+    ] {
+        let server = serve(settings.clone()).await;
+        let answer = who(&channel(&server.endpoint, client(identity.clone()))).await;
+        assert_eq!(answer.is_ok(), accepted, "{settings:?} {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn rotated_files_are_used_without_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = (certificates(directory.path(), "old"), certificates(directory.path(), "new"));
+    let settings = ServerTlsSettings { reload_every: Duration::from_millis(20), ..old.server_settings() };
+    let server = serve(settings).await;
+    let open = channel(&server.endpoint, client(old.client_settings()));
+    who(&open).await.unwrap();
+    // The client's own files are replaced too; it was loaded with the old ones.
+    let rotated = client(old.client_settings());
+    let fresh = client(new.client_settings());
+    assert_eq!(who(&channel(&server.endpoint, fresh.clone())).await.unwrap_err().code(), Code::Unavailable);
+    let replaced = [
+        (&new.ca_cert, &old.ca_cert),
+        (&new.server_key, &old.server_key),
+        (&new.server_cert, &old.server_cert),
+    ];
+    let kept = client({
+        // A copy of the old identity, to see that it is refused now.
+        let copy = directory.path().join("copy");
+        std::fs::create_dir(&copy).unwrap();
+        let copied = |from: &Path| {
+            let to = copy.join(from.file_name().unwrap());
+            std::fs::copy(from, &to).unwrap();
+            to
+        };
+        ClientTlsSettings {
+            trusted_ca_file: Some(new.ca_cert.clone()),
+            identity: Some((copied(&old.client_cert), copied(&old.client_key))),
+            ..ClientTlsSettings::default()
+        }
+    });
+    for (from, to) in replaced {
+        std::fs::copy(from, to).unwrap();
+    }
+    eventually("new clients are served", || async {
+        who(&channel(&server.endpoint, fresh.clone())).await.is_ok()
+    })
+    .await;
+    who(&channel(&server.endpoint, kept)).await.unwrap_err();
+    who(&open).await.unwrap();
+    std::fs::copy(&new.client_cert, &old.client_cert).unwrap();
+    std::fs::copy(&new.client_key, &old.client_key).unwrap();
+    who(&channel(&server.endpoint, rotated)).await.unwrap();
+
+    // Files that cannot be used change nothing.
+    std::fs::write(&old.server_cert, "no certificate").unwrap();
+    std::fs::write(&old.client_key, "no key").unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    who(&channel(&server.endpoint, fresh)).await.unwrap();
+}
+
+#[tokio::test]
+async fn plain_and_tls_on_one_port() {
+    let directory = tempfile::tempdir().unwrap();
+    let ours = certificates(directory.path(), "ours");
+    let server = serve(ServerTlsSettings { allow_plaintext: true, ..ours.server_settings() }).await;
+    let plain = server.endpoint.clone().with_scheme(kindred_transport::address::Scheme::Plain);
+    assert_eq!(who(&channel(&server.endpoint, client(ours.client_settings()))).await.unwrap(), CLIENT_NAME);
+    assert_eq!(who(&channel(&plain, None)).await.unwrap(), "plain");
+}
+
+#[tokio::test]
+async fn a_stuck_handshake_delays_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let ours = certificates(directory.path(), "ours");
+    let tls = ServerTls::load(ours.server_settings()).unwrap();
+    let server = Server::start_tls(tls.clone()).await;
+    let address = server.endpoint.authority();
+    let mut stuck = Vec::new();
+    for _ in 0..20 {
+        stuck.push(TcpStream::connect(&address).await.unwrap());
+    }
+    let quick = channel(&server.endpoint, client(ours.client_settings()));
+    tokio::time::timeout(Duration::from_secs(5), who(&quick)).await.unwrap().unwrap();
+
+    // With every place taken, the time limit makes room.
+    let options = ListenOptions {
+        handshakes_max: 2,
+        handshake_timeout: Duration::from_millis(200),
+        ..ListenOptions::with_tls(Some(tls))
+    };
+    let server = Server::start(&ListenAddr::any_local_port(), options).await;
+    for _ in 0..4 {
+        stuck.push(TcpStream::connect(server.endpoint.authority()).await.unwrap());
+    }
+    let late = channel(&server.endpoint, client(ours.client_settings()));
+    who(&late).await.unwrap();
+}
+
+#[test]
+fn flags_are_checked_together() {
+    use clap::Parser;
+    use kindred_transport::tls::ServerTlsArgs;
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        tls: ServerTlsArgs,
+    }
+    let settings = |flags: &[&str]| {
+        Cli::parse_from(std::iter::once(&"test").chain(flags))
+            .tls
+            .settings()
+            .map_err(|error| error.to_string())
+    };
+    assert!(settings(&[]).unwrap().is_none());
+    let pair = ["--cert-file", "c", "--key-file", "k"];
+    let all = [&pair[..], &["--trusted-ca-file", "ca", "--allowed-cn", "a,b", "--tls-min-version", "TLS1.3"]];
+    assert_eq!(settings(&all.concat()).unwrap().unwrap().allowed_cns, ["a", "b"]);
+    for (flags, says) in [
+        (vec!["--cert-file", "c"], "needs --key-file"),
+        (vec!["--key-file", "k"], "needs --cert-file"),
+        (vec!["--client-cert-auth"], "only with --cert-file"),
+        ([&pair[..], &["--client-cert-auth"]].concat(), "needs --trusted-ca-file"),
+        ([&pair[..], &["--allowed-cn", "a"]].concat(), "need --trusted-ca-file"),
+    ] {
+        let error = settings(&flags).unwrap_err();
+        assert!(error.contains(says), "{flags:?}: {error}");
+    }
+    let missing = ServerTlsSettings::new("/nowhere/c.pem", "/nowhere/k.pem");
+    let error = ServerTls::load(missing).unwrap_err().to_string();
+    assert!(error.starts_with("--cert-file /nowhere/c.pem: "), "{error}");
+}
