@@ -1,283 +1,313 @@
-//! The engine of a shard. SKELETON of the public surface: the contract between `shard/` and `shard/engine/`.
+//! The engine of a shard: the contract between `shard/` and `shard/engine/`.
 //!
 //! One owner (the apply loop) calls everything here. A write has two halves: `apply` changes the state and assigns the
 //! revision; the loop then makes the batch as durable as its mode promises; `publish` makes it visible (R9) to reads,
 //! headers and watches. Reads and watches between the two see only what is published.
 
-use bytes::Bytes;
-use kindred_partition_config::{
-    ids::{LeaseId, Revision, Slot},
-    key::{Key, KeyRange},
-    kind::KindScheme,
+use kindred_partition_config::{ids::Revision, key::KeyRange};
+
+use crate::{
+    apply::Applier,
+    clock::Clock,
+    error::EngineError,
+    hash,
+    lease::LeaseTable,
+    object::Pins,
+    ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
+    read,
+    space::{Scope, Space},
+    version::Version,
+    watch::Watches,
 };
 
-use crate::{error::EngineError, ops::*, version::Version};
+mod leases;
+mod types;
 
-/// Wall clock, microseconds since the Unix epoch; passed in, never read here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct WallMicros(pub u64);
+pub use self::types::*;
 
-/// A monotonic clock in milliseconds (leases); passed in, never read here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct MonoMillis(pub u64);
-
-/// How revisions are assigned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RevisionMode {
-    /// Hybrid logical clock (design section 3): microseconds << 10 | slot.
-    Hlc(Slot),
-    /// etcd's 1, 2, 3 … for a shard alone.
-    Dense,
-}
-
-/// What an engine is made with.
-#[derive(Debug, Clone)]
-pub struct EngineConfig {
-    /// How revisions are assigned.
-    pub revisions: RevisionMode,
-    /// Which keys belong to which Kind.
-    pub kinds: KindScheme,
-    /// How far above its own now a raise may go (R3).
-    pub max_clock_offset_micros: u64,
-    /// Shortest TTL that a grant gets, seconds (etcd: 2 with default election settings).
-    pub min_lease_ttl_s: i64,
-}
-
-/// A long read in progress: pinned at one revision, answered chunk by chunk.
-#[derive(Debug)]
-pub struct OpenRange {
-    /// The revision read at.
-    pub at: Revision,
-    /// The header's revision (the current one; differs from `at` when the query named a revision).
-    pub header: Revision,
-    /// Exact number of keys in the range at `at`.
-    pub count: u64,
-}
-
-/// A client's watch stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StreamId(pub u64);
-
-/// A watch's id on its stream, as on the wire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WatchId(pub i64);
-
-/// What a watch wants.
-#[derive(Debug, Clone)]
-pub struct WatchSpec {
-    /// Which keys.
-    pub range: KeyRange,
-    /// First revision wanted; `None` = from now on (R8).
-    pub start: Option<Revision>,
-    /// The id that the client chose; `None` = the stream's next free one.
-    pub id: Option<WatchId>,
-    /// Events carry the version before.
-    pub prev_kv: bool,
-    /// Leave out puts.
-    pub no_put: bool,
-    /// Leave out deletions.
-    pub no_delete: bool,
-    /// Wants periodic progress.
-    pub progress_notify: bool,
-    /// May be answered in fragments (the encoder's business).
-    pub fragment: bool,
-}
-
-/// One change of one key.
-#[derive(Debug, Clone)]
-pub struct Event {
-    /// The new version, or the tombstone: key and mod_revision only, `is_delete`.
-    pub kv: Version,
-    /// A deletion.
-    pub is_delete: bool,
-    /// The version before, if any and still above the floor.
-    pub prev: Option<Version>,
-}
-
-/// What a watch stream has to tell its client, in the order in which it must be told.
-#[derive(Debug, Clone)]
-pub enum WatchOut {
-    /// The watch exists; nothing at or below `header` is delivered unless it asked for it.
-    Created { id: WatchId, header: Revision },
-    /// Events of one watch, ordered; never splits a revision.
-    Events { id: WatchId, header: Revision, events: Vec<Event>, prev_kv: bool, fragment: bool },
-    /// The watch ended because its next revision is compacted.
-    Compacted { id: WatchId, header: Revision, floor: Revision },
-    /// The client cancelled it.
-    Canceled { id: WatchId, header: Revision },
-    /// A promise for one watch (periodic), or for all of the stream (`None`, on request): R7.
-    Progress { id: Option<WatchId>, header: Revision },
-}
-
-/// Sizes for status and metrics.
-#[derive(Debug, Clone, Copy)]
-pub struct EngineStats {
-    /// Bytes of the versions current now (keys, values and their fixed overhead).
-    pub live_bytes: u64,
-    /// Bytes of all versions held.
-    pub total_bytes: u64,
-    /// Live keys.
-    pub keys: u64,
-    /// Events held as history.
-    pub events: u64,
-    /// Open watches.
-    pub watches: u64,
-    /// Leases.
-    pub leases: u64,
-}
-
-/// A lease as time-to-live answers it.
-#[derive(Debug, Clone)]
-pub struct LeaseView {
-    /// Seconds left, rounded as etcd does.
-    pub ttl_s: i64,
-    /// Seconds granted.
-    pub granted_ttl_s: i64,
-    /// Attached keys on this store, sorted; filled when asked for.
-    pub keys: Vec<Key>,
-}
-
-/// A lease that is over at its home and waits for other stores (R12).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EndedLease {
-    /// Which.
-    pub id: LeaseId,
-    /// Stores that still hold keys of it.
-    pub attached: Vec<Slot>,
-}
+/// The floor of a dense engine that was never compacted, as etcd's HashKV shows it.
+const NEVER_COMPACTED: Revision = Revision(-1);
 
 /// The whole state of one shard.
-pub struct Engine {}
+pub struct Engine {
+    config: EngineConfig,
+    clock: Clock,
+    space: Space,
+    leases: LeaseTable,
+    watches: Watches,
+    floor: Revision,
+    pins: Pins,
+    /// Whether a pin ended since the last scrub.
+    unpinned: bool,
+    /// Periodic progress that waits for what was applied before it to be published.
+    tick: Option<Revision>,
+}
 
-#[allow(unused_variables, clippy::unused_self)]
 impl Engine {
     /// An empty engine. With `Hlc` its floor and current revision stand at `now`, so that any older start or read is
     /// compacted (nothing before is known here); with `Dense` at revision 1, as a new etcd.
     #[must_use]
-    pub fn new(config: EngineConfig, now: WallMicros) -> Self { todo!() }
+    pub fn new(config: EngineConfig, now: WallMicros) -> Self {
+        let clock = Clock::new(config.revisions, now);
+        let dense = config.revisions == RevisionMode::Dense;
+        let start = clock.last();
+        Self {
+            space: Space::new(config.kinds.clone(), dense, start),
+            clock,
+            leases: LeaseTable::new(),
+            watches: Watches::default(),
+            floor: if dense { NEVER_COMPACTED } else { start },
+            pins: Pins::new(),
+            unpinned: false,
+            tick: None,
+            config,
+        }
+    }
 
     // ---- writes
 
     /// Runs one request atomically at one revision. A request that writes nothing assigns nothing.
     /// Refused with the state unchanged.
-    pub fn apply(&mut self, now: WallMicros, op: Op) -> Result<OpAnswer, EngineError> { todo!() }
+    pub fn apply(&mut self, now: WallMicros, op: Op) -> Result<OpAnswer, EngineError> {
+        self.applier(now).apply(op)
+    }
+
+    fn applier(&mut self, now: WallMicros) -> Applier<'_> {
+        Applier {
+            space: &mut self.space,
+            clock: &mut self.clock,
+            leases: &mut self.leases,
+            now,
+            floor: self.floor,
+        }
+    }
 
     /// Makes everything applied so far visible and hands events to the watches.
-    pub fn publish(&mut self) { todo!() }
+    pub fn publish(&mut self) {
+        let events = self.space.publish();
+        self.watches.published(&events);
+        if let Some(promised) = self.tick.take() {
+            self.watches.tick(&mut self.space, promised);
+        }
+    }
 
     /// Raises the floor: revisions below `at` cannot be read any more (`at` itself can). `Compacted` when not above the
-    /// floor, `Future` above the current revision. Constant time; `scrub` frees the memory.
-    pub fn compact(&mut self, at: Revision) -> Result<(), EngineError> { todo!() }
+    /// floor, `Future` above the current revision. Costs what the number of Kinds costs; `scrub` frees the memory.
+    pub fn compact(&mut self, at: Revision) -> Result<(), EngineError> {
+        if at <= self.floor {
+            return Err(EngineError::Compacted { floor: self.floor });
+        }
+        let current = self.current_all();
+        if at > current {
+            return Err(EngineError::Future { current });
+        }
+        self.floor = at;
+        // An idle Kind's current revision must stay readable (R4).
+        let everything = self.space.everything();
+        self.space.raise_visible(&everything, at);
+        self.watches.compacted(at);
+        Ok(())
+    }
 
     /// Frees versions below the floor that no pin needs, at most about `budget` of them; `true` when there is more to do.
-    pub fn scrub(&mut self, budget: usize) -> bool { todo!() }
+    pub fn scrub(&mut self, budget: usize) -> bool {
+        let (floor, pins) = (self.floor, &self.pins);
+        let unpinned = std::mem::take(&mut self.unpinned);
+        let mut left = budget;
+        let mut more = false;
+        for keys in self.space.keyspaces_mut() {
+            if unpinned {
+                keys.release_held(floor, pins);
+            }
+            left = keys.scrub(floor, pins, left);
+            more |= keys.wants_scrub(floor);
+        }
+        more
+    }
 
     // ---- reads
 
     /// A whole read; for small answers and inside the apply loop only.
-    pub fn range(&mut self, query: &RangeQuery) -> Result<RangeAnswer, EngineError> { todo!() }
+    pub fn range(&mut self, query: &RangeQuery) -> Result<RangeAnswer, EngineError> {
+        let (at, header) = self.read_at(&query.range, query.revision)?;
+        Ok(read::execute(&self.space, query, at, header))
+    }
+
+    /// The revision to read at and the one to show.
+    fn read_at(
+        &mut self,
+        range: &KeyRange,
+        asked: Option<Revision>,
+    ) -> Result<(Revision, Revision), EngineError> {
+        let scope = self.space.scope(range);
+        read::check_revision(asked, self.floor, self.space.visible(&scope))?;
+        let header = self.space.show(&scope);
+        Ok((asked.unwrap_or(header), header))
+    }
 
     /// Starts a long read in key order (limit, sort and filters are the caller's): checks the revision and pins it.
-    pub fn open_range(&mut self, range: &KeyRange, revision: Option<Revision>) -> Result<OpenRange, EngineError> { todo!() }
+    pub fn open_range(
+        &mut self,
+        range: &KeyRange,
+        revision: Option<Revision>,
+    ) -> Result<OpenRange, EngineError> {
+        let (at, header) = self.read_at(range, revision)?;
+        *self.pins.entry(at).or_insert(0) += 1;
+        Ok(OpenRange { at, header, count: self.space.count(range, at), rest: range.clone() })
+    }
 
     /// The next keys of a long read, at most `max_keys` / about `max_bytes`; empty when done.
-    pub fn next_chunk(&mut self, open: &mut OpenRange, max_keys: usize, max_bytes: usize) -> Vec<Version> { todo!() }
+    pub fn next_chunk(&mut self, open: &mut OpenRange, max_keys: usize, max_bytes: usize) -> Vec<Version> {
+        let (chunk, rest) = self.space.chunk(&open.rest, open.at, max_keys.max(1), max_bytes);
+        open.rest = rest;
+        chunk
+    }
 
     /// Ends a long read and its pin. Must be called (the shard's guard does).
-    pub fn close_range(&mut self, open: OpenRange) { todo!() }
+    pub fn close_range(&mut self, open: OpenRange) {
+        if let Some(count) = self.pins.get_mut(&open.at) {
+            *count -= 1;
+            if *count == 0 {
+                self.pins.remove(&open.at);
+                self.unpinned = true;
+            }
+        }
+    }
 
     /// The current revision of the ranges (R4): per Kind, or the shard's one counter in dense mode. What it shows
     /// becomes readable for all of the ranges.
-    pub fn current(&mut self, ranges: &[KeyRange]) -> Revision { todo!() }
+    pub fn current(&mut self, ranges: &[KeyRange]) -> Revision {
+        let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope(range)).collect();
+        self.show_all(&scopes)
+    }
 
-    /// The current revision of the whole shard.
-    pub fn current_all(&mut self) -> Revision { todo!() }
+    fn show_all(&mut self, scopes: &[Scope]) -> Revision {
+        if let [scope] = scopes {
+            return self.space.show(scope);
+        }
+        let shown = scopes.iter().map(|scope| self.space.visible(scope)).max().unwrap_or(Revision::ZERO);
+        for scope in scopes {
+            self.space.raise_visible(scope, shown);
+        }
+        shown
+    }
 
-    /// Raises the ranges' current revision to at least `to` (a wish from another store's clock, R3, R5).
-    pub fn raise(&mut self, now: WallMicros, ranges: &[KeyRange], to: Revision) -> Result<Revision, EngineError> { todo!() }
+    /// The current revision of the whole shard. Unlike [`Engine::current`] it raises no Kind to it: it is for headers of
+    /// answers about no key (leases, status), and an idle Kind's caches are to stay fresh beside those.
+    pub fn current_all(&mut self) -> Revision {
+        self.space.visible(&self.space.everything())
+    }
 
-    /// The floor: the last compaction.
+    /// Raises the ranges' current revision to at least `to` (a wish from another store's clock, R3, R5). While something
+    /// applied waits to be published the answer may be lower: the raise is then seen after the publish.
+    pub fn raise(
+        &mut self,
+        now: WallMicros,
+        ranges: &[KeyRange],
+        to: Revision,
+    ) -> Result<Revision, EngineError> {
+        self.clock.raise(now, to, self.config.max_clock_offset_micros)?;
+        let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope_to_raise(range)).collect();
+        for scope in &scopes {
+            self.space.raise_applied(scope, to);
+            if !self.space.has_unpublished() {
+                self.space.raise_visible(scope, to);
+            }
+        }
+        Ok(self.show_all(&scopes))
+    }
+
+    /// The floor: the last compaction; zero when there was none.
     #[must_use]
-    pub fn floor(&self) -> Revision { todo!() }
+    pub fn floor(&self) -> Revision {
+        self.floor.max(Revision::ZERO)
+    }
 
     /// etcd's HashKV over the versions at or below `at` (`None` = current): (hash, revision hashed, compact revision).
-    pub fn hash_kv(&mut self, at: Option<Revision>) -> Result<(u32, Revision, Revision), EngineError> { todo!() }
+    /// The compact revision is -1 when there was none, as etcd's.
+    pub fn hash_kv(&mut self, at: Option<Revision>) -> Result<(u32, Revision, Revision), EngineError> {
+        let current = self.current_all();
+        read::check_revision(at, self.floor, current)?;
+        let at = at.unwrap_or(current);
+        Ok((hash::hash_kv(&self.space, self.floor, at), at, self.floor))
+    }
 
     /// Sizes.
     #[must_use]
-    pub fn stats(&self) -> EngineStats { todo!() }
+    pub fn stats(&self) -> EngineStats {
+        let mut stats = EngineStats {
+            live_bytes: 0,
+            total_bytes: 0,
+            keys: 0,
+            events: 0,
+            watches: self.watches.len() as u64,
+            leases: self.leases.len() as u64,
+        };
+        for keyspace in self.space.keyspaces() {
+            let (keys, events, live_bytes, total_bytes) = keyspace.sizes();
+            stats.keys += keys;
+            stats.events += events;
+            stats.live_bytes += live_bytes;
+            stats.total_bytes += total_bytes;
+        }
+        stats
+    }
 
     // ---- watches
 
     /// A new client stream.
-    pub fn watch_open(&mut self) -> StreamId { todo!() }
+    pub fn watch_open(&mut self) -> StreamId {
+        self.watches.open()
+    }
 
-    /// Adds a watch; its `Created` (and `Compacted`, when its start is) come out of `watch_pull`.
-    pub fn watch_create(&mut self, stream: StreamId, spec: WatchSpec) -> Result<WatchId, EngineError> { todo!() }
+    /// Adds a watch; its `Created` (and `Compacted`, when its start is) come out of `watch_pull`. A watch on an empty
+    /// range is the caller's to refuse, as etcd does; here it would wait for ever.
+    pub fn watch_create(&mut self, stream: StreamId, spec: WatchSpec) -> Result<WatchId, EngineError> {
+        self.watches.create(&mut self.space, self.floor, stream, spec)
+    }
 
     /// Ends a watch; `Canceled` comes out of `watch_pull`. False when the stream has no such watch.
-    pub fn watch_cancel(&mut self, stream: StreamId, id: WatchId) -> bool { todo!() }
+    pub fn watch_cancel(&mut self, stream: StreamId, id: WatchId) -> bool {
+        self.watches.cancel(&mut self.space, stream, id)
+    }
 
     /// Asks for a manual progress (R7): one `Progress { id: None }` after every event that it covers.
-    pub fn watch_progress(&mut self, stream: StreamId) { todo!() }
+    pub fn watch_progress(&mut self, stream: StreamId) {
+        self.watches.request_progress(&mut self.space, stream);
+    }
 
     /// Periodic progress for every watch that asked for it and had nothing since the last tick; promises the present.
-    pub fn progress_tick(&mut self, now: WallMicros) { todo!() }
+    pub fn progress_tick(&mut self, now: WallMicros) {
+        let promised = self.clock.promise(now);
+        if self.space.has_unpublished() {
+            self.tick = Some(promised);
+        } else {
+            self.watches.tick(&mut self.space, promised);
+        }
+    }
 
-    /// What the stream has to send next, about `max_bytes` of it; empty when there is nothing more now.
-    pub fn watch_pull(&mut self, stream: StreamId, max_bytes: usize) -> Vec<WatchOut> { todo!() }
+    /// What the stream has to send next, about `max_bytes` of it; empty when there is nothing more now. One pull looks at
+    /// a bounded number of events: when it had to stop among events that are not for this stream, the stream is woken
+    /// again at once.
+    pub fn watch_pull(&mut self, stream: StreamId, max_bytes: usize) -> Vec<WatchOut> {
+        self.watches.pull(&mut self.space, self.floor, stream, max_bytes)
+    }
 
     /// The client is gone.
-    pub fn watch_close(&mut self, stream: StreamId) { todo!() }
+    pub fn watch_close(&mut self, stream: StreamId) {
+        self.watches.close(stream);
+    }
 
     /// Streams that came to have something to send since the last call.
-    pub fn take_wakes(&mut self) -> Vec<StreamId> { todo!() }
+    pub fn take_wakes(&mut self) -> Vec<StreamId> {
+        self.watches.take_wakes()
+    }
 
-    // ---- leases
-
-    /// A new lease whose home is this store. `id` is never zero (the caller generates one). Answers the granted TTL.
-    pub fn lease_grant(&mut self, now: MonoMillis, id: LeaseId, ttl_s: i64) -> Result<i64, EngineError> { todo!() }
-
-    /// Keeps it alive; answers the TTL.
-    pub fn lease_keep_alive(&mut self, now: MonoMillis, id: LeaseId) -> Result<i64, EngineError> { todo!() }
-
-    /// Ends it now: its keys are deleted in one revision. The stores that hold other keys of it are in the answer.
-    pub fn lease_revoke(&mut self, wall: WallMicros, id: LeaseId) -> Result<(Revision, Vec<Slot>), EngineError> { todo!() }
-
-    /// Ends what has expired, at most `max` leases; `true` when more are due.
-    pub fn lease_expire(&mut self, wall: WallMicros, now: MonoMillis, max: usize) -> bool { todo!() }
-
-    /// When the next lease may expire.
-    #[must_use]
-    pub fn lease_deadline(&self) -> Option<MonoMillis> { todo!() }
-
-    /// A lease's times and, when asked, keys.
-    pub fn lease_view(&self, now: MonoMillis, id: LeaseId, keys: bool) -> Result<LeaseView, EngineError> { todo!() }
-
-    /// All leases whose home is here, in the order of their ids.
-    #[must_use]
-    pub fn leases(&self) -> Vec<LeaseId> { todo!() }
-
-    /// At the home: `store` will hold keys of it. Answers the granted TTL.
-    pub fn lease_attach(&mut self, id: LeaseId, store: Slot) -> Result<i64, EngineError> { todo!() }
-
-    /// At another store: know a lease whose home is elsewhere; it never expires here.
-    pub fn lease_adopt(&mut self, id: LeaseId, granted_ttl_s: i64, home: Slot) -> Result<(), EngineError> { todo!() }
-
-    /// At another store: delete its keys in one revision and forget it.
-    pub fn lease_end(&mut self, wall: WallMicros, id: LeaseId) -> Revision { todo!() }
-
-    /// At the home: nobody holds keys of it any more.
-    pub fn lease_forget(&mut self, id: LeaseId) { todo!() }
-
-    /// At the home: leases that are over and wait for other stores.
-    #[must_use]
-    pub fn leases_ended(&self) -> Vec<EndedLease> { todo!() }
-
-    /// Keys of a lease here, sorted; `None` when it is unknown.
-    #[must_use]
-    pub fn lease_keys(&self, id: LeaseId) -> Option<Vec<Key>> { todo!() }
+    /// Panics when an invariant does not hold. For tests.
+    pub fn validate(&self) {
+        self.space.validate(self.clock.last());
+        self.watches.validate();
+        let current = self.space.visible(&self.space.everything());
+        assert!(self.floor <= current, "floor {} above current {current}", self.floor);
+    }
 }
-
-/// Kept so that the skeleton names every type it will use.
-pub type Value = Bytes;

@@ -1,0 +1,266 @@
+//! The only code that changes keys: one request, atomically, at one revision.
+//!
+//! As in etcd, every compare of a transaction, nested ones included, is decided on the state before it, and everything
+//! that can be refused is checked before the first change; so a refused request changes nothing and a checked one runs to
+//! its end. Operations see what earlier ones of the same transaction did.
+
+use kindred_partition_config::{
+    ids::{LeaseId, Revision},
+    key::{Key, KeyRange},
+};
+
+use crate::{
+    clock::Clock,
+    engine::WallMicros,
+    error::EngineError,
+    lease::LeaseTable,
+    ops::{Compare, CompareResult, CompareTarget, Delete, Op, OpAnswer, Put, Txn, TxnAnswer},
+    read::{self, LATEST},
+    space::{Scope, Space},
+    version::{NewVersion, Version},
+};
+
+/// What a request works on.
+pub(crate) struct Applier<'a> {
+    pub space: &'a mut Space,
+    pub clock: &'a mut Clock,
+    pub leases: &'a mut LeaseTable,
+    pub now: WallMicros,
+    pub floor: Revision,
+}
+
+/// A request in progress.
+struct Run<'a, 'b> {
+    on: &'b mut Applier<'a>,
+    /// The current revision before the request.
+    begin: Revision,
+    /// The request's revision, once something is written.
+    assigned: Option<Revision>,
+    /// Changes so far.
+    changes: u32,
+}
+
+impl Applier<'_> {
+    /// See [`crate::engine::Engine::apply`].
+    pub(crate) fn apply(mut self, op: Op) -> Result<OpAnswer, EngineError> {
+        let mut path = Vec::new();
+        if let Op::Txn(txn) = &op {
+            decide(self.space, txn, &mut path);
+        }
+        let mut touched = Vec::new();
+        touch(&op, &mut path.iter(), &mut touched);
+        let scopes: Vec<Scope> = touched.iter().map(|range| self.space.scope(range)).collect();
+        let begin = scopes.iter().map(|scope| self.space.applied(scope)).max().unwrap_or(Revision::ZERO);
+        // A transaction without any operation shows the present of everything.
+        let begin = if scopes.is_empty() { self.space.applied(&self.space.everything()) } else { begin };
+        self.check(&op, &mut path.iter(), begin)?;
+
+        let mut run = Run { on: &mut self, begin, assigned: None, changes: 0 };
+        let mut answer = run.execute(op, &mut path.iter());
+        let header = run.assigned.unwrap_or(begin);
+        if let OpAnswer::Txn(txn) = &mut answer {
+            txn.header = header;
+        }
+        // What the answer shows can be read of everything that it is about.
+        let single = matches!(scopes.as_slice(), [Scope::One(_)]);
+        if !single || self.space.applied(&scopes[0]) < header {
+            for range in &touched {
+                let scope = self.space.scope_to_raise(range);
+                self.space.raise_applied(&scope, header);
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Deletes keys that exist, in this order, at one revision; for leases that are over. `None` when there were none.
+    pub(crate) fn delete_keys(mut self, keys: &[Key]) -> Option<Revision> {
+        let mut run = Run { on: &mut self, begin: Revision::ZERO, assigned: None, changes: 0 };
+        for key in keys {
+            if run.on.space.get(key).is_some() {
+                run.delete_one(key);
+            }
+        }
+        run.assigned
+    }
+
+    fn check<'p>(
+        &self,
+        op: &Op,
+        path: &mut impl Iterator<Item = &'p bool>,
+        begin: Revision,
+    ) -> Result<(), EngineError> {
+        match op {
+            Op::Range(query) => read::check_revision(query.revision, self.floor, begin),
+            Op::Put(put) => self.check_put(put),
+            Op::Delete(_) => Ok(()),
+            Op::Txn(txn) => taken(txn, path).iter().try_for_each(|op| self.check(op, path, begin)),
+        }
+    }
+
+    fn check_put(&self, put: &Put) -> Result<(), EngineError> {
+        if let Some(lease) = put.lease
+            && !self.leases.contains(lease)
+        {
+            return Err(EngineError::LeaseNotFound(lease));
+        }
+        if (put.ignore_value || put.ignore_lease) && self.space.get(&put.key).is_none() {
+            return Err(EngineError::KeyNotFound);
+        }
+        Ok(())
+    }
+}
+
+impl Run<'_, '_> {
+    fn execute<'p>(&mut self, op: Op, path: &mut dyn Iterator<Item = &'p bool>) -> OpAnswer {
+        match op {
+            Op::Range(query) => {
+                let at = query.revision.unwrap_or(LATEST);
+                OpAnswer::Range(read::execute(self.on.space, &query, at, self.header()))
+            }
+            Op::Put(put) => self.put(put),
+            Op::Delete(delete) => self.delete(&delete),
+            Op::Txn(txn) => {
+                let succeeded = path.next().copied().unwrap_or(false);
+                let ops = if succeeded { txn.success } else { txn.failure };
+                let responses = ops.into_iter().map(|op| self.execute(op, path)).collect();
+                // etcd leaves a nested transaction's header empty; the outermost one's is filled in at the end.
+                OpAnswer::Txn(TxnAnswer { header: Revision::ZERO, succeeded, responses })
+            }
+        }
+    }
+
+    fn header(&self) -> Revision {
+        self.assigned.unwrap_or(self.begin)
+    }
+
+    /// The request's revision and the next change's place in it.
+    fn assign(&mut self) -> (Revision, u32) {
+        let revision = *self.assigned.get_or_insert_with(|| self.on.clock.assign(self.on.now));
+        let sub = self.changes;
+        self.changes += 1;
+        (revision, sub)
+    }
+
+    fn put(&mut self, put: Put) -> OpAnswer {
+        let (revision, sub) = self.assign();
+        let prev = self.on.space.get(&put.key).cloned();
+        let old_lease = prev.as_ref().and_then(Version::lease_id);
+        let value = if put.ignore_value { prev.as_ref().map_or(&[][..], Version::value) } else { &put.value };
+        let lease = if put.ignore_lease { old_lease } else { put.lease };
+        let version = Version::put(&NewVersion {
+            key: &put.key,
+            value,
+            create: prev.as_ref().map_or(revision, Version::create_revision),
+            modified: revision,
+            sub,
+            version: prev.as_ref().map_or(1, |prev| prev.version() + 1),
+            lease,
+        });
+        self.on.space.write(version);
+        self.move_lease(&put.key, old_lease, lease);
+        OpAnswer::Put { header: revision, prev: prev.filter(|_| put.prev_kv) }
+    }
+
+    fn move_lease(&mut self, key: &Key, old: Option<LeaseId>, new: Option<LeaseId>) {
+        if old == new {
+            return;
+        }
+        if let Some(old) = old {
+            self.on.leases.detach_key(old, key);
+        }
+        if let Some(new) = new {
+            // Keep a copy: the request's buffer, of which this key may be a slice, is not to live as long as the lease.
+            let attached = self.on.leases.attach_key(new, &Key::copy_from(key));
+            debug_assert!(attached.is_ok(), "checked before the request began");
+        }
+    }
+
+    fn delete(&mut self, delete: &Delete) -> OpAnswer {
+        let doomed = self.on.space.collect(&delete.range, LATEST, 0);
+        for version in &doomed {
+            self.delete_one(version.key());
+        }
+        let deleted = doomed.len() as u64;
+        OpAnswer::Delete {
+            header: self.header(),
+            deleted,
+            prev: if delete.prev_kv { doomed } else { Vec::new() },
+        }
+    }
+
+    fn delete_one(&mut self, key: &[u8]) {
+        let (revision, sub) = self.assign();
+        let before = self.on.space.write(Version::tombstone(key, revision, sub));
+        let lease = before.and_then(|version| version.lease_id());
+        if let Some(lease) = lease {
+            self.on.leases.detach_key(lease, &Key::copy_from(key));
+        }
+    }
+}
+
+/// The operations of the branch that a decided transaction takes.
+fn taken<'t, 'p>(txn: &'t Txn, path: &mut impl Iterator<Item = &'p bool>) -> &'t [Op] {
+    if path.next().copied().unwrap_or(false) { &txn.success } else { &txn.failure }
+}
+
+/// Which branch a transaction and those nested in the branches taken take, in the order in which they will run.
+fn decide(space: &Space, txn: &Txn, path: &mut Vec<bool>) {
+    let holds = txn.compares.iter().all(|compare| holds(space, compare));
+    path.push(holds);
+    for op in if holds { &txn.success } else { &txn.failure } {
+        if let Op::Txn(nested) = op {
+            decide(space, nested, path);
+        }
+    }
+}
+
+/// The ranges that a request reads or writes.
+fn touch<'p>(op: &Op, path: &mut dyn Iterator<Item = &'p bool>, ranges: &mut Vec<KeyRange>) {
+    match op {
+        Op::Range(query) => ranges.push(query.range.clone()),
+        Op::Put(put) => ranges.push(KeyRange::Single(put.key.clone())),
+        Op::Delete(delete) => ranges.push(delete.range.clone()),
+        Op::Txn(txn) => {
+            let ops = if path.next().copied().unwrap_or(false) { &txn.success } else { &txn.failure };
+            ranges.extend(txn.compares.iter().map(|compare| compare.range.clone()));
+            for op in ops {
+                touch(op, path, ranges);
+            }
+            // kube-apiserver's transactions name one key throughout.
+            ranges.dedup();
+        }
+    }
+}
+
+fn holds(space: &Space, compare: &Compare) -> bool {
+    let found = space.collect(&compare.range, LATEST, 0);
+    if found.is_empty() {
+        // Nothing is there to have a value, not even an empty one; every number of an absent key is zero.
+        return match &compare.target {
+            CompareTarget::Value(_) => false,
+            CompareTarget::Version(n)
+            | CompareTarget::Create(n)
+            | CompareTarget::Mod(n)
+            | CompareTarget::Lease(n) => stands(0.cmp(n), compare.result),
+        };
+    }
+    found.iter().all(|kv| {
+        let order = match &compare.target {
+            CompareTarget::Version(n) => kv.version().cmp(n),
+            CompareTarget::Create(n) => kv.create_revision().get().cmp(n),
+            CompareTarget::Mod(n) => kv.mod_revision().get().cmp(n),
+            CompareTarget::Value(value) => kv.value().cmp(value),
+            CompareTarget::Lease(n) => kv.lease().cmp(n),
+        };
+        stands(order, compare.result)
+    })
+}
+
+fn stands(order: std::cmp::Ordering, wanted: CompareResult) -> bool {
+    match wanted {
+        CompareResult::Equal => order.is_eq(),
+        CompareResult::NotEqual => order.is_ne(),
+        CompareResult::Greater => order.is_gt(),
+        CompareResult::Less => order.is_lt(),
+    }
+}

@@ -1,0 +1,101 @@
+//! Leases and the keys that end with them.
+
+use kindred_partition_config::{
+    ids::{LeaseId, Revision, Slot},
+    key::Key,
+};
+
+use super::{EndedLease, Engine, LeaseView, MonoMillis, WallMicros};
+use crate::error::EngineError;
+
+impl Engine {
+    /// A new lease whose home is this store. `id` is never zero (the caller generates one). Answers the granted TTL.
+    pub fn lease_grant(&mut self, now: MonoMillis, id: LeaseId, ttl_s: i64) -> Result<i64, EngineError> {
+        self.leases.grant(now, id, ttl_s, self.config.min_lease_ttl_s)
+    }
+
+    /// Keeps it alive; answers the TTL.
+    pub fn lease_keep_alive(&mut self, now: MonoMillis, id: LeaseId) -> Result<i64, EngineError> {
+        self.leases.keep_alive(now, id)
+    }
+
+    /// Ends it now: its keys are deleted in one revision. The stores that hold other keys of it are in the answer. The
+    /// revision is the deletion's, or the shard's current one when there were no keys.
+    pub fn lease_revoke(
+        &mut self,
+        wall: WallMicros,
+        id: LeaseId,
+    ) -> Result<(Revision, Vec<Slot>), EngineError> {
+        let (keys, stores) = self.leases.begin_end(id).ok_or(EngineError::LeaseNotFound(id))?;
+        Ok((self.delete_leased(wall, &keys), stores))
+    }
+
+    /// Ends what has expired, at most `max` leases; `true` when more are due.
+    pub fn lease_expire(&mut self, wall: WallMicros, now: MonoMillis, max: usize) -> bool {
+        for id in self.leases.due(now, max) {
+            if let Some((keys, _)) = self.leases.begin_end(id) {
+                self.delete_leased(wall, &keys);
+            }
+        }
+        self.leases.deadline().is_some_and(|deadline| deadline <= now)
+    }
+
+    /// When the next lease may expire.
+    #[must_use]
+    pub fn lease_deadline(&self) -> Option<MonoMillis> {
+        self.leases.deadline()
+    }
+
+    /// A lease's times and, when asked, keys.
+    pub fn lease_view(&self, now: MonoMillis, id: LeaseId, keys: bool) -> Result<LeaseView, EngineError> {
+        let mut view = self.leases.view(now, id)?;
+        if keys {
+            view.keys = self.leases.keys(id).unwrap_or_default();
+        }
+        Ok(view)
+    }
+
+    /// All leases whose home is here, in the order of their ids.
+    #[must_use]
+    pub fn leases(&self) -> Vec<LeaseId> {
+        self.leases.home_ids()
+    }
+
+    /// At the home: `store` will hold keys of it. Answers the granted TTL.
+    pub fn lease_attach(&mut self, id: LeaseId, store: Slot) -> Result<i64, EngineError> {
+        self.leases.attach_store(id, store)
+    }
+
+    /// At another store: know a lease whose home is elsewhere; it never expires here.
+    pub fn lease_adopt(&mut self, id: LeaseId, granted_ttl_s: i64, home: Slot) -> Result<(), EngineError> {
+        self.leases.adopt(id, granted_ttl_s, home)
+    }
+
+    /// At another store: delete its keys in one revision and forget it.
+    pub fn lease_end(&mut self, wall: WallMicros, id: LeaseId) -> Revision {
+        let keys = self.leases.end_adopted(id);
+        self.delete_leased(wall, &keys)
+    }
+
+    /// At the home: nobody holds keys of it any more.
+    pub fn lease_forget(&mut self, id: LeaseId) {
+        self.leases.forget(id);
+    }
+
+    /// At the home: leases that are over and wait for other stores.
+    #[must_use]
+    pub fn leases_ended(&self) -> Vec<EndedLease> {
+        self.leases.ended()
+    }
+
+    /// Keys of a lease here, sorted; `None` when it is unknown.
+    #[must_use]
+    pub fn lease_keys(&self, id: LeaseId) -> Option<Vec<Key>> {
+        self.leases.keys(id)
+    }
+
+    fn delete_leased(&mut self, wall: WallMicros, keys: &[Key]) -> Revision {
+        let deleted = self.applier(wall).delete_keys(keys);
+        deleted.unwrap_or_else(|| self.current_all())
+    }
+}

@@ -1,0 +1,144 @@
+//! What the engine is told and what it tells, besides [`crate::ops`].
+
+use kindred_partition_config::{
+    ids::{LeaseId, Revision, Slot},
+    key::{Key, KeyRange},
+    kind::KindScheme,
+};
+
+use crate::version::Version;
+
+/// Wall clock, microseconds since the Unix epoch; passed in, never read here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WallMicros(pub u64);
+
+/// A monotonic clock in milliseconds (leases); passed in, never read here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MonoMillis(pub u64);
+
+/// How revisions are assigned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RevisionMode {
+    /// Hybrid logical clock (design section 3): microseconds << 10 | slot.
+    Hlc(Slot),
+    /// etcd's 1, 2, 3 … for a shard alone.
+    Dense,
+}
+
+/// What an engine is made with.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// How revisions are assigned.
+    pub revisions: RevisionMode,
+    /// Which keys belong to which Kind.
+    pub kinds: KindScheme,
+    /// How far above its own now a raise may go (R3).
+    pub max_clock_offset_micros: u64,
+    /// Shortest TTL that a grant gets, seconds (etcd: 2 with default election settings).
+    pub min_lease_ttl_s: i64,
+}
+
+/// A long read in progress: pinned at one revision, answered chunk by chunk.
+#[derive(Debug)]
+pub struct OpenRange {
+    /// The revision read at.
+    pub at: Revision,
+    /// The header's revision (the current one; differs from `at` when the query named a revision).
+    pub header: Revision,
+    /// Exact number of keys in the range at `at`.
+    pub count: u64,
+    /// What is still to be read.
+    pub(crate) rest: KeyRange,
+}
+
+/// A client's watch stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub u64);
+
+/// A watch's id on its stream, as on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WatchId(pub i64);
+
+/// What a watch wants.
+#[derive(Debug, Clone)]
+pub struct WatchSpec {
+    /// Which keys.
+    pub range: KeyRange,
+    /// First revision wanted; `None` = from now on (R8).
+    pub start: Option<Revision>,
+    /// The id that the client chose; `None` = the stream's next free one.
+    pub id: Option<WatchId>,
+    /// Events carry the version before.
+    pub prev_kv: bool,
+    /// Leave out puts.
+    pub no_put: bool,
+    /// Leave out deletions.
+    pub no_delete: bool,
+    /// Wants periodic progress.
+    pub progress_notify: bool,
+    /// May be answered in fragments (the encoder's business).
+    pub fragment: bool,
+}
+
+/// One change of one key.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// The new version, or the tombstone: key and mod_revision only, `is_delete`.
+    pub kv: Version,
+    /// A deletion.
+    pub is_delete: bool,
+    /// The version before, if any and still above the floor.
+    pub prev: Option<Version>,
+}
+
+/// What a watch stream has to tell its client, in the order in which it must be told.
+#[derive(Debug, Clone)]
+pub enum WatchOut {
+    /// The watch exists; nothing at or below `header` is delivered unless it asked for it.
+    Created { id: WatchId, header: Revision },
+    /// Events of one watch, ordered; never splits a revision.
+    Events { id: WatchId, header: Revision, events: Vec<Event>, prev_kv: bool, fragment: bool },
+    /// The watch ended because its next revision is compacted.
+    Compacted { id: WatchId, header: Revision, floor: Revision },
+    /// The client cancelled it.
+    Canceled { id: WatchId, header: Revision },
+    /// A promise for one watch (periodic), or for all of the stream (`None`, on request): R7.
+    Progress { id: Option<WatchId>, header: Revision },
+}
+
+/// Sizes for status and metrics.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineStats {
+    /// Bytes of the versions current now (keys, values and their fixed overhead).
+    pub live_bytes: u64,
+    /// Bytes of all versions held.
+    pub total_bytes: u64,
+    /// Live keys.
+    pub keys: u64,
+    /// Events held as history.
+    pub events: u64,
+    /// Open watches.
+    pub watches: u64,
+    /// Leases.
+    pub leases: u64,
+}
+
+/// A lease as time-to-live answers it.
+#[derive(Debug, Clone)]
+pub struct LeaseView {
+    /// Seconds left, rounded as etcd does.
+    pub ttl_s: i64,
+    /// Seconds granted.
+    pub granted_ttl_s: i64,
+    /// Attached keys on this store, sorted; filled when asked for.
+    pub keys: Vec<Key>,
+}
+
+/// A lease that is over at its home and waits for other stores (R12).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndedLease {
+    /// Which.
+    pub id: LeaseId,
+    /// Stores that still hold keys of it.
+    pub attached: Vec<Slot>,
+}

@@ -1,0 +1,54 @@
+//! etcd's HashKV (3.7): a CRC-32C over its storage keys and values in the order of revisions, after a compaction has run
+//! to its end. What etcd would have deleted by then is left out here whether or not it is freed yet.
+
+use kindred_partition_config::ids::Revision;
+
+use crate::{object::Object, space::Space, version::Version};
+
+/// The hash of everything at or below `at` with the last compaction at `floor`.
+pub(crate) fn hash_kv(space: &Space, floor: Revision, at: Revision) -> u32 {
+    let mut versions: Vec<(&Version, bool)> = Vec::new();
+    // etcd leaves out what a compaction at `at` would not keep, but only when it would keep anything at all.
+    let mut keeps_any = false;
+    for object in space.keyspaces().flat_map(|keys| keys.objects()) {
+        let current = object.at(at).map(Version::order);
+        keeps_any |= current.is_some();
+        let held = retained(object, floor).filter(|v| v.mod_revision() <= at);
+        versions.extend(held.map(|v| (v, v.mod_revision() > floor || Some(v.order()) == current)));
+    }
+    versions.sort_unstable_by_key(|(version, _)| version.order());
+    let mut crc = crc32c::crc32c(b"key");
+    for (version, kept) in versions {
+        if kept || !keeps_any {
+            crc = crc32c::crc32c_append(crc, &storage_key(version));
+            crc = crc32c::crc32c_append(crc, &storage_value(version));
+        }
+    }
+    crc
+}
+
+/// What etcd holds of a key after compacting at `floor`; a tombstone exactly there never counts.
+fn retained(object: &Object, floor: Revision) -> impl Iterator<Item = &Version> {
+    let at_floor = object.at(floor).map(Version::order);
+    object.versions().filter(move |v| v.mod_revision() > floor || Some(v.order()) == at_floor)
+}
+
+/// Revision and sub-revision as etcd writes them, marked when it is a deletion.
+fn storage_key(version: &Version) -> Vec<u8> {
+    let mut key = Vec::with_capacity(18);
+    key.extend_from_slice(&version.mod_revision().get().to_be_bytes());
+    key.push(b'_');
+    key.extend_from_slice(&u64::from(version.sub()).to_be_bytes());
+    if version.is_tombstone() {
+        key.push(b't');
+    }
+    key
+}
+
+/// etcd stores a deletion as the key alone.
+fn storage_value(version: &Version) -> Vec<u8> {
+    if version.is_tombstone() {
+        return Version::tombstone(version.key(), Revision::ZERO, 0).encoded().to_vec();
+    }
+    version.encoded().to_vec()
+}

@@ -1,0 +1,277 @@
+//! The keys of one Kind (or the keys of no Kind): objects by hash and in order, their event log, and the log of creates
+//! and deletions from which an older count is told.
+
+use std::hash::BuildHasher;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use kindred_partition_config::{ids::Revision, key::Key};
+
+use crate::{
+    engine::Event,
+    log::ChunkedLog,
+    object::{Object, Pins},
+    order_index::OrderIndex,
+    version::Version,
+};
+
+/// A half-open interval of keys.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span<'a> {
+    pub start: &'a [u8],
+    pub end: Option<&'a [u8]>,
+}
+
+impl Span<'_> {
+    pub(crate) fn contains(&self, key: &[u8]) -> bool {
+        key >= self.start && self.end.is_none_or(|end| key < end)
+    }
+}
+
+/// Where an object stands in its keyspace.
+pub(crate) type ObjectId = u32;
+
+/// See the module's text.
+pub(crate) struct Keyspace {
+    objects: Vec<Option<Object>>,
+    free: Vec<ObjectId>,
+    by_hash: HashTable<ObjectId>,
+    hasher: DefaultHashBuilder,
+    by_order: OrderIndex<ObjectId>,
+    log: ChunkedLog<Event>,
+    /// The events that made a key exist or not exist.
+    flips: ChunkedLog<Version>,
+    /// The revision of the last of them, also when it is no longer in `flips`.
+    last_flip: Revision,
+    /// Keys of objects that keep a version for a pin only.
+    held: Vec<Key>,
+    live_bytes: u64,
+    total_bytes: u64,
+}
+
+impl Keyspace {
+    pub(crate) fn new() -> Self {
+        Self {
+            objects: Vec::new(),
+            free: Vec::new(),
+            by_hash: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+            by_order: OrderIndex::new(),
+            log: ChunkedLog::default(),
+            flips: ChunkedLog::default(),
+            last_flip: Revision::ZERO,
+            held: Vec::new(),
+            live_bytes: 0,
+            total_bytes: 0,
+        }
+    }
+
+    // ---- objects
+
+    pub(crate) fn object(&self, key: &[u8]) -> Option<&Object> {
+        self.by_id(self.find(key)?)
+    }
+
+    fn by_id(&self, id: ObjectId) -> Option<&Object> {
+        self.objects.get(id as usize)?.as_ref()
+    }
+
+    fn find(&self, key: &[u8]) -> Option<ObjectId> {
+        let hash = self.hasher.hash_one(key);
+        self.by_hash.find(hash, |id| self.by_id(*id).is_some_and(|o| o.key() == key)).copied()
+    }
+
+    /// Adds the newest version of its key (a tombstone only of a key that exists) and answers the one before.
+    pub(crate) fn write(&mut self, version: Version) -> Option<Version> {
+        let found = self.find(version.key());
+        let prev = found.and_then(|id| self.by_id(id)?.live().cloned());
+        let footprint = version.footprint();
+        self.total_bytes += footprint;
+        self.live_bytes -= prev.as_ref().map_or(0, Version::footprint);
+        if !version.is_tombstone() {
+            self.live_bytes += footprint;
+        }
+        match found {
+            Some(id) => {
+                if prev.is_some() == version.is_tombstone() {
+                    self.by_order.set_live(version.key(), !version.is_tombstone());
+                }
+                if let Some(object) = self.objects.get_mut(id as usize).and_then(Option::as_mut) {
+                    object.push(version.clone());
+                }
+            }
+            None => self.insert(version.clone()),
+        }
+        if prev.is_some() == version.is_tombstone() {
+            self.last_flip = version.mod_revision();
+            self.flips.push(version.clone());
+        }
+        self.log.push(Event { is_delete: version.is_tombstone(), kv: version, prev: prev.clone() });
+        prev
+    }
+
+    fn insert(&mut self, version: Version) {
+        let key = Key::copy_from(version.key());
+        let hash = self.hasher.hash_one(version.key());
+        let live = !version.is_tombstone();
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None => {
+                self.objects.push(None);
+                ObjectId::try_from(self.objects.len() - 1)
+                    .expect("4 billion keys do not fit into one process")
+            }
+        };
+        self.objects[id as usize] = Some(Object::new(version));
+        let Self { by_hash, objects, hasher, .. } = self;
+        by_hash.insert_unique(hash, id, |id| {
+            hasher.hash_one(objects.get(*id as usize).and_then(Option::as_ref).map_or(&[][..], Object::key))
+        });
+        self.by_order.insert(key, id, live);
+    }
+
+    fn remove(&mut self, key: &[u8]) {
+        let Some(id) = self.find(key) else { return };
+        let hash = self.hasher.hash_one(key);
+        if let Ok(entry) = self.by_hash.find_entry(hash, |other| *other == id) {
+            entry.remove();
+        }
+        self.by_order.remove(key);
+        if let Some(object) = self.objects.get_mut(id as usize).and_then(Option::take) {
+            self.total_bytes -= object.versions().map(Version::footprint).sum::<u64>();
+        }
+        self.free.push(id);
+    }
+
+    // ---- reads
+
+    /// Keys of `span` that existed at `at`. Costs O(log n) and what was created and deleted since.
+    pub(crate) fn count(&self, span: Span<'_>, at: Revision) -> u64 {
+        let now = self.by_order.count_live(span.start, span.end);
+        let since =
+            self.flips.iter_rev().take_while(|v| v.mod_revision() > at).filter(|v| span.contains(v.key()));
+        since.fold(now, |count, flip| if flip.is_tombstone() { count + 1 } else { count - 1 })
+    }
+
+    /// What existed in `span` at `at`, in key order.
+    pub(crate) fn scan<'s>(&'s self, span: Span<'s>, at: Revision) -> impl Iterator<Item = &'s Version> {
+        // When nothing came or went since, the tombstones can be stepped over whole.
+        let walk = if self.last_flip <= at {
+            self.by_order.iter_live_from(span.start)
+        } else {
+            self.by_order.iter_from(span.start)
+        };
+        walk.take_while(move |(key, _)| span.end.is_none_or(|end| &key[..] < end))
+            .filter_map(move |(_, id)| self.by_id(*id)?.at(at))
+    }
+
+    /// The event log from `from` on.
+    pub(crate) fn events_from(&self, from: Revision) -> impl Iterator<Item = &Event> {
+        self.log.iter_from(move |event| event.kv.mod_revision() < from)
+    }
+
+    /// The events of one key from `from` on, without walking those of others.
+    pub(crate) fn events_of<'s>(&'s self, key: &[u8], from: Revision) -> impl Iterator<Item = &'s Event> {
+        let chain = self.object(key).map(|o| o.versions()).into_iter().flatten();
+        chain.filter(move |v| v.mod_revision() >= from).filter_map(|version| {
+            let order = version.order();
+            self.log.iter_from(move |event| event.kv.order() < order).next().filter(|e| e.kv.order() == order)
+        })
+    }
+
+    /// Every object, in no order that means anything.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = &Object> {
+        self.objects.iter().flatten()
+    }
+
+    // ---- memory
+
+    /// Frees up to `budget` events below the floor and the versions that they ended; answers what is left of the budget.
+    pub(crate) fn scrub(&mut self, floor: Revision, pins: &Pins, mut budget: usize) -> usize {
+        while self.flips.front().is_some_and(|v| v.mod_revision() <= floor) {
+            self.flips.pop();
+        }
+        // The floor itself can still be watched from, so its events stay.
+        while budget > 0 && self.log.front().is_some_and(|e| e.kv.mod_revision() < floor) {
+            let Some(event) = self.log.pop() else { break };
+            self.prune(event.kv.key(), floor, pins);
+            budget -= 1;
+        }
+        budget
+    }
+
+    /// Whether [`Keyspace::scrub`] has something to do.
+    pub(crate) fn wants_scrub(&self, floor: Revision) -> bool {
+        self.log.front().is_some_and(|e| e.kv.mod_revision() < floor)
+    }
+
+    /// Looks again at what was kept for pins, after one ended.
+    pub(crate) fn release_held(&mut self, floor: Revision, pins: &Pins) {
+        for key in std::mem::take(&mut self.held) {
+            self.prune(&key, floor, pins);
+        }
+    }
+
+    fn prune(&mut self, key: &[u8], floor: Revision, pins: &Pins) {
+        let Some(id) = self.find(key) else { return };
+        let Some(object) = self.objects.get_mut(id as usize).and_then(Option::as_mut) else { return };
+        let pruned = object.prune(floor, pins);
+        self.total_bytes -= pruned.bytes;
+        if pruned.gone {
+            self.remove(key);
+        } else if pruned.held {
+            self.held.push(Key::copy_from(key));
+        }
+    }
+
+    /// Live keys, events held, bytes of live versions, bytes of all.
+    pub(crate) fn sizes(&self) -> (u64, u64, u64, u64) {
+        (self.by_order.live_len(), self.log.len() as u64, self.live_bytes, self.total_bytes)
+    }
+
+    // ---- invariants
+
+    /// Panics when the parts disagree. For tests.
+    pub(crate) fn validate(&self) {
+        let mut live = 0;
+        let (mut live_bytes, mut total_bytes, mut count) = (0, 0, 0_u64);
+        for (id, object) in self.objects.iter().enumerate() {
+            let Some(object) = object else { continue };
+            count += 1;
+            assert_eq!(self.find(object.key()), Some(id as ObjectId), "hash of {:?}", object.head());
+            assert_eq!(
+                self.by_order.get(object.key()),
+                Some(&(id as ObjectId)),
+                "order of {:?}",
+                object.head()
+            );
+            assert_eq!(
+                self.by_order.is_live(object.key()),
+                Some(object.live().is_some()),
+                "{:?}",
+                object.head()
+            );
+            let versions: Vec<&Version> = object.versions().collect();
+            assert!(versions.windows(2).all(|pair| pair[0].order() < pair[1].order()), "{versions:?}");
+            live += u64::from(object.live().is_some());
+            live_bytes += object.live().map_or(0, Version::footprint);
+            total_bytes += versions.iter().map(|v| v.footprint()).sum::<u64>();
+        }
+        assert_eq!((self.by_order.len(), self.by_order.live_len()), (count, live));
+        assert_eq!(self.by_hash.len() as u64, count);
+        assert_eq!((self.live_bytes, self.total_bytes), (live_bytes, total_bytes));
+        let log: Vec<&Event> = self.log.iter_from(|_| false).collect();
+        assert!(log.windows(2).all(|pair| pair[0].kv.order() < pair[1].kv.order()), "log order");
+        for event in log {
+            assert_eq!(event.is_delete, event.kv.is_tombstone());
+            assert!(
+                event.prev.as_ref().is_none_or(|p| p.order() < event.kv.order() && p.key() == event.kv.key())
+            );
+            assert_eq!(
+                event.prev.is_some(),
+                event.is_delete || event.kv.version() > 1,
+                "prev of {:?}",
+                event.kv
+            );
+        }
+    }
+}

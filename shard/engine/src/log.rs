@@ -1,0 +1,93 @@
+//! A queue in fixed chunks: pushing never moves what is there, so a log of millions of entries grows without a pause.
+
+use std::collections::VecDeque;
+
+const CHUNK: usize = 1024;
+
+/// Entries in the order in which they were pushed, taken from the front.
+pub(crate) struct ChunkedLog<T> {
+    chunks: VecDeque<VecDeque<T>>,
+    len: usize,
+}
+
+impl<T> Default for ChunkedLog<T> {
+    fn default() -> Self {
+        Self { chunks: VecDeque::new(), len: 0 }
+    }
+}
+
+impl<T> ChunkedLog<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn push(&mut self, entry: T) {
+        self.len += 1;
+        match self.chunks.back_mut() {
+            Some(last) if last.len() < CHUNK => last.push_back(entry),
+            // The first chunk of a small log grows by need: most Kinds hold little.
+            None => self.chunks.push_back(VecDeque::from([entry])),
+            Some(_) => {
+                let mut chunk = VecDeque::with_capacity(CHUNK);
+                chunk.push_back(entry);
+                self.chunks.push_back(chunk);
+            }
+        }
+    }
+
+    pub(crate) fn front(&self) -> Option<&T> {
+        self.chunks.front()?.front()
+    }
+
+    pub(crate) fn back(&self) -> Option<&T> {
+        self.chunks.back()?.back()
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        let first = self.chunks.front_mut()?;
+        let entry = first.pop_front();
+        if first.is_empty() {
+            self.chunks.pop_front();
+        }
+        self.len -= usize::from(entry.is_some());
+        entry
+    }
+
+    /// The entries from the first one for which `before` does not hold. `before` must hold for a prefix of the log.
+    pub(crate) fn iter_from(&self, before: impl Fn(&T) -> bool) -> impl Iterator<Item = &T> {
+        let chunk = self.chunks.partition_point(|chunk| chunk.back().is_some_and(&before));
+        let skip = self.chunks.get(chunk).map_or(0, |chunk| chunk.partition_point(&before));
+        self.chunks.range(chunk..).flatten().skip(skip)
+    }
+
+    /// The entries from the end backwards.
+    pub(crate) fn iter_rev(&self) -> impl Iterator<Item = &T> {
+        self.chunks.iter().rev().flat_map(|chunk| chunk.iter().rev())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn behaves_as_one_queue() {
+        let mut log = ChunkedLog::default();
+        for i in 0..5000_u32 {
+            log.push(i);
+        }
+        for i in 0..1500 {
+            assert_eq!(log.pop(), Some(i));
+        }
+        assert_eq!((log.len(), log.front(), log.back()), (3500, Some(&1500), Some(&4999)));
+        for from in [0, 1499, 1500, 1501, 2047, 2048, 2049, 4999, 5000, 6000] {
+            let got: Vec<u32> = log.iter_from(|e| *e < from).copied().collect();
+            let want: Vec<u32> = (from.max(1500)..5000).collect();
+            assert_eq!(got, want, "from {from}");
+        }
+        assert!(log.iter_rev().copied().eq((1500..5000).rev()));
+        while log.pop().is_some() {}
+        assert_eq!((log.len(), log.front()), (0, None));
+        assert_eq!(log.iter_from(|_| true).count(), 0);
+    }
+}

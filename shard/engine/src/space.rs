@@ -1,0 +1,488 @@
+//! All keyspaces of a shard, one per Kind and one for the keys of no Kind, and the revision that each of them shows (R4).
+//!
+//! Kind prefixes are prefix-free, so a range is a concatenation of segments: keys of no Kind, a Kind, keys of no Kind …
+//! Keyspaces come into being with the first write, watch or raise of their Kind; what is shown of Kinds that are not yet
+//! there stands in `others`, where a new one begins.
+//!
+//! Every keyspace has two revisions: `applied`, which the apply loop sees, and `visible`, which everybody else sees and
+//! which follows at a publish (R9). **Invariant:** no revision that is visible anywhere is at or above an event that is
+//! not published, so raising one keyspace to what another shows is always allowed.
+
+use std::{collections::BTreeMap, ops::Bound};
+
+use hashbrown::HashMap;
+use kindred_partition_config::{
+    ids::Revision,
+    key::{Key, KeyRange},
+    kind::{KindScheme, Located},
+};
+
+use crate::{
+    keyspace::{Keyspace, Span},
+    version::Version,
+};
+
+/// Which keyspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct KindId(usize);
+
+/// The keyspace of the keys that belong to no Kind.
+const MISC: KindId = KindId(0);
+
+/// How far a keyspace is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Frontier {
+    applied: Revision,
+    visible: Revision,
+}
+
+impl Frontier {
+    fn at(revision: Revision) -> Self {
+        Self { applied: revision, visible: revision }
+    }
+
+    fn raise_applied(&mut self, to: Revision) {
+        self.applied = self.applied.max(to);
+    }
+
+    fn raise_visible(&mut self, to: Revision) {
+        self.applied = self.applied.max(to);
+        self.visible = self.visible.max(to);
+    }
+}
+
+struct Kind {
+    prefix: Key,
+    end: Option<Key>,
+    keys: Keyspace,
+    frontier: Frontier,
+    /// Whether it stands in `dirty`.
+    dirty: bool,
+}
+
+/// The keyspaces whose revisions a range reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// One, as nearly always.
+    One(KindId),
+    /// Several.
+    Many {
+        kinds: Vec<KindId>,
+        /// Also Kinds that are not there yet.
+        others: bool,
+    },
+}
+
+/// The keyspaces; see the module's text.
+pub(crate) struct Space {
+    scheme: KindScheme,
+    /// One revision for all keyspaces: that of `others`.
+    dense: bool,
+    kinds: Vec<Kind>,
+    by_prefix: HashMap<Key, KindId>,
+    in_order: BTreeMap<Key, KindId>,
+    others: Frontier,
+    dirty: Vec<KindId>,
+    /// Events that are applied and not published.
+    unpublished: Vec<(KindId, Version)>,
+}
+
+impl Space {
+    pub(crate) fn new(scheme: KindScheme, dense: bool, start: Revision) -> Self {
+        let misc = Kind {
+            prefix: Key::copy_from(b""),
+            end: None,
+            keys: Keyspace::new(),
+            frontier: Frontier::at(start),
+            dirty: false,
+        };
+        Self {
+            scheme,
+            dense,
+            kinds: vec![misc],
+            by_prefix: HashMap::new(),
+            in_order: BTreeMap::new(),
+            others: Frontier::at(start),
+            dirty: Vec::new(),
+            unpublished: Vec::new(),
+        }
+    }
+
+    fn kind(&self, id: KindId) -> &Kind {
+        self.kinds.get(id.0).expect("ids are made here and keyspaces are never removed")
+    }
+
+    fn kind_mut(&mut self, id: KindId) -> &mut Kind {
+        self.kinds.get_mut(id.0).expect("ids are made here and keyspaces are never removed")
+    }
+
+    pub(crate) fn keys(&self, id: KindId) -> &Keyspace {
+        &self.kind(id).keys
+    }
+
+    /// Every keyspace.
+    pub(crate) fn keyspaces(&self) -> impl Iterator<Item = &Keyspace> {
+        self.kinds.iter().map(|kind| &kind.keys)
+    }
+
+    /// Every keyspace, to free memory.
+    pub(crate) fn keyspaces_mut(&mut self) -> impl Iterator<Item = &mut Keyspace> {
+        self.kinds.iter_mut().map(|kind| &mut kind.keys)
+    }
+
+    /// The keyspace of a Kind prefix, made when it is not there.
+    fn open_kind(&mut self, prefix: &[u8]) -> KindId {
+        if let Some(id) = self.by_prefix.get(prefix) {
+            return *id;
+        }
+        let id = KindId(self.kinds.len());
+        let prefix = Key::copy_from(prefix);
+        self.by_prefix.insert(prefix.clone(), id);
+        self.in_order.insert(prefix.clone(), id);
+        let end = prefix.prefix_end();
+        let frontier = self.others;
+        self.kinds.push(Kind { prefix, end, keys: Keyspace::new(), frontier, dirty: false });
+        if frontier.applied > frontier.visible {
+            self.mark_dirty(id);
+        }
+        id
+    }
+
+    // ---- what a range touches
+
+    /// The keyspace that holds `key`, if it is there. A pseudo-key sorts before its Kind and is held as a key of none.
+    fn home_of(&self, key: &[u8]) -> Option<KindId> {
+        match self.scheme.locate(key) {
+            Located::Object { kind } => self.by_prefix.get(kind).copied(),
+            Located::Pseudo { .. } | Located::Health | Located::Other => Some(MISC),
+        }
+    }
+
+    /// The Kind whose interval holds the whole range: its prefix.
+    fn only_kind<'r>(&self, range: &'r KeyRange) -> Option<&'r [u8]> {
+        let Located::Object { kind } = self.scheme.locate(range.start()) else { return None };
+        match range {
+            KeyRange::Single(_) => Some(kind),
+            KeyRange::Span { end, .. } => {
+                let end = end.as_ref()?;
+                let inside = end.starts_with(kind)
+                    || Key::copy_from(kind).prefix_end().is_some_and(|last| *end <= last);
+                inside.then_some(kind)
+            }
+        }
+    }
+
+    /// The keyspaces whose revisions a range reads. Makes none.
+    pub(crate) fn scope(&self, range: &KeyRange) -> Scope {
+        if self.dense {
+            return Scope::Many { kinds: Vec::new(), others: true };
+        }
+        if let Some(prefix) = self.only_kind(range) {
+            let known = self.by_prefix.get(prefix).copied();
+            return known.map_or(Scope::Many { kinds: Vec::new(), others: true }, Scope::One);
+        }
+        if let KeyRange::Single(key) = range {
+            let Located::Pseudo { stem } = self.scheme.locate(key) else { return Scope::One(MISC) };
+            let known = self.by_prefix.get([stem, b"/"].concat().as_slice()).copied();
+            // An ordinary key with the name of a pseudo-key has the revisions of both.
+            let exists = self.keys(MISC).object(key).is_some();
+            return match (known, exists) {
+                (Some(kind), false) => Scope::One(kind),
+                (Some(kind), true) => Scope::Many { kinds: vec![MISC, kind], others: false },
+                (None, exists) => {
+                    Scope::Many { kinds: if exists { vec![MISC] } else { vec![] }, others: true }
+                }
+            };
+        }
+        let mut kinds: Vec<KindId> = self.kinds_in(range).collect();
+        kinds.push(MISC);
+        Scope::Many { kinds, others: true }
+    }
+
+    /// As [`Space::scope`], for a range whose Kind will be written, watched or raised: makes the Kind.
+    pub(crate) fn scope_to_raise(&mut self, range: &KeyRange) -> Scope {
+        if !self.dense {
+            if let Some(prefix) = self.only_kind(range) {
+                return Scope::One(self.open_kind(prefix));
+            }
+            if let (KeyRange::Single(key), Located::Pseudo { stem }) =
+                (range, self.scheme.locate(range.start()))
+            {
+                let kind = self.open_kind(&[stem, b"/"].concat());
+                let exists = self.keys(MISC).object(key).is_some();
+                return if exists {
+                    Scope::Many { kinds: vec![MISC, kind], others: false }
+                } else {
+                    Scope::One(kind)
+                };
+            }
+        }
+        self.scope(range)
+    }
+
+    /// The Kinds there are whose interval overlaps a range, in key order.
+    fn kinds_in(&self, range: &KeyRange) -> impl Iterator<Item = KindId> {
+        let (start, end) = bounds(range);
+        let before = self
+            .in_order
+            .range::<[u8], _>((Bound::Unbounded, Bound::Excluded(start)))
+            .next_back()
+            .map(|(_, id)| *id);
+        let before = before.filter(|id| self.kind(*id).end.as_ref().is_none_or(|last| &last[..] > start));
+        let upper = end.map_or(Bound::Unbounded, Bound::Excluded);
+        let begin = Bound::Included(start);
+        let empty = end.is_some_and(|end| end <= start);
+        let inside = (!empty).then(|| self.in_order.range::<[u8], _>((begin, upper)));
+        before.filter(|_| !empty).into_iter().chain(inside.into_iter().flatten().map(|(_, id)| *id))
+    }
+
+    /// A range as intervals of keyspaces, in key order; `single` is scratch for the end of a single key's interval.
+    pub(crate) fn segments<'s>(
+        &'s self,
+        range: &'s KeyRange,
+        single: &'s mut Option<Key>,
+    ) -> Vec<(KindId, Span<'s>)> {
+        if let KeyRange::Single(key) = range {
+            let end = single.insert(key.successor());
+            let span = Span { start: key, end: Some(end) };
+            return self.home_of(key).into_iter().map(|home| (home, span)).collect();
+        }
+        if range.is_empty() {
+            return Vec::new();
+        }
+        if let Some(prefix) = self.only_kind(range) {
+            let (start, end) = bounds(range);
+            return self.by_prefix.get(prefix).map(|id| (*id, Span { start, end })).into_iter().collect();
+        }
+        let (mut at, end) = bounds(range);
+        let mut segments = Vec::new();
+        for id in self.kinds_in(range) {
+            let kind = self.kind(id);
+            let from = at.max(&kind.prefix);
+            if at < &kind.prefix[..] {
+                segments.push((MISC, Span { start: at, end: Some(&kind.prefix) }));
+            }
+            let kind_end = kind.end.as_deref();
+            let to = match (kind_end, end) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+            segments.push((id, Span { start: from, end: to }));
+            let Some(next) = kind_end else { return segments };
+            at = next;
+        }
+        if end.is_none_or(|end| at < end) {
+            segments.push((MISC, Span { start: at, end }));
+        }
+        segments
+    }
+
+    /// The keyspaces that hold the range's keys and events.
+    pub(crate) fn homes(&self, range: &KeyRange) -> Vec<KindId> {
+        let mut scratch = None;
+        let mut homes: Vec<KindId> =
+            self.segments(range, &mut scratch).into_iter().map(|(id, _)| id).collect();
+        homes.sort_unstable();
+        homes.dedup();
+        homes
+    }
+
+    // ---- reads
+
+    pub(crate) fn get(&self, key: &[u8]) -> Option<&Version> {
+        self.keys(self.home_of(key)?).object(key)?.live()
+    }
+
+    /// What existed in the range at `at`, in key order, at most `limit` (0 = all).
+    pub(crate) fn collect(&self, range: &KeyRange, at: Revision, limit: usize) -> Vec<Version> {
+        let limit = if limit == 0 { usize::MAX } else { limit };
+        if let KeyRange::Single(key) = range {
+            let object = self.home_of(key).and_then(|home| self.keys(home).object(key));
+            return object.and_then(|o| o.at(at)).cloned().into_iter().take(limit).collect();
+        }
+        let mut scratch = None;
+        let segments = self.segments(range, &mut scratch);
+        segments
+            .into_iter()
+            .flat_map(|(id, span)| self.keys(id).scan(span, at))
+            .take(limit)
+            .cloned()
+            .collect()
+    }
+
+    /// How many keys of the range existed at `at`.
+    pub(crate) fn count(&self, range: &KeyRange, at: Revision) -> u64 {
+        if let KeyRange::Single(_) = range {
+            return self.collect(range, at, 1).len() as u64;
+        }
+        let mut scratch = None;
+        self.segments(range, &mut scratch).into_iter().map(|(id, span)| self.keys(id).count(span, at)).sum()
+    }
+
+    /// The first keys of what is left of a long read, at least one if there is one, and what is left then.
+    pub(crate) fn chunk(
+        &self,
+        range: &KeyRange,
+        at: Revision,
+        max_keys: usize,
+        max_bytes: usize,
+    ) -> (Vec<Version>, KeyRange) {
+        let done = KeyRange::Span { start: Key::copy_from(b""), end: Some(Key::copy_from(b"")) };
+        if let KeyRange::Single(_) = range {
+            return (self.collect(range, at, 1), done);
+        }
+        let mut scratch = None;
+        let mut chunk: Vec<Version> = Vec::new();
+        let mut bytes = 0;
+        let segments = self.segments(range, &mut scratch);
+        for version in segments.into_iter().flat_map(|(id, span)| self.keys(id).scan(span, at)) {
+            bytes += version.encoded().len();
+            if chunk.len() == max_keys || (bytes > max_bytes && !chunk.is_empty()) {
+                let end = bounds(range).1.map(Key::copy_from);
+                return (chunk, KeyRange::Span { start: Key::copy_from(version.key()), end });
+            }
+            chunk.push(version.clone());
+        }
+        (chunk, done)
+    }
+
+    // ---- writes
+
+    /// Adds a version at `version`'s revision; visible to reads only after a publish. Answers the one before.
+    pub(crate) fn write(&mut self, version: Version) -> Option<Version> {
+        let home = match self.scheme.locate(version.key()) {
+            Located::Object { kind } => self.open_kind(kind),
+            Located::Pseudo { .. } | Located::Health | Located::Other => MISC,
+        };
+        let revision = version.mod_revision();
+        self.unpublished.push((home, version.clone()));
+        let before = self.kind_mut(home).keys.write(version);
+        self.raise_applied(&Scope::One(home), revision);
+        before
+    }
+
+    /// Makes everything applied visible; answers the events that became so, in their order.
+    pub(crate) fn publish(&mut self) -> Vec<(KindId, Version)> {
+        self.others.visible = self.others.applied;
+        for id in std::mem::take(&mut self.dirty) {
+            let kind = self.kind_mut(id);
+            kind.dirty = false;
+            kind.frontier.visible = kind.frontier.applied;
+        }
+        std::mem::take(&mut self.unpublished)
+    }
+
+    /// Whether some event is applied and not published.
+    pub(crate) fn has_unpublished(&self) -> bool {
+        !self.unpublished.is_empty()
+    }
+
+    // ---- revisions
+
+    fn mark_dirty(&mut self, id: KindId) {
+        if !std::mem::replace(&mut self.kind_mut(id).dirty, true) {
+            self.dirty.push(id);
+        }
+    }
+
+    fn highest(&self, scope: &Scope, of: impl Fn(&Frontier) -> Revision) -> Revision {
+        if self.dense {
+            return of(&self.others);
+        }
+        match scope {
+            Scope::One(id) => of(&self.kind(*id).frontier),
+            Scope::Many { kinds, others } => {
+                let kinds = kinds.iter().map(|id| of(&self.kind(*id).frontier));
+                kinds.chain(others.then(|| of(&self.others))).max().unwrap_or(Revision::ZERO)
+            }
+        }
+    }
+
+    /// What the apply loop sees as the scope's current revision.
+    pub(crate) fn applied(&self, scope: &Scope) -> Revision {
+        self.highest(scope, |frontier| frontier.applied)
+    }
+
+    /// The scope's current revision (R4).
+    pub(crate) fn visible(&self, scope: &Scope) -> Revision {
+        self.highest(scope, |frontier| frontier.visible)
+    }
+
+    /// The scope's current revision, which becomes that of each of its keyspaces: what is shown can be read.
+    pub(crate) fn show(&mut self, scope: &Scope) -> Revision {
+        let shown = self.visible(scope);
+        if matches!(scope, Scope::Many { .. }) {
+            self.raise_visible(scope, shown);
+        }
+        shown
+    }
+
+    fn raise(&mut self, scope: &Scope, change: impl Fn(&mut Frontier) -> bool) {
+        if self.dense {
+            change(&mut self.others);
+            return;
+        }
+        let one;
+        let (kinds, others) = match scope {
+            Scope::One(id) => {
+                one = [*id];
+                (&one[..], false)
+            }
+            Scope::Many { kinds, others } => (&kinds[..], *others),
+        };
+        for id in kinds {
+            if change(&mut self.kind_mut(*id).frontier) {
+                self.mark_dirty(*id);
+            }
+        }
+        if others {
+            change(&mut self.others);
+        }
+    }
+
+    /// Raises what the apply loop sees; others see it after the next publish.
+    pub(crate) fn raise_applied(&mut self, scope: &Scope, to: Revision) {
+        self.raise(scope, |frontier| {
+            frontier.raise_applied(to);
+            frontier.applied > frontier.visible
+        });
+    }
+
+    /// Raises what everybody sees, to a revision that something already shows (see the invariant).
+    pub(crate) fn raise_visible(&mut self, scope: &Scope, to: Revision) {
+        self.raise(scope, |frontier| {
+            frontier.raise_visible(to);
+            false
+        });
+    }
+
+    /// Every keyspace and those to come.
+    pub(crate) fn everything(&self) -> Scope {
+        Scope::Many { kinds: (0..self.kinds.len()).map(KindId).collect(), others: true }
+    }
+
+    /// Panics when something is not as it must be. For tests.
+    pub(crate) fn validate(&self, last_assigned: Revision) {
+        let first_unpublished = self.unpublished.first().map(|(_, v)| v.mod_revision());
+        for frontier in self.kinds.iter().map(|k| &k.frontier).chain([&self.others]) {
+            assert!(
+                frontier.visible <= frontier.applied && frontier.applied <= last_assigned,
+                "{frontier:?}"
+            );
+            assert!(first_unpublished.is_none_or(|first| frontier.visible < first), "{frontier:?}");
+        }
+        for (i, kind) in self.kinds.iter().enumerate() {
+            kind.keys.validate();
+            assert_eq!(kind.dirty, self.dirty.contains(&KindId(i)));
+            assert!(kind.dirty || kind.frontier.applied == kind.frontier.visible, "{:?}", kind.prefix);
+        }
+    }
+}
+
+/// A span's two ends; for single keys the end is `None` and must not be used.
+fn bounds(range: &KeyRange) -> (&[u8], Option<&[u8]>) {
+    match range {
+        KeyRange::Single(key) => (key, None),
+        KeyRange::Span { start, end } => (start, end.as_deref()),
+    }
+}
