@@ -130,3 +130,25 @@ impl fmt::Display for StoreName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wire_numbers() {
+        assert_eq!([-1, 0, 1].map(Revision::from_wire), [None, None, Some(Revision(1))]);
+        assert_eq!([-1, 0].map(LeaseId::from_wire), [Some(LeaseId(-1)), None]);
+        assert_eq!((Revision(1).next(), Revision(i64::MAX).next()), (Revision(2), Revision(i64::MAX)));
+        assert_eq!((Revision(2).prev(), Revision::ZERO.prev()), (Revision(1), Revision::ZERO));
+        assert_eq!(LeaseId(-1).to_string(), "ffffffffffffffff");
+    }
+
+    #[test]
+    fn slots_fit_into_a_revision() {
+        assert_eq!(Slot::new(1023).map(Slot::get), Some(1023));
+        assert_eq!(Slot::new(1024), None);
+        assert_eq!(serde_json::from_str::<Slot>("7").unwrap().get(), 7);
+        assert!(serde_json::from_str::<Slot>("1024").unwrap_err().to_string().contains("out of range"));
+    }
+}

@@ -152,3 +152,65 @@ impl KeyRange {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn span(start: &str, end: &str) -> KeyRange {
+        KeyRange::Span { start: Key::from(start), end: Some(Key::from(end)) }
+    }
+
+    #[test]
+    fn ends_of_prefixes() {
+        let end = |prefix: &[u8]| Key::copy_from(prefix).prefix_end().map(|end| end.to_vec());
+        assert_eq!(end(b"/registry/pods/"), Some(b"/registry/pods0".to_vec()));
+        assert_eq!(end(b"a\xff\xff"), Some(b"b".to_vec()));
+        assert_eq!((end(b"\xff"), end(b"")), (None, None));
+    }
+
+    #[test]
+    fn etcds_conventions() {
+        let range = |key: &'static str, end: &'static str| KeyRange::from_wire(key.into(), end.into());
+        assert_eq!(range("a", ""), KeyRange::Single(Key::from("a")));
+        assert_eq!(range("a", "\0"), KeyRange::Span { start: Key::from("a"), end: None });
+        assert_eq!(range("a", "b"), span("a", "b"));
+        assert_eq!(range("", "\0"), KeyRange::everything());
+        assert!(range("b", "a").is_empty() && range("a", "a").is_empty() && !range("a", "").is_empty());
+    }
+
+    fn key() -> impl Strategy<Value = Key> {
+        prop::collection::vec(prop::sample::select(vec![0u8, 1, b'a', 0xff]), 0..3)
+            .prop_map(|key| Key(key.into()))
+    }
+
+    fn range() -> impl Strategy<Value = KeyRange> {
+        prop_oneof![
+            key().prop_map(KeyRange::Single),
+            (key(), prop::option::of(key())).prop_map(|(start, end)| KeyRange::Span { start, end }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_lies_between_a_key_and_its_successor(a in key(), b in key()) {
+            prop_assert!(a < a.successor());
+            prop_assert_eq!(a < b, a.successor() <= b);
+        }
+
+        #[test]
+        fn a_prefix_range_holds_what_begins_with_it(prefix in key(), key in key()) {
+            prop_assert_eq!(KeyRange::prefix(prefix.clone()).contains(&key), key.starts_with(&prefix));
+        }
+
+        #[test]
+        fn overlap_is_a_key_in_both(a in range(), b in range()) {
+            prop_assert_eq!(a.overlaps(&b), b.overlaps(&a));
+            // The first key of an intersection is the larger start.
+            let start = a.start().max(b.start());
+            prop_assert_eq!(a.overlaps(&b), a.contains(start) && b.contains(start));
+        }
+    }
+}

@@ -4,3 +4,6 @@ pub mod ids;
 pub mod key;
 pub mod kind;
 pub mod map;
+pub mod model;
+pub mod parse;
+pub mod validate;

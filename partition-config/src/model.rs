@@ -1,0 +1,129 @@
+//! The configuration as people write it, in JSON or YAML: `DataPartitionConfig` as in Arktos, and the file around it.
+//!
+//! Nothing here is checked beyond its type: [`crate::validate`] does that, and reports everything at once.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ids::StoreName, kind::DEFAULT_ETCD_PREFIX};
+
+/// The whole configuration: stores, and who serves what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct KindredConfig {
+    /// kube-apiserver's `--etcd-prefix`; `/registry` unless given.
+    #[serde(default = "default_etcd_prefix")]
+    pub etcd_prefix: String,
+    /// Every store. Partitions name them by name; in the map a store is its place in this list.
+    pub stores: Vec<StoreConfig>,
+    /// The store of every key that no partition holds.
+    pub default: StoreName,
+    /// Kinds, or ranges of names of a Kind, and the stores that serve them.
+    #[serde(default)]
+    pub partitions: Vec<DataPartitionConfig>,
+}
+
+fn default_etcd_prefix() -> String {
+    DEFAULT_ETCD_PREFIX.to_owned()
+}
+
+/// One store: a shard or a stock etcd cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StoreConfig {
+    /// Unique.
+    pub name: StoreName,
+    /// Of a shard: 1 to 1023, unique, the low bits of every revision that it assigns (R1). A stock etcd has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
+    /// Where it listens: one URL of a shard, one or more of a stock etcd. May be left out where another part of kindred
+    /// starts the store and knows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub endpoints: Vec<String>,
+    /// What it is; a shard unless given.
+    #[serde(default, rename = "type")]
+    pub store_type: StoreType,
+}
+
+/// What serves a store's keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreType {
+    /// A kindred shard.
+    #[default]
+    Shard,
+    /// Any etcd cluster.
+    Etcd,
+}
+
+/// Who serves a Kind, or the names of a Kind from `range_start` to below `range_end`.
+///
+/// The range is over what follows the Kind prefix (`namespace/name`, or `name`). Fields have the names and meanings of
+/// Arktos' object of this name, `resource` and what follows it are ours.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DataPartitionConfig {
+    /// As of any Kubernetes object; not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_version: Option<String>,
+    /// As of any Kubernetes object: `DataPartitionConfig`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// The object's own name.
+    pub metadata: Metadata,
+    /// Inclusive, when `is_range_start_valid`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub range_start: String,
+    /// Without it, the range is open at its beginning.
+    #[serde(default)]
+    pub is_range_start_valid: bool,
+    /// Exclusive, when `is_range_end_valid`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub range_end: String,
+    /// Without it, the range is open at its end.
+    #[serde(default)]
+    pub is_range_end_valid: bool,
+    /// The store that serves the range.
+    pub service_group_id: StoreName,
+    /// The Kind: `pods`, `leases.coordination.k8s.io`, `foos.example.com`, or the prefix of its keys.
+    pub resource: String,
+    /// Spread the range over several stores by hash. Not served yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ring: Option<RingConfig>,
+    /// How durable a write is when it is acknowledged; one mode for a Kind. The shard's default unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub durability: Option<Durability>,
+    /// How much history the shard keeps for watches: bytes (`512Mi`) or a time (`10m`); one for a Kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history_max: Option<String>,
+}
+
+/// What a `DataPartitionConfig` has of Kubernetes' object metadata.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Metadata {
+    /// Unique among all partitions.
+    pub name: String,
+    /// The version that an update replaces: an optimistic lock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource_version: Option<String>,
+}
+
+/// A ring of stores.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RingConfig {
+    /// Over which stores the buckets are spread.
+    pub stores: Vec<StoreName>,
+}
+
+/// How durable a write is when it is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// Never on disk.
+    None,
+    /// On disk some milliseconds later.
+    Buffered,
+    /// On disk before it is acknowledged.
+    Fsync,
+}

@@ -1,0 +1,100 @@
+//! Text to model. YAML; JSON is read as the YAML that it is.
+
+use serde::de::DeserializeOwned;
+
+use crate::model::{DataPartitionConfig, KindredConfig};
+
+/// The configuration that `kindred up` uses unless it is given one.
+pub const DEFAULT_CONFIG: &str = include_str!("default.yaml");
+
+/// Why a text is not a configuration, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}, column {column}: {message}")]
+pub struct ParseError {
+    /// From 1; 0 when the place is not known.
+    pub line: u64,
+    /// From 1; 0 when the place is not known.
+    pub column: u64,
+    /// What is wrong there.
+    pub message: String,
+}
+
+/// Reads the whole configuration.
+///
+/// # Errors
+/// When the text is neither YAML nor JSON, or has other fields or types than the model.
+pub fn parse_config(text: &str) -> Result<KindredConfig, ParseError> {
+    parse(text)
+}
+
+/// Reads one `DataPartitionConfig`.
+///
+/// # Errors
+/// When the text is neither YAML nor JSON, or has other fields or types than the model.
+pub fn parse_partition(text: &str) -> Result<DataPartitionConfig, ParseError> {
+    parse(text)
+}
+
+/// The only place that knows the YAML library.
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T, ParseError> {
+    serde_saphyr::from_str(text).map_err(|error| {
+        let (line, column) = error.location().map_or((0, 0), |at| (at.line(), at.column()));
+        // Without the picture of the source around it: that is for terminals, and we say the place ourselves.
+        let message = error.without_snippet().to_string();
+        let message = match message.strip_suffix(&format!(" at line {line}, column {column}")) {
+            Some(bare) => bare.to_owned(),
+            None => message,
+        };
+        ParseError { line, column, message }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::StoreType;
+
+    #[test]
+    fn yaml_and_json_are_the_same() {
+        let yaml = "
+etcdPrefix: /registry
+default: main
+stores:
+- {name: main, slot: 1, endpoints: ['http://[::1]:2379']}
+- name: old
+  type: etcd
+partitions:
+- apiVersion: v1
+  kind: DataPartitionConfig
+  metadata: {name: pods-1}
+  resource: pods
+  rangeEnd: n
+  isRangeEndValid: true
+  serviceGroupId: old
+";
+        let config = parse_config(yaml).unwrap();
+        assert_eq!(config.stores[1].store_type, StoreType::Etcd);
+        assert_eq!(config.partitions[0].range_end, "n");
+        let json = serde_json::to_string_pretty(&config).unwrap();
+        assert!(json.contains(r#""isRangeEndValid": true"#), "{json}");
+        assert_eq!(parse_config(&json), Ok(config.clone()));
+        let partition = serde_json::to_string(&config.partitions[0]).unwrap();
+        assert_eq!(parse_partition(&partition).as_ref(), Ok(&config.partitions[0]));
+    }
+
+    #[test]
+    fn errors_say_where() {
+        for (text, line, word) in [
+            ("default: a\nstores: []\nfoo: 1\n", 3, "foo"),
+            ("default: a\nstores:\n- {name: a, slot: x}\n", 3, "u32"),
+            ("default: a\nstores:\n- {name: a, type: disk}\n", 3, "disk"),
+            ("default: a\ndefault: b\nstores: []\n", 2, "default"),
+            ("default: [\n", 1, ""),
+            ("{\"default\": \"a\",\n \"stores\": [}\n", 2, ""),
+            ("stores: []\n", 1, "default"),
+        ] {
+            let error = parse_config(text).unwrap_err();
+            assert!(error.line == line && error.message.contains(word), "{text:?}: {error}");
+        }
+    }
+}

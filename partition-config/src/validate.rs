@@ -1,0 +1,406 @@
+//! Model to partition map, or everything that is wrong with it, at once, by field.
+//!
+//! A Kind that is named at all must be covered whole: a gap between its ranges is an error, not the default store's,
+//! because the keys there would be on another store than the person meant. Kinds that are not named are the default's.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+};
+
+use crate::{
+    ids::{Epoch, Slot, StoreName},
+    key::{Key, KeyRange},
+    kind::{KindPrefix, KindScheme},
+    map::{Partition, PartitionMap, StoreIdx},
+    model::{DataPartitionConfig, Durability, KindredConfig, StoreConfig, StoreType},
+};
+
+mod history;
+
+pub use history::HistoryMax;
+
+/// One thing that is wrong with a configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldError {
+    /// The field, such as `partitions[2].rangeEnd`.
+    pub path: String,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub what_to_do: String,
+}
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; {}", self.path, self.message, self.what_to_do)
+    }
+}
+
+impl std::error::Error for FieldError {}
+
+/// A configuration without errors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Validated {
+    /// How keys map to Kinds.
+    pub scheme: KindScheme,
+    /// As configured; a [`StoreIdx`] is a place in this list.
+    pub stores: Vec<StoreConfig>,
+    /// Of every key that no partition holds.
+    pub default: StoreIdx,
+    /// Who serves what.
+    pub map: PartitionMap,
+    /// Of each Kind that is configured, in the order of their prefixes.
+    pub kinds: Vec<KindSettings>,
+}
+
+/// What a Kind's partitions say about the Kind as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KindSettings {
+    /// The Kind.
+    pub kind: KindPrefix,
+    /// `None` leaves it to the shard.
+    pub durability: Option<Durability>,
+    /// `None` leaves it to the shard.
+    pub history_max: Option<HistoryMax>,
+}
+
+/// The errors found so far.
+#[derive(Default)]
+struct Errors(Vec<FieldError>);
+
+impl Errors {
+    fn add(&mut self, path: impl Into<String>, message: impl Into<String>, what_to_do: impl Into<String>) {
+        self.0.push(FieldError { path: path.into(), message: message.into(), what_to_do: what_to_do.into() });
+    }
+}
+
+/// Checks everything and builds the map, every partition with epoch 1.
+///
+/// # Errors
+/// Everything that is wrong. Only whether a Kind is on several stores is not looked at before the rest is right.
+pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
+    let mut errors = Errors::default();
+    let scheme = KindScheme::new(&config.etcd_prefix);
+    let names = stores(&config.stores, &mut errors);
+    let default = names.get(&config.default).copied();
+    if default.is_none() {
+        unknown_store("default".into(), &config.default, &mut errors);
+    }
+    let kinds = ranges(config, &scheme, &names, &mut errors);
+    let settings: Vec<_> =
+        kinds.iter().map(|(kind, ranges)| whole_kind(kind, ranges, &scheme, &mut errors)).collect();
+
+    let (Some(default), true) = (default, errors.0.is_empty()) else { return Err(errors.0) };
+    let partitions = kinds.into_iter().flat_map(|(kind, ranges)| partitions_of(&kind, &ranges)).collect();
+    let map = match PartitionMap::filled(partitions, default, Epoch(1)) {
+        Ok(map) => map,
+        Err(error) => {
+            // Covered by the checks above, for their fields; kept because a map must never be built unchecked.
+            errors.add("partitions", error.to_string(), "correct the ranges");
+            return Err(errors.0);
+        }
+    };
+    single_store_per_kind(&map, &scheme)?;
+    Ok(Validated { scheme, stores: config.stores.clone(), default, map, kinds: settings })
+}
+
+/// Refuses what the data plane does not serve yet. Delete with its call and its test when it does.
+fn single_store_per_kind(map: &PartitionMap, scheme: &KindScheme) -> Result<(), Vec<FieldError>> {
+    let mut errors = Errors::default();
+    let mut before: Option<&Partition> = None;
+    for partition in
+        map.partitions().iter().filter(|partition| partition.kind.is_some() && !partition.is_pseudo())
+    {
+        if let (Some(before), Some(kind)) = (before, &partition.kind)
+            && before.kind == partition.kind
+            && before.store != partition.store
+        {
+            let name = scheme.name_of(kind);
+            errors.add(
+                "partitions",
+                format!("not served yet: a Kind on several stores ({name}, from {})", partition.start()),
+                "give all ranges of the Kind one serviceGroupId",
+            );
+        }
+        before = Some(partition);
+    }
+    if errors.0.is_empty() { Ok(()) } else { Err(errors.0) }
+}
+
+/// Checks the list of stores and says where each name is in it.
+fn stores(stores: &[StoreConfig], errors: &mut Errors) -> HashMap<StoreName, StoreIdx> {
+    let mut names = HashMap::new();
+    let mut slots: HashMap<u32, &StoreName> = HashMap::new();
+    if stores.is_empty() {
+        errors.add("stores", "there is no store", "add one, such as {name: default, slot: 1}");
+    }
+    for (i, store) in stores.iter().enumerate() {
+        let path = format!("stores[{i}]");
+        let name = &store.name;
+        if !is_store_name(&name.0) {
+            let message = format!("{:?} is not a name of a store", name.0);
+            errors.add(format!("{path}.name"), message, "use 1 to 63 lower case letters, digits and dashes");
+        }
+        match u16::try_from(i) {
+            Err(_) => errors.add(path.as_str(), "too many stores", "remove some"),
+            Ok(_) if names.contains_key(name) => {
+                let message = format!("another store is called {:?}, too", name.0);
+                errors.add(format!("{path}.name"), message, "rename one of them");
+            }
+            Ok(i) => {
+                names.insert(name.clone(), StoreIdx(i));
+            }
+        }
+        slot(store, &path, &mut slots, errors);
+        if store.store_type == StoreType::Etcd && store.endpoints.is_empty() {
+            errors.add(format!("{path}.endpoints"), "a stock etcd needs an endpoint", "add its client URLs");
+        }
+        for (j, endpoint) in store.endpoints.iter().enumerate() {
+            if endpoint.is_empty() || endpoint.contains(char::is_whitespace) {
+                let message = format!("{endpoint:?} is not an endpoint");
+                errors.add(format!("{path}.endpoints[{j}]"), message, "write such as http://127.0.0.1:2379");
+            }
+        }
+    }
+    names
+}
+
+fn slot<'s>(
+    store: &'s StoreConfig,
+    path: &str,
+    slots: &mut HashMap<u32, &'s StoreName>,
+    errors: &mut Errors,
+) {
+    let path = format!("{path}.slot");
+    let free = format!("choose a number from 1 to {} that no store ever had", Slot::MAX);
+    match store.slot {
+        None if store.store_type == StoreType::Shard => errors.add(path, "a shard needs a slot", free),
+        None => {}
+        Some(0) => errors.add(path, "slot 0 is the meta store's", free),
+        Some(slot) if slot > u32::from(Slot::MAX) => {
+            errors.add(path, format!("slot {slot} does not fit into a revision"), free);
+        }
+        Some(slot) => {
+            if let Some(other) = slots.insert(slot, &store.name) {
+                errors.add(path, format!("slot {slot} is the slot of store {:?}, too", other.0), free);
+            }
+        }
+    }
+}
+
+fn is_store_name(name: &str) -> bool {
+    (1..=63).contains(&name.len())
+        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+fn unknown_store(path: String, name: &StoreName, errors: &mut Errors) {
+    errors.add(
+        path,
+        format!("there is no store {:?}", name.0),
+        "add it to stores, or name one that is there",
+    );
+}
+
+/// A configured range of a Kind with the field that it comes from.
+struct Range<'c> {
+    path: String,
+    config: &'c DataPartitionConfig,
+    start: Key,
+    /// `None` for the end of the Kind.
+    end: Option<Key>,
+    store: StoreIdx,
+    history_max: Option<HistoryMax>,
+}
+
+/// Checks every partition for itself and sorts the sound ones by Kind and start.
+fn ranges<'c>(
+    config: &'c KindredConfig,
+    scheme: &KindScheme,
+    names: &HashMap<StoreName, StoreIdx>,
+    errors: &mut Errors,
+) -> BTreeMap<KindPrefix, Vec<Range<'c>>> {
+    let mut kinds: BTreeMap<KindPrefix, Vec<Range<'c>>> = BTreeMap::new();
+    let mut objects: HashMap<&str, usize> = HashMap::new();
+    for (i, config) in config.partitions.iter().enumerate() {
+        let path = format!("partitions[{i}]");
+        let name = config.metadata.name.as_str();
+        if name.is_empty() {
+            errors.add(format!("{path}.metadata.name"), "the name is empty", "give it a name");
+        } else if let Some(other) = objects.insert(name, i) {
+            let message = format!("partitions[{other}] is called {name:?}, too");
+            errors.add(format!("{path}.metadata.name"), message, "rename one of them");
+        }
+        if let Some(kind) = config.kind.as_deref().filter(|kind| *kind != "DataPartitionConfig") {
+            errors.add(
+                format!("{path}.kind"),
+                format!("a {kind:?} does not belong here"),
+                "write DataPartitionConfig",
+            );
+        }
+        if config.ring.is_some() {
+            let message = "not served yet: a Kind on several stores (ring)";
+            errors.add(format!("{path}.ring"), message, "remove ring; serviceGroupId names the one store");
+        }
+        let history_max =
+            config.history_max.as_deref().map(str::parse).transpose().unwrap_or_else(|message: String| {
+                errors.add(
+                    format!("{path}.historyMax"),
+                    message,
+                    "write bytes such as 512Mi, or a time such as 10m",
+                );
+                None
+            });
+        let store = names.get(&config.service_group_id).copied();
+        if store.is_none() {
+            unknown_store(format!("{path}.serviceGroupId"), &config.service_group_id, errors);
+        }
+        let kind = match scheme.resolve(&config.resource) {
+            Ok(kind) => kind,
+            Err(error) => {
+                let what_to_do = "name a Kind as kubectl api-resources does, or write the prefix of its keys";
+                errors.add(format!("{path}.resource"), error.to_string(), what_to_do);
+                continue;
+            }
+        };
+        let Some((start, end)) = bounds(&kind, config, &path, errors) else { continue };
+        // An unknown store has been reported; its range still counts for overlaps and gaps.
+        let store = store.unwrap_or(StoreIdx(0));
+        kinds.entry(kind).or_default().push(Range { path, config, start, end, store, history_max });
+    }
+    for ranges in kinds.values_mut() {
+        ranges.sort_by(|a, b| a.start.cmp(&b.start));
+    }
+    kinds
+}
+
+/// First key and first key beyond of a partition; `None` when that is not a range, which has been reported.
+fn bounds(
+    kind: &KindPrefix,
+    config: &DataPartitionConfig,
+    path: &str,
+    errors: &mut Errors,
+) -> Option<(Key, Option<Key>)> {
+    let before = errors.0.len();
+    let fields = [
+        ("rangeStart", &config.range_start, "isRangeStartValid", config.is_range_start_valid),
+        ("rangeEnd", &config.range_end, "isRangeEndValid", config.is_range_end_valid),
+    ];
+    for (field, value, flag, valid) in fields {
+        if !valid && !value.is_empty() {
+            let message = format!("{field} is given, but {flag} is false");
+            errors.add(format!("{path}.{field}"), message, format!("set {flag}, or remove {field}"));
+        } else if value.starts_with('/') {
+            let message = format!("{value:?} looks like a whole key");
+            errors.add(
+                format!("{path}.{field}"),
+                message,
+                format!("leave {kind} out: write namespace/name or name"),
+            );
+        }
+    }
+    let at = |name: &str| {
+        let mut key = kind.as_key().to_vec();
+        key.extend_from_slice(name.as_bytes());
+        Key(key.into())
+    };
+    let start = if config.is_range_start_valid { at(&config.range_start) } else { kind.as_key().clone() };
+    let end = config.is_range_end_valid.then(|| at(&config.range_end));
+    if end.as_ref().is_some_and(|end| *end <= start) {
+        let message = format!("the range from {:?} to {:?} is empty", config.range_start, config.range_end);
+        errors.add(format!("{path}.rangeEnd"), message, "let rangeEnd be above rangeStart");
+    }
+    (errors.0.len() == before).then_some((start, end))
+}
+
+/// Checks that a Kind's ranges cover it without overlap, and agree on what is the Kind's.
+fn whole_kind(
+    kind: &KindPrefix,
+    ranges: &[Range<'_>],
+    scheme: &KindScheme,
+    errors: &mut Errors,
+) -> KindSettings {
+    let name = scheme.name_of(kind);
+    let text = |key: &Key| String::from_utf8_lossy(&key[kind.as_key().len()..]).into_owned();
+    // What is covered so far: everything below this; `None` is the whole Kind.
+    let mut covered = Some(kind.as_key().clone());
+    let mut last = None;
+    for range in ranges {
+        match &covered {
+            Some(covered) if *covered == range.start => {}
+            Some(covered) if *covered < range.start => {
+                let message =
+                    format!("no partition holds {name} from {:?} to {:?}", text(covered), text(&range.start));
+                errors.add(format!("{}.rangeStart", range.path), message, "close the gap");
+            }
+            _ => {
+                let other = last.map_or("another partition", |last: &Range<'_>| &last.config.metadata.name);
+                let message = format!("overlaps {other:?} at {name} {:?}", text(&range.start));
+                errors.add(
+                    format!("{}.rangeStart", range.path),
+                    message,
+                    "let one end where the other begins",
+                );
+            }
+        }
+        let further = match (&covered, &range.end) {
+            (None, _) => false,
+            (Some(_), None) => true,
+            (Some(covered), Some(end)) => end > covered,
+        };
+        if further {
+            covered.clone_from(&range.end);
+            last = Some(range);
+        }
+    }
+    if let (Some(covered), Some(last)) = (covered, last) {
+        let message = format!("no partition holds {name} from {:?} on", text(&covered));
+        errors.add(
+            format!("{}.rangeEnd", last.path),
+            message,
+            "leave the last range open (isRangeEndValid: false)",
+        );
+    }
+    let (durability, history_max) =
+        ranges.first().map_or((None, None), |first| (first.config.durability, first.history_max));
+    for range in ranges.iter().skip(1) {
+        if range.config.durability != durability {
+            let message = format!("another partition of {name} has another durability");
+            errors.add(
+                format!("{}.durability", range.path),
+                message,
+                "give all partitions of the Kind the same",
+            );
+        }
+        if range.history_max != history_max {
+            let message = format!("another partition of {name} has another historyMax");
+            errors.add(
+                format!("{}.historyMax", range.path),
+                message,
+                "give all partitions of the Kind the same",
+            );
+        }
+    }
+    KindSettings { kind: kind.clone(), durability, history_max }
+}
+
+/// The partitions of a Kind that is covered whole: its pseudo-key with the first range's store, then its ranges.
+fn partitions_of(kind: &KindPrefix, ranges: &[Range<'_>]) -> Vec<Partition> {
+    let stem = Key::copy_from(kind.stem());
+    let partition = |start: Key, end: Key, store: StoreIdx| Partition {
+        range: KeyRange::Span { start, end: Some(end) },
+        kind: Some(kind.clone()),
+        store,
+        epoch: Epoch(1),
+    };
+    let pseudo = ranges.first().map(|first| partition(stem.clone(), stem.successor(), first.store));
+    let objects = ranges.iter().map(|range| {
+        partition(range.start.clone(), range.end.clone().unwrap_or_else(|| kind.end()), range.store)
+    });
+    pseudo.into_iter().chain(objects).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    kind::Located,
+    parse::{DEFAULT_CONFIG, parse_config},
+};
+
+/// Stores a (1), b (2), default a, and these partitions in YAML flow style.
+fn config(partitions: &[&str]) -> KindredConfig {
+    let mut text = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}]\npartitions:\n".to_owned();
+    if partitions.is_empty() {
+        text.push_str(" []\n");
+    }
+    for (i, partition) in partitions.iter().enumerate() {
+        text.push_str(&format!("- {{metadata: {{name: p{i}}}, {partition}}}\n"));
+    }
+    parse_config(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+fn paths(config: &KindredConfig) -> Vec<String> {
+    validate(config)
+        .map_or_else(|errors| errors.into_iter().map(|error| error.path).collect(), |_| Vec::new())
+}
+
+#[test]
+fn the_default_configuration() {
+    let valid = validate(&parse_config(DEFAULT_CONFIG).unwrap()).unwrap();
+    for (key, store) in [
+        ("/registry/leases/kube-node-lease/n1", "leases"),
+        ("/registry/minions/n1", "nodes"),
+        ("/registry/minions", "nodes"),
+        ("/registry/pods/ns/a", "pods"),
+        ("/registry/pods", "pods"),
+        ("/registry/events/ns/a", "events"),
+        ("/registry/podtemplates/ns/a", "default"),
+        ("/registry/masterleases/a", "default"),
+        ("compact_rev_key", "default"),
+        ("", "default"),
+    ] {
+        let found = &valid.stores[usize::from(valid.map.lookup(key.as_bytes()).store.0)];
+        assert_eq!(found.name.0, store, "{key}");
+    }
+    let leases = valid.scheme.resolve("leases").unwrap();
+    let settings = valid.kinds.iter().find(|settings| settings.kind == leases).unwrap();
+    assert_eq!(settings.durability, Some(Durability::None));
+}
+
+#[test]
+fn no_partition_at_all_is_the_default_store() {
+    let valid = validate(&config(&[])).unwrap();
+    assert_eq!(valid.map, PartitionMap::single(StoreIdx(0), Epoch(1)));
+}
+
+#[test]
+fn stores_are_checked() {
+    let check = |stores: &str| {
+        paths(&parse_config(&format!("default: a\nstores: [{{name: a, slot: 1}}, {stores}]\n")).unwrap())
+    };
+    assert_eq!(check("{name: b, slot: 1023}, {name: c, type: etcd, endpoints: ['http://h:1']}"), [""; 0]);
+    assert_eq!(check("{name: a, slot: 1}"), ["stores[1].name", "stores[1].slot"]);
+    assert_eq!(check("{name: b, slot: 0}, {name: c, slot: 1024}"), ["stores[1].slot", "stores[2].slot"]);
+    assert_eq!(check("{name: b}, {name: c, type: etcd}"), ["stores[1].slot", "stores[2].endpoints"]);
+    assert_eq!(
+        check("{name: 'B b', slot: 2, endpoints: ['']}"),
+        ["stores[1].name", "stores[1].endpoints[0]"]
+    );
+    assert_eq!(paths(&parse_config("default: a\nstores: []\n").unwrap()), ["stores", "default"]);
+}
+
+#[test]
+fn every_error_at_once_by_field() {
+    let config = config(&[
+        "resource: pod, serviceGroupId: c",
+        "resource: pods, serviceGroupId: a, rangeStart: m",
+        "resource: nodes, serviceGroupId: a, rangeStart: m, isRangeStartValid: true, rangeEnd: m, isRangeEndValid: true",
+        "resource: secrets, serviceGroupId: a, historyMax: lots, ring: {stores: [a, b]}, kind: Pod",
+        "resource: leases, serviceGroupId: a, rangeStart: /registry/leases/a, isRangeStartValid: true",
+    ]);
+    let errors = validate(&config).unwrap_err();
+    let paths: Vec<_> = errors.iter().map(|error| error.path.as_str()).collect();
+    assert_eq!(
+        paths,
+        [
+            "partitions[0].serviceGroupId",
+            "partitions[0].resource",
+            "partitions[1].rangeStart",
+            "partitions[2].rangeEnd",
+            "partitions[3].kind",
+            "partitions[3].ring",
+            "partitions[3].historyMax",
+            "partitions[4].rangeStart",
+        ]
+    );
+    assert_eq!(errors[1].message, r#"Kubernetes has no "pod": did you mean "pods"?"#);
+    assert!(errors[5].message.starts_with("not served yet: a Kind on several stores"));
+}
+
+#[test]
+fn a_named_kind_is_covered_whole() {
+    let low = "resource: pods, serviceGroupId: a, rangeEnd: g, isRangeEndValid: true";
+    let middle = "resource: pods, serviceGroupId: a, rangeStart: g, isRangeStartValid: true, rangeEnd: p, isRangeEndValid: true";
+    let high = "resource: pods, serviceGroupId: a, rangeStart: p, isRangeStartValid: true";
+    assert_eq!(paths(&config(&[high, low, middle])), [""; 0]);
+    let gap = validate(&config(&[low, high])).unwrap_err();
+    assert_eq!((gap.len(), gap[0].path.as_str()), (1, "partitions[1].rangeStart"));
+    assert_eq!(gap[0].message, r#"no partition holds pods from "g" to "p""#);
+    assert_eq!(validate(&config(&[low])).unwrap_err()[0].message, r#"no partition holds pods from "g" on"#);
+    assert_eq!(
+        validate(&config(&[high])).unwrap_err()[0].message,
+        r#"no partition holds pods from "" to "p""#
+    );
+    assert_eq!(paths(&config(&[low, middle, middle, high])), ["partitions[2].rangeStart"]);
+    assert_eq!(paths(&config(&["resource: pods, serviceGroupId: a", middle])), ["partitions[1].rangeStart"]);
+    // Two names of one Kind.
+    let twice = ["resource: events, serviceGroupId: a", "resource: events.events.k8s.io, serviceGroupId: a"];
+    assert_eq!(paths(&config(&twice)), ["partitions[1].rangeStart"]);
+}
+
+#[test]
+fn a_kind_is_of_one_mind() {
+    let low = "resource: pods, serviceGroupId: a, rangeEnd: g, isRangeEndValid: true, durability: fsync";
+    let high = "resource: pods, serviceGroupId: a, rangeStart: g, isRangeStartValid: true, historyMax: 10m";
+    assert_eq!(paths(&config(&[low, high])), ["partitions[1].durability", "partitions[1].historyMax"]);
+}
+
+#[test]
+fn a_kind_on_several_stores_is_not_served_yet() {
+    let low = "resource: pods, serviceGroupId: a, rangeEnd: g, isRangeEndValid: true";
+    let high = "resource: pods, serviceGroupId: b, rangeStart: g, isRangeStartValid: true";
+    let errors = validate(&config(&[low, high])).unwrap_err();
+    assert_eq!(errors.len(), 1);
+    assert_eq!(
+        errors[0].to_string(),
+        "partitions: not served yet: a Kind on several stores (pods, from /registry/pods/g); \
+         give all ranges of the Kind one serviceGroupId"
+    );
+}
+
+/// A partition in YAML: of few Kinds, with few bounds, so that many a list is valid.
+fn partition() -> impl Strategy<Value = String> {
+    let kind = prop::sample::select(vec![
+        ("pods", "a"),
+        ("nodes", "b"),
+        ("services", "b"),
+        ("foos.example.com", "a"),
+    ]);
+    let bound = || prop::option::weighted(0.3, prop::sample::select(vec!["", "f", "m"]));
+    (kind, bound(), bound()).prop_map(|((resource, store), start, end)| {
+        let mut text = format!("resource: {resource}, serviceGroupId: {store}");
+        if let Some(start) = start {
+            text.push_str(&format!(", rangeStart: '{start}', isRangeStartValid: true"));
+        }
+        if let Some(end) = end {
+            text.push_str(&format!(", rangeEnd: '{end}', isRangeEndValid: true"));
+        }
+        text
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_validates_has_an_owner_for_every_key(partitions in prop::collection::vec(partition(), 0..5)) {
+        let config = config(&partitions.iter().map(String::as_str).collect::<Vec<_>>());
+        if let Ok(valid) = validate(&config) {
+            prop_assert_eq!(PartitionMap::new(valid.map.partitions().to_vec()), Ok(valid.map.clone()));
+            for key in [
+                "", "/registry/pods", "/registry/pods/a", "/registry/pods/m", "/registry/pods/z", "/registry/pods0",
+                "/registry/minions/f", "/registry/minions", "/registry/services/specs", "/registry/services/specs/a",
+                "/registry/services/endpoints/a", "/registry/example.com/foos/q", "/registry/example.com/bars/q",
+            ] {
+                let found = valid.map.lookup(key.as_bytes());
+                let kind = valid.scheme.kind_of(key.as_bytes());
+                let named = config
+                    .partitions
+                    .iter()
+                    .find(|config| kind.is_some() && valid.scheme.resolve(&config.resource).ok() == kind);
+                let want = named.map_or("a", |config| &config.service_group_id.0);
+                prop_assert_eq!(&valid.stores[usize::from(found.store.0)].name.0, want, "{}", key);
+                prop_assert_eq!(found.kind.is_some(), named.is_some());
+                let is_pseudo = matches!(valid.scheme.locate(key.as_bytes()), Located::Pseudo { .. });
+                prop_assert_eq!(found.is_pseudo(), named.is_some() && is_pseudo);
+            }
+        }
+    }
+}
