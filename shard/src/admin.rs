@@ -1,0 +1,34 @@
+//! The admin port: probes and metrics.
+
+use kindred_transport::{
+    admin::{Admin, Check, serve},
+    listener::Listener,
+    serve::Drain,
+};
+use metrics_exporter_prometheus::PrometheusHandle;
+
+use crate::handle::Handle;
+
+/// Serves the admin port until the drain stops.
+pub fn spawn(listener: Listener, handle: Handle, recorder: Option<&'static PrometheusHandle>, drain: &Drain) {
+    let live = handle.clone();
+    let ready_drain = drain.clone();
+    let loop_check = |handle: &Handle| {
+        let result = if handle.is_open() { Ok(()) } else { Err("the apply loop has ended") };
+        Check::new("apply_loop", result)
+    };
+    let routes = Admin::new()
+        .live(move || vec![loop_check(&live)])
+        .ready(move || {
+            let stopping = if ready_drain.is_stopping() { Err("stopping") } else { Ok(()) };
+            vec![loop_check(&handle), Check::new("serving", stopping)]
+        })
+        .metrics(move || recorder.map(PrometheusHandle::render).unwrap_or_default())
+        .routes();
+    let serving = drain.clone();
+    drain.spawn(async move {
+        if let Err(error) = serve(listener, routes, &serving).await {
+            tracing::error!(%error, "the admin port ended");
+        }
+    });
+}

@@ -1,0 +1,437 @@
+//! Flags and configuration file into settings; whatever is wrong is said at once, each with its field.
+
+use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
+
+use kindred_partition_config::{ids::Slot, kind::DEFAULT_ETCD_PREFIX};
+use kindred_transport::{
+    address::ListenAddr,
+    tls::{ServerTlsArgs, TlsVersion},
+};
+use serde::Deserialize;
+
+/// Flags of a shard, etcd's names where etcd has one.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Args {
+    /// Flags that a configuration file may hold too.
+    #[command(flatten)]
+    pub options: Options,
+    /// TLS towards clients and routers.
+    #[command(flatten)]
+    pub tls: ServerTlsArgs,
+    /// Read further settings from this file: YAML or JSON, names as the flags'; a flag wins over the file.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// The settings proper. Absent ones come from the file, then from the defaults.
+#[derive(Debug, Clone, Default, clap::Args, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Options {
+    /// Name of this store and member [default: default].
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Where clients and routers connect, comma-separated; port 0 = any [default: 127.0.0.1:2379].
+    #[arg(long, alias = "listen-client-urls", value_name = "ADDRESS")]
+    #[serde(alias = "listen-client-urls")]
+    pub listen: Option<String>,
+    /// What MemberList tells clients to connect to, comma-separated [default: the listen addresses].
+    #[arg(long, value_name = "URL")]
+    pub advertise_client_urls: Option<String>,
+    /// Where /health, /metrics and so on are [default: 127.0.0.1:0].
+    #[arg(long, value_name = "ADDRESS")]
+    pub admin_listen: Option<String>,
+    /// Where the identity is kept; without it every start is a new store.
+    #[arg(long, value_name = "DIRECTORY")]
+    pub data_dir: Option<PathBuf>,
+    /// hlc: comparable between stores; dense: etcd's 1, 2, 3 for a shard alone [default: hlc].
+    #[arg(long, value_name = "hlc|dense")]
+    pub revisions: Option<String>,
+    /// Low bits of every revision of this store, unique in a cluster, 0..=1023 [default: 1].
+    #[arg(long)]
+    pub slot: Option<u16>,
+    /// Cluster id in headers, decimal or 0x… [default: minted with the identity].
+    #[arg(long, value_name = "ID")]
+    pub cluster_id: Option<String>,
+    /// kube-apiserver's --etcd-prefix [default: /registry].
+    #[arg(long, value_name = "PREFIX")]
+    pub etcd_prefix: Option<String>,
+    /// Largest request [default: 1572864].
+    #[arg(long, value_name = "BYTES")]
+    pub max_request_bytes: Option<u64>,
+    /// Most operations of a txn [default: 128].
+    #[arg(long, value_name = "N")]
+    pub max_txn_ops: Option<u32>,
+    /// Most streams of one connection [default: 1048576].
+    #[arg(long, value_name = "N")]
+    pub max_concurrent_streams: Option<u32>,
+    /// How often idle watches that ask for it hear of progress, at least 100ms [default: 5s].
+    #[arg(long, value_name = "DURATION")]
+    pub watch_progress_notify_interval: Option<String>,
+    /// Bytes above which NOSPACE is raised; 0 = no quota [default: 0].
+    #[arg(long, value_name = "BYTES")]
+    pub quota_backend_bytes: Option<u64>,
+    /// Worker threads; 1 keeps network and engine on one core [default: 1].
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+    /// error, warn, info, debug, trace, or a filter [default: info].
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+}
+
+/// How revisions are assigned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Revisions {
+    /// From a hybrid logical clock.
+    Hlc,
+    /// As etcd does.
+    Dense,
+}
+
+impl Revisions {
+    /// As on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hlc => "hlc",
+            Self::Dense => "dense",
+        }
+    }
+}
+
+/// Checked settings.
+#[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the flags' names; see `Options`")]
+pub struct Settings {
+    pub name: String,
+    pub listen: Vec<ListenAddr>,
+    pub advertise_client_urls: Vec<String>,
+    pub admin_listen: ListenAddr,
+    pub data_dir: Option<PathBuf>,
+    pub revisions: Revisions,
+    pub slot: Slot,
+    pub cluster_id: Option<u64>,
+    pub etcd_prefix: String,
+    pub request_bytes_max: usize,
+    pub txn_ops_max: usize,
+    pub streams_max: u32,
+    pub progress_interval: Duration,
+    pub quota_bytes: u64,
+    pub threads: usize,
+    pub log_level: String,
+    pub tls: ServerTlsArgs,
+}
+
+/// One wrong setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldError {
+    /// The flag's name without dashes.
+    pub field: String,
+    /// What is wrong and what to write instead.
+    pub problem: String,
+}
+
+/// All wrong settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigErrors(pub Vec<FieldError>);
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the configuration cannot be used:")?;
+        for FieldError { field, problem } in &self.0 {
+            write!(f, "\n  {field}: {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// Collects errors while settings are read.
+#[derive(Default)]
+struct Errors(Vec<FieldError>);
+
+impl Errors {
+    fn add(&mut self, field: &str, problem: impl fmt::Display) {
+        self.0.push(FieldError { field: field.to_owned(), problem: problem.to_string() });
+    }
+
+    /// The value, or a stand-in that is never used.
+    fn or<T, E: fmt::Display>(&mut self, field: &str, value: Result<T, E>, stand_in: T) -> T {
+        value.unwrap_or_else(|error| {
+            self.add(field, error);
+            stand_in
+        })
+    }
+}
+
+impl Settings {
+    /// Puts flags, file and defaults together.
+    ///
+    /// # Errors
+    /// With everything that is wrong.
+    pub fn resolve(args: Args) -> Result<Self, ConfigErrors> {
+        let mut errors = Errors::default();
+        let Args { options, mut tls, config } = args;
+        let options = match config.map(|path| read_file(path, &mut tls)) {
+            None => options,
+            Some(Ok(file)) => options.or(file),
+            Some(Err(problem)) => {
+                errors.add("config", problem);
+                options
+            }
+        };
+        match options.check(tls, &mut errors) {
+            Some(settings) if errors.0.is_empty() => Ok(settings),
+            Some(_) | None => Err(ConfigErrors(errors.0)),
+        }
+    }
+}
+
+impl Options {
+    /// What is set here, else what is set there.
+    fn or(self, file: Self) -> Self {
+        Self {
+            name: self.name.or(file.name),
+            listen: self.listen.or(file.listen),
+            advertise_client_urls: self.advertise_client_urls.or(file.advertise_client_urls),
+            admin_listen: self.admin_listen.or(file.admin_listen),
+            data_dir: self.data_dir.or(file.data_dir),
+            revisions: self.revisions.or(file.revisions),
+            slot: self.slot.or(file.slot),
+            cluster_id: self.cluster_id.or(file.cluster_id),
+            etcd_prefix: self.etcd_prefix.or(file.etcd_prefix),
+            max_request_bytes: self.max_request_bytes.or(file.max_request_bytes),
+            max_txn_ops: self.max_txn_ops.or(file.max_txn_ops),
+            max_concurrent_streams: self.max_concurrent_streams.or(file.max_concurrent_streams),
+            watch_progress_notify_interval: self
+                .watch_progress_notify_interval
+                .or(file.watch_progress_notify_interval),
+            quota_backend_bytes: self.quota_backend_bytes.or(file.quota_backend_bytes),
+            threads: self.threads.or(file.threads),
+            log_level: self.log_level.or(file.log_level),
+        }
+    }
+
+    /// `None` only together with an error.
+    fn check(self, tls: ServerTlsArgs, errors: &mut Errors) -> Option<Settings> {
+        let slot = Slot::try_from(self.slot.unwrap_or(1)).map_err(|problem| errors.add("slot", problem)).ok();
+        let stand_in = || ListenAddr::tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let listen = list(self.listen.as_deref().unwrap_or("127.0.0.1:2379"))
+            .map(|text| errors.or("listen", text.parse(), stand_in()))
+            .collect();
+        let advertise: Vec<String> = self
+            .advertise_client_urls
+            .as_deref()
+            .map(list)
+            .into_iter()
+            .flatten()
+            .map(str::to_owned)
+            .collect();
+        for url in &advertise {
+            if !["http://", "https://", "unix:", "unixs:"].iter().any(|scheme| url.starts_with(scheme)) {
+                errors.add("advertise-client-urls", format!("{url:?} is not a URL; write http://HOST:PORT"));
+            }
+        }
+        let admin = self.admin_listen.as_deref().map_or_else(|| Ok(stand_in()), str::parse);
+        let interval =
+            self.watch_progress_notify_interval.as_deref().map_or(Ok(Duration::from_secs(5)), duration);
+        let interval = errors.or("watch-progress-notify-interval", interval, Duration::from_secs(5));
+        let bytes = self.max_request_bytes.unwrap_or(1_572_864);
+        // A gRPC message has a length of 32 bits.
+        if !(1024..=(1 << 31)).contains(&bytes) {
+            errors.add("max-request-bytes", "write between 1024 and 2147483648");
+        }
+        for (field, zero) in [
+            ("max-txn-ops", self.max_txn_ops == Some(0)),
+            ("max-concurrent-streams", self.max_concurrent_streams == Some(0)),
+            ("threads", self.threads == Some(0)),
+        ] {
+            if zero {
+                errors.add(field, "write 1 or more");
+            }
+        }
+        let prefix = self.etcd_prefix.unwrap_or_else(|| DEFAULT_ETCD_PREFIX.to_owned());
+        if !prefix.starts_with('/') {
+            errors.add("etcd-prefix", format!("{prefix:?} does not begin with a slash"));
+        }
+        Some(Settings {
+            name: self.name.filter(|name| !name.is_empty()).unwrap_or_else(|| "default".to_owned()),
+            listen,
+            advertise_client_urls: advertise,
+            admin_listen: errors.or("admin-listen", admin, stand_in()),
+            data_dir: self.data_dir,
+            revisions: errors.or("revisions", revisions(self.revisions.as_deref()), Revisions::Hlc),
+            slot: slot?,
+            cluster_id: errors.or("cluster-id", cluster_id(self.cluster_id.as_deref()), None),
+            etcd_prefix: prefix,
+            request_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
+            txn_ops_max: self.max_txn_ops.unwrap_or(128) as usize,
+            streams_max: self.max_concurrent_streams.unwrap_or(1 << 20),
+            // etcd raises it likewise.
+            progress_interval: interval.max(Duration::from_millis(100)),
+            quota_bytes: self.quota_backend_bytes.unwrap_or(0),
+            threads: self.threads.unwrap_or(1) as usize,
+            log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
+            tls,
+        })
+    }
+}
+
+fn list(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+fn revisions(text: Option<&str>) -> Result<Revisions, String> {
+    match text {
+        None | Some("hlc") => Ok(Revisions::Hlc),
+        Some("dense") => Ok(Revisions::Dense),
+        Some(other) => Err(format!("{other:?} is neither hlc nor dense")),
+    }
+}
+
+fn cluster_id(text: Option<&str>) -> Result<Option<u64>, String> {
+    let Some(text) = text else { return Ok(None) };
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    match parsed {
+        Ok(0) | Err(_) => Err(format!("{text:?} is not a number above zero, decimal or 0x…")),
+        Ok(id) => Ok(Some(id)),
+    }
+}
+
+/// A duration as Go writes it: `5s`, `100ms`, `1m30s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let problem = || format!("{text:?} is not a duration; write 5s, 100ms or 1m30s");
+    let mut rest = text.trim();
+    let mut total = Duration::ZERO;
+    if rest.is_empty() {
+        return Err(problem());
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(problem)?;
+        let number: u64 = rest[..digits].parse().map_err(|_| problem())?;
+        let unit_end =
+            rest[digits..].find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |end| digits + end);
+        let unit_ms: u64 = match &rest[digits..unit_end] {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(problem()),
+        };
+        total += Duration::from_millis(number.saturating_mul(unit_ms));
+        rest = &rest[unit_end..];
+    }
+    Ok(total)
+}
+
+/// TLS flags as a file may hold them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+struct FileTls {
+    cert_file: Option<PathBuf>,
+    key_file: Option<PathBuf>,
+    trusted_ca_file: Option<PathBuf>,
+    client_cert_auth: bool,
+    client_cert_allowed_cn: Vec<String>,
+    client_cert_allowed_hostname: Vec<String>,
+    tls_min_version: Option<String>,
+    allow_plaintext: bool,
+}
+
+const TLS_FIELDS: [&str; 8] = [
+    "cert-file",
+    "key-file",
+    "trusted-ca-file",
+    "client-cert-auth",
+    "client-cert-allowed-cn",
+    "client-cert-allowed-hostname",
+    "tls-min-version",
+    "allow-plaintext",
+];
+
+/// JSON is YAML too, so one parser reads both.
+fn read_file(path: PathBuf, tls: &mut ServerTlsArgs) -> Result<Options, String> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("cannot read {shown}: {error}"))?;
+    let all: serde_json::Map<String, serde_json::Value> =
+        serde_saphyr::from_str(&text).map_err(|error| format!("{shown}: {error}"))?;
+    let (of_tls, rest): (serde_json::Map<_, _>, serde_json::Map<_, _>) =
+        all.into_iter().partition(|(name, _)| TLS_FIELDS.contains(&name.as_str()));
+    let file: FileTls = serde_json::from_value(of_tls.into()).map_err(|error| format!("{shown}: {error}"))?;
+    merge_tls(tls, file)?;
+    serde_json::from_value(rest.into()).map_err(|error| format!("{shown}: {error}"))
+}
+
+fn merge_tls(tls: &mut ServerTlsArgs, file: FileTls) -> Result<(), String> {
+    tls.cert_file = tls.cert_file.take().or(file.cert_file);
+    tls.key_file = tls.key_file.take().or(file.key_file);
+    tls.trusted_ca_file = tls.trusted_ca_file.take().or(file.trusted_ca_file);
+    tls.client_cert_auth |= file.client_cert_auth;
+    tls.allow_plaintext |= file.allow_plaintext;
+    if tls.client_cert_allowed_cn.is_empty() {
+        tls.client_cert_allowed_cn = file.client_cert_allowed_cn;
+    }
+    if tls.client_cert_allowed_hostname.is_empty() {
+        tls.client_cert_allowed_hostname = file.client_cert_allowed_hostname;
+    }
+    if let Some(version) = file.tls_min_version {
+        let parsed: Result<TlsVersion, String> = clap::ValueEnum::from_str(&version, true);
+        tls.tls_min_version =
+            parsed.map_err(|_| format!("tls-min-version: {version:?} is not a TLS version"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(text: &str) -> Result<Settings, ConfigErrors> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shard.yaml");
+        std::fs::write(&path, text).unwrap();
+        Settings::resolve(Args { config: Some(path), ..Args::default() })
+    }
+
+    #[test]
+    fn all_errors_at_once_with_their_fields() {
+        let text = "listen: nowhere\nrevisions: sparse\nslot: 5000\ncluster-id: x\nmax-txn-ops: 0\n\
+                    watch-progress-notify-interval: soon\nadvertise-client-urls: host:1";
+        let ConfigErrors(errors) = options(text).unwrap_err();
+        let mut fields: Vec<_> = errors.iter().map(|error| error.field.as_str()).collect();
+        fields.sort_unstable();
+        let expected = [
+            "advertise-client-urls",
+            "cluster-id",
+            "listen",
+            "max-txn-ops",
+            "revisions",
+            "slot",
+            "watch-progress-notify-interval",
+        ];
+        assert_eq!(fields, expected);
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_unknown_names_are_refused() {
+        let settings =
+            options(r#"{"name": "pods", "slot": 7, "cert-file": "/c", "max-txn-ops": 5}"#).unwrap();
+        assert_eq!((settings.name.as_str(), settings.slot.get(), settings.txn_ops_max), ("pods", 7, 5));
+        assert_eq!(settings.tls.cert_file, Some("/c".into()));
+        let ConfigErrors(errors) = options("nmae: x").unwrap_err();
+        assert!(errors[0].field == "config" && errors[0].problem.contains("nmae"), "{errors:?}");
+    }
+
+    #[test]
+    fn durations_as_go_writes_them() {
+        assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
+        assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("100ms"), Ok(Duration::from_millis(100)));
+        for wrong in ["", "5", "s", "5 s", "1x"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! etcd's requests into the engine's: the checks of etcd's front door, in its order, so that the same error wins.
+
+use std::collections::{BTreeMap, HashSet};
+
+use bytes::Bytes;
+use kindred_engine::ops::{
+    Compare, CompareResult, CompareTarget, Delete, Op, Put, RangeQuery, RevisionFilter, Sort, SortTarget, Txn,
+};
+use kindred_partition_config::{
+    ids::{LeaseId, Revision},
+    key::{Key, KeyRange},
+};
+use kindred_proto::etcdserverpb::{
+    self as pb, compare::TargetUnion, range_request::SortOrder, request_op::Request,
+};
+use kindred_wire::error::EtcdError;
+
+/// A read with what the engine's query cannot say.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Read {
+    /// The query.
+    pub query: RangeQuery,
+    /// etcd's quirk for a target without an order and with a limit: sorts only what the limit let through.
+    pub late_sort: Option<Sort>,
+}
+
+/// etcd's `checkRangeRequest`, then the conversion.
+pub fn range(request: pb::RangeRequest) -> Result<Read, EtcdError> {
+    check_range(&request)?;
+    Ok(read(request))
+}
+
+/// etcd's `checkRangeStreamRequest`, then the conversion.
+pub fn range_stream(request: pb::RangeRequest) -> Result<RangeQuery, EtcdError> {
+    check_range(&request)?;
+    let natural = request.sort_order == SortOrder::None as i32
+        || (request.sort_order == SortOrder::Ascend as i32 && request.sort_target == 0);
+    if !natural {
+        return Err(EtcdError::RangeStreamSortOrder);
+    }
+    if has_filter(&request) {
+        return Err(EtcdError::RangeStreamRevisionFilter);
+    }
+    // With the order `NONE` the target does not matter to a stream.
+    Ok(RangeQuery { sort: None, ..read(request).query })
+}
+
+/// etcd's `checkPutRequest`, then the conversion.
+pub fn put(request: pb::PutRequest) -> Result<Put, EtcdError> {
+    check_put(&request)?;
+    Ok(put_op(request))
+}
+
+/// etcd's `checkDeleteRequest`, then the conversion.
+pub fn delete(request: pb::DeleteRangeRequest) -> Result<Delete, EtcdError> {
+    check_delete(&request)?;
+    Ok(delete_op(request))
+}
+
+/// etcd's `checkTxnRequest` and `checkIntervals`, then the conversion.
+pub fn txn(request: pb::TxnRequest, ops_max: usize) -> Result<Txn, EtcdError> {
+    check_txn(&request, ops_max)?;
+    // After the count of operations: this is the costly part.
+    check_overlaps(&request.success)?;
+    check_overlaps(&request.failure)?;
+    Ok(txn_op(request))
+}
+
+/// Whether a txn is answered like a read (etcd's `IsTxnReadonly`): a nested txn counts as a write.
+#[must_use]
+pub fn is_read_only(txn: &Txn) -> bool {
+    txn.success.iter().chain(&txn.failure).all(|op| matches!(op, Op::Range(_)))
+}
+
+fn check_range(request: &pb::RangeRequest) -> Result<(), EtcdError> {
+    if request.key.is_empty() {
+        return Err(EtcdError::EmptyKey);
+    }
+    let known = SortOrder::try_from(request.sort_order).is_ok()
+        && pb::range_request::SortTarget::try_from(request.sort_target).is_ok();
+    if known { Ok(()) } else { Err(EtcdError::InvalidSortOption) }
+}
+
+fn check_put(request: &pb::PutRequest) -> Result<(), EtcdError> {
+    if request.key.is_empty() {
+        return Err(EtcdError::EmptyKey);
+    }
+    if request.ignore_value && !request.value.is_empty() {
+        return Err(EtcdError::ValueProvided);
+    }
+    if request.ignore_lease && request.lease != 0 {
+        return Err(EtcdError::LeaseProvided);
+    }
+    Ok(())
+}
+
+fn check_delete(request: &pb::DeleteRangeRequest) -> Result<(), EtcdError> {
+    if request.key.is_empty() { Err(EtcdError::EmptyKey) } else { Ok(()) }
+}
+
+fn check_txn(request: &pb::TxnRequest, ops_max: usize) -> Result<(), EtcdError> {
+    let ops = request.compare.len().max(request.success.len()).max(request.failure.len());
+    // A nested txn may only have what its parent left.
+    let Some(left) = ops_max.checked_sub(ops) else { return Err(EtcdError::TooManyOps) };
+    if request.compare.iter().any(|compare| compare.key.is_empty()) {
+        return Err(EtcdError::EmptyKey);
+    }
+    for op in request.success.iter().chain(&request.failure) {
+        match &op.request {
+            Some(Request::RequestRange(range)) => check_range(range)?,
+            Some(Request::RequestPut(put)) => check_put(put)?,
+            Some(Request::RequestDeleteRange(delete)) => check_delete(delete)?,
+            Some(Request::RequestTxn(txn)) => check_txn(txn, left)?,
+            None => return Err(EtcdError::KeyNotFound),
+        }
+    }
+    Ok(())
+}
+
+/// Deleted intervals of one level, united: start -> end, half-open, none touching another.
+#[derive(Default)]
+struct Deletes(BTreeMap<Bytes, Bytes>);
+
+impl Deletes {
+    /// An interval whose end is not above its start still holds its start, as in etcd's interval tree (where `"\0"` is
+    /// a bytewise end like any other here).
+    fn insert(&mut self, mut start: Bytes, end: &Bytes) {
+        let only = Key(start.clone()).successor().0;
+        let mut end = if *end > only { end.clone() } else { only };
+        if let Some((before, before_end)) = self.0.range(..=start.clone()).next_back()
+            && *before_end >= start
+        {
+            start = before.clone();
+        }
+        let swallowed: Vec<Bytes> =
+            self.0.range(start.clone()..=end.clone()).map(|(at, _)| at.clone()).collect();
+        for at in swallowed {
+            if let Some(other) = self.0.remove(&at)
+                && other > end
+            {
+                end = other;
+            }
+        }
+        self.0.insert(start, end);
+    }
+
+    fn contains(&self, key: &Bytes) -> bool {
+        self.0.range(..=key.clone()).next_back().is_some_and(|(_, end)| end > key)
+    }
+}
+
+/// etcd's `checkIntervals`: no key is put twice or put and deleted in one txn, nested ones included; the two branches of
+/// a nested txn exclude each other and may put the same key.
+fn check_overlaps(ops: &[pb::RequestOp]) -> Result<(HashSet<Bytes>, Deletes), EtcdError> {
+    let mut deletes = Deletes::default();
+    for op in ops {
+        if let Some(Request::RequestDeleteRange(delete)) = &op.request {
+            deletes.insert(delete.key.clone(), &delete.range_end);
+        }
+    }
+    let mut puts = HashSet::new();
+    for op in ops {
+        let Some(Request::RequestTxn(txn)) = &op.request else { continue };
+        let (then_puts, then_deletes) = check_overlaps(&txn.success)?;
+        let (else_puts, else_deletes) = check_overlaps(&txn.failure)?;
+        for key in &then_puts {
+            if deletes.contains(key) || !puts.insert(key.clone()) {
+                return Err(EtcdError::DuplicateKey);
+            }
+        }
+        for key in else_puts {
+            if deletes.contains(&key) || (puts.contains(&key) && !then_puts.contains(&key)) {
+                return Err(EtcdError::DuplicateKey);
+            }
+            puts.insert(key);
+        }
+        for (start, end) in then_deletes.0.into_iter().chain(else_deletes.0) {
+            deletes.insert(start, &end);
+        }
+    }
+    for op in ops {
+        if let Some(Request::RequestPut(put)) = &op.request
+            && (deletes.contains(&put.key) || !puts.insert(put.key.clone()))
+        {
+            return Err(EtcdError::DuplicateKey);
+        }
+    }
+    Ok((puts, deletes))
+}
+
+fn has_filter(request: &pb::RangeRequest) -> bool {
+    request.min_mod_revision != 0
+        || request.max_mod_revision != 0
+        || request.min_create_revision != 0
+        || request.max_create_revision != 0
+}
+
+fn read(request: pb::RangeRequest) -> Read {
+    let filtered = has_filter(&request);
+    let sort = sort(&request);
+    let bound = |revision: i64| (revision != 0).then_some(Revision(revision));
+    // A limit below zero is none.
+    let limit = usize::try_from(request.limit).unwrap_or(0);
+    let unordered = request.sort_order == SortOrder::None as i32;
+    let late = unordered && limit > 0 && !filtered;
+    Read {
+        late_sort: sort.filter(|_| late),
+        query: RangeQuery {
+            range: KeyRange::from_wire(request.key, request.range_end),
+            revision: Revision::from_wire(request.revision),
+            limit,
+            sort: sort.filter(|_| !late),
+            keys_only: request.keys_only,
+            count_only: request.count_only,
+            filter: RevisionFilter {
+                min_mod: bound(request.min_mod_revision),
+                max_mod: bound(request.max_mod_revision),
+                min_create: bound(request.min_create_revision),
+                max_create: bound(request.max_create_revision),
+            },
+        },
+    }
+}
+
+/// `None` for the natural order. A target other than the key without an order sorts upwards.
+fn sort(request: &pb::RangeRequest) -> Option<Sort> {
+    let descending = request.sort_order == SortOrder::Descend as i32;
+    let target = match request.sort_target() {
+        pb::range_request::SortTarget::Key if !descending => return None,
+        pb::range_request::SortTarget::Key => SortTarget::Key,
+        pb::range_request::SortTarget::Version => SortTarget::Version,
+        pb::range_request::SortTarget::Create => SortTarget::Create,
+        pb::range_request::SortTarget::Mod => SortTarget::Mod,
+        pb::range_request::SortTarget::Value => SortTarget::Value,
+    };
+    Some(Sort { target, descending })
+}
+
+fn put_op(request: pb::PutRequest) -> Put {
+    Put {
+        key: Key(request.key),
+        value: request.value,
+        lease: LeaseId::from_wire(request.lease),
+        ignore_value: request.ignore_value,
+        ignore_lease: request.ignore_lease,
+        prev_kv: request.prev_kv,
+    }
+}
+
+fn delete_op(request: pb::DeleteRangeRequest) -> Delete {
+    Delete { range: KeyRange::from_wire(request.key, request.range_end), prev_kv: request.prev_kv }
+}
+
+fn txn_op(request: pb::TxnRequest) -> Txn {
+    Txn {
+        compares: request.compare.into_iter().filter_map(compare).collect(),
+        success: request.success.into_iter().filter_map(op).collect(),
+        failure: request.failure.into_iter().filter_map(op).collect(),
+    }
+}
+
+fn op(op: pb::RequestOp) -> Option<Op> {
+    Some(match op.request? {
+        Request::RequestRange(range) => {
+            // Below zero is "current" for a read alone, but too old inside a txn, which checks first.
+            let negative = (range.revision < 0).then_some(Revision(range.revision));
+            let Read { mut query, late_sort } = read(range);
+            query.revision = query.revision.or(negative);
+            query.sort = query.sort.or(late_sort);
+            Op::Range(query)
+        }
+        Request::RequestPut(put) => Op::Put(put_op(put)),
+        Request::RequestDeleteRange(delete) => Op::Delete(delete_op(delete)),
+        Request::RequestTxn(txn) => Op::Txn(Box::new(txn_op(txn))),
+    })
+}
+
+/// `None` for a compare that always holds.
+fn compare(compare: pb::Compare) -> Option<Compare> {
+    use pb::compare::CompareTarget as Wire;
+    let Ok(target) = Wire::try_from(compare.target) else {
+        return unknown_target(compare.result, compare.key, compare.range_end);
+    };
+    // A number of another target counts as zero, as an absent one does.
+    let target = match (target, compare.target_union) {
+        (Wire::Version, Some(TargetUnion::Version(version))) => CompareTarget::Version(version),
+        (Wire::Version, _) => CompareTarget::Version(0),
+        (Wire::Create, Some(TargetUnion::CreateRevision(revision))) => CompareTarget::Create(revision),
+        (Wire::Create, _) => CompareTarget::Create(0),
+        (Wire::Mod, Some(TargetUnion::ModRevision(revision))) => CompareTarget::Mod(revision),
+        (Wire::Mod, _) => CompareTarget::Mod(0),
+        (Wire::Lease, Some(TargetUnion::Lease(lease))) => CompareTarget::Lease(lease),
+        (Wire::Lease, _) => CompareTarget::Lease(0),
+        (Wire::Value, Some(TargetUnion::Value(value))) => CompareTarget::Value(value),
+        (Wire::Value, _) => CompareTarget::Value(Bytes::new()),
+    };
+    let result = match pb::compare::CompareResult::try_from(compare.result) {
+        Ok(pb::compare::CompareResult::Equal) => CompareResult::Equal,
+        Ok(pb::compare::CompareResult::Greater) => CompareResult::Greater,
+        Ok(pb::compare::CompareResult::Less) => CompareResult::Less,
+        Ok(pb::compare::CompareResult::NotEqual) => CompareResult::NotEqual,
+        // An unknown result holds, except for the value of a key that is not there.
+        Err(_) if matches!(target, CompareTarget::Value(_)) => {
+            let range = KeyRange::from_wire(compare.key, compare.range_end);
+            return Some(Compare {
+                range,
+                target: CompareTarget::Version(0),
+                result: CompareResult::Greater,
+            });
+        }
+        Err(_) => return None,
+    };
+    Some(Compare { range: KeyRange::from_wire(compare.key, compare.range_end), target, result })
+}
+
+/// An unknown target finds both sides equal.
+fn unknown_target(result: i32, key: Bytes, range_end: Bytes) -> Option<Compare> {
+    use pb::compare::CompareResult as Wire;
+    match Wire::try_from(result) {
+        Ok(Wire::Greater | Wire::Less | Wire::NotEqual) => Some(Compare {
+            range: KeyRange::from_wire(key, range_end),
+            // Never holds.
+            target: CompareTarget::Version(i64::MIN),
+            result: CompareResult::Less,
+        }),
+        Ok(Wire::Equal) | Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,394 @@
+//! What the apply loop owns: the engine, and what a server keeps beside it (alarms, long reads, watch streams).
+//!
+//! Everything here runs on the loop and returns at once; nothing waits.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use kindred_engine::{
+    engine::{Engine, OpenRange, StreamId},
+    error::EngineError,
+    ops::{Op, OpAnswer, RangeAnswer, RangeQuery, RevisionFilter},
+    version::Version,
+};
+use kindred_partition_config::{
+    ids::{LeaseId, Revision, Slot},
+    key::KeyRange,
+};
+use kindred_proto::etcdserverpb::AlarmType;
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use crate::{clock::Clock, etcd_status::KvError};
+
+/// Keys that one turn of the loop reads at most for a long read (R: nothing holds the loop for more than ~100 us).
+pub const CHUNK_KEYS: usize = 256;
+/// Bytes that one chunk of a long read holds, about.
+pub const CHUNK_BYTES: usize = 256 << 10;
+/// A read up to this many keys is answered in one turn.
+const WHOLE_KEYS: usize = 512;
+/// A pin older than this is dropped when a compaction has passed it (R5).
+const PIN_MAX: Duration = Duration::from_secs(60);
+/// etcd's estimates of what a key and a lease cost beside their bytes.
+const KV_OVERHEAD: u64 = 256;
+const LEASE_OVERHEAD: u64 = 64;
+
+/// A long read that the loop holds a pin for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CursorId(u64);
+
+struct Cursor {
+    open: OpenRange,
+    owner: Weak<()>,
+    since: Instant,
+}
+
+/// How a read was answered.
+#[derive(Debug)]
+pub enum Started {
+    /// At once.
+    Whole(RangeAnswer),
+    /// The first keys of a long read, in key order, without limit, sort or filter applied.
+    Long {
+        /// The header's revision.
+        header: Revision,
+        /// All keys of the range.
+        count: u64,
+        /// The first of them.
+        first: Vec<Version>,
+        /// Where the rest comes from; `None` when there is none.
+        cursor: Option<CursorId>,
+    },
+}
+
+struct Stream {
+    wake: Arc<Notify>,
+    owner: Weak<()>,
+}
+
+/// Somebody who wants to know which leases ended (R12).
+struct EndedWatcher {
+    told: HashSet<LeaseId>,
+    sender: mpsc::Sender<(LeaseId, Vec<Slot>)>,
+}
+
+/// What the loop owns.
+pub struct Core {
+    /// The data.
+    pub engine: Engine,
+    /// The clocks.
+    pub clock: Clock,
+    /// This member, for the alarms that it raises itself.
+    member_id: u64,
+    slot: Slot,
+    /// Bytes above which NOSPACE is raised; 0 = none.
+    quota_bytes: u64,
+    alarms: BTreeSet<(i32, u64)>,
+    cursors: HashMap<CursorId, Cursor>,
+    cursor_next: u64,
+    streams: HashMap<StreamId, Stream>,
+    lease_last: i64,
+    ended: Vec<EndedWatcher>,
+    scrubbing: bool,
+    scrub_waiters: Vec<oneshot::Sender<Revision>>,
+    /// Requests executed; etcd's raft index.
+    pub applied: u64,
+}
+
+impl Core {
+    /// A core around an engine.
+    #[must_use]
+    pub fn new(engine: Engine, clock: Clock, member_id: u64, slot: Slot, quota_bytes: u64) -> Self {
+        Self {
+            engine,
+            clock,
+            member_id,
+            slot,
+            quota_bytes,
+            alarms: BTreeSet::new(),
+            cursors: HashMap::new(),
+            cursor_next: 0,
+            streams: HashMap::new(),
+            lease_last: 0,
+            ended: Vec::new(),
+            scrubbing: false,
+            scrub_waiters: Vec::new(),
+            applied: 0,
+        }
+    }
+
+    // ---- writes
+
+    /// Runs a write, or a txn of reads.
+    pub fn apply(&mut self, op: Op) -> Result<OpAnswer, KvError> {
+        let cost = cost(&op);
+        if cost > 0 {
+            self.check_room(cost)?;
+        }
+        if !is_read(&op) {
+            self.check_corrupt()?;
+        }
+        self.applied += 1;
+        Ok(self.engine.apply(self.clock.wall(), op)?)
+    }
+
+    fn check_corrupt(&self) -> Result<(), KvError> {
+        let corrupt = self.alarms.iter().any(|(alarm, _)| *alarm == AlarmType::Corrupt as i32);
+        if corrupt { Err(KvError::Corrupt) } else { Ok(()) }
+    }
+
+    /// etcd refuses what costs while NOSPACE is raised, and raises it itself when the request would not fit.
+    fn check_room(&mut self, cost: u64) -> Result<(), KvError> {
+        self.check_corrupt()?;
+        if self.quota_bytes > 0 && self.engine.stats().total_bytes.saturating_add(cost) >= self.quota_bytes {
+            self.alarms.insert((AlarmType::Nospace as i32, self.member_id));
+        }
+        let raised = self.alarms.iter().any(|(alarm, _)| *alarm == AlarmType::Nospace as i32);
+        if raised { Err(KvError::NoSpace) } else { Ok(()) }
+    }
+
+    /// Compacts; `physical` hears the current revision once the memory is free.
+    pub fn compact(
+        &mut self,
+        at: Revision,
+        physical: Option<oneshot::Sender<Revision>>,
+    ) -> Result<Revision, KvError> {
+        self.check_corrupt()?;
+        self.applied += 1;
+        self.engine.compact(at)?;
+        self.scrubbing = true;
+        self.scrub_waiters.extend(physical);
+        Ok(self.engine.current_all())
+    }
+
+    /// Frees a little of what was compacted; whether there is more to do.
+    pub fn scrub(&mut self, budget: usize) -> bool {
+        if self.scrubbing && !self.engine.scrub(budget) {
+            self.scrubbing = false;
+            let current = self.engine.current_all();
+            for waiter in self.scrub_waiters.drain(..) {
+                // The caller may be gone; the work is done all the same.
+                let _ = waiter.send(current);
+            }
+        }
+        self.scrubbing
+    }
+
+    /// Whether compacted memory waits to be freed.
+    #[must_use]
+    pub fn is_scrubbing(&self) -> bool {
+        self.scrubbing
+    }
+
+    // ---- reads
+
+    /// Answers a short read, or begins a long one.
+    pub fn read(&mut self, query: &RangeQuery, owner: &Weak<()>) -> Result<Started, KvError> {
+        let short = matches!(query.range, KeyRange::Single(_))
+            || query.count_only
+            || (query.sort.is_none()
+                && query.filter == RevisionFilter::default()
+                && (1..=WHOLE_KEYS).contains(&query.limit));
+        if short {
+            Ok(Started::Whole(self.engine.range(query)?))
+        } else {
+            self.open(query, WHOLE_KEYS, owner)
+        }
+    }
+
+    /// Begins a read that is produced chunk by chunk.
+    pub fn open(&mut self, query: &RangeQuery, first: usize, owner: &Weak<()>) -> Result<Started, KvError> {
+        let mut open = self.engine.open_range(&query.range, query.revision)?;
+        let (header, count) = (open.header, open.count);
+        let first = self.engine.next_chunk(&mut open, first, CHUNK_BYTES);
+        if first.len() as u64 >= count {
+            self.engine.close_range(open);
+            return Ok(Started::Long { header, count, first, cursor: None });
+        }
+        let id = CursorId(self.cursor_next);
+        self.cursor_next += 1;
+        self.cursors.insert(id, Cursor { open, owner: owner.clone(), since: Instant::now() });
+        Ok(Started::Long { header, count, first, cursor: Some(id) })
+    }
+
+    /// The next keys of a long read; none when it is at its end. `Compacted` when its pin was taken away.
+    pub fn chunk(&mut self, id: CursorId) -> Result<Vec<Version>, KvError> {
+        let Some(cursor) = self.cursors.get_mut(&id) else {
+            return Err(EngineError::Compacted { floor: self.engine.floor() }.into());
+        };
+        Ok(self.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, CHUNK_BYTES))
+    }
+
+    /// Ends a long read.
+    pub fn close(&mut self, id: CursorId) {
+        if let Some(cursor) = self.cursors.remove(&id) {
+            self.engine.close_range(cursor.open);
+        }
+    }
+
+    // ---- watch streams
+
+    /// A new client stream; `wake` is notified when it has something to say.
+    pub fn watch_open(&mut self, wake: Arc<Notify>, owner: Weak<()>) -> StreamId {
+        let id = self.engine.watch_open();
+        self.streams.insert(id, Stream { wake, owner });
+        id
+    }
+
+    /// The client is gone.
+    pub fn watch_close(&mut self, id: StreamId) {
+        if self.streams.remove(&id).is_some() {
+            self.engine.watch_close(id);
+        }
+    }
+
+    /// Tells streams that they have something to say.
+    pub fn wake(&mut self) {
+        for id in self.engine.take_wakes() {
+            if let Some(stream) = self.streams.get(&id) {
+                stream.wake.notify_one();
+            }
+        }
+    }
+
+    /// Frees what belonged to clients that are gone (their own message may not have fitted into the queue), and pins
+    /// that a slow client held for too long.
+    pub fn sweep(&mut self) {
+        let floor = self.engine.floor();
+        let lost = |cursor: &Cursor| {
+            cursor.owner.strong_count() == 0 || (cursor.open.at < floor && cursor.since.elapsed() > PIN_MAX)
+        };
+        let cursors: Vec<_> = self.cursors.iter().filter(|(_, c)| lost(c)).map(|(id, _)| *id).collect();
+        for id in cursors {
+            self.close(id);
+        }
+        let gone = |stream: &Stream| stream.owner.strong_count() == 0;
+        let streams: Vec<_> = self.streams.iter().filter(|(_, s)| gone(s)).map(|(id, _)| *id).collect();
+        for id in streams {
+            self.watch_close(id);
+        }
+        self.ended.retain(|watcher| !watcher.sender.is_closed());
+    }
+
+    /// Long reads and watch streams that are open.
+    #[must_use]
+    pub fn open_counts(&self) -> (usize, usize) {
+        (self.cursors.len(), self.streams.len())
+    }
+
+    // ---- leases
+
+    /// Grants a lease with the given id, or with a new one: positive, unique, and with the own slot in its low bits.
+    pub fn lease_grant(&mut self, id: Option<LeaseId>, ttl_s: i64) -> Result<(LeaseId, i64), KvError> {
+        self.check_room(LEASE_OVERHEAD)?;
+        self.applied += 1;
+        let now = self.clock.mono();
+        if let Some(id) = id {
+            return Ok((id, self.engine.lease_grant(now, id, ttl_s)?));
+        }
+        loop {
+            let id = self.new_lease_id();
+            match self.engine.lease_grant(now, id, ttl_s) {
+                // A client may have chosen that very number.
+                Err(EngineError::LeaseExists(_)) => {}
+                granted => return Ok((id, granted?)),
+            }
+        }
+    }
+
+    fn new_lease_id(&mut self) -> LeaseId {
+        let slots = i64::from(Slot::MAX) + 1;
+        let micros = i64::try_from(self.clock.wall().0).unwrap_or(i64::MAX) & (i64::MAX >> 10);
+        let now = micros * slots + i64::from(self.slot.get());
+        self.lease_last = now.max(self.lease_last.saturating_add(slots));
+        LeaseId(self.lease_last)
+    }
+
+    /// Ends a lease now.
+    pub fn lease_revoke(&mut self, id: LeaseId) -> Result<(Revision, Vec<Slot>), KvError> {
+        self.check_corrupt()?;
+        self.applied += 1;
+        let ended = self.engine.lease_revoke(self.clock.wall(), id)?;
+        self.tell_ended();
+        Ok(ended)
+    }
+
+    /// Ends a lease whose time has come; whether more are due.
+    pub fn lease_expire(&mut self) -> bool {
+        let (wall, mono) = (self.clock.wall(), self.clock.mono());
+        if self.engine.lease_deadline().is_none_or(|deadline| deadline > mono) {
+            return false;
+        }
+        // One at a time: a lease may hold thousands of keys.
+        let more = self.engine.lease_expire(wall, mono, 1);
+        self.tell_ended();
+        more
+    }
+
+    /// Tells of every lease that waits for other stores, now and as they end. A watcher that cannot follow is dropped
+    /// and asks anew.
+    pub fn watch_ended(&mut self, sender: mpsc::Sender<(LeaseId, Vec<Slot>)>) {
+        self.ended.push(EndedWatcher { told: HashSet::new(), sender });
+        self.tell_ended();
+    }
+
+    fn tell_ended(&mut self) {
+        if self.ended.is_empty() {
+            return;
+        }
+        let waiting = self.engine.leases_ended();
+        self.ended.retain_mut(|watcher| {
+            watcher.told.retain(|id| waiting.iter().any(|lease| lease.id == *id));
+            waiting.iter().all(|lease| {
+                !watcher.told.insert(lease.id)
+                    || watcher.sender.try_send((lease.id, lease.attached.clone())).is_ok()
+            })
+        });
+    }
+
+    // ---- alarms
+
+    /// Raised alarms of a type (`AlarmType::None` = all), as (type, member).
+    #[must_use]
+    pub fn alarms(&self, kind: i32) -> Vec<(i32, u64)> {
+        self.alarms
+            .iter()
+            .filter(|(alarm, _)| kind == AlarmType::None as i32 || *alarm == kind)
+            .copied()
+            .collect()
+    }
+
+    /// Raises an alarm.
+    pub fn alarm_raise(&mut self, kind: i32, member: u64) {
+        self.applied += 1;
+        self.alarms.insert((kind, member));
+    }
+
+    /// Clears an alarm; whether it was raised.
+    pub fn alarm_clear(&mut self, kind: i32, member: u64) -> bool {
+        self.applied += 1;
+        self.alarms.remove(&(kind, member))
+    }
+}
+
+/// etcd's estimate of what a request adds; 0 for what NOSPACE lets through.
+fn cost(op: &Op) -> u64 {
+    match op {
+        Op::Put(put) => KV_OVERHEAD + put.key.len() as u64 + put.value.len() as u64,
+        Op::Txn(txn) => {
+            let sum = |ops: &[Op]| ops.iter().map(cost).sum::<u64>();
+            sum(&txn.success).max(sum(&txn.failure))
+        }
+        Op::Range(_) | Op::Delete(_) => 0,
+    }
+}
+
+fn is_read(op: &Op) -> bool {
+    match op {
+        Op::Range(_) => true,
+        Op::Txn(txn) => crate::convert::is_read_only(txn),
+        Op::Put(_) | Op::Delete(_) => false,
+    }
+}

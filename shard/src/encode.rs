@@ -1,0 +1,290 @@
+//! Answers as protobuf bytes, written by hand around [`Version::encoded`], so that a value is never encoded again.
+//!
+//! The layouts are those of `etcdserverpb`; the tests compare each with what prost writes for the same message.
+
+use bytes::Bytes;
+use kindred_engine::{
+    engine::{Event, WatchOut},
+    ops::{OpAnswer, RangeAnswer, TxnAnswer},
+    version::Version,
+};
+use kindred_partition_config::ids::Revision;
+use kindred_proto::etcdserverpb::ResponseHeader;
+use kindred_wire::{
+    kv::{self, EventRef, EventType, KeyValueRef, ResponseOp, WatchHead, encode_key_value, part_len},
+    peek as wire,
+};
+use prost::encoding::{WireType, encode_key, encode_varint};
+
+/// `WatchResponse.events`.
+const WATCH_EVENTS_FIELD: u32 = 11;
+
+/// Watch id of answers that concern no single watch.
+pub const NO_WATCH: i64 = -1;
+
+/// What every header says of the server, whatever the revision.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerIds {
+    /// The cluster's id, not zero.
+    pub cluster_id: u64,
+    /// This member's id, not zero.
+    pub member_id: u64,
+    /// etcd's raft term: grows with every start, never zero.
+    pub raft_term: u64,
+}
+
+impl ServerIds {
+    /// The header of an answer at `revision`.
+    #[must_use]
+    pub fn header(&self, revision: Revision) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.cluster_id,
+            member_id: self.member_id,
+            revision: revision.get(),
+            raft_term: self.raft_term,
+        }
+    }
+
+    fn wire(&self, revision: Revision) -> wire::ResponseHeader {
+        wire::ResponseHeader {
+            cluster_id: self.cluster_id,
+            member_id: self.member_id,
+            revision: revision.get(),
+            raft_term: self.raft_term,
+        }
+    }
+
+    fn put_header(&self, out: &mut Vec<u8>, revision: Revision) {
+        self.wire(revision).put(out);
+    }
+}
+
+/// Most bytes that a header takes with its tag and length.
+const HEADER_BYTES_MAX: usize = 46;
+
+/// A count as the wire has it.
+fn signed(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// A `KeyValue` without its value, for `keys_only`.
+fn key_only(version: &Version) -> Vec<u8> {
+    encode_key_value(&KeyValueRef {
+        key: version.key(),
+        create_revision: version.create_revision().get(),
+        mod_revision: version.mod_revision().get(),
+        version: version.version(),
+        value: &[],
+        lease: version.lease(),
+    })
+}
+
+fn put_kvs(out: &mut Vec<u8>, kvs: &[Version], keys_only: bool) {
+    for kv in kvs {
+        if keys_only {
+            kv::put_range_kv(out, &key_only(kv));
+        } else {
+            kv::put_range_kv(out, kv.encoded());
+        }
+    }
+}
+
+fn kvs_len(kvs: &[Version], keys_only: bool) -> usize {
+    let one = |kv: &Version| if keys_only { kv.key().len() + 56 } else { part_len(kv.encoded()) };
+    kvs.iter().map(one).sum()
+}
+
+/// What stands around the keys of a range's answer.
+#[derive(Debug, Clone, Copy)]
+pub struct RangeTail {
+    /// The limit cut keys off.
+    pub more: bool,
+    /// All keys of the range.
+    pub count: u64,
+}
+
+fn put_range(out: &mut Vec<u8>, kvs: &[Version], keys_only: bool, tail: RangeTail) {
+    put_kvs(out, kvs, keys_only);
+    kv::put_range_end(out, tail.more, signed(tail.count));
+}
+
+/// A `RangeResponse`.
+#[must_use]
+pub fn range(ids: &ServerIds, answer: &RangeAnswer) -> Bytes {
+    let mut out = Vec::with_capacity(HEADER_BYTES_MAX + 16 + kvs_len(&answer.kvs, answer.keys_only));
+    ids.put_header(&mut out, answer.header);
+    let tail = RangeTail { more: answer.more, count: answer.count };
+    put_range(&mut out, &answer.kvs, answer.keys_only, tail);
+    out.into()
+}
+
+/// A `RangeStreamResponse`: some keys, and in the last one (`end`) also header, `more` and `count`.
+#[must_use]
+pub fn range_chunk(
+    ids: &ServerIds,
+    kvs: &[Version],
+    keys_only: bool,
+    end: Option<(Revision, RangeTail)>,
+) -> Bytes {
+    let mut inner = Vec::with_capacity(HEADER_BYTES_MAX + 16 + kvs_len(kvs, keys_only));
+    let tail = end.map_or(RangeTail { more: false, count: 0 }, |(_, tail)| tail);
+    if let Some((header, _)) = end {
+        ids.put_header(&mut inner, header);
+    }
+    put_range(&mut inner, kvs, keys_only, tail);
+    let mut out = Vec::with_capacity(part_len(&inner));
+    kv::put_range_stream(&mut out, &inner);
+    out.into()
+}
+
+/// The answer to a Put, DeleteRange or Txn (or Range) as its own message.
+#[must_use]
+pub fn answer(ids: &ServerIds, answer: &OpAnswer) -> Bytes {
+    let mut out = Vec::with_capacity(HEADER_BYTES_MAX + 64);
+    match answer {
+        OpAnswer::Range(range) => {
+            ids.put_header(&mut out, range.header);
+            let tail = RangeTail { more: range.more, count: range.count };
+            put_range(&mut out, &range.kvs, range.keys_only, tail);
+        }
+        OpAnswer::Put { header, prev } => {
+            ids.put_header(&mut out, *header);
+            if let Some(prev) = prev {
+                kv::put_put_prev_kv(&mut out, prev.encoded());
+            }
+        }
+        OpAnswer::Delete { header, deleted, prev } => {
+            ids.put_header(&mut out, *header);
+            kv::put_deleted(&mut out, signed(*deleted));
+            for prev in prev {
+                kv::put_deleted_prev_kv(&mut out, prev.encoded());
+            }
+        }
+        OpAnswer::Txn(txn) => {
+            ids.put_header(&mut out, txn.header);
+            put_txn(&mut out, txn);
+        }
+    }
+    out.into()
+}
+
+fn put_txn(out: &mut Vec<u8>, txn: &TxnAnswer) {
+    kv::put_txn_succeeded(out, txn.succeeded);
+    for response in &txn.responses {
+        let (op, message) = nested(response);
+        kv::put_txn_response(out, op, &message);
+    }
+}
+
+/// An answer inside a txn. etcd fills only the revision of these headers, and not even that one for a nested txn.
+fn nested(response: &OpAnswer) -> (ResponseOp, Bytes) {
+    let bare = ServerIds { cluster_id: 0, member_id: 0, raft_term: 0 };
+    match response {
+        OpAnswer::Range(_) => (ResponseOp::Range, answer(&bare, response)),
+        OpAnswer::Put { .. } => (ResponseOp::Put, answer(&bare, response)),
+        OpAnswer::Delete { .. } => (ResponseOp::DeleteRange, answer(&bare, response)),
+        OpAnswer::Txn(txn) => {
+            let mut out = Vec::new();
+            bare.put_header(&mut out, Revision::ZERO);
+            put_txn(&mut out, txn);
+            (ResponseOp::Txn, out.into())
+        }
+    }
+}
+
+/// A message that holds nothing but a header (`CompactionResponse`).
+#[must_use]
+pub fn header_only(ids: &ServerIds, revision: Revision) -> Bytes {
+    let mut out = Vec::with_capacity(HEADER_BYTES_MAX);
+    ids.put_header(&mut out, revision);
+    out.into()
+}
+
+fn watch_message(head: &WatchHead<'_>, room: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER_BYTES_MAX + 40 + head.cancel_reason.len() + room);
+    head.put(&mut out);
+    out
+}
+
+/// A watch refused at its creation.
+#[must_use]
+pub fn watch_refused(ids: &ServerIds, header: Revision, reason: &str) -> Bytes {
+    let head = WatchHead {
+        header: ids.wire(header),
+        watch_id: NO_WATCH,
+        created: true,
+        canceled: true,
+        cancel_reason: reason,
+        ..WatchHead::default()
+    };
+    watch_message(&head, 0).into()
+}
+
+/// What a watch stream has to say as `WatchResponse` messages; more than one only for a watch that asked for
+/// fragments, whose messages then stay below `fragment_bytes` (one event may be larger).
+pub fn watch(ids: &ServerIds, item: &WatchOut, fragment_bytes: usize, mut send: impl FnMut(Bytes)) {
+    let head = |header: Revision, watch_id: i64| WatchHead {
+        header: ids.wire(header),
+        watch_id,
+        ..WatchHead::default()
+    };
+    match item {
+        WatchOut::Created { id, header } => {
+            send(watch_message(&WatchHead { created: true, ..head(*header, id.0) }, 0).into());
+        }
+        WatchOut::Canceled { id, header } => {
+            send(watch_message(&WatchHead { canceled: true, ..head(*header, id.0) }, 0).into());
+        }
+        WatchOut::Compacted { id, header, floor } => {
+            let compact_revision = floor.get();
+            let head = WatchHead { canceled: true, compact_revision, ..head(*header, id.0) };
+            send(watch_message(&head, 0).into());
+        }
+        WatchOut::Progress { id, header } => {
+            let id = id.map_or(NO_WATCH, |id| id.0);
+            send(watch_message(&head(*header, id), 0).into());
+        }
+        WatchOut::Events { id, header, events, prev_kv, fragment } => {
+            let fragment_bytes = if *fragment { fragment_bytes } else { usize::MAX };
+            put_events(head(*header, id.0), events, *prev_kv, fragment_bytes, send);
+        }
+    }
+}
+
+fn put_events(
+    mut head: WatchHead<'_>,
+    events: &[Event],
+    prev_kv: bool,
+    fragment_bytes: usize,
+    mut send: impl FnMut(Bytes),
+) {
+    let events = events.iter().map(|event| EventRef {
+        event_type: if event.is_delete { EventType::Delete } else { EventType::Put },
+        kv: event.kv.encoded(),
+        prev_kv: event.prev.as_ref().filter(|_| prev_kv).map(Version::encoded),
+    });
+    let mut events = events.peekable();
+    while events.peek().is_some() {
+        let (mut bytes, mut taken) = (HEADER_BYTES_MAX + 40, Vec::new());
+        while let Some(event) = events.peek() {
+            // A tag and a length of at most five bytes.
+            let event_bytes = event.encoded_len() + 6;
+            if !taken.is_empty() && bytes + event_bytes >= fragment_bytes {
+                break;
+            }
+            bytes += event_bytes;
+            taken.extend(events.next());
+        }
+        head.fragment = events.peek().is_some();
+        let mut out = watch_message(&head, bytes);
+        for event in taken {
+            encode_key(WATCH_EVENTS_FIELD, WireType::LengthDelimited, &mut out);
+            encode_varint(event.encoded_len() as u64, &mut out);
+            event.encode_into(&mut out);
+        }
+        send(out.into());
+    }
+}
+
+#[cfg(test)]
+mod tests;

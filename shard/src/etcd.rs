@@ -1,0 +1,78 @@
+//! etcd's services: decode, call the apply loop, encode.
+
+pub mod auth;
+pub mod cluster;
+pub mod front;
+pub mod kv;
+pub mod lease;
+pub mod maintenance;
+pub mod watch;
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::{encode::ServerIds, etcd_status::KvError, handle::Handle};
+
+/// What every service of this member knows.
+#[derive(Clone)]
+pub struct Member(Arc<MemberInner>);
+
+/// The fields of [`Member`].
+pub struct MemberInner {
+    /// The apply loop.
+    pub handle: Handle,
+    /// What headers say.
+    pub ids: ServerIds,
+    /// The member's name.
+    pub name: String,
+    /// What clients are told to connect to.
+    pub client_urls: Vec<String>,
+    /// `--max-request-bytes`.
+    pub request_bytes_max: usize,
+    /// `--max-txn-ops`.
+    pub txn_ops_max: usize,
+    /// `--quota-backend-bytes`; 0 = none.
+    pub quota_bytes: u64,
+    /// Cancelled when the process stops: streams end with Unavailable.
+    pub stopping: CancellationToken,
+}
+
+/// What a gRPC message may be longer than a request, as in etcd.
+pub const OVERHEAD_BYTES: usize = 512 << 10;
+
+/// What etcd's own envelope adds to a request before it compares it with the limit: a header with a number of ten
+/// bytes, and the request's tag; its length comes on top.
+const ENVELOPE_BYTES: usize = 15;
+
+impl Member {
+    /// Puts a member together.
+    #[must_use]
+    pub fn new(inner: MemberInner) -> Self {
+        Self(Arc::new(inner))
+    }
+
+    /// The largest gRPC message that is read.
+    #[must_use]
+    pub fn receive_bytes_max(&self) -> usize {
+        self.request_bytes_max.saturating_add(OVERHEAD_BYTES)
+    }
+
+    /// etcd's limit on what goes through its log.
+    pub fn check_size(&self, request_bytes: usize) -> Result<(), Status> {
+        let length_bytes = (usize::BITS - (request_bytes | 1).leading_zeros()).div_ceil(7) as usize;
+        if request_bytes.saturating_add(ENVELOPE_BYTES + length_bytes) > self.request_bytes_max {
+            return Err(KvError::Invalid(kindred_wire::error::EtcdError::RequestTooLarge).into());
+        }
+        Ok(())
+    }
+}
+
+impl std::ops::Deref for Member {
+    type Target = MemberInner;
+
+    fn deref(&self) -> &MemberInner {
+        &self.0
+    }
+}

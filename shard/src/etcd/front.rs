@@ -1,0 +1,179 @@
+//! The front door of the etcd port: finds the service of a path, answers by path what has no messages here, counts, and
+//! puts the transport's own refusals into etcd's words.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use kindred_proto::{
+    etcdserverpb::{
+        cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
+    },
+    raw::{kv::k_v_server::KVServer as KvServer, watch::watch_server::WatchServer},
+    shard_v1::shard_server::ShardServer,
+};
+use tonic::{
+    Code, Status,
+    body::Body,
+    codegen::{BoxFuture, Service, http},
+};
+
+use super::{
+    Member, auth, cluster::ClusterService, kv::KvService, lease::LeaseService,
+    maintenance::MaintenanceService, watch::WatchService,
+};
+use crate::{
+    etcd_status::{KvError, status},
+    internal::ShardService,
+    metrics::{CallMetrics, call_metrics},
+};
+
+/// What a call may be on this port, and is not served.
+const UNSUPPORTED: [(&str, &str); 8] = [
+    ("/etcdserverpb.Maintenance/Snapshot", "list the keys, or use a backup of kindred"),
+    ("/etcdserverpb.Maintenance/MoveLeader", "a shard has one member"),
+    ("/etcdserverpb.Maintenance/Downgrade", "stop the process and start the other version"),
+    ("/etcdserverpb.Cluster/MemberAdd", "a shard has one member"),
+    ("/etcdserverpb.Cluster/MemberRemove", "a shard has one member"),
+    ("/etcdserverpb.Cluster/MemberUpdate", "change --advertise-client-urls and restart"),
+    ("/etcdserverpb.Cluster/MemberPromote", "a shard has one member"),
+    ("/grpc.health.v1.Health/Watch", "use Check, or /readyz on the admin port"),
+];
+
+/// `HealthCheckResponse { status: SERVING }`.
+const SERVING: &[u8] = &[0x08, 0x01];
+
+/// All services of the etcd port.
+#[derive(Clone)]
+pub struct Front {
+    member: Member,
+    kv: KvServer<KvService>,
+    watch: WatchServer<WatchService>,
+    lease: LeaseServer<LeaseService>,
+    maintenance: MaintenanceServer<MaintenanceService>,
+    cluster: ClusterServer<ClusterService>,
+    shard: ShardServer<ShardService>,
+}
+
+impl Front {
+    /// The services of a member.
+    #[must_use]
+    pub fn new(member: Member, shard: ShardService) -> Self {
+        let bytes_max = member.receive_bytes_max();
+        Self {
+            kv: KvServer::new(KvService(member.clone())).max_decoding_message_size(bytes_max),
+            watch: WatchServer::new(WatchService(member.clone())).max_decoding_message_size(bytes_max),
+            lease: LeaseServer::new(LeaseService(member.clone())).max_decoding_message_size(bytes_max),
+            maintenance: MaintenanceServer::new(MaintenanceService(member.clone())),
+            cluster: ClusterServer::new(ClusterService(member.clone())),
+            shard: ShardServer::new(shard),
+            member,
+        }
+    }
+
+    /// What no generated service answers.
+    fn by_path(&self, request: http::Request<Body>) -> BoxFuture<http::Response<Body>, Infallible> {
+        let member = self.member.clone();
+        Box::pin(async move {
+            let path = request.uri().path().to_owned();
+            if let Some((what, instead)) = UNSUPPORTED.iter().find(|(unsupported, _)| *unsupported == path) {
+                let what = what.trim_start_matches("/etcdserverpb.").trim_start_matches("/grpc.health.v1.");
+                return Ok(status(&KvError::Unsupported { what, instead }).into_http());
+            }
+            if let Some(method) = path.strip_prefix("/etcdserverpb.Auth/") {
+                let current = match member.handle.current().await {
+                    Ok(current) => current,
+                    Err(error) => return Ok(status(&error).into_http()),
+                };
+                if let Some(answer) = auth::serve(member.ids, method, current, request).await {
+                    return Ok(answer);
+                }
+            } else if path == "/grpc.health.v1.Health/Check" {
+                return Ok(auth::fixed(request, Bytes::from_static(SERVING)).await);
+            }
+            let (service, method) =
+                path.trim_start_matches('/').split_once('/').unwrap_or((path.as_str(), ""));
+            Ok(Status::unimplemented(format!("unknown method {method} for service {service}")).into_http())
+        })
+    }
+}
+
+impl Service<http::Request<Body>> for Front {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Answering {
+        let path = request.uri().path();
+        let metrics = call_metrics(path);
+        metrics.started();
+        let inner = if UNSUPPORTED.iter().any(|(unsupported, _)| *unsupported == path) {
+            self.by_path(request)
+        } else if path.starts_with("/etcdserverpb.KV/") {
+            self.kv.call(request)
+        } else if path.starts_with("/etcdserverpb.Watch/") {
+            self.watch.call(request)
+        } else if path.starts_with("/etcdserverpb.Lease/") {
+            self.lease.call(request)
+        } else if path.starts_with("/etcdserverpb.Maintenance/") {
+            self.maintenance.call(request)
+        } else if path.starts_with("/etcdserverpb.Cluster/") {
+            self.cluster.call(request)
+        } else if path.starts_with("/kindred.shard.v1.Shard/") {
+            self.shard.call(request)
+        } else {
+            self.by_path(request)
+        };
+        Answering { inner, metrics }
+    }
+}
+
+/// A call that is being answered.
+pub struct Answering {
+    inner: BoxFuture<http::Response<Body>, Infallible>,
+    metrics: &'static CallMetrics,
+}
+
+impl Future for Answering {
+    type Output = Result<http::Response<Body>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Ok(response) = ready!(self.inner.as_mut().poll(cx));
+        // A refusal comes without a body, its status among the headers. Anything else counts as answered here: the
+        // status of a stream is only known when it ends.
+        let Some(refused) = Status::from_header_map(response.headers()) else {
+            self.metrics.handled(Code::Ok);
+            return Poll::Ready(Ok(response));
+        };
+        let response = match grpc_go_size_error(&refused) {
+            Some(refused) => {
+                self.metrics.handled(refused.code());
+                refused.into_http()
+            }
+            None => {
+                self.metrics.handled(refused.code());
+                response
+            }
+        };
+        Poll::Ready(Ok(response))
+    }
+}
+
+/// tonic's refusal of a message that is too long, in grpc-go's words and code.
+fn grpc_go_size_error(refused: &Status) -> Option<Status> {
+    if refused.code() != Code::OutOfRange {
+        return None;
+    }
+    let numbers = refused.message().strip_prefix("Error, decoded message length too large: found ")?;
+    let mut numbers = numbers.split(|c: char| !c.is_ascii_digit()).filter(|number| !number.is_empty());
+    let (found, limit) = (numbers.next()?, numbers.next()?);
+    Some(Status::resource_exhausted(format!("grpc: received message larger than max ({found} vs. {limit})")))
+}

@@ -1,0 +1,135 @@
+//! KV: requests decoded with prost, answers written around the stored bytes.
+
+use std::pin::Pin;
+
+use bytes::Bytes;
+use kindred_engine::ops::{Op, RangeQuery};
+use kindred_partition_config::ids::Revision;
+use kindred_proto::{etcdserverpb as pb, raw::kv::k_v_server::KV as Kv};
+use prost::Message;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status};
+
+use super::Member;
+use crate::{convert, encode, etcd_status::KvError, handle::Start};
+
+/// Chunks of a range stream that wait for the client.
+const STREAM_CHUNKS_MAX: usize = 2;
+
+/// The service.
+#[derive(Clone)]
+pub struct KvService(pub Member);
+
+impl KvService {
+    async fn write(&self, op: Op) -> Result<Response<Bytes>, Status> {
+        let answer = self.0.handle.apply(op).await?;
+        Ok(Response::new(encode::answer(&self.0.ids, &answer)))
+    }
+}
+
+fn decode<M: Message + Default>(request: Request<Bytes>) -> Result<(M, usize), KvError> {
+    let bytes = request.into_inner();
+    let size = bytes.len();
+    Ok((M::decode(bytes)?, size))
+}
+
+#[tonic::async_trait]
+impl Kv for KvService {
+    async fn range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        let (request, _) = decode::<pb::RangeRequest>(request)?;
+        let read = convert::range(request).map_err(KvError::from)?;
+        let answer = self.0.handle.range(read).await?;
+        Ok(Response::new(encode::range(&self.0.ids, &answer)))
+    }
+
+    type RangeStreamStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+
+    async fn range_stream(
+        &self,
+        request: Request<Bytes>,
+    ) -> Result<Response<Self::RangeStreamStream>, Status> {
+        let (request, _) = decode::<pb::RangeRequest>(request)?;
+        let query = convert::range_stream(request).map_err(KvError::from)?;
+        let (sender, chunks) = mpsc::channel(STREAM_CHUNKS_MAX);
+        let member = self.0.clone();
+        // Ends with the last chunk, or when the client goes away and `chunks` with it.
+        tokio::spawn(async move {
+            if let Err(error) = stream_range(&member, query, &sender).await {
+                let _ = sender.send(Err(error.into())).await;
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(chunks))))
+    }
+
+    async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        let (request, size) = decode::<pb::PutRequest>(request)?;
+        let put = convert::put(request).map_err(KvError::from)?;
+        self.0.check_size(size)?;
+        self.write(Op::Put(put)).await
+    }
+
+    async fn delete_range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        let (request, size) = decode::<pb::DeleteRangeRequest>(request)?;
+        let delete = convert::delete(request).map_err(KvError::from)?;
+        self.0.check_size(size)?;
+        self.write(Op::Delete(delete)).await
+    }
+
+    async fn txn(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        let (request, size) = decode::<pb::TxnRequest>(request)?;
+        let txn = convert::txn(request, self.0.txn_ops_max).map_err(KvError::from)?;
+        if !convert::is_read_only(&txn) {
+            self.0.check_size(size)?;
+        }
+        self.write(Op::Txn(Box::new(txn))).await
+    }
+
+    async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        let (request, _) = decode::<pb::CompactionRequest>(request)?;
+        let at = Revision(request.revision);
+        let (freed, waiting) = oneshot::channel();
+        let freed = request.physical.then_some(freed);
+        let mut header = self.0.handle.call(move |core| core.compact(at, freed)).await??;
+        if request.physical {
+            header = waiting.await.map_err(|_| KvError::Stopped)?;
+        }
+        Ok(Response::new(encode::header_only(&self.0.ids, header)))
+    }
+}
+
+/// Sends a range in key order; header, `more` and `count` only in the last chunk. A pin that was lost to a compaction
+/// ends it as compacted.
+async fn stream_range(
+    member: &Member,
+    query: RangeQuery,
+    to: &mpsc::Sender<Result<Bytes, Status>>,
+) -> Result<(), KvError> {
+    let (limit, keys_only, count_only) = (query.limit, query.keys_only, query.count_only);
+    let mut long = match member.handle.start(query).await? {
+        Start::Whole(mut answer) => {
+            if count_only {
+                answer.kvs.clear();
+            }
+            let tail = encode::RangeTail { more: answer.more && !count_only, count: answer.count };
+            let end = Some((answer.header, tail));
+            let _ = to.send(Ok(encode::range_chunk(&member.ids, &answer.kvs, keys_only, end))).await;
+            return Ok(());
+        }
+        Start::Long(long) => long,
+    };
+    let total = if limit == 0 { long.count } else { long.count.min(limit as u64) };
+    let mut sent = 0;
+    loop {
+        let mut chunk = long.next().await?;
+        chunk.truncate(usize::try_from(total - sent).unwrap_or(usize::MAX));
+        sent += chunk.len() as u64;
+        let done = sent >= total || chunk.is_empty();
+        let tail = encode::RangeTail { more: total < long.count, count: long.count };
+        let message =
+            encode::range_chunk(&member.ids, &chunk, keys_only, done.then_some((long.header, tail)));
+        if to.send(Ok(message)).await.is_err() || done {
+            return Ok(());
+        }
+    }
+}

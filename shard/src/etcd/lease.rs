@@ -1,0 +1,135 @@
+//! Lease.
+
+use std::pin::Pin;
+
+use kindred_engine::error::EngineError;
+use kindred_partition_config::ids::LeaseId;
+use kindred_proto::etcdserverpb::{self as pb, lease_server::Lease};
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::Member;
+use crate::etcd_status::{KvError, status};
+
+/// Answers that wait for the connection to take them; the client is not read from meanwhile.
+const OUTBOUND_MAX: usize = 16;
+
+/// The service.
+#[derive(Clone)]
+pub struct LeaseService(pub Member);
+
+#[tonic::async_trait]
+impl Lease for LeaseService {
+    async fn lease_grant(
+        &self,
+        request: Request<pb::LeaseGrantRequest>,
+    ) -> Result<Response<pb::LeaseGrantResponse>, Status> {
+        let request = request.into_inner();
+        let id = LeaseId::from_wire(request.id);
+        let ((id, ttl), current) = self
+            .0
+            .handle
+            .call(move |core| {
+                let granted = core.lease_grant(id, request.ttl)?;
+                Ok::<_, KvError>((granted, core.engine.current_all()))
+            })
+            .await??;
+        let header = Some(self.0.ids.header(current));
+        Ok(Response::new(pb::LeaseGrantResponse { header, id: id.get(), ttl, error: String::new() }))
+    }
+
+    async fn lease_revoke(
+        &self,
+        request: Request<pb::LeaseRevokeRequest>,
+    ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
+        let id = LeaseId(request.into_inner().id);
+        let (revision, _) = self.0.handle.call(move |core| core.lease_revoke(id)).await??;
+        Ok(Response::new(pb::LeaseRevokeResponse { header: Some(self.0.ids.header(revision)) }))
+    }
+
+    type LeaseKeepAliveStream =
+        Pin<Box<dyn Stream<Item = Result<pb::LeaseKeepAliveResponse, Status>> + Send>>;
+
+    async fn lease_keep_alive(
+        &self,
+        request: Request<Streaming<pb::LeaseKeepAliveRequest>>,
+    ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
+        let (to, answers) = mpsc::channel(OUTBOUND_MAX);
+        let (member, mut requests) = (self.0.clone(), request.into_inner());
+        tokio::spawn(async move {
+            let end = tokio::select! {
+                () = member.stopping.cancelled() => Err(status(&KvError::Stopped)),
+                () = to.closed() => Ok(()),
+                end = keep_alive(&member, &mut requests, &to) => end,
+            };
+            if let Err(end) = end {
+                let _ = to.send(Err(end)).await;
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+    }
+
+    async fn lease_time_to_live(
+        &self,
+        request: Request<pb::LeaseTimeToLiveRequest>,
+    ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
+        let request = request.into_inner();
+        let (id, keys) = (LeaseId(request.id), request.keys);
+        let call = self.0.handle.call(move |core| {
+            (core.engine.lease_view(core.clock.mono(), id, keys), core.engine.current_all())
+        });
+        let (view, current) = call.await?;
+        let header = Some(self.0.ids.header(current));
+        let answer = match view {
+            Ok(view) => pb::LeaseTimeToLiveResponse {
+                header,
+                id: request.id,
+                ttl: view.ttl_s,
+                granted_ttl: view.granted_ttl_s,
+                keys: view.keys.into_iter().map(|key| key.0).collect(),
+            },
+            Err(EngineError::LeaseNotFound(_)) => {
+                pb::LeaseTimeToLiveResponse { header, id: request.id, ttl: -1, granted_ttl: 0, keys: vec![] }
+            }
+            Err(error) => return Err(KvError::from(error).into()),
+        };
+        Ok(Response::new(answer))
+    }
+
+    async fn lease_leases(
+        &self,
+        _request: Request<pb::LeaseLeasesRequest>,
+    ) -> Result<Response<pb::LeaseLeasesResponse>, Status> {
+        let call = self.0.handle.call(|core| (core.engine.leases(), core.engine.current_all()));
+        let (leases, current) = call.await?;
+        let leases = leases.into_iter().map(|id| pb::LeaseStatus { id: id.get() }).collect();
+        Ok(Response::new(pb::LeaseLeasesResponse { header: Some(self.0.ids.header(current)), leases }))
+    }
+}
+
+async fn keep_alive(
+    member: &Member,
+    requests: &mut Streaming<pb::LeaseKeepAliveRequest>,
+    to: &mpsc::Sender<Result<pb::LeaseKeepAliveResponse, Status>>,
+) -> Result<(), Status> {
+    while let Some(request) = requests.next().await {
+        let id = request?.id;
+        let call = member.handle.call(move |core| {
+            // The header first: it must not be above a revoke that comes right after the renewal.
+            let current = core.engine.current_all();
+            (core.engine.lease_keep_alive(core.clock.mono(), LeaseId(id)), current)
+        });
+        let (renewed, current) = call.await?;
+        let ttl = match renewed {
+            Ok(ttl) => ttl,
+            Err(EngineError::LeaseNotFound(_)) => 0,
+            Err(error) => return Err(KvError::from(error).into()),
+        };
+        let header = Some(member.ids.header(current));
+        if to.send(Ok(pb::LeaseKeepAliveResponse { header, id, ttl })).await.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}

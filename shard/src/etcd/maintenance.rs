@@ -1,0 +1,111 @@
+//! Maintenance: what a server in memory can say. Snapshot, MoveLeader and Downgrade are refused in [`super::front`].
+
+use kindred_partition_config::ids::Revision;
+use kindred_proto::etcdserverpb::{
+    self as pb, AlarmType, alarm_request::AlarmAction, maintenance_server::Maintenance,
+};
+use kindred_transport::admin::ETCD_VERSION;
+use tonic::{Request, Response, Status};
+
+use super::Member;
+use crate::etcd_status::KvError;
+
+/// The service.
+#[derive(Clone)]
+pub struct MaintenanceService(pub Member);
+
+fn alarm_members(alarms: Vec<(i32, u64)>) -> Vec<pb::AlarmMember> {
+    alarms.into_iter().map(|(alarm, member_id)| pb::AlarmMember { member_id, alarm }).collect()
+}
+
+/// As etcd prints an alarm in the errors of Status.
+fn alarm_text(alarm: &pb::AlarmMember) -> String {
+    let kind = AlarmType::try_from(alarm.alarm).unwrap_or(AlarmType::None);
+    format!("memberID:{} alarm:{}", alarm.member_id, kind.as_str_name())
+}
+
+#[tonic::async_trait]
+impl Maintenance for MaintenanceService {
+    async fn alarm(&self, request: Request<pb::AlarmRequest>) -> Result<Response<pb::AlarmResponse>, Status> {
+        let pb::AlarmRequest { action, member_id, alarm } = request.into_inner();
+        let call = self.0.handle.call(move |core| {
+            let alarms = match AlarmAction::try_from(action) {
+                Ok(AlarmAction::Get) => core.alarms(alarm),
+                Ok(AlarmAction::Activate) if alarm != AlarmType::None as i32 => {
+                    core.alarm_raise(alarm, member_id);
+                    vec![(alarm, member_id)]
+                }
+                Ok(AlarmAction::Deactivate) if core.alarm_clear(alarm, member_id) => {
+                    vec![(alarm, member_id)]
+                }
+                Ok(AlarmAction::Activate | AlarmAction::Deactivate) | Err(_) => Vec::new(),
+            };
+            (alarms, core.engine.current_all())
+        });
+        let (alarms, current) = call.await?;
+        let header = Some(self.0.ids.header(current));
+        Ok(Response::new(pb::AlarmResponse { header, alarms: alarm_members(alarms) }))
+    }
+
+    async fn status(
+        &self,
+        _request: Request<pb::StatusRequest>,
+    ) -> Result<Response<pb::StatusResponse>, Status> {
+        let call = self.0.handle.call(|core| {
+            (
+                core.engine.stats(),
+                core.engine.current_all(),
+                core.applied,
+                core.alarms(AlarmType::None as i32),
+            )
+        });
+        let (stats, current, applied, alarms) = call.await?;
+        let live_bytes = i64::try_from(stats.live_bytes).unwrap_or(i64::MAX);
+        let ids = &self.0.ids;
+        Ok(Response::new(pb::StatusResponse {
+            header: Some(ids.header(current)),
+            version: ETCD_VERSION.to_owned(),
+            db_size: live_bytes,
+            leader: ids.member_id,
+            raft_index: applied,
+            raft_term: ids.raft_term,
+            raft_applied_index: applied,
+            errors: alarm_members(alarms).iter().map(alarm_text).collect(),
+            db_size_in_use: live_bytes,
+            is_learner: false,
+            storage_version: ETCD_VERSION.to_owned(),
+            db_size_quota: i64::try_from(self.0.quota_bytes).unwrap_or(i64::MAX),
+            downgrade_info: Some(pb::DowngradeInfo { enabled: false, target_version: String::new() }),
+        }))
+    }
+
+    /// There is nothing to defragment: freed memory is free. etcd's answer has no header either.
+    async fn defragment(
+        &self,
+        _request: Request<pb::DefragmentRequest>,
+    ) -> Result<Response<pb::DefragmentResponse>, Status> {
+        Ok(Response::new(pb::DefragmentResponse { header: None }))
+    }
+
+    async fn hash(&self, _request: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
+        let hashed = self.0.handle.call(|core| core.engine.hash_kv(None)).await?;
+        let (hash, revision, _) = hashed.map_err(KvError::from)?;
+        Ok(Response::new(pb::HashResponse { header: Some(self.0.ids.header(revision)), hash }))
+    }
+
+    async fn hash_kv(
+        &self,
+        request: Request<pb::HashKvRequest>,
+    ) -> Result<Response<pb::HashKvResponse>, Status> {
+        let at = Revision::from_wire(request.into_inner().revision);
+        let call = self.0.handle.call(move |core| (core.engine.hash_kv(at), core.engine.current_all()));
+        let (hashed, current) = call.await?;
+        let (hash, hashed, compacted) = hashed.map_err(KvError::from)?;
+        Ok(Response::new(pb::HashKvResponse {
+            header: Some(self.0.ids.header(current)),
+            hash,
+            compact_revision: compacted.get(),
+            hash_revision: hashed.get(),
+        }))
+    }
+}

@@ -1,0 +1,172 @@
+//! Watch: one task for each client stream.
+//!
+//! Events stay in the engine until the client can take more: the task first gets room in the outbound buffer, then pulls.
+//! So a slow client costs its own position in the history and nothing else. A client that closes only its sending half
+//! keeps its watches, as in etcd; one that is gone drops the outbound buffer's receiver, which ends the task.
+
+use std::{collections::VecDeque, pin::Pin};
+
+use bytes::Bytes;
+use kindred_engine::{
+    engine::{WatchId, WatchSpec},
+    error::EngineError,
+};
+use kindred_partition_config::{ids::Revision, key::KeyRange};
+use kindred_proto::{
+    etcdserverpb::{self as pb, watch_create_request::FilterType, watch_request::RequestUnion},
+    raw::watch::watch_server::Watch,
+};
+use kindred_wire::error::WatchRefusal;
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::Member;
+use crate::{
+    encode,
+    etcd_status::{KvError, status},
+    handle::WatchStream,
+};
+
+/// Messages that wait for the connection to take them.
+const OUTBOUND_MAX: usize = 4;
+/// Encoded messages and refusals that may wait for room in the outbound buffer before the client is read from again.
+const READY_MAX: usize = 256;
+/// Bytes pulled from the engine at a time, about.
+const PULL_BYTES: usize = 256 << 10;
+
+/// The service.
+#[derive(Clone)]
+pub struct WatchService(pub Member);
+
+#[tonic::async_trait]
+impl Watch for WatchService {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Self::WatchStream>, Status> {
+        let stream = self.0.handle.watch().await?;
+        let (sender, messages) = mpsc::channel(OUTBOUND_MAX);
+        let session = Session { member: self.0.clone(), stream, ready: VecDeque::new(), pull: false };
+        tokio::spawn(session.run(request.into_inner(), sender));
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+}
+
+struct Session {
+    member: Member,
+    stream: WatchStream,
+    /// Encoded, in order, not yet in the outbound buffer.
+    ready: VecDeque<Bytes>,
+    /// The engine may have something for this stream.
+    pull: bool,
+}
+
+type Outbound = mpsc::Sender<Result<Bytes, Status>>;
+
+impl Session {
+    async fn run(mut self, requests: Streaming<Bytes>, to: Outbound) {
+        if let Err(end) = self.serve(requests, &to).await {
+            let _ = to.send(Err(end)).await;
+        }
+    }
+
+    async fn serve(&mut self, mut requests: Streaming<Bytes>, to: &Outbound) -> Result<(), Status> {
+        let stopping = self.member.stopping.clone();
+        let woken = self.stream.woken();
+        let mut half_closed = false;
+        loop {
+            let has_output = self.pull || !self.ready.is_empty();
+            tokio::select! {
+                () = stopping.cancelled() => return Err(status(&KvError::Stopped)),
+                () = to.closed() => return Ok(()),
+                () = woken.notified() => self.pull = true,
+                request = requests.next(), if !half_closed && self.ready.len() < READY_MAX => match request {
+                    Some(request) => self.request(request?).await?,
+                    None => half_closed = true,
+                },
+                room = to.reserve(), if has_output => {
+                    let Ok(room) = room else { return Ok(()) };
+                    if self.ready.is_empty() {
+                        self.fill().await?;
+                    }
+                    if let Some(message) = self.ready.pop_front() {
+                        room.send(Ok(message));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what the engine has for this client.
+    async fn fill(&mut self) -> Result<(), KvError> {
+        let items = self.stream.pull(PULL_BYTES).await?;
+        self.pull = !items.is_empty();
+        let fragment_bytes = self.member.receive_bytes_max();
+        for item in &items {
+            encode::watch(&self.member.ids, item, fragment_bytes, |message| self.ready.push_back(message));
+        }
+        Ok(())
+    }
+
+    async fn request(&mut self, bytes: Bytes) -> Result<(), KvError> {
+        match pb::WatchRequest::decode(bytes)?.request_union {
+            Some(RequestUnion::CreateRequest(create)) => self.create(create).await?,
+            Some(RequestUnion::CancelRequest(cancel)) => {
+                // A watch that does not exist is not answered, as in etcd.
+                self.stream.cancel(WatchId(cancel.watch_id)).await?;
+            }
+            Some(RequestUnion::ProgressRequest(_)) => self.stream.progress().await?,
+            // etcd ignores what it does not know.
+            None => {}
+        }
+        self.pull = true;
+        Ok(())
+    }
+
+    async fn create(&mut self, create: pb::WatchCreateRequest) -> Result<(), KvError> {
+        let spec = match spec(create) {
+            Ok(spec) => spec,
+            Err(refusal) => {
+                let header = self.member.handle.current().await?;
+                self.refuse(header, refusal.reason());
+                return Ok(());
+            }
+        };
+        match self.stream.create(spec).await? {
+            Ok(_) => {}
+            Err((KvError::Engine(EngineError::DuplicateWatchId), header)) => {
+                self.refuse(header, WatchRefusal::DuplicateId.reason());
+            }
+            Err((error, header)) => self.refuse(header, &error.to_string()),
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, header: Revision, reason: &str) {
+        self.ready.push_back(encode::watch_refused(&self.member.ids, header, reason));
+    }
+}
+
+fn spec(create: pb::WatchCreateRequest) -> Result<WatchSpec, WatchRefusal> {
+    if create.start_revision < 0 {
+        return Err(WatchRefusal::NegativeStart);
+    }
+    // The smallest key stands for none.
+    let key = if create.key.is_empty() { Bytes::from_static(&[0]) } else { create.key };
+    let range = KeyRange::from_wire(key, create.range_end);
+    if range.is_empty() {
+        return Err(WatchRefusal::EmptyRange);
+    }
+    let has = |filter: FilterType| create.filters.contains(&(filter as i32));
+    Ok(WatchSpec {
+        range,
+        start: Revision::from_wire(create.start_revision),
+        id: (create.watch_id != 0).then_some(WatchId(create.watch_id)),
+        prev_kv: create.prev_kv,
+        no_put: has(FilterType::Noput),
+        no_delete: has(FilterType::Nodelete),
+        progress_notify: create.progress_notify,
+        fragment: create.fragment,
+    })
+}

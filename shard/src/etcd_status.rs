@@ -1,0 +1,86 @@
+//! The one place where a shard's refusals become etcd's errors, and those gRPC statuses.
+
+use kindred_engine::error::EngineError;
+use kindred_wire::{error::EtcdError, refusal::KindredError};
+use tonic::Status;
+
+/// Why a shard did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum KvError {
+    /// The engine refuses.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The request is one that etcd refuses before it looks at the data.
+    #[error(transparent)]
+    Invalid(#[from] EtcdError),
+    /// The NOSPACE alarm is raised, or would be by this request.
+    #[error("out of space")]
+    NoSpace,
+    /// The CORRUPT alarm is raised.
+    #[error("marked corrupt")]
+    Corrupt,
+    /// The process is stopping; nothing was executed, or nobody can say.
+    #[error("stopping")]
+    Stopped,
+    /// The request's bytes do not decode.
+    #[error("malformed request: {0}")]
+    Malformed(String),
+    /// A call that is not served.
+    #[error("{what} is not supported; {instead}")]
+    Unsupported {
+        /// Which.
+        what: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+}
+
+impl From<prost::DecodeError> for KvError {
+    fn from(error: prost::DecodeError) -> Self {
+        Self::Malformed(error.to_string())
+    }
+}
+
+/// etcd's error for a refusal; `None` where etcd has none.
+#[must_use]
+pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
+    Some(match error {
+        KvError::Engine(engine) => match engine {
+            EngineError::Compacted { .. } => EtcdError::Compacted,
+            EngineError::Future { .. } => EtcdError::FutureRevision,
+            EngineError::KeyNotFound => EtcdError::KeyNotFound,
+            EngineError::LeaseNotFound(_) => EtcdError::LeaseNotFound,
+            EngineError::LeaseExists(_) => EtcdError::LeaseExists,
+            EngineError::LeaseTtlTooLarge(_) => EtcdError::LeaseTtlTooLarge,
+            EngineError::ClockOffset { .. } | EngineError::DuplicateWatchId => return None,
+        },
+        KvError::Invalid(error) => *error,
+        KvError::NoSpace => EtcdError::NoSpace,
+        KvError::Corrupt => EtcdError::Corrupt,
+        KvError::Stopped => EtcdError::Stopped,
+        KvError::Malformed(_) | KvError::Unsupported { .. } => return None,
+    })
+}
+
+/// The gRPC status of a refusal.
+#[must_use]
+pub fn status(error: &KvError) -> Status {
+    if let Some(etcd) = etcd_error(error) {
+        return kindred_transport::grpc::status(etcd);
+    }
+    match error {
+        KvError::Malformed(reason) => {
+            kindred_transport::grpc::refusal(&KindredError::Malformed { reason: reason.clone() })
+        }
+        KvError::Unsupported { what, instead } => {
+            kindred_transport::grpc::refusal(&KindredError::Unsupported { what, instead })
+        }
+        other => Status::failed_precondition(format!("kindred: {other}")),
+    }
+}
+
+impl From<KvError> for Status {
+    fn from(error: KvError) -> Self {
+        status(&error)
+    }
+}

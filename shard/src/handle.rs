@@ -1,0 +1,235 @@
+//! How everybody else talks to the apply loop: one cheap handle with a method for each request.
+
+use std::sync::Arc;
+
+use kindred_engine::{
+    engine::{StreamId, WatchId, WatchOut, WatchSpec},
+    ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
+    version::Version,
+};
+use kindred_partition_config::ids::Revision;
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use crate::{
+    apply_loop::Request,
+    convert::Read,
+    core::{Core, CursorId, Started},
+    etcd_status::KvError,
+    read,
+};
+
+/// A handle on the apply loop.
+#[derive(Clone)]
+pub struct Handle {
+    requests: mpsc::Sender<Request>,
+}
+
+impl Handle {
+    pub(crate) fn new(requests: mpsc::Sender<Request>) -> Self {
+        Self { requests }
+    }
+
+    async fn send<T>(&self, request: Request, answer: oneshot::Receiver<T>) -> Result<T, KvError> {
+        self.requests.send(request).await.map_err(|_| KvError::Stopped)?;
+        answer.await.map_err(|_| KvError::Stopped)
+    }
+
+    /// A write, or a txn.
+    pub async fn apply(&self, op: Op) -> Result<OpAnswer, KvError> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Request::Apply { op, answer }, answered).await?
+    }
+
+    /// Runs something on the loop; the answer comes once its batch is visible. For what is rare: it costs allocations,
+    /// and it must return at once.
+    pub async fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Core) -> T + Send + 'static,
+    ) -> Result<T, KvError> {
+        let (answer, answered) = oneshot::channel();
+        let call = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
+            let result = call(core);
+            Box::new(move || drop(answer.send(result)))
+        };
+        self.send(Request::Call(Box::new(call)), answered).await
+    }
+
+    /// A whole read; long ones are collected chunk by chunk here, in the caller's task.
+    pub async fn range(&self, read: Read) -> Result<RangeAnswer, KvError> {
+        let Read { mut query, late_sort } = read;
+        let limit = query.limit;
+        if late_sort.is_some() {
+            query.limit = limit.saturating_add(1);
+        }
+        let mut answer = self.range_plain(query).await?;
+        if let Some(by) = late_sort {
+            read::sort(&mut answer.kvs, by);
+            answer.more = answer.kvs.len() > limit;
+            answer.kvs.truncate(limit);
+        }
+        Ok(answer)
+    }
+
+    async fn range_plain(&self, query: RangeQuery) -> Result<RangeAnswer, KvError> {
+        let mut long = match self.start(query.clone()).await? {
+            Start::Whole(answer) => return Ok(answer),
+            Start::Long(long) => long,
+        };
+        let enough = read::enough(&query);
+        let mut kvs = Vec::new();
+        while kvs.len() < enough {
+            let chunk = long.next().await?;
+            if chunk.is_empty() {
+                break;
+            }
+            kvs.extend(chunk.into_iter().filter(|kv| read::passes(&query.filter, kv)));
+        }
+        let (kvs, more) = read::finish(&query, kvs);
+        Ok(RangeAnswer { header: long.header, kvs, more, count: long.count, keys_only: query.keys_only })
+    }
+
+    /// Begins a read.
+    pub async fn start(&self, query: RangeQuery) -> Result<Start, KvError> {
+        let alive = Arc::new(());
+        let (answer, answered) = oneshot::channel();
+        let request = Request::Read { query, owner: Arc::downgrade(&alive), answer };
+        Ok(match self.send(request, answered).await?? {
+            Started::Whole(answer) => Start::Whole(answer),
+            Started::Long { header, count, first, cursor } => Start::Long(LongRead {
+                header,
+                count,
+                first,
+                pin: cursor.map(|cursor| Pin { handle: self.clone(), cursor, _alive: alive }),
+            }),
+        })
+    }
+
+    /// Opens a client's watch stream.
+    pub async fn watch(&self) -> Result<WatchStream, KvError> {
+        let (wake, alive) = (Arc::new(Notify::new()), Arc::new(()));
+        let (notify, owner) = (wake.clone(), Arc::downgrade(&alive));
+        let id = self.call(move |core| core.watch_open(notify, owner)).await?;
+        Ok(WatchStream { handle: self.clone(), id, wake, _alive: alive })
+    }
+
+    /// Whether the loop still takes requests.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        !self.requests.is_closed()
+    }
+
+    /// The current revision of the whole shard.
+    pub async fn current(&self) -> Result<Revision, KvError> {
+        self.call(|core| core.engine.current_all()).await
+    }
+}
+
+/// How a read began.
+pub enum Start {
+    /// It is answered.
+    Whole(RangeAnswer),
+    /// It goes on.
+    Long(LongRead),
+}
+
+/// A read in key order, produced chunk by chunk at one revision. Dropping it ends it.
+pub struct LongRead {
+    /// The header's revision.
+    pub header: Revision,
+    /// All keys of the range.
+    pub count: u64,
+    first: Vec<Version>,
+    pin: Option<Pin>,
+}
+
+/// What the loop holds for a long read; the loop forgets it when this is dropped.
+struct Pin {
+    handle: Handle,
+    cursor: CursorId,
+    _alive: Arc<()>,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let cursor = self.cursor;
+        let close = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
+            core.close(cursor);
+            Box::new(|| {})
+        };
+        // With a full queue the loop's sweep finds it.
+        let _ = self.handle.requests.try_send(Request::Call(Box::new(close)));
+    }
+}
+
+impl LongRead {
+    /// The next keys; none at the end.
+    pub async fn next(&mut self) -> Result<Vec<Version>, KvError> {
+        let first = std::mem::take(&mut self.first);
+        if !first.is_empty() {
+            return Ok(first);
+        }
+        let Some(pin) = &self.pin else { return Ok(Vec::new()) };
+        let (answer, answered) = oneshot::channel();
+        let chunk = pin.handle.send(Request::Chunk { cursor: pin.cursor, answer }, answered).await??;
+        if chunk.is_empty() {
+            self.pin = None;
+        }
+        Ok(chunk)
+    }
+}
+
+/// A client's watch stream; dropping it frees its watches.
+pub struct WatchStream {
+    handle: Handle,
+    id: StreamId,
+    wake: Arc<Notify>,
+    _alive: Arc<()>,
+}
+
+impl Drop for WatchStream {
+    fn drop(&mut self) {
+        let id = self.id;
+        let close = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
+            core.watch_close(id);
+            Box::new(|| {})
+        };
+        // With a full queue the loop's sweep finds it.
+        let _ = self.handle.requests.try_send(Request::Call(Box::new(close)));
+    }
+}
+
+impl WatchStream {
+    /// Resolves when there may be something to pull.
+    pub fn woken(&self) -> Arc<Notify> {
+        self.wake.clone()
+    }
+
+    /// Adds a watch; on a refusal also the current revision, for the header of the refusal.
+    pub async fn create(&self, spec: WatchSpec) -> Result<Result<WatchId, (KvError, Revision)>, KvError> {
+        let id = self.id;
+        self.handle
+            .call(move |core| {
+                let created = core.engine.watch_create(id, spec);
+                created.map_err(|error| (error.into(), core.engine.current_all()))
+            })
+            .await
+    }
+
+    /// Ends a watch; whether there was one.
+    pub async fn cancel(&self, watch: WatchId) -> Result<bool, KvError> {
+        let id = self.id;
+        self.handle.call(move |core| core.engine.watch_cancel(id, watch)).await
+    }
+
+    /// Asks for a manual progress.
+    pub async fn progress(&self) -> Result<(), KvError> {
+        let id = self.id;
+        self.handle.call(move |core| core.engine.watch_progress(id)).await
+    }
+
+    /// What there is to say, about `bytes_max` of it.
+    pub async fn pull(&self, bytes_max: usize) -> Result<Vec<WatchOut>, KvError> {
+        let (answer, answered) = oneshot::channel();
+        self.handle.send(Request::Pull { stream: self.id, bytes_max, answer }, answered).await
+    }
+}

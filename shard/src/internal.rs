@@ -1,0 +1,168 @@
+//! `kindred.shard.v1`: what a router asks of a shard beside etcd's API.
+
+use std::pin::Pin;
+
+use kindred_engine::error::EngineError;
+use kindred_partition_config::{
+    ids::{LeaseId, Revision, Slot},
+    key::KeyRange,
+};
+use kindred_proto::shard_v1::{self as pb, shard_server::Shard};
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status};
+
+use crate::{
+    etcd::Member,
+    etcd_status::{KvError, status},
+    identity::Identity,
+};
+
+/// The version of this protocol.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// Optional parts of the protocol that this shard knows; none yet.
+pub const FEATURES: u64 = 0;
+/// Ended leases that wait for a listener; one that is further behind asks anew.
+const ENDED_MAX: usize = 1024;
+
+/// The service.
+#[derive(Clone)]
+pub struct ShardService {
+    member: Member,
+    identity: Identity,
+    slot: Slot,
+    revisions: &'static str,
+}
+
+impl ShardService {
+    /// The service of a member.
+    #[must_use]
+    pub fn new(member: Member, identity: Identity, slot: Slot, revisions: &'static str) -> Self {
+        Self { member, identity, slot, revisions }
+    }
+}
+
+fn slot(number: u32) -> Result<Slot, Status> {
+    let slot = u16::try_from(number).ok().and_then(Slot::new);
+    slot.ok_or_else(|| Status::invalid_argument(format!("kindred: slot {number} is not 0..={}", Slot::MAX)))
+}
+
+fn lease(id: i64) -> Result<LeaseId, Status> {
+    LeaseId::from_wire(id).ok_or_else(|| KvError::from(EngineError::LeaseNotFound(LeaseId(0))).into())
+}
+
+#[tonic::async_trait]
+impl Shard for ShardService {
+    async fn hello(
+        &self,
+        _request: Request<pb::HelloRequest>,
+    ) -> Result<Response<pb::HelloResponse>, Status> {
+        let now = self.member.handle.call(|core| core.clock.wall()).await?;
+        Ok(Response::new(pb::HelloResponse {
+            protocol_version: PROTOCOL_VERSION,
+            features: FEATURES,
+            cluster_id: self.member.ids.cluster_id,
+            store_uuid: self.identity.uuid.clone(),
+            slot: u32::from(self.slot.get()),
+            incarnation: self.identity.incarnation,
+            now_micros: now.0,
+            revisions: self.revisions.to_owned(),
+            name: self.member.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }))
+    }
+
+    async fn raise(&self, request: Request<pb::RaiseRequest>) -> Result<Response<pb::RaiseResponse>, Status> {
+        let pb::RaiseRequest { ranges, to } = request.into_inner();
+        let ranges: Vec<_> =
+            ranges.into_iter().map(|range| KeyRange::from_wire(range.key, range.range_end)).collect();
+        let call = self.member.handle.call(move |core| {
+            let now = core.clock.wall();
+            core.engine.raise(now, &ranges, Revision(to))
+        });
+        let current = call.await?.map_err(KvError::from)?;
+        Ok(Response::new(pb::RaiseResponse { current: current.get() }))
+    }
+
+    async fn lease_attach(
+        &self,
+        request: Request<pb::LeaseAttachRequest>,
+    ) -> Result<Response<pb::LeaseAttachResponse>, Status> {
+        let request = request.into_inner();
+        let (id, store) = (lease(request.id)?, slot(request.store_slot)?);
+        let granted = self.member.handle.call(move |core| core.engine.lease_attach(id, store)).await?;
+        Ok(Response::new(pb::LeaseAttachResponse { granted_ttl: granted.map_err(KvError::from)? }))
+    }
+
+    async fn lease_adopt(
+        &self,
+        request: Request<pb::LeaseAdoptRequest>,
+    ) -> Result<Response<pb::LeaseAdoptResponse>, Status> {
+        let request = request.into_inner();
+        let (id, home, ttl_s) = (lease(request.id)?, slot(request.home_slot)?, request.granted_ttl);
+        let adopted = self.member.handle.call(move |core| core.engine.lease_adopt(id, ttl_s, home)).await?;
+        adopted.map_err(KvError::from)?;
+        Ok(Response::new(pb::LeaseAdoptResponse {}))
+    }
+
+    async fn lease_end(
+        &self,
+        request: Request<pb::LeaseEndRequest>,
+    ) -> Result<Response<pb::LeaseEndResponse>, Status> {
+        let id = lease(request.into_inner().id)?;
+        let call = self.member.handle.call(move |core| {
+            let now = core.clock.wall();
+            core.engine.lease_end(now, id)
+        });
+        Ok(Response::new(pb::LeaseEndResponse { revision: call.await?.get() }))
+    }
+
+    async fn lease_revoke(
+        &self,
+        request: Request<pb::LeaseRevokeRequest>,
+    ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
+        let id = lease(request.into_inner().id)?;
+        let (revision, attached) = self.member.handle.call(move |core| core.lease_revoke(id)).await??;
+        let attached_slots = attached.into_iter().map(|slot| u32::from(slot.get())).collect();
+        Ok(Response::new(pb::LeaseRevokeResponse { revision: revision.get(), attached_slots }))
+    }
+
+    async fn lease_forget(
+        &self,
+        request: Request<pb::LeaseForgetRequest>,
+    ) -> Result<Response<pb::LeaseForgetResponse>, Status> {
+        let id = lease(request.into_inner().id)?;
+        self.member.handle.call(move |core| core.engine.lease_forget(id)).await?;
+        Ok(Response::new(pb::LeaseForgetResponse {}))
+    }
+
+    type LeaseEndedStream = Pin<Box<dyn Stream<Item = Result<pb::LeaseEndedResponse, Status>> + Send>>;
+
+    async fn lease_ended(
+        &self,
+        _request: Request<pb::LeaseEndedRequest>,
+    ) -> Result<Response<Self::LeaseEndedStream>, Status> {
+        let (sender, ended) = mpsc::channel(ENDED_MAX);
+        self.member.handle.call(move |core| core.watch_ended(sender)).await?;
+        let stopping = self.member.stopping.clone();
+        let answers = ReceiverStream::new(ended).map(|(id, attached): (LeaseId, Vec<Slot>)| {
+            let attached_slots = attached.into_iter().map(|slot| u32::from(slot.get())).collect();
+            Ok(pb::LeaseEndedResponse { id: id.get(), attached_slots })
+        });
+        // The loop drops a listener that is too far behind: Unavailable tells it to ask anew.
+        let end = tokio_stream::once(Err(status(&KvError::Stopped)));
+        let answers = futures_util::StreamExt::take_until(answers, stopping.cancelled_owned());
+        Ok(Response::new(Box::pin(answers.chain(end))))
+    }
+
+    async fn lease_keys(
+        &self,
+        request: Request<pb::LeaseKeysRequest>,
+    ) -> Result<Response<pb::LeaseKeysResponse>, Status> {
+        let id = lease(request.into_inner().id)?;
+        let keys = self.member.handle.call(move |core| core.engine.lease_keys(id)).await?;
+        let known = keys.is_some();
+        let keys = keys.unwrap_or_default().into_iter().map(|key| key.0).collect();
+        Ok(Response::new(pb::LeaseKeysResponse { known, keys }))
+    }
+}

@@ -1,0 +1,269 @@
+//! Every metric of a shard: name, unit, help and kind in one place, under etcd's own names where etcd has one.
+
+use std::{
+    collections::HashMap,
+    sync::{LazyLock, OnceLock},
+    time::Duration,
+};
+
+use kindred_engine::engine::EngineStats;
+use metrics::{Counter, Gauge, Histogram, Unit};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tonic::Code;
+
+/// What a metric is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// A distribution.
+    Histogram,
+}
+
+/// One metric.
+#[derive(Debug)]
+pub struct Metric {
+    /// The name on `/metrics`.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// What its numbers are.
+    pub unit: Unit,
+    /// What it says.
+    pub help: &'static str,
+}
+
+macro_rules! metrics {
+    ($($constant:ident = $kind:ident $unit:ident $name:literal, $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub const $constant: Metric =
+                Metric { name: $name, kind: Kind::$kind, unit: Unit::$unit, help: $help };
+        )*
+        /// All of them.
+        pub const ALL: &[Metric] = &[$($constant),*];
+    };
+}
+
+metrics! {
+    DB_BYTES = Gauge Bytes "etcd_mvcc_db_total_size_in_bytes", "Bytes of all versions held.";
+    DB_LIVE_BYTES = Gauge Bytes "etcd_mvcc_db_total_size_in_use_in_bytes", "Bytes of the versions current now.";
+    KEYS = Gauge Count "etcd_debugging_mvcc_keys_total", "Live keys.";
+    WATCHERS = Gauge Count "etcd_debugging_mvcc_watcher_total", "Open watches.";
+    WATCH_STREAMS = Gauge Count "etcd_debugging_mvcc_watch_stream_total", "Open watch streams.";
+    HAS_LEADER = Gauge Count "etcd_server_has_leader", "1 while this process serves.";
+    APPLIED = Gauge Count "etcd_server_proposals_applied_total", "Writes executed.";
+    EVENTS = Gauge Count "kindred_shard_events", "Events held as history.";
+    LEASES = Gauge Count "kindred_shard_leases", "Leases.";
+    LONG_READS = Gauge Count "kindred_shard_long_reads", "Reads that hold a pin.";
+    BATCH_REQUESTS = Histogram Count "kindred_shard_batch_requests", "Requests applied in one batch.";
+    BATCH_SECONDS = Histogram Seconds "kindred_shard_batch_seconds", "Time in which a batch was applied.";
+    CALLS_STARTED = Counter Count "grpc_server_started_total", "Calls begun, by service and method.";
+    CALLS_HANDLED = Counter Count "grpc_server_handled_total", "Calls answered (streams: opened), by service, method and code.";
+}
+
+fn gauge(metric: &Metric) -> Gauge {
+    metrics::gauge!(metric.name)
+}
+
+fn histogram(metric: &Metric) -> Histogram {
+    metrics::histogram!(metric.name)
+}
+
+/// Starts to collect, once a process; `None` when somebody else in this process already does.
+pub fn recorder() -> Option<&'static PrometheusHandle> {
+    static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
+    RECORDER.get_or_init(install).as_ref()
+}
+
+fn install() -> Option<PrometheusHandle> {
+    let requests = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+    let seconds = [5e-6, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1];
+    let recorder = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Full(BATCH_REQUESTS.name.to_owned()), &requests)
+        .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Full(BATCH_SECONDS.name.to_owned()), &seconds)
+        });
+    let recorder = recorder.unwrap_or_default().build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).ok()?;
+    for Metric { name, kind, unit, help } in ALL {
+        match kind {
+            Kind::Counter => metrics::describe_counter!(*name, *unit, *help),
+            Kind::Gauge => metrics::describe_gauge!(*name, *unit, *help),
+            Kind::Histogram => metrics::describe_histogram!(*name, *unit, *help),
+        }
+    }
+    Some(handle)
+}
+
+/// What the apply loop reports.
+pub struct LoopMetrics {
+    sizes: [Gauge; 9],
+    batch_requests: Histogram,
+    batch_seconds: Histogram,
+}
+
+impl Default for LoopMetrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LoopMetrics {
+    /// Handles on the metrics; [`recorder`] comes first.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            sizes: [
+                &DB_BYTES,
+                &DB_LIVE_BYTES,
+                &KEYS,
+                &WATCHERS,
+                &EVENTS,
+                &LEASES,
+                &APPLIED,
+                &LONG_READS,
+                &WATCH_STREAMS,
+            ]
+            .map(gauge),
+            batch_requests: histogram(&BATCH_REQUESTS),
+            batch_seconds: histogram(&BATCH_SECONDS),
+        }
+    }
+
+    /// A batch was applied.
+    pub fn batch(&self, requests: usize, took: Duration) {
+        self.batch_requests.record(requests as f64);
+        self.batch_seconds.record(took.as_secs_f64());
+    }
+
+    /// How much there is, in the order of [`Self::new`].
+    pub fn sizes(&self, stats: &EngineStats, applied: u64, long_reads: usize, streams: usize) {
+        let numbers = [
+            stats.total_bytes,
+            stats.live_bytes,
+            stats.keys,
+            stats.watches,
+            stats.events,
+            stats.leases,
+            applied,
+            long_reads as u64,
+            streams as u64,
+        ];
+        for (gauge, number) in self.sizes.iter().zip(numbers) {
+            gauge.set(number as f64);
+        }
+    }
+}
+
+/// 1 while the process serves, 0 when it stops.
+pub fn has_leader(has: bool) {
+    gauge(&HAS_LEADER).set(f64::from(u8::from(has)));
+}
+
+/// Counters of one method.
+pub struct CallMetrics {
+    started: Counter,
+    handled: [Counter; CODES],
+}
+
+/// gRPC's codes, 0 to 16.
+const CODES: usize = 17;
+const CODE_NAMES: [&str; CODES] = [
+    "OK",
+    "Canceled",
+    "Unknown",
+    "InvalidArgument",
+    "DeadlineExceeded",
+    "NotFound",
+    "AlreadyExists",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "FailedPrecondition",
+    "Aborted",
+    "OutOfRange",
+    "Unimplemented",
+    "Internal",
+    "Unavailable",
+    "DataLoss",
+    "Unauthenticated",
+];
+
+impl CallMetrics {
+    fn new(path: &'static str) -> Self {
+        let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
+        Self {
+            started: metrics::counter!(CALLS_STARTED.name, "grpc_service" => service, "grpc_method" => method),
+            handled: CODE_NAMES.map(|code| {
+                metrics::counter!(
+                    CALLS_HANDLED.name,
+                    "grpc_service" => service,
+                    "grpc_method" => method,
+                    "grpc_code" => code,
+                )
+            }),
+        }
+    }
+
+    /// A call came in.
+    pub fn started(&self) {
+        self.started.increment(1);
+    }
+
+    /// It was answered, or its stream opened.
+    pub fn handled(&self, code: Code) {
+        if let Some(counter) = usize::try_from(code as i32).ok().and_then(|code| self.handled.get(code)) {
+            counter.increment(1);
+        }
+    }
+}
+
+/// Paths that are counted by name; all others count together, so that a client cannot grow the table.
+const PATHS: [&str; 19] = [
+    "/etcdserverpb.KV/Range",
+    "/etcdserverpb.KV/RangeStream",
+    "/etcdserverpb.KV/Put",
+    "/etcdserverpb.KV/DeleteRange",
+    "/etcdserverpb.KV/Txn",
+    "/etcdserverpb.KV/Compact",
+    "/etcdserverpb.Watch/Watch",
+    "/etcdserverpb.Lease/LeaseGrant",
+    "/etcdserverpb.Lease/LeaseRevoke",
+    "/etcdserverpb.Lease/LeaseKeepAlive",
+    "/etcdserverpb.Lease/LeaseTimeToLive",
+    "/etcdserverpb.Lease/LeaseLeases",
+    "/etcdserverpb.Maintenance/Status",
+    "/etcdserverpb.Maintenance/Alarm",
+    "/etcdserverpb.Maintenance/HashKV",
+    "/etcdserverpb.Cluster/MemberList",
+    "/kindred.shard.v1.Shard/Hello",
+    "/kindred.shard.v1.Shard/Raise",
+    "/kindred.shard.v1.Shard/LeaseAttach",
+];
+
+/// The counters of a path.
+pub fn call_metrics(path: &str) -> &'static CallMetrics {
+    static CALLS: LazyLock<HashMap<&'static str, CallMetrics>> =
+        LazyLock::new(|| PATHS.iter().map(|path| (*path, CallMetrics::new(path))).collect());
+    static OTHER: LazyLock<CallMetrics> = LazyLock::new(|| CallMetrics::new("/other/other"));
+    CALLS.get(path).unwrap_or(&*OTHER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_described() {
+        let names: std::collections::HashSet<_> = ALL.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for metric in ALL {
+            assert!(metric.help.ends_with('.'), "{}", metric.name);
+            assert!(metric.name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{}", metric.name);
+            assert_eq!(metric.kind == Kind::Counter, metric.name.starts_with("grpc_"), "{}", metric.name);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! A shard from its settings to its end: bind, start the loop, serve, drain.
+
+use std::{
+    io::Write as _,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use kindred_engine::engine::{Engine, EngineConfig, RevisionMode};
+use kindred_partition_config::kind::KindScheme;
+use kindred_transport::{
+    address::Endpoint,
+    listener::{ListenOptions, Listener},
+    serve::{Drain, Drained, server_builder},
+};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    admin, apply_loop,
+    clock::Clock,
+    config::{Args, Revisions, Settings},
+    core::Core,
+    durability::Log,
+    encode::ServerIds,
+    etcd::{Member, MemberInner, front::Front},
+    handle::Handle,
+    identity::Identity,
+    internal::ShardService,
+    metrics,
+};
+
+/// How long clients have to finish when the process is asked to stop.
+const GRACE: Duration = Duration::from_secs(10);
+/// R3: a raise may go this far above the shard's own now.
+const CLOCK_OFFSET_MAX: Duration = Duration::from_secs(10);
+/// etcd's shortest TTL with its default election settings.
+const LEASE_TTL_MIN_S: i64 = 2;
+/// Samples of histograms are folded together this often.
+const METRICS_UPKEEP: Duration = Duration::from_secs(5);
+
+/// Runs a shard until it is stopped.
+///
+/// # Errors
+/// When it cannot start.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let settings = Settings::resolve(args)?;
+    init_logging(&settings.log_level)?;
+    let mut builder = if settings.threads > 1 {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(settings.threads);
+        builder
+    } else {
+        tokio::runtime::Builder::new_current_thread()
+    };
+    let runtime = builder.enable_all().build().context("cannot start the runtime")?;
+    runtime.block_on(async {
+        let running = start(settings).await?;
+        running.drain.on_signals().context("cannot listen for signals")?;
+        running.announce()?;
+        running.finish().await;
+        Ok(())
+    })
+}
+
+/// Logs to standard error; the first caller in a process wins.
+///
+/// # Errors
+/// When the level is no filter.
+pub fn init_logging(level: &str) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(level)
+        .with_context(|| format!("log-level: {level:?} is not a level or filter"))?;
+    // Somebody else set logging up: theirs stays.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    Ok(())
+}
+
+/// A shard that serves.
+pub struct Running {
+    /// Where clients connect.
+    pub listen: Vec<Endpoint>,
+    /// Where the admin port is.
+    pub admin: Endpoint,
+    /// Stops it.
+    pub drain: Drain,
+    /// The apply loop.
+    pub handle: Handle,
+    apply_loop: JoinHandle<()>,
+    stop_loop: CancellationToken,
+}
+
+/// Starts a shard.
+///
+/// # Errors
+/// When an address cannot be bound, or the data directory not used.
+pub async fn start(settings: Settings) -> anyhow::Result<Running> {
+    let recorder = metrics::recorder();
+    let drain = Drain::new(GRACE);
+    let tls = settings.tls.load()?;
+    let mut listeners = Vec::new();
+    for address in &settings.listen {
+        listeners.push(Listener::bind(address, ListenOptions::with_tls(tls.clone())).await?);
+    }
+    let admin = Listener::bind(&settings.admin_listen, ListenOptions::default()).await?;
+    let listen: Vec<_> = listeners.iter().map(|listener| listener.local_endpoint().clone()).collect();
+    let identity = settings.data_dir.as_deref().map_or_else(|| Ok(Identity::random()), Identity::open)?;
+
+    let ids = ServerIds {
+        cluster_id: settings.cluster_id.unwrap_or(identity.cluster_id),
+        member_id: identity.member_id,
+        // etcd's first leader has term 2.
+        raft_term: identity.incarnation.saturating_add(1),
+    };
+    let stop_loop = CancellationToken::new();
+    let (handle, apply_loop) = spawn_loop(&settings, ids.member_id, stop_loop.clone());
+    let member = Member::new(MemberInner {
+        handle: handle.clone(),
+        ids,
+        name: settings.name.clone(),
+        client_urls: client_urls(&settings, &listen, tls.is_some()),
+        request_bytes_max: settings.request_bytes_max,
+        txn_ops_max: settings.txn_ops_max,
+        quota_bytes: settings.quota_bytes,
+        stopping: drain.stopping(),
+    });
+    let shard = ShardService::new(member.clone(), identity, settings.slot, settings.revisions.name());
+    let front = Front::new(member, shard);
+    for listener in listeners {
+        serve(front.clone(), listener, settings.streams_max, &drain);
+    }
+    let admin_endpoint = admin.local_endpoint().clone();
+    admin::spawn(admin, handle.clone(), recorder, &drain);
+    if let Some(recorder) = recorder {
+        let stopping = drain.stopping();
+        tokio::spawn(stopping.run_until_cancelled_owned(async move {
+            loop {
+                tokio::time::sleep(METRICS_UPKEEP).await;
+                recorder.run_upkeep();
+            }
+        }));
+    }
+    metrics::has_leader(true);
+    Ok(Running { listen, admin: admin_endpoint, drain, handle, apply_loop, stop_loop })
+}
+
+fn spawn_loop(settings: &Settings, member_id: u64, stop: CancellationToken) -> (Handle, JoinHandle<()>) {
+    let clock = Clock::start();
+    let config = EngineConfig {
+        revisions: match settings.revisions {
+            Revisions::Hlc => RevisionMode::Hlc(settings.slot),
+            Revisions::Dense => RevisionMode::Dense,
+        },
+        kinds: KindScheme::new(&settings.etcd_prefix),
+        max_clock_offset_micros: u64::try_from(CLOCK_OFFSET_MAX.as_micros()).unwrap_or(u64::MAX),
+        min_lease_ttl_s: LEASE_TTL_MIN_S,
+    };
+    let engine = Engine::new(config, clock.wall());
+    let core = Core::new(engine, clock, member_id, settings.slot, settings.quota_bytes);
+    apply_loop::spawn(core, Log::Memory, settings.progress_interval, stop)
+}
+
+fn client_urls(settings: &Settings, listen: &[Endpoint], tls: bool) -> Vec<String> {
+    if !settings.advertise_client_urls.is_empty() {
+        return settings.advertise_client_urls.clone();
+    }
+    let scheme = if tls { "https" } else { "http" };
+    let url = |endpoint: &Endpoint| match bare(endpoint) {
+        unix if unix.starts_with('/') => format!("unix:{unix}"),
+        tcp => format!("{scheme}://{tcp}"),
+    };
+    listen.iter().map(url).collect()
+}
+
+/// The address without its scheme: `host:port`, or the path of a socket.
+fn bare(endpoint: &Endpoint) -> String {
+    match endpoint.target() {
+        kindred_transport::address::Target::Unix(path) => path.display().to_string(),
+        kindred_transport::address::Target::Tcp { .. } => endpoint.authority(),
+    }
+}
+
+fn serve(front: Front, listener: Listener, streams_max: u32, drain: &Drain) {
+    let incoming = listener.incoming(drain);
+    let stopping = drain.stopping();
+    let server = server_builder().max_concurrent_streams(streams_max);
+    let on_error = drain.clone();
+    drain.spawn(async move {
+        let served = server.serve_with_incoming_shutdown(front, incoming, stopping.cancelled_owned()).await;
+        if let Err(error) = served {
+            tracing::error!(%error, "the server ended; stopping");
+            on_error.begin();
+        }
+    });
+}
+
+impl Running {
+    /// One line on standard output: who waits for it may connect now.
+    fn announce(&self) -> std::io::Result<()> {
+        let listen: Vec<_> = self.listen.iter().map(bare).collect();
+        let (listen, admin, pid) = (listen.join(","), bare(&self.admin), std::process::id());
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "kindred-shard ready listen={listen} admin={admin} pid={pid}")?;
+        out.flush()
+    }
+
+    /// Waits until the shard is asked to stop, lets clients finish, and ends the loop last.
+    pub async fn finish(self) {
+        let stopping = self.drain.stopping();
+        stopping.cancelled().await;
+        metrics::has_leader(false);
+        let began = Instant::now();
+        match self.drain.finish().await {
+            Drained::Cleanly => tracing::info!(took = ?began.elapsed(), "stopped"),
+            Drained::Forced(tasks) => tracing::warn!(tasks, "stopped before all clients were done"),
+        }
+        self.stop_loop.cancel();
+        if let Err(error) = self.apply_loop.await {
+            tracing::error!(%error, "the apply loop did not end well");
+        }
+    }
+}
