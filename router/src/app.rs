@@ -1,0 +1,132 @@
+//! What every request needs: the map, the stores, who this router is.
+
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+use bytes::{Bytes, BytesMut};
+use kindred_router_core::compaction::Owed;
+use kindred_router_core::plan::Refusal;
+use kindred_transport::{Drain, grpc};
+use kindred_wire::patch::HeaderPatch;
+use kindred_wire::peek::ResponseHeader;
+use tonic::Status;
+
+use crate::leases::Leases;
+use crate::metrics::Metrics;
+use crate::routes::Routes;
+use crate::stores::Stores;
+
+/// Who this router says it is, in every header.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// The same for all routers of a cluster.
+    pub cluster_id: u64,
+    /// This router's.
+    pub member_id: u64,
+    /// Its name.
+    pub name: String,
+    /// Where clients find it.
+    pub client_urls: Vec<String>,
+}
+
+/// Stores have terms of their own, or none: clients see one.
+pub const RAFT_TERM: u64 = 1;
+
+impl Identity {
+    /// The bytes that, appended to an answer, make its header this router's. The revision stays the store's.
+    #[must_use]
+    pub fn patch(&self) -> HeaderPatch {
+        HeaderPatch {
+            cluster_id: Some(self.cluster_id),
+            member_id: Some(self.member_id),
+            revision: None,
+            raft_term: Some(RAFT_TERM),
+        }
+    }
+
+    /// A header of this router's at a revision.
+    #[must_use]
+    pub fn header(&self, revision: i64) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.cluster_id,
+            member_id: self.member_id,
+            revision,
+            raft_term: RAFT_TERM,
+        }
+    }
+
+    /// The same, for typed answers.
+    #[must_use]
+    pub fn typed_header(&self, revision: i64) -> Option<kindred_proto::etcdserverpb::ResponseHeader> {
+        Some(kindred_proto::etcdserverpb::ResponseHeader {
+            cluster_id: self.cluster_id,
+            member_id: self.member_id,
+            revision,
+            raft_term: RAFT_TERM,
+        })
+    }
+}
+
+/// The shared state of a router. Holds nothing whose loss matters.
+#[derive(Debug)]
+pub struct App {
+    /// Which store serves which key. A request loads it once.
+    pub routes: ArcSwap<Routes>,
+    /// The stores.
+    pub stores: Stores,
+    /// Who this router is.
+    pub identity: Identity,
+    /// The header patch of this router, encoded.
+    pub header_tail: Vec<u8>,
+    /// Leases on stores other than their homes.
+    pub leases: Leases,
+    /// Compactions that stores which were away owe. Never locked across an await.
+    pub owed: Mutex<Owed>,
+    /// What it counts.
+    pub metrics: Metrics,
+    /// How it stops.
+    pub drain: Drain,
+}
+
+impl App {
+    /// A router over these stores.
+    #[must_use]
+    pub fn new(routes: Routes, stores: Stores, identity: Identity, drain: Drain) -> Arc<Self> {
+        let mut header_tail = Vec::new();
+        identity.patch().append_to(&mut header_tail);
+        Arc::new(Self {
+            routes: ArcSwap::from_pointee(routes),
+            metrics: Metrics::new(&stores),
+            stores,
+            identity,
+            header_tail,
+            leases: Leases::default(),
+            owed: Mutex::default(),
+            drain,
+        })
+    }
+
+    /// The answer with this router's header.
+    #[must_use]
+    pub fn patched(&self, answer: Bytes) -> Bytes {
+        append(answer, &self.header_tail)
+    }
+}
+
+/// The message with `tail` behind it, without a copy where the buffer is not shared.
+#[must_use]
+pub fn append(message: Bytes, tail: &[u8]) -> Bytes {
+    let mut buffer = message.try_into_mut().unwrap_or_else(|shared| {
+        let mut copy = BytesMut::with_capacity(shared.len() + tail.len());
+        copy.extend_from_slice(&shared);
+        copy
+    });
+    buffer.extend_from_slice(tail);
+    buffer.freeze()
+}
+
+/// The status of a plan's refusal.
+#[must_use]
+pub fn refused(refusal: &Refusal) -> Status {
+    Status::new(grpc::code(refusal.grpc_code()), refusal.to_string())
+}

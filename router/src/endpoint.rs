@@ -1,0 +1,9 @@
+//! etcd's public API: one file a service. Each decodes no more than it must, calls, and answers.
+
+pub mod auth;
+pub mod cluster;
+pub mod kv;
+pub mod lease;
+pub mod maintenance;
+pub mod refuse;
+pub mod watch;

@@ -1,0 +1,95 @@
+//! `etcdserverpb.Auth` of a server without users: the status, and for all else that auth is off. The messages are never
+//! decoded: the path of the call is enough.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{BufMut, BytesMut};
+use kindred_proto::etcdserverpb::AuthStatusResponse;
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
+use prost::Message;
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::server::NamedService;
+
+use crate::app::App;
+
+/// The service.
+#[derive(Debug, Clone)]
+pub struct Auth {
+    app: Arc<App>,
+}
+
+impl Auth {
+    /// The service of a router.
+    #[must_use]
+    pub fn new(app: Arc<App>) -> Self {
+        Self { app }
+    }
+}
+
+impl NamedService for Auth {
+    const NAME: &'static str = "etcdserverpb.Auth";
+}
+
+impl Service<http::Request<Body>> for Auth {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        ready(Ok(match request.uri().path().rsplit('/').next() {
+            Some("AuthStatus") => status_response(&AuthStatusResponse {
+                header: self.app.identity.typed_header(0),
+                enabled: false,
+                auth_revision: 1,
+            }),
+            _ => grpc::status(EtcdError::AuthNotEnabled).into_http(),
+        }))
+    }
+}
+
+/// One gRPC message and an Ok status, by hand: the generated servers are for services with messages.
+fn status_response(message: &impl Message) -> http::Response<Body> {
+    let mut framed = BytesMut::with_capacity(5 + message.encoded_len());
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
+    // A BytesMut grows, so encoding into it cannot fail.
+    let _ = message.encode(&mut framed);
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+    let body = tonic::body::Body::new(FramedBody { data: Some(framed.freeze()), trailers: Some(trailers) });
+    let mut response = http::Response::new(body);
+    response
+        .headers_mut()
+        .insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
+    response
+}
+
+struct FramedBody {
+    data: Option<bytes::Bytes>,
+    trailers: Option<http::HeaderMap>,
+}
+
+impl hyper::body::Body for FramedBody {
+    type Data = bytes::Bytes;
+    type Error = tonic::Status;
+
+    fn poll_frame(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<bytes::Bytes>, tonic::Status>>> {
+        let this = self.get_mut();
+        if let Some(data) = this.data.take() {
+            return Poll::Ready(Some(Ok(hyper::body::Frame::data(data))));
+        }
+        Poll::Ready(this.trailers.take().map(|trailers| Ok(hyper::body::Frame::trailers(trailers))))
+    }
+}

@@ -1,0 +1,208 @@
+//! `etcdserverpb.KV` over bytes: plan, call, patch the header.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use kindred_partition_config::ids::LeaseId;
+use kindred_proto::raw::kv::k_v_server::KV;
+use kindred_router_core::plan::{Call, Plan, plan};
+use kindred_transport::grpc;
+use kindred_wire::answer;
+use kindred_wire::error::EtcdError;
+use kindred_wire::patch::RangePatch;
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+
+use crate::app::{App, append, refused};
+use crate::execute::{Deadline, Effect, call};
+use crate::stores::Store;
+
+/// Time for one store to answer the health probe; kube-apiserver gives up after 2 s.
+const HEALTH_LIMIT: Duration = Duration::from_millis(600);
+
+/// The service.
+#[derive(Debug, Clone)]
+pub struct Kv {
+    app: Arc<App>,
+    max_request_bytes: usize,
+}
+
+impl Kv {
+    /// The service of a router.
+    #[must_use]
+    pub fn new(app: Arc<App>, max_request_bytes: usize) -> Self {
+        Self { app, max_request_bytes }
+    }
+
+    async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        let start = Instant::now();
+        let result = self.route(method, request).await;
+        let handles = self.app.metrics.method(method);
+        handles.seconds.record(start.elapsed().as_secs_f64());
+        match &result {
+            Ok(_) => handles.ok.increment(1),
+            Err(_) => handles.failed.increment(1),
+        }
+        result.map(|answer| Response::new(self.app.patched(answer)))
+    }
+
+    async fn route(&self, method: Call, request: Request<Bytes>) -> Result<Bytes, Status> {
+        let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
+        let deadline = Deadline::of(request.metadata(), effect);
+        let body = self.sized(request)?;
+        let plan = plan(method, &body, &**self.app.routes.load()).map_err(|refusal| refused(&refusal))?;
+        match plan {
+            Plan::Health => self.health(body).await,
+            Plan::One { store, leases } => {
+                let store = self.app.stores.get(store);
+                if leases.is_empty() {
+                    return send(store, method, effect, body, deadline).await;
+                }
+                self.send_leased(store, method, body, &leases, deadline).await
+            }
+        }
+    }
+
+    /// etcd's limit; what a decoder lets through beyond it is slack for the rest of the message.
+    fn sized(&self, request: Request<Bytes>) -> Result<Bytes, Status> {
+        let body = request.into_inner();
+        if body.len() > self.max_request_bytes {
+            return Err(grpc::status(EtcdError::RequestTooLarge));
+        }
+        Ok(body)
+    }
+
+    /// A write that carries leases: the store must know them first. One that was refused for want of a lease (the store
+    /// restarted, or never had it) was definitely not executed and goes once more after a new attach.
+    async fn send_leased(
+        &self,
+        store: &Store,
+        method: Call,
+        body: Bytes,
+        leases: &[LeaseId],
+        deadline: Deadline,
+    ) -> Result<Bytes, Status> {
+        store.ready()?;
+        self.app.attach_all(leases, store, deadline).await?;
+        match send(store, method, Effect::Write, body.clone(), deadline).await {
+            Err(status) if crate::leases::is_unknown_lease(&status) => {
+                if !self.app.attach_again(leases, store, deadline).await? {
+                    return Err(status);
+                }
+                send(store, method, Effect::Write, body, deadline).await
+            }
+            answered => answered,
+        }
+    }
+
+    /// The health key never exists, so any store gives the true answer: the default one, else the next.
+    async fn health(&self, body: Bytes) -> Result<Bytes, Status> {
+        let stores = &self.app.stores;
+        let default = stores.get(stores.default_store());
+        let others = stores.iter().filter(|store| store.index != default.index);
+        let mut failed = default.unavailable(&default.state().reason());
+        for store in std::iter::once(default).chain(others) {
+            let deadline = Deadline::within(HEALTH_LIMIT);
+            match send(store, Call::Range, Effect::Read, body.clone(), deadline).await {
+                Ok(answer) => return Ok(answer),
+                Err(status) => failed = status,
+            }
+        }
+        Err(failed)
+    }
+}
+
+async fn send(
+    store: &Store,
+    method: Call,
+    effect: Effect,
+    body: Bytes,
+    deadline: Deadline,
+) -> Result<Bytes, Status> {
+    call(store, effect, deadline, || async {
+        let mut kv = store.kv();
+        let request = deadline.request(body.clone());
+        match method {
+            Call::Range | Call::RangeStream => kv.range(request).await,
+            Call::Put => kv.put(request).await,
+            Call::DeleteRange => kv.delete_range(request).await,
+            Call::Txn => kv.txn(request).await,
+        }
+    })
+    .await
+}
+
+type Chunks = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl KV for Kv {
+    async fn range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.unary(Call::Range, request).await
+    }
+
+    type RangeStreamStream = Chunks;
+
+    async fn range_stream(&self, request: Request<Bytes>) -> Result<Response<Chunks>, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Read);
+        let body = self.sized(request)?;
+        let routes = self.app.routes.load();
+        let plan = plan(Call::RangeStream, &body, &**routes).map_err(|refusal| refused(&refusal))?;
+        let index = match plan {
+            Plan::One { store, .. } => store,
+            Plan::Health => self.app.stores.default_store(),
+        };
+        drop(routes);
+        let store = self.app.stores.get(index).clone();
+        let chunks = call(&store, Effect::Read, deadline, || async {
+            store.kv().range_stream(deadline.request(body.clone())).await
+        })
+        .await?;
+        let mut tail = Vec::new();
+        RangePatch { header: self.app.identity.patch(), more: None, count: None }.append_to_stream(&mut tail);
+        let patched = chunks.map(move |chunk| match chunk {
+            Ok(chunk) => Ok(patch_chunk(chunk, &tail)),
+            Err(status) => Err(broken(&store, status)),
+        });
+        Ok(Response::new(Box::pin(patched)))
+    }
+
+    async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.unary(Call::Put, request).await
+    }
+
+    async fn delete_range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.unary(Call::DeleteRange, request).await
+    }
+
+    async fn txn(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.unary(Call::Txn, request).await
+    }
+
+    async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Write);
+        let answer = self.app.compact(request.into_inner(), deadline).await?;
+        Ok(Response::new(self.app.patched(answer)))
+    }
+}
+
+/// Only the last chunk has a header, and only there one may be patched.
+fn patch_chunk(chunk: Bytes, tail: &[u8]) -> Bytes {
+    let has_header = answer::range_of_stream(&chunk)
+        .and_then(answer::RangeResponse::parse)
+        .is_ok_and(|range| range.header.is_some());
+    if has_header { append(chunk, tail) } else { chunk }
+}
+
+/// A stream that broke on the way: the client has a part and must ask again.
+fn broken(store: &Store, status: Status) -> Status {
+    match crate::stores::failure::Failure::of(status) {
+        crate::stores::failure::Failure::Answered(status) => status,
+        other => {
+            store.state().suspect();
+            store.unavailable(other.reason())
+        }
+    }
+}

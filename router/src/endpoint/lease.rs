@@ -1,0 +1,252 @@
+//! `etcdserverpb.Lease` over several stores (R12): each call goes to the lease's home.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use futures_util::{Stream, StreamExt};
+use kindred_partition_config::ids::LeaseId;
+use kindred_proto::{etcdserverpb as pb, shard_v1 as shard};
+use kindred_router_core::lease_fanout::{Said, combine, grant_home, home_candidates, union};
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use crate::app::App;
+use crate::execute::{Deadline, Effect, call};
+use crate::stores::Store;
+
+/// Keepalives of one client under way at a time.
+const KEEPALIVES_AT_ONCE: usize = 64;
+
+/// The service.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    app: Arc<App>,
+}
+
+impl Lease {
+    /// The service of a router.
+    #[must_use]
+    pub fn new(app: Arc<App>) -> Self {
+        Self { app }
+    }
+}
+
+impl App {
+    /// The stores that may be the home of a lease, the likeliest first.
+    fn homes(&self, lease: LeaseId) -> Vec<Arc<Store>> {
+        let candidates = home_candidates(lease, &self.stores.members(), self.stores.default_store());
+        candidates.into_iter().map(|index| self.stores.get(index).clone()).collect()
+    }
+
+    /// Asks each possible home in turn until one has the lease; `None` when none has.
+    async fn at_home<T, F, Fut>(&self, lease: LeaseId, ask: F) -> Result<Option<(Arc<Store>, T)>, Status>
+    where
+        F: Fn(Arc<Store>) -> Fut,
+        Fut: Future<Output = Result<Option<T>, Status>>,
+    {
+        let mut said = Vec::new();
+        for home in self.homes(lease) {
+            let answer = match ask(home.clone()).await {
+                Ok(Some(value)) => Said::Home(value),
+                Ok(None) => Said::Unknown,
+                Err(status) => Said::Failed(status),
+            };
+            let found = matches!(answer, Said::Home(_));
+            said.push((home.index, answer));
+            if found {
+                break;
+            }
+        }
+        Ok(combine(said)?.map(|(index, value)| (self.stores.get(index).clone(), value)))
+    }
+
+    async fn keep_alive(&self, id: i64) -> Result<pb::LeaseKeepAliveResponse, Status> {
+        let deadline = Deadline::within(std::time::Duration::from_secs(5));
+        let request = pb::LeaseKeepAliveRequest { id };
+        let kept = self.at_home(LeaseId(id), |home| async move {
+            let mut answers = call(&home, Effect::Read, deadline, || async {
+                // Stays open until the answer is here: a server ends the stream when the client's half ends.
+                let requests = tokio_stream::once(request).chain(tokio_stream::pending());
+                home.lease().lease_keep_alive(deadline.request(requests)).await
+            })
+            .await?;
+            // etcd answers an unknown lease with TTL 0.
+            Ok(answers.message().await?.filter(|answer| answer.ttl > 0))
+        });
+        let (revision, ttl) = match kept.await? {
+            Some((_, answer)) => (answer.header.map_or(0, |header| header.revision), answer.ttl),
+            None => (0, 0),
+        };
+        Ok(pb::LeaseKeepAliveResponse { header: self.identity.typed_header(revision), id, ttl })
+    }
+
+    /// Keys of a lease on every shard that can be reached, the home's own ones included.
+    async fn lease_keys(&self, id: i64, own: Vec<bytes::Bytes>, deadline: Deadline) -> Vec<bytes::Bytes> {
+        let shards: Vec<_> = self.stores.up().filter(|store| store.is_shard()).collect();
+        let parts = join_all(shards.into_iter().map(|store| async move {
+            let keys = call(store, Effect::Read, deadline, || async {
+                store.shard().lease_keys(deadline.request(shard::LeaseKeysRequest { id })).await
+            });
+            keys.await.map(|answer| answer.keys).unwrap_or_default()
+        }));
+        let mut parts = parts.await;
+        parts.push(own);
+        union(parts)
+    }
+}
+
+type KeepAlives = Pin<Box<dyn Stream<Item = Result<pb::LeaseKeepAliveResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl pb::lease_server::Lease for Lease {
+    async fn lease_grant(
+        &self,
+        request: Request<pb::LeaseGrantRequest>,
+    ) -> Result<Response<pb::LeaseGrantResponse>, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Write);
+        let request = request.into_inner();
+        let stores = &self.app.stores;
+        let home = grant_home(LeaseId::from_wire(request.id), &stores.members(), stores.default_store());
+        let home = stores.get(home);
+        let mut granted = call(home, Effect::Write, deadline, || async {
+            home.lease().lease_grant(deadline.request(request)).await
+        })
+        .await?;
+        let revision = granted.header.map_or(0, |header| header.revision);
+        granted.header = self.app.identity.typed_header(revision);
+        Ok(Response::new(granted))
+    }
+
+    async fn lease_revoke(
+        &self,
+        request: Request<pb::LeaseRevokeRequest>,
+    ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Write);
+        let id = request.into_inner().id;
+        let lease = LeaseId(id);
+        let revoked = self.app.at_home(lease, |home| async move { revoke_at(&home, id, deadline).await });
+        let Some((home, (revision, attached))) = revoked.await? else {
+            return Err(grpc::status(EtcdError::LeaseNotFound));
+        };
+        if home.is_shard() {
+            // What cannot be finished now is finished by whoever follows the home's list of ended leases.
+            self.app.finish_lease(lease, &home, &attached).await;
+        }
+        let header = self.app.identity.typed_header(revision);
+        Ok(Response::new(pb::LeaseRevokeResponse { header }))
+    }
+
+    type LeaseKeepAliveStream = KeepAlives;
+
+    /// A lease whose home cannot be reached gets no answer, as from a server that is slow: the client asks again before
+    /// the lease ends, and its other leases are not disturbed.
+    async fn lease_keep_alive(
+        &self,
+        request: Request<Streaming<pb::LeaseKeepAliveRequest>>,
+    ) -> Result<Response<KeepAlives>, Status> {
+        let app = self.app.clone();
+        let stopping = self.app.drain.stopping();
+        let answers = request.into_inner().map(move |request| {
+            let app = app.clone();
+            async move {
+                match request {
+                    Ok(request) => {
+                        app.keep_alive(request.id).await.map(Some).or_else(|status| match status.code() {
+                            Code::Unavailable | Code::DeadlineExceeded => Ok(None),
+                            _ => Err(status),
+                        })
+                    }
+                    Err(status) => Err(status),
+                }
+            }
+        });
+        let answers =
+            answers.buffered(KEEPALIVES_AT_ONCE).filter_map(|answer| async move { answer.transpose() });
+        // A drain ends the stream with Unavailable, never with the end that a client would take for its own.
+        let drained = stopping.clone();
+        let ended = futures_util::stream::once(async { Err(grpc::status(EtcdError::Stopped)) })
+            .filter(move |_| std::future::ready(drained.is_cancelled()));
+        let answers = answers.take_until(stopping.cancelled_owned()).chain(ended);
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn lease_time_to_live(
+        &self,
+        request: Request<pb::LeaseTimeToLiveRequest>,
+    ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Read);
+        let request = request.into_inner();
+        let found = self.app.at_home(LeaseId(request.id), |home| async move {
+            let answer = call(&home, Effect::Read, deadline, || async {
+                home.lease().lease_time_to_live(deadline.request(request)).await
+            });
+            // etcd answers an unknown lease with TTL -1.
+            Ok(Some(answer.await?).filter(|answer| answer.ttl >= 0))
+        });
+        let mut answer = match found.await? {
+            Some((_, answer)) => answer,
+            None => pb::LeaseTimeToLiveResponse { id: request.id, ttl: -1, ..Default::default() },
+        };
+        if request.keys && answer.ttl >= 0 {
+            let own = std::mem::take(&mut answer.keys);
+            answer.keys = self.app.lease_keys(request.id, own, deadline).await;
+        }
+        answer.header = self.app.identity.typed_header(answer.header.map_or(0, |header| header.revision));
+        Ok(Response::new(answer))
+    }
+
+    /// The leases of every store that can be reached, each once.
+    async fn lease_leases(
+        &self,
+        request: Request<pb::LeaseLeasesRequest>,
+    ) -> Result<Response<pb::LeaseLeasesResponse>, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Read);
+        let lists = join_all(self.app.stores.iter().map(|store| async move {
+            call(store, Effect::Read, deadline, || async {
+                store.lease().lease_leases(deadline.request(pb::LeaseLeasesRequest {})).await
+            })
+            .await
+        }))
+        .await;
+        let (mut revision, mut parts, mut failed) = (0, Vec::new(), None);
+        for list in lists {
+            match list {
+                Ok(list) => {
+                    revision = revision.max(list.header.map_or(0, |header| header.revision));
+                    parts.push(list.leases.into_iter().map(|lease| lease.id).collect::<Vec<_>>());
+                }
+                Err(status) => failed = Some(status),
+            }
+        }
+        if let (true, Some(status)) = (parts.is_empty(), failed) {
+            return Err(status);
+        }
+        let leases = union(parts).into_iter().map(|id| pb::LeaseStatus { id }).collect();
+        let header = self.app.identity.typed_header(revision);
+        Ok(Response::new(pb::LeaseLeasesResponse { header, leases }))
+    }
+}
+
+/// Revokes at one possible home: its header revision and the slots that still hold keys; `None` when it has no such lease.
+async fn revoke_at(home: &Store, id: i64, deadline: Deadline) -> Result<Option<(i64, Vec<u32>)>, Status> {
+    let revoked = if home.is_shard() {
+        call(home, Effect::Write, deadline, || async {
+            home.shard().lease_revoke(deadline.request(shard::LeaseRevokeRequest { id })).await
+        })
+        .await
+        .map(|answer| (answer.revision, answer.attached_slots))
+    } else {
+        call(home, Effect::Write, deadline, || async {
+            home.lease().lease_revoke(deadline.request(pb::LeaseRevokeRequest { id })).await
+        })
+        .await
+        .map(|answer| (answer.header.map_or(0, |header| header.revision), Vec::new()))
+    };
+    match revoked {
+        Ok(revoked) => Ok(Some(revoked)),
+        Err(status) if status.code() == Code::NotFound => Ok(None),
+        Err(status) => Err(status),
+    }
+}

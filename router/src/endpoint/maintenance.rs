@@ -1,0 +1,200 @@
+//! `etcdserverpb.Maintenance` over all stores: answered from what can be reached, the rest named.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kindred_proto::etcdserverpb as pb;
+use kindred_transport::admin::ETCD_VERSION;
+use tonic::{Request, Response, Status};
+
+use crate::app::App;
+use crate::execute::{Deadline, Effect, call};
+use crate::stores::Store;
+
+/// kube-apiserver asks for the status often and decides features by it: no store may hold it up for long.
+const STATUS_LIMIT: Duration = Duration::from_secs(1);
+
+/// The service.
+#[derive(Debug, Clone)]
+pub struct Maintenance {
+    app: Arc<App>,
+}
+
+type Each<T> = Vec<(Arc<Store>, Result<T, Status>)>;
+
+impl Maintenance {
+    /// The service of a router.
+    #[must_use]
+    pub fn new(app: Arc<App>) -> Self {
+        Self { app }
+    }
+
+    /// The same call on every store, at once.
+    async fn each<T, F, Fut>(&self, effect: Effect, deadline: Deadline, send: F) -> Each<T>
+    where
+        F: Fn(Arc<Store>) -> Fut,
+        Fut: Future<Output = Result<Response<T>, Status>>,
+    {
+        let send = &send;
+        join_all(self.app.stores.iter().map(|store| async move {
+            (store.clone(), call(store, effect, deadline, || send(store.clone())).await)
+        }))
+        .await
+    }
+}
+
+/// The answers, or the first error when a store failed.
+fn all<T>(each: Each<T>) -> Result<Vec<(Arc<Store>, T)>, Status> {
+    each.into_iter().map(|(store, result)| result.map(|value| (store, value))).collect()
+}
+
+/// The answers of those that could be reached, or the first error when none could.
+fn reached<T>(each: Each<T>) -> Result<Vec<(Arc<Store>, T)>, Status> {
+    let mut failed = None;
+    let mut answers = Vec::new();
+    for (store, result) in each {
+        match result {
+            Ok(value) => answers.push((store, value)),
+            Err(status) => failed = failed.or(Some(status)),
+        }
+    }
+    match failed {
+        Some(status) if answers.is_empty() => Err(status),
+        _ => Ok(answers),
+    }
+}
+
+fn revision_of(header: Option<&pb::ResponseHeader>) -> i64 {
+    header.map_or(0, |header| header.revision)
+}
+
+#[tonic::async_trait]
+impl pb::maintenance_server::Maintenance for Maintenance {
+    /// Alarms of all stores; activating and disarming reaches every store, by the member ids that the list shows.
+    async fn alarm(&self, request: Request<pb::AlarmRequest>) -> Result<Response<pb::AlarmResponse>, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Write);
+        let request = request.into_inner();
+        let listing = request.action() == pb::alarm_request::AlarmAction::Get;
+        let each = self
+            .each(Effect::Read, deadline, |store| async move {
+                store.maintenance().alarm(deadline.request(request)).await
+            })
+            .await;
+        let answers = if listing { reached(each)? } else { all(each)? };
+        let revision = answers.iter().map(|(_, a)| revision_of(a.header.as_ref())).max().unwrap_or(0);
+        let mut alarms: Vec<pb::AlarmMember> = answers.into_iter().flat_map(|(_, a)| a.alarms).collect();
+        alarms.sort_unstable_by_key(|alarm| (alarm.member_id, alarm.alarm));
+        alarms.dedup();
+        Ok(Response::new(pb::AlarmResponse { header: self.app.identity.typed_header(revision), alarms }))
+    }
+
+    /// Always answers, with the version that this router serves; stores that cannot be reached are named in `errors`.
+    async fn status(&self, _: Request<pb::StatusRequest>) -> Result<Response<pb::StatusResponse>, Status> {
+        let deadline = Deadline::within(STATUS_LIMIT);
+        let each = self
+            .each(Effect::Read, deadline, |store| async move {
+                store.maintenance().status(deadline.request(pb::StatusRequest {})).await
+            })
+            .await;
+        let mut status = pb::StatusResponse {
+            version: ETCD_VERSION.to_owned(),
+            storage_version: ETCD_VERSION.to_owned(),
+            leader: self.app.identity.member_id,
+            raft_term: crate::app::RAFT_TERM,
+            ..Default::default()
+        };
+        let mut revision = 0;
+        for (store, result) in each {
+            match result {
+                Ok(of_store) => {
+                    status.db_size += of_store.db_size;
+                    status.db_size_in_use += of_store.db_size_in_use;
+                    status.db_size_quota += of_store.db_size_quota;
+                    revision = revision.max(revision_of(of_store.header.as_ref()));
+                    let errors = of_store.errors.into_iter();
+                    status.errors.extend(errors.map(|error| format!("store {:?}: {error}", store.name())));
+                }
+                Err(error) => status.errors.push(format!("store {:?}: {}", store.name(), error.message())),
+            }
+        }
+        status.header = self.app.identity.typed_header(revision);
+        // Clients take a growing index for a living cluster; revisions grow.
+        status.raft_index = revision.unsigned_abs();
+        status.raft_applied_index = status.raft_index;
+        Ok(Response::new(status))
+    }
+
+    async fn defragment(
+        &self,
+        request: Request<pb::DefragmentRequest>,
+    ) -> Result<Response<pb::DefragmentResponse>, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Read);
+        let each = self
+            .each(Effect::Read, deadline, |store| async move {
+                store.maintenance().defragment(deadline.request(pb::DefragmentRequest {})).await
+            })
+            .await;
+        let answers = all(each)?;
+        let revision = answers.iter().map(|(_, a)| revision_of(a.header.as_ref())).max().unwrap_or(0);
+        Ok(Response::new(pb::DefragmentResponse { header: self.app.identity.typed_header(revision) }))
+    }
+
+    /// The stores' hashes combined in the order of the configuration; every store must answer.
+    async fn hash(&self, request: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Read);
+        let each = self
+            .each(Effect::Read, deadline, |store| async move {
+                store.maintenance().hash(deadline.request(pb::HashRequest {})).await
+            })
+            .await;
+        let answers = all(each)?;
+        let revision = answers.iter().map(|(_, a)| revision_of(a.header.as_ref())).max().unwrap_or(0);
+        let hash = combine(answers.iter().map(|(_, answer)| answer.hash));
+        Ok(Response::new(pb::HashResponse { header: self.app.identity.typed_header(revision), hash }))
+    }
+
+    /// As `hash`. A revision is one of the shards'; a stock etcd, which has others, is hashed at its own current one.
+    async fn hash_kv(
+        &self,
+        request: Request<pb::HashKvRequest>,
+    ) -> Result<Response<pb::HashKvResponse>, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Read);
+        let revision = request.into_inner().revision;
+        let shards = self.app.stores.iter().any(|store| store.is_shard());
+        let each = self
+            .each(Effect::Read, deadline, |store| async move {
+                let revision = if shards && !store.is_shard() { 0 } else { revision };
+                store.maintenance().hash_kv(deadline.request(pb::HashKvRequest { revision })).await
+            })
+            .await;
+        let answers = all(each)?;
+        let max = |of: fn(&pb::HashKvResponse) -> i64| answers.iter().map(|(_, a)| of(a)).max().unwrap_or(0);
+        let at = max(|answer| revision_of(answer.header.as_ref()));
+        Ok(Response::new(pb::HashKvResponse {
+            header: self.app.identity.typed_header(at),
+            hash: combine(answers.iter().map(|(_, answer)| answer.hash)),
+            compact_revision: max(|answer| answer.compact_revision),
+            hash_revision: max(|answer| answer.hash_revision),
+        }))
+    }
+}
+
+/// One store's hash is its own; several are folded in order (FNV-1a over their bytes).
+fn combine(mut hashes: impl Iterator<Item = u32>) -> u32 {
+    let first = hashes.next().unwrap_or(0);
+    hashes.fold(first, |sum, hash| {
+        hash.to_be_bytes().iter().fold(sum, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_depend_on_order_and_one_is_itself() {
+        assert_eq!(combine([7].into_iter()), 7);
+        assert_ne!(combine([7, 8].into_iter()), combine([8, 7].into_iter()));
+    }
+}

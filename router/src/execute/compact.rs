@@ -1,0 +1,138 @@
+//! `KV/Compact` on every shard.
+//!
+//! A stock etcd counts revisions of its own, so a compaction at a shard's revision means nothing there: beside shards it
+//! compacts itself (`--auto-compaction-mode`). Where the default store is a stock etcd, the client's number is that
+//! etcd's and goes there alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use kindred_partition_config::ids::Revision;
+use kindred_proto::shard_v1 as shard;
+use kindred_router_core::compaction::{Refusal, Took, combine, decide};
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
+use kindred_wire::peek;
+use kindred_wire::refusal::KindredError;
+use tonic::{Code, Status};
+
+use super::{Deadline, Effect, call};
+use crate::app::App;
+use crate::stores::Store;
+
+/// All keys, in etcd's convention.
+#[must_use]
+pub fn everything() -> Vec<shard::KeyRange> {
+    let zero = Bytes::from_static(&[0]);
+    vec![shard::KeyRange { key: zero.clone(), range_end: zero }]
+}
+
+/// The store's current revision, raised to at least `to`.
+///
+/// # Errors
+/// When the store cannot be reached or refuses.
+pub async fn raise(
+    store: &Store,
+    ranges: Vec<shard::KeyRange>,
+    to: Revision,
+    deadline: Deadline,
+) -> Result<Revision, Status> {
+    let request = shard::RaiseRequest { ranges, to: to.get() };
+    let raised = call(store, Effect::Read, deadline, || async {
+        store.shard().raise(deadline.request(request.clone())).await
+    });
+    Ok(Revision(raised.await?.current))
+}
+
+impl App {
+    /// Compacts all shards, and answers for the reference store.
+    ///
+    /// # Errors
+    /// etcd's own errors, as the reference store gives them.
+    pub async fn compact(&self, request: Bytes, deadline: Deadline) -> Result<Bytes, Status> {
+        let parsed = peek::CompactionRequest::parse(&request)
+            .map_err(|error| grpc::refusal(&KindredError::Malformed { reason: error.to_string() }))?;
+        let default = self.stores.get(self.stores.default_store());
+        if !default.is_shard() || parsed.revision <= 0 {
+            return compact_one(default, request, deadline).await;
+        }
+        let revision = Revision(parsed.revision);
+        let shards: Vec<&Arc<Store>> = self.stores.iter().filter(|store| store.is_shard()).collect();
+        let currents = join_all(shards.iter().map(|store| async {
+            (store.index, raise(store, everything(), Revision::ZERO, deadline).await.ok())
+        }));
+        let steps = decide(revision, &currents.await, default.index).map_err(|refusal| match refusal {
+            Refusal::Future => grpc::status(EtcdError::FutureRevision),
+            Refusal::NoStore => default.unavailable(&default.state().reason()),
+        })?;
+        for store in &steps.later {
+            tracing::warn!(store = self.stores.get(*store).name(), %revision, "away: will be compacted when it is back");
+        }
+        let took = join_all(steps.now.iter().map(|index| {
+            let (store, request) = (self.stores.get(*index), request.clone());
+            async move { (*index, took(raise_and_compact(store, revision, request, deadline).await)) }
+        }));
+        let (answer, owing) = combine(steps.reference, took.await);
+        {
+            let mut owed = self.lock_owed();
+            for store in steps.later.into_iter().chain(owing) {
+                owed.note(store, revision);
+            }
+        }
+        answer
+    }
+
+    fn lock_owed(&self) -> std::sync::MutexGuard<'_, kindred_router_core::compaction::Owed> {
+        self.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Lets stores that come back catch up with what they owe, for ever.
+    pub async fn settle_compactions(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            for store in self.stores.up() {
+                let Some(revision) = self.lock_owed().of(store.index) else { continue };
+                let request = kindred_proto::etcdserverpb::CompactionRequest {
+                    revision: revision.get(),
+                    physical: false,
+                };
+                let bytes = Bytes::from(prost::Message::encode_to_vec(&request));
+                let deadline = Deadline::within(Duration::from_secs(10));
+                match took(raise_and_compact(store, revision, bytes, deadline).await) {
+                    Took::Done(_) | Took::Already(_) => self.lock_owed().settle(store.index, revision),
+                    Took::Refused(status) | Took::Lost(status) => {
+                        tracing::warn!(store = store.name(), %revision, error = status.message(), "still owes a compaction");
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn raise_and_compact(
+    store: &Store,
+    revision: Revision,
+    request: Bytes,
+    deadline: Deadline,
+) -> Result<Bytes, Status> {
+    raise(store, everything(), revision, deadline).await?;
+    compact_one(store, request, deadline).await
+}
+
+async fn compact_one(store: &Store, request: Bytes, deadline: Deadline) -> Result<Bytes, Status> {
+    call(store, Effect::Write, deadline, || async {
+        store.kv().compact(deadline.request(request.clone())).await
+    })
+    .await
+}
+
+fn took(result: Result<Bytes, Status>) -> Took<Bytes, Status> {
+    match result {
+        Ok(answer) => Took::Done(answer),
+        Err(status) if grpc::etcd_error(&status) == Some(EtcdError::Compacted) => Took::Already(status),
+        Err(status) if status.code() == Code::Unavailable => Took::Lost(status),
+        Err(status) => Took::Refused(status),
+    }
+}

@@ -1,0 +1,47 @@
+//! Completes what ended: follows each shard's list of leases that expired or were revoked and still have keys elsewhere.
+//!
+//! The list is the home's, durable, and begins anew with every stream; so nothing is kept here. When a store cannot be
+//! reached, the stream is simply opened again a little later.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kindred_partition_config::ids::LeaseId;
+use kindred_proto::shard_v1::LeaseEndedRequest;
+use tonic::Status;
+
+use crate::app::App;
+use crate::stores::Store;
+
+/// Leases ended at a time, for each home.
+const AT_ONCE: usize = 32;
+/// After a store could not be reached, or the stream broke.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Follows one shard, for ever.
+pub async fn follow(app: Arc<App>, home: Arc<Store>) {
+    loop {
+        home.state().wait_up().await;
+        if let Err(status) = follow_once(&app, &home).await {
+            tracing::debug!(store = home.name(), error = status.message(), "stream of ended leases broke");
+        }
+        tokio::time::sleep(AGAIN_AFTER).await;
+    }
+}
+
+/// Until the stream ends, or a lease could not be finished.
+async fn follow_once(app: &App, home: &Arc<Store>) -> Result<(), Status> {
+    let ended = home.shard().lease_ended(LeaseEndedRequest {}).await?.into_inner();
+    let finished = ended.map(|lease| async {
+        let lease = lease?;
+        Ok::<_, Status>(app.finish_lease(LeaseId(lease.id), home, &lease.attached_slots).await)
+    });
+    let mut finished = std::pin::pin!(finished.buffer_unordered(AT_ONCE));
+    while let Some(result) = finished.next().await {
+        if !result? {
+            return Ok(());
+        }
+    }
+    Ok(())
+}

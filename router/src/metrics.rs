@@ -1,0 +1,198 @@
+//! What the router counts: one definition for each metric, handles made once.
+
+use kindred_router_core::plan::Call;
+use metrics::{
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+};
+use metrics::{gauge, histogram};
+
+use crate::stores::Stores;
+
+/// One metric.
+struct Definition {
+    name: &'static str,
+    unit: Unit,
+    help: &'static str,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// Requests of the KV service, by method and outcome. etcd's own name, from its gRPC library.
+const HANDLED: &str = "grpc_server_handled_total";
+/// Time of KV calls on a store.
+const CALL_SECONDS: &str = "kindred_router_call_duration_seconds";
+/// Whether a store can be reached.
+const STORE_UP: &str = "kindred_router_store_up";
+/// Watch streams of clients. etcd's own name.
+const WATCH_STREAMS: &str = "etcd_debugging_mvcc_watch_stream_total";
+/// Watches of clients. etcd's own name.
+const WATCHERS: &str = "etcd_debugging_mvcc_watcher_total";
+/// Upstream watch streams opened again.
+const WATCH_REOPENED: &str = "kindred_router_watch_reopened_total";
+/// Whether any store can be reached. etcd's own name.
+const HAS_LEADER: &str = "etcd_server_has_leader";
+
+const DEFINITIONS: &[Definition] = &[
+    Definition {
+        name: HANDLED,
+        unit: Unit::Count,
+        help: "RPCs completed, by method and code.",
+        kind: Kind::Counter,
+    },
+    Definition {
+        name: CALL_SECONDS,
+        unit: Unit::Seconds,
+        help: "Time of KV calls, from the request to the store's answer.",
+        kind: Kind::Histogram,
+    },
+    Definition {
+        name: STORE_UP,
+        unit: Unit::Count,
+        help: "1 while the store can be reached.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: WATCH_STREAMS,
+        unit: Unit::Count,
+        help: "Watch streams of clients.",
+        kind: Kind::Gauge,
+    },
+    Definition { name: WATCHERS, unit: Unit::Count, help: "Watches of clients.", kind: Kind::Gauge },
+    Definition {
+        name: WATCH_REOPENED,
+        unit: Unit::Count,
+        help: "Upstream watch streams opened again after they broke.",
+        kind: Kind::Counter,
+    },
+    Definition {
+        name: HAS_LEADER,
+        unit: Unit::Count,
+        help: "1 while any store can be reached.",
+        kind: Kind::Gauge,
+    },
+];
+
+/// Tells the recorder what the metrics mean. Once, after it is installed.
+pub fn describe() {
+    for definition in DEFINITIONS {
+        let Definition { name, unit, help, kind } = definition;
+        match kind {
+            Kind::Counter => describe_counter!(*name, *unit, *help),
+            Kind::Gauge => describe_gauge!(*name, *unit, *help),
+            Kind::Histogram => describe_histogram!(*name, *unit, *help),
+        }
+    }
+}
+
+/// The metrics with histograms, and their buckets in seconds.
+pub const BUCKETS: &[(&str, &[f64])] =
+    &[(CALL_SECONDS, &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0])];
+
+/// The handles of one KV method.
+#[derive(Debug)]
+pub struct Method {
+    /// Answered.
+    pub ok: Counter,
+    /// Refused or failed.
+    pub failed: Counter,
+    /// How long.
+    pub seconds: Histogram,
+}
+
+impl Method {
+    fn new(name: &'static str) -> Self {
+        let handled = |code: &'static str| counter!(HANDLED, "grpc_service" => "etcdserverpb.KV", "grpc_method" => name, "grpc_code" => code);
+        Self {
+            ok: handled("OK"),
+            failed: handled("error"),
+            seconds: histogram!(CALL_SECONDS, "method" => name),
+        }
+    }
+}
+
+/// All handles, bound to the recorder that is installed when they are made.
+#[derive(Debug)]
+pub struct Metrics {
+    range: Method,
+    range_stream: Method,
+    put: Method,
+    delete_range: Method,
+    txn: Method,
+    stores: Vec<Gauge>,
+    has_leader: Gauge,
+    /// Watch streams of clients.
+    pub watch_streams: Gauge,
+    /// Watches of clients.
+    pub watchers: Gauge,
+    /// Upstream streams opened again.
+    pub watch_reopened: Counter,
+}
+
+impl Metrics {
+    /// The handles.
+    #[must_use]
+    pub fn new(stores: &Stores) -> Self {
+        Self {
+            range: Method::new("Range"),
+            range_stream: Method::new("RangeStream"),
+            put: Method::new("Put"),
+            delete_range: Method::new("DeleteRange"),
+            txn: Method::new("Txn"),
+            stores: stores.iter().map(|s| gauge!(STORE_UP, "store" => s.name().to_owned())).collect(),
+            has_leader: gauge!(HAS_LEADER),
+            watch_streams: gauge!(WATCH_STREAMS),
+            watchers: gauge!(WATCHERS),
+            watch_reopened: counter!(WATCH_REOPENED),
+        }
+    }
+
+    /// The handles of a method.
+    #[must_use]
+    pub fn method(&self, call: Call) -> &Method {
+        match call {
+            Call::Range => &self.range,
+            Call::RangeStream => &self.range_stream,
+            Call::Put => &self.put,
+            Call::DeleteRange => &self.delete_range,
+            Call::Txn => &self.txn,
+        }
+    }
+
+    /// Brings the gauges of stores up to date, before they are shown.
+    pub fn observe(&self, stores: &Stores) {
+        let mut any = false;
+        for (store, gauge) in stores.iter().zip(&self.stores) {
+            let up = store.state().is_up();
+            any |= up;
+            gauge.set(f64::from(u8::from(up)));
+        }
+        self.has_leader.set(f64::from(u8::from(any)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_is_defined_once() {
+        let mut names: Vec<_> = DEFINITIONS.iter().map(|definition| definition.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), DEFINITIONS.len());
+        for definition in DEFINITIONS {
+            assert!(definition.help.ends_with('.'), "{}", definition.name);
+            let counts = definition.kind == Kind::Counter;
+            assert_eq!(definition.name.ends_with("_total") && counts, counts, "{}", definition.name);
+        }
+        for (name, _) in BUCKETS {
+            assert!(DEFINITIONS.iter().any(|d| d.name == *name && d.kind == Kind::Histogram));
+        }
+    }
+}

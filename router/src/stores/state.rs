@@ -1,0 +1,136 @@
+//! Whether a store can be reached: written by its monitor and by calls that failed, read by every request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kindred_partition_config::ids::Slot;
+use tokio::sync::{Notify, watch};
+
+/// Who a store said it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The UUID of a shard.
+    pub uuid: Option<String>,
+    /// The slot of a shard.
+    pub slot: Option<Slot>,
+    /// Its version.
+    pub version: String,
+    /// The incarnation of a shard.
+    pub incarnation: u64,
+}
+
+/// What is known of a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Phase {
+    /// Not reached yet.
+    Connecting,
+    /// Reached, and it is who it should be.
+    Up(Identity),
+    /// Not reachable, and why.
+    Down(String),
+    /// Reached, but not who it should be: only the operator can help.
+    Refused(String),
+}
+
+impl Phase {
+    /// One word for people and metrics.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Up(_) => "up",
+            Self::Down(_) => "down",
+            Self::Refused(_) => "refused",
+        }
+    }
+}
+
+/// The state of one store. Its monitor decides; a call that lost the connection may only mark it down.
+#[derive(Debug)]
+pub struct StateCell {
+    up: AtomicBool,
+    phase: watch::Sender<Arc<Phase>>,
+    last_error: watch::Sender<Option<String>>,
+    kick: Notify,
+}
+
+impl Default for StateCell {
+    fn default() -> Self {
+        Self {
+            up: AtomicBool::new(false),
+            phase: watch::Sender::new(Arc::new(Phase::Connecting)),
+            last_error: watch::Sender::new(None),
+            kick: Notify::new(),
+        }
+    }
+}
+
+impl StateCell {
+    /// Whether requests may be sent.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.up.load(Ordering::Acquire)
+    }
+
+    /// What is known now.
+    #[must_use]
+    pub fn phase(&self) -> Arc<Phase> {
+        self.phase.borrow().clone()
+    }
+
+    /// The last error, also when the store is up again.
+    #[must_use]
+    pub fn last_error(&self) -> Option<String> {
+        self.last_error.borrow().clone()
+    }
+
+    /// Why requests may not be sent.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match &*self.phase() {
+            Phase::Connecting => "not connected yet".to_owned(),
+            Phase::Up(_) => "the connection was lost".to_owned(),
+            Phase::Down(reason) | Phase::Refused(reason) => reason.clone(),
+        }
+    }
+
+    /// Waits until the store is up.
+    pub async fn wait_up(&self) {
+        let mut phase = self.phase.subscribe();
+        // The sender lives as long as this borrow of it, so there is no error.
+        let _ = phase.wait_for(|phase| matches!(**phase, Phase::Up(_))).await;
+    }
+
+    /// Tells what is known; whether that is a change of kind.
+    pub fn set(&self, phase: Phase) -> bool {
+        self.up.store(matches!(phase, Phase::Up(_)), Ordering::Release);
+        if let Phase::Down(reason) | Phase::Refused(reason) = &phase {
+            self.last_error.send_replace(Some(reason.clone()));
+        }
+        let changed = self.phase.borrow().word() != phase.word();
+        self.phase.send_if_modified(|old| {
+            let modified = **old != phase;
+            *old = Arc::new(phase);
+            modified
+        });
+        changed
+    }
+
+    /// A call could not reach the store: no request waits for the next handshake to find out.
+    pub fn lost(&self, reason: &str) {
+        if self.is_up() {
+            self.set(Phase::Down(reason.to_owned()));
+        }
+        self.kick.notify_one();
+    }
+
+    /// A call failed in a way that may concern it alone: ask the store now.
+    pub fn suspect(&self) {
+        self.kick.notify_one();
+    }
+
+    /// Ends when somebody asks for a handshake now.
+    pub async fn kicked(&self) {
+        self.kick.notified().await;
+    }
+}

@@ -1,0 +1,179 @@
+//! What a session does with what upstream sends.
+
+use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
+use kindred_router_core::progress::Admit;
+use kindred_router_core::store::StoreIx;
+use kindred_transport::grpc;
+use kindred_wire::answer::WatchResponse;
+use kindred_wire::error::EtcdError;
+use kindred_wire::kv::WatchHead;
+use kindred_wire::scan::WireError;
+
+use super::message::{self, NO_WATCH};
+use super::session::{Due, Session};
+use super::upstream::{Inbound, What};
+
+/// What may be held for a progress round, in bytes; beyond, the round is given up.
+const HELD_BYTES_MAX: usize = 4 << 20;
+
+impl Session {
+    pub(super) fn on_inbound(&mut self, inbound: Inbound) {
+        let Inbound { store, generation, what } = inbound;
+        match self.upstreams.get_mut(&store) {
+            Some(upstream) if upstream.generation == generation => {
+                if matches!(what, What::Message(_)) {
+                    upstream.failures = 0;
+                }
+            }
+            // Of a stream that was closed meanwhile.
+            _ => return,
+        }
+        match what {
+            What::Message(message) => {
+                if let Err(error) = self.on_message(store, message) {
+                    let store = self.app.stores.get(store);
+                    tracing::error!(store = store.name(), %error, "the store sent a watch response that does not parse");
+                    self.end = Some(store.unavailable(&error.to_string()));
+                }
+            }
+            What::Broken(Some(status)) => self.end = Some(status),
+            What::Broken(None) => self.on_broken(store),
+        }
+    }
+
+    fn on_broken(&mut self, store: StoreIx) {
+        if self.watches.values().any(|watch| watch.store == store && watch.in_fragment) {
+            // Half of a message is with the client: only the client knows where to resume.
+            self.end = Some(grpc::status(EtcdError::TimeoutDueToConnectionLost));
+            return;
+        }
+        self.app.metrics.watch_reopened.increment(1);
+        let failures = self.upstreams.get(&store).map_or(0, |upstream| upstream.failures);
+        self.open(store, failures.saturating_add(1));
+        self.watches_changed();
+    }
+
+    fn on_message(&mut self, store: StoreIx, bytes: Bytes) -> Result<(), WireError> {
+        let response = WatchResponse::parse(&bytes)?;
+        let revision = response.header.map_or(0, |header| header.revision);
+        self.seen = self.seen.max(revision);
+        if response.created {
+            self.on_created(store, &bytes, &response, revision);
+            return Ok(());
+        }
+        if response.watch_id == NO_WATCH && response.is_progress() {
+            self.on_progressed(store, Revision(revision));
+            return Ok(());
+        }
+        let uid = response.watch_id;
+        let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.store == store) else {
+            // Cancelled by the client while this was under way.
+            return Ok(());
+        };
+        let client_id = watch.client_id;
+        if response.canceled {
+            let canceled = message::for_client(bytes, &self.app.identity, client_id);
+            self.emit_behind(uid, canceled);
+            self.remove(uid);
+            return Ok(());
+        }
+        let (first, last) = match message::span(&bytes)? {
+            Some((first, last)) => {
+                watch.in_fragment = response.fragment;
+                if !response.fragment {
+                    watch.next = watch.next.max(last + 1);
+                }
+                (first, last)
+            }
+            None if response.is_progress() => {
+                watch.next = watch.next.max(revision + 1);
+                (revision, revision)
+            }
+            None => return Ok(()),
+        };
+        let (admit, commands) = self.progress.admit(uid, Revision(first), Revision(last));
+        let translated = message::for_client(bytes, &self.app.identity, client_id);
+        match admit {
+            Admit::Forward => self.outgoing.push_back(translated),
+            Admit::Hold => self.hold(uid, translated),
+        }
+        self.follow(commands);
+        Ok(())
+    }
+
+    /// The store confirmed a watch, or refused it (then under no id, so it is the first that is due there).
+    fn on_created(&mut self, store: StoreIx, bytes: &Bytes, response: &WatchResponse<'_>, revision: i64) {
+        let uid = match response.watch_id {
+            NO_WATCH => self.first_unconfirmed(store),
+            uid => Some(uid),
+        };
+        let Some(uid) = uid else { return };
+        let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.store == store) else { return };
+        let (client_id, announced) = (watch.client_id, watch.announced);
+        if response.canceled {
+            let answer = if announced {
+                // Refused when it was created again: to the client its watch ends.
+                let reason = message::reason(response);
+                let head = WatchHead {
+                    canceled: true,
+                    compact_revision: response.compact_revision,
+                    cancel_reason: &reason,
+                    ..WatchHead::default()
+                };
+                message::own(self.app.identity.header(revision), client_id, head)
+            } else {
+                message::for_client(bytes.clone(), &self.app.identity, NO_WATCH)
+            };
+            self.emit_behind(uid, answer);
+            self.settle(uid);
+            self.remove(uid);
+            self.advance_creates();
+            return;
+        }
+        watch.live = true;
+        if watch.next == 0 {
+            watch.next = revision + 1;
+            watch.floor = revision;
+        }
+        if announced {
+            self.watches_changed();
+            return;
+        }
+        watch.announced = true;
+        let cancel = watch.cancel;
+        self.outgoing.push_back(message::for_client(bytes.clone(), &self.app.identity, client_id));
+        self.settle(uid);
+        if let Some(upstream) = self.upstreams.get(&store).filter(|_| cancel) {
+            let _ = upstream.send(message::cancel(uid));
+        }
+        self.watches_changed();
+        self.advance_creates();
+    }
+
+    fn first_unconfirmed(&self, store: StoreIx) -> Option<i64> {
+        self.watches.iter().find(|(_, watch)| watch.store == store && !watch.live).map(|(uid, _)| *uid)
+    }
+
+    /// The create of this watch is answered.
+    fn settle(&mut self, uid: i64) {
+        self.creates.retain(|due| !matches!(due, Due::Store { uid: due, .. } if *due == uid));
+    }
+
+    fn hold(&mut self, uid: i64, message: Bytes) {
+        self.held_bytes += message.len();
+        self.held.push_back((uid, message));
+        if self.held_bytes > HELD_BYTES_MAX {
+            self.abort_round();
+        }
+    }
+
+    /// Sends a message of a watch, behind what is held of it.
+    pub(super) fn emit_behind(&mut self, uid: i64, message: Bytes) {
+        if self.held.iter().any(|(held, _)| *held == uid) {
+            self.hold(uid, message);
+        } else {
+            self.outgoing.push_back(message);
+        }
+    }
+}

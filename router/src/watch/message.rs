@@ -1,0 +1,88 @@
+//! Watch messages, read and written around their events.
+
+use bytes::Bytes;
+use kindred_proto::etcdserverpb as pb;
+use kindred_wire::answer::{WatchResponse, watch_events};
+use kindred_wire::kv::{EventRef, KeyValueRef, WatchHead};
+use kindred_wire::patch::WatchPatch;
+use kindred_wire::peek::ResponseHeader;
+use kindred_wire::scan::WireError;
+use prost::Message;
+
+use crate::app::{Identity, append};
+
+/// The id in answers that concern no watch, or all of a stream.
+pub const NO_WATCH: i64 = -1;
+
+/// First and last mod revision of the events in a message; `None` without events.
+///
+/// # Errors
+/// When the bytes are no watch response.
+pub fn span(message: &[u8]) -> Result<Option<(i64, i64)>, WireError> {
+    let mut events = watch_events(message);
+    let Some(first) = events.next().transpose()? else { return Ok(None) };
+    let mut last = first;
+    for event in events {
+        last = event?;
+    }
+    Ok(Some((mod_revision(first)?, mod_revision(last)?)))
+}
+
+fn mod_revision(event: &[u8]) -> Result<i64, WireError> {
+    Ok(KeyValueRef::parse(EventRef::parse(event)?.kv)?.mod_revision)
+}
+
+/// The message under the client's watch id and with the router's header.
+#[must_use]
+pub fn for_client(message: Bytes, identity: &Identity, watch_id: i64) -> Bytes {
+    let mut tail = Vec::with_capacity(32);
+    WatchPatch { header: identity.patch(), watch_id: Some(watch_id) }.append_to(&mut tail);
+    append(message, &tail)
+}
+
+/// A message of the router's own.
+#[must_use]
+pub fn own(header: ResponseHeader, watch_id: i64, head: WatchHead<'_>) -> Bytes {
+    let mut message = Vec::with_capacity(64 + head.cancel_reason.len());
+    WatchHead { header, watch_id, ..head }.put(&mut message);
+    message.into()
+}
+
+/// A create refused, in etcd's shape: created and cancelled at once, under no id.
+#[must_use]
+pub fn refused(header: ResponseHeader, reason: &str) -> Bytes {
+    own(
+        header,
+        NO_WATCH,
+        WatchHead { created: true, canceled: true, cancel_reason: reason, ..WatchHead::default() },
+    )
+}
+
+/// The cancel reason of a message, as text.
+#[must_use]
+pub fn reason(response: &WatchResponse<'_>) -> String {
+    String::from_utf8_lossy(response.cancel_reason).into_owned()
+}
+
+fn request(union: pb::watch_request::RequestUnion) -> Bytes {
+    pb::WatchRequest { request_union: Some(union) }.encode_to_vec().into()
+}
+
+/// A create for a store, under the session's own number and from its position.
+#[must_use]
+pub fn create(create: &pb::WatchCreateRequest, uid: i64, start_revision: i64) -> Bytes {
+    let create = pb::WatchCreateRequest { watch_id: uid, start_revision, ..create.clone() };
+    request(pb::watch_request::RequestUnion::CreateRequest(create))
+}
+
+/// A cancel for a store.
+#[must_use]
+pub fn cancel(uid: i64) -> Bytes {
+    request(pb::watch_request::RequestUnion::CancelRequest(pb::WatchCancelRequest { watch_id: uid }))
+}
+
+/// A progress request for a store.
+#[must_use]
+pub fn progress() -> Bytes {
+    request(pb::watch_request::RequestUnion::ProgressRequest(pb::WatchProgressRequest {}))
+}

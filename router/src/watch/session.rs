@@ -1,0 +1,386 @@
+//! The task of one client stream: its requests, and the loop that everything passes through.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kindred_proto::etcdserverpb as pb;
+use kindred_router_core::plan::plan_watch;
+use kindred_router_core::progress::Progress;
+use kindred_router_core::store::StoreIx;
+use kindred_transport::grpc;
+use kindred_wire::error::{EtcdError, WatchRefusal};
+use kindred_wire::kv::WatchHead;
+use kindred_wire::refusal::KindredError;
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_stream::{Stream, StreamExt};
+use tonic::Status;
+
+use super::message;
+use super::round::Raised;
+use super::upstream::{Inbound, Upstream};
+use crate::app::App;
+
+/// How long a create waits for a store that is down.
+pub const CREATE_WAIT: Duration = Duration::from_secs(10);
+/// Messages ready for the client; beyond, upstream is not read.
+const OUTGOING_MAX: usize = 32;
+/// Creates not answered yet; beyond, the client is not read.
+const CREATES_MAX: usize = 1024;
+/// Messages from all upstream streams of a session that wait for it.
+const INBOUND_MAX: usize = 16;
+
+/// One watch of the client.
+#[derive(Debug)]
+pub(super) struct Watch {
+    pub client_id: i64,
+    pub store: StoreIx,
+    /// As the client sent it.
+    pub create: pb::WatchCreateRequest,
+    /// The first revision that the client has not been given; 0 while it follows from `created`.
+    pub next: i64,
+    /// A progress below this must not be shown: the watch begins there.
+    pub floor: i64,
+    /// The client was told that it exists.
+    pub announced: bool,
+    /// The store has confirmed it on the present upstream stream.
+    pub live: bool,
+    /// A part of an event's message was delivered and the rest was not.
+    pub in_fragment: bool,
+    /// The client cancelled before the store confirmed.
+    pub cancel: bool,
+}
+
+/// A create whose answer is due, in the order of the requests.
+#[derive(Debug)]
+pub(super) enum Due {
+    /// The answer is known.
+    Answer(Bytes),
+    /// The store's answer is awaited, or the create not even sent.
+    Store { uid: i64, sent: bool, since: Instant },
+}
+
+/// One client stream.
+pub struct Session {
+    pub(super) app: Arc<App>,
+    pub(super) outgoing: VecDeque<Bytes>,
+    pub(super) watches: BTreeMap<i64, Watch>,
+    pub(super) upstreams: HashMap<StoreIx, Upstream>,
+    pub(super) creates: VecDeque<Due>,
+    pub(super) progress: Progress,
+    /// Messages above the target of the progress round, with the watch of each.
+    pub(super) held: VecDeque<(i64, Bytes)>,
+    pub(super) held_bytes: usize,
+    pub(super) calls: JoinSet<Raised>,
+    pub(super) round_since: Option<Instant>,
+    /// The highest revision in any header from upstream, for messages of our own.
+    pub(super) seen: i64,
+    pub(super) end: Option<Status>,
+    by_client: HashMap<i64, i64>,
+    next_auto: i64,
+    next_uid: i64,
+    next_generation: u64,
+    inbound: mpsc::Sender<Inbound>,
+}
+
+impl Session {
+    /// Serves one client stream until the client or the router ends it.
+    pub async fn serve<S>(app: Arc<App>, mut requests: S, to: mpsc::Sender<Result<Bytes, Status>>)
+    where
+        S: Stream<Item = Result<Bytes, Status>> + Unpin,
+    {
+        app.metrics.watch_streams.increment(1.0);
+        let (inbound, mut upstream) = mpsc::channel(INBOUND_MAX);
+        let mut session = Self::new(app, inbound);
+        let ended = session.run(&mut requests, &mut upstream, &to).await;
+        session.app.metrics.watch_streams.decrement(1.0);
+        session.app.metrics.watchers.decrement(session.watches.len() as f64);
+        if let Some(status) = ended {
+            // Room is made by the client; when it does not read, the connection ends anyway.
+            let _ = to.send_timeout(Err(status), Duration::from_secs(1)).await;
+        }
+    }
+
+    fn new(app: Arc<App>, inbound: mpsc::Sender<Inbound>) -> Self {
+        Self {
+            app,
+            outgoing: VecDeque::new(),
+            watches: BTreeMap::new(),
+            upstreams: HashMap::new(),
+            creates: VecDeque::new(),
+            progress: Progress::default(),
+            held: VecDeque::new(),
+            held_bytes: 0,
+            calls: JoinSet::new(),
+            round_since: None,
+            seen: 0,
+            end: None,
+            by_client: HashMap::new(),
+            next_auto: 0,
+            next_uid: 1,
+            next_generation: 1,
+            inbound,
+        }
+    }
+
+    /// The loop. Ends with the status that the client gets, if it is still there.
+    async fn run<S>(
+        &mut self,
+        requests: &mut S,
+        upstream: &mut mpsc::Receiver<Inbound>,
+        to: &mpsc::Sender<Result<Bytes, Status>>,
+    ) -> Option<Status>
+    where
+        S: Stream<Item = Result<Bytes, Status>> + Unpin,
+    {
+        let stopping = self.app.drain.stopping();
+        let mut half_closed = false;
+        loop {
+            if let Some(status) = self.end.take() {
+                return Some(status);
+            }
+            let room = self.outgoing.len() < OUTGOING_MAX;
+            let timer = self.timer();
+            tokio::select! {
+                () = stopping.cancelled() => return Some(grpc::status(EtcdError::Stopped)),
+                () = to.closed() => return None,
+                permit = to.reserve(), if !self.outgoing.is_empty() => {
+                    let permit = permit.ok()?;
+                    if let Some(message) = self.outgoing.pop_front() {
+                        permit.send(Ok(message));
+                    }
+                }
+                request = requests.next(), if !half_closed && room && self.creates.len() < CREATES_MAX => {
+                    match request {
+                        Some(Ok(request)) => self.on_request(&request),
+                        Some(Err(_)) => return None,
+                        None => half_closed = true,
+                    }
+                }
+                Some(inbound) = upstream.recv(), if room => self.on_inbound(inbound),
+                Some(raised) = self.calls.join_next(), if !self.calls.is_empty() => {
+                    // A call that panicked or was aborted is one that failed.
+                    self.on_raised(raised.unwrap_or(Raised::Failed));
+                }
+                () = sleep_until(timer) => self.on_timer(),
+            }
+        }
+    }
+
+    fn on_request(&mut self, request: &Bytes) {
+        let request = match pb::WatchRequest::decode(request.clone()) {
+            Ok(request) => request,
+            Err(error) => {
+                let error = KindredError::Malformed { reason: error.to_string() };
+                self.end = Some(grpc::refusal(&error));
+                return;
+            }
+        };
+        match request.request_union {
+            Some(pb::watch_request::RequestUnion::CreateRequest(create)) => {
+                self.on_create(create);
+                self.advance_creates();
+            }
+            Some(pb::watch_request::RequestUnion::CancelRequest(cancel)) => self.on_cancel(cancel.watch_id),
+            Some(pb::watch_request::RequestUnion::ProgressRequest(_)) => self.on_progress_request(),
+            None => {}
+        }
+    }
+
+    fn on_create(&mut self, mut create: pb::WatchCreateRequest) {
+        if create.key.is_empty() {
+            // etcd: no key means from the first key on.
+            create.key = Bytes::from_static(&[0]);
+        }
+        let placed = self.place(&create);
+        let due = match placed {
+            Ok((store, client_id)) => {
+                let uid = self.next_uid;
+                self.next_uid += 1;
+                self.by_client.insert(client_id, uid);
+                let start = create.start_revision;
+                let watch = Watch {
+                    client_id,
+                    store,
+                    create,
+                    next: start,
+                    floor: start,
+                    announced: false,
+                    live: false,
+                    in_fragment: false,
+                    cancel: false,
+                };
+                self.watches.insert(uid, watch);
+                self.app.metrics.watchers.increment(1.0);
+                Due::Store { uid, sent: false, since: Instant::now() }
+            }
+            Err(reason) => Due::Answer(message::refused(self.app.identity.header(self.seen), &reason)),
+        };
+        self.creates.push_back(due);
+    }
+
+    /// The store and the id of a new watch, or why there is none: etcd's checks in etcd's order.
+    fn place(&mut self, create: &pb::WatchCreateRequest) -> Result<(StoreIx, i64), String> {
+        let end = create.range_end.as_ref();
+        if create.start_revision < 0 {
+            return Err(WatchRefusal::NegativeStart.reason().to_owned());
+        }
+        if !end.is_empty() && end != [0] && create.key.as_ref() >= end {
+            return Err(WatchRefusal::EmptyRange.reason().to_owned());
+        }
+        let routes = self.app.routes.load();
+        let store = plan_watch(&create.key, end, &**routes).map_err(|refusal| refusal.to_string())?;
+        let client_id = match create.watch_id {
+            0 => {
+                while self.by_client.contains_key(&self.next_auto) {
+                    self.next_auto += 1;
+                }
+                self.next_auto += 1;
+                self.next_auto - 1
+            }
+            chosen if self.by_client.contains_key(&chosen) => {
+                return Err(WatchRefusal::DuplicateId.reason().to_owned());
+            }
+            chosen => chosen,
+        };
+        Ok((store, client_id))
+    }
+
+    /// Answers and sends creates as far as their order allows.
+    pub(super) fn advance_creates(&mut self) {
+        while let Some(Due::Answer(_)) = self.creates.front() {
+            if let Some(Due::Answer(answer)) = self.creates.pop_front() {
+                self.outgoing.push_back(answer);
+            }
+        }
+        let mut sending = Vec::new();
+        let mut only = None;
+        for due in &mut self.creates {
+            // Behind an answer that is due later, creates go on: they cannot be answered before it at the same store.
+            let Due::Store { uid, sent, .. } = due else { continue };
+            let Some(watch) = self.watches.get(uid) else { continue };
+            if *only.get_or_insert(watch.store) != watch.store {
+                break;
+            }
+            if !*sent {
+                *sent = true;
+                sending.push((*uid, watch.store));
+            }
+        }
+        for (uid, store) in sending {
+            self.send_create(uid, store);
+        }
+    }
+
+    fn send_create(&mut self, uid: i64, store: StoreIx) {
+        let Some(watch) = self.watches.get(&uid) else { return };
+        let request = message::create(&watch.create, uid, watch.next);
+        match self.upstreams.get(&store) {
+            // A queue that is full or closed belongs to a stream about to break: it is opened again with this watch.
+            Some(upstream) => drop(upstream.send(request)),
+            None => self.open(store, 0),
+        }
+    }
+
+    /// Opens the store's upstream stream with all watches that belong there.
+    pub(super) fn open(&mut self, store: StoreIx, failures: u32) {
+        let mut first = Vec::new();
+        let waiting = |uid: i64| {
+            self.creates
+                .iter()
+                .any(|due| matches!(due, Due::Store { uid: due, sent: false, .. } if *due == uid))
+        };
+        // In the order of their numbers, which is the order of the creates.
+        for (uid, watch) in &mut self.watches {
+            if watch.store == store && (watch.announced || !waiting(*uid)) {
+                watch.live = false;
+                first.push(message::create(&watch.create, *uid, watch.next));
+            }
+        }
+        if first.is_empty() {
+            self.upstreams.remove(&store);
+            return;
+        }
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        let store_ref = self.app.stores.get(store).clone();
+        let upstream = Upstream::open(store_ref, generation, failures, first, self.inbound.clone());
+        self.upstreams.insert(store, upstream);
+    }
+
+    fn on_cancel(&mut self, client_id: i64) {
+        // etcd ignores an id that it does not know.
+        let Some(uid) = self.by_client.get(&client_id).copied() else { return };
+        let Some(watch) = self.watches.get_mut(&uid) else { return };
+        if !watch.announced {
+            watch.cancel = true;
+            return;
+        }
+        let (live, store) = (watch.live, watch.store);
+        let sent = self.upstreams.get(&store).is_some_and(|upstream| upstream.send(message::cancel(uid)));
+        if live && sent {
+            // The store's answer ends it, behind the events that are under way.
+            return;
+        }
+        let header = self.app.identity.header(self.seen);
+        let canceled = message::own(header, client_id, WatchHead { canceled: true, ..WatchHead::default() });
+        self.emit_behind(uid, canceled);
+        self.remove(uid);
+    }
+
+    /// Forgets a watch, and with the last one of a store its upstream stream.
+    pub(super) fn remove(&mut self, uid: i64) {
+        let Some(watch) = self.watches.remove(&uid) else { return };
+        self.by_client.remove(&watch.client_id);
+        self.app.metrics.watchers.decrement(1.0);
+        if !self.watches.values().any(|other| other.store == watch.store) {
+            self.upstreams.remove(&watch.store);
+        }
+        self.watches_changed();
+    }
+
+    /// When something is due by itself.
+    fn timer(&self) -> Option<Instant> {
+        let create = match self.creates.front() {
+            Some(Due::Store { since, .. }) => Some(*since + CREATE_WAIT),
+            _ => None,
+        };
+        let round = self.round_since.map(|since| since + super::round::ROUND_MAX);
+        create.into_iter().chain(round).min()
+    }
+
+    fn on_timer(&mut self) {
+        self.expire_round();
+        let Some(Due::Store { uid, since, .. }) = self.creates.front_mut() else { return };
+        if since.elapsed() < CREATE_WAIT {
+            return;
+        }
+        let uid = *uid;
+        let store = self.watches.get(&uid).map(|watch| self.app.stores.get(watch.store).clone());
+        let Some(store) = store.filter(|store| !store.state().is_up()) else {
+            // The store is there and will answer.
+            *since = Instant::now();
+            return;
+        };
+        let status = store.unavailable(&store.state().reason());
+        self.outgoing.push_back(message::refused(self.app.identity.header(self.seen), status.message()));
+        self.creates.pop_front();
+        // Its create may be queued: when the stream opens, the store must not keep a watch that nobody has.
+        if let Some(upstream) = self.upstreams.get(&store.index) {
+            let _ = upstream.send(message::cancel(uid));
+        }
+        self.remove(uid);
+        self.advance_creates();
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
