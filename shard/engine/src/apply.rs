@@ -111,7 +111,7 @@ impl Applier<'_> {
 }
 
 impl Run<'_, '_> {
-    fn execute<'p>(&mut self, op: Op, path: &mut dyn Iterator<Item = &'p bool>) -> OpAnswer {
+    fn execute(&mut self, op: Op, path: &mut dyn Iterator<Item = &bool>) -> OpAnswer {
         match op {
             Op::Range(query) => {
                 let at = query.revision.unwrap_or(LATEST);
@@ -215,7 +215,7 @@ fn decide(space: &Space, txn: &Txn, path: &mut Vec<bool>) {
 }
 
 /// The ranges that a request reads or writes.
-fn touch<'p>(op: &Op, path: &mut dyn Iterator<Item = &'p bool>, ranges: &mut Vec<KeyRange>) {
+fn touch(op: &Op, path: &mut dyn Iterator<Item = &bool>, ranges: &mut Vec<KeyRange>) {
     match op {
         Op::Range(query) => ranges.push(query.range.clone()),
         Op::Put(put) => ranges.push(KeyRange::Single(put.key.clone())),

@@ -105,7 +105,6 @@ impl Engine {
         // An idle Kind's current revision must stay readable (R4).
         let everything = self.space.everything();
         self.space.raise_visible(&everything, at);
-        self.watches.compacted(at);
         Ok(())
     }
 

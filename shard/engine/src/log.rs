@@ -39,10 +39,6 @@ impl<T> ChunkedLog<T> {
         self.chunks.front()?.front()
     }
 
-    pub(crate) fn back(&self) -> Option<&T> {
-        self.chunks.back()?.back()
-    }
-
     pub(crate) fn pop(&mut self) -> Option<T> {
         let first = self.chunks.front_mut()?;
         let entry = first.pop_front();
@@ -79,7 +75,7 @@ mod tests {
         for i in 0..1500 {
             assert_eq!(log.pop(), Some(i));
         }
-        assert_eq!((log.len(), log.front(), log.back()), (3500, Some(&1500), Some(&4999)));
+        assert_eq!((log.len(), log.front()), (3500, Some(&1500)));
         for from in [0, 1499, 1500, 1501, 2047, 2048, 2049, 4999, 5000, 6000] {
             let got: Vec<u32> = log.iter_from(|e| *e < from).copied().collect();
             let want: Vec<u32> = (from.max(1500)..5000).collect();

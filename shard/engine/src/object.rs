@@ -139,7 +139,8 @@ mod tests {
     #[test]
     fn prunes_to_what_can_still_be_read() {
         // (chain, floor, pins) -> (left, gone, held); negative = tombstone
-        let table: &[(&[i64], i64, &[i64], &[i64], bool, bool)] = &[
+        type Row = (&'static [i64], i64, &'static [i64], &'static [i64], bool, bool);
+        let table: &[Row] = &[
             (&[5], 9, &[], &[5], false, false),
             (&[5, 8], 7, &[], &[5, 8], false, false),
             (&[5, 8], 8, &[], &[8], false, false),

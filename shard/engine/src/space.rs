@@ -220,6 +220,12 @@ impl Space {
         self.scope(range)
     }
 
+    /// The Kind that holds a whole range that is to be watched; makes it.
+    pub(crate) fn kind_to_watch(&mut self, range: &KeyRange) -> Option<KindId> {
+        let prefix = self.only_kind(range)?;
+        Some(self.open_kind(prefix))
+    }
+
     /// The Kinds there are whose interval overlaps a range, in key order.
     fn kinds_in(&self, range: &KeyRange) -> impl Iterator<Item = KindId> {
         let (start, end) = bounds(range);
@@ -377,6 +383,11 @@ impl Space {
         !self.unpublished.is_empty()
     }
 
+    /// The revision of the first event that is applied and not published.
+    pub(crate) fn first_unpublished(&self) -> Option<Revision> {
+        self.unpublished.first().map(|(_, version)| version.mod_revision())
+    }
+
     // ---- revisions
 
     fn mark_dirty(&mut self, id: KindId) {
@@ -463,7 +474,7 @@ impl Space {
 
     /// Panics when something is not as it must be. For tests.
     pub(crate) fn validate(&self, last_assigned: Revision) {
-        let first_unpublished = self.unpublished.first().map(|(_, v)| v.mod_revision());
+        let first_unpublished = self.first_unpublished();
         for frontier in self.kinds.iter().map(|k| &k.frontier).chain([&self.others]) {
             assert!(
                 frontier.visible <= frontier.applied && frontier.applied <= last_assigned,

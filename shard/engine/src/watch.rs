@@ -1,42 +1,274 @@
-//! Stub until the next commit.
+//! Watches. A watch is a cursor into the event logs of its range: publishing marks the watches that an event concerns as
+//! pending, and a stream's owner pulls what its pending watches have not seen yet. Nothing is queued per watch, so a slow
+//! client costs nothing but its position (A9, B3, B6), and history and live events are one sequence that cannot overlap
+//! or be out of order (A5).
+//!
+//! **Invariants:** a watch that is not pending has been given every published event of its range from its start on; what
+//! was published at or above its `next` is nothing of its range. A pending watch stands in its stream's queue once.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use hashbrown::HashMap;
+use kindred_partition_config::{
+    ids::Revision,
+    key::{Key, KeyRange},
+};
+
 use crate::{
-    engine::*,
+    engine::{StreamId, WatchId, WatchOut, WatchSpec},
     error::EngineError,
     space::{KindId, Space},
     version::Version,
 };
-use kindred_partition_config::ids::Revision;
+
+mod cursor;
+mod progress;
+mod pull;
+
+/// A watch, whatever its stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct WatchKey(u64);
+
+/// Where a watch is looked up when an event is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    Key(Key),
+    Kind(KindId),
+    Wide,
+}
+
+struct Watch {
+    stream: StreamId,
+    spec: WatchSpec,
+    id: WatchId,
+    place: Place,
+    /// The first revision that it wants.
+    start: Revision,
+    /// Everything of its range below this was delivered, or is not wanted.
+    next: Revision,
+    /// Something at or above `next` may be published for it.
+    pending: bool,
+    /// Had no events since the last periodic progress.
+    quiet: bool,
+}
+
+impl Watch {
+    fn wants(&self, version: &Version) -> bool {
+        let filtered = if version.is_tombstone() { self.spec.no_delete } else { self.spec.no_put };
+        !filtered && version.mod_revision() >= self.next && self.spec.range.contains(version.key())
+    }
+}
+
 #[derive(Default)]
-pub(crate) struct Watches {}
+struct Stream {
+    watches: BTreeMap<WatchId, WatchKey>,
+    /// Ids of watches that ended as compacted: in use until the client cancels them, as in etcd.
+    over: BTreeSet<WatchId>,
+    next_id: i64,
+    /// What is to be said before any event.
+    control: VecDeque<WatchOut>,
+    /// Periodic progress to be said before any further event; the newest of a watch takes the place of older ones.
+    periodic: BTreeMap<WatchId, Revision>,
+    pending: VecDeque<WatchKey>,
+    /// The highest revision of an event or a progress said on this stream.
+    high: Option<Revision>,
+    manual: progress::Manual,
+    woken: bool,
+}
+
+/// All watches; see the module's text.
+#[derive(Default)]
+pub(crate) struct Watches {
+    streams: BTreeMap<StreamId, Stream>,
+    watches: HashMap<WatchKey, Watch>,
+    by_key: HashMap<Key, Vec<WatchKey>>,
+    by_kind: HashMap<KindId, Vec<WatchKey>>,
+    wide: Vec<WatchKey>,
+    wakes: Vec<StreamId>,
+    next_stream: u64,
+    next_watch: u64,
+}
+
 impl Watches {
     pub(crate) fn len(&self) -> usize {
-        0
+        self.watches.len()
     }
+
     pub(crate) fn open(&mut self) -> StreamId {
-        StreamId(0)
+        let id = StreamId(self.next_stream);
+        self.next_stream += 1;
+        self.streams.insert(id, Stream::default());
+        id
     }
-    pub(crate) fn published(&mut self, _: &[(KindId, Version)]) {}
-    pub(crate) fn tick(&mut self, _: &mut Space, _: Revision) {}
-    pub(crate) fn compacted(&mut self, _: Revision) {}
+
+    pub(crate) fn close(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.remove(&id) else { return };
+        for key in stream.watches.into_values() {
+            self.forget(key);
+        }
+        self.wakes.retain(|woken| *woken != id);
+    }
+
+    pub(crate) fn take_wakes(&mut self) -> Vec<StreamId> {
+        let wakes = std::mem::take(&mut self.wakes);
+        for id in &wakes {
+            if let Some(stream) = self.streams.get_mut(id) {
+                stream.woken = false;
+            }
+        }
+        wakes
+    }
+
+    fn wake(streams: &mut BTreeMap<StreamId, Stream>, wakes: &mut Vec<StreamId>, id: StreamId) {
+        if let Some(stream) = streams.get_mut(&id)
+            && !std::mem::replace(&mut stream.woken, true)
+        {
+            wakes.push(id);
+        }
+    }
+
+    // ---- coming and going
+
+    /// See [`crate::engine::Engine::watch_create`]. A stream that is closed gets a watch id and nothing ever after.
     pub(crate) fn create(
         &mut self,
-        _: &mut Space,
-        _: Revision,
-        _: StreamId,
-        _: WatchSpec,
+        space: &mut Space,
+        floor: Revision,
+        stream_id: StreamId,
+        spec: WatchSpec,
     ) -> Result<WatchId, EngineError> {
-        Ok(WatchId(0))
+        let Some(stream) = self.streams.get_mut(&stream_id) else {
+            return Ok(spec.id.unwrap_or(WatchId(0)));
+        };
+        let id = stream.take_id(spec.id)?;
+        let scope = space.scope_to_raise(&spec.range);
+        let header = space.show(&scope);
+        let start = spec.start.unwrap_or(header.next());
+        stream.control.push_back(WatchOut::Created { id, header });
+        if start < floor {
+            stream.over.insert(id);
+            stream.control.push_back(WatchOut::Compacted { id, header, floor });
+        } else {
+            let key = WatchKey(self.next_watch);
+            self.next_watch += 1;
+            stream.watches.insert(id, key);
+            let pending = start <= header;
+            if pending {
+                stream.pending.push_back(key);
+            }
+            let place = match &spec.range {
+                KeyRange::Single(only) => Place::Key(Key::copy_from(only)),
+                range => space.kind_to_watch(range).map_or(Place::Wide, Place::Kind),
+            };
+            self.places(&place).push(key);
+            let watch =
+                Watch { stream: stream_id, spec, id, place, start, next: start, pending, quiet: true };
+            self.watches.insert(key, watch);
+        }
+        Self::wake(&mut self.streams, &mut self.wakes, stream_id);
+        Ok(id)
     }
-    pub(crate) fn cancel(&mut self, _: &mut Space, _: StreamId, _: WatchId) -> bool {
-        false
+
+    fn places(&mut self, place: &Place) -> &mut Vec<WatchKey> {
+        match place {
+            Place::Key(key) => self.by_key.entry(key.clone()).or_default(),
+            Place::Kind(kind) => self.by_kind.entry(*kind).or_default(),
+            Place::Wide => &mut self.wide,
+        }
     }
-    pub(crate) fn request_progress(&mut self, _: &mut Space, _: StreamId) {}
-    pub(crate) fn pull(&mut self, _: &mut Space, _: Revision, _: StreamId, _: usize) -> Vec<WatchOut> {
-        vec![]
+
+    /// Takes a watch out of everything but its stream.
+    fn forget(&mut self, key: WatchKey) -> Option<Watch> {
+        let watch = self.watches.remove(&key)?;
+        let list = self.places(&watch.place);
+        list.retain(|other| *other != key);
+        if list.is_empty()
+            && let Place::Key(only) = &watch.place
+        {
+            self.by_key.remove(only);
+        }
+        Some(watch)
     }
-    pub(crate) fn close(&mut self, _: StreamId) {}
-    pub(crate) fn take_wakes(&mut self) -> Vec<StreamId> {
-        vec![]
+
+    pub(crate) fn cancel(&mut self, space: &mut Space, stream_id: StreamId, id: WatchId) -> bool {
+        let Some(stream) = self.streams.get_mut(&stream_id) else { return false };
+        let header = if let Some(key) = stream.watches.remove(&id) {
+            stream.pending.retain(|other| *other != key);
+            stream.periodic.remove(&id);
+            let watch = self.forget(key);
+            let range = watch.map_or_else(KeyRange::everything, |watch| watch.spec.range);
+            let scope = space.scope(&range);
+            space.show(&scope)
+        } else if stream.over.remove(&id) {
+            space.visible(&space.everything())
+        } else {
+            return false;
+        };
+        if let Some(stream) = self.streams.get_mut(&stream_id) {
+            stream.control.push_back(WatchOut::Canceled { id, header });
+        }
+        Self::wake(&mut self.streams, &mut self.wakes, stream_id);
+        true
     }
-    pub(crate) fn validate(&self) {}
+
+    // ---- events
+
+    /// Marks the watches that these events concern.
+    pub(crate) fn published(&mut self, events: &[(KindId, Version)]) {
+        let Self { streams, watches, by_key, by_kind, wide, wakes, .. } = self;
+        let none = Vec::new();
+        for (kind, version) in events {
+            let lists = [by_key.get(version.key()), by_kind.get(kind), Some(&*wide)];
+            for key in lists.into_iter().flat_map(|list| list.unwrap_or(&none)) {
+                let Some(watch) = watches.get_mut(key) else { continue };
+                if watch.pending || !watch.wants(version) {
+                    continue;
+                }
+                watch.pending = true;
+                watch.next = version.mod_revision();
+                if let Some(stream) = streams.get_mut(&watch.stream) {
+                    stream.pending.push_back(*key);
+                }
+                Self::wake(streams, wakes, watch.stream);
+            }
+        }
+    }
+
+    /// Panics when something is not as it must be. For tests.
+    pub(crate) fn validate(&self) {
+        let listed: usize = self.by_key.values().chain(self.by_kind.values()).map(Vec::len).sum();
+        assert_eq!(listed + self.wide.len(), self.watches.len());
+        let held: usize = self.streams.values().map(|stream| stream.watches.len()).sum();
+        assert_eq!(held, self.watches.len());
+        for (key, watch) in &self.watches {
+            let stream = &self.streams[&watch.stream];
+            assert_eq!(stream.watches.get(&watch.id), Some(key));
+            let queued = stream.pending.iter().filter(|other| *other == key).count();
+            assert_eq!(queued, usize::from(watch.pending), "watch {:?}", watch.id);
+            assert!(watch.next >= watch.start);
+        }
+        for (id, stream) in &self.streams {
+            assert!(!stream.woken || self.wakes.contains(id));
+        }
+    }
+}
+
+impl Stream {
+    /// etcd's rule: the next number that is not in use, unless the client chose one that is not.
+    fn take_id(&mut self, wanted: Option<WatchId>) -> Result<WatchId, EngineError> {
+        let taken = |stream: &Self, id| stream.watches.contains_key(&id) || stream.over.contains(&id);
+        if let Some(id) = wanted {
+            return if taken(self, id) { Err(EngineError::DuplicateWatchId) } else { Ok(id) };
+        }
+        while taken(self, WatchId(self.next_id)) {
+            self.next_id += 1;
+        }
+        let id = WatchId(self.next_id);
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    fn said(&mut self, revision: Revision) {
+        self.high = self.high.max(Some(revision));
+    }
 }

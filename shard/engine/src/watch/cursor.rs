@@ -1,0 +1,129 @@
+//! Reading the event logs from a watch's position.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use kindred_partition_config::{ids::Revision, key::KeyRange};
+
+use super::Watch;
+use crate::{engine::Event, space::Space};
+
+/// How far a read may go.
+pub(super) struct Bounds {
+    /// The last revision wanted now.
+    pub last: Revision,
+    /// Stop before a revision that brings the events above this; the first one is always whole.
+    pub max_bytes: usize,
+    /// Events that may still be looked at.
+    pub scan: usize,
+}
+
+/// What was read.
+pub(super) struct Batch {
+    pub events: Vec<Event>,
+    pub bytes: usize,
+    /// Where to go on, when something published was not looked at.
+    pub next: Option<Revision>,
+    /// What is left of the scan budget.
+    pub scan: usize,
+}
+
+/// The events that a watch has still to be given, whole revisions only.
+pub(super) fn read(space: &Space, watch: &Watch, bounds: &Bounds) -> Batch {
+    let homes = space.homes(&watch.spec.range);
+    match (&watch.spec.range, homes.as_slice()) {
+        (KeyRange::Single(key), [home]) => {
+            consume(space, watch, bounds, space.keys(*home).events_of(key, watch.next))
+        }
+        (_, [home]) => consume(space, watch, bounds, space.keys(*home).events_from(watch.next)),
+        (_, homes) => {
+            let logs = homes.iter().map(|home| space.keys(*home).events_from(watch.next)).collect();
+            consume(space, watch, bounds, Merge::new(logs))
+        }
+    }
+}
+
+fn consume<'e>(
+    space: &Space,
+    watch: &Watch,
+    bounds: &Bounds,
+    events: impl Iterator<Item = &'e Event>,
+) -> Batch {
+    let mut batch = Batch { events: Vec::new(), bytes: 0, next: None, scan: bounds.scan };
+    let unpublished = space.first_unpublished();
+    let mut current = None;
+    // Where the current revision's events begin in the batch.
+    let (mut whole, mut whole_bytes) = (0, 0);
+    for event in events {
+        let revision = event.kv.mod_revision();
+        if unpublished.is_some_and(|first| revision >= first) {
+            break;
+        }
+        if current != Some(revision) {
+            if revision > bounds.last || batch.scan == 0 || (whole_or_full(&batch, bounds)) {
+                batch.next = Some(revision);
+                break;
+            }
+            current = Some(revision);
+            (whole, whole_bytes) = (batch.events.len(), batch.bytes);
+        }
+        batch.scan = batch.scan.saturating_sub(1);
+        if !watch.wants(&event.kv) {
+            continue;
+        }
+        let prev = event.prev.clone().filter(|_| watch.spec.prev_kv);
+        batch.bytes += event.kv.encoded().len() + prev.as_ref().map_or(0, |p| p.encoded().len()) + 16;
+        batch.events.push(Event { kv: event.kv.clone(), is_delete: event.is_delete, prev });
+        if batch.bytes > bounds.max_bytes && whole > 0 {
+            batch.events.truncate(whole);
+            batch.bytes = whole_bytes;
+            batch.next = Some(revision);
+            break;
+        }
+    }
+    batch
+}
+
+fn whole_or_full(batch: &Batch, bounds: &Bounds) -> bool {
+    !batch.events.is_empty() && batch.bytes >= bounds.max_bytes
+}
+
+/// Several logs as one, in the order of revisions.
+struct Merge<'e, I: Iterator<Item = &'e Event>> {
+    logs: Vec<I>,
+    /// The next event of each log: its order, and which log.
+    heads: BinaryHeap<Reverse<(Revision, u32, usize)>>,
+    events: Vec<Option<&'e Event>>,
+}
+
+impl<'e, I: Iterator<Item = &'e Event>> Merge<'e, I> {
+    fn new(logs: Vec<I>) -> Self {
+        let events = vec![None; logs.len()];
+        let mut merge = Self { logs, heads: BinaryHeap::new(), events };
+        for which in 0..merge.logs.len() {
+            merge.advance(which);
+        }
+        merge
+    }
+
+    fn advance(&mut self, which: usize) {
+        let next = self.logs.get_mut(which).and_then(Iterator::next);
+        if let Some(event) = next {
+            let (revision, sub) = event.kv.order();
+            self.heads.push(Reverse((revision, sub, which)));
+        }
+        if let Some(slot) = self.events.get_mut(which) {
+            *slot = next;
+        }
+    }
+}
+
+impl<'e, I: Iterator<Item = &'e Event>> Iterator for Merge<'e, I> {
+    type Item = &'e Event;
+
+    fn next(&mut self) -> Option<&'e Event> {
+        let Reverse((_, _, which)) = self.heads.pop()?;
+        let event = self.events.get(which).copied().flatten();
+        self.advance(which);
+        event
+    }
+}

@@ -1,0 +1,44 @@
+//! The engine against a reference that keeps every event: random requests, reads at every revision, compactions, watches
+//! pulled in random sizes, over a few keys of Kubernetes' shape and a few odd ones.
+
+mod reference;
+mod watches;
+mod world;
+
+use kindred_engine::engine::RevisionMode;
+use kindred_partition_config::ids::Slot;
+use proptest::prelude::*;
+
+use crate::world::{Step, World, step};
+
+fn run(mode: RevisionMode, steps: &[Step]) {
+    let mut world = World::new(mode);
+    for step in steps {
+        world.step(step);
+    }
+    world.finish();
+}
+
+fn cases() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig {
+        cases: default.cases.max(400),
+        max_shrink_iters: 20_000,
+        failure_persistence: None,
+        ..default
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn dense(steps in prop::collection::vec(step(), 1..60)) {
+        run(RevisionMode::Dense, &steps);
+    }
+
+    #[test]
+    fn hlc(steps in prop::collection::vec(step(), 1..60)) {
+        run(RevisionMode::Hlc(Slot::new(5).unwrap()), &steps);
+    }
+}

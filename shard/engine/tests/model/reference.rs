@@ -1,0 +1,99 @@
+//! The naive engine that the real one is held against: every event ever, and nothing else.
+
+use std::collections::BTreeMap;
+
+use kindred_partition_config::{ids::Revision, key::KeyRange};
+
+/// A version as the reference knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kv {
+    pub value: Vec<u8>,
+    pub create: i64,
+    pub modified: i64,
+    pub version: i64,
+}
+
+/// One event: a put, or a deletion (`None`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    pub revision: i64,
+    pub key: Vec<u8>,
+    pub put: Option<Kv>,
+    pub prev: Option<Kv>,
+}
+
+/// A state of all keys.
+pub type State = BTreeMap<Vec<u8>, Kv>;
+
+#[derive(Default)]
+pub struct Reference {
+    pub changes: Vec<Change>,
+    /// How many of them are published.
+    pub published: usize,
+}
+
+/// A write, with whatever it reads left out.
+#[derive(Debug, Clone)]
+pub enum Write {
+    Put { key: Vec<u8>, value: Vec<u8> },
+    Delete { range: KeyRange },
+}
+
+impl Reference {
+    /// The state after every change at or below `at`.
+    pub fn state(&self, at: i64) -> State {
+        let mut state = State::new();
+        for change in self.changes.iter().take_while(|c| c.revision <= at) {
+            match &change.put {
+                Some(kv) => state.insert(change.key.clone(), kv.clone()),
+                None => state.remove(&change.key),
+            };
+        }
+        state
+    }
+
+    pub fn latest(&self) -> State {
+        self.state(i64::MAX)
+    }
+
+    pub fn last_revision(&self) -> i64 {
+        self.changes.last().map_or(0, |c| c.revision)
+    }
+
+    /// The changes that writes at `revision` would make to `state`, in order; none when they change nothing.
+    pub fn changes_of(state: &mut State, writes: &[Write], revision: i64) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for write in writes {
+            match write {
+                Write::Put { key, value } => {
+                    let prev = state.get(key).cloned();
+                    let kv = Kv {
+                        value: value.clone(),
+                        create: prev.as_ref().map_or(revision, |p| p.create),
+                        modified: revision,
+                        version: prev.as_ref().map_or(1, |p| p.version + 1),
+                    };
+                    state.insert(key.clone(), kv.clone());
+                    changes.push(Change { revision, key: key.clone(), put: Some(kv), prev });
+                }
+                Write::Delete { range } => {
+                    let doomed: Vec<Vec<u8>> =
+                        state.keys().filter(|key| range.contains(key)).cloned().collect();
+                    for key in doomed {
+                        let prev = state.remove(&key);
+                        changes.push(Change { revision, key, put: None, prev });
+                    }
+                }
+            }
+        }
+        changes
+    }
+
+    /// Published changes of a range, from `start` on.
+    pub fn history(&self, range: &KeyRange, start: Revision) -> impl Iterator<Item = &Change> {
+        let range = range.clone();
+        self.changes[..self.published]
+            .iter()
+            .filter(move |c| c.revision >= start.get() && range.contains(&c.key))
+    }
+}

@@ -1,0 +1,557 @@
+//! Random steps, done to the engine and to the reference.
+
+use bytes::Bytes;
+use kindred_engine::{
+    engine::{Engine, EngineConfig, OpenRange, RevisionMode, WallMicros},
+    error::EngineError,
+    ops::*,
+    version::Version,
+};
+use kindred_partition_config::{
+    ids::Revision,
+    key::{Key, KeyRange},
+    kind::KindScheme,
+};
+use proptest::{prelude::*, sample::Index};
+
+use crate::{
+    reference::{Kv, Reference, State, Write},
+    watches::Clients,
+};
+
+pub const KEYS: [&[u8]; 13] = [
+    b"/registry/pods/a/1",
+    b"/registry/pods/a/2",
+    b"/registry/pods/b/1",
+    b"/registry/minions/n1",
+    b"/registry/services/specs/a/x",
+    b"/registry/podtemplates/a/x",
+    b"/registry/example.com/foos/a/x",
+    b"/registry/pods",
+    b"/registry/health",
+    b"compact_rev_key",
+    b"\xff\xff",
+    b"\x00",
+    b"/registry/pods0",
+];
+
+fn span(start: &[u8], end: Option<&[u8]>) -> KeyRange {
+    KeyRange::Span { start: Key::copy_from(start), end: end.map(Key::copy_from) }
+}
+
+pub fn ranges() -> Vec<KeyRange> {
+    let mut ranges: Vec<KeyRange> = KEYS.iter().map(|key| KeyRange::Single(Key::copy_from(key))).collect();
+    for prefix in [
+        "/registry/pods/",
+        "/registry/pods/a/",
+        "/registry/minions/",
+        "/registry/",
+        "/registry/nothing/",
+        "c",
+    ] {
+        ranges.push(KeyRange::prefix(Key::from(prefix)));
+    }
+    ranges.push(KeyRange::everything());
+    ranges.push(span(b"/registry/minions/n1", Some(b"/registry/pods/a/2")));
+    ranges.push(span(b"/registry/pods/a/2", None));
+    ranges.push(span(b"/registry/pods/a/1\0", Some(b"/registry/pods0")));
+    ranges.push(span(b"b", Some(b"a")));
+    ranges
+}
+
+/// A random range, favouring those that hold something.
+pub fn pick(index: &Index) -> KeyRange {
+    index.get(&ranges()).clone()
+}
+
+#[derive(Debug, Clone)]
+pub enum Step {
+    Put(Index, u8),
+    Delete(Index),
+    Txn(Index, CompareTarget, CompareResult, Vec<TxnOp>, Vec<TxnOp>),
+    Publish,
+    Compact(Index),
+    Scrub(usize),
+    Range(Index, Index, usize),
+    OpenRange(Index, Index),
+    Chunk(Index, usize, usize),
+    CloseRange(Index),
+    Raise(Index, i64),
+    Tick,
+    WatchCreate {
+        stream: Index,
+        range: Index,
+        start: Option<Index>,
+        no_put: bool,
+        no_delete: bool,
+        prev_kv: bool,
+    },
+    WatchCancel(Index),
+    Pull(Index, usize),
+    Progress(Index),
+    Time(u64),
+}
+
+#[derive(Debug, Clone)]
+pub enum TxnOp {
+    Put(Index, u8),
+    Delete(Index),
+    Range(Index),
+    Nested(Index, CompareTarget, CompareResult, Vec<TxnOp>, Vec<TxnOp>),
+}
+
+fn target() -> impl Strategy<Value = CompareTarget> {
+    prop_oneof![
+        (0..3_i64).prop_map(CompareTarget::Version),
+        (0..6_i64).prop_map(CompareTarget::Mod),
+        (0..6_i64).prop_map(CompareTarget::Create),
+        (0..3_u8).prop_map(|v| CompareTarget::Value(value(v).into())),
+        (0..2_i64).prop_map(CompareTarget::Lease),
+    ]
+}
+
+fn result() -> impl Strategy<Value = CompareResult> {
+    prop_oneof![
+        Just(CompareResult::Equal),
+        Just(CompareResult::Greater),
+        Just(CompareResult::Less),
+        Just(CompareResult::NotEqual),
+    ]
+}
+
+fn txn_ops() -> impl Strategy<Value = Vec<TxnOp>> {
+    let leaf = prop_oneof![
+        (any::<Index>(), 0..3_u8).prop_map(|(k, v)| TxnOp::Put(k, v)),
+        any::<Index>().prop_map(TxnOp::Delete),
+        any::<Index>().prop_map(TxnOp::Range),
+    ];
+    let op = leaf.prop_recursive(2, 8, 3, |inner| {
+        let ops = prop::collection::vec(inner, 0..3);
+        (any::<Index>(), target(), result(), ops.clone(), ops)
+            .prop_map(|(k, t, r, yes, no)| TxnOp::Nested(k, t, r, yes, no))
+    });
+    prop::collection::vec(op, 0..4)
+}
+
+pub fn step() -> impl Strategy<Value = Step> {
+    let start = prop::option::weighted(0.7, any::<Index>());
+    let flags = (prop::bool::weighted(0.1), prop::bool::weighted(0.1), any::<bool>());
+    prop_oneof![
+        8 => (any::<Index>(), 0..3_u8).prop_map(|(k, v)| Step::Put(k, v)),
+        3 => any::<Index>().prop_map(Step::Delete),
+        4 => (any::<Index>(), target(), result(), txn_ops(), txn_ops())
+            .prop_map(|(k, t, r, yes, no)| Step::Txn(k, t, r, yes, no)),
+        7 => Just(Step::Publish),
+        2 => any::<Index>().prop_map(Step::Compact),
+        2 => (1..8_usize).prop_map(Step::Scrub),
+        3 => (any::<Index>(), any::<Index>(), 0..4_usize).prop_map(|(r, at, limit)| Step::Range(r, at, limit)),
+        1 => (any::<Index>(), any::<Index>()).prop_map(|(r, at)| Step::OpenRange(r, at)),
+        2 => (any::<Index>(), 1..4_usize, 1..100_usize).prop_map(|(i, keys, bytes)| Step::Chunk(i, keys, bytes)),
+        1 => any::<Index>().prop_map(Step::CloseRange),
+        1 => (any::<Index>(), 0..5000_i64).prop_map(|(r, by)| Step::Raise(r, by)),
+        1 => Just(Step::Tick),
+        4 => (any::<Index>(), any::<Index>(), start, flags).prop_map(
+            |(stream, range, start, (no_put, no_delete, prev_kv))| Step::WatchCreate {
+                stream, range, start, no_put, no_delete, prev_kv,
+            }
+        ),
+        1 => any::<Index>().prop_map(Step::WatchCancel),
+        5 => (any::<Index>(), prop_oneof![Just(1_usize), 1..200_usize, Just(1 << 20)])
+            .prop_map(|(s, bytes)| Step::Pull(s, bytes)),
+        2 => any::<Index>().prop_map(Step::Progress),
+        2 => (0..3_u64).prop_map(Step::Time),
+    ]
+}
+
+fn value(v: u8) -> Vec<u8> {
+    // Zero is the empty value (A8).
+    vec![b'v'; usize::from(v) * 3]
+}
+
+/// A long read in progress, with what it must still answer.
+struct Open {
+    open: OpenRange,
+    rest: Vec<(Vec<u8>, Kv)>,
+}
+
+pub struct World {
+    pub engine: Engine,
+    pub reference: Reference,
+    pub clients: Clients,
+    now: WallMicros,
+    opens: Vec<Open>,
+    pub dense: bool,
+}
+
+impl World {
+    pub fn new(revisions: RevisionMode) -> Self {
+        let config = EngineConfig {
+            revisions,
+            kinds: KindScheme::default(),
+            max_clock_offset_micros: 10_000_000,
+            min_lease_ttl_s: 2,
+        };
+        let now = WallMicros(1_000_000);
+        let mut engine = Engine::new(config, now);
+        let clients = Clients::new(&mut engine);
+        let dense = revisions == RevisionMode::Dense;
+        Self { engine, reference: Reference::default(), clients, now, opens: Vec::new(), dense }
+    }
+
+    /// A revision worth asking for: one of an event, or beside it, or the floor's or the current one's neighbours.
+    pub fn revision(&mut self, index: &Index) -> Revision {
+        let mut interesting = vec![self.engine.floor().get(), self.engine.current_all().get()];
+        interesting.extend(self.reference.changes.iter().map(|c| c.revision));
+        let near: Vec<i64> = interesting.iter().flat_map(|r| [r - 1, *r, r + 1]).collect();
+        Revision((*index.get(&near)).max(1))
+    }
+
+    fn query(range: KeyRange) -> RangeQuery {
+        RangeQuery {
+            range,
+            revision: None,
+            limit: 0,
+            sort: None,
+            keys_only: false,
+            count_only: false,
+            filter: RevisionFilter::default(),
+        }
+    }
+
+    fn op(&self, op: &TxnOp) -> Op {
+        match op {
+            TxnOp::Put(key, v) => put(KEYS[key.index(KEYS.len())], *v),
+            TxnOp::Delete(range) => Op::Delete(Delete { range: pick(range), prev_kv: true }),
+            TxnOp::Range(range) => Op::Range(Self::query(pick(range))),
+            TxnOp::Nested(key, target, result, yes, no) => {
+                Op::Txn(Box::new(self.txn(key, target.clone(), *result, yes, no)))
+            }
+        }
+    }
+
+    fn txn(
+        &self,
+        key: &Index,
+        target: CompareTarget,
+        result: CompareResult,
+        yes: &[TxnOp],
+        no: &[TxnOp],
+    ) -> Txn {
+        // Small numbers stand for revisions of the past, the latest last.
+        let revisions: Vec<i64> = self.reference.changes.iter().rev().map(|c| c.revision).collect();
+        let real = |n: i64| revisions.get(usize::try_from(n).unwrap().wrapping_sub(1)).copied().unwrap_or(0);
+        let target = match target {
+            CompareTarget::Mod(n) => CompareTarget::Mod(real(n)),
+            CompareTarget::Create(n) => CompareTarget::Create(real(n)),
+            other => other,
+        };
+        Txn {
+            compares: vec![Compare { range: pick(key), target, result }],
+            success: yes.iter().map(|op| self.op(op)).collect(),
+            failure: no.iter().map(|op| self.op(op)).collect(),
+        }
+    }
+
+    pub fn step(&mut self, step: &Step) {
+        match step {
+            Step::Put(key, v) => self.apply(put(KEYS[key.index(KEYS.len())], *v)),
+            Step::Delete(range) => self.apply(Op::Delete(Delete { range: pick(range), prev_kv: true })),
+            Step::Txn(key, target, result, yes, no) => {
+                let txn = self.txn(key, target.clone(), *result, yes, no);
+                if !touches_twice(&Op::Txn(Box::new(txn.clone()))) {
+                    self.apply(Op::Txn(Box::new(txn)));
+                }
+            }
+            Step::Publish => self.publish(),
+            Step::Compact(at) => self.compact(at),
+            Step::Scrub(budget) => {
+                self.engine.scrub(*budget);
+            }
+            Step::Range(range, at, limit) => {
+                let at = self.revision(at);
+                self.check_range(&pick(range), Some(at), *limit);
+                self.check_range(&pick(range), None, *limit);
+            }
+            Step::OpenRange(range, at) => self.open(&pick(range), at),
+            Step::Chunk(which, keys, bytes) => self.chunk(which, *keys, *bytes),
+            Step::CloseRange(which) => {
+                if !self.opens.is_empty() {
+                    let open = self.opens.swap_remove(which.index(self.opens.len()));
+                    self.engine.close_range(open.open);
+                }
+            }
+            Step::Raise(range, by) => self.raise(&pick(range), *by),
+            Step::Tick => {
+                self.engine.progress_tick(self.now);
+            }
+            Step::Time(by) => self.now.0 += by,
+            other => crate::watches::step(self, other),
+        }
+        self.engine.validate();
+    }
+
+    fn publish(&mut self) {
+        self.engine.publish();
+        self.reference.published = self.reference.changes.len();
+    }
+
+    fn raise(&mut self, range: &KeyRange, by: i64) {
+        let to = Revision(self.engine.current_all().get() + by);
+        match self.engine.raise(self.now, std::slice::from_ref(range), to) {
+            Ok(shown) => {
+                let waits = self.reference.published < self.reference.changes.len();
+                assert!(shown >= to || waits, "raised to {to}, shows {shown}");
+                assert_eq!(self.engine.current(std::slice::from_ref(range)), shown);
+            }
+            Err(EngineError::ClockOffset { .. }) => assert!(self.dense || by > 0),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn compact(&mut self, at: &Index) {
+        let at = self.revision(at);
+        let (floor, current) = (self.engine.floor(), self.engine.current_all());
+        match self.engine.compact(at) {
+            Ok(()) => {
+                assert!(at > floor && at <= current);
+                assert_eq!(self.engine.floor(), at);
+            }
+            Err(EngineError::Compacted { .. }) => assert!(at <= floor),
+            Err(EngineError::Future { .. }) => assert!(at > current),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// Applies a request to both and compares what they answer.
+    fn apply(&mut self, op: Op) {
+        let before = self.reference.latest();
+        let answer = self.engine.apply(self.now, op.clone()).expect("nothing here can be refused");
+        let mut path = Vec::new();
+        let writes = flatten(&before, &op, &mut path);
+        let mut state = before.clone();
+        let revision = answered_revision(&answer).get();
+        let changes = Reference::changes_of(&mut state, &writes, revision);
+        if !changes.is_empty() {
+            assert!(revision > self.reference.last_revision(), "revisions grow");
+            assert!(revision > self.engine.current_all().get(), "above all that is shown");
+        }
+        self.reference.changes.extend(changes);
+        let mut running = before;
+        check_answer(&mut running, &op, &answer, revision, &mut path.iter());
+    }
+
+    pub fn check_range(&mut self, range: &KeyRange, at: Option<Revision>, limit: usize) {
+        let current = self.engine.current(std::slice::from_ref(range));
+        let floor = self.engine.floor();
+        let query = RangeQuery { revision: at, limit, ..Self::query(range.clone()) };
+        let answer = match self.engine.range(&query) {
+            Ok(answer) => answer,
+            Err(EngineError::Future { .. }) => return assert!(at.unwrap() > current),
+            Err(EngineError::Compacted { .. }) => return assert!(at.unwrap() < floor),
+            Err(other) => panic!("{other}"),
+        };
+        // C1: the header carries the current revision, whatever was asked for.
+        assert_eq!(answer.header, current);
+        let want = self.state_in(range, at.unwrap_or(current));
+        assert_eq!(answer.count, want.len() as u64, "count of {range:?} at {at:?}");
+        assert_eq!(answer.more, limit > 0 && want.len() > limit);
+        let cut = if limit == 0 { want.len() } else { limit.min(want.len()) };
+        assert_eq!(
+            answer.kvs.iter().map(from_version).collect::<Vec<_>>(),
+            want[..cut],
+            "{range:?} at {at:?}"
+        );
+        let count = self.engine.range(&RangeQuery { count_only: true, ..query }).unwrap();
+        assert_eq!((count.count, count.kvs.len()), (want.len() as u64, 0));
+    }
+
+    /// What a read of published state at `at` answers.
+    fn state_in(&self, range: &KeyRange, at: Revision) -> Vec<(Vec<u8>, Kv)> {
+        let published = self.reference.changes[..self.reference.published].last().map_or(0, |c| c.revision);
+        let state = self.reference.state(at.get().min(published));
+        state.into_iter().filter(|(key, _)| range.contains(key)).collect()
+    }
+
+    fn open(&mut self, range: &KeyRange, at: &Index) {
+        let at = self.revision(at);
+        if let Ok(open) = self.engine.open_range(range, Some(at)) {
+            let rest = self.state_in(range, at);
+            assert_eq!((open.at, open.count), (at, rest.len() as u64));
+            self.opens.push(Open { open, rest });
+        }
+    }
+
+    fn chunk(&mut self, which: &Index, keys: usize, bytes: usize) {
+        if self.opens.is_empty() {
+            return;
+        }
+        let which = which.index(self.opens.len());
+        let Open { open, rest } = &mut self.opens[which];
+        let chunk = self.engine.next_chunk(open, keys, bytes);
+        assert!(chunk.len() <= keys && chunk.is_empty() == rest.is_empty());
+        let got: Vec<(Vec<u8>, Kv)> = chunk.iter().map(from_version).collect();
+        assert_eq!(got, rest[..got.len()], "a pin holds what was current");
+        rest.drain(..got.len());
+    }
+
+    /// Every range at every revision, then every watch to its end.
+    pub fn finish(&mut self) {
+        for which in 0..self.opens.len() {
+            while !self.opens[which].rest.is_empty() {
+                let index = which;
+                let Open { open, rest } = &mut self.opens[index];
+                let chunk = self.engine.next_chunk(open, 2, 1 << 20);
+                let got: Vec<(Vec<u8>, Kv)> = chunk.iter().map(from_version).collect();
+                assert_eq!(got, rest[..got.len()]);
+                rest.drain(..got.len());
+            }
+        }
+        for open in std::mem::take(&mut self.opens) {
+            self.engine.close_range(open.open);
+        }
+        self.publish();
+        let mut revisions: Vec<i64> = self.reference.changes.iter().map(|c| c.revision).collect();
+        revisions.extend([self.engine.floor().get(), self.engine.current_all().get()]);
+        for scrubbed in [false, true] {
+            while scrubbed && self.engine.scrub(100) {}
+            self.engine.validate();
+            for range in ranges() {
+                self.check_range(&range, None, 2);
+                for at in &revisions {
+                    self.check_range(&range, Revision::from_wire(*at), 0);
+                }
+            }
+        }
+        crate::watches::finish(self);
+    }
+}
+
+fn put(key: &[u8], v: u8) -> Op {
+    Op::Put(Put {
+        key: Key::copy_from(key),
+        value: Bytes::from(value(v)),
+        lease: None,
+        ignore_value: false,
+        ignore_lease: false,
+        prev_kv: true,
+    })
+}
+
+pub fn from_version(version: &Version) -> (Vec<u8>, Kv) {
+    let kv = Kv {
+        value: version.value().to_vec(),
+        create: version.create_revision().get(),
+        modified: version.mod_revision().get(),
+        version: version.version(),
+    };
+    (version.key().to_vec(), kv)
+}
+
+fn answered_revision(answer: &OpAnswer) -> Revision {
+    match answer {
+        OpAnswer::Range(range) => range.header,
+        OpAnswer::Put { header, .. } | OpAnswer::Delete { header, .. } => *header,
+        OpAnswer::Txn(txn) => txn.header,
+    }
+}
+
+/// etcd refuses a transaction that writes a key twice; the shard does so before the engine sees it.
+fn touches_twice(op: &Op) -> bool {
+    fn gather<'o>(op: &'o Op, puts: &mut Vec<&'o [u8]>, deletes: &mut Vec<&'o KeyRange>) {
+        match op {
+            Op::Put(put) => puts.push(&put.key),
+            Op::Delete(delete) => deletes.push(&delete.range),
+            Op::Range(_) => {}
+            Op::Txn(txn) => txn.success.iter().chain(&txn.failure).for_each(|op| gather(op, puts, deletes)),
+        }
+    }
+    let (mut puts, mut deletes) = (Vec::new(), Vec::new());
+    gather(op, &mut puts, &mut deletes);
+    let twice = (1..puts.len()).any(|i| puts[i..].contains(&puts[i - 1]));
+    twice || puts.iter().any(|key| deletes.iter().any(|range| range.contains(key)))
+}
+
+/// The writes of the branches taken, with compares decided on the state before; notes the branches.
+fn flatten(before: &State, op: &Op, path: &mut Vec<bool>) -> Vec<Write> {
+    match op {
+        Op::Range(_) => Vec::new(),
+        Op::Put(put) => vec![Write::Put { key: put.key.to_vec(), value: put.value.to_vec() }],
+        Op::Delete(delete) => vec![Write::Delete { range: delete.range.clone() }],
+        Op::Txn(txn) => {
+            let holds = txn.compares.iter().all(|compare| holds(before, compare));
+            path.push(holds);
+            let ops = if holds { &txn.success } else { &txn.failure };
+            ops.iter().flat_map(|op| flatten(before, op, path)).collect()
+        }
+    }
+}
+
+fn holds(state: &State, compare: &Compare) -> bool {
+    let mut found: Vec<Kv> =
+        state.iter().filter(|(k, _)| compare.range.contains(k)).map(|(_, kv)| kv.clone()).collect();
+    if found.is_empty() {
+        if matches!(compare.target, CompareTarget::Value(_)) {
+            return false;
+        }
+        found.push(Kv { value: Vec::new(), create: 0, modified: 0, version: 0 });
+    }
+    found.iter().all(|kv| {
+        let order = match &compare.target {
+            CompareTarget::Version(n) => kv.version.cmp(n),
+            CompareTarget::Create(n) => kv.create.cmp(n),
+            CompareTarget::Mod(n) => kv.modified.cmp(n),
+            CompareTarget::Value(v) => kv.value.as_slice().cmp(v),
+            CompareTarget::Lease(n) => 0.cmp(n),
+        };
+        match compare.result {
+            CompareResult::Equal => order.is_eq(),
+            CompareResult::NotEqual => order.is_ne(),
+            CompareResult::Greater => order.is_gt(),
+            CompareResult::Less => order.is_lt(),
+        }
+    })
+}
+
+/// Walks the answer beside the request, over a state that follows it.
+fn check_answer<'p>(
+    state: &mut State,
+    op: &Op,
+    answer: &OpAnswer,
+    revision: i64,
+    path: &mut dyn Iterator<Item = &'p bool>,
+) {
+    match (op, answer) {
+        (Op::Range(query), OpAnswer::Range(got)) => {
+            let want: Vec<(Vec<u8>, Kv)> = state
+                .iter()
+                .filter(|(k, _)| query.range.contains(k))
+                .map(|(k, v)| (k.clone(), v.clone()))
+                .collect();
+            assert_eq!(got.kvs.iter().map(from_version).collect::<Vec<_>>(), want);
+            assert_eq!(got.count, want.len() as u64);
+        }
+        (Op::Put(put), OpAnswer::Put { header, prev }) => {
+            assert_eq!(header.get(), revision);
+            assert_eq!(prev.as_ref().map(|p| from_version(p).1), state.get(&put.key[..]).cloned());
+            let write = Write::Put { key: put.key.to_vec(), value: put.value.to_vec() };
+            Reference::changes_of(state, &[write], revision);
+        }
+        (Op::Delete(delete), OpAnswer::Delete { deleted, prev, .. }) => {
+            let doomed =
+                Reference::changes_of(state, &[Write::Delete { range: delete.range.clone() }], revision);
+            assert_eq!(*deleted, doomed.len() as u64);
+            let want: Vec<Kv> = doomed.into_iter().map(|c| c.prev.unwrap()).collect();
+            assert_eq!(prev.iter().map(|p| from_version(p).1).collect::<Vec<_>>(), want);
+        }
+        (Op::Txn(txn), OpAnswer::Txn(got)) => {
+            let holds = *path.next().unwrap();
+            assert_eq!(got.succeeded, holds);
+            let ops = if holds { &txn.success } else { &txn.failure };
+            assert_eq!(ops.len(), got.responses.len());
+            for (op, answer) in ops.iter().zip(&got.responses) {
+                check_answer(state, op, answer, revision, path);
+            }
+        }
+        other => panic!("{other:?}"),
+    }
+}
