@@ -1,0 +1,83 @@
+//! The admin port: probes, metrics, and what the router knows of stores and partitions.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::Router;
+use axum::routing::get;
+use kindred_transport::admin::{Admin, Check};
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::stores::state::Phase;
+
+/// The routes of the admin port.
+pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
+    let ready = app.clone();
+    let shown = app.clone();
+    let admin = Admin::new().ready(move || checks(&ready)).metrics(move || {
+        shown.metrics.observe(&shown.stores);
+        recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default()
+    });
+    let (stores, partitions) = (app.clone(), app.clone());
+    admin
+        .routes()
+        .route("/api/v1/stores", get(move || std::future::ready(Json(list_stores(&stores)))))
+        .route("/api/v1/partitions", get(move || std::future::ready(Json(list_partitions(&partitions)))))
+}
+
+/// Ready while any store can be reached: a dead one must not take all others from the load balancer. Each store is
+/// shown, by its state.
+fn checks(app: &App) -> Vec<Check> {
+    let any = app.stores.up().next().is_some();
+    let mut checks = vec![
+        Check::new("stores", if any { Ok(()) } else { Err("no store can be reached") }),
+        Check::new("running", if app.drain.is_stopping() { Err("stopping") } else { Ok(()) }),
+    ];
+    for store in app.stores.iter() {
+        let state = store.state().phase();
+        let name = match &*state {
+            Phase::Up(_) => format!("store-{}", store.name()),
+            other => format!("store-{} ({}: {})", store.name(), other.word(), store.state().reason()),
+        };
+        checks.push(Check::new(name, Ok::<(), String>(())));
+    }
+    checks
+}
+
+fn list_stores(app: &App) -> Value {
+    let stores = app.stores.iter().map(|store| {
+        let phase = store.state().phase();
+        let mut shown = json!({
+            "name": store.name(),
+            "type": if store.is_shard() { "shard" } else { "etcd" },
+            "slot": store.slot().map(|slot| slot.get()),
+            "endpoints": store.spec.endpoints.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "default": store.index == app.stores.default_store(),
+            "state": phase.word(),
+            "lastError": store.state().last_error(),
+        });
+        if let (Phase::Up(identity), Some(fields)) = (&*phase, shown.as_object_mut()) {
+            fields.insert("version".to_owned(), json!(identity.version));
+            fields.insert("uuid".to_owned(), json!(identity.uuid));
+            fields.insert("incarnation".to_owned(), json!(identity.incarnation));
+        }
+        shown
+    });
+    json!({ "stores": stores.collect::<Vec<_>>() })
+}
+
+fn list_partitions(app: &App) -> Value {
+    let routes = app.routes.load();
+    let partitions = routes.map().partitions().iter().map(|partition| {
+        json!({
+            "start": partition.start().to_string(),
+            "end": partition.end().map(ToString::to_string),
+            "kind": partition.kind.as_ref().map(|kind| kind.as_key().to_string()),
+            "store": routes.store_name(partition.store),
+            "epoch": partition.epoch.0,
+        })
+    });
+    json!({ "partitions": partitions.collect::<Vec<_>>() })
+}

@@ -1,0 +1,267 @@
+//! Flags and the configuration file into [`Settings`]; whatever is wrong is said at once, each with its field.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use kindred_partition_config::ids::{Slot, StoreName};
+use kindred_partition_config::map::StoreIdx;
+use kindred_partition_config::model::{KindredConfig, StoreType};
+use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+use kindred_partition_config::validate::validate;
+use kindred_router_core::store::{StoreIx, StoreKind};
+use kindred_transport::tls::{ClientTls, ServerTls, ServerTlsArgs, StoreTlsArgs};
+use kindred_transport::{Endpoint, ListenAddr};
+
+use crate::routes::Routes;
+use crate::stores::StoreSpec;
+
+/// Flags of a router.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Args {
+    /// Where clients connect, comma-separated; port 0 = any.
+    #[arg(long, alias = "listen-client-urls", value_name = "ADDRESS", default_value = "127.0.0.1:2379")]
+    pub listen: String,
+    /// Where /health, /metrics and the admin API are.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:2381")]
+    pub admin: String,
+    /// Stores and partitions, YAML or JSON [default: one store for each busy Kind, see `default.yaml`].
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where a store of the configuration listens; wins over the file. May be given several times.
+    #[arg(long = "store", value_name = "NAME=URL[,URL]")]
+    pub stores: Vec<String>,
+    /// What MemberList tells clients to connect to, comma-separated [default: the listen addresses].
+    #[arg(long, value_name = "URL")]
+    pub advertise_client_urls: Option<String>,
+    /// Name of this router.
+    #[arg(long, default_value = "kindred-router")]
+    pub name: String,
+    /// kube-apiserver's --etcd-prefix; wins over the file.
+    #[arg(long, value_name = "PREFIX")]
+    pub etcd_prefix: Option<String>,
+    /// Worker threads.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub threads: usize,
+    /// Largest request, as etcd's.
+    #[arg(long, value_name = "BYTES", default_value_t = 1_572_864)]
+    pub max_request_bytes: usize,
+    /// error, warn, info, debug, trace, or a filter.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: String,
+    /// TLS towards clients.
+    #[command(flatten)]
+    pub tls: ServerTlsArgs,
+    /// TLS towards stores.
+    #[command(flatten)]
+    pub store_tls: StoreTlsArgs,
+}
+
+/// Everything that a router needs to start.
+#[derive(Debug)]
+pub struct Settings {
+    /// Where clients connect.
+    pub listen: Vec<ListenAddr>,
+    /// Where the admin server listens.
+    pub admin: ListenAddr,
+    /// What MemberList shows; empty for the listen addresses.
+    pub advertise: Vec<String>,
+    /// The router's name.
+    pub name: String,
+    /// Largest request.
+    pub max_request_bytes: usize,
+    /// TLS towards clients.
+    pub tls: Option<ServerTls>,
+    /// TLS towards stores.
+    pub store_tls: Option<ClientTls>,
+    /// The stores, in the order of the map.
+    pub stores: Vec<StoreSpec>,
+    /// The default store.
+    pub default: StoreIx,
+    /// The map.
+    pub routes: Routes,
+}
+
+/// All that is wrong with flags and file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigErrors(pub Vec<String>);
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the configuration has {} error(s):", self.0.len())?;
+        self.0.iter().try_for_each(|error| write!(f, "\n  {error}"))
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// Collects errors, so that all are said.
+#[derive(Default)]
+struct Errors(Vec<String>);
+
+impl Errors {
+    fn keep<T, E: fmt::Display>(&mut self, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.0.push(error.to_string())).ok()
+    }
+
+    fn add(&mut self, error: impl Into<String>) {
+        self.0.push(error.into());
+    }
+}
+
+impl Args {
+    /// Checks everything.
+    ///
+    /// # Errors
+    /// With every error that was found.
+    pub fn settings(&self) -> Result<Settings, ConfigErrors> {
+        let mut errors = Errors::default();
+        let listen: Vec<ListenAddr> = parts(&self.listen)
+            .filter_map(|address| errors.keep(ListenAddr::parse_field("--listen", address)))
+            .collect();
+        if listen.is_empty() && errors.0.is_empty() {
+            errors.add("--listen: no address; give one such as 127.0.0.1:2379");
+        }
+        let admin = errors.keep(ListenAddr::parse_field("--admin", &self.admin));
+        if self.threads == 0 {
+            errors.add("--threads: 0 threads cannot run; give 1 or more");
+        }
+        let tls = errors.keep(self.tls.load());
+        let store_tls = errors.keep(self.store_tls.load());
+        let stores = self.file(&mut errors).and_then(|config| placed(&config, &mut errors));
+        if let (true, Some(admin), Some(tls), Some(store_tls), Some((stores, default, routes))) =
+            (errors.0.is_empty(), admin, tls, store_tls, stores)
+        {
+            return Ok(Settings {
+                listen,
+                admin,
+                advertise: self
+                    .advertise_client_urls
+                    .iter()
+                    .flat_map(|urls| parts(urls))
+                    .map(str::to_owned)
+                    .collect(),
+                name: self.name.clone(),
+                max_request_bytes: self.max_request_bytes,
+                tls,
+                store_tls,
+                stores,
+                default,
+                routes,
+            });
+        }
+        Err(ConfigErrors(errors.0))
+    }
+
+    /// The file, or the embedded default, with the flags over it.
+    fn file(&self, errors: &mut Errors) -> Option<KindredConfig> {
+        let named = |error: &dyn fmt::Display| match &self.config {
+            Some(path) => format!("--config {}: {error}", path.display()),
+            None => format!("default configuration: {error}"),
+        };
+        let text = match &self.config {
+            Some(path) => errors.keep(std::fs::read_to_string(path).map_err(|error| named(&error)))?,
+            None => DEFAULT_CONFIG.to_owned(),
+        };
+        let mut config = errors.keep(parse_config(&text).map_err(|error| named(&error)))?;
+        if let Some(prefix) = &self.etcd_prefix {
+            config.etcd_prefix.clone_from(prefix);
+        }
+        for flag in &self.stores {
+            let Some((name, urls)) = flag.split_once('=') else {
+                errors.add(format!("--store {flag:?}: no `=`; write NAME=URL"));
+                continue;
+            };
+            match config.stores.iter_mut().find(|store| store.name.0 == name) {
+                Some(store) => store.endpoints = parts(urls).map(str::to_owned).collect(),
+                None => {
+                    let known: Vec<_> = config.stores.iter().map(|store| store.name.0.as_str()).collect();
+                    errors.add(format!(
+                        "--store {flag:?}: no store {name:?} in the configuration; it has {}",
+                        known.join(", ")
+                    ));
+                }
+            }
+        }
+        Some(config)
+    }
+}
+
+/// The parts of a comma-separated list.
+fn parts(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+/// Stores, default store and map of a configuration; `None` after errors were added.
+fn placed(config: &KindredConfig, errors: &mut Errors) -> Option<(Vec<StoreSpec>, StoreIx, Routes)> {
+    let validated = match validate(config) {
+        Ok(validated) => validated,
+        Err(wrong) => {
+            wrong.iter().for_each(|error| errors.add(error.to_string()));
+            return None;
+        }
+    };
+    let mut specs = Vec::new();
+    for (i, store) in validated.stores.iter().enumerate() {
+        let field = format!("stores[{i}].endpoints");
+        if store.endpoints.is_empty() {
+            let name = &store.name;
+            errors.add(format!("{field}: store {name} has no address; add one, or give --store {name}=URL"));
+        }
+        let endpoints = store.endpoints.iter();
+        let endpoints = endpoints.filter_map(|url| errors.keep(Endpoint::parse_field(&field, url))).collect();
+        specs.push(StoreSpec {
+            name: StoreName(store.name.0.clone()),
+            kind: match store.store_type {
+                StoreType::Shard => StoreKind::Shard,
+                StoreType::Etcd => StoreKind::Etcd,
+            },
+            slot: store.slot.and_then(|slot| u16::try_from(slot).ok()).and_then(Slot::new),
+            uuid: None,
+            endpoints,
+        });
+    }
+    let StoreIdx(default) = validated.default;
+    let default = StoreIx(usize::from(default));
+    let names = specs.iter().map(|spec| spec.name.0.clone()).collect();
+    let routes = Routes::new(validated.map, validated.scheme, names, default);
+    Some((specs, default, routes))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn settings(flags: &[&str]) -> Result<Settings, ConfigErrors> {
+        Cli::parse_from(std::iter::once(&"x").chain(flags)).args.settings()
+    }
+
+    #[test]
+    fn the_embedded_default_needs_only_addresses() {
+        let stores = ["default", "leases", "nodes", "pods", "events"];
+        let flags: Vec<String> = stores.iter().map(|s| format!("--store={s}=127.0.0.1:1")).collect();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let settings = settings(&flags).unwrap();
+        assert_eq!(settings.stores.len(), 5);
+        assert_eq!(settings.stores[settings.default.0].name.0, "default");
+    }
+
+    #[test]
+    fn all_errors_are_said_at_once_with_their_fields() {
+        let ConfigErrors(errors) =
+            settings(&["--listen", "nonsense:x:y", "--threads", "0", "--store", "podz=127.0.0.1:1"])
+                .unwrap_err();
+        for part in
+            ["--listen", "--threads", "no store \"podz\"", "stores[0].endpoints", "stores[4].endpoints"]
+        {
+            assert!(errors.iter().any(|error| error.contains(part)), "{part}: {errors:#?}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Start, serve, drain.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use kindred_proto::etcdserverpb::{
+    cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
+};
+use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
+use kindred_router_core::store::StoreIx;
+use kindred_transport::serve::Drained;
+use kindred_transport::{Connector, Drain, ListenOptions, Listener, admin, server_builder};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::admin as admin_routes;
+use crate::app::{App, Identity};
+use crate::config::{Args, Settings};
+use crate::endpoint::{auth, cluster, kv, lease, maintenance, refuse, watch};
+use crate::leases::ended;
+use crate::metrics as own_metrics;
+use crate::stores::{Store, Stores, monitor};
+
+/// What a decoder lets through beyond the largest request, as etcd's: the message around it.
+const REQUEST_SLACK: usize = 512 << 10;
+/// Time for clients to go elsewhere when the router stops.
+const GRACE: Duration = Duration::from_secs(10);
+/// Shards of one cluster and its routers show one id; it comes from the product's name until meta holds one.
+const CLUSTER: &str = "kindred";
+
+/// Runs a router until it is told to stop. Makes its own runtime.
+///
+/// # Errors
+/// When the configuration is wrong, or an address cannot be bound.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let settings = args.settings()?;
+    let filter = tracing_subscriber::EnvFilter::try_new(&args.log_level).context("--log-level")?;
+    // A process that embeds the router may have set up its own log.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let mut builder = match args.threads {
+        // One thread is the cheapest for each request: no lock of HTTP/2 is ever contended.
+        0 | 1 => tokio::runtime::Builder::new_current_thread(),
+        threads => {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(threads);
+            builder
+        }
+    };
+    let runtime = builder.enable_all().build().context("cannot start the runtime")?;
+    runtime.block_on(async {
+        let drain = Drain::new(GRACE);
+        drain.on_signals().context("cannot listen for signals")?;
+        let bound = bind(settings, &drain, recorder()).await?;
+        let mut out = std::io::stdout();
+        writeln!(out, "kindred-router ready listen={} admin={}", bound.listen.join(","), bound.admin)?;
+        out.flush()?;
+        if let Drained::Forced(left) = drain.finish().await {
+            tracing::warn!(left, "connections were closed at the end of the grace period");
+        }
+        Ok(())
+    })
+}
+
+/// Installs the recorder of this process; `None` when it has one already.
+fn recorder() -> Option<PrometheusHandle> {
+    let mut builder = PrometheusBuilder::new();
+    for (name, buckets) in own_metrics::BUCKETS {
+        builder = builder.set_buckets_for_metric(Matcher::Full((*name).to_owned()), buckets).ok()?;
+    }
+    let handle = builder.install_recorder().ok()?;
+    own_metrics::describe();
+    Some(handle)
+}
+
+/// A router that listens.
+pub struct Bound {
+    /// Where clients connect.
+    pub listen: Vec<String>,
+    /// Where the admin server is.
+    pub admin: String,
+    /// Its state.
+    pub app: Arc<App>,
+}
+
+/// Binds the addresses and starts everything in the background; [`Drain`] ends it.
+///
+/// # Errors
+/// When an address cannot be bound or a store's TLS cannot be set up.
+pub async fn bind(
+    settings: Settings,
+    drain: &Drain,
+    recorder: Option<PrometheusHandle>,
+) -> anyhow::Result<Bound> {
+    let mut listeners = Vec::new();
+    for address in &settings.listen {
+        listeners.push(Listener::bind(address, ListenOptions::with_tls(settings.tls.clone())).await?);
+    }
+    let admin_listener = Listener::bind(&settings.admin, ListenOptions::default()).await?;
+    let listen: Vec<String> = listeners.iter().map(|l| l.local_endpoint().to_string()).collect();
+    let admin = admin_listener.local_endpoint().to_string();
+
+    let connector = Connector::with_tls(settings.store_tls);
+    let mut stores = Vec::new();
+    for (i, spec) in settings.stores.into_iter().enumerate() {
+        stores.push(Arc::new(Store::new(StoreIx(i), spec, &connector)?));
+    }
+    let client_urls = if settings.advertise.is_empty() { listen.clone() } else { settings.advertise };
+    let identity = Identity {
+        cluster_id: fnv(CLUSTER),
+        member_id: fnv(&format!("{}\n{}", settings.name, client_urls.join(","))),
+        name: settings.name,
+        client_urls,
+    };
+    let app = App::new(settings.routes, Stores::new(stores, settings.default), identity, drain.clone());
+    start_background(&app, recorder.clone());
+    for listener in listeners {
+        serve_clients(&app, listener, settings.max_request_bytes);
+    }
+    let (routes, admin_drain) = (admin_routes::routes(&app, recorder), drain.clone());
+    drain.spawn(async move {
+        if let Err(error) = admin::serve(admin_listener, routes, &admin_drain).await {
+            tracing::error!(%error, "the admin server ended");
+        }
+    });
+    Ok(Bound { listen, admin, app })
+}
+
+/// Tasks that run as long as the router and have nothing to finish when it stops.
+fn start_background(app: &Arc<App>, recorder: Option<PrometheusHandle>) {
+    let until_stopped = |task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
+        let killed = app.drain.killed();
+        tokio::spawn(async move { killed.run_until_cancelled(task).await });
+    };
+    for store in app.stores.iter() {
+        until_stopped(Box::pin(monitor::run(store.clone())));
+        if store.is_shard() {
+            until_stopped(Box::pin(ended::follow(app.clone(), store.clone())));
+        }
+    }
+    until_stopped(Box::pin(app.clone().settle_compactions()));
+    if let Some(recorder) = recorder {
+        until_stopped(Box::pin(async move {
+            loop {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                recorder.run_upkeep();
+            }
+        }));
+    }
+}
+
+/// Serves etcd's API on one listener. A stop sends GOAWAY; watch sessions end with Unavailable by themselves.
+fn serve_clients(app: &Arc<App>, listener: Listener, max_request_bytes: usize) {
+    let max_message = max_request_bytes.saturating_add(REQUEST_SLACK);
+    let kv = kv::Kv::new(app.clone(), max_request_bytes);
+    let maintenance = MaintenanceServer::new(maintenance::Maintenance::new(app.clone()));
+    let cluster = ClusterServer::new(cluster::Cluster::new(app.clone()));
+    let router = server_builder()
+        .add_service(KVServer::new(kv).max_decoding_message_size(max_message))
+        .add_service(WatchServer::new(watch::Watch::new(app.clone())).max_decoding_message_size(max_message))
+        .add_service(LeaseServer::new(lease::Lease::new(app.clone())))
+        .add_service(refuse::Refuse::new(maintenance, refuse::MAINTENANCE))
+        .add_service(refuse::Refuse::new(cluster, refuse::CLUSTER))
+        .add_service(auth::Auth::new(app.clone()));
+    let incoming = listener.incoming(&app.drain);
+    let stopping = app.drain.stopping();
+    app.drain.spawn(async move {
+        if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopping.cancelled_owned()).await {
+            tracing::error!(%error, "the server of an etcd port ended");
+        }
+    });
+}
+
+/// FNV-1a, 64 bits: ids that every router computes alike.
+fn fnv(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
