@@ -261,7 +261,6 @@ impl Options {
             admin_listen: errors.or("admin-listen", admin, stand_in()),
             data_dir: self.data_dir,
             revisions: errors.or("revisions", revisions(self.revisions.as_deref()), Revisions::Hlc),
-            slot: slot?,
             cluster_id: errors.or("cluster-id", cluster_id(self.cluster_id.as_deref()), None),
             etcd_prefix: prefix,
             request_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
@@ -273,6 +272,8 @@ impl Options {
             threads: self.threads.unwrap_or(1) as usize,
             log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
             tls,
+            // Last: whatever else is wrong is noted by now.
+            slot: slot?,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! A shard from its settings to its end: bind, start the loop, serve, drain.
 
 use std::{
-    io::Write as _,
+    io::{IsTerminal as _, Write as _},
     time::{Duration, Instant},
 };
 
@@ -71,7 +71,11 @@ pub fn init_logging(level: &str) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_new(level)
         .with_context(|| format!("log-level: {level:?} is not a level or filter"))?;
     // Somebody else set logging up: theirs stays.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .try_init();
     Ok(())
 }
 
