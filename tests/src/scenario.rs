@@ -29,7 +29,7 @@ where
 {
     let outcome = try_run(name, limit, body);
     if let Err(error) = outcome {
-        panic!("{name}: {error:?}");
+        panic!("{name}: {error:#}");
     }
 }
 

@@ -1,0 +1,115 @@
+//! Keys shaped like Kubernetes', few enough that operations meet.
+
+use bytes::Bytes;
+use rand::{Rng, rngs::StdRng};
+
+/// A kind: its keys are `prefix` + a name.
+#[derive(Debug)]
+pub struct Kind {
+    pub prefix: &'static str,
+    names: &'static [&'static str],
+}
+
+const NAMESPACED: &[&str] = &[
+    "ns-a/p1",
+    "ns-a/p10",
+    "ns-a/p2",
+    "ns-a/web-0",
+    "ns-b/p1",
+    "ns-b/p2",
+    "ns-b/web-0",
+    "ns-b/web-1",
+    "ns-c/p1",
+    "ns-c/p2",
+];
+const PLAIN: &[&str] = &["node-1", "node-10", "node-2", "node-3", "node-4", "z"];
+
+/// Each is placed by its prefix alone, so that an operation within one never spans stores.
+pub const KINDS: &[Kind] = &[
+    Kind { prefix: "/registry/pods/", names: NAMESPACED },
+    Kind { prefix: "/registry/leases/", names: NAMESPACED },
+    Kind { prefix: "/registry/minions/", names: PLAIN },
+    Kind { prefix: "/registry/events/", names: NAMESPACED },
+    Kind { prefix: "/registry/services/specs/", names: NAMESPACED },
+    Kind { prefix: "/registry/services/endpoints/", names: NAMESPACED },
+    Kind { prefix: "/registry/podtemplates/", names: PLAIN },
+    Kind { prefix: "/registry/example.com/widgets/", names: NAMESPACED },
+    Kind { prefix: "compact_rev_key", names: &[""] },
+    Kind { prefix: "other/", names: PLAIN },
+];
+
+/// Keys that no kind explains; dense mode only.
+const ODD: &[&[u8]] = &[
+    b"\0",
+    b"\0\0",
+    b"a",
+    b"/registry",
+    b"/registry/",
+    b"/registry/pods",
+    b"/registry/pods0",
+    b"\xff",
+    b"\xff\xff",
+    b"\xff\xfe\x00",
+    b"k\x00v",
+    "schl\u{fc}ssel".as_bytes(),
+];
+
+/// A key of the kind.
+pub fn key(rng: &mut StdRng, kind: usize) -> Bytes {
+    let Kind { prefix, names } = &KINDS[kind];
+    Bytes::from(format!("{prefix}{}", names[rng.random_range(0..names.len())]))
+}
+
+pub fn odd(rng: &mut StdRng) -> Bytes {
+    Bytes::from_static(ODD[rng.random_range(0..ODD.len())])
+}
+
+/// The whole of a kind as (key, range_end).
+pub fn whole(kind: usize) -> (Bytes, Bytes) {
+    let prefix = Bytes::from_static(KINDS[kind].prefix.as_bytes());
+    let end = prefix_end(&prefix);
+    (prefix, end)
+}
+
+/// Part of a kind: a namespace, or from one key to another.
+pub fn part(rng: &mut StdRng, kind: usize) -> (Bytes, Bytes) {
+    let first = key(rng, kind);
+    match rng.random_range(0..4) {
+        0 | 1 => match first.iter().rposition(|&byte| byte == b'/') {
+            Some(slash) => (first.slice(..=slash), prefix_end(&first[..=slash])),
+            None => (first.clone(), prefix_end(&first)),
+        },
+        2 => {
+            let second = key(rng, kind);
+            // Sometimes empty or upside down, as clients may send it.
+            (first, second)
+        }
+        _ => {
+            let mut next = first.to_vec();
+            next.push(0);
+            (Bytes::from(next), whole(kind).1)
+        }
+    }
+}
+
+/// The end of the range of all keys with this prefix, as Kubernetes and etcdctl compute it.
+pub fn prefix_end(prefix: &[u8]) -> Bytes {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < 0xff {
+            end.push(last + 1);
+            return Bytes::from(end);
+        }
+    }
+    Bytes::from_static(b"\0")
+}
+
+const VALUES: &[&[u8]] = &[b"", b"1", b"2", b"value", b"\0", b"\xff\x00\xff", b"k8s\x00\n\x0c\n\x02v1"];
+
+/// From a small pool, so that compares can match.
+pub fn value(rng: &mut StdRng) -> Bytes {
+    match rng.random_range(0..20) {
+        0 => Bytes::from(vec![rng.random::<u8>(); rng.random_range(0..4096)]),
+        _ => Bytes::from_static(VALUES[rng.random_range(0..VALUES.len())]),
+    }
+}

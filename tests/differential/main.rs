@@ -1,0 +1,163 @@
+//! kindred against real etcd: seeded random sequences of every RPC and of concurrent watches, compared answer by answer
+//! and event by event. What may differ is listed in `answer.rs`.
+//!
+//! `KINDRED_SEED`, `KINDRED_SEEDS` and `KINDRED_OPS` choose the first seed, how many, and the operations of each.
+
+mod answer;
+mod generate;
+mod generate_txn;
+mod keys;
+mod operation;
+mod revision;
+mod run;
+mod shrink;
+mod side;
+mod watches;
+
+use std::{path::Path, time::Duration};
+
+use anyhow::bail;
+use kindred_tests::{
+    scenario::{self, env_number, report},
+    servers::{Etcd, Shard, Up},
+};
+use operation::Operation;
+use revision::Mode;
+use run::{Counts, Mismatch, Run};
+
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// What stands on the right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// Another etcd: the test of this test.
+    Etcd,
+    Shard,
+    Up,
+}
+
+/// One comparison: its name in reports and replay commands, and its two sides.
+#[derive(Debug, Clone, Copy)]
+pub struct Comparison {
+    pub test: &'static str,
+    pub mode: Mode,
+    pub subject: Subject,
+}
+
+enum Right {
+    Etcd(Etcd),
+    Shard(Shard),
+    Up(Up),
+}
+
+impl Right {
+    async fn start(dir: &Path, name: &str, subject: Subject) -> anyhow::Result<Self> {
+        Ok(match subject {
+            Subject::Etcd => Self::Etcd(Etcd::start(dir, name).await?),
+            Subject::Shard => Self::Shard(Shard::start(dir, name, &["--revisions=dense".to_owned()]).await?),
+            Subject::Up => Self::Up(Up::start(dir, name, &[]).await?),
+        })
+    }
+
+    fn address(&self) -> &str {
+        match self {
+            Self::Etcd(server) => &server.address,
+            Self::Shard(server) => &server.address,
+            Self::Up(server) => &server.address,
+        }
+    }
+}
+
+impl Comparison {
+    /// Runs a sequence on fresh servers.
+    async fn run(
+        self,
+        dir: &Path,
+        attempt: &str,
+        operations: &[Operation],
+    ) -> anyhow::Result<Result<Counts, Mismatch>> {
+        let (left, right) = (format!("left-{attempt}"), format!("right-{attempt}"));
+        let (left, right) =
+            tokio::try_join!(Etcd::start(dir, &left), Right::start(dir, &right, self.subject))?;
+        let run = Run::new([&left.address, right.address()], self.mode, self.subject).await?;
+        Ok(run.sequence(operations).await)
+    }
+
+    /// All seeds; fails at the first difference, made as small as time allows.
+    async fn seeds(self, dir: &Path, seeds: u64, length: u64) -> anyhow::Result<()> {
+        let first = env_number("KINDRED_SEED", 1)?;
+        let seeds =
+            env_number("KINDRED_SEEDS", if std::env::var_os("KINDRED_SEED").is_some() { 1 } else { seeds })?;
+        let length = usize::try_from(env_number("KINDRED_OPS", length)?)?;
+        let mut total = Counts::default();
+        for seed in first..first + seeds {
+            let operations = generate::sequence(seed, length, self.mode);
+            match self.run(dir, &format!("seed{seed}"), &operations).await? {
+                Ok(counts) => {
+                    total.operations += counts.operations;
+                    total.errors += counts.errors;
+                    total.watches += counts.watches;
+                    total.watch_events += counts.watch_events;
+                }
+                Err(mismatch) => {
+                    report(&format!("differential {}: seed {seed} differs\n{}", self.test, mismatch.text));
+                    let small = shrink::shrink(self, dir, &operations[..=mismatch.index]).await?;
+                    bail!(
+                        "seed {seed} differs\n{}\nsmallest sequence found, {} operations:\n{}\nreplay: \
+                         KINDRED_SEED={seed} KINDRED_OPS={length} cargo test -p kindred-tests --test differential \
+                         -- --exact {} --nocapture",
+                        small.mismatch.map_or(mismatch.text, |mismatch| mismatch.text),
+                        small.operations.len(),
+                        shrink::listing(&small.operations),
+                        self.test
+                    );
+                }
+            }
+        }
+        report(&format!(
+            "differential mode={} subject={} ops={} errors={} watches={} watch_events={} seeds={first}..{} \
+             mismatches=0",
+            match self.mode {
+                Mode::Dense => "dense",
+                Mode::Mapped => "mapped",
+            },
+            match self.subject {
+                Subject::Etcd => "etcd",
+                Subject::Shard => "kindred-shard",
+                Subject::Up => "kindred",
+            },
+            total.operations,
+            total.errors,
+            total.watches,
+            total.watch_events,
+            first + seeds - 1,
+        ));
+        Ok(())
+    }
+}
+
+fn compare(comparison: Comparison, seeds: u64, length: u64) {
+    scenario::run(comparison.test, LIMIT, |dir| async move { comparison.seeds(&dir, seeds, length).await });
+}
+
+#[test]
+fn etcd_equals_etcd() {
+    let comparison = Comparison { test: "etcd_equals_etcd", mode: Mode::Dense, subject: Subject::Etcd };
+    compare(comparison, 1, 1500);
+}
+
+#[test]
+fn etcd_equals_etcd_with_other_revisions() {
+    let test = "etcd_equals_etcd_with_other_revisions";
+    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Etcd }, 1, 1500);
+}
+
+#[test]
+fn shard_equals_etcd() {
+    compare(Comparison { test: "shard_equals_etcd", mode: Mode::Dense, subject: Subject::Shard }, 5, 2500);
+}
+
+#[test]
+fn kindred_equals_etcd() {
+    compare(Comparison { test: "kindred_equals_etcd", mode: Mode::Mapped, subject: Subject::Up }, 5, 2500);
+}

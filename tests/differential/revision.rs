@@ -1,0 +1,257 @@
+//! Revisions in generated operations are symbols, so that a sequence stays meaningful on two servers that count
+//! differently, and after the shrinker has removed operations before them.
+
+use std::collections::HashMap;
+
+/// Symbols stand in the `i64` revision fields of the generated protobuf requests, far above any literal used there.
+const SYMBOL: i64 = 1 << 62;
+const KIND_BITS: u32 = 32;
+
+/// A symbol that [`History::resolve`] turns into a number of each side. Literals below `1 << 62` stay as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Symbol {
+    /// A revision of the history, by its position in thousandths.
+    Past(i64),
+    /// The same, counted from the last compaction.
+    Recent(i64),
+    /// Some writes before or after the last compaction.
+    Compacted(i64),
+    /// The last write.
+    Current,
+    /// So many above the last write; where watches may wait for it, it will be reached.
+    Next(i64),
+    /// A revision that will not be reached.
+    Future(i64),
+    /// The mod revision that the compared key has now.
+    KeyMod,
+    /// The create revision that the compared key has now.
+    KeyCreate,
+}
+
+impl Symbol {
+    pub fn code(self) -> i64 {
+        let (tag, argument) = match self {
+            Self::Past(permille) => (0, permille),
+            Self::Recent(permille) => (1, permille),
+            Self::Compacted(delta) => (2, delta + 1000),
+            Self::Current => (3, 0),
+            Self::Next(n) => (4, n),
+            Self::Future(n) => (5, n),
+            Self::KeyMod => (6, 0),
+            Self::KeyCreate => (7, 0),
+        };
+        SYMBOL | (tag << KIND_BITS) | argument
+    }
+
+    pub fn of(code: i64) -> Option<Self> {
+        if code < SYMBOL {
+            return None;
+        }
+        let argument = code & 0xffff_ffff;
+        Some(match (code & !SYMBOL) >> KIND_BITS {
+            0 => Self::Past(argument),
+            1 => Self::Recent(argument),
+            2 => Self::Compacted(argument - 1000),
+            3 => Self::Current,
+            4 => Self::Next(argument),
+            5 => Self::Future(argument),
+            6 => Self::KeyMod,
+            _ => Self::KeyCreate,
+        })
+    }
+}
+
+/// The two servers compared. The left one is always a real etcd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Who {
+    Left,
+    Right,
+}
+
+/// Which keys an operation is about: one kind of [`crate::keys::KINDS`], or several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    Kind(usize),
+    All,
+}
+
+/// How revisions of the two sides relate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Both count 1, 2, 3: every number must be equal.
+    Dense,
+    /// Each has its own numbers; they are equal by their order among the events of a kind.
+    Mapped,
+}
+
+/// Hybrid clocks count microseconds in steps of 1024: an hour ahead is not reached while a test runs.
+const HOUR: i64 = 3_600_000_000 << 10;
+
+/// Every revision that an event had, on both sides.
+#[derive(Debug)]
+pub struct History {
+    pub mode: Mode,
+    /// For each kind (one only in dense mode) the revisions of its events, left and right, in order.
+    kinds: Vec<Vec<[i64; 2]>>,
+    right_to_left: HashMap<i64, i64>,
+    /// Where the last compaction was, left and right.
+    compacted: [i64; 2],
+    /// The revisions before the first write.
+    base: [i64; 2],
+}
+
+impl History {
+    pub fn new(mode: Mode, kinds: usize, base: [i64; 2]) -> Self {
+        let mut history = Self {
+            mode,
+            kinds: vec![Vec::new(); kinds],
+            right_to_left: HashMap::new(),
+            compacted: [0, 0],
+            base,
+        };
+        if mode == Mode::Dense {
+            // An empty etcd is at revision 1.
+            history.kinds = vec![vec![[1, 1]]];
+        }
+        history
+    }
+
+    /// Adds the next event revision of a kind.
+    pub fn push(&mut self, kind: usize, revisions: [i64; 2]) {
+        self.kinds[kind].push(revisions);
+        self.right_to_left.insert(revisions[1], revisions[0]);
+    }
+
+    /// Dense mode: everything up to `revision` has been used by writes.
+    pub fn extend_dense(&mut self, revision: i64) {
+        while self.last(Scope::All, Who::Left) < revision {
+            let next = self.last(Scope::All, Who::Left) + 1;
+            self.kinds[0].push([next, next]);
+        }
+    }
+
+    /// How many event revisions of a kind are known.
+    pub fn steps_of(&self, kind: usize) -> usize {
+        self.kinds[kind].len()
+    }
+
+    pub fn set_compacted(&mut self, sides: [i64; 2]) {
+        self.compacted = [self.compacted[0].max(sides[0]), self.compacted[1].max(sides[1])];
+    }
+
+    /// Whether a left revision has been compacted away.
+    pub fn is_compacted(&self, left: i64) -> bool {
+        left < self.compacted[0]
+    }
+
+    /// The steps that a scope may name, in the order of the left side, and so that the right side's order agrees.
+    fn steps(&self, scope: Scope) -> Vec<[i64; 2]> {
+        let mut steps: Vec<[i64; 2]> = match (self.mode, scope) {
+            (Mode::Mapped, Scope::Kind(kind)) => self.kinds[kind].clone(),
+            _ => self.kinds.iter().flatten().copied().collect(),
+        };
+        steps.sort_unstable();
+        steps
+    }
+
+    /// Left revisions at which the right side, too, has seen exactly the same events of all kinds.
+    fn cuts(&self) -> Vec<[i64; 2]> {
+        let steps = self.steps(Scope::All);
+        let mut highest_before = i64::MIN;
+        let mut cuts = Vec::new();
+        let mut lowest_after = vec![i64::MAX; steps.len() + 1];
+        for index in (0..steps.len()).rev() {
+            lowest_after[index] = lowest_after[index + 1].min(steps[index][1]);
+        }
+        for (index, step) in steps.iter().enumerate() {
+            highest_before = highest_before.max(step[1]);
+            let last_of_write = steps.get(index + 1).is_none_or(|next| next[0] != step[0]);
+            if last_of_write && highest_before < lowest_after[index + 1] {
+                cuts.push([step[0], highest_before]);
+            }
+        }
+        cuts
+    }
+
+    pub fn last(&self, scope: Scope, who: Who) -> i64 {
+        let column = who as usize;
+        match (self.mode, scope) {
+            (Mode::Mapped, Scope::Kind(kind)) => {
+                self.kinds[kind].last().map_or(self.base[column], |step| step[column])
+            }
+            _ => {
+                self.kinds.iter().filter_map(|steps| steps.last()).map(|step| step[column]).max().unwrap_or(0)
+            }
+        }
+    }
+
+    /// The numbers, left and right, that a revision field gets.
+    pub fn resolve(&self, scope: Scope, code: i64, key: Option<[KeyRevisions; 2]>) -> [i64; 2] {
+        let Some(symbol) = Symbol::of(code) else { return [code, code] };
+        let steps = match scope {
+            Scope::All => self.cuts(),
+            Scope::Kind(_) => self.steps(scope),
+        };
+        let compacted = steps.partition_point(|step| step[0] < self.compacted[0]);
+        let at =
+            |index: usize| steps.get(index.min(steps.len().saturating_sub(1))).copied().unwrap_or(self.base);
+        let part = |from: usize, permille: i64| {
+            let length = steps.len().saturating_sub(from);
+            from + length * usize::try_from(permille).unwrap_or(0) / 1000
+        };
+        let last = [self.last(scope, Who::Left), self.last(scope, Who::Right)];
+        match symbol {
+            Symbol::Past(permille) => at(part(0, permille)),
+            Symbol::Recent(permille) => at(part(compacted, permille)),
+            Symbol::Compacted(delta) if self.mode == Mode::Dense => {
+                let number = (self.compacted[0] + delta).max(1);
+                [number, number]
+            }
+            Symbol::Compacted(delta) => {
+                at(usize::try_from(i64::try_from(compacted).unwrap_or(0) + delta).unwrap_or(0))
+            }
+            Symbol::Current => at(steps.len()),
+            Symbol::Next(n) if self.mode == Mode::Dense => last.map(|revision| revision + n),
+            // Of an idle kind the last event may lie below the compaction.
+            Symbol::Next(_) => [self.last(Scope::All, Who::Left) + 1, (last[1] + 1).max(self.compacted[1])],
+            Symbol::Future(n) => [
+                self.last(Scope::All, Who::Left) + n,
+                match self.mode {
+                    Mode::Dense => self.last(Scope::All, Who::Left) + n,
+                    Mode::Mapped => self.last(Scope::All, Who::Right) + n + HOUR,
+                },
+            ],
+            Symbol::KeyMod => key.map_or([0, 0], |sides| sides.map(|side| side.modified)),
+            Symbol::KeyCreate => key.map_or([0, 0], |sides| sides.map(|side| side.created)),
+        }
+    }
+
+    /// A revision of an event, as the left side numbers it. One that the left side never had becomes negative.
+    pub fn exact(&self, who: Who, revision: i64) -> i64 {
+        if self.mode == Mode::Dense || who == Who::Left || revision == 0 {
+            return revision;
+        }
+        self.right_to_left.get(&revision).copied().unwrap_or(-revision)
+    }
+
+    /// What a header's revision says: the number itself, or how many events of the scope are at or below it.
+    pub fn header(&self, scope: Scope, who: Who, revision: i64) -> i64 {
+        if self.mode == Mode::Dense {
+            return revision;
+        }
+        let column = who as usize;
+        let count = |steps: &Vec<[i64; 2]>| steps.partition_point(|step| step[column] <= revision);
+        let events: usize = match scope {
+            Scope::Kind(kind) => count(&self.kinds[kind]),
+            Scope::All => self.kinds.iter().map(count).sum(),
+        };
+        i64::try_from(events).unwrap_or(i64::MAX)
+    }
+}
+
+/// Of one key on one side; zero where it does not exist.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct KeyRevisions {
+    pub created: i64,
+    pub modified: i64,
+}

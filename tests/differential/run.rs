@@ -1,0 +1,289 @@
+//! Runs a sequence on both sides and stops at the first difference.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, bail};
+
+use crate::{
+    Subject,
+    answer::{Answer, View},
+    keys::{self, KINDS},
+    operation::{Action, KeyTable, Operation},
+    revision::{History, Mode, Scope, Who},
+    side::Side,
+    watches::{Item, WatchStream},
+};
+
+const WHO: [Who; 2] = [Who::Left, Who::Right];
+
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Counts {
+    pub operations: usize,
+    pub errors: usize,
+    pub watches: usize,
+    pub watch_events: usize,
+}
+
+/// Where the sides differ, with everything needed to see why.
+#[derive(Debug)]
+pub struct Mismatch {
+    pub index: usize,
+    pub text: String,
+}
+
+pub struct Run {
+    sides: [Side; 2],
+    /// In mapped mode: a watch of each kind on each side, from which the history learns the revisions.
+    recorders: Option<[WatchStream; 2]>,
+    history: History,
+    /// Writes on the right side alone, so that its revisions differ: how the mapped comparison itself is tested.
+    noise: bool,
+    counts: Counts,
+}
+
+impl Run {
+    pub async fn new(addresses: [&str; 2], mode: Mode, right: Subject) -> anyhow::Result<Self> {
+        let right_is_etcd = right == Subject::Etcd;
+        let noise = mode == Mode::Mapped && right_is_etcd;
+        let mut sides =
+            [Side::connect(addresses[0], true).await?, Side::connect(addresses[1], right_is_etcd).await?];
+        if noise {
+            for _ in 0..100 {
+                sides[1].noise().await?;
+            }
+        }
+        let recorders = match mode {
+            Mode::Dense => None,
+            Mode::Mapped => Some([recorder(&sides[0]).await?, recorder(&sides[1]).await?]),
+        };
+        let base = [sides[0].current().await?, sides[1].current().await?];
+        let history = History::new(mode, KINDS.len(), base);
+        Ok(Self { sides, recorders, history, noise, counts: Counts::default() })
+    }
+
+    pub async fn sequence(mut self, operations: &[Operation]) -> Result<Counts, Mismatch> {
+        for (index, operation) in operations.iter().enumerate() {
+            let step = self.step(index, operation).await;
+            step.map_err(|error| Mismatch {
+                index,
+                text: format!("operation {index}: {operation:?}\n{error:#}"),
+            })?;
+            self.counts.operations += 1;
+        }
+        let [left, _] = &self.sides;
+        self.counts.watch_events = left.streams.iter().map(|stream| stream.events).sum();
+        self.counts.watches = left.streams.iter().map(|stream| stream.watches.len()).sum();
+        Ok(self.counts)
+    }
+
+    async fn step(&mut self, index: usize, operation: &Operation) -> anyhow::Result<()> {
+        if self.noise && index % 3 == 1 {
+            self.sides[1].noise().await?;
+        }
+        match operation.action {
+            Action::Drain => return self.drain().await,
+            Action::WatchCancel { stream, position } => return self.cancel(stream, position).await,
+            _ => {}
+        }
+        if matches!(operation.action, Action::Compact(_)) {
+            // A watch that has not caught up yet may be compacted away or not.
+            self.drain().await?;
+        }
+        let [left, right] = &mut self.sides;
+        let mut table = KeyTable::new();
+        for key in operation.compared_keys() {
+            let revisions = [left.key_revisions(&key).await?, right.key_revisions(&key).await?];
+            table.insert(key, revisions);
+        }
+        let actions = operation.resolve(&self.history, &table);
+        let sent = format!("left  {:?}\nright {:?}", actions[0], actions[1]);
+        let watch = actions[0].clone();
+        let [first, second] = actions;
+        let compacts = match &first {
+            Action::Compact(request) => Some(request.revision),
+            _ => None,
+        };
+        let compacts_right = match &second {
+            Action::Compact(request) => request.revision,
+            _ => 0,
+        };
+        let (first, second) =
+            tokio::join!(left.execute(operation.scope, first), right.execute(operation.scope, second));
+        let mut answers = [first.context("left")?, second.context("right")?];
+        if let (Some(revision), Answer::Compact(_)) = (compacts, &answers[0]) {
+            self.history.set_compacted([revision, compacts_right]);
+        }
+        if matches!(answers[0], Answer::Error { .. }) {
+            self.counts.errors += 1;
+        }
+        self.learn(&answers).await.with_context(|| format!("sent {}", shortened(&sent)))?;
+        for (who, answer) in WHO.into_iter().zip(&mut answers) {
+            View { history: &self.history, scope: operation.scope, who }.normalise(answer);
+        }
+        if answers[0] != answers[1] {
+            bail!(
+                "sent\n{}\nleft answered (etcd)\n{}\nright answered\n{}",
+                shortened(&sent),
+                shortened(&format!("{:#?}", answers[0])),
+                shortened(&format!("{:#?}", answers[1]))
+            );
+        }
+        if let (Action::WatchCreate { stream, request }, Answer::Watch(created)) = (&watch, &answers[0]) {
+            let compacted = request.start_revision > 0 && self.history.is_compacted(request.start_revision);
+            if compacted && created.iter().all(|answer| !answer.canceled) {
+                for (side, who) in self.sides.iter_mut().zip(WHO) {
+                    let forgotten = side.streams[*stream].forget_compacted(created[0].watch_id).await;
+                    forgotten.with_context(|| format!("{who:?}"))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what has been written to the history.
+    async fn learn(&mut self, answers: &[Answer; 2]) -> anyhow::Result<()> {
+        let Some(revision) = answers[0].revision() else { return Ok(()) };
+        if revision <= self.history.last(Scope::All, Who::Left) {
+            return Ok(());
+        }
+        let Some([left, right]) = &mut self.recorders else {
+            self.history.extend_dense(revision);
+            return Ok(());
+        };
+        left.flush(revision).await.context("left recorder")?;
+        for kind in 0..KINDS.len() {
+            let known = self.history.steps_of(kind);
+            let fresh = revisions(&left.watches[kind].items);
+            right
+                .until(kind, |items| revisions(items).len() >= fresh.len())
+                .await
+                .with_context(|| format!("right recorder, {}", KINDS[kind].prefix))?;
+            let theirs = revisions(&right.watches[kind].items);
+            for step in known..fresh.len() {
+                self.history.push(kind, [fresh[step], theirs[step]]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a stream has a watch that waits for a revision not yet written: then neither side answers progress.
+    fn waits(&self, stream: usize) -> bool {
+        self.sides.iter().zip(WHO).any(|(side, who)| {
+            let watches = &side.streams[stream].watches;
+            watches.iter().any(|watch| watch.live && watch.start > self.history.last(Scope::All, who))
+        })
+    }
+
+    async fn drain(&mut self) -> anyhow::Result<()> {
+        for stream in 0..self.sides[0].streams.len() {
+            self.drain_stream(stream).await.with_context(|| format!("watch stream {stream}"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a stream has delivered everything on both sides and compares. True when that was possible.
+    async fn drain_stream(&mut self, stream: usize) -> anyhow::Result<bool> {
+        let waits = self.waits(stream);
+        let history = &self.history;
+        let [left, right] = &mut self.sides;
+        for (side, who) in [left, right].into_iter().zip(WHO) {
+            let side = &mut side.streams[stream];
+            let live = side.watches.iter().filter(|watch| watch.live);
+            let target = live.map(|watch| history.last(watch.scope, who)).max().unwrap_or(0);
+            let flushed = if waits { side.poll().await } else { side.flush(target).await };
+            flushed.with_context(|| format!("{who:?}"))?;
+        }
+        self.compare(stream, !waits)?;
+        Ok(!waits)
+    }
+
+    fn compare(&self, stream: usize, complete: bool) -> anyhow::Result<()> {
+        let [left, right] = [&self.sides[0].streams[stream], &self.sides[1].streams[stream]];
+        for (index, (ours, theirs)) in left.watches.iter().zip(&right.watches).enumerate() {
+            let view = |who| View { history: &self.history, scope: ours.scope, who };
+            let lengths = [ours.items.len(), theirs.items.len()];
+            for position in 0..lengths[0].max(lengths[1]) {
+                let ours = ours.items.get(position).map(|item| normalised(item, view(Who::Left)));
+                let theirs = theirs.items.get(position).map(|item| normalised(item, view(Who::Right)));
+                let both = ours.is_some() && theirs.is_some();
+                if ours != theirs && (complete || both) {
+                    bail!(
+                        "watch {index} ({:?}) differs at item {position} (lengths {lengths:?})\n\
+                         left was sent (etcd)\n{ours:#?}\nright was sent\n{theirs:#?}",
+                        self.sides[0].streams[stream].watches[index].items[0]
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn cancel(&mut self, stream: usize, position: usize) -> anyhow::Result<()> {
+        // What a watch was sent before its cancel is only certain when it has been sent everything.
+        if !self.drain_stream(stream).await? {
+            return Ok(());
+        }
+        let live = self.sides[0].streams[stream].live();
+        if live.is_empty() {
+            return Ok(());
+        }
+        let id = live[position % live.len()];
+        for (side, who) in self.sides.iter_mut().zip(WHO) {
+            side.streams[stream].cancel(id).await.with_context(|| format!("{who:?}"))?;
+        }
+        self.compare(stream, true)
+    }
+}
+
+fn normalised(item: &Item, view: View<'_>) -> Item {
+    let mut item = item.clone();
+    match &mut item {
+        Item::Control(answer) => view.watch(answer),
+        Item::Event(event) => {
+            event.kv.iter_mut().for_each(|kv| view.key_value(kv));
+            event.prev_kv.iter_mut().for_each(|kv| view.key_value(kv));
+        }
+    }
+    item
+}
+
+/// The different revisions of the events, in order.
+fn revisions(items: &[Item]) -> Vec<i64> {
+    let mut revisions: Vec<i64> = items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Event(event) => event.kv.as_ref().map(|kv| kv.mod_revision),
+            Item::Control(_) => None,
+        })
+        .collect();
+    revisions.dedup();
+    revisions
+}
+
+async fn recorder(side: &Side) -> anyhow::Result<WatchStream> {
+    let mut stream = side.open_stream();
+    for kind in 0..KINDS.len() {
+        let (key, range_end) = keys::whole(kind);
+        let request =
+            kindred_proto::etcdserverpb::WatchCreateRequest { key, range_end, ..Default::default() };
+        stream.create(Scope::Kind(kind), &request).await?;
+    }
+    Ok(stream)
+}
+
+/// Large values would hide what matters.
+fn shortened(text: &str) -> String {
+    const LINE_CHARS: usize = 600;
+    let mut short = String::new();
+    for line in text.lines() {
+        match line.char_indices().nth(LINE_CHARS) {
+            Some((end, _)) => {
+                let _ = writeln!(short, "{}… ({} bytes)", &line[..end], line.len());
+            }
+            None => {
+                let _ = writeln!(short, "{line}");
+            }
+        }
+    }
+    short
+}

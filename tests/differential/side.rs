@@ -1,0 +1,120 @@
+//! One side: sends an operation and gives back its answer.
+
+use bytes::Bytes;
+use kindred_proto::etcdserverpb::{
+    LeaseKeepAliveRequest, LeaseLeasesRequest, PutRequest, RangeRequest, RangeResponse,
+};
+use kindred_tests::client::Client;
+use tonic::{Response, Status};
+
+use crate::{
+    answer::{Answer, merge},
+    generate::STREAMS,
+    operation::Action,
+    revision::{KeyRevisions, Scope},
+    watches::WatchStream,
+};
+
+pub struct Side {
+    client: Client,
+    is_etcd: bool,
+    pub streams: Vec<WatchStream>,
+}
+
+fn answer<T>(outcome: Result<Response<T>, Status>, make: fn(T) -> Answer) -> Answer {
+    match outcome {
+        Ok(response) => make(response.into_inner()),
+        Err(status) => Answer::error(&status),
+    }
+}
+
+impl Side {
+    pub async fn connect(address: &str, is_etcd: bool) -> anyhow::Result<Self> {
+        let client = Client::connect(address).await?;
+        let streams = (0..STREAMS).map(|_| WatchStream::open(&client, is_etcd)).collect();
+        Ok(Self { client, is_etcd, streams })
+    }
+
+    pub fn open_stream(&self) -> WatchStream {
+        WatchStream::open(&self.client, self.is_etcd)
+    }
+
+    /// A write that the other side does not make.
+    pub async fn noise(&mut self) -> anyhow::Result<()> {
+        let key = Bytes::from_static(b"~noise");
+        self.client.kv.put(PutRequest { key, ..Default::default() }).await?;
+        Ok(())
+    }
+
+    /// The revision that a read shows now.
+    pub async fn current(&mut self) -> anyhow::Result<i64> {
+        let request = RangeRequest { key: Bytes::from_static(b"/registry/pods"), ..Default::default() };
+        let answer = self.client.kv.range(request).await?.into_inner();
+        Ok(answer.header.map_or(0, |header| header.revision))
+    }
+
+    pub async fn key_revisions(&mut self, key: &Bytes) -> anyhow::Result<KeyRevisions> {
+        if key.is_empty() {
+            return Ok(KeyRevisions::default());
+        }
+        let request = RangeRequest { key: key.clone(), ..Default::default() };
+        let answer = self.client.kv.range(request).await?.into_inner();
+        Ok(answer.kvs.first().map_or_else(KeyRevisions::default, |kv| KeyRevisions {
+            created: kv.create_revision,
+            modified: kv.mod_revision,
+        }))
+    }
+
+    pub async fn execute(&mut self, scope: Scope, action: Action) -> anyhow::Result<Answer> {
+        let Client { kv, lease, maintenance, .. } = &mut self.client;
+        Ok(match action {
+            Action::Range(request) => answer(kv.range(request).await, Answer::Range),
+            Action::RangeStream(request) => self.range_stream(request).await?,
+            Action::Put(request) => answer(kv.put(request).await, Answer::Put),
+            Action::DeleteRange(request) => answer(kv.delete_range(request).await, Answer::DeleteRange),
+            Action::Txn(request) => answer(kv.txn(request).await, Answer::Txn),
+            Action::Compact(request) => answer(kv.compact(request).await, Answer::Compact),
+            Action::LeaseGrant(request) => answer(lease.lease_grant(request).await, Answer::LeaseGrant),
+            Action::LeaseRevoke(request) => answer(lease.lease_revoke(request).await, Answer::LeaseRevoke),
+            Action::LeaseKeepAlive(id) => self.keep_alive(id).await,
+            Action::LeaseTimeToLive(request) => {
+                answer(lease.lease_time_to_live(request).await, Answer::LeaseTimeToLive)
+            }
+            Action::LeaseLeases => {
+                answer(lease.lease_leases(LeaseLeasesRequest {}).await, Answer::LeaseLeases)
+            }
+            Action::HashKv(request) => answer(maintenance.hash_kv(request).await, Answer::HashKv),
+            Action::WatchCreate { stream, request } => {
+                Answer::Watch(self.streams[stream].create(scope, &request).await?)
+            }
+            Action::WatchCancel { .. } | Action::Drain => Answer::Nothing,
+        })
+    }
+
+    async fn keep_alive(&mut self, id: i64) -> Answer {
+        let requests = tokio_stream::once(LeaseKeepAliveRequest { id });
+        match self.client.lease.lease_keep_alive(requests).await {
+            Ok(response) => match response.into_inner().message().await {
+                Ok(kept) => Answer::LeaseKeepAlive(kept),
+                Err(status) => Answer::error(&status),
+            },
+            Err(status) => Answer::error(&status),
+        }
+    }
+
+    async fn range_stream(&mut self, request: RangeRequest) -> anyhow::Result<Answer> {
+        let mut chunks: Vec<RangeResponse> = Vec::new();
+        let mut stream = match self.client.kv.range_stream(request).await {
+            Ok(response) => response.into_inner(),
+            Err(status) => return Ok(Answer::error(&status)),
+        };
+        loop {
+            match stream.message().await {
+                Ok(Some(chunk)) => chunks.extend(chunk.range_response),
+                Ok(None) => break,
+                Err(status) => return Ok(Answer::error(&status)),
+            }
+        }
+        merge(chunks).map(Answer::Range).map_err(|why| anyhow::anyhow!("RangeStream: {why}"))
+    }
+}
