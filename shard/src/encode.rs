@@ -62,6 +62,11 @@ impl ServerIds {
 /// Most bytes that a header takes with its tag and length.
 const HEADER_BYTES_MAX: usize = 46;
 
+/// Most bytes of `more` and `count`.
+const TAIL_BYTES_MAX: usize = 13;
+/// Most bytes that a guess of what is still to come may reserve.
+const RESERVE_BYTES_MAX: usize = 256 << 20;
+
 /// A count as the wire has it.
 fn signed(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
@@ -111,11 +116,43 @@ fn put_range(out: &mut Vec<u8>, kvs: &[Version], keys_only: bool, tail: RangeTai
 /// A `RangeResponse`.
 #[must_use]
 pub fn range(ids: &ServerIds, answer: &RangeAnswer) -> Bytes {
-    let mut out = Vec::with_capacity(HEADER_BYTES_MAX + 16 + kvs_len(&answer.kvs, answer.keys_only));
-    ids.put_header(&mut out, answer.header);
-    let tail = RangeTail { more: answer.more, count: answer.count };
-    put_range(&mut out, &answer.kvs, answer.keys_only, tail);
-    out.into()
+    let mut out = RangeWriter::new(ids, answer.header, answer.keys_only);
+    out.push(&answer.kvs, answer.kvs.len() as u64);
+    out.finish(RangeTail { more: answer.more, count: answer.count })
+}
+
+/// A `RangeResponse` written chunk by chunk, so that a long one does not hold its thread.
+pub struct RangeWriter {
+    out: Vec<u8>,
+    keys_only: bool,
+}
+
+impl RangeWriter {
+    /// Begins an answer.
+    #[must_use]
+    pub fn new(ids: &ServerIds, header: Revision, keys_only: bool) -> Self {
+        let mut out = Vec::with_capacity(HEADER_BYTES_MAX);
+        ids.put_header(&mut out, header);
+        Self { out, keys_only }
+    }
+
+    /// Appends keys, of which `left` are still to come with these; room is made for all of them at once, as if they
+    /// were as long as these.
+    pub fn push(&mut self, kvs: &[Version], left: u64) {
+        let bytes = kvs_len(kvs, self.keys_only);
+        if self.out.capacity() - self.out.len() < bytes + TAIL_BYTES_MAX {
+            let chunks = usize::try_from(left).unwrap_or(0).max(kvs.len()).div_ceil(kvs.len().max(1));
+            self.out.reserve(bytes.saturating_mul(chunks).min(bytes + RESERVE_BYTES_MAX) + TAIL_BYTES_MAX);
+        }
+        put_kvs(&mut self.out, kvs, self.keys_only);
+    }
+
+    /// Ends the answer.
+    #[must_use]
+    pub fn finish(mut self, tail: RangeTail) -> Bytes {
+        kv::put_range_end(&mut self.out, tail.more, signed(tail.count));
+        self.out.into()
+    }
 }
 
 /// A `RangeStreamResponse`: some keys, and in the last one (`end`) also header, `more` and `count`.

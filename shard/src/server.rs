@@ -58,8 +58,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let running = start(settings).await?;
         running.drain.on_signals().context("cannot listen for signals")?;
         running.announce()?;
-        running.finish().await;
-        Ok(())
+        running.finish().await
     })
 }
 
@@ -208,9 +207,20 @@ impl Running {
     }
 
     /// Waits until the shard is asked to stop, lets clients finish, and ends the loop last.
-    pub async fn finish(self) {
+    ///
+    /// # Errors
+    /// When the apply loop ended by itself: nothing can be served without it.
+    pub async fn finish(mut self) -> anyhow::Result<()> {
         let stopping = self.drain.stopping();
-        stopping.cancelled().await;
+        tokio::select! {
+            () = stopping.cancelled() => {}
+            ended = &mut self.apply_loop => {
+                self.drain.begin();
+                self.drain.finish().await;
+                ended.context("the apply loop failed")?;
+                anyhow::bail!("the apply loop ended");
+            }
+        }
         metrics::has_leader(false);
         let began = Instant::now();
         match self.drain.finish().await {
@@ -218,8 +228,6 @@ impl Running {
             Drained::Forced(tasks) => tracing::warn!(tasks, "stopped before all clients were done"),
         }
         self.stop_loop.cancel();
-        if let Err(error) = self.apply_loop.await {
-            tracing::error!(%error, "the apply loop did not end well");
-        }
+        self.apply_loop.await.context("the apply loop failed")
     }
 }

@@ -167,6 +167,12 @@ impl Future for Answering {
     }
 }
 
+/// A status of the transport in the middle of a stream, in etcd's words where it has some.
+#[must_use]
+pub fn transport_status(status: Status) -> Status {
+    grpc_go_size_error(&status).unwrap_or(status)
+}
+
 /// tonic's refusal of a message that is too long, in grpc-go's words and code.
 fn grpc_go_size_error(refused: &Status) -> Option<Status> {
     if refused.code() != Code::OutOfRange {

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 
 use bytes::Bytes;
-use kindred_engine::ops::{Op, RangeQuery};
+use kindred_engine::ops::{Op, RangeQuery, RevisionFilter};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::{etcdserverpb as pb, raw::kv::k_v_server::KV as Kv};
 use prost::Message;
@@ -39,8 +39,14 @@ impl Kv for KvService {
     async fn range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
         let (request, _) = decode::<pb::RangeRequest>(request)?;
         let read = convert::range(request).map_err(KvError::from)?;
-        let answer = self.0.handle.range(read).await?;
-        Ok(Response::new(encode::range(&self.0.ids, &answer)))
+        if read.late_sort.is_some()
+            || read.query.sort.is_some()
+            || read.query.filter != RevisionFilter::default()
+        {
+            let answer = self.0.handle.range(read).await?;
+            return Ok(Response::new(encode::range(&self.0.ids, &answer)));
+        }
+        Ok(Response::new(natural_range(&self.0, read.query).await?))
     }
 
     type RangeStreamStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
@@ -96,6 +102,28 @@ impl Kv for KvService {
         }
         Ok(Response::new(encode::header_only(&self.0.ids, header)))
     }
+}
+
+/// A read in key order, written while it is produced.
+async fn natural_range(member: &Member, query: RangeQuery) -> Result<Bytes, KvError> {
+    let (limit, keys_only) = (query.limit, query.keys_only);
+    let mut long = match member.handle.start(query).await? {
+        Start::Whole(answer) => return Ok(encode::range(&member.ids, &answer)),
+        Start::Long(long) => long,
+    };
+    let mut out = encode::RangeWriter::new(&member.ids, long.header, keys_only);
+    let total = if limit == 0 { long.count } else { long.count.min(limit as u64) };
+    let mut left = total;
+    while left > 0 {
+        let mut chunk = long.next().await?;
+        if chunk.is_empty() {
+            break;
+        }
+        chunk.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        out.push(&chunk, left);
+        left -= chunk.len() as u64;
+    }
+    Ok(out.finish(encode::RangeTail { more: total < long.count, count: long.count }))
 }
 
 /// Sends a range in key order; header, `more` and `count` only in the last chunk. A pin that was lost to a compaction

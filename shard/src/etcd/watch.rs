@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::Member;
+use super::{Member, front::transport_status};
 use crate::{
     encode,
     etcd_status::{KvError, status},
@@ -82,7 +82,7 @@ impl Session {
                 () = to.closed() => return Ok(()),
                 () = woken.notified() => self.pull = true,
                 request = requests.next(), if !half_closed && self.ready.len() < READY_MAX => match request {
-                    Some(request) => self.request(request?).await?,
+                    Some(request) => self.request(request.map_err(transport_status)?).await?,
                     None => half_closed = true,
                 },
                 room = to.reserve(), if has_output => {
