@@ -1,4 +1,5 @@
 //! etcd's API as a client meets it: checks, limits, streams of ranges, leases, alarms, the end of a process.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

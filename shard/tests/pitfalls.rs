@@ -1,4 +1,5 @@
 //! What others got wrong and a shard alone can show; the ids are those of the list of pitfalls.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

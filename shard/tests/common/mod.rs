@@ -1,5 +1,6 @@
 //! A shard in this process on port 0, and a client that speaks protobuf through the raw services.
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::time::Duration;
 
