@@ -42,7 +42,7 @@ pub struct ShardCommand {
 pub struct RouterCommand {
     /// The router's own flags.
     #[command(flatten)]
-    pub args: kindred_router::Args,
+    pub args: kindred_router::config::Args,
     /// Whom to follow.
     #[command(flatten)]
     pub parent: ParentArgs,

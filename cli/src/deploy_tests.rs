@@ -13,6 +13,10 @@ fn deploy(file: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
+fn yaml(text: &str) -> serde_json::Value {
+    serde_saphyr::from_str(text).unwrap()
+}
+
 /// Parses a command line as the program that it names would.
 fn check(words: &[String]) {
     let (program, rest) = words.split_first().expect("a command line has a program");
@@ -44,7 +48,7 @@ fn systemd_units_start_what_exists() {
 
 #[test]
 fn compose_and_image_commands_parse() {
-    let compose: serde_json::Value = parse::yaml_value(&deploy("compose.yaml")).unwrap();
+    let compose = yaml(&deploy("compose.yaml"));
     let services = compose["services"].as_object().unwrap();
     let mut commands = 0;
     for (name, service) in services {
@@ -65,28 +69,28 @@ fn compose_and_image_commands_parse() {
 
 #[test]
 fn the_compose_configuration_names_its_services() {
-    let config = parse::config(&deploy("kindred.yaml")).unwrap();
+    let config = parse::parse_config(&deploy("kindred.yaml")).unwrap();
     let map = validate::validate(&config).unwrap_or_else(|errors| panic!("{errors:?}"));
     drop(map);
-    let compose: serde_json::Value = parse::yaml_value(&deploy("compose.yaml")).unwrap();
+    let compose = yaml(&deploy("compose.yaml"));
     for store in &config.stores {
         let command = &compose["services"][store.name.to_string()]["command"];
         let words: Vec<String> = serde_json::from_value(command.clone()).unwrap();
         let at = words.iter().position(|w| w == "--slot").expect("--slot");
-        assert_eq!(words[at + 1], store.slot.to_string(), "slot of {}", store.name);
+        assert_eq!(words[at + 1], store.slot.unwrap().to_string(), "slot of {}", store.name);
         assert_eq!(store.endpoints, [format!("http://{}:2379", store.name)]);
     }
 }
 
 #[test]
 fn kubeadm_and_k3s_files_name_three_tls_files_and_an_endpoint() {
-    let kubeadm: serde_json::Value = parse::yaml_value(&deploy("kubeadm/cluster-configuration.yaml")).unwrap();
+    let kubeadm = yaml(&deploy("kubeadm/cluster-configuration.yaml"));
     let external = kubeadm["etcd"]["external"].as_object().unwrap();
     for field in ["caFile", "certFile", "keyFile"] {
         assert!(external[field].as_str().unwrap().starts_with('/'), "{field}");
     }
     assert!(external["endpoints"][0].as_str().unwrap().starts_with("https://"));
-    let k3s: serde_json::Value = parse::yaml_value(&deploy("k3s/config.yaml")).unwrap();
+    let k3s = yaml(&deploy("k3s/config.yaml"));
     for field in ["datastore-endpoint", "datastore-cafile", "datastore-certfile", "datastore-keyfile"] {
         assert!(k3s[field].is_string(), "{field}");
     }

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         }
         Command::Router(args) => {
             parent::follow(args.parent);
-            kindred_router::run(args.args)
+            kindred_router::run::run(&args.args)
         }
         Command::Health(args) => health::run(&args),
     };

@@ -93,9 +93,9 @@ pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
 }
 
 fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
-    let Some(path) = path else { return Ok(parse::default_config()) };
+    let Some(path) = path else { return Ok(parse::parse_config(parse::DEFAULT_CONFIG)?) };
     let text = fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
-    let config = parse::config(&text).with_context(|| format!("--config {}", path.display()))?;
+    let config = parse::parse_config(&text).with_context(|| format!("--config {}", path.display()))?;
     // Only what `up` itself fills in may be missing: the endpoints of the shards that it runs.
     let none: SocketAddr = ([127, 0, 0, 1], 1).into();
     let listens: Vec<_> = layout::local_shards(&config).into_iter().map(|shard| (shard, none)).collect();
@@ -122,7 +122,7 @@ fn prepare_tls(args: &mut UpArgs) -> anyhow::Result<Option<InternalTls>> {
     if !outer && !args.auto_tls {
         return Ok(None);
     }
-    let made = auto_tls::ensure(&args.data_dir.join("auto-tls")).context("making certificates for --auto-tls")?;
+    let made = auto_tls::create(&args.data_dir.join("auto-tls"), &[]).context("making certificates for --auto-tls")?;
     if args.auto_tls {
         args.tls.cert_file = Some(made.server_cert.clone());
         args.tls.key_file = Some(made.server_key.clone());

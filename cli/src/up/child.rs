@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
-    process::{Child, ChildStdout, Command},
+    process::{Child, ChildStdin, ChildStdout, Command},
 };
 
 /// How long a child may take from its start to its ready line.
@@ -72,6 +72,8 @@ pub enum ChildError {
 /// A running child. Dropping it kills the process.
 pub struct Running {
     child: Child,
+    /// Held open for as long as the child is to live; taken out of `child` because waiting for it would close it.
+    _stdin: Option<ChildStdin>,
     stdout: Lines<BufReader<ChildStdout>>,
 }
 
@@ -96,6 +98,7 @@ impl Spec {
                 source,
             })?;
         let stdout = child.stdout.take().expect("stdout was set to a pipe three lines above");
+        let stdin = child.stdin.take();
         let mut stdout = BufReader::new(stdout).lines();
         let ready = tokio::time::timeout(READY_WITHIN, async {
             while let Ok(Some(line)) = stdout.next_line().await {
@@ -108,7 +111,7 @@ impl Spec {
         .await
         .map_err(|_| ChildError::NotReady { name: self.name.clone() })?;
         match ready {
-            Some(ready) => Ok((Running { child, stdout }, ready)),
+            Some(ready) => Ok((Running { child, _stdin: stdin, stdout }, ready)),
             None => {
                 let status = child.wait().await.map_or_else(|e| e.to_string(), |s| s.to_string());
                 Err(ChildError::Ended { name: self.name.clone(), status })
@@ -215,6 +218,20 @@ mod tests {
         };
         let error = spec.start().await.map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("exit status: 3"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn waiting_for_a_child_keeps_its_standard_input_open() {
+        let spec = Spec {
+            name: "shard x".to_owned(),
+            program: "/bin/sh".into(),
+            args: vec!["-c".to_owned(), "echo kindred-shard ready; read line; exit 7".to_owned()],
+            ready_prefix: "kindred-shard ready",
+        };
+        let (mut running, _) = spec.start().await.unwrap();
+        let waited = tokio::time::timeout(Duration::from_millis(300), running.ended()).await;
+        assert!(waited.is_err(), "the child saw the end of its input: {waited:?}");
+        drop(running);
     }
 
     #[tokio::test]

@@ -27,8 +27,8 @@ pub struct LocalShard {
     pub index: usize,
     /// Name in the configuration.
     pub name: String,
-    /// Slot of its revisions.
-    pub slot: u16,
+    /// Slot of its revisions; validated to be given.
+    pub slot: u32,
 }
 
 /// The stores without endpoints: those are run here; the others run elsewhere already.
@@ -38,8 +38,8 @@ pub fn local_shards(config: &KindredConfig) -> Vec<LocalShard> {
         .stores
         .iter()
         .enumerate()
-        .filter(|(_, store)| store.kind == StoreType::Shard && store.endpoints.is_empty())
-        .map(|(index, store)| LocalShard { index, name: store.name.to_string(), slot: store.slot })
+        .filter(|(_, store)| store.store_type == StoreType::Shard && store.endpoints.is_empty())
+        .map(|(index, store)| LocalShard { index, name: store.name.to_string(), slot: store.slot.unwrap_or_default() })
         .collect()
 }
 

@@ -120,7 +120,7 @@ async fn keep(spec: Spec, mut running: Running, stop: CancellationToken) {
             () = stop.cancelled() => return running.stop(STOP_GRACE).await,
             how = running.ended() => how,
         };
-        warn!("{} (pid gone) ended: {how}", spec.name);
+        warn!("{} ended: {how}; starting it again", spec.name);
         let Some(again) = restart(&spec, &mut backoff, &stop).await else { return };
         running = again;
     }
