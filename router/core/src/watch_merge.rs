@@ -1,0 +1,442 @@
+//! One ordered stream out of the feeds of several stores (R6), as a state machine.
+//!
+//! Every store assigns its own revisions, so the feeds of a range that spans stores arrive interleaved at random. An
+//! event is safe to show once no other store can still have an earlier one: when every source has *proved* its feed
+//! up to that revision, by a watermark or by an event of its own. That is the whole rule, and everything here follows
+//! from one number, the **bound** = the minimum over the sources of what each has proved:
+//!
+//! * what is buffered at or below the bound is emitted, in order; so every buffered event lies above it,
+//! * so a source that stands *at* the bound has nothing buffered: it holds the others back, and reading it never adds
+//!   to the buffer without raising the bound. It is therefore always readable, whatever the budget says, and
+//!   back-pressure cannot deadlock,
+//! * a source below the newest buffered event is asked for a watermark ([`Command::Advance`]). One ask at a time: under
+//!   load, the next one stands for every event that came meanwhile.
+//!
+//! A source is all that *one* store serves of the range: a store never splits a revision, and no two stores assign the
+//! same one (R1). When the map changes, build a new merge at [`WatchMerge::merged`] and open every feed at the revision
+//! after it: nothing above it was emitted.
+//!
+//! A wrong input is a typed error that changes nothing; the caller ends the feed with it (pitfall E6: an event below a
+//! published watermark must be neither emitted nor dropped in silence).
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use kindred_partition_config::ids::Revision;
+
+/// A source by its place in the merge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourceIx(pub usize);
+
+impl fmt::Display for SourceIx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// All events of one revision: never split.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry<T> {
+    /// Their revision.
+    pub revision: Revision,
+    /// What they count for in a budget.
+    pub bytes: usize,
+    /// The events.
+    pub payload: T,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event<T> {
+    /// Whole revisions, in increasing order.
+    Events {
+        /// From where.
+        source: SourceIx,
+        /// The revisions.
+        batch: Vec<Entry<T>>,
+    },
+    /// No event at or below this revision is still to come from the source.
+    Watermark {
+        /// From where.
+        source: SourceIx,
+        /// The promise.
+        revision: Revision,
+    },
+    /// The feed broke: nothing more comes from it until it is resumed.
+    SourceLost {
+        /// Which.
+        source: SourceIx,
+    },
+    /// The feed is open again.
+    SourceResumed {
+        /// Which.
+        source: SourceIx,
+        /// Its first revision: what [`Command::Resume`] asked for.
+        from: Revision,
+    },
+    /// The store restarted uncleanly and forgot what lies in the gap `(last, first)` (R10).
+    RolledBack {
+        /// Which; it must be lost.
+        source: SourceIx,
+        /// Its last durable revision, D.
+        last: Revision,
+        /// Its first revision afterwards, s.
+        first: Revision,
+    },
+    /// The source has lost history that is still needed.
+    Compacted {
+        /// Which.
+        source: SourceIx,
+        /// The first revision that it can serve.
+        floor: Revision,
+    },
+    /// The source did not take the advance (its clock may not go that far, R3). Not asked again before a [`Event::Retry`].
+    AdvanceFailed {
+        /// Which.
+        source: SourceIx,
+    },
+    /// The caller's back-off after a failed advance is over.
+    Retry {
+        /// Which.
+        source: SourceIx,
+    },
+}
+
+/// What the caller must do, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command<T> {
+    /// The next revision of the merged stream.
+    Emit(Entry<T>),
+    /// No event at or below this is still to come in the merged stream. Not given where an emitted event says as much.
+    Watermark(Revision),
+    /// Ask the source for a watermark; its only answer is the one in its feed.
+    Advance {
+        /// Which.
+        source: SourceIx,
+        /// At least this.
+        to: Revision,
+    },
+    /// Open the feed again here, then [`Event::SourceResumed`].
+    Resume {
+        /// Which.
+        source: SourceIx,
+        /// The revision after the last one that it proved.
+        from: Revision,
+    },
+    /// Stop reading the source: the buffer is full and others hold it back.
+    Pause(SourceIx),
+    /// Read it again.
+    Unpause(SourceIx),
+    /// This source holds back a full buffer: for metrics.
+    Lagging(SourceIx),
+    /// The merged stream ends: a part of its history is gone. Nothing is taken after it.
+    Compacted {
+        /// The first revision that can be served.
+        floor: Revision,
+    },
+}
+
+/// An input that breaks the contract of a feed. Nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MergeError {
+    /// An event that the source's own promise excludes, or that came before.
+    #[error("source {source_ix}: event at {revision}, though proved up to {proved}")]
+    LateEvent {
+        /// Which.
+        source_ix: SourceIx,
+        /// The event's.
+        revision: Revision,
+        /// What the source had proved, earlier events of the batch included.
+        proved: Revision,
+    },
+    /// A watermark below what the source proved.
+    #[error("source {source_ix}: watermark goes back to {revision} from {proved}")]
+    WatermarkBack {
+        /// Which.
+        source_ix: SourceIx,
+        /// The watermark.
+        revision: Revision,
+        /// What the source had proved.
+        proved: Revision,
+    },
+    /// Two stores assigned one revision (R1).
+    #[error("source {source_ix}: revision {revision} came from another source too")]
+    SharedRevision {
+        /// The second one.
+        source_ix: SourceIx,
+        /// The revision.
+        revision: Revision,
+    },
+    /// A message of a source that is lost, or a resume of one that is not.
+    #[error("source {source_ix}: message in the wrong state")]
+    WrongState {
+        /// Which.
+        source_ix: SourceIx,
+    },
+    /// A feed that was opened elsewhere than asked: it would miss or repeat events.
+    #[error("source {source_ix}: resumed at {from}, wanted {wanted}")]
+    WrongResume {
+        /// Which.
+        source_ix: SourceIx,
+        /// Where it was opened.
+        from: Revision,
+        /// Where it had to be.
+        wanted: Revision,
+    },
+    /// There is no such source.
+    #[error("no source {0}")]
+    UnknownSource(SourceIx),
+    /// The stream ended as compacted before.
+    #[error("the merged stream has ended")]
+    Ended,
+}
+
+#[derive(Debug)]
+struct Source {
+    /// No event at or below this is still to come.
+    proved: Revision,
+    live: bool,
+    /// The advance under way.
+    asked: Option<Revision>,
+    /// An advance failed and the back-off is not over.
+    refused: bool,
+    paused: bool,
+}
+
+/// The merge of one watched range.
+#[derive(Debug)]
+pub struct WatchMerge<T> {
+    sources: Vec<Source>,
+    /// All above the bound, between steps.
+    buffer: BTreeMap<Revision, (SourceIx, Entry<T>)>,
+    buffered_bytes: usize,
+    budget_bytes: usize,
+    /// Set when the buffer passes the budget, cleared at half of it, so that sources are not paused in every step.
+    full: bool,
+    /// The bound as it was told.
+    merged: Revision,
+    ended: bool,
+}
+
+impl<T> WatchMerge<T> {
+    /// A merge of `sources` feeds, each open at the revision after `after`. The buffer passes `budget_bytes` by at most
+    /// one batch of each source.
+    #[must_use]
+    pub fn new(sources: usize, after: Revision, budget_bytes: usize) -> Self {
+        let source = |_| Source { proved: after, live: true, asked: None, refused: false, paused: false };
+        Self {
+            sources: (0..sources).map(source).collect(),
+            buffer: BTreeMap::new(),
+            buffered_bytes: 0,
+            budget_bytes,
+            full: false,
+            merged: after,
+            ended: false,
+        }
+    }
+
+    /// No event at or below this is still to come in the merged stream.
+    #[must_use]
+    pub fn merged(&self) -> Revision {
+        self.merged
+    }
+
+    /// What the source has proved: its feed resumes at the revision after it.
+    #[must_use]
+    pub fn position(&self, source: SourceIx) -> Option<Revision> {
+        self.sources.get(source.0).map(|source| source.proved)
+    }
+
+    /// Bytes that wait for other sources.
+    #[must_use]
+    pub fn buffered_bytes(&self) -> usize {
+        self.buffered_bytes
+    }
+
+    /// The sources that hold buffered events back, for metrics.
+    pub fn holding_back(&self) -> impl Iterator<Item = SourceIx> {
+        let any = !self.buffer.is_empty();
+        let at_bound = move |(_, source): &(usize, &Source)| any && source.proved == self.merged;
+        self.sources.iter().enumerate().filter(at_bound).map(|(index, _)| SourceIx(index))
+    }
+
+    /// Takes what happened.
+    ///
+    /// # Errors
+    /// When a feed breaks its contract; the state is as before, and the feed should end.
+    pub fn step(&mut self, event: Event<T>) -> Result<Vec<Command<T>>, MergeError> {
+        if self.ended {
+            return Err(MergeError::Ended);
+        }
+        let mut commands = Vec::new();
+        match event {
+            Event::Events { source, batch } => self.take(source, batch)?,
+            Event::Watermark { source, revision } => self.prove(source, revision)?,
+            Event::SourceLost { source } => {
+                let from = self.lose(source)?;
+                commands.push(Command::Resume { source, from });
+            }
+            Event::SourceResumed { source, from } => self.resume(source, from)?,
+            Event::RolledBack { source, last, first } => {
+                commands.push(self.roll_back(source, last, first)?);
+            }
+            Event::Compacted { source, floor } => {
+                self.source(source)?;
+                commands.push(self.end(floor));
+            }
+            Event::AdvanceFailed { source } => {
+                let state = self.source(source)?;
+                // The answer to an ask that a loss or a watermark has settled since says nothing.
+                state.refused = state.asked.take().is_some() || state.refused;
+            }
+            Event::Retry { source } => self.source(source)?.refused = false,
+        }
+        if !self.ended {
+            self.settle(&mut commands);
+        }
+        Ok(commands)
+    }
+
+    fn source(&mut self, source: SourceIx) -> Result<&mut Source, MergeError> {
+        self.sources.get_mut(source.0).ok_or(MergeError::UnknownSource(source))
+    }
+
+    fn in_state(&mut self, source_ix: SourceIx, live: bool) -> Result<&mut Source, MergeError> {
+        let source = self.source(source_ix)?;
+        if source.live == live { Ok(source) } else { Err(MergeError::WrongState { source_ix }) }
+    }
+
+    fn take(&mut self, source_ix: SourceIx, batch: Vec<Entry<T>>) -> Result<(), MergeError> {
+        // All checks come first: half a batch must not be taken.
+        let mut proved = self.in_state(source_ix, true)?.proved;
+        for Entry { revision, .. } in &batch {
+            if *revision <= proved {
+                return Err(MergeError::LateEvent { source_ix, revision: *revision, proved });
+            }
+            if self.buffer.contains_key(revision) {
+                return Err(MergeError::SharedRevision { source_ix, revision: *revision });
+            }
+            proved = *revision;
+        }
+        for entry in batch {
+            self.buffered_bytes += entry.bytes;
+            self.buffer.insert(entry.revision, (source_ix, entry));
+        }
+        self.prove(source_ix, proved)
+    }
+
+    fn prove(&mut self, source_ix: SourceIx, revision: Revision) -> Result<(), MergeError> {
+        let source = self.in_state(source_ix, true)?;
+        if revision < source.proved {
+            return Err(MergeError::WatermarkBack { source_ix, revision, proved: source.proved });
+        }
+        source.proved = revision;
+        if source.asked.is_some_and(|to| to <= revision) {
+            source.asked = None;
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, source: SourceIx) -> Result<Revision, MergeError> {
+        let source = self.in_state(source, true)?;
+        source.live = false;
+        source.asked = None;
+        Ok(source.proved.next())
+    }
+
+    fn resume(&mut self, source_ix: SourceIx, from: Revision) -> Result<(), MergeError> {
+        let source = self.in_state(source_ix, false)?;
+        let wanted = source.proved.next();
+        if from != wanted {
+            return Err(MergeError::WrongResume { source_ix, from, wanted });
+        }
+        source.live = true;
+        source.refused = false;
+        source.paused = false;
+        Ok(())
+    }
+
+    fn roll_back(
+        &mut self,
+        source_ix: SourceIx,
+        last: Revision,
+        first: Revision,
+    ) -> Result<Command<T>, MergeError> {
+        self.in_state(source_ix, false)?;
+        if self.merged > last {
+            return Ok(self.end(first));
+        }
+        let forgotten = |of: &SourceIx, revision: &Revision| *of == source_ix && *revision > last;
+        let freed: usize = self
+            .buffer
+            .extract_if(.., |revision, (of, _)| forgotten(of, revision))
+            .map(|(_, (_, entry))| entry.bytes)
+            .sum();
+        self.buffered_bytes -= freed;
+        let source = self.source(source_ix)?;
+        source.proved = source.proved.min(last);
+        Ok(Command::Resume { source: source_ix, from: source.proved.next() })
+    }
+
+    fn end(&mut self, floor: Revision) -> Command<T> {
+        self.ended = true;
+        self.buffer.clear();
+        self.buffered_bytes = 0;
+        Command::Compacted { floor }
+    }
+
+    /// Emits what has become safe, then asks, pauses and unpauses.
+    fn settle(&mut self, commands: &mut Vec<Command<T>>) {
+        let Some(bound) = self.sources.iter().map(|source| source.proved).min() else { return };
+        let mut said = self.merged;
+        while let Some(first) = self.buffer.first_entry().filter(|first| *first.key() <= bound) {
+            let (_, entry) = first.remove();
+            self.buffered_bytes -= entry.bytes;
+            said = entry.revision;
+            commands.push(Command::Emit(entry));
+        }
+        if bound > said {
+            commands.push(Command::Watermark(bound));
+        }
+        // `proved` of a source falls only in a roll back, and not below `merged`.
+        debug_assert!(bound >= self.merged, "the merged watermark went back");
+        self.merged = bound;
+        self.pause_or_read(bound, commands);
+        self.ask(commands);
+    }
+
+    fn pause_or_read(&mut self, bound: Revision, commands: &mut Vec<Command<T>>) {
+        let was_full = self.full;
+        let low = if was_full { self.budget_bytes / 2 } else { self.budget_bytes };
+        self.full = self.buffered_bytes > low;
+        for (index, source) in self.sources.iter_mut().enumerate().filter(|(_, source)| source.live) {
+            let holds_back = source.proved == bound;
+            let pause = self.full && !holds_back;
+            if pause != source.paused {
+                source.paused = pause;
+                let index = SourceIx(index);
+                commands.push(if pause { Command::Pause(index) } else { Command::Unpause(index) });
+            }
+        }
+        if self.full && !was_full {
+            let lagging: Vec<_> = self.holding_back().map(Command::Lagging).collect();
+            commands.extend(lagging);
+        }
+    }
+
+    fn ask(&mut self, commands: &mut Vec<Command<T>>) {
+        let Some((to, _)) = self.buffer.last_key_value() else { return };
+        for (index, source) in self.sources.iter_mut().enumerate() {
+            // A paused source would not be heard; it is asked when it holds the others back.
+            let quiet = !source.live || source.paused || source.refused || source.asked.is_some();
+            if !quiet && source.proved < *to {
+                source.asked = Some(*to);
+                commands.push(Command::Advance { source: SourceIx(index), to: *to });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "watch_merge_test.rs"]
+mod tests;

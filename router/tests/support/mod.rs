@@ -1,0 +1,149 @@
+//! A router in this process over `kindred-shard` processes, beside the test binary's own directory.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use clap::Parser;
+use kindred_proto::etcdserverpb as pb;
+use kindred_router::config::Args;
+use kindred_router::run::{Bound, bind};
+use kindred_transport::Drain;
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+/// `target/<profile>/kindred-shard`, when it was built.
+pub fn shard_binary() -> Option<PathBuf> {
+    let test = std::env::current_exe().unwrap();
+    let binary = test.parent()?.parent()?.join("kindred-shard");
+    if !binary.exists() {
+        eprintln!("skipped: {} is not built (cargo build -p kindred-shard)", binary.display());
+        return None;
+    }
+    Some(binary)
+}
+
+pub struct Shard {
+    child: Option<Child>,
+    binary: PathBuf,
+    slot: u16,
+    dir: tempfile::TempDir,
+    socket: PathBuf,
+}
+
+impl Shard {
+    pub fn start(binary: &Path, slot: u16) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s.sock");
+        let mut shard = Self { child: None, binary: binary.to_owned(), slot, dir, socket };
+        shard.again();
+        shard
+    }
+
+    pub fn again(&mut self) {
+        let _ = std::fs::remove_file(&self.socket);
+        let child = Command::new(&self.binary)
+            .args(["--slot", &self.slot.to_string(), "--admin-listen", "127.0.0.1:0", "--listen"])
+            .arg(self.url())
+            .arg("--data-dir")
+            .arg(self.dir.path().join("data"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn();
+        self.child = Some(child.unwrap());
+    }
+
+    pub fn url(&self) -> String {
+        format!("unix:{}", self.socket.display())
+    }
+
+    pub async fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().await.unwrap();
+        }
+    }
+}
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+}
+
+/// A router with pods on their own store.
+pub async fn router(default: &str, pods: &str) -> (Bound, Drain, Channel) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    let text = format!(
+        "default: default\nstores:\n- {{name: default, slot: 1, endpoints: ['{default}']}}\n\
+         - {{name: pods, slot: 4, endpoints: ['{pods}']}}\npartitions:\n\
+         - {{metadata: {{name: pods}}, resource: pods, serviceGroupId: pods}}\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let flags =
+        ["x", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config", file.to_str().unwrap()];
+    let settings = Cli::parse_from(flags).args.settings().unwrap();
+    let drain = Drain::new(Duration::from_secs(2));
+    let bound = bind(settings, &drain, None).await.unwrap();
+    let url = format!("http://{}", bound.listen[0].trim_start_matches("http://"));
+    let channel = Channel::from_shared(url).unwrap().connect_lazy();
+    (bound, drain, channel)
+}
+
+pub async fn all_up(bound: &Bound) {
+    for store in bound.app.stores.iter() {
+        tokio::time::timeout(Duration::from_secs(10), store.state().wait_up()).await.expect("store is up");
+    }
+}
+
+pub async fn put(channel: &Channel, key: &str) -> i64 {
+    let request = pb::PutRequest { key: key.to_owned().into(), value: "v".into(), ..Default::default() };
+    let answer = pb::kv_client::KvClient::new(channel.clone()).put(request).await.unwrap();
+    answer.into_inner().header.unwrap().revision
+}
+
+pub struct WatchStream {
+    pub requests: mpsc::Sender<pb::WatchRequest>,
+    pub answers: Streaming<pb::WatchResponse>,
+}
+
+impl WatchStream {
+    pub async fn open(channel: &Channel) -> Self {
+        let (requests, queue) = mpsc::channel(16);
+        let mut client = pb::watch_client::WatchClient::new(channel.clone());
+        let answers = client.watch(ReceiverStream::new(queue)).await.unwrap().into_inner();
+        Self { requests, answers }
+    }
+
+    pub async fn create(&mut self, prefix: &str, start_revision: i64, watch_id: i64) {
+        let mut end = prefix.as_bytes().to_vec();
+        *end.last_mut().unwrap() += 1;
+        let create = pb::WatchCreateRequest {
+            key: prefix.to_owned().into(),
+            range_end: end.into(),
+            start_revision,
+            watch_id,
+            ..Default::default()
+        };
+        self.send(pb::watch_request::RequestUnion::CreateRequest(create)).await;
+    }
+
+    pub async fn send(&mut self, union: pb::watch_request::RequestUnion) {
+        self.requests.send(pb::WatchRequest { request_union: Some(union) }).await.unwrap();
+    }
+
+    pub async fn next(&mut self) -> pb::WatchResponse {
+        let answer = tokio::time::timeout(Duration::from_secs(10), self.answers.message());
+        answer.await.expect("an answer in time").expect("no error").expect("not the end")
+    }
+
+    pub async fn nothing(&mut self, millis: u64) {
+        let answer = tokio::time::timeout(Duration::from_millis(millis), self.answers.message()).await;
+        assert!(answer.is_err(), "{answer:?}");
+    }
+}
