@@ -67,12 +67,10 @@ struct Stream {
     next_id: i64,
     /// What is to be said before any event.
     control: VecDeque<WatchOut>,
-    /// Periodic progress to be said before any further event; the newest of a watch takes the place of older ones.
-    periodic: BTreeMap<WatchId, Revision>,
     pending: VecDeque<WatchKey>,
     /// The highest revision of an event or a progress said on this stream.
     high: Option<Revision>,
-    manual: progress::Manual,
+    wish: progress::Wish,
     woken: bool,
 }
 
@@ -194,7 +192,6 @@ impl Watches {
         let Some(stream) = self.streams.get_mut(&stream_id) else { return false };
         let header = if let Some(key) = stream.watches.remove(&id) {
             stream.pending.retain(|other| *other != key);
-            stream.periodic.remove(&id);
             let watch = self.forget(key);
             let range = watch.map_or_else(KeyRange::everything, |watch| watch.spec.range);
             let scope = space.scope(&range);

@@ -1,25 +1,32 @@
 //! Progress (R7): promises that no event at or below a revision is still to come on a stream.
 //!
-//! A manual request fixes a target, the current revision of everything that the stream watches; until it is answered no
-//! event above it is delivered, so the answer waits for finitely much (B1) and is never below an event that was said.
+//! A wish fixes a target: the current revision of everything that the stream watches, or for periodic progress the
+//! present. Until it is answered no event above it is delivered; so an answer waits for finitely much (B3), is never below
+//! an event that was said (A7, B1), and every watch of the stream has reached it.
+
+use std::collections::BTreeSet;
 
 use kindred_partition_config::ids::Revision;
 
-use super::{Stream, Watches};
+use super::Watches;
 use crate::{
-    engine::StreamId,
+    engine::{StreamId, WatchId, WatchOut},
     space::{Scope, Space},
 };
 
-/// A client's wish for a manual progress.
+/// What a stream has to answer once its watches have reached the target.
 #[derive(Debug, Default)]
-pub(super) struct Manual {
+pub(super) struct Wish {
     target: Option<Revision>,
-    /// Asked again when more than the target was current: one more answer is due after this one.
+    /// The client asked.
+    manual: bool,
+    /// Watches whose periodic progress is due.
+    periodic: BTreeSet<WatchId>,
+    /// The client asked when more than the target was current: one more answer is due after this one.
     again: bool,
 }
 
-impl Manual {
+impl Wish {
     pub(super) fn target(&self) -> Option<Revision> {
         self.target
     }
@@ -29,52 +36,64 @@ impl Watches {
     pub(crate) fn request_progress(&mut self, space: &mut Space, id: StreamId) {
         let Some(current) = self.raise_all(space, id, None) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        match stream.manual.target {
-            None => stream.manual.target = Some(current),
-            // What was current when this request came in must be covered by an answer, and the one in flight may not.
-            Some(target) => stream.manual.again |= current > target,
+        let wish = &mut stream.wish;
+        // What was current when this request came in must be covered by its answer, and one in flight may not do that.
+        if *wish.target.get_or_insert(current) >= current {
+            wish.manual = true;
+        } else {
+            wish.again = true;
         }
         Self::wake(&mut self.streams, &mut self.wakes, id);
     }
 
-    /// Answers a manual request whose target every watch has reached. `Some(Some(revision))` is the answer;
-    /// `Some(None)` means that there is another target to deliver to, `None` that there is nothing to do.
-    pub(super) fn conclude_progress(&mut self, space: &mut Space, id: StreamId) -> Option<Option<Revision>> {
+    /// Answers a wish whose target every watch has reached. `None` when there is none such; an empty answer means that
+    /// the target is another now, or given up.
+    pub(super) fn conclude_progress(&mut self, space: &mut Space, id: StreamId) -> Option<Vec<WatchOut>> {
         let stream = self.streams.get(&id)?;
-        let target = stream.manual.target?;
+        let target = stream.wish.target?;
         let behind = |key| self.watches.get(key).is_some_and(|watch| watch.next <= target);
         if stream.pending.iter().any(behind) {
             return None;
         }
-        let said_above = stream.high.is_some_and(|high| high > target);
-        let first_start = self.highest_start(stream);
-        let again = stream.manual.again;
-        if said_above || first_start.is_none_or(|start| start > target) {
-            // A watch was created, or a periodic progress said, in the meantime.
-            let current = self.raise_all(space, id, None);
-            let reachable = current
-                .filter(|current| *current > target && first_start.is_some_and(|start| start <= *current));
-            let stream = self.streams.get_mut(&id)?;
-            stream.manual = Manual { target: reachable, again: false };
-            return reachable.map(|_| None);
+        let started = |key| self.watches.get(key).is_some_and(|watch| watch.start <= target);
+        let all_started = !stream.watches.is_empty() && stream.watches.values().all(started);
+        let due = stream.wish.periodic.iter().filter(|id| stream.watches.get(id).is_some_and(started));
+        let mut said: Vec<WatchOut> =
+            due.map(|id| WatchOut::Progress { id: Some(*id), header: target }).collect();
+        if stream.wish.manual && all_started {
+            said.push(WatchOut::Progress { id: None, header: target });
         }
-        let next = if again { self.raise_all(space, id, None) } else { None };
+        if !said.is_empty() {
+            // Also for watches created since the target was fixed.
+            for scope in self.scopes(space, id) {
+                space.raise_visible(&scope, target);
+            }
+        }
+        let stream = self.streams.get(&id)?;
+        // A watch created in the meantime may start above the target, but hardly above what is current now.
+        let again = stream.wish.again || (stream.wish.manual && !all_started);
+        let current = if again { self.raise_all(space, id, None) } else { None };
+        let next = current.filter(|current| *current > target);
         let stream = self.streams.get_mut(&id)?;
-        stream.manual = Manual { target: next, again: false };
-        stream.said(target);
-        Some(Some(target))
+        stream.wish = Wish { target: next, manual: next.is_some(), ..Wish::default() };
+        if !said.is_empty() {
+            stream.said(target);
+        }
+        Some(said)
     }
 
-    fn highest_start(&self, stream: &Stream) -> Option<Revision> {
-        stream.watches.values().filter_map(|key| Some(self.watches.get(key)?.start)).max()
+    /// What the stream's watches watch.
+    fn scopes(&self, space: &mut Space, id: StreamId) -> Vec<Scope> {
+        let keys = self.streams.get(&id).into_iter().flat_map(|stream| stream.watches.values());
+        let ranges = keys.filter_map(|key| Some(&self.watches.get(key)?.spec.range));
+        ranges.map(|range| space.scope_to_raise(range)).collect()
     }
 
     /// The highest revision that one of the stream's watches, or the stream, has come to; all are raised to it. `None`
     /// without watches.
     fn raise_all(&mut self, space: &mut Space, id: StreamId, at_least: Option<Revision>) -> Option<Revision> {
         let stream = self.streams.get(&id)?;
-        let ranges = stream.watches.values().filter_map(|key| Some(&self.watches.get(key)?.spec.range));
-        let scopes: Vec<Scope> = ranges.map(|range| space.scope_to_raise(range)).collect();
+        let scopes = self.scopes(space, id);
         let current = scopes.iter().map(|scope| space.visible(scope)).max()?;
         let current = current.max(stream.high.unwrap_or(current)).max(at_least.unwrap_or(current));
         for scope in &scopes {
@@ -88,31 +107,31 @@ impl Watches {
     pub(crate) fn tick(&mut self, space: &mut Space, promised: Revision) {
         let ids: Vec<StreamId> = self.streams.keys().copied().collect();
         for id in ids {
-            let wanted = |watches: &Self, stream: &Stream| {
-                stream
-                    .watches
-                    .values()
-                    .any(|key| watches.watches.get(key).is_some_and(|w| w.spec.progress_notify))
-            };
-            if !self.streams.get(&id).is_some_and(|stream| wanted(self, stream)) {
+            let due = self.due(id);
+            if due.is_empty() {
                 continue;
             }
-            let Some(header) = self.raise_all(space, id, Some(promised)) else { continue };
+            let Some(present) = self.raise_all(space, id, Some(promised)) else { continue };
             let Some(stream) = self.streams.get_mut(&id) else { continue };
-            let mut some = false;
-            for (watch_id, key) in &stream.watches {
-                let Some(watch) = self.watches.get_mut(key).filter(|w| w.spec.progress_notify) else {
-                    continue;
-                };
-                if std::mem::replace(&mut watch.quiet, true) && !watch.pending && watch.start <= header {
-                    stream.periodic.insert(*watch_id, header);
-                    some = true;
-                }
-            }
-            if some {
-                stream.said(header);
-                Self::wake(&mut self.streams, &mut self.wakes, id);
+            stream.wish.target.get_or_insert(present);
+            stream.wish.periodic.extend(due);
+            Self::wake(&mut self.streams, &mut self.wakes, id);
+        }
+    }
+
+    /// The watches of a stream that are due for periodic progress; begins their next period.
+    fn due(&mut self, id: StreamId) -> Vec<WatchId> {
+        let Some(stream) = self.streams.get(&id) else { return Vec::new() };
+        let mut due = Vec::new();
+        for (watch_id, key) in &stream.watches {
+            if let Some(watch) = self.watches.get_mut(key)
+                && watch.spec.progress_notify
+                && std::mem::replace(&mut watch.quiet, true)
+                && !watch.pending
+            {
+                due.push(*watch_id);
             }
         }
+        due
     }
 }

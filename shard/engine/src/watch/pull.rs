@@ -29,7 +29,7 @@ impl Pull {
 
 impl Watches {
     /// See [`crate::engine::Engine::watch_pull`]. Control messages come first, so that `Created` stands before events;
-    /// then periodic progress, which was true before what is still to come; then events of the pending watches in turn.
+    /// then events of the pending watches in turn, up to the progress that is due, if some is; then that; then the rest.
     pub(crate) fn pull(
         &mut self,
         space: &mut Space,
@@ -40,17 +40,13 @@ impl Watches {
         let Some(stream) = self.streams.get_mut(&id) else { return Vec::new() };
         let mut pull =
             Pull { out: stream.control.drain(..).collect(), bytes: 0, max_bytes, scan: SCAN_MAX, floor };
-        for (watch, header) in std::mem::take(&mut stream.periodic) {
-            pull.out.push(WatchOut::Progress { id: Some(watch), header });
-        }
         loop {
             self.deliver(space, id, &mut pull);
             if pull.is_over() {
                 break;
             }
             match self.conclude_progress(space, id) {
-                Some(Some(header)) => pull.out.push(WatchOut::Progress { id: None, header }),
-                Some(None) => {}
+                Some(said) => pull.out.extend(said),
                 None => break,
             }
         }
@@ -64,7 +60,7 @@ impl Watches {
     /// One turn over the pending watches, up to the progress that the client waits for, if it does.
     fn deliver(&mut self, space: &mut Space, id: StreamId, pull: &mut Pull) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let last = stream.manual.target().unwrap_or(Revision(i64::MAX));
+        let last = stream.wish.target().unwrap_or(Revision(i64::MAX));
         // A watch that has more gets its next turn after the others.
         let mut turns = stream.pending.len();
         let mut stuck = 0;
@@ -138,6 +134,6 @@ impl Watches {
 
 impl Stream {
     fn has_more(&self) -> bool {
-        !self.pending.is_empty() || self.manual.target().is_some()
+        !self.pending.is_empty() || self.wish.target().is_some()
     }
 }

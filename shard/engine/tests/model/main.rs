@@ -39,6 +39,6 @@ proptest! {
 
     #[test]
     fn hlc(steps in prop::collection::vec(step(), 1..60)) {
-        run(RevisionMode::Hlc(Slot::new(5).unwrap()), &steps);
+        run(RevisionMode::Hlc(Slot::new(5).expect("below 1024")), &steps);
     }
 }

@@ -86,7 +86,7 @@ fn create(world: &mut World, stream: usize, spec: WatchSpec) {
     if taken {
         assert_eq!(world.engine.watch_create(id, used), Err(EngineError::DuplicateWatchId));
     }
-    let watch = world.engine.watch_create(id, spec.clone()).unwrap();
+    let watch = world.engine.watch_create(id, spec.clone()).expect("a free id");
     world.clients.clients.push(Client {
         stream,
         id: watch,
@@ -176,6 +176,17 @@ fn hear(world: &mut World, stream: usize, message: WatchOut) {
             let which = position(world, stream, id);
             assert!(!world.clients.clients[which].cancelled && !world.clients.clients[which].ended);
             promised(world, which, header);
+            // R7: a client may resume every watch of the stream behind any progress.
+            for which in 0..world.clients.clients.len() {
+                let client = &world.clients.clients[which];
+                if client.stream == stream
+                    && !client.cancelled
+                    && !client.ended
+                    && client.start <= Some(header)
+                {
+                    promised(world, which, header);
+                }
+            }
             let high = &mut world.clients.streams[stream].high;
             assert!(header >= *high, "progress {header} below {high}");
             *high = header;
@@ -226,7 +237,8 @@ fn promised(world: &mut World, which: usize, header: Revision) {
     let range = client.spec.range.clone();
     if header >= world.engine.floor() {
         world.check_range(&range, Some(header), 0);
-        assert!(world.engine.current(std::slice::from_ref(&range)) >= header);
+        let current = world.engine.current(std::slice::from_ref(&range));
+        assert!(current >= header, "{range:?} shows {current} below {header}");
     }
     world.clients.clients[which].above = header;
 }

@@ -239,7 +239,7 @@ impl World {
     ) -> Txn {
         // Small numbers stand for revisions of the past, the latest last.
         let revisions: Vec<i64> = self.reference.changes.iter().rev().map(|c| c.revision).collect();
-        let real = |n: i64| revisions.get(usize::try_from(n).unwrap().wrapping_sub(1)).copied().unwrap_or(0);
+        let real = |n: i64| revisions.get((n as usize).wrapping_sub(1)).copied().unwrap_or(0);
         let target = match target {
             CompareTarget::Mod(n) => CompareTarget::Mod(real(n)),
             CompareTarget::Create(n) => CompareTarget::Create(real(n)),
@@ -346,8 +346,8 @@ impl World {
         let query = RangeQuery { revision: at, limit, ..Self::query(range.clone()) };
         let answer = match self.engine.range(&query) {
             Ok(answer) => answer,
-            Err(EngineError::Future { .. }) => return assert!(at.unwrap() > current),
-            Err(EngineError::Compacted { .. }) => return assert!(at.unwrap() < floor),
+            Err(EngineError::Future { .. }) => return assert!(at > Some(current)),
+            Err(EngineError::Compacted { .. }) => return assert!(at < Some(floor)),
             Err(other) => panic!("{other}"),
         };
         // C1: the header carries the current revision, whatever was asked for.
@@ -361,7 +361,7 @@ impl World {
             want[..cut],
             "{range:?} at {at:?}"
         );
-        let count = self.engine.range(&RangeQuery { count_only: true, ..query }).unwrap();
+        let count = self.engine.range(&RangeQuery { count_only: true, ..query }).expect("as before");
         assert_eq!((count.count, count.kvs.len()), (want.len() as u64, 0));
     }
 
@@ -513,12 +513,12 @@ fn holds(state: &State, compare: &Compare) -> bool {
 }
 
 /// Walks the answer beside the request, over a state that follows it.
-fn check_answer<'p>(
+fn check_answer(
     state: &mut State,
     op: &Op,
     answer: &OpAnswer,
     revision: i64,
-    path: &mut dyn Iterator<Item = &'p bool>,
+    path: &mut dyn Iterator<Item = &bool>,
 ) {
     match (op, answer) {
         (Op::Range(query), OpAnswer::Range(got)) => {
@@ -540,11 +540,11 @@ fn check_answer<'p>(
             let doomed =
                 Reference::changes_of(state, &[Write::Delete { range: delete.range.clone() }], revision);
             assert_eq!(*deleted, doomed.len() as u64);
-            let want: Vec<Kv> = doomed.into_iter().map(|c| c.prev.unwrap()).collect();
+            let want: Vec<Kv> = doomed.into_iter().map(|c| c.prev.expect("it existed")).collect();
             assert_eq!(prev.iter().map(|p| from_version(p).1).collect::<Vec<_>>(), want);
         }
         (Op::Txn(txn), OpAnswer::Txn(got)) => {
-            let holds = *path.next().unwrap();
+            let holds = *path.next().expect("one a transaction");
             assert_eq!(got.succeeded, holds);
             let ops = if holds { &txn.success } else { &txn.failure };
             assert_eq!(ops.len(), got.responses.len());
