@@ -147,3 +147,45 @@ impl WatchStream {
         assert!(answer.is_err(), "{answer:?}");
     }
 }
+
+/// Passes connections on to a shard, until they are cut.
+pub struct Proxy {
+    pub address: String,
+    cut: tokio::sync::watch::Sender<bool>,
+}
+
+impl Proxy {
+    pub async fn start(to: &Shard) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (cut, is_cut) = tokio::sync::watch::channel(false);
+        let socket = to.socket.clone();
+        tokio::spawn(async move {
+            loop {
+                let (mut client, _) = listener.accept().await.unwrap();
+                let (mut is_cut, socket) = (is_cut.clone(), socket.clone());
+                tokio::spawn(async move {
+                    if *is_cut.borrow() {
+                        return;
+                    }
+                    let mut server = tokio::net::UnixStream::connect(socket).await.unwrap();
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                        _ = is_cut.wait_for(|cut| *cut) => {}
+                    }
+                });
+            }
+        });
+        Self { address, cut }
+    }
+
+    pub fn cut(&self, cut: bool) {
+        self.cut.send_replace(cut);
+    }
+}
+
+/// A channel to a shard itself.
+pub async fn direct(shard: &Shard) -> Channel {
+    let endpoint: kindred_transport::Endpoint = shard.url().parse().unwrap();
+    kindred_transport::Connector::default().channel(&endpoint).unwrap()
+}
