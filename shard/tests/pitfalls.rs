@@ -10,7 +10,7 @@ use kindred_proto::{etcdserverpb as pb, mvccpb};
 use tonic::Code;
 
 /// Concurrent creates of one key: exactly one wins.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pitfall_a2_one_of_two_creates_wins() {
     let shard = Shard::start().await;
     let clients = [shard.client().await, shard.client().await];
@@ -34,7 +34,7 @@ async fn pitfall_a2_one_of_two_creates_wins() {
 }
 
 /// A list at its header's revision is whole: list, then watch from the next revision, misses and doubles nothing.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pitfall_a3_list_then_watch_is_complete() {
     const KEYS: usize = 400;
     let shard = Shard::start().await;
@@ -236,7 +236,7 @@ async fn pitfall_a12_many_streams_on_a_connection() {
 }
 
 /// Progress follows the stream's own events under concurrent writes: nothing at or below a promise comes after it.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pitfall_b1_progress_is_in_step_with_the_stream() {
     let interval = Some("100ms".to_owned());
     let options =
@@ -278,4 +278,52 @@ async fn pitfall_b1_progress_is_in_step_with_the_stream() {
         later = watcher.next().await;
     }
     assert!(later.events.is_empty() && later.header.unwrap().revision > first);
+}
+
+/// A client that stops in the middle of a big list holds nothing: not the loop, not the pin, not the memory of the rest.
+#[tokio::test]
+async fn pitfall_b9_a_big_list_that_nobody_reads() {
+    let shard = Shard::start().await;
+    let client = shard.client().await;
+    let value = vec![b'x'; 32 << 10];
+    for key in 0..1000 {
+        client.put(format!("/registry/pods/{key}"), &value).await;
+    }
+    let reader = shard.client().await;
+    let mut list = reader.open_range_stream(range_request("/registry/pods/", "/registry/pods0")).await;
+    assert!(list.message().await.unwrap().is_some());
+    let open = || async { shard.running.handle.call(|core| core.open_counts().0).await.unwrap() };
+    eventually("the list waits for its reader", || async { open().await == 1 }).await;
+    // Writes go on, and the list does not see them.
+    let newest = client.put("/registry/pods/zzz", "new").await;
+    client.compact(newest, true).await.unwrap();
+    drop(list);
+    eventually("the pin is gone", || async { open().await == 0 }).await;
+}
+
+/// A long read stays whole at its revision while keys change and a compaction passes it (A4).
+#[tokio::test]
+async fn pitfall_a4_a_long_read_is_one_snapshot() {
+    let shard = Shard::dense().await;
+    let client = shard.client().await;
+    let value = vec![b'x'; 8 << 10];
+    for key in 0..2000 {
+        client.put(format!("/registry/pods/{key:04}"), &value).await;
+    }
+    let reader = shard.client().await;
+    let mut list = reader.open_range_stream(range_request("/registry/pods/", "/registry/pods0")).await;
+    let mut messages = vec![list.message().await.unwrap().unwrap()];
+    for key in 0..2000 {
+        client.delete(&format!("/registry/pods/{key:04}"), "").await.unwrap();
+    }
+    let newest = client.put("/registry/pods/new", "new").await;
+    client.compact(newest, true).await.unwrap();
+    while let Some(message) = list.message().await.unwrap() {
+        messages.push(message);
+    }
+    let chunks: Vec<_> = messages.into_iter().map(common::decode_chunk).collect();
+    let last = chunks.last().unwrap();
+    assert_eq!((last.count, last.header.unwrap().revision), (2000, 2001));
+    assert_eq!(chunks.iter().map(|chunk| chunk.kvs.len()).sum::<usize>(), 2000);
+    assert!(chunks.iter().flat_map(|chunk| &chunk.kvs).all(|kv| kv.value == value));
 }

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::Member;
+use super::{Member, front::transport_status};
 use crate::etcd_status::{KvError, status};
 
 /// Answers that wait for the connection to take them; the client is not read from meanwhile.
@@ -114,7 +114,7 @@ async fn keep_alive(
     to: &mpsc::Sender<Result<pb::LeaseKeepAliveResponse, Status>>,
 ) -> Result<(), Status> {
     while let Some(request) = requests.next().await {
-        let id = request?.id;
+        let id = request.map_err(transport_status)?.id;
         let call = member.handle.call(move |core| {
             // The header first: it must not be above a revoke that comes right after the renewal.
             let current = core.engine.current_all();

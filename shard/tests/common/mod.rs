@@ -57,6 +57,10 @@ impl Shard {
     }
 }
 
+pub fn decode_chunk(message: Bytes) -> pb::RangeResponse {
+    pb::RangeStreamResponse::decode(message).unwrap().range_response.unwrap()
+}
+
 #[derive(Clone)]
 pub struct Client {
     pub channel: Channel,
@@ -108,8 +112,11 @@ impl Client {
 
     pub async fn range_stream(&self, request: pb::RangeRequest) -> Result<Vec<pb::RangeResponse>, Status> {
         let answers = self.kv().range_stream(Bytes::from(request.encode_to_vec())).await?.into_inner();
-        let decode = |answer| pb::RangeStreamResponse::decode(answer).unwrap().range_response.unwrap();
-        answers.map(|answer| answer.map(decode)).collect().await
+        answers.map(|answer| answer.map(decode_chunk)).collect().await
+    }
+
+    pub async fn open_range_stream(&self, request: pb::RangeRequest) -> Streaming<Bytes> {
+        self.kv().range_stream(Bytes::from(request.encode_to_vec())).await.unwrap().into_inner()
     }
 
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> i64 {
