@@ -139,3 +139,28 @@ async fn leases_span_stores_and_compaction_reaches_all() {
     let refused = kv.range(range).await.unwrap_err();
     assert_eq!(refused.message(), "etcdserver: mvcc: required revision has been compacted");
 }
+
+#[tokio::test]
+async fn creates_sent_ahead_are_answered_in_order() {
+    let Some(binary) = shard_binary() else { return };
+    let (default, pods) = (Shard::start(&binary, 1), Shard::start(&binary, 4));
+    let (bound, _drain, channel) = router(&default.url(), &pods.url()).await;
+    all_up(&bound).await;
+    let mut watch = WatchStream::open(&channel).await;
+    let prefixes = ["pods", "secrets", "configmaps", "pods", "pods", "secrets"];
+    for prefix in prefixes {
+        watch.create(&format!("/registry/{prefix}/"), 0, 0).await;
+    }
+    for id in 0..prefixes.len() {
+        let created = watch.next().await;
+        assert!(created.created && !created.canceled, "{created:?}");
+        assert_eq!(created.watch_id, id as i64);
+    }
+    put(&channel, "/registry/pods/a").await;
+    let mut told: Vec<i64> = vec![];
+    for _ in 0..3 {
+        told.push(watch.next().await.watch_id);
+    }
+    told.sort_unstable();
+    assert_eq!(told, [0, 3, 4]);
+}

@@ -268,10 +268,15 @@ impl Session {
             }
             if !*sent {
                 *sent = true;
-                sending.push((*uid, watch.store));
+                sending.push(*uid);
             }
         }
-        for (uid, store) in sending {
+        let Some(store) = only.filter(|_| !sending.is_empty()) else { return };
+        if !self.upstreams.contains_key(&store) {
+            // Takes all of them along.
+            return self.open(store, 0);
+        }
+        for uid in sending {
             self.send_create(uid, store);
         }
     }
@@ -279,10 +284,9 @@ impl Session {
     fn send_create(&mut self, uid: i64, store: StoreIx) {
         let Some(watch) = self.watches.get(&uid) else { return };
         let request = message::create(&watch.create, uid, watch.next);
-        match self.upstreams.get(&store) {
+        if let Some(upstream) = self.upstreams.get(&store) {
             // A queue that is full or closed belongs to a stream about to break: it is opened again with this watch.
-            Some(upstream) => drop(upstream.send(request)),
-            None => self.open(store, 0),
+            let _ = upstream.send(request);
         }
     }
 
