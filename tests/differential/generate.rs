@@ -14,7 +14,10 @@ use crate::{
     revision::{Mode, Scope, Symbol},
 };
 
-pub const STREAMS: usize = 4;
+pub const STREAMS: usize = 5;
+/// The last ones take the watches that wait for the next revision or a later one: until it is written, such a stream
+/// answers no progress, so watches with a past to catch up with could not be drained there.
+const WAITING_STREAMS: usize = 2;
 /// Leases are given ids, so that both sides know them by the same.
 const LEASES: i64 = 6;
 /// etcd's limit of a request is 1.5 MiB.
@@ -250,7 +253,7 @@ impl Generator {
             17 => Symbol::Current.code(),
             _ => Symbol::Next(self.rng.random_range(1..6)).code(),
         };
-        let waits = matches!(Symbol::of(start_revision), Some(Symbol::Next(_)));
+        let waits = start_revision == 0 || matches!(Symbol::of(start_revision), Some(Symbol::Next(_)));
         let filters = match self.rng.random_range(0..10) {
             0 => vec![0],
             1 => vec![1],
@@ -267,8 +270,8 @@ impl Generator {
             watch_id: if self.chance(30) { self.rng.random_range(1..12) } else { 0 },
             fragment: self.chance(20),
         };
-        // While a watch waits for its start, its stream answers no progress, so others there could not be drained.
-        let stream = if waits { STREAMS - 1 } else { self.rng.random_range(0..STREAMS - 1) };
+        let past = STREAMS - WAITING_STREAMS;
+        let stream = self.rng.random_range(if waits { past..STREAMS } else { 0..past });
         Operation { scope: Scope::Kind(kind), action: Action::WatchCreate { stream, request } }
     }
 }

@@ -2,6 +2,7 @@
 //! and event by event. What may differ is listed in `answer.rs`.
 //!
 //! `KINDRED_SEED`, `KINDRED_SEEDS` and `KINDRED_OPS` choose the first seed, how many, and the operations of each.
+//! `KINDRED_KEEP_GOING` reports all answers that differ instead of stopping at the first and making it small.
 
 mod answer;
 mod generate;
@@ -98,6 +99,7 @@ impl Comparison {
                     total.errors += counts.errors;
                     total.watches += counts.watches;
                     total.watch_events += counts.watch_events;
+                    total.mismatches += counts.mismatches;
                 }
                 Err(mismatch) => {
                     report(&format!("differential {}: seed {seed} differs\n{}", self.test, mismatch.text));
@@ -116,7 +118,7 @@ impl Comparison {
         }
         report(&format!(
             "differential mode={} subject={} ops={} errors={} watches={} watch_events={} seeds={first}..{} \
-             mismatches=0",
+             mismatches={}",
             match self.mode {
                 Mode::Dense => "dense",
                 Mode::Mapped => "mapped",
@@ -131,7 +133,11 @@ impl Comparison {
             total.watches,
             total.watch_events,
             first + seeds - 1,
+            total.mismatches,
         ));
+        if total.mismatches > 0 {
+            bail!("{} answers differ (above)", total.mismatches);
+        }
         Ok(())
     }
 }

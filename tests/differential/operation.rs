@@ -58,6 +58,16 @@ impl Operation {
         keys
     }
 
+    /// Whether it creates a watch whose start is yet to be reached.
+    pub fn waits(&self) -> bool {
+        match &self.action {
+            Action::WatchCreate { request, .. } => {
+                matches!(Symbol::of(request.start_revision), Some(Symbol::Next(_)))
+            }
+            _ => false,
+        }
+    }
+
     /// The action for the left and the right side.
     pub fn resolve(&self, history: &History, keys: &KeyTable) -> [Action; 2] {
         let mut sides = [self.action.clone(), self.action.clone()];

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, bail};
 
+use kindred_tests::scenario::report;
+
 use crate::{
     Subject,
     answer::{Answer, View},
@@ -22,6 +24,7 @@ pub struct Counts {
     pub errors: usize,
     pub watches: usize,
     pub watch_events: usize,
+    pub mismatches: usize,
 }
 
 /// Where the sides differ, with everything needed to see why.
@@ -38,6 +41,8 @@ pub struct Run {
     history: History,
     /// Writes on the right side alone, so that its revisions differ: how the mapped comparison itself is tested.
     noise: bool,
+    /// For looking at what else differs: answers that differ are reported and counted, and do not end the run.
+    keep_going: bool,
     counts: Counts,
 }
 
@@ -58,7 +63,14 @@ impl Run {
         };
         let base = [sides[0].current().await?, sides[1].current().await?];
         let history = History::new(mode, KINDS.len(), base);
-        Ok(Self { sides, recorders, history, noise, counts: Counts::default() })
+        Ok(Self {
+            sides,
+            recorders,
+            history,
+            noise,
+            keep_going: std::env::var_os("KINDRED_KEEP_GOING").is_some(),
+            counts: Counts::default(),
+        })
     }
 
     pub async fn sequence(mut self, operations: &[Operation]) -> Result<Counts, Mismatch> {
@@ -95,7 +107,13 @@ impl Run {
             let revisions = [left.key_revisions(&key).await?, right.key_revisions(&key).await?];
             table.insert(key, revisions);
         }
-        let actions = operation.resolve(&self.history, &table);
+        let mut actions = operation.resolve(&self.history, &table);
+        if let (true, Action::WatchCreate { request, .. }) = (self.noise, &mut actions[1]) {
+            // The writes of the right side alone must not make a start that waits into one of the past.
+            if operation.waits() {
+                request.start_revision = request.start_revision.max(right.current().await? + 1);
+            }
+        }
         let sent = format!("left  {:?}\nright {:?}", actions[0], actions[1]);
         let watch = actions[0].clone();
         let [first, second] = actions;
@@ -121,12 +139,17 @@ impl Run {
             View { history: &self.history, scope: operation.scope, who }.normalise(answer);
         }
         if answers[0] != answers[1] {
-            bail!(
+            let difference = format!(
                 "sent\n{}\nleft answered (etcd)\n{}\nright answered\n{}",
                 shortened(&sent),
                 shortened(&format!("{:#?}", answers[0])),
                 shortened(&format!("{:#?}", answers[1]))
             );
+            if !self.keep_going {
+                bail!(difference);
+            }
+            report(&format!("operation {index} differs, going on\n{difference}"));
+            self.counts.mismatches += 1;
         }
         if let (Action::WatchCreate { stream, request }, Answer::Watch(created)) = (&watch, &answers[0]) {
             let compacted = request.start_revision > 0 && self.history.is_compacted(request.start_revision);

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{Comparison, operation::Operation, run::Mismatch};
 
-const BUDGET: Duration = Duration::from_secs(90);
+const BUDGET: Duration = Duration::from_secs(45);
 const LISTED_MAX: usize = 40;
 
 pub struct Small {
