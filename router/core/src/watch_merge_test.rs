@@ -320,7 +320,13 @@ impl World {
         for store in 0..self.stores.len() {
             self.resume(store);
         }
-        while (0..self.stores.len()).fold(false, |any, store| self.deliver(store) || any) {}
+        let mut moving = true;
+        while moving {
+            moving = false;
+            for store in 0..self.stores.len() {
+                moving |= self.deliver(store);
+            }
+        }
     }
 }
 
