@@ -117,7 +117,8 @@ impl App {
                 if not_at_home {
                     continue;
                 }
-                // Its own answer to the write tells whether it has the lease.
+                // Its own answer to the write tells whether it has the lease; if not, this is forgotten again.
+                self.leases.remember(lease, store.index);
                 return Ok(false);
             }
             let home = self.stores.get(candidate);

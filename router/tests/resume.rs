@@ -1,4 +1,5 @@
 //! Broken connections to a store, and promises under load.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
 

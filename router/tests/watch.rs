@@ -1,4 +1,5 @@
 //! One client stream over watches on two stores.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
 
@@ -163,4 +164,35 @@ async fn creates_sent_ahead_are_answered_in_order() {
     }
     told.sort_unstable();
     assert_eq!(told, [0, 3, 4]);
+}
+
+#[tokio::test]
+async fn range_streams_and_status_of_what_is_alive() {
+    let Some(binary) = shard_binary() else { return };
+    let (default, mut pods) = (Shard::start(&binary, 1), Shard::start(&binary, 4));
+    let (bound, _drain, channel) = router(&default.url(), &pods.url()).await;
+    all_up(&bound).await;
+    let mut kv = pb::kv_client::KvClient::new(channel.clone());
+    for i in 0..20 {
+        put(&channel, &format!("/registry/pods/{i:02}")).await;
+    }
+    let all = pb::RangeRequest {
+        key: "/registry/pods/".into(),
+        range_end: "/registry/pods0".into(),
+        ..Default::default()
+    };
+    let mut chunks = kv.range_stream(all).await.unwrap().into_inner();
+    let (mut keys, mut last) = (0, None);
+    while let Some(chunk) = chunks.message().await.unwrap() {
+        let range = chunk.range_response.unwrap();
+        keys += range.kvs.len();
+        last = range.header.map(|header| (header.cluster_id, range.count));
+    }
+    assert_eq!((keys, last), (20, Some((bound.app.identity.cluster_id, 20))));
+
+    pods.kill().await;
+    let mut maintenance = pb::maintenance_client::MaintenanceClient::new(channel.clone());
+    let status = maintenance.status(pb::StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(status.version, "3.7.0");
+    assert!(status.errors.len() == 1 && status.errors[0].contains("\"pods\""), "{:?}", status.errors);
 }

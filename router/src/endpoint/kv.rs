@@ -98,6 +98,30 @@ impl Kv {
         }
     }
 
+    async fn open_range_stream(&self, request: Request<Bytes>) -> Result<Chunks, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Read);
+        let body = self.sized(request)?;
+        let routes = self.app.routes.load();
+        let plan = plan(Call::RangeStream, &body, &**routes).map_err(|refusal| refused(&refusal))?;
+        let index = match plan {
+            Plan::One { store, .. } => store,
+            Plan::Health => self.app.stores.default_store(),
+        };
+        drop(routes);
+        let store = self.app.stores.get(index).clone();
+        let chunks = call(&store, Effect::Read, deadline, || async {
+            store.kv().range_stream(deadline.request(body.clone())).await
+        })
+        .await?;
+        let mut tail = Vec::new();
+        RangePatch { header: self.app.identity.patch(), more: None, count: None }.append_to_stream(&mut tail);
+        let patched = chunks.map(move |chunk| match chunk {
+            Ok(chunk) => Ok(patch_chunk(chunk, &tail)),
+            Err(status) => Err(broken(&store, status)),
+        });
+        Ok(Box::pin(patched))
+    }
+
     /// The health key never exists, so any store gives the true answer: the default one, else the next.
     async fn health(&self, body: Bytes) -> Result<Bytes, Status> {
         let stores = &self.app.stores;
@@ -146,27 +170,13 @@ impl KV for Kv {
     type RangeStreamStream = Chunks;
 
     async fn range_stream(&self, request: Request<Bytes>) -> Result<Response<Chunks>, Status> {
-        let deadline = Deadline::of(request.metadata(), Effect::Read);
-        let body = self.sized(request)?;
-        let routes = self.app.routes.load();
-        let plan = plan(Call::RangeStream, &body, &**routes).map_err(|refusal| refused(&refusal))?;
-        let index = match plan {
-            Plan::One { store, .. } => store,
-            Plan::Health => self.app.stores.default_store(),
-        };
-        drop(routes);
-        let store = self.app.stores.get(index).clone();
-        let chunks = call(&store, Effect::Read, deadline, || async {
-            store.kv().range_stream(deadline.request(body.clone())).await
-        })
-        .await?;
-        let mut tail = Vec::new();
-        RangePatch { header: self.app.identity.patch(), more: None, count: None }.append_to_stream(&mut tail);
-        let patched = chunks.map(move |chunk| match chunk {
-            Ok(chunk) => Ok(patch_chunk(chunk, &tail)),
-            Err(status) => Err(broken(&store, status)),
-        });
-        Ok(Response::new(Box::pin(patched)))
+        let opened = self.open_range_stream(request).await;
+        let handles = self.app.metrics.method(Call::RangeStream);
+        match &opened {
+            Ok(_) => handles.ok.increment(1),
+            Err(_) => handles.failed.increment(1),
+        }
+        opened.map(Response::new)
     }
 
     async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {

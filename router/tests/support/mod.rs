@@ -1,5 +1,6 @@
 //! A router in this process over `kindred-shard` processes, beside the test binary's own directory.
 #![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
