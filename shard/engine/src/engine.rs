@@ -116,7 +116,7 @@ impl Engine {
         let mut more = false;
         for keys in self.space.keyspaces_mut() {
             if unpinned {
-                keys.release_held(floor, pins);
+                keys.release_held();
             }
             left = keys.scrub(floor, pins, left);
             more |= keys.wants_scrub(floor);

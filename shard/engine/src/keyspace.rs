@@ -44,6 +44,8 @@ pub(crate) struct Keyspace {
     last_flip: Revision,
     /// Keys of objects that keep a version for a pin only.
     held: Vec<Key>,
+    /// Those to look at again, after a pin ended.
+    released: Vec<Key>,
     live_bytes: u64,
     total_bytes: u64,
 }
@@ -60,6 +62,7 @@ impl Keyspace {
             flips: ChunkedLog::default(),
             last_flip: Revision::ZERO,
             held: Vec::new(),
+            released: Vec::new(),
             live_bytes: 0,
             total_bytes: 0,
         }
@@ -196,19 +199,23 @@ impl Keyspace {
             self.prune(event.kv.key(), floor, pins);
             budget -= 1;
         }
+        while budget > 0
+            && let Some(key) = self.released.pop()
+        {
+            self.prune(&key, floor, pins);
+            budget -= 1;
+        }
         budget
     }
 
     /// Whether [`Keyspace::scrub`] has something to do.
     pub(crate) fn wants_scrub(&self, floor: Revision) -> bool {
-        self.log.front().is_some_and(|e| e.kv.mod_revision() < floor)
+        !self.released.is_empty() || self.log.front().is_some_and(|e| e.kv.mod_revision() < floor)
     }
 
-    /// Looks again at what was kept for pins, after one ended.
-    pub(crate) fn release_held(&mut self, floor: Revision, pins: &Pins) {
-        for key in std::mem::take(&mut self.held) {
-            self.prune(&key, floor, pins);
-        }
+    /// A pin ended: what was kept for pins is looked at again by the next scrubs.
+    pub(crate) fn release_held(&mut self) {
+        self.released.append(&mut self.held);
     }
 
     fn prune(&mut self, key: &[u8], floor: Revision, pins: &Pins) {

@@ -1,57 +1,17 @@
 //! Requests and answers by table.
 
-use bytes::Bytes;
+mod common;
+
+use common::*;
 use kindred_engine::{engine::*, error::EngineError, ops::*};
 use kindred_partition_config::{
-    ids::{Revision, Slot},
+    ids::{LeaseId, Revision},
     key::{Key, KeyRange},
-    kind::KindScheme,
 };
-
-fn engine(revisions: RevisionMode) -> Engine {
-    let kinds = KindScheme::default();
-    let config = EngineConfig { revisions, kinds, max_clock_offset_micros: 10_000_000, min_lease_ttl_s: 2 };
-    Engine::new(config, WallMicros(1_000))
-}
-
-fn put(key: &str, value: &str) -> Op {
-    Op::Put(Put {
-        key: key.into(),
-        value: Bytes::copy_from_slice(value.as_bytes()),
-        lease: None,
-        ignore_value: false,
-        ignore_lease: false,
-        prev_kv: false,
-    })
-}
-
-fn delete(key: &str) -> Op {
-    Op::Delete(Delete { range: KeyRange::Single(key.into()), prev_kv: true })
-}
-
-fn all() -> RangeQuery {
-    query(KeyRange::everything())
-}
-
-fn query(range: KeyRange) -> RangeQuery {
-    RangeQuery {
-        range,
-        revision: None,
-        limit: 0,
-        sort: None,
-        keys_only: false,
-        count_only: false,
-        filter: RevisionFilter::default(),
-    }
-}
-
-fn keys(answer: &RangeAnswer) -> Vec<String> {
-    answer.kvs.iter().map(|kv| String::from_utf8_lossy(kv.key()).into_owned()).collect()
-}
 
 #[test]
 fn dense_counts_as_etcd() {
-    let mut engine = engine(RevisionMode::Dense);
+    let mut engine = dense();
     assert_eq!(engine.current_all(), Revision(1));
     let now = WallMicros(1);
     for (op, revision) in [(put("b", "1"), 2), (put("a", "2"), 3), (delete("none"), 3), (delete("b"), 4)] {
@@ -82,7 +42,7 @@ fn dense_counts_as_etcd() {
 
 #[test]
 fn hlc_keeps_a_revision_per_kind() {
-    let mut engine = engine(RevisionMode::Hlc(Slot::new(3).unwrap()));
+    let mut engine = hlc();
     let start = engine.current_all();
     assert_eq!(engine.floor(), start);
     let now = WallMicros(5_000);
@@ -101,4 +61,186 @@ fn hlc_keeps_a_revision_per_kind() {
     let nodes = engine.range(&RangeQuery { revision: Some(shown), ..query(nodes) }).unwrap();
     assert_eq!((nodes.header, nodes.count), (shown, 0), "a read over several Kinds raises them all");
     engine.validate();
+}
+
+#[test]
+fn refused_requests_change_nothing() {
+    let mut engine = dense();
+    write(&mut engine, put("a", "1"));
+    let ignoring = |key: &str| match put(key, "") {
+        Op::Put(put) => Op::Put(Put { ignore_value: true, ..put }),
+        other => other,
+    };
+    let at = |revision: i64| Op::Range(RangeQuery { revision: Some(Revision(revision)), ..all() });
+    let lease = LeaseId(7);
+    let table = [
+        (leased("b", Some(lease)), EngineError::LeaseNotFound(lease)),
+        (ignoring("b"), EngineError::KeyNotFound),
+        (txn(vec![], vec![put("b", "2"), ignoring("c")], vec![]), EngineError::KeyNotFound),
+        (
+            txn(vec![], vec![put("b", "2"), leased("c", Some(lease))], vec![]),
+            EngineError::LeaseNotFound(lease),
+        ),
+        // The revision that the transaction will assign is in the future of its own reads, as in etcd.
+        (txn(vec![], vec![put("b", "2"), at(3)], vec![]), EngineError::Future { current: Revision(2) }),
+        (
+            txn(vec![], vec![txn(vec![], vec![put("b", "2"), at(9)], vec![])], vec![]),
+            EngineError::Future { current: Revision(2) },
+        ),
+    ];
+    for (op, error) in table {
+        assert_eq!(engine.apply(NOW, op).map(|_| ()), Err(error));
+        engine.publish();
+        assert_eq!(engine.range(&all()).map(|a| (a.count, a.header)), Ok((1, Revision(2))));
+        engine.validate();
+    }
+    // Its own write at the revision before is fine.
+    let answer = engine.apply(NOW, txn(vec![], vec![put("b", "2"), at(2)], vec![])).expect("accepted");
+    let OpAnswer::Txn(TxnAnswer { responses, .. }) = answer else { panic!() };
+    assert!(matches!(&responses[1], OpAnswer::Range(RangeAnswer { count: 1, header: Revision(3), .. })));
+}
+
+#[test]
+fn nested_headers_are_etcds() {
+    let mut engine = dense();
+    write(&mut engine, put("a", "1"));
+    let nested = txn(vec![], vec![Op::Range(all()), put("b", "2"), Op::Range(all())], vec![]);
+    let ops = vec![Op::Range(all()), delete("none"), nested, delete("none")];
+    let OpAnswer::Txn(answer) = engine.apply(NOW, txn(vec![], ops, vec![])).expect("accepted") else {
+        panic!()
+    };
+    let headers: Vec<i64> = answer.responses.iter().map(|r| header(r).get()).collect();
+    assert_eq!((answer.header.get(), headers), (3, vec![2, 2, 0, 3]));
+    let OpAnswer::Txn(nested) = &answer.responses[2] else { panic!() };
+    let headers: Vec<i64> = nested.responses.iter().map(|r| header(r).get()).collect();
+    assert_eq!(headers, [2, 3, 3]);
+}
+
+#[test]
+fn sorts_filters_and_limits_as_etcd() {
+    let mut engine = dense();
+    for (key, value) in [("c", "1"), ("a", "3"), ("b", "2"), ("c", "0")] {
+        write(&mut engine, put(key, value));
+    }
+    let sort = |target, descending| Some(Sort { target, descending });
+    let filter = RevisionFilter::default();
+    let table = [
+        (all(), "abc", false),
+        (RangeQuery { limit: 2, ..all() }, "ab", true),
+        (RangeQuery { sort: sort(SortTarget::Key, true), limit: 2, ..all() }, "cb", true),
+        (RangeQuery { sort: sort(SortTarget::Value, false), ..all() }, "cba", false),
+        (RangeQuery { sort: sort(SortTarget::Mod, false), limit: 1, ..all() }, "a", true),
+        (RangeQuery { sort: sort(SortTarget::Create, false), ..all() }, "cab", false),
+        (RangeQuery { sort: sort(SortTarget::Version, true), ..all() }, "cab", false),
+        (
+            RangeQuery { filter: RevisionFilter { min_mod: Some(Revision(4)), ..filter }, ..all() },
+            "bc",
+            false,
+        ),
+        (
+            RangeQuery { filter: RevisionFilter { max_create: Some(Revision(2)), ..filter }, ..all() },
+            "c",
+            false,
+        ),
+        (
+            RangeQuery { filter: RevisionFilter { max_mod: Some(Revision(4)), ..filter }, limit: 1, ..all() },
+            "a",
+            true,
+        ),
+        (
+            RangeQuery {
+                filter: RevisionFilter { min_create: Some(Revision(3)), ..filter },
+                limit: 2,
+                ..all()
+            },
+            "ab",
+            false,
+        ),
+    ];
+    for (query, want, more) in table {
+        let answer = engine.range(&query).expect("current");
+        assert_eq!(
+            (keys(&answer).concat().as_str(), answer.more, answer.count),
+            (want, more, 3),
+            "{query:?}"
+        );
+    }
+}
+
+#[test]
+fn leases_take_their_keys_along() {
+    let (mut engine, lease, other) = (dense(), LeaseId(7), LeaseId(8));
+    let then = MonoMillis(0);
+    assert_eq!(engine.lease_grant(then, lease, 10), Ok(10));
+    engine.lease_grant(then, other, 10).expect("free");
+    for key in ["b", "a", "c", "d"] {
+        write(&mut engine, leased(key, Some(lease)));
+    }
+    write(&mut engine, leased("c", Some(other)));
+    write(&mut engine, leased("d", None));
+    let names = |engine: &Engine, lease| -> Vec<String> {
+        engine.lease_keys(lease).into_iter().flatten().map(|k| k.to_string()).collect()
+    };
+    assert_eq!((names(&engine, lease).concat(), names(&engine, other).concat()), ("ab".into(), "c".into()));
+    let ignoring = match put("a", "new") {
+        Op::Put(put) => Op::Put(Put { ignore_lease: true, ..put }),
+        other => other,
+    };
+    write(&mut engine, ignoring);
+    assert_eq!(names(&engine, lease).concat(), "ab");
+    write(&mut engine, delete("b"));
+    assert_eq!(names(&engine, lease).concat(), "a");
+    write(&mut engine, leased("b", Some(lease)));
+
+    let stream = engine.watch_open();
+    engine.watch_create(stream, watch(KeyRange::everything(), None)).expect("free");
+    let (revision, stores) = engine.lease_revoke(NOW, lease).expect("there");
+    engine.publish();
+    assert_eq!((revision, stores), (engine.current_all(), vec![]));
+    // One revision, in key order (B10, C4).
+    let want = ["created 0".to_owned(), format!("0: -a@{revision}(8) -b@{revision}(10)")];
+    assert_eq!(pull(&mut engine, stream, 1 << 20), want);
+    assert_eq!(
+        engine.apply(NOW, leased("x", Some(lease))).map(|_| ()),
+        Err(EngineError::LeaseNotFound(lease))
+    );
+    assert!(!engine.lease_expire(NOW, MonoMillis(10_000), 10));
+    engine.publish();
+    assert_eq!(engine.range(&all()).map(|a| keys(&a).concat()), Ok("d".to_owned()));
+    engine.validate();
+}
+
+#[test]
+fn a_long_read_is_not_disturbed_by_compaction() {
+    let mut engine = dense();
+    for i in 0..10 {
+        write(&mut engine, put(&format!("k{i}"), "old"));
+    }
+    let mut open = engine.open_range(&KeyRange::everything(), None).expect("current");
+    assert_eq!((open.count, open.at), (10, Revision(11)));
+    let mut got = engine.next_chunk(&mut open, 3, 1 << 20);
+    for i in 0..10 {
+        write(&mut engine, if i % 2 == 0 { delete(&format!("k{i}")) } else { put(&format!("k{i}"), "new") });
+    }
+    write(&mut engine, put("k0", "again"));
+    engine.compact(Revision(22)).expect("current");
+    while engine.scrub(1) {}
+    engine.validate();
+    loop {
+        let chunk = engine.next_chunk(&mut open, 4, 1 << 20);
+        if chunk.is_empty() {
+            break;
+        }
+        got.extend(chunk);
+    }
+    assert_eq!(got.len(), 10);
+    assert!(got.iter().all(|kv| kv.value() == b"old"));
+    engine.close_range(open);
+    write(&mut engine, put("z", ""));
+    engine.compact(Revision(23)).expect("current");
+    while engine.scrub(1) {}
+    engine.validate();
+    let stats = engine.stats();
+    assert_eq!((stats.keys, stats.events), (7, 1), "the pin's versions are freed with it");
+    assert_eq!(stats.live_bytes, stats.total_bytes);
 }
