@@ -1,0 +1,159 @@
+//! What an operation did, may have done, and read: one view of all the request shapes.
+
+use crate::bytes::{Key, Value};
+use crate::history::{
+    KeyRange, KeyValue, LeaseId, List, Operation, Outcome, ReadResult, Request, Revision, TxnOp, TxnResult,
+};
+
+/// A change that an operation made, or may have made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Effect {
+    Put { key: Key, value: Value, lease: LeaseId },
+    Delete { range: KeyRange, deleted: Option<i64>, previous: Vec<KeyValue> },
+}
+
+impl Effect {
+    fn put(key: &Key, value: &Value, lease: LeaseId) -> Self {
+        Self::Put { key: key.clone(), value: value.clone(), lease }
+    }
+
+    fn delete(range: KeyRange, deleted: Option<i64>) -> Self {
+        Self::Delete { range, deleted, previous: Vec::new() }
+    }
+
+    fn of(op: &TxnOp, result: Option<&TxnResult>) -> Option<Self> {
+        match op {
+            TxnOp::Put { key, value, lease } => Some(Self::put(key, value, *lease)),
+            TxnOp::Delete(range) => {
+                let deleted = match result {
+                    Some(TxnResult::Delete(deleted)) => Some(*deleted),
+                    _ => None,
+                };
+                Some(Self::delete(range.clone(), deleted))
+            }
+            TxnOp::Range(_) => None,
+        }
+    }
+
+    pub(crate) fn touches(&self, key: &Key) -> bool {
+        match self {
+            Self::Put { key: own, .. } => own == key,
+            Self::Delete { range, .. } => range.contains(key),
+        }
+    }
+}
+
+/// What an acknowledged operation changed, at its header's revision.
+pub(crate) fn acknowledged(operation: &Operation) -> Vec<Effect> {
+    match (&operation.request, &operation.outcome) {
+        (Request::Put { key, value, lease }, Outcome::Written { .. })
+        | (Request::Create { key, value, lease }, Outcome::Written { .. })
+        | (Request::Update { key, value, lease, .. }, Outcome::Written { .. }) => {
+            vec![Effect::put(key, value, *lease)]
+        }
+        (
+            Request::Delete { key } | Request::DeleteIf { key, .. },
+            Outcome::Deleted { deleted, previous, .. },
+        ) => {
+            let range = KeyRange::one(key.clone());
+            vec![Effect::Delete { range, deleted: Some(*deleted), previous: previous.clone() }]
+        }
+        (Request::DeleteRange { range }, Outcome::Deleted { deleted, previous, .. }) => {
+            let (range, previous) = (range.clone(), previous.clone());
+            vec![Effect::Delete { range, deleted: Some(*deleted), previous }]
+        }
+        (Request::Txn { success, failure, .. }, Outcome::Txn { succeeded, results, .. }) => {
+            let branch = if *succeeded { success } else { failure };
+            branch.iter().enumerate().filter_map(|(i, op)| Effect::of(op, results.get(i))).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// What an operation with an unknown outcome may have changed.
+pub(crate) fn possible(request: &Request) -> Vec<Effect> {
+    match request {
+        Request::Put { key, value, lease }
+        | Request::Create { key, value, lease }
+        | Request::Update { key, value, lease, .. } => vec![Effect::put(key, value, *lease)],
+        Request::Delete { key } | Request::DeleteIf { key, .. } => {
+            vec![Effect::delete(KeyRange::one(key.clone()), None)]
+        }
+        Request::DeleteRange { range } => vec![Effect::delete(range.clone(), None)],
+        Request::Txn { success, failure, .. } => {
+            success.iter().chain(failure).filter_map(|op| Effect::of(op, None)).collect()
+        }
+        Request::List(_) | Request::Compact { .. } => Vec::new(),
+    }
+}
+
+/// One read inside an operation, with the revision whose state it must show.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ReadView<'a> {
+    pub(crate) range: KeyRange,
+    pub(crate) at: Revision,
+    pub(crate) limit: u64,
+    pub(crate) count_only: bool,
+    pub(crate) kvs: &'a [KeyValue],
+    /// `count` and `more`, where the answer has them.
+    pub(crate) totals: Option<(i64, bool)>,
+}
+
+impl<'a> ReadView<'a> {
+    fn of(list: &List, at: Revision, result: &'a ReadResult) -> Self {
+        ReadView {
+            range: list.range.clone(),
+            at,
+            limit: list.limit,
+            count_only: list.count_only,
+            kvs: &result.kvs,
+            totals: Some((result.count, result.more)),
+        }
+    }
+}
+
+/// The reads of an operation that can be compared with the state at one revision.
+pub(crate) fn reads(operation: &Operation) -> Vec<ReadView<'_>> {
+    match (&operation.request, &operation.outcome) {
+        (Request::List(list), Outcome::Read { header, result }) => {
+            vec![ReadView::of(list, list.revision.unwrap_or(*header), result)]
+        }
+        (
+            Request::Create { key, .. } | Request::Update { key, .. } | Request::DeleteIf { key, .. },
+            Outcome::CompareFailed { header, current: Some(current) },
+        ) => {
+            let range = KeyRange::one(key.clone());
+            let kvs = current.as_ref().map_or(&[][..], std::slice::from_ref);
+            vec![ReadView { range, at: *header, limit: 0, count_only: false, kvs, totals: None }]
+        }
+        (Request::Txn { success, failure, .. }, Outcome::Txn { header, succeeded, results }) => {
+            txn_reads(if *succeeded { success } else { failure }, *header, results)
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A range without revision in a writing Txn sees the writes before it: comparable when all writes of the branch
+/// come before it, or none does. (B11: one with a revision sees exactly that revision, whatever the Txn writes.)
+fn txn_reads<'a>(branch: &[TxnOp], header: Revision, results: &'a [TxnResult]) -> Vec<ReadView<'a>> {
+    let wrote = |(op, result): (&TxnOp, &TxnResult)| match (op, result) {
+        (TxnOp::Put { .. }, _) => true,
+        (TxnOp::Delete(_), TxnResult::Delete(deleted)) => *deleted > 0,
+        _ => false,
+    };
+    let writes: Vec<bool> = branch.iter().zip(results).map(wrote).collect();
+    let mut views = Vec::new();
+    for (index, (op, result)) in branch.iter().zip(results).enumerate() {
+        let (TxnOp::Range(list), TxnResult::Range(result)) = (op, result) else { continue };
+        let before = writes[..index].contains(&true);
+        let after = writes[index..].contains(&true);
+        let at = match (list.revision, before, after) {
+            (Some(revision), ..) => revision,
+            (None, _, false) => header,
+            (None, false, true) => header.previous(),
+            (None, true, true) => continue,
+        };
+        views.push(ReadView::of(list, at, result));
+    }
+    views
+}
