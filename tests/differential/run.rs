@@ -1,6 +1,9 @@
 //! Runs a sequence on both sides and stops at the first difference.
 
-use std::fmt::Write as _;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
 use anyhow::{Context, bail};
 
@@ -15,6 +18,9 @@ use crate::{
     side::Side,
     watches::{Item, WatchStream},
 };
+
+/// Stream, watch and item.
+type ItemPlace = (usize, usize, usize);
 
 const WHO: [Who; 2] = [Who::Left, Who::Right];
 
@@ -43,6 +49,7 @@ pub struct Run {
     noise: bool,
     /// For looking at what else differs: answers that differ are reported and counted, and do not end the run.
     keep_going: bool,
+    reported: BTreeSet<ItemPlace>,
     counts: Counts,
 }
 
@@ -69,6 +76,7 @@ impl Run {
             history,
             noise,
             keep_going: std::env::var_os("KINDRED_KEEP_GOING").is_some(),
+            reported: BTreeSet::new(),
             counts: Counts::default(),
         })
     }
@@ -220,7 +228,18 @@ impl Run {
         Ok(!waits)
     }
 
-    fn compare(&self, stream: usize, complete: bool) -> anyhow::Result<()> {
+    fn compare(&mut self, stream: usize, complete: bool) -> anyhow::Result<()> {
+        for (place, difference) in self.differences(stream, complete)? {
+            if self.reported.insert(place) {
+                report(&format!("watch stream {stream}, going on: {difference}"));
+                self.counts.mismatches += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn differences(&self, stream: usize, complete: bool) -> anyhow::Result<BTreeMap<ItemPlace, String>> {
+        let mut differences = BTreeMap::new();
         let [left, right] = [&self.sides[0].streams[stream], &self.sides[1].streams[stream]];
         for (index, (ours, theirs)) in left.watches.iter().zip(&right.watches).enumerate() {
             let view = |who| View { history: &self.history, scope: ours.scope, who };
@@ -230,15 +249,19 @@ impl Run {
                 let theirs = theirs.items.get(position).map(|item| normalised(item, view(Who::Right)));
                 let both = ours.is_some() && theirs.is_some();
                 if ours != theirs && (complete || both) {
-                    bail!(
+                    let difference = format!(
                         "watch {index} ({:?}) differs at item {position} (lengths {lengths:?})\n\
                          left was sent (etcd)\n{ours:#?}\nright was sent\n{theirs:#?}",
                         self.sides[0].streams[stream].watches[index].items[0]
                     );
+                    if !self.keep_going {
+                        bail!(difference);
+                    }
+                    differences.insert((stream, index, position), difference);
                 }
             }
         }
-        Ok(())
+        Ok(differences)
     }
 
     async fn cancel(&mut self, stream: usize, position: usize) -> anyhow::Result<()> {

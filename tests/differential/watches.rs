@@ -1,7 +1,7 @@
 //! The watch streams of one side: what each watch was sent, and whether etcd's promises were kept on the way.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -62,6 +62,8 @@ pub struct WatchStream {
     answers: Answers,
     pub watches: Vec<Watch>,
     by_id: BTreeMap<i64, usize>,
+    /// Compacted watches whose second cancel may still be answered.
+    forgotten: BTreeSet<i64>,
     progress: i64,
     pub events: usize,
 }
@@ -77,6 +79,7 @@ impl WatchStream {
             answers: Answers::Opening(Box::pin(call)),
             watches: Vec::new(),
             by_id: BTreeMap::new(),
+            forgotten: BTreeSet::new(),
             progress: 0,
             events: 0,
         }
@@ -124,22 +127,18 @@ impl WatchStream {
         }
     }
 
-    /// Waits until the watch just created has been canceled as compacted, and forgets it. etcd keeps such a watch in its
-    /// stream, where it holds its id and silences progress, until the client cancels it a second time.
+    /// Waits until the watch just created has been canceled as compacted, and cancels it a second time: etcd keeps such
+    /// a watch in its stream until then, where it holds its id and silences progress.
     pub async fn forget_compacted(&mut self, id: i64) -> anyhow::Result<()> {
         self.canceled(id).await.context("no canceled answer to a watch from a compacted revision")?;
-        if !self.is_etcd {
-            return Ok(());
-        }
+        self.forgotten.insert(id);
         self.send(RequestUnion::CancelRequest(WatchCancelRequest { watch_id: id })).await?;
         let deadline = Instant::now() + ANSWER_LIMIT;
-        loop {
+        while self.is_etcd && self.forgotten.contains(&id) {
             let Some(answer) = self.next(deadline).await? else { bail!("no second canceled answer") };
-            if answer.watch_id == id && answer.canceled {
-                return Ok(());
-            }
             self.take(answer)?;
         }
+        Ok(())
     }
 
     /// Ids of live watches.
@@ -250,6 +249,9 @@ impl WatchStream {
                 }
                 watch.promised = watch.promised.max(revision);
             }
+            return Ok(());
+        }
+        if answer.canceled && self.forgotten.remove(&answer.watch_id) {
             return Ok(());
         }
         let Some(&index) = self.by_id.get(&answer.watch_id) else {
