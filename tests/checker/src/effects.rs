@@ -2,7 +2,8 @@
 
 use crate::bytes::{Key, Value};
 use crate::history::{
-    KeyRange, KeyValue, LeaseId, List, Operation, Outcome, ReadResult, Request, Revision, TxnOp, TxnResult,
+    Current, KeyRange, KeyValue, LeaseId, List, Operation, Outcome, ReadResult, Request, Revision, TxnOp,
+    TxnResult,
 };
 
 /// A change that an operation made, or may have made.
@@ -120,10 +121,14 @@ pub(crate) fn reads(operation: &Operation) -> Vec<ReadView<'_>> {
         }
         (
             Request::Create { key, .. } | Request::Update { key, .. } | Request::DeleteIf { key, .. },
-            Outcome::CompareFailed { header, current: Some(current) },
+            Outcome::CompareFailed { header, current },
         ) => {
             let range = KeyRange::one(key.clone());
-            let kvs = current.as_ref().map_or(&[][..], std::slice::from_ref);
+            let kvs = match current {
+                Current::NotRead => return Vec::new(),
+                Current::Missing => &[][..],
+                Current::Found(kv) => std::slice::from_ref(kv),
+            };
             vec![ReadView { range, at: *header, limit: 0, count_only: false, kvs, totals: None }]
         }
         (Request::Txn { success, failure, .. }, Outcome::Txn { header, succeeded, results }) => {

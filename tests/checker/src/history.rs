@@ -276,6 +276,17 @@ pub enum DefiniteError {
     Other(String),
 }
 
+/// What the else-branch of a conditional write shows of the key.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Current {
+    /// There was no such branch.
+    NotRead,
+    /// There is no such key.
+    Missing,
+    /// The key as it is.
+    Found(KeyValue),
+}
+
 /// What came back.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Outcome {
@@ -285,9 +296,8 @@ pub enum Outcome {
     Written { header: Revision },
     /// Of a delete: how many keys, and the old ones if they were asked for.
     Deleted { header: Revision, deleted: i64, previous: Vec<KeyValue> },
-    /// Of a create, update or conditional delete whose compare failed. `current` is the key as its else-branch
-    /// read it: `None` without such a branch, `Some(None)` when there was no key.
-    CompareFailed { header: Revision, current: Option<Option<KeyValue>> },
+    /// Of a create, update or conditional delete whose compare failed. `current` is what the else-branch read.
+    CompareFailed { header: Revision, current: Current },
     /// Of a generic Txn.
     Txn { header: Revision, succeeded: bool, results: Vec<TxnResult> },
     /// Of a compaction.

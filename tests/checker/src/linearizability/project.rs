@@ -6,8 +6,8 @@ use super::model::{Action, Guard, Known, Shown, State, Step, ValueId};
 use super::search::{KeyHistory, KeyOp};
 use crate::bytes::{Key, Value};
 use crate::history::{
-    Compare, EventKind, KeyRange, KeyValue, Nanos, Operation, Outcome, ReadResult, Request, Revision, TxnOp,
-    TxnResult,
+    Compare, Current, EventKind, KeyRange, KeyValue, Nanos, Operation, Outcome, ReadResult, Request,
+    Revision, TxnOp, TxnResult,
 };
 use crate::log::Source;
 use crate::watch::Context;
@@ -96,8 +96,10 @@ impl Projector<'_, '_> {
         let steps = match &operation.outcome {
             Outcome::CompareFailed { current, .. } => {
                 let mut steps = vec![Step::Fails(vec![guard])];
-                if let Some(current) = current {
-                    steps.push(Step::Read(current.as_ref().map(|kv| self.shown(kv))));
+                match current {
+                    Current::NotRead => {}
+                    Current::Missing => steps.push(Step::Read(None)),
+                    Current::Found(kv) => steps.push(Step::Read(Some(self.shown(kv)))),
                 }
                 steps
             }

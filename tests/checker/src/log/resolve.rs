@@ -131,7 +131,7 @@ impl<'h> Attribution<'h> {
                 }
                 let leased = index.checked_sub(1).is_some_and(|last| chain.entries[last].lease.0 != 0);
                 let entry = &mut chain.entries[index];
-                match self.explain(key, entry, visible) {
+                match self.explain(key, entry, leased && entry.kind == EventKind::Delete, visible) {
                     Some(source) => entry.sources.push(source),
                     None if entry.kind == EventKind::Delete && leased => {}
                     None if index == 0 && !self.config.starts_empty => {}
@@ -146,31 +146,34 @@ impl<'h> Attribution<'h> {
         &self,
         key: &Key,
         entry: &Entry,
+        leased: bool,
         visible: &mut BTreeMap<OperationId, Revision>,
     ) -> Option<Source> {
         let free = |id: &OperationId, visible: &BTreeMap<OperationId, Revision>| {
             visible.get(id).is_none_or(|at| *at == entry.revision)
         };
-        let found = match entry.kind {
-            EventKind::Put => {
-                let writers = self.puts.get(&(key.clone(), entry.value.clone()))?;
-                writers.iter().find(|id| free(id, visible)).copied()
-            }
+        let candidates: Vec<OperationId> = match entry.kind {
+            EventKind::Put => self.puts.get(&(key.clone(), entry.value.clone())).cloned().unwrap_or_default(),
             EventKind::Delete => {
-                let split = self
-                    .range_deletes
-                    .iter()
-                    .find(|(_, range, header)| *header >= entry.revision && range.contains(key));
-                if let Some((id, ..)) = split {
+                let acknowledged = |(_, range, header): &&(OperationId, KeyRange, Revision)| {
+                    *header >= entry.revision && range.contains(key)
+                };
+                if let Some((id, ..)) = self.range_deletes.iter().find(acknowledged) {
                     return Some(Source::Acknowledged(*id));
                 }
-                let mut deletes = self.deletes.iter().filter(|(_, range)| range.contains(key));
-                let split = self.config.split_delete_ranges;
-                deletes.find(|(id, range)| free(id, visible) || (split && !range.is_one())).map(|(id, _)| *id)
+                let covering = self.deletes.iter().filter(|(_, range)| range.contains(key));
+                covering.map(|(id, _)| *id).collect()
             }
         };
-        let found = found?;
-        visible.insert(found, entry.revision);
+        let split = |id: &OperationId| {
+            let several = self.deletes.iter().any(|(own, range)| own == id && !range.is_one());
+            self.config.split_delete_ranges && several
+        };
+        let found = candidates.iter().copied().find(|id| free(id, visible) || split(id))?;
+        // Which one it was is certain only if there is no other, nor a lease.
+        if candidates.len() == 1 && !leased && !split(&found) {
+            visible.insert(found, entry.revision);
+        }
         Some(Source::Unknown(found))
     }
 
