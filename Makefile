@@ -36,5 +36,5 @@ fix:
 
 ## bench: CPU per operation of kindred beside a real etcd, printed as a table
 bench: peers
-	$(CARGO) build --release --locked --bins
+	$(CARGO) build --release --locked -p kindred-bench -p kindred-shard -p kindred-router
 	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench $(ARGS)

@@ -44,9 +44,10 @@ fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// The `key=value` word of a ready line.
+/// The `key=value` word of a ready line; an address without its scheme.
 fn word(line: &str, key: &str) -> Option<String> {
-    line.split_whitespace().find_map(|w| w.strip_prefix(key)?.strip_prefix('=').map(str::to_owned))
+    let value = line.split_whitespace().find_map(|w| w.strip_prefix(key)?.strip_prefix('='))?;
+    Some(value.trim_start_matches("http://").to_owned())
 }
 
 fn ready_line(child: &mut Child, prefix: &str) -> anyhow::Result<String> {
