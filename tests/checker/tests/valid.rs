@@ -3,7 +3,7 @@
 mod support;
 
 use kindred_checker::check;
-use kindred_checker::history::History;
+use kindred_checker::history::{History, Nanos};
 use support::{Flavour, busy};
 
 #[test]
@@ -32,4 +32,49 @@ fn a_stored_history_gives_the_same_report() {
     assert!(read == world.history);
     assert_eq!(check(&read, &world.flavour.config()), world.check());
     assert!(History::from_json_lines("{}").unwrap_err().to_string().starts_with("line 1"));
+}
+
+/// Wider spans of time only allow more, so a correct history stays correct when operations overlap.
+#[test]
+fn correct_histories_pass_when_operations_overlap() {
+    for flavour in [Flavour::Etcd, Flavour::Kindred] {
+        for seed in 0..20 {
+            let mut world = busy(flavour, seed, 250);
+            let mut rng = Rng(seed);
+            for operation in &mut world.history.operations {
+                operation.call = Nanos(operation.call.0.saturating_sub(rng.below(200)));
+                operation.returned = Nanos(operation.returned.0 + rng.below(200));
+            }
+            let report = world.check();
+            assert!(report.is_clean(), "seed {seed}\n{report}");
+            assert_eq!(report.counts.keys_undecided, 0, "seed {seed}\n{report}");
+        }
+    }
+}
+
+/// Any response with events taken out of any watch is missed: every watch ends with a promise or is continued.
+#[test]
+fn any_lost_response_is_caught() {
+    for flavour in [Flavour::Etcd, Flavour::Kindred] {
+        for seed in 0..40 {
+            let mut world = busy(flavour, seed, 150);
+            let mut rng = Rng(seed * 7 + 1);
+            let watch = rng.below(world.history.watches.len() as u64) as usize;
+            let responses = world.with_events(watch);
+            let Some(&lost) = responses.get(rng.below(responses.len().max(1) as u64) as usize) else {
+                continue;
+            };
+            let lost = world.history.watches[watch].responses.remove(lost);
+            let report = world.check();
+            assert!(report.has(kindred_checker::Check::Reliable), "seed {seed}: {lost:?}\n{report}");
+        }
+    }
+}
+
+#[test]
+fn a_long_history_is_checked_in_reasonable_time() {
+    let world = busy(Flavour::Kindred, 11, 8_000);
+    let report = world.check();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(report.counts.keys_undecided, 0, "{report}");
 }

@@ -106,7 +106,7 @@ fn the_event_of_an_unknown_write_that_another_watch_saw_is_required() {
     let request = Request::Put { key: "/registry/pods/a".into(), value: "a1".into(), lease: LeaseId(0) };
     world.run_unknown(0, request, true);
     world.put(0, "/registry/pods/b", "b1");
-    watches.map(|watch| world.deliver(watch));
+    watches.into_iter().for_each(|watch| world.deliver(watch));
     world.assert_clean();
     assert_eq!(world.check().counts.unknown_visible, 1);
     world.history.watches[1].responses.remove(1);
