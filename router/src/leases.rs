@@ -9,8 +9,9 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use kindred_partition_config::ids::LeaseId;
+use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_proto::shard_v1 as shard;
+use kindred_router_core::lease_attach::{Attaching, Command, Next, Reply};
 use kindred_router_core::lease_fanout::{default_home, home_candidates, slot_of};
 use kindred_router_core::store::StoreIx;
 use kindred_transport::grpc;
@@ -125,21 +126,9 @@ impl App {
             let (true, true, Some(slot)) = (home.is_shard(), store.is_shard(), store.slot()) else {
                 return Err(lease_across_etcd());
             };
-            let request = shard::LeaseAttachRequest { id: lease.get(), store_slot: slot.get().into() };
-            let attached = call(home, Effect::Read, deadline, || async {
-                home.shard().lease_attach(deadline.request(request)).await
-            });
-            let granted_ttl = match attached.await {
-                Ok(answer) => answer.granted_ttl,
-                Err(status) if status.code() == Code::NotFound => continue,
-                Err(status) => return Err(status),
-            };
-            let home_slot = home.slot().map_or(0, |slot| u32::from(slot.get()));
-            let request = shard::LeaseAdoptRequest { id: lease.get(), granted_ttl, home_slot };
-            call(store, Effect::Read, deadline, || async {
-                store.shard().lease_adopt(deadline.request(request)).await
-            })
-            .await?;
+            if !self.attach_at(lease, home, store, slot, deadline).await? {
+                continue;
+            }
             self.leases.remember(lease, store.index);
             return Ok(true);
         }
@@ -147,6 +136,62 @@ impl App {
             return Ok(false);
         }
         Err(grpc::status(EtcdError::LeaseNotFound))
+    }
+
+    /// Attaches at one home that may have the lease; `false` when it does not.
+    async fn attach_at(
+        &self,
+        lease: LeaseId,
+        home: &Store,
+        store: &Store,
+        slot: Slot,
+        deadline: Deadline,
+    ) -> Result<bool, Status> {
+        let (mut at, mut command) = Attaching::begin();
+        loop {
+            let reply = match command {
+                Command::AttachAtHome => {
+                    let request =
+                        shard::LeaseAttachRequest { id: lease.get(), store_slot: slot.get().into() };
+                    let attached = call(home, Effect::Read, deadline, || async {
+                        home.shard().lease_attach(deadline.request(request)).await
+                    });
+                    match attached.await {
+                        Ok(answer) => Reply::Attached { granted_ttl: answer.granted_ttl },
+                        Err(status) if status.code() == Code::NotFound => Reply::Unknown,
+                        Err(status) => return Err(status),
+                    }
+                }
+                Command::AdoptAtStore { granted_ttl } => {
+                    let home_slot = home.slot().map_or(0, |slot| u32::from(slot.get()));
+                    let request = shard::LeaseAdoptRequest { id: lease.get(), granted_ttl, home_slot };
+                    call(store, Effect::Read, deadline, || async {
+                        store.shard().lease_adopt(deadline.request(request)).await
+                    })
+                    .await?;
+                    Reply::Done
+                }
+                Command::EndAtStore => {
+                    self.end_at(lease, store, deadline).await?;
+                    Reply::Done
+                }
+            };
+            match at.step(reply) {
+                Next::Do(then, next) => (at, command) = (then, next),
+                Next::Attached => return Ok(true),
+                Next::Unknown => return Ok(false),
+            }
+        }
+    }
+
+    /// The lease is over: the store deletes its keys. Idempotent.
+    async fn end_at(&self, lease: LeaseId, store: &Store, deadline: Deadline) -> Result<(), Status> {
+        let request = shard::LeaseEndRequest { id: lease.get() };
+        call(store, Effect::Read, deadline, || async {
+            store.shard().lease_end(deadline.request(request)).await
+        })
+        .await
+        .map(|_| ())
     }
 
     /// Ends a lease at the stores that hold keys of it and drops its record at the home. Idempotent: several routers may
@@ -164,11 +209,7 @@ impl App {
             if store.index == home.index {
                 continue;
             }
-            let request = shard::LeaseEndRequest { id: lease.get() };
-            let ended = call(store, Effect::Read, deadline, || async {
-                store.shard().lease_end(deadline.request(request)).await
-            });
-            if let Err(status) = ended.await {
+            if let Err(status) = self.end_at(lease, store, deadline).await {
                 tracing::info!(%lease, store = store.name(), error = status.message(), "lease not ended there yet");
                 finished = false;
             }

@@ -11,7 +11,7 @@ use support::{Shard, WatchStream, all_up, put, router, shard_binary};
 
 #[tokio::test]
 async fn two_stores_on_one_stream() {
-    let Some(binary) = shard_binary() else { return };
+    let binary = shard_binary();
     let (default, pods) = (Shard::start(&binary, 1), Shard::start(&binary, 4));
     let (bound, drain, channel) = router(&default.url(), &pods.url()).await;
     all_up(&bound).await;
@@ -61,7 +61,7 @@ async fn two_stores_on_one_stream() {
 
 #[tokio::test]
 async fn a_dead_store_disturbs_only_its_own_kinds_and_resumes_without_loss() {
-    let Some(binary) = shard_binary() else { return };
+    let binary = shard_binary();
     let (default, mut pods) = (Shard::start(&binary, 1), Shard::start(&binary, 4));
     let (bound, _drain, channel) = router(&default.url(), &pods.url()).await;
     all_up(&bound).await;
@@ -105,7 +105,7 @@ async fn a_dead_store_disturbs_only_its_own_kinds_and_resumes_without_loss() {
 
 #[tokio::test]
 async fn leases_span_stores_and_compaction_reaches_all() {
-    let Some(binary) = shard_binary() else { return };
+    let binary = shard_binary();
     let (default, pods) = (Shard::start(&binary, 1), Shard::start(&binary, 4));
     let (bound, _drain, channel) = router(&default.url(), &pods.url()).await;
     all_up(&bound).await;
@@ -143,7 +143,7 @@ async fn leases_span_stores_and_compaction_reaches_all() {
 
 #[tokio::test]
 async fn creates_sent_ahead_are_answered_in_order() {
-    let Some(binary) = shard_binary() else { return };
+    let binary = shard_binary();
     let (default, pods) = (Shard::start(&binary, 1), Shard::start(&binary, 4));
     let (bound, _drain, channel) = router(&default.url(), &pods.url()).await;
     all_up(&bound).await;
@@ -168,7 +168,7 @@ async fn creates_sent_ahead_are_answered_in_order() {
 
 #[tokio::test]
 async fn range_streams_and_status_of_what_is_alive() {
-    let Some(binary) = shard_binary() else { return };
+    let binary = shard_binary();
     let (default, mut pods) = (Shard::start(&binary, 1), Shard::start(&binary, 4));
     let (bound, _drain, channel) = router(&default.url(), &pods.url()).await;
     all_up(&bound).await;

@@ -17,15 +17,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-/// `target/<profile>/kindred-shard`, when it was built.
-pub fn shard_binary() -> Option<PathBuf> {
+/// `target/<profile>/kindred-shard`.
+pub fn shard_binary() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    let binary = test.parent()?.parent()?.join("kindred-shard");
-    if !binary.exists() {
-        eprintln!("skipped: {} is not built (cargo build -p kindred-shard)", binary.display());
-        return None;
-    }
-    Some(binary)
+    let binary = test.parent().unwrap().parent().unwrap().join("kindred-shard");
+    assert!(binary.exists(), "{} is not built: cargo build -p kindred-shard", binary.display());
+    binary
 }
 
 pub struct Shard {
