@@ -89,7 +89,7 @@ impl Config {
             progress_below_start: true,
             gaps: Vec::new(),
             latency_max: None,
-            search_states_max: 2_000_000,
+            search_states_max: 500_000,
             violations_per_check_max: 10,
         }
     }

@@ -4,7 +4,7 @@ mod support;
 
 use kindred_checker::check;
 use kindred_checker::history::{History, Nanos};
-use support::{Flavour, busy};
+use support::{Flavour, Rng, busy};
 
 #[test]
 fn correct_histories_pass() {

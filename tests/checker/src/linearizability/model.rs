@@ -6,6 +6,11 @@ use crate::history::Revision;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct ValueId(pub(super) u32);
 
+impl ValueId {
+    /// Any value that nobody was ever shown: one is as good as another.
+    pub(super) const UNSEEN: Self = Self(u32::MAX);
+}
+
 /// What a read showed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Shown {

@@ -16,7 +16,16 @@ use crate::watch::Context;
 pub(super) fn project(context: &Context<'_>) -> BTreeMap<Key, KeyHistory> {
     let empty = context.config.starts_empty;
     let initial = State { known: if empty { Known::Absent } else { Known::Any }, floor: Revision(0) };
-    let mut projector = Projector { context, values: HashMap::new(), keys: BTreeMap::new() };
+    let compares = context.history.operations.iter().flat_map(|operation| match &operation.request {
+        Request::Txn { compares, .. } => compares.as_slice(),
+        _ => &[],
+    });
+    let compared = compares.filter_map(|compare| match compare {
+        Compare::Value(_, value) => Some(value.clone()),
+        _ => None,
+    });
+    let compared = compared.collect();
+    let mut projector = Projector { context, values: HashMap::new(), keys: BTreeMap::new(), compared };
     for operation in &context.history.operations {
         projector.operation(operation);
     }
@@ -35,12 +44,22 @@ struct Projector<'c, 'a> {
     context: &'c Context<'a>,
     values: HashMap<Value, u32>,
     keys: BTreeMap<Key, Vec<KeyOp>>,
+    /// Values that some Txn compares with.
+    compared: BTreeSet<Value>,
 }
 
 impl Projector<'_, '_> {
     fn value(&mut self, value: &Value) -> ValueId {
         let next = u32::try_from(self.values.len()).unwrap_or(u32::MAX);
         ValueId(*self.values.entry(value.clone()).or_insert(next))
+    }
+
+    /// The value of a write; of unknown writes that nobody saw, one stands for all.
+    fn written(&mut self, operation: &Operation, key: &Key, value: &Value) -> ValueId {
+        let chain = self.context.log.chains.get(key);
+        let in_log = chain.is_some_and(|chain| chain.entries.iter().any(|entry| entry.value == *value));
+        let seen = in_log || self.compared.contains(value);
+        if operation.outcome == Outcome::Unknown && !seen { ValueId::UNSEEN } else { self.value(value) }
     }
 
     fn shown(&mut self, kv: &KeyValue) -> Shown {
@@ -55,15 +74,15 @@ impl Projector<'_, '_> {
         match &operation.request {
             Request::List(list) => self.read(operation, list.revision.is_some() || list.serializable),
             Request::Put { key, value, .. } => {
-                let steps = vec![Step::Put(self.value(value))];
+                let steps = vec![Step::Put(self.written(operation, key, value))];
                 self.add(operation, key, steps);
             }
             Request::Create { key, value, .. } => {
-                let put = Step::Put(self.value(value));
+                let put = Step::Put(self.written(operation, key, value));
                 self.guarded(operation, key, Revision(0), put);
             }
             Request::Update { key, expected, value, .. } => {
-                let put = Step::Put(self.value(value));
+                let put = Step::Put(self.written(operation, key, value));
                 self.guarded(operation, key, *expected, put);
             }
             Request::Delete { key } => {

@@ -50,12 +50,12 @@ struct Frame {
     further: Vec<Configuration>,
 }
 
-/// Searches for an order, remembering at most `states_max` configurations.
+/// Searches for an order, remembering at most `states_max` configurations (those with many holes count for more).
 pub(super) fn search(history: &KeyHistory, states_max: usize) -> Verdict {
     let start = Configuration { next: 0, holes: Vec::new(), state: history.initial };
     let mut tried: HashSet<Configuration> = HashSet::new();
     let mut stack = vec![frame(history, start)];
-    let mut explained = 0;
+    let (mut explained, mut spent) = (0, 0);
     while let Some(top) = stack.last_mut() {
         let depth = top.configuration.next - top.configuration.holes.len();
         explained = explained.max(depth);
@@ -66,9 +66,10 @@ pub(super) fn search(history: &KeyHistory, states_max: usize) -> Verdict {
             stack.pop();
             continue;
         };
-        if tried.len() >= states_max {
+        if spent >= states_max {
             return Verdict::Undecided;
         }
+        spent += 1 + configuration.holes.len() / 16;
         if tried.insert(configuration.clone()) {
             stack.push(frame(history, configuration));
         }
@@ -95,6 +96,19 @@ fn frame(history: &KeyHistory, configuration: Configuration) -> Frame {
         candidates.push(index);
     }
     candidates.retain(|index| history.ops[*index].call <= first_return);
+    // Of operations that may never happen and do the same, only the first is tried: they can stand for each other.
+    let mut kept: Vec<usize> = Vec::new();
+    for index in candidates {
+        let op = &history.ops[index];
+        let same = |other: &&usize| {
+            let other = &history.ops[**other];
+            other.returned.is_none() && other.action == op.action
+        };
+        if op.returned.is_some() || !kept.iter().any(|other| same(&other)) {
+            kept.push(index);
+        }
+    }
+    let mut candidates = kept;
     // Tried from the back: those with the lowest revision first, of unknown outcome last.
     candidates.sort_by_key(|index| {
         let op = &history.ops[*index];
