@@ -96,12 +96,12 @@ pub struct History {
     right_to_left: HashMap<i64, i64>,
     /// Where the last compaction was, left and right.
     compacted: [i64; 2],
-    /// The revisions before the first write.
-    base: [i64; 2],
+    /// For each kind the revisions before the first write.
+    base: Vec<[i64; 2]>,
 }
 
 impl History {
-    pub fn new(mode: Mode, kinds: usize, base: [i64; 2]) -> Self {
+    pub fn new(mode: Mode, kinds: usize, base: Vec<[i64; 2]>) -> Self {
         let mut history = Self {
             mode,
             kinds: vec![Vec::new(); kinds],
@@ -173,11 +173,19 @@ impl History {
         cuts
     }
 
+    fn first_base(&self) -> [i64; 2] {
+        self.base
+            .iter()
+            .copied()
+            .reduce(|one, other| [one[0].max(other[0]), one[1].max(other[1])])
+            .unwrap_or([1, 1])
+    }
+
     pub fn last(&self, scope: Scope, who: Who) -> i64 {
         let column = who as usize;
         match (self.mode, scope) {
             (Mode::Mapped, Scope::Kind(kind)) => {
-                self.kinds[kind].last().map_or(self.base[column], |step| step[column])
+                self.kinds[kind].last().map_or(self.base[kind][column], |step| step[column])
             }
             _ => {
                 self.kinds.iter().filter_map(|steps| steps.last()).map(|step| step[column]).max().unwrap_or(0)
@@ -192,9 +200,12 @@ impl History {
             Scope::All => self.cuts(),
             Scope::Kind(_) => self.steps(scope),
         };
+        let base = match scope {
+            Scope::Kind(kind) => self.base[kind],
+            Scope::All => self.first_base(),
+        };
         let compacted = steps.partition_point(|step| step[0] < self.compacted[0]);
-        let at =
-            |index: usize| steps.get(index.min(steps.len().saturating_sub(1))).copied().unwrap_or(self.base);
+        let at = |index: usize| steps.get(index.min(steps.len().saturating_sub(1))).copied().unwrap_or(base);
         let part = |from: usize, permille: i64| {
             let length = steps.len().saturating_sub(from);
             from + length * usize::try_from(permille).unwrap_or(0) / 1000

@@ -68,7 +68,11 @@ impl Run {
             Mode::Dense => None,
             Mode::Mapped => Some([recorder(&sides[0]).await?, recorder(&sides[1]).await?]),
         };
-        let base = [sides[0].current().await?, sides[1].current().await?];
+        let mut base = Vec::new();
+        for kind in 0..KINDS.len() {
+            let (key, _) = keys::whole(kind);
+            base.push([sides[0].current(&key).await?, sides[1].current(&key).await?]);
+        }
         let history = History::new(mode, KINDS.len(), base);
         Ok(Self {
             sides,
@@ -119,7 +123,7 @@ impl Run {
         if let (true, Action::WatchCreate { request, .. }) = (self.noise, &mut actions[1]) {
             // The writes of the right side alone must not make a start that waits into one of the past.
             if operation.waits() {
-                request.start_revision = request.start_revision.max(right.current().await? + 1);
+                request.start_revision = request.start_revision.max(right.current(&request.key).await? + 1);
             }
         }
         let sent = format!("left  {:?}\nright {:?}", actions[0], actions[1]);
@@ -182,13 +186,13 @@ impl Run {
             return Ok(());
         };
         left.flush(revision).await.context("left recorder")?;
-        for kind in 0..KINDS.len() {
+        for (kind, keys) in KINDS.iter().enumerate() {
             let known = self.history.steps_of(kind);
             let fresh = revisions(&left.watches[kind].items);
             right
                 .until(kind, |items| revisions(items).len() >= fresh.len())
                 .await
-                .with_context(|| format!("right recorder, {}", KINDS[kind].prefix))?;
+                .with_context(|| format!("right recorder, {}", keys.prefix))?;
             let theirs = revisions(&right.watches[kind].items);
             for step in known..fresh.len() {
                 self.history.push(kind, [fresh[step], theirs[step]]);

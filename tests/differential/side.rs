@@ -46,9 +46,9 @@ impl Side {
         Ok(())
     }
 
-    /// The revision that a read shows now.
-    pub async fn current(&mut self) -> anyhow::Result<i64> {
-        let request = RangeRequest { key: Bytes::from_static(b"/registry/pods"), ..Default::default() };
+    /// The revision that a read of this key shows now.
+    pub async fn current(&mut self, key: &Bytes) -> anyhow::Result<i64> {
+        let request = RangeRequest { key: key.clone(), ..Default::default() };
         let answer = self.client.kv.range(request).await?.into_inner();
         Ok(answer.header.map_or(0, |header| header.revision))
     }

@@ -1,8 +1,12 @@
 //! The servers of the tests: real etcd, a shard alone, and a whole kindred.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 
 use crate::{
     client::Client,
@@ -147,6 +151,56 @@ impl Up {
     /// When it does not answer.
     pub async fn client(&self) -> anyhow::Result<Client> {
         Client::connect(&self.address).await
+    }
+}
+
+impl Up {
+    /// The shards that it runs, as (store, `host:port`).
+    ///
+    /// # Errors
+    /// When the ready line does not list them.
+    pub fn stores(&self) -> anyhow::Result<Vec<(String, String)>> {
+        let listed = self.process.ready_field("stores")?;
+        let stores = listed.split(';').filter_map(|store| store.split_once('='));
+        Ok(stores.map(|(name, address)| (name.to_owned(), bare(address))).collect())
+    }
+
+    /// The process of a shard: the child of ours that was given its name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn shard_pid(&self, store: &str) -> anyhow::Result<u32> {
+        let parent = self.process.pid().context("kindred up is not running")?;
+        for entry in fs::read_dir("/proc")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            // A process may end while we look.
+            let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
+            let Ok(words) = fs::read(entry.path().join("cmdline")) else { continue };
+            let ours = status.lines().any(|line| {
+                line.strip_prefix("PPid:").is_some_and(|value| value.trim() == parent.to_string())
+            });
+            let words: Vec<&[u8]> = words.split(|&byte| byte == 0).collect();
+            let named = words.windows(2).any(|pair| pair[0] == b"--name" && pair[1] == store.as_bytes());
+            if ours && named && words.contains(&b"shard".as_slice()) {
+                return Ok(pid);
+            }
+        }
+        bail!("kindred up ({parent}) has no shard {store}")
+    }
+
+    /// `kill -9` of a shard; `kindred up` starts it again.
+    ///
+    /// # Errors
+    /// When there is no such shard.
+    pub fn kill_shard(&self, store: &str) -> anyhow::Result<()> {
+        let pid = self.shard_pid(store)?;
+        let sent = Command::new("kill").args(["-KILL", &pid.to_string()]).status()?;
+        if !sent.success() {
+            bail!("kill -9 {pid} failed");
+        }
+        Ok(())
     }
 }
 

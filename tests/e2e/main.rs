@@ -1,0 +1,50 @@
+//! Real clients against running servers: `etcdctl`, the `etcd-client` crate, raw streams; TLS; shards that die.
+//!
+//! `KINDRED_E2E` chooses the server: `kindred` (default: `kindred up`), `shard` (one shard alone) or `etcd` (the test of
+//! these tests). Suites about several shards or about our TLS flags need `kindred`.
+
+mod clients;
+mod commands;
+mod crash;
+mod leases;
+mod tls;
+mod watchers;
+
+use std::path::Path;
+
+use anyhow::bail;
+use kindred_tests::{
+    client::Client,
+    servers::{Etcd, Shard, Up},
+};
+
+/// The server under test.
+pub enum Server {
+    Etcd(Etcd),
+    Shard(Shard),
+    Up(Up),
+}
+
+impl Server {
+    pub async fn start(dir: &Path) -> anyhow::Result<Self> {
+        let chosen = std::env::var("KINDRED_E2E").unwrap_or_else(|_| "kindred".to_owned());
+        Ok(match chosen.as_str() {
+            "kindred" => Self::Up(Up::start(dir, "kindred", &[]).await?),
+            "shard" => Self::Shard(Shard::start(dir, "shard", &[]).await?),
+            "etcd" => Self::Etcd(Etcd::start(dir, "etcd").await?),
+            other => bail!("KINDRED_E2E={other} is none of kindred, shard, etcd"),
+        })
+    }
+
+    pub fn address(&self) -> &str {
+        match self {
+            Self::Etcd(server) => &server.address,
+            Self::Shard(server) => &server.address,
+            Self::Up(server) => &server.address,
+        }
+    }
+
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        Client::connect(self.address()).await
+    }
+}
