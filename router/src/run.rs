@@ -96,7 +96,9 @@ pub async fn bind(
     for address in &settings.listen {
         listeners.push(Listener::bind(address, ListenOptions::with_tls(settings.tls.clone())).await?);
     }
-    let admin_listener = Listener::bind(&settings.admin, ListenOptions::default()).await?;
+    let admin_listener =
+        Listener::bind(&settings.admin, ListenOptions::of_admin(&settings.admin, settings.tls.clone()))
+            .await?;
     let listen: Vec<String> = listeners.iter().map(|l| l.local_endpoint().to_string()).collect();
     let admin = admin_listener.local_endpoint().to_string();
 

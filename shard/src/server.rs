@@ -104,7 +104,9 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     for address in &settings.listen {
         listeners.push(Listener::bind(address, ListenOptions::with_tls(tls.clone())).await?);
     }
-    let admin = Listener::bind(&settings.admin_listen, ListenOptions::default()).await?;
+    let admin =
+        Listener::bind(&settings.admin_listen, ListenOptions::of_admin(&settings.admin_listen, tls.clone()))
+            .await?;
     let listen: Vec<_> = listeners.iter().map(|listener| listener.local_endpoint().clone()).collect();
     let identity = settings.data_dir.as_deref().map_or_else(|| Ok(Identity::random()), Identity::open)?;
 

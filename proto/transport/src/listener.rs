@@ -64,6 +64,13 @@ impl ListenOptions {
     pub fn with_tls(tls: Option<ServerTls>) -> Self {
         Self { tls, ..Self::default() }
     }
+
+    /// The defaults for an admin port, which is plain HTTP unless its address begins with `https://`: then it has the
+    /// clients' TLS.
+    #[must_use]
+    pub fn of_admin(address: &ListenAddr, tls: Option<ServerTls>) -> Self {
+        Self::with_tls(tls.filter(|_| address.scheme() == Scheme::Tls))
+    }
 }
 
 /// Listening failed; the text names the address and what to do.

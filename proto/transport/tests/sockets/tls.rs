@@ -202,3 +202,20 @@ fn flags_are_checked_together() {
     let error = ServerTls::load(missing).unwrap_err().to_string();
     assert!(error.starts_with("--cert-file /nowhere/c.pem: "), "{error}");
 }
+
+#[tokio::test]
+async fn an_admin_port_has_tls_when_its_address_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let tls = Some(ServerTls::load(certificates(directory.path(), "ours").server_settings()).unwrap());
+    for (address, scheme) in
+        [("127.0.0.1:0", "http://"), ("http://127.0.0.1:0", "http://"), ("https://127.0.0.1:0", "https://")]
+    {
+        let address: ListenAddr = address.parse().unwrap();
+        let options = ListenOptions::of_admin(&address, tls.clone());
+        let listener = kindred_transport::Listener::bind(&address, options).await.unwrap();
+        assert!(listener.local_endpoint().to_string().starts_with(scheme), "{address}");
+    }
+    let address: ListenAddr = "https://127.0.0.1:0".parse().unwrap();
+    let refused = kindred_transport::Listener::bind(&address, ListenOptions::of_admin(&address, None)).await;
+    assert!(refused.unwrap_err().to_string().contains("--cert-file"));
+}
