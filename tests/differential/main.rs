@@ -15,7 +15,7 @@ mod shrink;
 mod side;
 mod watches;
 
-use std::{path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::bail;
 use kindred_tests::{
@@ -77,11 +77,19 @@ impl Comparison {
         attempt: &str,
         operations: &[Operation],
     ) -> anyhow::Result<Result<Counts, Mismatch>> {
-        let (left, right) = (format!("left-{attempt}"), format!("right-{attempt}"));
+        let names = [format!("left-{attempt}"), format!("right-{attempt}")];
         let (left, right) =
-            tokio::try_join!(Etcd::start(dir, &left), Right::start(dir, &right, self.subject))?;
+            tokio::try_join!(Etcd::start(dir, &names[0]), Right::start(dir, &names[1], self.subject))?;
         let run = Run::new([&left.address, right.address()], self.mode, self.subject).await?;
-        Ok(run.sequence(operations).await)
+        let outcome = run.sequence(operations).await;
+        drop((left, right));
+        // An etcd allocates its log 64 MB at a time, and shrinking starts very many. What is kept of a run is its logs.
+        for data in names {
+            if let Err(error) = fs::remove_dir_all(dir.join(&data)) {
+                report(&format!("differential: {data} is left behind: {error}"));
+            }
+        }
+        Ok(outcome)
     }
 
     /// All seeds; fails at the first difference, made as small as time allows.
