@@ -225,6 +225,7 @@ impl Core {
     pub fn close(&mut self, id: CursorId) {
         if let Some(cursor) = self.cursors.remove(&id) {
             self.engine.close_range(cursor.open);
+            self.scrubbing |= self.engine.wants_scrub();
         }
     }
 

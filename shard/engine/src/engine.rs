@@ -37,7 +37,7 @@ pub struct Engine {
     watches: Watches,
     floor: Revision,
     pins: Pins,
-    /// Whether a pin ended since the last scrub.
+    /// Whether a pin below the floor ended since the last scrub.
     unpinned: bool,
     /// Periodic progress that waits for what was applied before it to be published.
     tick: Option<Revision>,
@@ -124,6 +124,12 @@ impl Engine {
         more
     }
 
+    /// Whether a pin ended since the last scrub that held what is below the floor.
+    #[must_use]
+    pub fn wants_scrub(&self) -> bool {
+        self.unpinned
+    }
+
     // ---- reads
 
     /// A whole read; for small answers and inside the apply loop only.
@@ -168,7 +174,8 @@ impl Engine {
             *count -= 1;
             if *count == 0 {
                 self.pins.remove(&open.at);
-                self.unpinned = true;
+                // A pin at or above the floor holds nothing that the floor does not.
+                self.unpinned |= open.at < self.floor;
             }
         }
     }

@@ -9,7 +9,7 @@ use kindred_partition_config::{ids::Revision, key::Key};
 use crate::{
     engine::Event,
     log::ChunkedLog,
-    object::{Object, Pins},
+    object::{Object, Pins, Pruned},
     order_index::OrderIndex,
     version::Version,
 };
@@ -42,7 +42,7 @@ pub(crate) struct Keyspace {
     flips: ChunkedLog<Version>,
     /// The revision of the last of them, also when it is no longer in `flips`.
     last_flip: Revision,
-    /// Keys of objects that keep a version for a pin only.
+    /// Keys of objects that keep a version for a pin only, each once.
     held: Vec<Key>,
     /// Those to look at again, after a pin ended.
     released: Vec<Key>,
@@ -196,14 +196,14 @@ impl Keyspace {
         // The floor itself can still be watched from, so its events stay.
         while budget > 0 && self.log.front().is_some_and(|e| e.kv.mod_revision() < floor) {
             let Some(event) = self.log.pop() else { break };
-            self.prune(event.kv.key(), floor, pins);
+            self.prune(event.kv.key(), |object| object.prune(floor, pins));
             budget -= 1;
         }
         while budget > 0
             && let Some(key) = self.released.pop()
         {
-            self.prune(&key, floor, pins);
-            budget -= 1;
+            let looked = self.prune(&key, |object| object.prune_held(floor, pins));
+            budget = budget.saturating_sub(looked.max(1));
         }
         budget
     }
@@ -213,21 +213,23 @@ impl Keyspace {
         !self.released.is_empty() || self.log.front().is_some_and(|e| e.kv.mod_revision() < floor)
     }
 
-    /// A pin ended: what was kept for pins is looked at again by the next scrubs.
+    /// A pin below the floor ended: what was kept for pins is looked at again by the next scrubs.
     pub(crate) fn release_held(&mut self) {
         self.released.append(&mut self.held);
     }
 
-    fn prune(&mut self, key: &[u8], floor: Revision, pins: &Pins) {
-        let Some(id) = self.find(key) else { return };
-        let Some(object) = self.objects.get_mut(id as usize).and_then(Option::as_mut) else { return };
-        let pruned = object.prune(floor, pins);
+    /// Prunes one object; answers how many versions were looked at.
+    fn prune(&mut self, key: &[u8], prune: impl FnOnce(&mut Object) -> Pruned) -> usize {
+        let Some(id) = self.find(key) else { return 0 };
+        let Some(object) = self.objects.get_mut(id as usize).and_then(Option::as_mut) else { return 0 };
+        let pruned = prune(object);
         self.total_bytes -= pruned.bytes;
         if pruned.gone {
             self.remove(key);
         } else if pruned.held {
             self.held.push(Key::copy_from(key));
         }
+        pruned.looked
     }
 
     /// Live keys, events held, bytes of live versions, bytes of all.

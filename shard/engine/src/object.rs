@@ -1,6 +1,6 @@
 //! One key's versions since the last compaction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use kindred_partition_config::ids::Revision;
 
@@ -9,11 +9,29 @@ use crate::version::Version;
 /// Revisions that long reads stand at, with how many stand there.
 pub(crate) type Pins = BTreeMap<Revision, usize>;
 
+/// Versions that one [`Object::prune`] looks at. Every version is written by one event and pruned for that event at the
+/// earliest, so two an event would keep up; a few more let a key that fell behind catch up, and still no event of a key
+/// with a long history holds up the loop.
+const LOOK_MAX: usize = 4;
+/// Room for fewer versions than this is not given back.
+const SHRINK_ABOVE: usize = 64;
+
 /// A key's chain of versions, tombstones included, in the order of their revisions.
 pub(crate) struct Object {
     head: Version,
-    /// Before the head, oldest first; most objects have none.
-    older: Vec<Version>,
+    /// Before the head; most objects have none.
+    older: Option<Box<Older>>,
+}
+
+/// The versions before the head.
+#[derive(Default)]
+struct Older {
+    /// Oldest first, never empty.
+    versions: VecDeque<Version>,
+    /// How many of the first are below the floor and were kept for pins: they are not looked at again until a pin ends.
+    held: usize,
+    /// The keyspace knows that some are held.
+    noted: bool,
 }
 
 /// What [`Object::prune`] came to.
@@ -23,15 +41,17 @@ pub(crate) struct Pruned {
     pub dropped: usize,
     /// Their memory.
     pub bytes: u64,
+    /// Versions looked at.
+    pub looked: usize,
     /// Nothing is left to read: the object can go.
     pub gone: bool,
-    /// Something is kept only for a pin; look again when pins end.
+    /// Something is kept only for a pin, which was not said before: [`Object::prune_held`] when pins end.
     pub held: bool,
 }
 
 impl Object {
     pub(crate) fn new(first: Version) -> Self {
-        Self { head: first, older: Vec::new() }
+        Self { head: first, older: None }
     }
 
     pub(crate) fn key(&self) -> &[u8] {
@@ -50,7 +70,8 @@ impl Object {
 
     pub(crate) fn push(&mut self, version: Version) {
         debug_assert!(version.order() > self.head.order());
-        self.older.push(std::mem::replace(&mut self.head, version));
+        let before = std::mem::replace(&mut self.head, version);
+        self.older.get_or_insert_default().versions.push_back(before);
     }
 
     /// What the key was at `at`; `None` when it did not exist then.
@@ -58,46 +79,75 @@ impl Object {
         let found = if self.head.mod_revision() <= at {
             &self.head
         } else {
-            let after = self.older.partition_point(|v| v.mod_revision() <= at);
-            self.older.get(after.checked_sub(1)?)?
+            let older = &self.older.as_ref()?.versions;
+            let after = older.partition_point(|v| v.mod_revision() <= at);
+            older.get(after.checked_sub(1)?)?
         };
         (!found.is_tombstone()).then_some(found)
     }
 
     /// Every version held, oldest first.
     pub(crate) fn versions(&self) -> impl DoubleEndedIterator<Item = &Version> {
-        self.older.iter().chain(std::iter::once(&self.head))
+        self.older.iter().flat_map(|older| &older.versions).chain(std::iter::once(&self.head))
     }
 
-    /// Drops what no read at or above `floor`, no read at a pin and no watch from `floor` on can ask for.
+    /// Drops some of what no read at or above `floor`, no read at a pin and no watch from `floor` on can ask for. Called
+    /// once for every event of this key that falls below the floor, it drops all of it.
     pub(crate) fn prune(&mut self, floor: Revision, pins: &Pins) -> Pruned {
-        let mut pruned = Pruned::default();
-        if self.older.is_empty() {
-            pruned.gone = self.head.is_tombstone() && self.head.mod_revision() < floor;
-            return pruned;
+        self.prune_some(floor, pins, LOOK_MAX)
+    }
+
+    /// As [`Object::prune`], for what was kept for pins, of which some ended.
+    pub(crate) fn prune_held(&mut self, floor: Revision, pins: &Pins) -> Pruned {
+        let mut look = LOOK_MAX;
+        if let Some(older) = &mut self.older {
+            look += std::mem::take(&mut older.held);
+            older.noted = false;
         }
-        let mut kept: Vec<Version> = Vec::new();
-        let count = self.older.len();
-        for (i, version) in self.older.iter().enumerate() {
+        self.prune_some(floor, pins, look)
+    }
+
+    fn prune_some(&mut self, floor: Revision, pins: &Pins, look: usize) -> Pruned {
+        let mut pruned = Pruned::default();
+        if let Some(older) = &mut self.older {
+            older.prune(&self.head, floor, pins, look, &mut pruned);
+            if older.versions.is_empty() {
+                self.older = None;
+            }
+        }
+        pruned.gone = self.older.is_none() && self.head.is_tombstone() && self.head.mod_revision() < floor;
+        pruned
+    }
+}
+
+impl Older {
+    /// Goes on behind what is held. What is needed above the floor is a suffix, so the first such version ends it.
+    fn prune(&mut self, head: &Version, floor: Revision, pins: &Pins, look: usize, pruned: &mut Pruned) {
+        while pruned.looked < look
+            && let Some(version) = self.versions.get(self.held)
+        {
+            pruned.looked += 1;
             let begin = version.mod_revision();
-            let end = self.older.get(i + 1).unwrap_or(&self.head).mod_revision();
-            let needed_above = begin >= floor || (end > floor && !version.is_tombstone());
-            // A tombstone still ends an older version that a pin holds.
-            let pinned = begin < end && pins.range(begin..end).next().is_some() && !version.is_tombstone();
-            let ends_pinned = version.is_tombstone() && end > floor && !kept.is_empty();
-            pruned.held |= (pinned || ends_pinned) && !needed_above;
-            if needed_above || pinned || ends_pinned {
-                kept.push(version.clone());
-            } else {
+            let end = self.versions.get(self.held + 1).unwrap_or(head).mod_revision();
+            if begin >= floor || (end > floor && !version.is_tombstone()) {
+                break;
+            }
+            let pinned = begin < end && pins.range(begin..end).next().is_some();
+            // A tombstone is only needed to end an older version that a pin holds.
+            let needed =
+                if version.is_tombstone() { self.held > 0 && (pinned || end > floor) } else { pinned };
+            if needed {
+                self.held += 1;
+            } else if let Some(version) = self.versions.remove(self.held) {
+                pruned.dropped += 1;
                 pruned.bytes += version.footprint();
             }
         }
-        pruned.dropped = count - kept.len();
-        if pruned.dropped > 0 {
-            self.older = kept;
+        pruned.held = self.held > 0 && !std::mem::replace(&mut self.noted, self.held > 0);
+        let room = self.versions.capacity();
+        if room > SHRINK_ABOVE && self.versions.len() < room / 4 {
+            self.versions.shrink_to(room / 2);
         }
-        pruned.gone = self.older.is_empty() && self.head.is_tombstone() && self.head.mod_revision() < floor;
-        pruned
     }
 }
 
@@ -154,6 +204,9 @@ mod tests {
             (&[5, -8, 20], 10, &[6], &[5, -8, 20], false, true),
             (&[5, -8, 9, 20], 10, &[6], &[5, 9, 20], false, true),
             (&[5, 7], 6, &[6], &[5, 7], false, false),
+            // A pinned revision at which the key did not exist, behind one at which it did.
+            (&[5, -8, 9, 20], 10, &[6, 8], &[5, -8, 9, 20], false, true),
+            (&[5, -8, 9, 20], 10, &[8], &[9, 20], false, false),
         ];
         for (chain, floor, pins, left, gone, held) in table {
             let make = |at: &i64| if *at < 0 { dead(-at) } else { put(*at) };
@@ -173,5 +226,45 @@ mod tests {
             (4..14).map(|at| object.at(Revision(at)).map(|v| v.mod_revision().get())).collect();
         let p = Some;
         assert_eq!(seen, [None, p(5), p(5), p(7), p(7), None, None, None, p(12), p(12)]);
+    }
+
+    /// A compaction prunes once for every event; the steps that this takes, and the versions left.
+    fn prune_for_each(
+        object: &mut Object,
+        events: usize,
+        floor: Revision,
+        pins: &Pins,
+    ) -> (usize, usize, usize) {
+        let (mut looked, mut said) = (0, 0);
+        for _ in 0..events {
+            let pruned = object.prune(floor, pins);
+            assert!(pruned.looked <= LOOK_MAX, "no step is long");
+            looked += pruned.looked;
+            said += usize::from(pruned.held);
+        }
+        (looked, said, object.versions().count())
+    }
+
+    #[test]
+    fn a_key_with_a_long_history_is_pruned_in_steps_that_its_events_pay_for() {
+        const VERSIONS: i64 = 100_000;
+        let long = || object((1..=VERSIONS).map(put).collect());
+        let floor = Revision(VERSIONS);
+        let mut hot = long();
+        let (looked, said, left) = prune_for_each(&mut hot, VERSIONS as usize - 1, floor, &Pins::new());
+        assert_eq!((said, left), (0, 1));
+        assert!(looked <= 2 * VERSIONS as usize, "{looked} steps");
+
+        // With a pin in a hundred revisions, held versions are neither walked again nor told of again.
+        let pins: Pins = (1..VERSIONS).step_by(100).map(|at| (Revision(at), 1)).collect();
+        let mut hot = long();
+        let (looked, said, left) = prune_for_each(&mut hot, VERSIONS as usize - 1, floor, &pins);
+        assert_eq!((said, left), (1, pins.len() + 1));
+        assert!(looked <= 2 * VERSIONS as usize, "{looked} steps");
+        let released = hot.prune_held(floor, &Pins::new());
+        assert_eq!((released.dropped, released.held), (pins.len(), false));
+        assert!(released.looked <= pins.len() + LOOK_MAX);
+        assert_eq!(revisions(&hot), [VERSIONS]);
+        assert!(hot.older.is_none(), "its memory is given back");
     }
 }
