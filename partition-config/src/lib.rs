@@ -6,4 +6,5 @@ pub mod kind;
 pub mod map;
 pub mod model;
 pub mod parse;
+pub mod ring;
 pub mod validate;

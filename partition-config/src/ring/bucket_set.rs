@@ -1,0 +1,138 @@
+//! Sets of buckets: half of what a unit is.
+
+use std::fmt;
+use std::ops::{BitAnd, BitOr, Sub};
+
+use serde::{Deserialize, Serialize};
+
+use super::Bucket;
+
+/// A set of buckets. As text: 64 hexadecimal digits, the highest bucket first.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BucketSet([u64; 4]);
+
+impl BucketSet {
+    /// No bucket.
+    pub const EMPTY: Self = Self([0; 4]);
+    /// Every bucket: what a partition without a ring has.
+    pub const ALL: Self = Self([u64::MAX; 4]);
+
+    fn place(bucket: Bucket) -> (usize, u64) {
+        (usize::from(bucket.0 / 64), 1 << (bucket.0 % 64))
+    }
+
+    fn zip(self, other: Self, join: impl Fn(u64, u64) -> u64) -> Self {
+        Self(std::array::from_fn(|word| join(self.0[word], other.0[word])))
+    }
+
+    /// Adds a bucket.
+    pub fn insert(&mut self, bucket: Bucket) {
+        let (word, bit) = Self::place(bucket);
+        self.0[word] |= bit;
+    }
+
+    /// Takes a bucket out.
+    pub fn remove(&mut self, bucket: Bucket) {
+        let (word, bit) = Self::place(bucket);
+        self.0[word] &= !bit;
+    }
+
+    /// Whether it holds the bucket.
+    #[must_use]
+    pub fn contains(&self, bucket: Bucket) -> bool {
+        let (word, bit) = Self::place(bucket);
+        self.0[word] & bit != 0
+    }
+
+    /// How many buckets it holds, 0 to 256.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::EMPTY
+    }
+
+    /// Whether the two share no bucket.
+    #[must_use]
+    pub fn is_disjoint(&self, other: &Self) -> bool {
+        (*self & *other).is_empty()
+    }
+
+    /// Its buckets, in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Bucket> {
+        let set = *self;
+        Bucket::all().filter(move |bucket| set.contains(*bucket))
+    }
+}
+
+impl BitOr for BucketSet {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        self.zip(other, |a, b| a | b)
+    }
+}
+
+impl BitAnd for BucketSet {
+    type Output = Self;
+
+    fn bitand(self, other: Self) -> Self {
+        self.zip(other, |a, b| a & b)
+    }
+}
+
+impl Sub for BucketSet {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| a & !b)
+    }
+}
+
+impl FromIterator<Bucket> for BucketSet {
+    fn from_iter<I: IntoIterator<Item = Bucket>>(buckets: I) -> Self {
+        let mut set = Self::EMPTY;
+        buckets.into_iter().for_each(|bucket| set.insert(bucket));
+        set
+    }
+}
+
+impl fmt::Display for BucketSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().rev().try_for_each(|word| write!(f, "{word:016x}"))
+    }
+}
+
+impl fmt::Debug for BucketSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BucketSet({self})")
+    }
+}
+
+impl From<BucketSet> for String {
+    fn from(set: BucketSet) -> Self {
+        set.to_string()
+    }
+}
+
+impl TryFrom<String> for BucketSet {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let bad = || format!("{text:?} is no set of buckets: 64 hexadecimal digits");
+        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(bad());
+        }
+        let mut words = [0; 4];
+        for (word, digits) in words.iter_mut().rev().zip(text.as_bytes().chunks(16)) {
+            let digits = std::str::from_utf8(digits).map_err(|_| bad())?;
+            *word = u64::from_str_radix(digits, 16).map_err(|_| bad())?;
+        }
+        Ok(Self(words))
+    }
+}
