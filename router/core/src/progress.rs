@@ -5,9 +5,9 @@
 //! silently, one that goes back delivers events twice. It must also be at least what the stores showed as their current
 //! revisions when the request came in, because a probe may have shown those to the client.
 //!
-//! With one store its own answer is passed on: it travels in the stream behind the events that it covers. With several,
-//! a *round* asks all stores for their current revisions, takes the maximum P, raises all to P, asks each upstream for
-//! progress and answers P when every one has reached it. Events above P that arrive meanwhile are held, bounded and for
+//! With one store that relays progress ([`Member::relays`]) its own answer is passed on: it travels in the stream behind
+//! the events that it covers. With several members, or one that does not relay, a *round* asks all for their current
+//! revisions, takes the maximum P, raises all to P, asks each for progress and answers P when every one has reached it. Events above P that arrive meanwhile are held, bounded and for
 //! the length of a round, so that P is still not below anything sent when it is answered. A request during a round gets
 //! the next one: the currents of the round in flight were asked before it came.
 //!
@@ -17,18 +17,31 @@ use kindred_partition_config::ids::Revision;
 
 use crate::store::StoreIx;
 
+/// What answers for some watches of a stream: an upstream stream on a store, or something else that the caller reads
+/// events from.
+pub trait Member: Copy + Eq {
+    /// Whether its stream answers a progress request by itself, with a promise behind the events that it covers.
+    fn relays(self) -> bool;
+}
+
+impl Member for StoreIx {
+    fn relays(self) -> bool {
+        true
+    }
+}
+
 /// A round may be overtaken by messages that span its target this often before it is given up.
 const BUMPS_MAX: u32 = 8;
 
 /// What the caller must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command {
-    /// Ask the store for the current revision of its watches' ranges; answer with [`Progress::current`].
-    Ask(StoreIx),
-    /// Raise the store to at least this revision, then [`Progress::raised`].
-    Raise(StoreIx, Revision),
-    /// Send a progress request on the upstream stream of the store; its answer goes to [`Progress::progressed`].
-    Forward(StoreIx),
+pub enum Command<M = StoreIx> {
+    /// Ask the member for the current revision of its watches' ranges; answer with [`Progress::current`].
+    Ask(M),
+    /// Raise the member to at least this revision, then [`Progress::raised`].
+    Raise(M, Revision),
+    /// Ask for progress in the member's stream of events; its answer goes to [`Progress::progressed`].
+    Forward(M),
     /// Send the client a progress answer with this revision.
     Answer(Revision),
     /// Send what was held, in its order.
@@ -56,8 +69,8 @@ enum Step {
 }
 
 #[derive(Debug)]
-struct Round {
-    stores: Vec<(StoreIx, Step)>,
+struct Round<M> {
+    stores: Vec<(M, Step)>,
     /// The maximum of the currents so far; the target once `fixed`.
     target: Revision,
     fixed: bool,
@@ -69,37 +82,49 @@ struct Round {
 
 /// The progress state of one client stream.
 #[derive(Debug)]
-pub struct Progress {
-    round: Option<Round>,
+pub struct Progress<M = StoreIx> {
+    round: Option<Round<M>>,
     wanted: bool,
     sent: Revision,
     answered: Revision,
     /// Set while the stream has one store and requests are simply passed on.
-    single: Option<StoreIx>,
+    single: Option<M>,
 }
 
-impl Default for Progress {
+impl<M> Default for Progress<M> {
     fn default() -> Self {
         Self { round: None, wanted: false, sent: Revision::ZERO, answered: Revision::ZERO, single: None }
     }
 }
 
-impl Progress {
+impl<M: Member> Progress<M> {
     /// Whether a round is under way, for the caller's timer.
     #[must_use]
     pub fn in_round(&self) -> bool {
         self.round.is_some()
     }
 
-    /// The client asked for progress; `stores` are those that its watches are on, each once.
-    pub fn request(&mut self, stores: &[StoreIx]) -> Vec<Command> {
+    /// The revision that the round under way has fixed: who can stop there shows nothing above it until it ends.
+    #[must_use]
+    pub fn target(&self) -> Option<Revision> {
+        self.round.as_ref().filter(|round| round.fixed).map(|round| round.target)
+    }
+
+    /// The highest revision that the client was shown in events and promises.
+    #[must_use]
+    pub fn shown(&self) -> Revision {
+        self.sent.max(self.answered)
+    }
+
+    /// The client asked for progress; `stores` are the members that its watches are on, each once.
+    pub fn request(&mut self, stores: &[M]) -> Vec<Command<M>> {
         if self.round.is_some() {
             self.wanted = true;
             return Vec::new();
         }
         match stores {
             [] => Vec::new(),
-            [one] => {
+            [one] if one.relays() => {
                 self.single = Some(*one);
                 vec![Command::Forward(*one)]
             }
@@ -107,7 +132,7 @@ impl Progress {
         }
     }
 
-    fn begin(&mut self, stores: &[StoreIx]) -> Vec<Command> {
+    fn begin(&mut self, stores: &[M]) -> Vec<Command<M>> {
         self.wanted = false;
         self.single = None;
         self.round = Some(Round {
@@ -122,7 +147,7 @@ impl Progress {
     }
 
     /// A store told its current revision, asked for after the round began.
-    pub fn current(&mut self, store: StoreIx, current: Revision) -> Vec<Command> {
+    pub fn current(&mut self, store: M, current: Revision) -> Vec<Command<M>> {
         let sent = self.sent;
         let Some(round) = self.round.as_mut().filter(|round| !round.fixed) else { return Vec::new() };
         let Some(entry) = round.stores.iter_mut().find(|entry| entry.0 == store && entry.1 == Step::Asked)
@@ -140,7 +165,7 @@ impl Progress {
     }
 
     /// The store was raised to `to`.
-    pub fn raised(&mut self, store: StoreIx, to: Revision) -> Vec<Command> {
+    pub fn raised(&mut self, store: M, to: Revision) -> Vec<Command<M>> {
         let Some(round) = self.round.as_mut().filter(|round| round.fixed && to >= round.target) else {
             return Vec::new();
         };
@@ -157,10 +182,10 @@ impl Progress {
     /// whether a watch of the client stream starts above a revision: then nothing may be said about it.
     pub fn progressed(
         &mut self,
-        store: StoreIx,
+        store: M,
         at: Revision,
         starts_above: impl Fn(Revision) -> bool,
-    ) -> Vec<Command> {
+    ) -> Vec<Command<M>> {
         let Some(round) = self.round.as_mut() else {
             // Passed on only while the stream still has this one store: with another one it would not be covered.
             let covered = self.single == Some(store) && at >= self.sent && at >= self.answered;
@@ -175,7 +200,7 @@ impl Progress {
         if !round.stores.iter().all(|entry| matches!(entry.1, Step::Reached(_))) {
             return Vec::new();
         }
-        let stores: Vec<StoreIx> = round.stores.iter().map(|entry| entry.0).collect();
+        let stores: Vec<M> = round.stores.iter().map(|entry| entry.0).collect();
         let held_to = round.held_to;
         self.round = None;
         let mut commands = Vec::new();
@@ -192,7 +217,7 @@ impl Progress {
 
     /// Whether a message with events from `first` to `last` (or a progress of that watch alone, at `last`) may go to the
     /// client now. Follow the commands after acting on the answer.
-    pub fn admit(&mut self, watch: WatchUid, first: Revision, last: Revision) -> (Admit, Vec<Command>) {
+    pub fn admit(&mut self, watch: WatchUid, first: Revision, last: Revision) -> (Admit, Vec<Command<M>>) {
         let Some(round) = self.round.as_mut().filter(|round| round.fixed) else {
             self.sent = self.sent.max(last);
             return (Admit::Forward, Vec::new());
@@ -233,7 +258,7 @@ impl Progress {
 
     /// The watches of the stream changed: one was added, or an upstream stream was opened again. A promise that is under
     /// way does not cover it, so the round begins anew.
-    pub fn changed(&mut self, stores: &[StoreIx]) -> Vec<Command> {
+    pub fn changed(&mut self, stores: &[M]) -> Vec<Command<M>> {
         if self.single.is_some_and(|single| stores != [single]) {
             self.single = None;
         }
@@ -246,14 +271,14 @@ impl Progress {
     }
 
     /// Gives the round up, silently: a store did not answer in time or too much is held.
-    pub fn abort(&mut self) -> Vec<Command> {
+    pub fn abort(&mut self) -> Vec<Command<M>> {
         self.wanted = false;
         let Some(round) = self.round.take() else { return Vec::new() };
         self.sent = self.sent.max(round.held_to);
         vec![Command::Release]
     }
 
-    fn answer(&mut self, at: Revision) -> Command {
+    fn answer(&mut self, at: Revision) -> Command<M> {
         self.answered = at;
         self.sent = self.sent.max(at);
         Command::Answer(at)

@@ -46,6 +46,29 @@ fn two_stores_reach_the_maximum_of_their_currents() {
     assert_eq!(p.progressed(B, rev(10), never), vec![Command::Answer(rev(10)), Command::Release]);
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Silent;
+
+impl Member for Silent {
+    fn relays(self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn one_member_that_does_not_relay_gets_a_round() {
+    let mut p = Progress::default();
+    assert_eq!(p.target(), None);
+    assert_eq!(p.request(&[Silent]), vec![Command::Ask(Silent)]);
+    p.admit(1, rev(12), rev(12));
+    assert_eq!(p.target(), None, "not fixed yet");
+    assert_eq!(p.current(Silent, rev(10)), vec![Command::Raise(Silent, rev(12))], "not below what was sent");
+    assert_eq!(p.target(), Some(rev(12)));
+    assert_eq!(p.raised(Silent, rev(12)), vec![Command::Forward(Silent)]);
+    assert_eq!(p.progressed(Silent, rev(12), never), vec![Command::Answer(rev(12)), Command::Release]);
+    assert_eq!((p.target(), p.shown()), (None, rev(12)));
+}
+
 #[test]
 fn events_above_the_target_wait_and_those_below_do_not() {
     let mut p = Progress::default();

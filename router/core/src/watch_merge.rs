@@ -9,8 +9,8 @@
 //! * so a source that stands *at* the bound has nothing buffered: it holds the others back, and reading it never adds
 //!   to the buffer without raising the bound. It is therefore always readable, whatever the budget says, and
 //!   back-pressure cannot deadlock,
-//! * a source below the newest buffered event is asked for a watermark ([`Command::Advance`]). One ask at a time: under
-//!   load, the next one stands for every event that came meanwhile.
+//! * a source below the newest buffered event, or below what somebody waits for ([`Event::Want`]), is asked for a
+//!   watermark ([`Command::Advance`]). One ask at a time: under load, the next one stands for all that came meanwhile.
 //!
 //! A source is all that *one* store serves of the range: a store never splits a revision, and no two stores assign the
 //! same one (R1). When the map changes, build a new merge at [`WatchMerge::merged`] and open every feed at the revision
@@ -99,6 +99,11 @@ pub enum Event<T> {
     Retry {
         /// Which.
         source: SourceIx,
+    },
+    /// Somebody waits for the merged stream to reach this revision (R7): sources below it are asked as for an event.
+    Want {
+        /// How far.
+        to: Revision,
     },
 }
 
@@ -213,6 +218,8 @@ pub struct WatchMerge<T> {
     budget_bytes: usize,
     /// Set when the buffer passes the budget, cleared at half of it, so that sources are not paused in every step.
     full: bool,
+    /// The highest revision that somebody waits for.
+    wanted: Revision,
     /// The bound as it was told.
     merged: Revision,
     ended: bool,
@@ -230,6 +237,7 @@ impl<T> WatchMerge<T> {
             buffered_bytes: 0,
             budget_bytes,
             full: false,
+            wanted: after,
             merged: after,
             ended: false,
         }
@@ -290,6 +298,7 @@ impl<T> WatchMerge<T> {
                 state.refused = state.asked.take().is_some() || state.refused;
             }
             Event::Retry { source } => self.source(source)?.refused = false,
+            Event::Want { to } => self.wanted = self.wanted.max(to),
         }
         if !self.ended {
             self.settle(&mut commands);
@@ -425,13 +434,14 @@ impl<T> WatchMerge<T> {
     }
 
     fn ask(&mut self, commands: &mut Vec<Command<T>>) {
-        let Some((to, _)) = self.buffer.last_key_value() else { return };
+        let newest = self.buffer.last_key_value().map_or(self.wanted, |(newest, _)| *newest);
+        let to = newest.max(self.wanted);
         for (index, source) in self.sources.iter_mut().enumerate() {
             // A paused source would not be heard; it is asked when it holds the others back.
             let quiet = !source.live || source.paused || source.refused || source.asked.is_some();
-            if !quiet && source.proved < *to {
-                source.asked = Some(*to);
-                commands.push(Command::Advance { source: SourceIx(index), to: *to });
+            if !quiet && source.proved < to {
+                source.asked = Some(to);
+                commands.push(Command::Advance { source: SourceIx(index), to });
             }
         }
     }

@@ -67,6 +67,25 @@ fn asks_are_shared_under_load() {
     assert_eq!(merge.step(watermark(B, 49)), Ok(all));
 }
 
+/// R7
+#[test]
+fn a_wanted_revision_is_asked_of_those_below_it_and_one_at_a_time() {
+    let mut merge = WatchMerge::new(2, rev(0), 100);
+    merge.step(watermark(A, 12)).unwrap();
+    let want = |to| Event::Want { to: rev(to) };
+    assert_eq!(merge.step(want(10)), Ok(vec![advance(B, 10)]), "the other one has proved it");
+    assert_eq!(merge.step(want(20)), Ok(vec![advance(A, 20)]), "B is being asked");
+    assert_eq!(merge.step(want(5)), Ok(vec![]), "a wish never goes back");
+    let told = vec![Command::Watermark(rev(10)), advance(B, 20)];
+    assert_eq!(merge.step(watermark(B, 10)), Ok(told));
+    assert_eq!(merge.step(watermark(B, 20)), Ok(vec![Command::Watermark(rev(12))]));
+    // One that was lost meanwhile is asked again when it is back.
+    merge.step(Event::SourceLost { source: A }).unwrap();
+    let back = merge.step(Event::SourceResumed { source: A, from: rev(13) });
+    assert_eq!(back, Ok(vec![advance(A, 20)]));
+    assert_eq!(merge.step(watermark(A, 25)), Ok(vec![Command::Watermark(rev(20))]));
+}
+
 /// E6, R1
 #[test]
 fn pitfall_e6_late_and_double_input_is_an_error_and_changes_nothing() {

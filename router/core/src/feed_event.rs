@@ -1,0 +1,153 @@
+//! One event of a feed, and whether a watch wants it.
+//!
+//! Feeds carry every event with `prev_kv`, encoded once by its shard. What a watch gets of it is a prefix of those bytes:
+//! an `mvccpb.Event` is `[type] kv prev_kv`, in this order, so leaving `prev_kv` out is a cut and nothing is encoded
+//! again. Keys are found once, when the event arrives; values are skipped.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::key::KeyRange;
+use kindred_wire::kv::{EventRef, EventType, KeyValueRef};
+use kindred_wire::scan::WireError;
+
+use crate::watch_merge::Entry;
+
+/// The events of one revision, shared by everyone who reads them.
+pub type Events = Arc<[FeedEvent]>;
+
+/// What an event costs in a budget beside its bytes.
+const OVERHEAD_BYTES: usize = 96;
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeedEvent {
+    whole: Bytes,
+    /// The same without `prev_kv`; mostly the front of the same buffer.
+    without_prev: Bytes,
+    key: Bytes,
+    is_delete: bool,
+}
+
+impl FeedEvent {
+    /// Reads an encoded event.
+    ///
+    /// # Errors
+    /// When the bytes are not an event.
+    pub fn parse(whole: Bytes) -> Result<Self, WireError> {
+        let event = EventRef::parse(&whole)?;
+        let key = whole.slice_ref(KeyValueRef::parse(event.kv)?.key);
+        let is_delete = event.event_type == EventType::Delete;
+        let bare = EventRef { prev_kv: None, ..event };
+        let cut = bare.encoded_len();
+        let ends_with_kv = whole.get(..cut).is_some_and(|front| EventRef::parse(front) == Ok(bare));
+        let without_prev = if ends_with_kv {
+            whole.slice(..cut)
+        } else {
+            // Another writer's order of fields.
+            let mut encoded = Vec::with_capacity(cut);
+            bare.encode_into(&mut encoded);
+            encoded.into()
+        };
+        Ok(Self { without_prev, key, is_delete, whole })
+    }
+
+    /// The key that it is about.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// The encoded event, with or without `prev_kv`.
+    #[must_use]
+    pub fn encoded(&self, prev_kv: bool) -> &[u8] {
+        if prev_kv { &self.whole } else { &self.without_prev }
+    }
+}
+
+/// The events of one revision as an entry of a merge and a ring.
+#[must_use]
+pub fn entry(revision: Revision, events: Vec<FeedEvent>) -> Entry<Events> {
+    let bytes = events.iter().map(|event| event.whole.len() + OVERHEAD_BYTES).sum();
+    Entry { revision, bytes, payload: events.into() }
+}
+
+/// What a watch wants of the events of its feed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    /// The keys.
+    pub range: KeyRange,
+    /// No puts.
+    pub no_put: bool,
+    /// No deletes.
+    pub no_delete: bool,
+    /// With the key-values before the events.
+    pub prev_kv: bool,
+}
+
+impl Filter {
+    /// The encoded event as the watch is to get it, if it is.
+    #[must_use]
+    pub fn pick<'e>(&self, event: &'e FeedEvent) -> Option<&'e [u8]> {
+        let filtered = if event.is_delete { self.no_delete } else { self.no_put };
+        (!filtered && self.range.contains(event.key())).then(|| event.encoded(self.prev_kv))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_partition_config::key::Key;
+    use kindred_proto::mvccpb;
+    use prost::Message;
+
+    use super::*;
+
+    fn encoded(key: &'static str, delete: bool, prev: bool) -> Bytes {
+        let kv =
+            mvccpb::KeyValue { key: key.into(), mod_revision: 7, value: "v".into(), ..Default::default() };
+        let prev_kv = prev.then(|| mvccpb::KeyValue { mod_revision: 5, ..kv.clone() });
+        mvccpb::Event { r#type: i32::from(delete), kv: Some(kv), prev_kv }.encode_to_vec().into()
+    }
+
+    #[test]
+    fn prev_kv_is_cut_off() {
+        for delete in [false, true] {
+            let event = FeedEvent::parse(encoded("k", delete, true)).unwrap();
+            assert_eq!(event.key(), b"k");
+            assert_eq!(event.encoded(true), encoded("k", delete, true));
+            assert_eq!(event.encoded(false), encoded("k", delete, false));
+            let bare = FeedEvent::parse(encoded("k", delete, false)).unwrap();
+            assert_eq!(bare.encoded(true), encoded("k", delete, false));
+        }
+    }
+
+    #[test]
+    fn another_order_of_fields_is_read_too() {
+        let whole = mvccpb::Event::decode(encoded("k", true, true)).unwrap();
+        let part = |event: mvccpb::Event| event.encode_to_vec();
+        let bytes = [
+            part(mvccpb::Event { kv: None, r#type: 0, ..whole.clone() }),
+            part(mvccpb::Event { prev_kv: None, ..whole }),
+        ];
+        let event = FeedEvent::parse(bytes.concat().into()).unwrap();
+        assert_eq!(event.encoded(false), encoded("k", true, false));
+        assert_eq!(event.encoded(true), bytes.concat());
+    }
+
+    #[test]
+    fn filters() {
+        let put = FeedEvent::parse(encoded("b", false, true)).unwrap();
+        let delete = FeedEvent::parse(encoded("b", true, true)).unwrap();
+        let span = |start: &str, end: &str| KeyRange::Span { start: start.into(), end: Some(Key::from(end)) };
+        let all = Filter { range: span("a", "c"), no_put: false, no_delete: false, prev_kv: false };
+        assert_eq!(all.pick(&put), Some(put.encoded(false)));
+        assert_eq!(Filter { prev_kv: true, ..all.clone() }.pick(&put), Some(put.encoded(true)));
+        assert_eq!(Filter { no_put: true, ..all.clone() }.pick(&put), None);
+        assert!(Filter { no_put: true, ..all.clone() }.pick(&delete).is_some());
+        assert_eq!(Filter { no_delete: true, ..all.clone() }.pick(&delete), None);
+        assert_eq!(Filter { range: span("a", "b"), ..all.clone() }.pick(&put), None);
+        let only = KeyRange::Single("b".into());
+        assert!(Filter { range: only, ..all }.pick(&put).is_some());
+    }
+}
