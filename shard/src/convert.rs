@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
 use kindred_engine::ops::{
-    Compare, CompareResult, CompareTarget, Delete, Op, Put, RangeQuery, RevisionFilter, Sort, SortTarget, Txn,
+    Compare, CompareResult, CompareTarget, Contents, Delete, Op, Put, RangeQuery, RevisionFilter, Sort,
+    SortTarget, Txn,
 };
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
@@ -122,11 +123,13 @@ fn check_txn(request: &pb::TxnRequest, ops_max: usize) -> Result<(), EtcdError> 
 struct Deletes(BTreeMap<Bytes, Bytes>);
 
 impl Deletes {
-    /// An interval whose end is not above its start still holds its start, as in etcd's interval tree (where `"\0"` is
-    /// a bytewise end like any other here).
+    /// An empty `end` is that of the single key; every other one is bytewise, `"\0"` too, as in etcd's interval tree. An
+    /// interval whose end is not above its start holds nothing.
     fn insert(&mut self, mut start: Bytes, end: &Bytes) {
-        let only = Key(start.clone()).successor().0;
-        let mut end = if *end > only { end.clone() } else { only };
+        let mut end = if end.is_empty() { Key(start.clone()).successor().0 } else { end.clone() };
+        if end <= start {
+            return;
+        }
         if let Some((before, before_end)) = self.0.range(..=start.clone()).next_back()
             && *before_end >= start
         {
@@ -201,6 +204,12 @@ fn read(request: pb::RangeRequest) -> Read {
     let bound = |revision: i64| (revision != 0).then_some(Revision(revision));
     // A limit below zero is none.
     let limit = usize::try_from(request.limit).unwrap_or(0);
+    let contents = match request.sort_target() {
+        _ if !request.keys_only => Contents::Whole,
+        // etcd has to look at the values then, and so has the leases.
+        pb::range_request::SortTarget::Value => Contents::WithoutValue,
+        _ => Contents::Index,
+    };
     let unordered = request.sort_order == SortOrder::None as i32;
     let late = unordered && limit > 0 && !filtered;
     Read {
@@ -210,7 +219,7 @@ fn read(request: pb::RangeRequest) -> Read {
             revision: Revision::from_wire(request.revision),
             limit,
             sort: sort.filter(|_| !late),
-            keys_only: request.keys_only,
+            contents,
             count_only: request.count_only,
             filter: RevisionFilter {
                 min_mod: bound(request.min_mod_revision),

@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use kindred_engine::{
     engine::{Event, WatchOut},
-    ops::{OpAnswer, RangeAnswer, TxnAnswer},
+    ops::{Contents, OpAnswer, RangeAnswer, TxnAnswer},
     version::Version,
 };
 use kindred_partition_config::ids::Revision;
@@ -72,30 +72,31 @@ fn signed(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// A `KeyValue` without its value, for `keys_only`.
-fn key_only(version: &Version) -> Vec<u8> {
+/// A `KeyValue` without its value.
+fn without_value(version: &Version, lease: i64) -> Vec<u8> {
     encode_key_value(&KeyValueRef {
         key: version.key(),
         create_revision: version.create_revision().get(),
         mod_revision: version.mod_revision().get(),
         version: version.version(),
         value: &[],
-        lease: version.lease(),
+        lease,
     })
 }
 
-fn put_kvs(out: &mut Vec<u8>, kvs: &[Version], keys_only: bool) {
+fn put_kvs(out: &mut Vec<u8>, kvs: &[Version], contents: Contents) {
     for kv in kvs {
-        if keys_only {
-            kv::put_range_kv(out, &key_only(kv));
-        } else {
-            kv::put_range_kv(out, kv.encoded());
+        match contents {
+            Contents::Whole => kv::put_range_kv(out, kv.encoded()),
+            Contents::WithoutValue => kv::put_range_kv(out, &without_value(kv, kv.lease())),
+            Contents::Index => kv::put_range_kv(out, &without_value(kv, 0)),
         }
     }
 }
 
-fn kvs_len(kvs: &[Version], keys_only: bool) -> usize {
-    let one = |kv: &Version| if keys_only { kv.key().len() + 56 } else { part_len(kv.encoded()) };
+fn kvs_len(kvs: &[Version], contents: Contents) -> usize {
+    let one =
+        |kv: &Version| if contents == Contents::Whole { part_len(kv.encoded()) } else { kv.key().len() + 56 };
     kvs.iter().map(one).sum()
 }
 
@@ -108,15 +109,15 @@ pub struct RangeTail {
     pub count: u64,
 }
 
-fn put_range(out: &mut Vec<u8>, kvs: &[Version], keys_only: bool, tail: RangeTail) {
-    put_kvs(out, kvs, keys_only);
+fn put_range(out: &mut Vec<u8>, kvs: &[Version], contents: Contents, tail: RangeTail) {
+    put_kvs(out, kvs, contents);
     kv::put_range_end(out, tail.more, signed(tail.count));
 }
 
 /// A `RangeResponse`.
 #[must_use]
 pub fn range(ids: &ServerIds, answer: &RangeAnswer) -> Bytes {
-    let mut out = RangeWriter::new(ids, answer.header, answer.keys_only);
+    let mut out = RangeWriter::new(ids, answer.header, answer.contents);
     out.push(&answer.kvs, answer.kvs.len() as u64);
     out.finish(RangeTail { more: answer.more, count: answer.count })
 }
@@ -124,27 +125,27 @@ pub fn range(ids: &ServerIds, answer: &RangeAnswer) -> Bytes {
 /// A `RangeResponse` written chunk by chunk, so that a long one does not hold its thread.
 pub struct RangeWriter {
     out: Vec<u8>,
-    keys_only: bool,
+    contents: Contents,
 }
 
 impl RangeWriter {
     /// Begins an answer.
     #[must_use]
-    pub fn new(ids: &ServerIds, header: Revision, keys_only: bool) -> Self {
+    pub fn new(ids: &ServerIds, header: Revision, contents: Contents) -> Self {
         let mut out = Vec::with_capacity(HEADER_BYTES_MAX);
         ids.put_header(&mut out, header);
-        Self { out, keys_only }
+        Self { out, contents }
     }
 
     /// Appends keys, of which `left` are still to come with these; room is made for all of them at once, as if they
     /// were as long as these.
     pub fn push(&mut self, kvs: &[Version], left: u64) {
-        let bytes = kvs_len(kvs, self.keys_only);
+        let bytes = kvs_len(kvs, self.contents);
         if self.out.capacity() - self.out.len() < bytes + TAIL_BYTES_MAX {
             let chunks = usize::try_from(left).unwrap_or(0).max(kvs.len()).div_ceil(kvs.len().max(1));
             self.out.reserve(bytes.saturating_mul(chunks).min(bytes + RESERVE_BYTES_MAX) + TAIL_BYTES_MAX);
         }
-        put_kvs(&mut self.out, kvs, self.keys_only);
+        put_kvs(&mut self.out, kvs, self.contents);
     }
 
     /// Ends the answer.
@@ -160,15 +161,15 @@ impl RangeWriter {
 pub fn range_chunk(
     ids: &ServerIds,
     kvs: &[Version],
-    keys_only: bool,
+    contents: Contents,
     end: Option<(Revision, RangeTail)>,
 ) -> Bytes {
-    let mut inner = Vec::with_capacity(HEADER_BYTES_MAX + 16 + kvs_len(kvs, keys_only));
+    let mut inner = Vec::with_capacity(HEADER_BYTES_MAX + 16 + kvs_len(kvs, contents));
     let tail = end.map_or(RangeTail { more: false, count: 0 }, |(_, tail)| tail);
     if let Some((header, _)) = end {
         ids.put_header(&mut inner, header);
     }
-    put_range(&mut inner, kvs, keys_only, tail);
+    put_range(&mut inner, kvs, contents, tail);
     let mut out = Vec::with_capacity(part_len(&inner));
     kv::put_range_stream(&mut out, &inner);
     out.into()
@@ -182,7 +183,7 @@ pub fn answer(ids: &ServerIds, answer: &OpAnswer) -> Bytes {
         OpAnswer::Range(range) => {
             ids.put_header(&mut out, range.header);
             let tail = RangeTail { more: range.more, count: range.count };
-            put_range(&mut out, &range.kvs, range.keys_only, tail);
+            put_range(&mut out, &range.kvs, range.contents, tail);
         }
         OpAnswer::Put { header, prev } => {
             ids.put_header(&mut out, *header);
@@ -272,9 +273,10 @@ pub fn watch(ids: &ServerIds, item: &WatchOut, fragment_bytes: usize, mut send: 
         WatchOut::Canceled { id, header } => {
             send(watch_message(&WatchHead { canceled: true, ..head(*header, id.0) }, 0).into());
         }
-        WatchOut::Compacted { id, header, floor } => {
+        WatchOut::Compacted { id, floor } => {
+            // etcd's header says nothing here: a revision would read as a promise.
             let compact_revision = floor.get();
-            let head = WatchHead { canceled: true, compact_revision, ..head(*header, id.0) };
+            let head = WatchHead { canceled: true, compact_revision, ..head(Revision::ZERO, id.0) };
             send(watch_message(&head, 0).into());
         }
         WatchOut::Progress { id, header } => {

@@ -85,7 +85,7 @@ impl Handle {
             kvs.extend(chunk.into_iter().filter(|kv| read::passes(&query.filter, kv)));
         }
         let (kvs, more) = read::finish(&query, kvs);
-        Ok(RangeAnswer { header: long.header, kvs, more, count: long.count, keys_only: query.keys_only })
+        Ok(RangeAnswer { header: long.header, kvs, more, count: long.count, contents: query.contents })
     }
 
     /// Begins a read.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use common::*;
 use kindred_proto::etcdserverpb::{
     self as pb, cluster_client::ClusterClient, lease_client::LeaseClient,
-    maintenance_client::MaintenanceClient, request_op::Request,
+    maintenance_client::MaintenanceClient, request_op::Request, response_op,
 };
 use kindred_shard::config::Options;
 use kindred_wire::error::EtcdError;
@@ -98,6 +98,7 @@ async fn long_ranges_and_their_streams_agree() {
     assert_eq!(sorted.kvs[0].key, "/registry/pods/ns/01499");
     assert!(sorted.more && sorted.count == 1500 && sorted.kvs.iter().all(|kv| kv.value.is_empty()));
     is(&client.range_stream(by_mod).await.unwrap_err(), EtcdError::RangeStreamSortOrder);
+    keys_only_answers_come_from_an_index(&shard, &client).await;
     let newer = pb::RangeRequest { min_mod_revision: whole.kvs[1400].mod_revision, ..all() };
     let filtered = client.range(newer.clone()).await.unwrap();
     assert_eq!((filtered.kvs.len(), filtered.count, filtered.more), (100, 1500, false));
@@ -105,6 +106,27 @@ async fn long_ranges_and_their_streams_agree() {
     let counted = client.range_stream(pb::RangeRequest { count_only: true, ..all() }).await.unwrap();
     assert!(counted.len() == 1 && counted[0].count == 1500 && counted[0].kvs.is_empty());
     assert_eq!(shard.running.handle.call(|core| core.open_counts().0).await.unwrap(), 0);
+}
+
+/// etcd answers `keys_only` without looking at the stored values, so without leases, unless it sorts by value.
+async fn keys_only_answers_come_from_an_index(shard: &Shard, client: &Client) {
+    let mut leases = LeaseClient::new(shard.channel().await);
+    let lease = leases.lease_grant(pb::LeaseGrantRequest { ttl: 60, id: 0 }).await.unwrap().into_inner().id;
+    client.put_request(pb::PutRequest { lease, ..put_request("leased", "v") }).await.unwrap();
+    let keys_only =
+        |sort_target| pb::RangeRequest { keys_only: true, sort_target, ..range_request("leased", "leased0") };
+    for (sort_target, expected) in [(0, 0), (3, 0), (4, lease)] {
+        let request = keys_only(sort_target);
+        assert_eq!(client.range(request.clone()).await.unwrap().kvs[0].lease, expected);
+        assert_eq!(client.range_stream(request.clone()).await.unwrap()[0].kvs[0].lease, expected);
+        let nested = vec![op(Request::RequestRange(request))];
+        let answer = client.txn(pb::TxnRequest { success: nested, ..Default::default() }).await.unwrap();
+        let Some(response_op::Response::ResponseRange(range)) = &answer.responses[0].response else {
+            panic!()
+        };
+        assert_eq!((range.kvs[0].lease, range.kvs[0].value.len()), (expected, 0));
+    }
+    client.delete("leased", "").await.unwrap();
 }
 
 #[tokio::test]
@@ -121,6 +143,15 @@ async fn watches_fragment_filter_cancel_and_refuse() {
     assert_eq!(watcher.create(empty).await.cancel_reason, "mvcc: watcher range is empty");
     let negative = watcher.create(watch_prefix("p/", -1)).await;
     assert_eq!(negative.cancel_reason, EtcdError::Compacted.message());
+    // Inside a txn it is as good as none while nothing is compacted, as in etcd.
+    let of = |revision| pb::RangeRequest { revision, ..range_request("q", "") };
+    let nested = |revision| vec![op(Request::RequestRange(of(revision)))];
+    client.put("q", "").await;
+    let answer = client.txn(pb::TxnRequest { success: nested(-1), ..Default::default() }).await.unwrap();
+    let Some(response_op::Response::ResponseRange(range)) = &answer.responses[0].response else { panic!() };
+    assert_eq!(range.count, 1);
+    let refused = client.txn(pb::TxnRequest { success: nested(-2), ..Default::default() }).await;
+    is(&refused.unwrap_err(), EtcdError::Compacted);
 
     client.put("p/a", "1").await;
     client.put("p/a", "2").await;

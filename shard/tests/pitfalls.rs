@@ -91,6 +91,7 @@ async fn pitfall_a6_many_watches_on_a_stream_and_a_compacted_start() {
     let canceled = watcher.next().await;
     assert_eq!((canceled.watch_id, canceled.canceled), (created.watch_id, true));
     assert_eq!(canceled.compact_revision, floor);
+    assert_eq!(canceled.header.unwrap().revision, 0, "no promise, as in etcd");
     // The stream lives on.
     client.put("/registry/pods/7/x", "v").await;
     assert_eq!(watcher.next().await.watch_id, 7);

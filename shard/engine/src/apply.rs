@@ -114,7 +114,8 @@ impl Run<'_, '_> {
     fn execute(&mut self, op: Op, path: &mut dyn Iterator<Item = &bool>) -> OpAnswer {
         match op {
             Op::Range(query) => {
-                let at = query.revision.unwrap_or(LATEST);
+                // Below zero is the present, where the check lets it through (nothing was compacted), as in etcd.
+                let at = query.revision.filter(|at| *at > Revision::ZERO).unwrap_or(LATEST);
                 OpAnswer::Range(read::execute(self.on.space, &query, at, self.header()))
             }
             Op::Put(put) => self.put(put),

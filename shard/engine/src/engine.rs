@@ -230,11 +230,13 @@ impl Engine {
     }
 
     /// etcd's HashKV over the versions at or below `at` (`None` = current): (hash, revision hashed, compact revision).
-    /// The compact revision is -1 when there was none, as etcd's.
+    /// The compact revision is -1 when there was none, as etcd's. Below zero nothing is, and its hash is that of nothing.
     pub fn hash_kv(&mut self, at: Option<Revision>) -> Result<(u32, Revision, Revision), EngineError> {
         let current = self.current_all();
-        read::check_revision(at, self.floor, current)?;
         let at = at.unwrap_or(current);
+        if at >= Revision::ZERO {
+            read::check_revision(Some(at), self.floor, current)?;
+        }
         Ok((hash::hash_kv(&self.space, self.floor, at), at, self.floor))
     }
 

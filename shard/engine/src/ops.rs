@@ -19,12 +19,23 @@ pub struct RangeQuery {
     pub limit: usize,
     /// Order of the answer; `None` = key order.
     pub sort: Option<Sort>,
-    /// The answer carries no values (the encoder leaves them out).
-    pub keys_only: bool,
+    /// What of each key the answer carries.
+    pub contents: Contents,
     /// The answer carries only the count.
     pub count_only: bool,
     /// Leave out keys modified or created outside these bounds (inclusive). `count` ignores them, as etcd's does.
     pub filter: RevisionFilter,
+}
+
+/// What of each key an answer carries; the encoder leaves the rest out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contents {
+    /// Everything.
+    Whole,
+    /// Everything but the value.
+    WithoutValue,
+    /// Neither value nor lease: what etcd has in its index, from which it answers `keys_only`.
+    Index,
 }
 
 /// Inclusive bounds on the modification and creation revisions; `None` = unbounded.
@@ -165,8 +176,8 @@ pub struct RangeAnswer {
     pub more: bool,
     /// Keys in the range at that revision, whatever limit and filter.
     pub count: u64,
-    /// Values are to be left out.
-    pub keys_only: bool,
+    /// What of each key it carries.
+    pub contents: Contents,
 }
 
 /// Answer to an [`Op`]. `header` inside a transaction is what etcd puts into the nested headers' revision.

@@ -27,7 +27,7 @@ pub(crate) fn check_revision(
 
 /// Reads at `at`; the answer's header is `header`.
 pub(crate) fn execute(space: &Space, query: &RangeQuery, at: Revision, header: Revision) -> RangeAnswer {
-    let answer = |kvs, more, count| RangeAnswer { header, kvs, more, count, keys_only: query.keys_only };
+    let answer = |kvs, more, count| RangeAnswer { header, kvs, more, count, contents: query.contents };
     if query.count_only {
         return answer(Vec::new(), false, space.count(&query.range, at));
     }

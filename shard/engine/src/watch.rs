@@ -145,7 +145,7 @@ impl Watches {
         stream.control.push_back(WatchOut::Created { id, header });
         if start < floor {
             stream.over.insert(id);
-            stream.control.push_back(WatchOut::Compacted { id, header, floor });
+            stream.control.push_back(WatchOut::Compacted { id, floor });
         } else {
             let key = WatchKey(self.next_watch);
             self.next_watch += 1;

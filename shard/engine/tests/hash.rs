@@ -21,6 +21,8 @@ fn equals_etcds() {
     assert_eq!(hash(&mut engine, 0), (1_947_802_976, 6, -1));
     assert_eq!(hash(&mut engine, 3), (1_827_592_406, 3, -1));
     assert_eq!(hash(&mut engine, 4), (2_069_675_932, 4, -1));
+    // Nothing is below zero.
+    assert_eq!(engine.hash_kv(Some(Revision(-1))).unwrap(), (1_084_519_789, Revision(-1), Revision(-1)));
 
     engine.compact(Revision(4)).expect("current");
     for scrubbed in [false, true] {

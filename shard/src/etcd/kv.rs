@@ -106,12 +106,12 @@ impl Kv for KvService {
 
 /// A read in key order, written while it is produced.
 async fn natural_range(member: &Member, query: RangeQuery) -> Result<Bytes, KvError> {
-    let (limit, keys_only) = (query.limit, query.keys_only);
+    let (limit, contents) = (query.limit, query.contents);
     let mut long = match member.handle.start(query).await? {
         Start::Whole(answer) => return Ok(encode::range(&member.ids, &answer)),
         Start::Long(long) => long,
     };
-    let mut out = encode::RangeWriter::new(&member.ids, long.header, keys_only);
+    let mut out = encode::RangeWriter::new(&member.ids, long.header, contents);
     let total = if limit == 0 { long.count } else { long.count.min(limit as u64) };
     let mut left = total;
     while left > 0 {
@@ -133,7 +133,7 @@ async fn stream_range(
     query: RangeQuery,
     to: &mpsc::Sender<Result<Bytes, Status>>,
 ) -> Result<(), KvError> {
-    let (limit, keys_only, count_only) = (query.limit, query.keys_only, query.count_only);
+    let (limit, contents, count_only) = (query.limit, query.contents, query.count_only);
     let mut long = match member.handle.start(query).await? {
         Start::Whole(mut answer) => {
             if count_only {
@@ -141,7 +141,7 @@ async fn stream_range(
             }
             let tail = encode::RangeTail { more: answer.more && !count_only, count: answer.count };
             let end = Some((answer.header, tail));
-            let _ = to.send(Ok(encode::range_chunk(&member.ids, &answer.kvs, keys_only, end))).await;
+            let _ = to.send(Ok(encode::range_chunk(&member.ids, &answer.kvs, contents, end))).await;
             return Ok(());
         }
         Start::Long(long) => long,
@@ -154,8 +154,7 @@ async fn stream_range(
         sent += chunk.len() as u64;
         let done = sent >= total || chunk.is_empty();
         let tail = encode::RangeTail { more: total < long.count, count: long.count };
-        let message =
-            encode::range_chunk(&member.ids, &chunk, keys_only, done.then_some((long.header, tail)));
+        let message = encode::range_chunk(&member.ids, &chunk, contents, done.then_some((long.header, tail)));
         if to.send(Ok(message)).await.is_err() || done {
             return Ok(());
         }

@@ -97,7 +97,8 @@ impl Maintenance for MaintenanceService {
         &self,
         request: Request<pb::HashKvRequest>,
     ) -> Result<Response<pb::HashKvResponse>, Status> {
-        let at = Revision::from_wire(request.into_inner().revision);
+        let revision = request.into_inner().revision;
+        let at = (revision != 0).then_some(Revision(revision));
         let call = self.0.handle.call(move |core| (core.engine.hash_kv(at), core.engine.current_all()));
         let (hashed, current) = call.await?;
         let (hash, hashed, compacted) = hashed.map_err(KvError::from)?;

@@ -99,7 +99,7 @@ pub enum WatchOut {
     /// Events of one watch, ordered; never splits a revision.
     Events { id: WatchId, header: Revision, events: Vec<Event>, prev_kv: bool, fragment: bool },
     /// The watch ended because its next revision is compacted.
-    Compacted { id: WatchId, header: Revision, floor: Revision },
+    Compacted { id: WatchId, floor: Revision },
     /// The client cancelled it.
     Canceled { id: WatchId, header: Revision },
     /// A promise for one watch (periodic), or for all of the stream (`None`, on request): R7.

@@ -95,8 +95,7 @@ impl Watches {
         };
         let scope = space.scope(&watch.spec.range);
         if watch.next < pull.floor {
-            let header = space.show(&scope);
-            pull.out.push(WatchOut::Compacted { id: watch.id, header, floor: pull.floor });
+            pull.out.push(WatchOut::Compacted { id: watch.id, floor: pull.floor });
             stream.pending.pop_back();
             stream.watches.remove(&watch.id);
             stream.over.insert(watch.id);

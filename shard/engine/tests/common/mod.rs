@@ -50,7 +50,7 @@ pub fn query(range: KeyRange) -> RangeQuery {
         revision: None,
         limit: 0,
         sort: None,
-        keys_only: false,
+        contents: Contents::Whole,
         count_only: false,
         filter: RevisionFilter::default(),
     }

@@ -212,7 +212,7 @@ impl World {
             revision: None,
             limit: 0,
             sort: None,
-            keys_only: false,
+            contents: Contents::Whole,
             count_only: false,
             filter: RevisionFilter::default(),
         }
