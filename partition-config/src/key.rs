@@ -151,6 +151,26 @@ impl KeyRange {
             }
         }
     }
+    /// The keys in both ranges; an empty span where there is none.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        match (self, other) {
+            (Self::Single(key), range) | (range, Self::Single(key)) => {
+                if range.contains(key) {
+                    return Self::Single(key.clone());
+                }
+                Self::Span { start: key.clone(), end: Some(key.clone()) }
+            }
+            (Self::Span { start: a, end: a_end }, Self::Span { start: b, end: b_end }) => {
+                // `None` is above every end.
+                let end = match (a_end, b_end) {
+                    (Some(a), Some(b)) => Some(a.min(b)),
+                    (end, None) | (None, end) => end.as_ref(),
+                };
+                Self::Span { start: a.max(b).clone(), end: end.cloned() }
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -194,6 +214,13 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn an_intersection_holds_what_both_hold(a in range(), b in range(), key in key()) {
+            let both = a.intersection(&b);
+            prop_assert_eq!(both.contains(&key), a.contains(&key) && b.contains(&key));
+            prop_assert_eq!(both.is_empty(), !a.overlaps(&b));
+        }
+
         #[test]
         fn nothing_lies_between_a_key_and_its_successor(a in key(), b in key()) {
             prop_assert!(a < a.successor());

@@ -5,11 +5,15 @@
 //!
 //! A Kind that has partitions of its own also owns its pseudo-key (`/registry/pods`, which kube-apiserver reads to learn
 //! the Kind's current revision). It sorts before the Kind's interval, with room for other keys in between
-//! (`/registry/pods.example.com/…`), so it is a partition of one key, on the store of the Kind's first partition: lookups,
-//! ranges and watches over it need no special case. Whoever answers it asks all stores of the Kind
-//! ([`PartitionMap::of_kind`]).
+//! (`/registry/pods.example.com/…`), so it is a partition of one key, stored on one store of the Kind: lookups and writes
+//! need no special case. What reads or watches it concerns all stores of the Kind, and [`PartitionMap::stores_of`] and
+//! [`PartitionMap::units_of`] say so.
 
-use std::fmt;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Range,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +21,7 @@ use crate::{
     ids::Epoch,
     key::{Key, KeyRange},
     kind::KindPrefix,
+    ring::BucketTable,
 };
 
 mod repr;
@@ -32,6 +37,35 @@ impl fmt::Display for StoreIdx {
     }
 }
 
+/// Who serves the keys of a partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Placement {
+    /// One store.
+    Single(StoreIdx),
+    /// The stores of a ring, each the keys whose names fall into its buckets.
+    Ring(Box<BucketTable>),
+}
+
+impl Placement {
+    /// Every store that serves a part, in order, each once.
+    #[must_use]
+    pub fn stores(&self) -> Vec<StoreIdx> {
+        match self {
+            Self::Single(store) => vec![*store],
+            Self::Ring(table) => table.stores(),
+        }
+    }
+
+    /// The store, when it is one.
+    #[must_use]
+    pub fn single(&self) -> Option<StoreIdx> {
+        match self {
+            Self::Single(store) => Some(*store),
+            Self::Ring(_) => None,
+        }
+    }
+}
+
 /// One interval of the key space and who serves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
@@ -40,7 +74,7 @@ pub struct Partition {
     /// The Kind that all keys belong to; `None` for what the default store serves of no Kind in particular.
     pub kind: Option<KindPrefix>,
     /// Who serves them.
-    pub store: StoreIdx,
+    pub placement: Placement,
     /// The version of this partition's ownership.
     pub epoch: Epoch,
 }
@@ -58,6 +92,18 @@ impl Partition {
         match &self.range {
             KeyRange::Single(_) => None,
             KeyRange::Span { end, .. } => end.as_ref(),
+        }
+    }
+
+    /// The store of one key of this partition. A ring hashes what follows the Kind prefix.
+    #[must_use]
+    pub fn store_of(&self, key: &[u8]) -> StoreIdx {
+        match &self.placement {
+            Placement::Single(store) => *store,
+            Placement::Ring(table) => {
+                let prefix = self.kind.as_ref().map_or(0, |kind| kind.as_key().len());
+                table.store_of(key.get(prefix..).unwrap_or_default())
+            }
         }
     }
 
@@ -99,6 +145,24 @@ pub enum MapError {
         /// Its Kind.
         kind: KindPrefix,
     },
+    /// A ring over keys of no Kind: there is no name to hash.
+    #[error("partition {at} is a ring of no Kind")]
+    RingOfNoKind {
+        /// Its place in the list.
+        at: usize,
+    },
+}
+
+/// What a request touches of one partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unit<'m> {
+    /// The partition.
+    pub partition: &'m Partition,
+    /// The keys that are both the partition's and the request's.
+    pub range: KeyRange,
+    /// The stores that a read of them asks, in order, each once: one for one key, but all of the Kind for its
+    /// pseudo-key.
+    pub stores: Vec<StoreIdx>,
 }
 
 /// The ordered, gap-free list of partitions over every possible key.
@@ -106,6 +170,10 @@ pub enum MapError {
 #[serde(try_from = "Vec<repr::PartitionRepr>", into = "Vec<repr::PartitionRepr>")]
 pub struct PartitionMap {
     partitions: Vec<Partition>,
+    /// The stores of each partition, so that no request has to read through a bucket table.
+    stores: Vec<Vec<StoreIdx>>,
+    /// The Kinds that are on several stores, and which.
+    spread: BTreeMap<KindPrefix, Vec<StoreIdx>>,
 }
 
 impl PartitionMap {
@@ -133,15 +201,21 @@ impl PartitionMap {
             {
                 return Err(MapError::OutsideKind { at, kind: kind.clone() });
             }
+            if partition.kind.is_none() && partition.placement.single().is_none() {
+                return Err(MapError::RingOfNoKind { at });
+            }
             before = Some(partition);
         }
-        Ok(Self { partitions })
+        let stores = partitions.iter().map(|partition| partition.placement.stores()).collect();
+        Ok(Self { spread: spread(&partitions), stores, partitions })
     }
 
     /// A map in which one store serves everything.
     #[must_use]
     pub fn single(store: StoreIdx, epoch: Epoch) -> Self {
-        Self { partitions: vec![Partition { range: KeyRange::everything(), kind: None, store, epoch }] }
+        let placement = Placement::Single(store);
+        let partition = Partition { range: KeyRange::everything(), kind: None, placement, epoch };
+        Self { partitions: vec![partition], stores: vec![vec![store]], spread: BTreeMap::new() }
     }
 
     /// A map of these partitions and, between them, `default` for all that no partition holds.
@@ -152,23 +226,23 @@ impl PartitionMap {
         partitions.sort_by(|a, b| a.start().cmp(b.start()));
         let mut filled = Vec::with_capacity(2 * partitions.len() + 1);
         let mut next = Some(Key::from(""));
+        let gap = |start, end| Partition {
+            range: KeyRange::Span { start, end },
+            kind: None,
+            placement: Placement::Single(default),
+            epoch,
+        };
         for partition in partitions {
             if let Some(start) = next
                 && start < *partition.start()
             {
-                let range = KeyRange::Span { start, end: Some(partition.start().clone()) };
-                filled.push(Partition { range, kind: None, store: default, epoch });
+                filled.push(gap(start, Some(partition.start().clone())));
             }
             next = partition.end().cloned();
             filled.push(partition);
         }
         if let Some(start) = next {
-            filled.push(Partition {
-                range: KeyRange::Span { start, end: None },
-                kind: None,
-                store: default,
-                epoch,
-            });
+            filled.push(gap(start, None));
         }
         Self::new(filled)
     }
@@ -188,8 +262,12 @@ impl PartitionMap {
     /// The partitions that can hold a key of `range`, in key order. The first and the last may reach beyond it; none for
     /// an empty range.
     pub fn overlapping(&self, range: &KeyRange) -> std::slice::Iter<'_, Partition> {
+        self.partitions[self.indices(range)].iter()
+    }
+
+    fn indices(&self, range: &KeyRange) -> Range<usize> {
         if range.is_empty() {
-            return [].iter();
+            return 0..0;
         }
         let first = self.index_of(range.start());
         let behind = match range {
@@ -199,7 +277,7 @@ impl PartitionMap {
                 self.partitions.partition_point(|partition| partition.start() < end)
             }
         };
-        self.partitions[first..behind].iter()
+        first..behind
     }
 
     /// The partitions that hold the objects of a Kind, in key order, whether or not it has partitions of its own: those
@@ -208,18 +286,76 @@ impl PartitionMap {
         self.overlapping(&kind.range())
     }
 
-    /// The store that alone serves `range`; `None` when several do, or the range is empty.
+    /// The store of one key; of a pseudo-key the one that would keep it, were it written.
     #[must_use]
-    pub fn single_store(&self, range: &KeyRange) -> Option<StoreIdx> {
-        let mut partitions = self.overlapping(range);
-        let store = partitions.next()?.store;
-        partitions.all(|partition| partition.store == store).then_some(store)
+    pub fn store_of(&self, key: &[u8]) -> StoreIdx {
+        self.lookup(key).store_of(key)
+    }
+
+    /// Every store that a read or watch of `range` asks, in order, each once. None for an empty range.
+    #[must_use]
+    pub fn stores_of(&self, range: &KeyRange) -> Vec<StoreIdx> {
+        let mut stores: Vec<_> = self.units_of(range).into_iter().flat_map(|unit| unit.stores).collect();
+        stores.sort_unstable();
+        stores.dedup();
+        stores
+    }
+
+    /// What a read or watch of `range` touches, in key order.
+    #[must_use]
+    pub fn units_of(&self, range: &KeyRange) -> Vec<Unit<'_>> {
+        let stores = |index: usize, partition: &Partition| match (range, &partition.kind) {
+            // Who reads the Kind as well asks its stores anyway.
+            (_, Some(kind)) if partition.is_pseudo() && !range.overlaps(&kind.range()) => {
+                self.spread.get(kind).unwrap_or(&self.stores[index]).clone()
+            }
+            (KeyRange::Single(key), _) => vec![partition.store_of(key)],
+            _ => self.stores[index].clone(),
+        };
+        let unit = |index: usize| {
+            let partition = &self.partitions[index];
+            let range = range.intersection(&partition.range);
+            Unit { partition, range, stores: stores(index, partition) }
+        };
+        self.indices(range).map(unit).collect()
+    }
+
+    /// The Kinds that are spread over several stores and have a key or their pseudo-key in `range`, in key order.
+    #[must_use]
+    pub fn spread_in(&self, range: &KeyRange) -> Vec<KindPrefix> {
+        if self.spread.is_empty() {
+            return Vec::new();
+        }
+        let mut kinds: Vec<KindPrefix> = Vec::new();
+        for kind in self.overlapping(range).filter_map(|partition| partition.kind.as_ref()) {
+            if !kinds.contains(kind) && self.is_spread(kind) {
+                kinds.push(kind.clone());
+            }
+        }
+        kinds
+    }
+
+    /// Whether the Kind is on several stores.
+    #[must_use]
+    pub fn is_spread(&self, kind: &KindPrefix) -> bool {
+        self.spread.contains_key(kind)
     }
 
     /// The first partition begins at the smallest key, so there always is one that begins at or before `key`.
     fn index_of(&self, key: &[u8]) -> usize {
         self.partitions.partition_point(|partition| **partition.start() <= *key) - 1
     }
+}
+
+fn spread(partitions: &[Partition]) -> BTreeMap<KindPrefix, Vec<StoreIdx>> {
+    let mut stores: BTreeMap<KindPrefix, BTreeSet<StoreIdx>> = BTreeMap::new();
+    for partition in partitions {
+        if let Some(kind) = &partition.kind {
+            stores.entry(kind.clone()).or_default().extend(partition.placement.stores());
+        }
+    }
+    let several = stores.into_iter().filter(|(_, stores)| stores.len() > 1);
+    several.map(|(kind, stores)| (kind, stores.into_iter().collect())).collect()
 }
 
 /// Whether every key of the partition belongs to the Kind.

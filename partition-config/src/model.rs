@@ -82,11 +82,12 @@ pub struct DataPartitionConfig {
     /// Without it, the range is open at its end.
     #[serde(default)]
     pub is_range_end_valid: bool,
-    /// The store that serves the range.
-    pub service_group_id: StoreName,
+    /// The store that serves the range, unless a ring does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_group_id: Option<StoreName>,
     /// The Kind: `pods`, `leases.coordination.k8s.io`, `foos.example.com`, or the prefix of its keys.
     pub resource: String,
-    /// Spread the range over several stores by hash. Not served yet.
+    /// Spread the range over several stores by hash, in place of `service_group_id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<RingConfig>,
     /// How durable a write is when it is acknowledged; one mode for a Kind. The shard's default unless given.

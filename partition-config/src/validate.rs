@@ -12,11 +12,12 @@ use crate::{
     ids::{Epoch, Slot, StoreName},
     key::{Key, KeyRange},
     kind::{KindPrefix, KindScheme},
-    map::{Partition, PartitionMap, StoreIdx},
+    map::{Partition, PartitionMap, Placement, StoreIdx},
     model::{DataPartitionConfig, Durability, KindredConfig, StoreConfig, StoreType},
 };
 
 mod history;
+mod placement;
 
 pub use history::HistoryMax;
 
@@ -78,7 +79,7 @@ impl Errors {
 /// Checks everything and builds the map, every partition with epoch 1.
 ///
 /// # Errors
-/// Everything that is wrong. Only whether a Kind is on several stores is not looked at before the rest is right.
+/// Everything that is wrong.
 pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
     let mut errors = Errors::default();
     let scheme = KindScheme::new(&config.etcd_prefix);
@@ -90,6 +91,9 @@ pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
     let kinds = ranges(config, &scheme, &names, &mut errors);
     let settings: Vec<_> =
         kinds.iter().map(|(kind, ranges)| whole_kind(kind, ranges, &scheme, &mut errors)).collect();
+    for (kind, ranges) in &kinds {
+        placement::joins_no_etcd(kind, ranges, &config.stores, &scheme, &mut errors);
+    }
 
     let (Some(default), true) = (default, errors.0.is_empty()) else { return Err(errors.0) };
     let partitions = kinds.into_iter().flat_map(|(kind, ranges)| partitions_of(&kind, &ranges)).collect();
@@ -101,31 +105,7 @@ pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
             return Err(errors.0);
         }
     };
-    single_store_per_kind(&map, &scheme)?;
     Ok(Validated { scheme, stores: config.stores.clone(), default, map, kinds: settings })
-}
-
-/// Refuses what the data plane does not serve yet. Delete with its call and its test when it does.
-fn single_store_per_kind(map: &PartitionMap, scheme: &KindScheme) -> Result<(), Vec<FieldError>> {
-    let mut errors = Errors::default();
-    let mut before: Option<&Partition> = None;
-    for partition in
-        map.partitions().iter().filter(|partition| partition.kind.is_some() && !partition.is_pseudo())
-    {
-        if let (Some(before), Some(kind)) = (before, &partition.kind)
-            && before.kind == partition.kind
-            && before.store != partition.store
-        {
-            let name = scheme.name_of(kind);
-            errors.add(
-                "partitions",
-                format!("not served yet: a Kind on several stores ({name}, from {})", partition.start()),
-                "give all ranges of the Kind one serviceGroupId",
-            );
-        }
-        before = Some(partition);
-    }
-    if errors.0.is_empty() { Ok(()) } else { Err(errors.0) }
 }
 
 /// Checks the list of stores and says where each name is in it.
@@ -211,7 +191,7 @@ struct Range<'c> {
     start: Key,
     /// `None` for the end of the Kind.
     end: Option<Key>,
-    store: StoreIdx,
+    placement: Placement,
     history_max: Option<HistoryMax>,
 }
 
@@ -240,10 +220,7 @@ fn ranges<'c>(
                 "write DataPartitionConfig",
             );
         }
-        if config.ring.is_some() {
-            let message = "not served yet: a Kind on several stores (ring)";
-            errors.add(format!("{path}.ring"), message, "remove ring; serviceGroupId names the one store");
-        }
+        let placed = placement::of(config, &path, names, errors);
         let history_max =
             config.history_max.as_deref().map(str::parse).transpose().unwrap_or_else(|message: String| {
                 errors.add(
@@ -253,10 +230,6 @@ fn ranges<'c>(
                 );
                 None
             });
-        let store = names.get(&config.service_group_id).copied();
-        if store.is_none() {
-            unknown_store(format!("{path}.serviceGroupId"), &config.service_group_id, errors);
-        }
         let kind = match scheme.resolve(&config.resource) {
             Ok(kind) => kind,
             Err(error) => {
@@ -266,9 +239,9 @@ fn ranges<'c>(
             }
         };
         let Some((start, end)) = bounds(&kind, config, &path, errors) else { continue };
-        // An unknown store has been reported; its range still counts for overlaps and gaps.
-        let store = store.unwrap_or(StoreIdx(0));
-        kinds.entry(kind).or_default().push(Range { path, config, start, end, store, history_max });
+        // What is wrong with the stores has been reported; the range still counts for overlaps and gaps.
+        let placement = placed.unwrap_or(Placement::Single(StoreIdx(0)));
+        kinds.entry(kind).or_default().push(Range { path, config, start, end, placement, history_max });
     }
     for ranges in kinds.values_mut() {
         ranges.sort_by(|a, b| a.start.cmp(&b.start));
@@ -386,18 +359,20 @@ fn whole_kind(
     KindSettings { kind: kind.clone(), durability, history_max }
 }
 
-/// The partitions of a Kind that is covered whole: its pseudo-key with the first range's store, then its ranges.
+/// The partitions of a Kind that is covered whole: its pseudo-key on a store of the first range, then its ranges.
 fn partitions_of(kind: &KindPrefix, ranges: &[Range<'_>]) -> Vec<Partition> {
     let stem = Key::copy_from(kind.stem());
-    let partition = |start: Key, end: Key, store: StoreIdx| Partition {
+    let partition = |start: Key, end: Key, placement: Placement| Partition {
         range: KeyRange::Span { start, end: Some(end) },
         kind: Some(kind.clone()),
-        store,
+        placement,
         epoch: Epoch(1),
     };
-    let pseudo = ranges.first().map(|first| partition(stem.clone(), stem.successor(), first.store));
+    let keeper = ranges.first().and_then(|first| first.placement.stores().first().copied());
+    let pseudo = keeper.map(|store| partition(stem.clone(), stem.successor(), Placement::Single(store)));
     let objects = ranges.iter().map(|range| {
-        partition(range.start.clone(), range.end.clone().unwrap_or_else(|| kind.end()), range.store)
+        let end = range.end.clone().unwrap_or_else(|| kind.end());
+        partition(range.start.clone(), end, range.placement.clone())
     });
     pseudo.into_iter().chain(objects).collect()
 }

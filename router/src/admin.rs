@@ -75,7 +75,8 @@ fn list_partitions(app: &App) -> Value {
             "start": partition.start().to_string(),
             "end": partition.end().map(ToString::to_string),
             "kind": partition.kind.as_ref().map(|kind| kind.as_key().to_string()),
-            "store": routes.store_name(partition.store),
+            "stores": partition.placement.stores().into_iter().map(|store| routes.store_name(store)).collect::<Vec<_>>(),
+            "ring": partition.placement.single().is_none(),
             "epoch": partition.epoch.0,
         })
     });

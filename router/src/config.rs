@@ -222,8 +222,8 @@ fn placed(config: &KindredConfig, errors: &mut Errors) -> Option<(Vec<StoreSpec>
     }
     let StoreIdx(default) = validated.default;
     let default = StoreIx(usize::from(default));
-    let names = specs.iter().map(|spec| spec.name.0.clone()).collect();
-    let routes = Routes::new(validated.map, validated.scheme, names, default);
+    let named = specs.iter().map(|spec| (spec.name.0.clone(), spec.kind)).collect();
+    let routes = Routes::new(validated.map, validated.scheme, named, default);
     Some((specs, default, routes))
 }
 

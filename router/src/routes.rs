@@ -1,29 +1,31 @@
 //! The partition map as requests see it: keys to stores.
 
 use kindred_partition_config::key::KeyRange;
-use kindred_partition_config::kind::{KindScheme, Located};
+use kindred_partition_config::kind::{KindPrefix, KindScheme, Located};
 use kindred_partition_config::map::{PartitionMap, StoreIdx};
+use kindred_router_core::parts::{Part, parts_of, store_ix};
 use kindred_router_core::plan::Placement;
-use kindred_router_core::store::StoreIx;
+use kindred_router_core::store::{StoreIx, StoreKind};
 
 /// One whole map with what is needed to explain it.
 #[derive(Debug)]
 pub struct Routes {
     map: PartitionMap,
     scheme: KindScheme,
-    names: Vec<String>,
+    stores: Vec<(String, StoreKind)>,
     default: StoreIx,
 }
 
-fn index(store: StoreIdx) -> StoreIx {
-    StoreIx(usize::from(store.0))
-}
-
 impl Routes {
-    /// The map over the stores with these names, in their order.
+    /// The map over these stores, in their order.
     #[must_use]
-    pub fn new(map: PartitionMap, scheme: KindScheme, names: Vec<String>, default: StoreIx) -> Self {
-        Self { map, scheme, names, default }
+    pub fn new(
+        map: PartitionMap,
+        scheme: KindScheme,
+        stores: Vec<(String, StoreKind)>,
+        default: StoreIx,
+    ) -> Self {
+        Self { map, scheme, stores, default }
     }
 
     /// The map itself.
@@ -35,28 +37,30 @@ impl Routes {
     /// The name of a store of the map.
     #[must_use]
     pub fn store_name(&self, store: StoreIdx) -> &str {
-        self.name(index(store))
+        self.name(store_ix(store))
     }
 }
 
 impl Placement for Routes {
     fn store_of(&self, key: &[u8]) -> StoreIx {
-        index(self.map.lookup(key).store)
+        store_ix(self.map.store_of(key))
     }
 
-    fn stores_of(&self, range: &KeyRange) -> Vec<(Vec<u8>, StoreIx)> {
-        if range.is_empty() {
-            return Vec::new();
-        }
-        let mut stores: Vec<(Vec<u8>, StoreIx)> = Vec::new();
-        for partition in self.map.overlapping(range) {
-            let store = index(partition.store);
-            if !stores.iter().any(|(_, seen)| *seen == store) {
-                let first = partition.start().max(range.start());
-                stores.push((first.to_vec(), store));
-            }
-        }
-        stores
+    fn parts_of(&self, range: &KeyRange) -> Vec<Part> {
+        parts_of(&self.map, range)
+    }
+
+    fn spread_of(&self, key: &[u8]) -> Option<KindPrefix> {
+        let kind = self.map.lookup(key).kind.as_ref()?;
+        self.map.is_spread(kind).then(|| kind.clone())
+    }
+
+    fn spread_in(&self, range: &KeyRange) -> Vec<KindPrefix> {
+        self.map.spread_in(range)
+    }
+
+    fn is_etcd(&self, store: StoreIx) -> bool {
+        self.stores.get(store.0).is_some_and(|(_, kind)| *kind == StoreKind::Etcd)
     }
 
     fn default_store(&self) -> StoreIx {
@@ -64,7 +68,7 @@ impl Placement for Routes {
     }
 
     fn name(&self, store: StoreIx) -> &str {
-        self.names.get(store.0).map_or("?", String::as_str)
+        self.stores.get(store.0).map_or("?", |(name, _)| name)
     }
 
     fn is_health(&self, key: &[u8]) -> bool {

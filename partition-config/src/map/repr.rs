@@ -2,11 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Partition, PartitionMap, StoreIdx};
+use super::{Partition, PartitionMap, Placement, StoreIdx};
 use crate::{
     ids::Epoch,
     key::{Key, KeyRange},
     kind::KindPrefix,
+    ring::BucketTable,
 };
 
 /// One partition as JSON or YAML.
@@ -19,7 +20,11 @@ pub(super) struct PartitionRepr {
     end: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     kind: Option<String>,
-    store: StoreIdx,
+    /// The one store, or the owners of a ring's buckets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    store: Option<StoreIdx>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ring: Option<BucketTable>,
     epoch: Epoch,
 }
 
@@ -31,7 +36,11 @@ impl From<PartitionMap> for Vec<PartitionRepr> {
                 start: partition.start().to_string(),
                 end: partition.end().map(ToString::to_string),
                 kind: partition.kind.as_ref().map(ToString::to_string),
-                store: partition.store,
+                store: partition.placement.single(),
+                ring: match &partition.placement {
+                    Placement::Single(_) => None,
+                    Placement::Ring(table) => Some((**table).clone()),
+                },
                 epoch: partition.epoch,
             })
             .collect()
@@ -52,7 +61,12 @@ impl TryFrom<Vec<PartitionRepr>> for PartitionMap {
                 ),
             };
             let range = KeyRange::Span { start: unescape(&repr.start)?, end };
-            Ok(Partition { range, kind, store: repr.store, epoch: repr.epoch })
+            let placement = match (repr.store, repr.ring) {
+                (Some(store), None) => Placement::Single(store),
+                (None, Some(table)) => Placement::Ring(Box::new(table)),
+                _ => return Err(format!("partition {:?} needs either a store or a ring", repr.start)),
+            };
+            Ok(Partition { range, kind, placement, epoch: repr.epoch })
         };
         let partitions = list.into_iter().map(partition).collect::<Result<_, String>>()?;
         Self::new(partitions).map_err(|error| error.to_string())

@@ -18,9 +18,13 @@ fn whole(name: &str, store: u16) -> [Partition; 2] {
     [pseudo, kind.range()].map(|range| Partition {
         range,
         kind: Some(kind.clone()),
-        store: StoreIdx(store),
+        placement: Placement::Single(StoreIdx(store)),
         epoch: Epoch(1),
     })
+}
+
+fn single(partition: &Partition) -> u16 {
+    partition.placement.single().unwrap().0
 }
 
 fn map() -> PartitionMap {
@@ -46,7 +50,11 @@ fn keys_find_their_store() {
         ("\u{7fff}", 0, None),
     ] {
         let found = map.lookup(key.as_bytes());
-        assert_eq!((found.store, found.kind.clone()), (StoreIdx(store), of.map(kind)), "{key}");
+        assert_eq!(
+            (found.store_of(key.as_bytes()), found.kind.clone()),
+            (StoreIdx(store), of.map(kind)),
+            "{key}"
+        );
     }
     assert!(map.lookup(b"/registry/pods").is_pseudo());
     assert!(!map.lookup(b"/registry/pods/").is_pseudo());
@@ -55,18 +63,18 @@ fn keys_find_their_store() {
 #[test]
 fn ranges_find_their_stores() {
     let map = map();
-    let stores = |range: &KeyRange| map.overlapping(range).map(|p| p.store.0).collect::<Vec<_>>();
+    let stores = |range: &KeyRange| map.overlapping(range).map(single).collect::<Vec<_>>();
     assert_eq!(stores(&kind("pods").range()), [1]);
     // `--prefix /registry/pods`: the pseudo-key, other Kinds with the same beginning, the pods.
     let prefix = KeyRange::prefix(Key::from("/registry/pods"));
     assert_eq!(prefix, span("/registry/pods", "/registry/podt"));
     assert_eq!(stores(&prefix), [1, 0, 1, 0]);
-    assert_eq!(map.single_store(&prefix), None);
-    assert_eq!(map.single_store(&span("/registry/pods/a", "/registry/pods/b")), Some(StoreIdx(1)));
+    assert_eq!(map.stores_of(&prefix), [StoreIdx(0), StoreIdx(1)]);
+    assert_eq!(map.stores_of(&span("/registry/pods/a", "/registry/pods/b")), [StoreIdx(1)]);
     assert_eq!(stores(&KeyRange::everything()), [0, 2, 0, 2, 0, 1, 0, 1, 0]);
     assert_eq!(stores(&span("b", "a")), [0; 0]);
     assert_eq!(stores(&KeyRange::Single(Key::from("/registry/minions/a"))), [2]);
-    assert_eq!(map.of_kind(&kind("secrets")).map(|p| p.store.0).collect::<Vec<_>>(), [0]);
+    assert_eq!(map.of_kind(&kind("secrets")).map(single).collect::<Vec<_>>(), [0]);
 }
 
 #[test]
@@ -101,6 +109,45 @@ fn as_text() {
     assert!(error.contains("begins at \"b\""), "{error}");
 }
 
+fn ring(first: u16, second: u16) -> Placement {
+    let owner = |bucket| StoreIdx(if bucket % 2 == 0 { first } else { second });
+    Placement::Ring(Box::new(BucketTable::new(std::array::from_fn(owner))))
+}
+
+#[test]
+fn a_ring_as_text_and_only_of_a_kind() {
+    let [pseudo, mut pods] = whole("pods", 1);
+    pods.placement = ring(1, 2);
+    let map = PartitionMap::filled(vec![pseudo, pods.clone()], StoreIdx(0), Epoch(1)).unwrap();
+    let text = serde_json::to_string(&map).unwrap();
+    assert_eq!(serde_json::from_str::<PartitionMap>(&text).unwrap(), map);
+    pods.kind = None;
+    assert_eq!(
+        PartitionMap::filled(vec![pods], StoreIdx(0), Epoch(1)),
+        Err(MapError::RingOfNoKind { at: 1 })
+    );
+}
+
+#[test]
+fn what_a_read_of_a_spread_kind_asks() {
+    let [pseudo, mut pods] = whole("pods", 1);
+    pods.placement = ring(1, 2);
+    let map = PartitionMap::filled(vec![pseudo, pods], StoreIdx(0), Epoch(1)).unwrap();
+    let units = |range: &KeyRange| {
+        let units = map.units_of(range).into_iter();
+        units.map(|unit| unit.stores.iter().map(|store| store.0).collect()).collect::<Vec<Vec<u16>>>()
+    };
+    let one = |key: &str| KeyRange::Single(Key::from(key));
+    assert_eq!(units(&kind("pods").range()), [[1, 2]]);
+    assert_eq!(units(&one("/registry/pods")), [[1, 2]], "of the whole Kind");
+    assert_eq!(units(&one("/registry/pods/ns/a")).concat().len(), 1);
+    // Pseudo-key, gap, Kind: the stores of the Kind are asked once.
+    let prefix = KeyRange::prefix(Key::from("/registry/pods"));
+    assert_eq!(units(&prefix), [vec![1], vec![0], vec![1, 2], vec![0]]);
+    assert_eq!(map.spread_in(&KeyRange::everything()), [kind("pods")]);
+    assert_eq!(map.spread_in(&kind("nodes").range()), []);
+}
+
 fn key() -> impl Strategy<Value = Key> {
     prop::collection::vec(prop::sample::select(vec![0u8, b'/', b'a', b'b', 0xff]), 0..4)
         .prop_map(|k| Key(k.into()))
@@ -116,7 +163,7 @@ fn any_map() -> impl Strategy<Value = PartitionMap> {
                 end: list.get(i + 1).map(|(next, _)| next.clone()),
             },
             kind: None,
-            store: StoreIdx(*store),
+            placement: Placement::Single(StoreIdx(*store)),
             epoch: Epoch(i as u64),
         };
         PartitionMap::new(list.iter().enumerate().map(partition).collect()).unwrap()
@@ -141,6 +188,18 @@ proptest! {
     fn overlapping_is_exactly_what_overlaps(map in any_map(), range in range()) {
         let scanned: Vec<_> = map.partitions().iter().filter(|p| p.range.overlaps(&range)).collect();
         prop_assert_eq!(map.overlapping(&range).collect::<Vec<_>>(), scanned);
+    }
+
+    #[test]
+    fn units_are_the_range_in_order(map in any_map(), range in range(), key in key()) {
+        let units = map.units_of(&range);
+        let holding: Vec<_> = units.iter().filter(|unit| unit.range.contains(&key)).collect();
+        prop_assert_eq!(holding.len(), usize::from(range.contains(&key)));
+        prop_assert!(units.is_sorted_by(|a, b| a.range.start() < b.range.start()));
+        for unit in holding {
+            prop_assert!(unit.stores.contains(&map.store_of(&key)));
+            prop_assert!(map.stores_of(&range).contains(&map.store_of(&key)));
+        }
     }
 
     #[test]

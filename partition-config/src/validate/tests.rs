@@ -38,7 +38,7 @@ fn the_default_configuration() {
         ("compact_rev_key", "default"),
         ("", "default"),
     ] {
-        let found = &valid.stores[usize::from(valid.map.lookup(key.as_bytes()).store.0)];
+        let found = &valid.stores[usize::from(valid.map.store_of(key.as_bytes()).0)];
         assert_eq!(found.name.0, store, "{key}");
     }
     let leases = valid.scheme.resolve("leases").unwrap();
@@ -93,7 +93,7 @@ fn every_error_at_once_by_field() {
         ]
     );
     assert_eq!(errors[1].message, r#"Kubernetes has no "pod": did you mean "pods"?"#);
-    assert!(errors[5].message.starts_with("not served yet: a Kind on several stores"));
+    assert_eq!(errors[5].message, "both serviceGroupId and ring are given");
 }
 
 #[test]
@@ -124,17 +124,60 @@ fn a_kind_is_of_one_mind() {
     assert_eq!(paths(&config(&[low, high])), ["partitions[1].durability", "partitions[1].historyMax"]);
 }
 
+const LOW: &str = "resource: pods, rangeEnd: g, isRangeEndValid: true";
+const HIGH: &str = "resource: pods, rangeStart: g, isRangeStartValid: true";
+
 #[test]
-fn a_kind_on_several_stores_is_not_served_yet() {
-    let low = "resource: pods, serviceGroupId: a, rangeEnd: g, isRangeEndValid: true";
-    let high = "resource: pods, serviceGroupId: b, rangeStart: g, isRangeStartValid: true";
-    let errors = validate(&config(&[low, high])).unwrap_err();
-    assert_eq!(errors.len(), 1);
+fn a_kind_on_several_stores() {
+    let mixed = [format!("{LOW}, serviceGroupId: a"), format!("{HIGH}, ring: {{stores: [b, a]}}")];
+    let valid = validate(&config(&mixed.each_ref().map(String::as_str))).unwrap();
+    let stores = |range| valid.map.stores_of(&range).into_iter().map(|store| store.0).collect::<Vec<_>>();
+    let one = |key: &str| KeyRange::Single(Key::from(key));
+    assert_eq!(stores(KeyRange::prefix(Key::from("/registry/pods/"))), [0, 1]);
+    assert_eq!(stores(one("/registry/pods")), [0, 1], "the pseudo-key is of the whole Kind");
+    assert_eq!(stores(one("/registry/pods/a")), [0]);
+    assert_eq!(stores(KeyRange::prefix(Key::from("/registry/pods/a"))), [0]);
+    assert_eq!(stores(KeyRange::prefix(Key::from("/registry/pods/x"))), [0, 1]);
+    assert_eq!(valid.map.lookup(b"/registry/pods/x").placement.stores(), [StoreIdx(0), StoreIdx(1)]);
+    assert!(valid.map.is_spread(&valid.scheme.resolve("pods").unwrap()));
+    assert!(!valid.map.is_spread(&valid.scheme.resolve("nodes").unwrap()));
+}
+
+#[test]
+fn rings_are_checked() {
+    let ring = |ring: &str| paths(&config(&[&format!("resource: pods, {ring}")]));
+    assert_eq!(ring("ring: {stores: [a, b]}"), [""; 0]);
+    assert_eq!(ring("ring: {stores: [a]}"), [""; 0], "a ring to grow");
+    assert_eq!(ring("ring: {stores: []}"), ["partitions[0].ring.stores"]);
     assert_eq!(
-        errors[0].to_string(),
-        "partitions: not served yet: a Kind on several stores (pods, from /registry/pods/g); \
-         give all ranges of the Kind one serviceGroupId"
+        ring("ring: {stores: [a, c, a]}"),
+        ["partitions[0].ring.stores[1]", "partitions[0].ring.stores[2]"]
     );
+    assert_eq!(ring("serviceGroupId: a, ring: {stores: [a, b]}"), ["partitions[0].ring"]);
+    assert_eq!(ring("durability: none"), ["partitions[0].serviceGroupId"]);
+}
+
+#[test]
+fn a_stock_etcd_shares_no_kind() {
+    let check = |partitions: &[String]| {
+        let mut config = config(&partitions.iter().map(String::as_str).collect::<Vec<_>>());
+        config.stores[1].store_type = StoreType::Etcd;
+        config.stores[1].slot = None;
+        config.stores[1].endpoints = vec!["http://h:1".to_owned()];
+        validate(&config).map_or_else(|errors| errors, |_| Vec::new())
+    };
+    assert_eq!(check(&["resource: pods, serviceGroupId: b".to_owned()]), []);
+    assert_eq!(check(&[format!("{LOW}, serviceGroupId: b"), format!("{HIGH}, serviceGroupId: b")]), []);
+    let beside = check(&[format!("{LOW}, serviceGroupId: a"), format!("{HIGH}, serviceGroupId: b")]);
+    assert_eq!(
+        beside.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        [
+            "partitions[1].serviceGroupId: store \"b\" is a stock etcd, which cannot share pods with another store; \
+          give the whole Kind to it, or every range of the Kind to shards"
+        ]
+    );
+    let in_ring = check(&["resource: pods, ring: {stores: [a, b]}".to_owned()]);
+    assert_eq!(in_ring.iter().map(|e| e.path.as_str()).collect::<Vec<_>>(), ["partitions[0].ring.stores"]);
 }
 
 /// A partition in YAML: of few Kinds, with few bounds, so that many a list is valid.
@@ -146,8 +189,10 @@ fn partition() -> impl Strategy<Value = String> {
         ("foos.example.com", "a"),
     ]);
     let bound = || prop::option::weighted(0.3, prop::sample::select(vec!["", "f", "m"]));
-    (kind, bound(), bound()).prop_map(|((resource, store), start, end)| {
-        let mut text = format!("resource: {resource}, serviceGroupId: {store}");
+    (kind, bound(), bound(), any::<bool>()).prop_map(|((resource, store), start, end, ring)| {
+        let placed =
+            if ring { "ring: {stores: [b, a]}".to_owned() } else { format!("serviceGroupId: {store}") };
+        let mut text = format!("resource: {resource}, {placed}");
         if let Some(start) = start {
             text.push_str(&format!(", rangeStart: '{start}', isRangeStartValid: true"));
         }
@@ -171,12 +216,26 @@ proptest! {
             ] {
                 let found = valid.map.lookup(key.as_bytes());
                 let kind = valid.scheme.kind_of(key.as_bytes());
+                let name = kind.as_ref().map_or("", |kind| key.get(kind.as_key().len()..).unwrap_or(""));
                 let named = config
                     .partitions
                     .iter()
-                    .find(|config| kind.is_some() && valid.scheme.resolve(&config.resource).ok() == kind);
-                let want = named.map_or("a", |config| &config.service_group_id.0);
-                prop_assert_eq!(&valid.stores[usize::from(found.store.0)].name.0, want, "{}", key);
+                    .filter(|_| kind.is_some())
+                    .filter(|config| valid.scheme.resolve(&config.resource).ok() == kind)
+                    .find(|config| {
+                        let above = !config.is_range_start_valid || *config.range_start <= *name;
+                        above && (!config.is_range_end_valid || *name < *config.range_end)
+                    });
+                let store = &valid.stores[usize::from(found.store_of(key.as_bytes()).0)].name;
+                match named {
+                    None => prop_assert_eq!(&store.0, "a", "{}", key),
+                    Some(config) => match (&config.service_group_id, &config.ring) {
+                        (Some(group), _) => prop_assert_eq!(store, group, "{}", key),
+                        (None, ring) => prop_assert!(ring.as_ref().unwrap().stores.contains(store)),
+                    },
+                }
+                let asked = valid.map.stores_of(&KeyRange::Single(Key::from(key)));
+                prop_assert!(asked.contains(&found.store_of(key.as_bytes())));
                 prop_assert_eq!(found.kind.is_some(), named.is_some());
                 let is_pseudo = matches!(valid.scheme.locate(key.as_bytes()), Located::Pseudo { .. });
                 prop_assert_eq!(found.is_pseudo(), named.is_some() && is_pseudo);

@@ -1,27 +1,38 @@
 //! Where a request goes: its raw bytes and the placement of keys in, a [`Plan`] out.
 //!
-//! A request belongs to the one store that holds all keys that it touches: one key, a range inside one Kind, or a range
-//! over several Kinds that live together. What touches several stores is refused with the keys and stores by name. The
-//! pseudo-key `/registry/<kind>` is placed with its Kind by [`Placement`], and `<prefix>/health` is answered here, so
-//! that a dead store does not make every kube-apiserver think that etcd is gone.
+//! A request goes whole to the one store that holds all keys that it touches: one key, a range inside one store. A read
+//! or delete of a range over several stores is split into [`Part`]s. A txn over several stores is refused with the keys
+//! and stores by name, and so is a range that joins a stock etcd with another store: an etcd can neither be raised to
+//! another store's revision nor read at it. The pseudo-key `/registry/<kind>` is read from all stores of its Kind, and
+//! `<prefix>/health` is answered here, so that a dead store does not make every kube-apiserver think that etcd is gone.
+//!
+//! With each plan come the Kinds that it concerns and that are spread over several stores: what their keys show, and
+//! what they were shown at least, must agree among stores (R8).
 
 use std::fmt;
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
-use kindred_partition_config::{ids::LeaseId, key::KeyRange};
+use kindred_partition_config::{ids::LeaseId, key::KeyRange, kind::KindPrefix};
 use kindred_wire::error::Code;
 use kindred_wire::peek::{self, TxnPart, WireError};
 use kindred_wire::refusal::{KeyOnStore, KindredError};
 
+use crate::parts::Part;
 use crate::store::StoreIx;
 
 /// Which store serves which key, for the length of one request: one whole map.
 pub trait Placement {
     /// The store of one key; every key has one.
     fn store_of(&self, key: &[u8]) -> StoreIx;
-    /// The stores that serve some part of the range, each once, in key order of their first part, with its first key.
-    fn stores_of(&self, range: &KeyRange) -> Vec<(Vec<u8>, StoreIx)>;
+    /// What a read of the range asks of whom, in key order; of one key one part. None for an empty range.
+    fn parts_of(&self, range: &KeyRange) -> Vec<Part>;
+    /// The Kind of the key, if it is spread over several stores.
+    fn spread_of(&self, key: &[u8]) -> Option<KindPrefix>;
+    /// The Kinds spread over several stores that have keys in the range.
+    fn spread_in(&self, range: &KeyRange) -> Vec<KindPrefix>;
+    /// Whether the store is a stock etcd.
+    fn is_etcd(&self, store: StoreIx) -> bool;
     /// The store of what has no key.
     fn default_store(&self) -> StoreIx;
     /// A store's name in the configuration.
@@ -54,9 +65,33 @@ pub enum Plan {
         store: StoreIx,
         /// The leases that its puts carry, each once: the store must know them.
         leases: Vec<LeaseId>,
+        /// The spread Kinds that it shows a revision of.
+        spread: Vec<KindPrefix>,
     },
+    /// A range of keys on several stores.
+    FanOut(FanOut),
     /// The health key: not found, as long as any store can be reached.
     Health,
+}
+
+/// A range over several stores, all of them shards.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FanOut {
+    /// What each store is asked for, in key order.
+    pub parts: Vec<Part>,
+    /// The spread Kinds that it shows a revision of.
+    pub spread: Vec<KindPrefix>,
+}
+
+impl FanOut {
+    /// All stores, in order, each once.
+    #[must_use]
+    pub fn stores(&self) -> Vec<StoreIx> {
+        let mut stores: Vec<StoreIx> = self.parts.iter().flat_map(|part| part.stores.clone()).collect();
+        stores.sort_unstable();
+        stores.dedup();
+        stores
+    }
 }
 
 /// Why a request has no plan.
@@ -128,20 +163,38 @@ pub fn plan(call: Call, request: &[u8], placement: &impl Placement) -> Result<Pl
             if range.range_end.is_empty() && placement.is_health(range.key) {
                 return Ok(Plan::Health);
             }
-            let what = if call == Call::Range { "a range" } else { "a range stream" };
-            one(span(what, range.key, range.range_end, placement)?)
+            span(range.key, range.range_end, placement)
         }
         Call::DeleteRange => {
             let delete = peek::DeleteRangeRequest::parse(request)?;
-            one(span("a delete", delete.key, delete.range_end, placement)?)
+            if delete.range_end.is_empty() {
+                return Ok(one(delete.key, Vec::new(), placement));
+            }
+            span(delete.key, delete.range_end, placement)
         }
         Call::Put => {
             let put = peek::PutRequest::parse(request)?;
             let leases = LeaseId::from_wire(put.lease).into_iter().collect();
-            Ok(Plan::One { store: placement.store_of(put.key), leases })
+            Ok(one(put.key, leases, placement))
         }
         Call::Txn => txn(request, placement),
     }
+}
+
+/// The stores of a watch, and what each is watched for.
+///
+/// # Errors
+/// When its keys join a stock etcd with another store.
+pub fn plan_watch_parts(key: &[u8], range_end: &[u8], placement: &impl Placement) -> Result<FanOut, Refusal> {
+    let range = wire_range(key, range_end);
+    let mut parts = placement.parts_of(&range);
+    if parts.is_empty() {
+        // No key can ever lie there; some store watches it as etcd does.
+        parts.push(Part { range: range.clone(), stores: vec![placement.store_of(key)] });
+    }
+    let fan_out = FanOut { parts, spread: placement.spread_in(&range) };
+    no_etcd_among(&fan_out.stores(), key, placement)?;
+    Ok(fan_out)
 }
 
 /// The one store of a watch.
@@ -149,39 +202,56 @@ pub fn plan(call: Call, request: &[u8], placement: &impl Placement) -> Result<Pl
 /// # Errors
 /// When its keys live on several stores.
 pub fn plan_watch(key: &[u8], range_end: &[u8], placement: &impl Placement) -> Result<StoreIx, Refusal> {
-    span("a watch", key, range_end, placement)
-}
-
-fn one(store: StoreIx) -> Result<Plan, Refusal> {
-    Ok(Plan::One { store, leases: Vec::new() })
-}
-
-fn span(
-    what: &'static str,
-    key: &[u8],
-    range_end: &[u8],
-    placement: &impl Placement,
-) -> Result<StoreIx, Refusal> {
-    if range_end.is_empty() {
-        return Ok(placement.store_of(key));
-    }
-    match touched(key, range_end, placement).as_slice() {
-        // An empty range touches nothing; the store of its first key refuses or answers it as etcd does.
-        [] => Ok(placement.store_of(key)),
-        [(_, store)] => Ok(*store),
+    match plan_watch_parts(key, range_end, placement)?.stores().as_slice() {
+        [store] => Ok(*store),
         several => {
-            let stores = several.iter().map(|(_, store)| placement.name(*store).to_owned()).collect();
-            Err(Refusal::OverStores { what, key: key.to_vec(), stores })
+            let stores = several.iter().map(|store| placement.name(*store).to_owned()).collect();
+            Err(Refusal::OverStores { what: "a watch", key: key.to_vec(), stores })
         }
     }
 }
 
+fn one(key: &[u8], leases: Vec<LeaseId>, placement: &impl Placement) -> Plan {
+    let spread = placement.spread_of(key).into_iter().collect();
+    Plan::One { store: placement.store_of(key), leases, spread }
+}
+
+fn span(key: &[u8], range_end: &[u8], placement: &impl Placement) -> Result<Plan, Refusal> {
+    let range = wire_range(key, range_end);
+    let parts = placement.parts_of(&range);
+    let fan_out = FanOut { parts, spread: placement.spread_in(&range) };
+    match fan_out.stores().as_slice() {
+        // An empty range touches nothing; the store of its first key refuses or answers it as etcd does.
+        [] => Ok(one(key, Vec::new(), placement)),
+        [store] => Ok(Plan::One { store: *store, leases: Vec::new(), spread: fan_out.spread }),
+        several => {
+            no_etcd_among(several, key, placement)?;
+            Ok(Plan::FanOut(fan_out))
+        }
+    }
+}
+
+fn no_etcd_among(stores: &[StoreIx], key: &[u8], placement: &impl Placement) -> Result<(), Refusal> {
+    if stores.len() < 2 || !stores.iter().any(|store| placement.is_etcd(*store)) {
+        return Ok(());
+    }
+    let stores = stores.iter().map(|store| placement.name(*store).to_owned()).collect();
+    Err(Refusal::Kindred(KindredError::RangeJoinsEtcd { key: key.to_vec(), stores }))
+}
+
+fn wire_range(key: &[u8], range_end: &[u8]) -> KeyRange {
+    KeyRange::from_wire(Bytes::copy_from_slice(key), Bytes::copy_from_slice(range_end))
+}
+
+/// Each store that serves keys of the range, with the first key that it may serve.
 fn touched(key: &[u8], range_end: &[u8], placement: &impl Placement) -> Vec<(Vec<u8>, StoreIx)> {
     if range_end.is_empty() {
         return vec![(key.to_vec(), placement.store_of(key))];
     }
-    let range = KeyRange::from_wire(Bytes::copy_from_slice(key), Bytes::copy_from_slice(range_end));
-    placement.stores_of(&range)
+    let parts = placement.parts_of(&wire_range(key, range_end));
+    let on_stores =
+        |part: Part| part.stores.into_iter().map(move |store| (part.range.start().to_vec(), store));
+    parts.into_iter().flat_map(on_stores).collect()
 }
 
 fn txn(request: &[u8], placement: &impl Placement) -> Result<Plan, Refusal> {
@@ -189,6 +259,7 @@ fn txn(request: &[u8], placement: &impl Placement) -> Result<Plan, Refusal> {
     let mut only: Option<(&[u8], StoreIx)> = None;
     let mut stores: Vec<(Vec<u8>, StoreIx)> = Vec::new();
     let mut leases: Vec<LeaseId> = Vec::new();
+    let mut spread: Vec<KindPrefix> = Vec::new();
     let _ = peek::visit_txn(request, &mut |part: TxnPart<'_>| {
         if let TxnPart::Put(put) = &part
             && let Some(lease) = LeaseId::from_wire(put.lease)
@@ -200,9 +271,14 @@ fn txn(request: &[u8], placement: &impl Placement) -> Result<Plan, Refusal> {
         if range_end.is_empty() && only.is_some_and(|(last, _)| last == key) {
             return ControlFlow::Continue(());
         }
+        if !range_end.is_empty() {
+            let kinds = placement.spread_in(&wire_range(key, range_end));
+            spread.extend(kinds.into_iter().filter(|kind| !spread.contains(kind)).collect::<Vec<_>>());
+        }
         for (first, store) in touched(key, range_end, placement) {
             if range_end.is_empty() {
                 only = Some((key, store));
+                spread.extend(placement.spread_of(key).filter(|kind| !spread.contains(kind)));
             }
             if !stores.iter().any(|(_, seen)| *seen == store) {
                 stores.push((first, store));
@@ -211,8 +287,8 @@ fn txn(request: &[u8], placement: &impl Placement) -> Result<Plan, Refusal> {
         ControlFlow::Continue(())
     })?;
     match stores.as_slice() {
-        [] => Ok(Plan::One { store: placement.default_store(), leases }),
-        [(_, store)] => Ok(Plan::One { store: *store, leases }),
+        [] => Ok(Plan::One { store: placement.default_store(), leases, spread }),
+        [(_, store)] => Ok(Plan::One { store: *store, leases, spread }),
         _ => {
             let on = |(key, store): (Vec<u8>, StoreIx)| KeyOnStore {
                 key,

@@ -1,52 +1,86 @@
+use kindred_partition_config::ids::Epoch;
+use kindred_partition_config::key::Key;
 use kindred_partition_config::kind::{KindScheme, Located};
+use kindred_partition_config::map::{Partition, PartitionMap, Placement as Placed, StoreIdx};
+use kindred_partition_config::ring::BucketTable;
 use kindred_proto::etcdserverpb as pb;
 use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
+use crate::parts::{parts_of, store_ix};
 
 const DEFAULT: StoreIx = StoreIx(0);
 const PODS: StoreIx = StoreIx(1);
 const NODES: StoreIx = StoreIx(2);
+const ETCD: StoreIx = StoreIx(3);
 
-/// Pods on one store, nodes and leases together on another, the rest on the default one.
-struct Table(KindScheme);
+/// Pods on one store, nodes and leases together on another, config maps on both by name, events on both by hash,
+/// secrets on a stock etcd, the rest on the default one.
+struct Table(KindScheme, PartitionMap);
 
 impl Table {
     fn new() -> Self {
-        Self(KindScheme::new("/registry"))
+        let scheme = KindScheme::new("/registry");
+        let single = |store: StoreIx| Placed::Single(StoreIdx(u16::try_from(store.0).unwrap()));
+        let part = |name: &str, start: Option<&str>, end: Option<&str>, placement: Placed| {
+            let kind = scheme.resolve(name).unwrap();
+            let at = |text: &str| Key::from(format!("{kind}{text}").as_str());
+            let start = start.map_or_else(|| kind.as_key().clone(), at);
+            let range = KeyRange::Span { start, end: Some(end.map_or_else(|| kind.end(), at)) };
+            Partition { range, kind: Some(kind), placement, epoch: Epoch(1) }
+        };
+        let pseudo = |name: &str, store| {
+            let kind = scheme.resolve(name).unwrap();
+            let stem = Key::copy_from(kind.stem());
+            let range = KeyRange::Span { start: stem.clone(), end: Some(stem.successor()) };
+            Partition { range, kind: Some(kind), placement: single(store), epoch: Epoch(1) }
+        };
+        let owner = |bucket| StoreIdx(if bucket % 2 == 0 { 1 } else { 2 });
+        let ring = Placed::Ring(Box::new(BucketTable::new(std::array::from_fn(owner))));
+        let partitions = vec![
+            pseudo("leases", NODES),
+            part("leases", None, None, single(NODES)),
+            pseudo("nodes", NODES),
+            part("nodes", None, None, single(NODES)),
+            pseudo("pods", PODS),
+            part("pods", None, None, single(PODS)),
+            pseudo("configmaps", PODS),
+            part("configmaps", None, Some("m"), single(PODS)),
+            part("configmaps", Some("m"), None, single(NODES)),
+            pseudo("events", PODS),
+            part("events", None, None, ring),
+            pseudo("secrets", ETCD),
+            part("secrets", None, None, single(ETCD)),
+        ];
+        let map = PartitionMap::filled(partitions, StoreIdx(0), Epoch(1)).unwrap();
+        Self(scheme, map)
+    }
+
+    fn kind(&self, name: &str) -> KindPrefix {
+        self.0.resolve(name).unwrap()
     }
 }
 
-const KINDS: [(&str, StoreIx); 3] =
-    [("/registry/leases/", NODES), ("/registry/minions/", NODES), ("/registry/pods/", PODS)];
-
 impl Placement for Table {
     fn store_of(&self, key: &[u8]) -> StoreIx {
-        let stem = self.0.locate(key).stem().unwrap_or_default();
-        let kind = KINDS.iter().find(|(prefix, _)| prefix.trim_end_matches('/').as_bytes() == stem);
-        kind.map_or(DEFAULT, |(_, store)| *store)
+        store_ix(self.1.store_of(key))
     }
 
-    fn stores_of(&self, range: &KeyRange) -> Vec<(Vec<u8>, StoreIx)> {
-        let mut stores: Vec<(Vec<u8>, StoreIx)> = Vec::new();
-        let mut gaps = vec![(String::new(), "/registry/leases/", DEFAULT)];
-        for (i, (prefix, store)) in KINDS.iter().enumerate() {
-            gaps.push(((*prefix).to_owned(), "", *store));
-            let end = prefix.replacen("s/", "s0", 1).trim_end_matches('/').to_owned();
-            let next = KINDS.get(i + 1).map_or("\u{7f}", |(next, _)| *next);
-            gaps.push((end, next, DEFAULT));
-        }
-        for (start, end, store) in gaps {
-            let part = match end {
-                "" => KeyRange::prefix(start.as_str().into()),
-                end => KeyRange::Span { start: start.as_str().into(), end: Some(end.into()) },
-            };
-            if part.overlaps(range) && !stores.iter().any(|(_, seen)| *seen == store) {
-                stores.push((start.into_bytes(), store));
-            }
-        }
-        stores
+    fn parts_of(&self, range: &KeyRange) -> Vec<Part> {
+        parts_of(&self.1, range)
+    }
+
+    fn spread_of(&self, key: &[u8]) -> Option<KindPrefix> {
+        self.1.lookup(key).kind.clone().filter(|kind| self.1.is_spread(kind))
+    }
+
+    fn spread_in(&self, range: &KeyRange) -> Vec<KindPrefix> {
+        self.1.spread_in(range)
+    }
+
+    fn is_etcd(&self, store: StoreIx) -> bool {
+        store == ETCD
     }
 
     fn default_store(&self) -> StoreIx {
@@ -54,7 +88,7 @@ impl Placement for Table {
     }
 
     fn name(&self, store: StoreIx) -> &str {
-        ["default", "pods", "nodes"][store.0]
+        ["default", "pods", "nodes", "etcd"][store.0]
     }
 
     fn is_health(&self, key: &[u8]) -> bool {
@@ -72,7 +106,7 @@ fn range(key: &str, end: &str) -> Result<Plan, Refusal> {
 }
 
 fn on(store: StoreIx) -> Result<Plan, Refusal> {
-    Ok(Plan::One { store, leases: vec![] })
+    Ok(Plan::One { store, leases: vec![], spread: vec![] })
 }
 
 #[test]
@@ -87,8 +121,8 @@ fn ranges_go_to_the_store_of_their_keys() {
         ("/registry/pods/", "/registry/pods0", PODS),
         ("/registry/pods/ns/", "/registry/pods/ns0", PODS),
         ("/registry/pods/ns/a\0", "/registry/pods0", PODS),
-        ("/registry/secrets/", "/registry/secrets0", DEFAULT),
-        ("/registry/pods0", "\0", DEFAULT),
+        ("/registry/secrets/", "/registry/secrets0", ETCD),
+        ("/registry/zoo", "\0", DEFAULT),
         ("/registry/pods/b", "/registry/pods/a", PODS),
     ] {
         assert_eq!(range(key, end), on(store), "{key:?} {end:?}");
@@ -102,13 +136,55 @@ fn health_is_answered_here_and_only_as_one_key() {
     assert_eq!(range("/other/health", ""), on(DEFAULT));
 }
 
+/// The parts of a range as (start, stores), and the spread Kinds.
+fn fanned_out(key: &str, end: &str) -> (Vec<(String, Vec<StoreIx>)>, Vec<KindPrefix>) {
+    let Plan::FanOut(FanOut { parts, spread }) = range(key, end).unwrap() else {
+        panic!("not several stores")
+    };
+    (parts.into_iter().map(|part| (part.range.start().to_string(), part.stores)).collect(), spread)
+}
+
 #[test]
-fn a_range_over_stores_is_refused_by_name() {
+fn a_range_over_stores_has_parts_in_key_order() {
+    let table = Table::new();
+    let (configs, events) = (table.kind("configmaps"), table.kind("events"));
+    let parts = |list: &[(&str, &[StoreIx])]| {
+        list.iter().map(|(start, stores)| ((*start).to_owned(), stores.to_vec())).collect::<Vec<_>>()
+    };
+    let both = [PODS, NODES];
+    assert_eq!(
+        fanned_out("/registry/configmaps/", "/registry/configmaps0"),
+        (
+            parts(&[("/registry/configmaps/", &[PODS]), ("/registry/configmaps/m", &[NODES])]),
+            vec![configs.clone()]
+        )
+    );
+    assert_eq!(
+        fanned_out("/registry/events/", "/registry/events0"),
+        (parts(&[("/registry/events/", &both)]), vec![events])
+    );
+    // The pseudo-key is a read of one key on all stores of the Kind.
+    assert_eq!(
+        fanned_out("/registry/configmaps", ""),
+        (parts(&[("/registry/configmaps", &both)]), vec![configs.clone()])
+    );
+    let one = |store| Ok(Plan::One { store, leases: vec![], spread: vec![configs.clone()] });
+    assert_eq!(range("/registry/configmaps/a", "/registry/configmaps/b"), one(PODS));
+    assert_eq!(range("/registry/configmaps/x", ""), one(NODES));
+    // Neighbours on one store are one part.
+    assert_eq!(range("/registry/leases/", "/registry/leases/x"), on(NODES));
+}
+
+#[test]
+fn a_range_that_joins_a_stock_etcd_is_refused() {
     let refusal = range("/registry/", "/registry0").unwrap_err();
     assert_eq!(refusal.grpc_code(), Code::FailedPrecondition);
-    let text = refusal.to_string();
-    assert!(text.starts_with("kindred: a range from \"/registry/\" touches 3 stores"), "{text}");
-    assert!(["default", "pods", "nodes"].iter().all(|store| text.contains(store)), "{text}");
+    let Refusal::Kindred(KindredError::RangeJoinsEtcd { stores, .. }) = refusal else { panic!("{refusal}") };
+    assert_eq!(stores, ["default", "pods", "nodes", "etcd"]);
+    let watch = plan_watch_parts(b"/registry/", b"/registry0", &Table::new());
+    assert!(matches!(watch, Err(Refusal::Kindred(KindredError::RangeJoinsEtcd { .. }))));
+    let watch = plan_watch_parts(b"/registry/events/", b"/registry/events0", &Table::new()).unwrap();
+    assert_eq!(watch.stores(), [PODS, NODES]);
 }
 
 #[test]
@@ -134,7 +210,10 @@ fn txn_of(ops: Vec<pb::RequestOp>, otherwise: Vec<pb::RequestOp>) -> Result<Plan
 fn a_txn_within_one_store_goes_there_with_its_leases() {
     let ops = vec![put_op("/registry/pods/a", 7), put_op("/registry/pods/b", 7)];
     let leases = vec![LeaseId(7), LeaseId(9)];
-    assert_eq!(txn_of(ops, vec![put_op("/registry/pods/c", 9)]), Ok(Plan::One { store: PODS, leases }));
+    assert_eq!(
+        txn_of(ops, vec![put_op("/registry/pods/c", 9)]),
+        Ok(Plan::One { store: PODS, leases, spread: vec![] })
+    );
     assert_eq!(plan(Call::Txn, b"", &Table::new()), on(DEFAULT));
 }
 
@@ -151,17 +230,23 @@ fn a_txn_over_stores_is_refused_with_keys_and_stores() {
 
 proptest! {
     #[test]
-    fn a_range_is_refused_exactly_when_its_keys_differ(
-        a in "/registry/(pods|minions|leases|secrets|podtemplates)/[a-c]",
-        b in "/registry/(pods|minions|leases|secrets|podtemplates)/[a-c]",
+    fn every_key_is_asked_of_its_store(
+        a in "/registry/(pods|minions|leases|configmaps|events|podtemplates)/[a-z]",
+        b in "/registry/(pods|minions|leases|configmaps|events|podtemplates)/[a-z]",
+        key in "/registry/(pods|minions|leases|configmaps|events|podtemplates)/[a-z]",
     ) {
         let table = Table::new();
         let (start, end) = if a <= b { (a, b) } else { (b, a) };
-        let planned = range(&start, &end);
-        if let Ok(Plan::One { store, .. }) = planned {
-            prop_assert_eq!(store, table.store_of(start.as_bytes()));
-        } else {
-            prop_assert!(start < end);
+        let store = table.store_of(key.as_bytes());
+        match range(&start, &end) {
+            _ if key < start || key >= end => {}
+            Ok(Plan::One { store: only, .. }) => prop_assert_eq!(only, store),
+            Ok(Plan::FanOut(fan_out)) => {
+                let mut holding = fan_out.parts.iter().filter(|part| part.range.contains(key.as_bytes()));
+                prop_assert!(holding.next().unwrap().stores.contains(&store));
+                prop_assert!(holding.next().is_none());
+            }
+            other => prop_assert!(false, "{:?}", other),
         }
     }
 

@@ -56,7 +56,10 @@ impl Kv {
         let plan = plan(method, &body, &**self.app.routes.load()).map_err(|refusal| refused(&refusal))?;
         match plan {
             Plan::Health => self.health(body).await,
-            Plan::One { store, leases } => {
+            Plan::FanOut(_) => {
+                Err(Status::failed_precondition("kindred: a range over several stores is not served yet"))
+            }
+            Plan::One { store, leases, spread: _ } => {
                 let store = self.app.stores.get(store);
                 if leases.is_empty() {
                     return send(store, method, effect, body, deadline).await;
@@ -105,6 +108,11 @@ impl Kv {
         let plan = plan(Call::RangeStream, &body, &**routes).map_err(|refusal| refused(&refusal))?;
         let index = match plan {
             Plan::One { store, .. } => store,
+            Plan::FanOut(_) => {
+                return Err(Status::failed_precondition(
+                    "kindred: a range over several stores is not served yet",
+                ));
+            }
             Plan::Health => self.app.stores.default_store(),
         };
         drop(routes);
