@@ -205,7 +205,11 @@ impl Run {
     fn waits(&self, stream: usize) -> bool {
         self.sides.iter().zip(WHO).any(|(side, who)| {
             let watches = &side.streams[stream].watches;
-            watches.iter().any(|watch| watch.live && watch.start > self.history.last(Scope::All, who))
+            watches.iter().any(|watch| {
+                // kindred's current revision of an idle kind stands still, whatever is written elsewhere.
+                let scope = if who == Who::Left { Scope::All } else { watch.scope };
+                watch.live && watch.start > self.history.last(scope, who)
+            })
         })
     }
 
