@@ -187,9 +187,13 @@ impl History {
             (Mode::Mapped, Scope::Kind(kind)) => {
                 self.kinds[kind].last().map_or(self.base[kind][column], |step| step[column])
             }
-            _ => {
-                self.kinds.iter().filter_map(|steps| steps.last()).map(|step| step[column]).max().unwrap_or(0)
-            }
+            _ => self
+                .kinds
+                .iter()
+                .filter_map(|steps| steps.last())
+                .map(|step| step[column])
+                .max()
+                .unwrap_or(self.first_base()[column]),
         }
     }
 

@@ -146,6 +146,15 @@ impl Run {
         if matches!(answers[0], Answer::Error { .. }) {
             self.counts.errors += 1;
         }
+        let wrote = answers[0].revision().is_some_and(|now| now > self.history.last(Scope::All, Who::Left));
+        if let (true, Answer::Error { code, message }) = (wrote, &answers[1]) {
+            bail!(
+                "sent\n{}\nleft (etcd) wrote, now at {:?}, before at {}; right refused with {code}: {message}",
+                shortened(&sent),
+                answers[0].revision(),
+                self.history.last(Scope::All, Who::Left)
+            );
+        }
         self.learn(&answers).await.with_context(|| format!("sent {}", shortened(&sent)))?;
         for (who, answer) in WHO.into_iter().zip(&mut answers) {
             View { history: &self.history, scope: operation.scope, who }.normalise(answer);
