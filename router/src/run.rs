@@ -26,6 +26,8 @@ use crate::stores::{Store, Stores, monitor};
 const REQUEST_SLACK: usize = 512 << 10;
 /// Time for clients to go elsewhere when the router stops.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long the first handshakes with the stores may hold up the start; one that is not there answers at once.
+const FIRST_HANDSHAKES: Duration = Duration::from_secs(3);
 /// Shards of one cluster and its routers show one id; it comes from the product's name until meta holds one.
 const CLUSTER: &str = "kindred";
 
@@ -116,6 +118,13 @@ pub async fn bind(
     };
     let app = App::new(settings.routes, Stores::new(stores, settings.default), identity, drain.clone());
     start_background(&app, recorder.clone());
+    // Clients wait in the listen queue meanwhile: a store that is there is never called unavailable at the start.
+    let known = async {
+        for store in app.stores.iter() {
+            store.state().wait_known().await;
+        }
+    };
+    let _ = tokio::time::timeout(FIRST_HANDSHAKES, known).await;
     for listener in listeners {
         serve_clients(&app, listener, settings.max_request_bytes);
     }

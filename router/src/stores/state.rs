@@ -101,6 +101,13 @@ impl StateCell {
         let _ = phase.wait_for(|phase| matches!(**phase, Phase::Up(_))).await;
     }
 
+    /// Waits until the first handshake has ended, well or not.
+    pub async fn wait_known(&self) {
+        let mut phase = self.phase.subscribe();
+        // As above.
+        let _ = phase.wait_for(|phase| !matches!(**phase, Phase::Connecting)).await;
+    }
+
     /// Tells what is known; whether that is a change of kind.
     pub fn set(&self, phase: Phase) -> bool {
         self.up.store(matches!(phase, Phase::Up(_)), Ordering::Release);
