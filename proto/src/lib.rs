@@ -24,4 +24,5 @@ pub mod shard_v1 {
     include!("gen/kindred.shard.v1.rs");
 }
 
+pub mod check;
 pub mod raw;

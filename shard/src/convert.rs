@@ -1,6 +1,4 @@
-//! etcd's requests into the engine's: the checks of etcd's front door, in its order, so that the same error wins.
-
-use std::collections::{BTreeMap, HashSet};
+//! etcd's requests into the engine's, after the checks of etcd's front door ([`check`]).
 
 use bytes::Bytes;
 use kindred_engine::ops::{
@@ -11,8 +9,9 @@ use kindred_partition_config::{
     ids::{LeaseId, Revision},
     key::{Key, KeyRange},
 };
-use kindred_proto::etcdserverpb::{
-    self as pb, compare::TargetUnion, range_request::SortOrder, request_op::Request,
+use kindred_proto::{
+    check,
+    etcdserverpb::{self as pb, compare::TargetUnion, range_request::SortOrder, request_op::Request},
 };
 use kindred_wire::error::EtcdError;
 
@@ -27,13 +26,13 @@ pub struct Read {
 
 /// etcd's `checkRangeRequest`, then the conversion.
 pub fn range(request: pb::RangeRequest) -> Result<Read, EtcdError> {
-    check_range(&request)?;
+    check::range(&request)?;
     Ok(read(request))
 }
 
 /// etcd's `checkRangeStreamRequest`, then the conversion.
 pub fn range_stream(request: pb::RangeRequest) -> Result<RangeQuery, EtcdError> {
-    check_range(&request)?;
+    check::range(&request)?;
     let natural = request.sort_order == SortOrder::None as i32
         || (request.sort_order == SortOrder::Ascend as i32 && request.sort_target == 0);
     if !natural {
@@ -48,22 +47,19 @@ pub fn range_stream(request: pb::RangeRequest) -> Result<RangeQuery, EtcdError> 
 
 /// etcd's `checkPutRequest`, then the conversion.
 pub fn put(request: pb::PutRequest) -> Result<Put, EtcdError> {
-    check_put(&request)?;
+    check::put(&request)?;
     Ok(put_op(request))
 }
 
 /// etcd's `checkDeleteRequest`, then the conversion.
 pub fn delete(request: pb::DeleteRangeRequest) -> Result<Delete, EtcdError> {
-    check_delete(&request)?;
+    check::delete(&request)?;
     Ok(delete_op(request))
 }
 
 /// etcd's `checkTxnRequest` and `checkIntervals`, then the conversion.
 pub fn txn(request: pb::TxnRequest, ops_max: usize) -> Result<Txn, EtcdError> {
-    check_txn(&request, ops_max)?;
-    // After the count of operations: this is the costly part.
-    check_overlaps(&request.success)?;
-    check_overlaps(&request.failure)?;
+    check::txn(&request, ops_max)?;
     Ok(txn_op(request))
 }
 
@@ -71,124 +67,6 @@ pub fn txn(request: pb::TxnRequest, ops_max: usize) -> Result<Txn, EtcdError> {
 #[must_use]
 pub fn is_read_only(txn: &Txn) -> bool {
     txn.success.iter().chain(&txn.failure).all(|op| matches!(op, Op::Range(_)))
-}
-
-fn check_range(request: &pb::RangeRequest) -> Result<(), EtcdError> {
-    if request.key.is_empty() {
-        return Err(EtcdError::EmptyKey);
-    }
-    let known = SortOrder::try_from(request.sort_order).is_ok()
-        && pb::range_request::SortTarget::try_from(request.sort_target).is_ok();
-    if known { Ok(()) } else { Err(EtcdError::InvalidSortOption) }
-}
-
-fn check_put(request: &pb::PutRequest) -> Result<(), EtcdError> {
-    if request.key.is_empty() {
-        return Err(EtcdError::EmptyKey);
-    }
-    if request.ignore_value && !request.value.is_empty() {
-        return Err(EtcdError::ValueProvided);
-    }
-    if request.ignore_lease && request.lease != 0 {
-        return Err(EtcdError::LeaseProvided);
-    }
-    Ok(())
-}
-
-fn check_delete(request: &pb::DeleteRangeRequest) -> Result<(), EtcdError> {
-    if request.key.is_empty() { Err(EtcdError::EmptyKey) } else { Ok(()) }
-}
-
-fn check_txn(request: &pb::TxnRequest, ops_max: usize) -> Result<(), EtcdError> {
-    let ops = request.compare.len().max(request.success.len()).max(request.failure.len());
-    // A nested txn may only have what its parent left.
-    let Some(left) = ops_max.checked_sub(ops) else { return Err(EtcdError::TooManyOps) };
-    if request.compare.iter().any(|compare| compare.key.is_empty()) {
-        return Err(EtcdError::EmptyKey);
-    }
-    for op in request.success.iter().chain(&request.failure) {
-        match &op.request {
-            Some(Request::RequestRange(range)) => check_range(range)?,
-            Some(Request::RequestPut(put)) => check_put(put)?,
-            Some(Request::RequestDeleteRange(delete)) => check_delete(delete)?,
-            Some(Request::RequestTxn(txn)) => check_txn(txn, left)?,
-            None => return Err(EtcdError::KeyNotFound),
-        }
-    }
-    Ok(())
-}
-
-/// Deleted intervals of one level, united: start -> end, half-open, none touching another.
-#[derive(Default)]
-struct Deletes(BTreeMap<Bytes, Bytes>);
-
-impl Deletes {
-    /// An empty `end` is that of the single key; every other one is bytewise, `"\0"` too, as in etcd's interval tree. An
-    /// interval whose end is not above its start holds nothing.
-    fn insert(&mut self, mut start: Bytes, end: &Bytes) {
-        let mut end = if end.is_empty() { Key(start.clone()).successor().0 } else { end.clone() };
-        if end <= start {
-            return;
-        }
-        if let Some((before, before_end)) = self.0.range(..=start.clone()).next_back()
-            && *before_end >= start
-        {
-            start = before.clone();
-        }
-        let swallowed: Vec<Bytes> =
-            self.0.range(start.clone()..=end.clone()).map(|(at, _)| at.clone()).collect();
-        for at in swallowed {
-            if let Some(other) = self.0.remove(&at)
-                && other > end
-            {
-                end = other;
-            }
-        }
-        self.0.insert(start, end);
-    }
-
-    fn contains(&self, key: &Bytes) -> bool {
-        self.0.range(..=key.clone()).next_back().is_some_and(|(_, end)| end > key)
-    }
-}
-
-/// etcd's `checkIntervals`: no key is put twice or put and deleted in one txn, nested ones included; the two branches of
-/// a nested txn exclude each other and may put the same key.
-fn check_overlaps(ops: &[pb::RequestOp]) -> Result<(HashSet<Bytes>, Deletes), EtcdError> {
-    let mut deletes = Deletes::default();
-    for op in ops {
-        if let Some(Request::RequestDeleteRange(delete)) = &op.request {
-            deletes.insert(delete.key.clone(), &delete.range_end);
-        }
-    }
-    let mut puts = HashSet::new();
-    for op in ops {
-        let Some(Request::RequestTxn(txn)) = &op.request else { continue };
-        let (then_puts, then_deletes) = check_overlaps(&txn.success)?;
-        let (else_puts, else_deletes) = check_overlaps(&txn.failure)?;
-        for key in &then_puts {
-            if deletes.contains(key) || !puts.insert(key.clone()) {
-                return Err(EtcdError::DuplicateKey);
-            }
-        }
-        for key in else_puts {
-            if deletes.contains(&key) || (puts.contains(&key) && !then_puts.contains(&key)) {
-                return Err(EtcdError::DuplicateKey);
-            }
-            puts.insert(key);
-        }
-        for (start, end) in then_deletes.0.into_iter().chain(else_deletes.0) {
-            deletes.insert(start, &end);
-        }
-    }
-    for op in ops {
-        if let Some(Request::RequestPut(put)) = &op.request
-            && (deletes.contains(&put.key) || !puts.insert(put.key.clone()))
-        {
-            return Err(EtcdError::DuplicateKey);
-        }
-    }
-    Ok((puts, deletes))
 }
 
 fn has_filter(request: &pb::RangeRequest) -> bool {
