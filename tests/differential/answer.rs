@@ -7,6 +7,8 @@
 //! | header cluster_id, member_id, raft_term | they name the server |
 //! | LeaseTimeToLive TTL | seconds pass between the two sides; compared to within [`TTL_SLACK_SECONDS`] |
 //! | LeaseTimeToLive keys | etcd lists them in the order of a Go map; compared as a set |
+//! | HashKV at the revision of a compaction: hash, compact_revision | etcd answers the hash that it stored when it compacted, over what was there then |
+//! | prev_kv of an event exactly at the revision of a compaction | etcd has lost it by then; kindred still has it, which spares a client the loss of its watch |
 //! | where RangeStream cuts its chunks | not part of the contract; the merged answer is compared |
 //! | mapped mode: header revision of lease and compaction answers | a lease has no kind, and a store no common counter |
 

@@ -1,7 +1,7 @@
 //! Revisions in generated operations are symbols, so that a sequence stays meaningful on two servers that count
 //! differently, and after the shrinker has removed operations before them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// Symbols stand in the `i64` revision fields of the generated protobuf requests, far above any literal used there.
 const SYMBOL: i64 = 1 << 62;
@@ -96,6 +96,8 @@ pub struct History {
     right_to_left: HashMap<i64, i64>,
     /// Where the last compaction was, left and right.
     compacted: [i64; 2],
+    /// Left revisions of all compactions.
+    compactions: BTreeSet<i64>,
     /// For each kind the revisions before the first write.
     base: Vec<[i64; 2]>,
 }
@@ -107,6 +109,7 @@ impl History {
             kinds: vec![Vec::new(); kinds],
             right_to_left: HashMap::new(),
             compacted: [0, 0],
+            compactions: BTreeSet::new(),
             base,
         };
         if mode == Mode::Dense {
@@ -137,6 +140,12 @@ impl History {
 
     pub fn set_compacted(&mut self, sides: [i64; 2]) {
         self.compacted = [self.compacted[0].max(sides[0]), self.compacted[1].max(sides[1])];
+        self.compactions.insert(sides[0]);
+    }
+
+    /// Whether there was a compaction exactly at a left revision.
+    pub fn is_compaction(&self, left: i64) -> bool {
+        self.compactions.contains(&left)
     }
 
     /// Whether a left revision has been compacted away.
