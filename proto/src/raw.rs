@@ -1,4 +1,4 @@
-//! KV and Watch with requests and answers as protobuf bytes, and the codec that leaves them alone.
+//! KV, Watch and Feeds with requests and answers as protobuf bytes, and the codec that leaves them alone.
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::{
@@ -18,6 +18,13 @@ pub mod kv {
 #[rustfmt::skip]
 pub mod watch {
     include!("gen/raw/etcdserverpb.Watch.rs");
+}
+
+/// Feeds as bytes: `feeds_server::{Feeds, FeedsServer}` and `feeds_client::FeedsClient`.
+#[allow(clippy::all, missing_docs)]
+#[rustfmt::skip]
+pub mod feeds {
+    include!("gen/raw/kindred.shard.v1.Feeds.rs");
 }
 
 /// A codec whose messages are their own protobuf bytes.

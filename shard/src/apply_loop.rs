@@ -4,14 +4,17 @@
 //! as it must be, publish it, wake the watch streams, and only then answer (R9). Long work (freeing compacted memory,
 //! expiring leases) is done in slices between batches, and long reads are produced chunk by chunk on request.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Weak,
+    time::{Duration, Instant},
+};
 
 use kindred_engine::{
     engine::{StreamId, WatchOut},
     ops::{Op, OpAnswer, RangeQuery},
     version::Version,
 };
-use std::sync::Weak;
+use kindred_partition_config::ids::Revision;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
@@ -24,6 +27,7 @@ use crate::{
     etcd_status::KvError,
     handle::Handle,
     metrics::LoopMetrics,
+    wish::Wish,
 };
 
 /// Requests that may wait for the loop; further senders wait themselves.
@@ -40,16 +44,21 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// What the loop is asked. Hot requests are variants; the rest runs as a closure.
 pub(crate) enum Request {
     /// A write or a txn.
-    Apply { op: Op, answer: oneshot::Sender<Result<OpAnswer, KvError>> },
+    Apply { op: Op, at_least: Option<Revision>, answer: oneshot::Sender<Result<OpAnswer, KvError>> },
     /// A read that may turn out to be long.
-    Read { query: RangeQuery, owner: Weak<()>, answer: oneshot::Sender<Result<Started, KvError>> },
+    Read { query: RangeQuery, wish: Wish, owner: Weak<()>, answer: oneshot::Sender<Result<Started, KvError>> },
     /// More of a long read.
     Chunk { cursor: CursorId, answer: oneshot::Sender<Result<Vec<Version>, KvError>> },
     /// What a watch stream has to say.
     Pull { stream: StreamId, bytes_max: usize, answer: oneshot::Sender<Vec<WatchOut>> },
     /// Anything else; what it returns is called after the batch is published.
     Call(Box<dyn FnOnce(&mut Core) -> AfterPublish + Send>),
+    /// What writes nothing and is to see its whole batch: it runs when that is published, and answers by itself.
+    Late(Late),
 }
+
+/// See [`Request::Late`].
+pub(crate) type Late = Box<dyn FnOnce(&mut Core) + Send>;
 
 /// Sends an answer.
 pub(crate) type AfterPublish = Box<dyn FnOnce() + Send>;
@@ -90,6 +99,7 @@ pub fn spawn(
         log,
         requests,
         answers: Vec::with_capacity(BATCH_MAX),
+        late: Vec::new(),
         progress_interval,
         progress_at: now + progress_interval,
         sweep_at: now + SWEEP_INTERVAL,
@@ -104,6 +114,7 @@ struct ApplyLoop {
     log: Log,
     requests: mpsc::Receiver<Request>,
     answers: Vec<Answer>,
+    late: Vec<Late>,
     progress_interval: Duration,
     progress_at: Instant,
     sweep_at: Instant,
@@ -135,29 +146,39 @@ impl ApplyLoop {
     fn batch(&mut self, first: Request) {
         let began = Instant::now();
         self.execute(first);
-        while self.answers.len() < BATCH_MAX && began.elapsed() < BATCH_TIME_MAX {
+        while self.answers.len() + self.late.len() < BATCH_MAX && began.elapsed() < BATCH_TIME_MAX {
             let Ok(request) = self.requests.try_recv() else { break };
             self.execute(request);
         }
-        self.metrics.batch(self.answers.len(), began.elapsed());
+        self.metrics.batch(self.answers.len() + self.late.len(), began.elapsed());
     }
 
     fn execute(&mut self, request: Request) {
         let core = &mut self.core;
         self.answers.push(match request {
-            Request::Apply { op, answer } => Answer::Apply(answer, core.apply(op)),
-            Request::Read { query, owner, answer } => Answer::Read(answer, core.read(&query, &owner)),
+            Request::Apply { op, at_least, answer } => Answer::Apply(answer, core.apply(op, at_least)),
+            Request::Read { query, wish, owner, answer } if core.waits(&query, wish) => {
+                let read = move |core: &mut Core| drop(answer.send(core.read(&query, wish, &owner)));
+                return self.late.push(Box::new(read));
+            }
+            Request::Read { query, wish, owner, answer } => {
+                Answer::Read(answer, core.read(&query, wish, &owner))
+            }
             Request::Chunk { cursor, answer } => Answer::Chunk(answer, core.chunk(cursor)),
             Request::Pull { stream, bytes_max, answer } => {
                 Answer::Pull(answer, core.engine.watch_pull(stream, bytes_max))
             }
             Request::Call(call) => Answer::Call(call(core)),
+            Request::Late(late) => return self.late.push(late),
         });
     }
 
     fn publish(&mut self) {
         self.log.commit();
         self.core.engine.publish();
+        for late in self.late.drain(..) {
+            late(&mut self.core);
+        }
         self.core.wake();
         for answer in self.answers.drain(..) {
             answer.send();
@@ -167,6 +188,7 @@ impl ApplyLoop {
     /// What is due, a slice of each.
     fn timers(&mut self) {
         self.expiring = self.core.lease_expire();
+        self.core.compact_due();
         self.core.scrub(SCRUB_SLICE);
         let now = Instant::now();
         if now >= self.progress_at {
@@ -189,7 +211,8 @@ impl ApplyLoop {
             return Instant::now();
         }
         let lease = self.core.engine.lease_deadline().map(|at| self.core.clock.instant(at));
-        let timers = self.progress_at.min(self.sweep_at);
-        lease.map_or(timers, |lease| lease.min(timers))
+        let compaction = self.core.compact_deadline().map(|at| self.core.clock.instant(at));
+        let timers = [Some(self.progress_at), Some(self.sweep_at), lease, compaction];
+        timers.into_iter().flatten().min().unwrap_or(self.sweep_at)
     }
 }

@@ -15,17 +15,8 @@ use kindred_proto::{
 };
 use kindred_wire::error::EtcdError;
 
-/// A read with what the engine's query cannot say.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Read {
-    /// The query.
-    pub query: RangeQuery,
-    /// etcd's quirk for a target without an order and with a limit: sorts only what the limit let through.
-    pub late_sort: Option<Sort>,
-}
-
 /// etcd's `checkRangeRequest`, then the conversion.
-pub fn range(request: pb::RangeRequest) -> Result<Read, EtcdError> {
+pub fn range(request: pb::RangeRequest) -> Result<RangeQuery, EtcdError> {
     check::range(&request)?;
     Ok(read(request))
 }
@@ -42,7 +33,7 @@ pub fn range_stream(request: pb::RangeRequest) -> Result<RangeQuery, EtcdError> 
         return Err(EtcdError::RangeStreamRevisionFilter);
     }
     // With the order `NONE` the target does not matter to a stream.
-    Ok(RangeQuery { sort: None, ..read(request).query })
+    Ok(RangeQuery { sort: None, ..read(request) })
 }
 
 /// etcd's `checkPutRequest`, then the conversion.
@@ -76,9 +67,7 @@ fn has_filter(request: &pb::RangeRequest) -> bool {
         || request.max_create_revision != 0
 }
 
-fn read(request: pb::RangeRequest) -> Read {
-    let filtered = has_filter(&request);
-    let sort = sort(&request);
+fn read(request: pb::RangeRequest) -> RangeQuery {
     let bound = |revision: i64| (revision != 0).then_some(Revision(revision));
     // A limit below zero is none.
     let limit = usize::try_from(request.limit).unwrap_or(0);
@@ -88,29 +77,25 @@ fn read(request: pb::RangeRequest) -> Read {
         pb::range_request::SortTarget::Value => Contents::WithoutValue,
         _ => Contents::Index,
     };
-    let unordered = request.sort_order == SortOrder::None as i32;
-    let late = unordered && limit > 0 && !filtered;
-    Read {
-        late_sort: sort.filter(|_| late),
-        query: RangeQuery {
-            range: KeyRange::from_wire(request.key, request.range_end),
-            revision: Revision::from_wire(request.revision),
-            limit,
-            sort: sort.filter(|_| !late),
-            contents,
-            count_only: request.count_only,
-            filter: RevisionFilter {
-                min_mod: bound(request.min_mod_revision),
-                max_mod: bound(request.max_mod_revision),
-                min_create: bound(request.min_create_revision),
-                max_create: bound(request.max_create_revision),
-            },
+    RangeQuery {
+        sort: sort(&request, limit),
+        range: KeyRange::from_wire(request.key, request.range_end),
+        revision: Revision::from_wire(request.revision),
+        limit,
+        contents,
+        count_only: request.count_only,
+        filter: RevisionFilter {
+            min_mod: bound(request.min_mod_revision),
+            max_mod: bound(request.max_mod_revision),
+            min_create: bound(request.min_create_revision),
+            max_create: bound(request.max_create_revision),
         },
     }
 }
 
-/// `None` for the natural order. A target other than the key without an order sorts upwards.
-fn sort(request: &pb::RangeRequest) -> Option<Sort> {
+/// `None` for the natural order. A target other than the key without an order sorts upwards, and only what the limit let
+/// through.
+fn sort(request: &pb::RangeRequest, limit: usize) -> Option<Sort> {
     let descending = request.sort_order == SortOrder::Descend as i32;
     let target = match request.sort_target() {
         pb::range_request::SortTarget::Key if !descending => return None,
@@ -120,7 +105,8 @@ fn sort(request: &pb::RangeRequest) -> Option<Sort> {
         pb::range_request::SortTarget::Mod => SortTarget::Mod,
         pb::range_request::SortTarget::Value => SortTarget::Value,
     };
-    Some(Sort { target, descending })
+    let unordered = request.sort_order == SortOrder::None as i32;
+    Some(Sort { target, descending, late: unordered && limit > 0 && !has_filter(request) })
 }
 
 fn put_op(request: pb::PutRequest) -> Put {
@@ -151,9 +137,8 @@ fn op(op: pb::RequestOp) -> Option<Op> {
         Request::RequestRange(range) => {
             // Below zero is "current" for a read alone, but too old inside a txn, which checks first.
             let negative = (range.revision < 0).then_some(Revision(range.revision));
-            let Read { mut query, late_sort } = read(range);
+            let mut query = read(range);
             query.revision = query.revision.or(negative);
-            query.sort = query.sort.or(late_sort);
             Op::Range(query)
         }
         Request::RequestPut(put) => Op::Put(put_op(put)),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use kindred_engine::{
-    engine::{Engine, OpenRange, StreamId},
+    engine::{Engine, MonoMillis, OpenRange, StreamId},
     error::EngineError,
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery, RevisionFilter},
     version::Version,
@@ -21,7 +21,9 @@ use kindred_partition_config::{
 use kindred_proto::etcdserverpb::AlarmType;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::{clock::Clock, etcd_status::KvError};
+use kindred_wire::error::EtcdError;
+
+use crate::{clock::Clock, etcd_status::KvError, wish::Wish};
 
 /// Keys that one turn of the loop reads at most for a long read (R: nothing holds the loop for more than ~100 us).
 pub const CHUNK_KEYS: usize = 256;
@@ -31,6 +33,8 @@ pub const CHUNK_BYTES: usize = 256 << 10;
 const WHOLE_KEYS: usize = 512;
 /// A pin older than this is dropped when a compaction has passed it (R5).
 const PIN_MAX: Duration = Duration::from_secs(60);
+/// Compactions that may wait; more are refused.
+const COMPACTIONS_MAX: usize = 64;
 /// etcd's estimates of what a key and a lease cost beside their bytes.
 const KV_OVERHEAD: u64 = 256;
 const LEASE_OVERHEAD: u64 = 64;
@@ -63,6 +67,15 @@ pub enum Started {
     },
 }
 
+/// Where the answer to a compaction goes.
+pub type Answer = oneshot::Sender<Result<Revision, KvError>>;
+
+struct Compaction {
+    at: Revision,
+    physical: bool,
+    answer: Answer,
+}
+
 struct Stream {
     wake: Arc<Notify>,
     owner: Weak<()>,
@@ -92,7 +105,9 @@ pub struct Core {
     lease_last: i64,
     ended: Vec<EndedWatcher>,
     scrubbing: bool,
-    scrub_waiters: Vec<oneshot::Sender<Revision>>,
+    scrub_waiters: Vec<Answer>,
+    /// Compactions that wait for what is held, and until when.
+    compactions: Vec<(MonoMillis, Compaction)>,
     /// Requests executed; etcd's raft index.
     pub applied: u64,
 }
@@ -115,6 +130,7 @@ impl Core {
             ended: Vec::new(),
             scrubbing: false,
             scrub_waiters: Vec::new(),
+            compactions: Vec::new(),
             applied: 0,
         }
     }
@@ -122,7 +138,7 @@ impl Core {
     // ---- writes
 
     /// Runs a write, or a txn of reads.
-    pub fn apply(&mut self, op: Op) -> Result<OpAnswer, KvError> {
+    pub fn apply(&mut self, op: Op, at_least: Option<Revision>) -> Result<OpAnswer, KvError> {
         let cost = cost(&op);
         if cost > 0 {
             self.check_room(cost)?;
@@ -131,7 +147,11 @@ impl Core {
             self.check_corrupt()?;
         }
         self.applied += 1;
-        Ok(self.engine.apply(self.clock.wall(), op)?)
+        let wall = self.clock.wall();
+        Ok(match at_least {
+            None => self.engine.apply(wall, op)?,
+            Some(wish) => self.engine.apply_above(wall, op, wish)?,
+        })
     }
 
     fn check_corrupt(&self) -> Result<(), KvError> {
@@ -149,18 +169,49 @@ impl Core {
         if raised { Err(KvError::NoSpace) } else { Ok(()) }
     }
 
-    /// Compacts; `physical` hears the current revision once the memory is free.
-    pub fn compact(
-        &mut self,
-        at: Revision,
-        physical: Option<oneshot::Sender<Revision>>,
-    ) -> Result<Revision, KvError> {
-        self.check_corrupt()?;
+    /// Compacts; answers with the current revision, at once or when it is done: when nothing is held below `at` any more
+    /// (R5) and, if `physical`, the memory is free.
+    pub fn compact(&mut self, at: Revision, physical: bool, answer: Answer) {
+        if let Err(error) = self.check_corrupt() {
+            return drop(answer.send(Err(error)));
+        }
         self.applied += 1;
-        self.engine.compact(at)?;
-        self.scrubbing = true;
-        self.scrub_waiters.extend(physical);
-        Ok(self.engine.current_all())
+        self.start_compaction(Compaction { at, physical, answer });
+    }
+
+    /// The caller of a compaction may be gone; the work is done all the same.
+    fn start_compaction(&mut self, compaction: Compaction) {
+        let Compaction { at, physical, answer } = compaction;
+        match self.engine.compact(self.clock.mono(), at) {
+            Err(error) => drop(answer.send(Err(error.into()))),
+            Ok(Some(_)) if self.compactions.len() >= COMPACTIONS_MAX => {
+                drop(answer.send(Err(KvError::Invalid(EtcdError::TooManyRequests))));
+            }
+            Ok(Some(until)) => self.compactions.push((until, Compaction { at, physical, answer })),
+            Ok(None) => {
+                self.scrubbing = true;
+                if physical {
+                    self.scrub_waiters.push(answer);
+                } else {
+                    drop(answer.send(Ok(self.engine.current_all())));
+                }
+            }
+        }
+    }
+
+    /// Goes on with the compactions that waited for what was held.
+    pub fn compact_due(&mut self) {
+        let now = self.clock.mono();
+        let due: Vec<_> = self.compactions.extract_if(.., |(until, _)| *until <= now).collect();
+        for (_, compaction) in due {
+            self.start_compaction(compaction);
+        }
+    }
+
+    /// When the next compaction that waits may go on.
+    #[must_use]
+    pub fn compact_deadline(&self) -> Option<MonoMillis> {
+        self.compactions.iter().map(|(until, _)| *until).min()
     }
 
     /// Frees a little of what was compacted; whether there is more to do.
@@ -169,8 +220,7 @@ impl Core {
             self.scrubbing = false;
             let current = self.engine.current_all();
             for waiter in self.scrub_waiters.drain(..) {
-                // The caller may be gone; the work is done all the same.
-                let _ = waiter.send(current);
+                let _ = waiter.send(Ok(current));
             }
         }
         self.scrubbing
@@ -184,8 +234,26 @@ impl Core {
 
     // ---- reads
 
+    /// Whether a read is to see more than is visible now, so that it has to wait for its batch.
+    pub fn waits(&mut self, query: &RangeQuery, wish: Wish) -> bool {
+        wish.at_least.is_some_and(|wish| self.engine.current(std::slice::from_ref(&query.range)) < wish)
+    }
+
     /// Answers a short read, or begins a long one.
-    pub fn read(&mut self, query: &RangeQuery, owner: &Weak<()>) -> Result<Started, KvError> {
+    pub fn read(&mut self, query: &RangeQuery, wish: Wish, owner: &Weak<()>) -> Result<Started, KvError> {
+        if let Some(at_least) = wish.at_least {
+            let ranges = std::slice::from_ref(&query.range);
+            self.engine.raise_if_allowed(self.clock.wall(), ranges, at_least);
+        }
+        let started = self.start_read(query, owner)?;
+        if wish.pin {
+            let (Started::Whole(RangeAnswer { header, .. }) | Started::Long { header, .. }) = &started;
+            self.engine.hold(self.clock.mono(), *header);
+        }
+        Ok(started)
+    }
+
+    fn start_read(&mut self, query: &RangeQuery, owner: &Weak<()>) -> Result<Started, KvError> {
         let short = matches!(query.range, KeyRange::Single(_))
             || query.count_only
             || (query.sort.is_none()
@@ -199,7 +267,7 @@ impl Core {
     }
 
     /// Begins a read that is produced chunk by chunk.
-    pub fn open(&mut self, query: &RangeQuery, first: usize, owner: &Weak<()>) -> Result<Started, KvError> {
+    fn open(&mut self, query: &RangeQuery, first: usize, owner: &Weak<()>) -> Result<Started, KvError> {
         let mut open = self.engine.open_range(&query.range, query.revision)?;
         let (header, count) = (open.header, open.count);
         let first = self.engine.next_chunk(&mut open, first, CHUNK_BYTES);
@@ -219,6 +287,22 @@ impl Core {
             return Err(EngineError::Compacted { floor: self.engine.floor() }.into());
         };
         Ok(self.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, CHUNK_BYTES))
+    }
+
+    /// Raises ranges (see [`Engine::raise`]) and tells whether anything there changed above `since`; when `pin`, what it
+    /// answers stays readable for a while.
+    pub fn raise(
+        &mut self,
+        ranges: &[KeyRange],
+        to: Revision,
+        since: Revision,
+        pin: bool,
+    ) -> Result<(Revision, bool), KvError> {
+        let current = self.engine.raise(self.clock.wall(), ranges, to)?;
+        if pin {
+            self.engine.hold(self.clock.mono(), current);
+        }
+        Ok((current, self.engine.changed(ranges, since)))
     }
 
     /// Ends a long read.

@@ -12,10 +12,10 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
     apply_loop::Request,
-    convert::Read,
     core::{Core, CursorId, Started},
     etcd_status::KvError,
     read,
+    wish::Wish,
 };
 
 /// A handle on the apply loop.
@@ -34,10 +34,27 @@ impl Handle {
         answer.await.map_err(|_| KvError::Stopped)
     }
 
-    /// A write, or a txn.
-    pub async fn apply(&self, op: Op) -> Result<OpAnswer, KvError> {
+    /// A write, or a txn; its revision is above the one wished for if the clock may follow.
+    pub async fn apply(&self, op: Op, at_least: Option<Revision>) -> Result<OpAnswer, KvError> {
         let (answer, answered) = oneshot::channel();
-        self.send(Request::Apply { op, answer }, answered).await?
+        self.send(Request::Apply { op, at_least, answer }, answered).await?
+    }
+
+    /// Runs something that writes nothing once everything before it, and in the same batch, is visible.
+    pub async fn call_visible<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Core) -> T + Send + 'static,
+    ) -> Result<T, KvError> {
+        let (answer, answered) = oneshot::channel();
+        let call = move |core: &mut Core| drop(answer.send(call(core)));
+        self.send(Request::Late(Box::new(call)), answered).await
+    }
+
+    /// Compacts; answers once nothing is held below `at` any more and, if `physical`, its memory is free.
+    pub async fn compact(&self, at: Revision, physical: bool) -> Result<Revision, KvError> {
+        let (answer, answered) = oneshot::channel();
+        self.call(move |core| core.compact(at, physical, answer)).await?;
+        answered.await.map_err(|_| KvError::Stopped)?
     }
 
     /// Runs something on the loop; the answer comes once its batch is visible. For what is rare: it costs allocations,
@@ -55,23 +72,8 @@ impl Handle {
     }
 
     /// A whole read; long ones are collected chunk by chunk here, in the caller's task.
-    pub async fn range(&self, read: Read) -> Result<RangeAnswer, KvError> {
-        let Read { mut query, late_sort } = read;
-        let limit = query.limit;
-        if late_sort.is_some() {
-            query.limit = limit.saturating_add(1);
-        }
-        let mut answer = self.range_plain(query).await?;
-        if let Some(by) = late_sort {
-            read::sort(&mut answer.kvs, by);
-            answer.more = answer.kvs.len() > limit;
-            answer.kvs.truncate(limit);
-        }
-        Ok(answer)
-    }
-
-    async fn range_plain(&self, query: RangeQuery) -> Result<RangeAnswer, KvError> {
-        let mut long = match self.start(query.clone()).await? {
+    pub async fn range(&self, query: RangeQuery, wish: Wish) -> Result<RangeAnswer, KvError> {
+        let mut long = match self.start(query.clone(), wish).await? {
             Start::Whole(answer) => return Ok(answer),
             Start::Long(long) => long,
         };
@@ -89,10 +91,10 @@ impl Handle {
     }
 
     /// Begins a read.
-    pub async fn start(&self, query: RangeQuery) -> Result<Start, KvError> {
+    pub async fn start(&self, query: RangeQuery, wish: Wish) -> Result<Start, KvError> {
         let alive = Arc::new(());
         let (answer, answered) = oneshot::channel();
-        let request = Request::Read { query, owner: Arc::downgrade(&alive), answer };
+        let request = Request::Read { query, wish, owner: Arc::downgrade(&alive), answer };
         Ok(match self.send(request, answered).await?? {
             Started::Whole(answer) => Start::Whole(answer),
             Started::Long { header, count, first, cursor } => Start::Long(LongRead {

@@ -13,6 +13,7 @@ use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use crate::{
+    core::Core,
     etcd::Member,
     etcd_status::{KvError, status},
     identity::Identity,
@@ -47,6 +48,11 @@ fn slot(number: u32) -> Result<Slot, Status> {
     slot.ok_or_else(|| Status::invalid_argument(format!("kindred: slot {number} is not 0..={}", Slot::MAX)))
 }
 
+/// Ranges as the engine has them.
+fn key_ranges(ranges: Vec<pb::KeyRange>) -> Vec<KeyRange> {
+    ranges.into_iter().map(|range| KeyRange::from_wire(range.key, range.range_end)).collect()
+}
+
 fn lease(id: i64) -> Result<LeaseId, Status> {
     LeaseId::from_wire(id).ok_or_else(|| KvError::from(EngineError::LeaseNotFound(LeaseId(0))).into())
 }
@@ -74,14 +80,24 @@ impl Shard for ShardService {
 
     async fn raise(&self, request: Request<pb::RaiseRequest>) -> Result<Response<pb::RaiseResponse>, Status> {
         let pb::RaiseRequest { ranges, to } = request.into_inner();
-        let ranges: Vec<_> =
-            ranges.into_iter().map(|range| KeyRange::from_wire(range.key, range.range_end)).collect();
-        let call = self.member.handle.call(move |core| {
+        let ranges = key_ranges(ranges);
+        let call = self.member.handle.call_visible(move |core| {
             let now = core.clock.wall();
             core.engine.raise(now, &ranges, Revision(to))
         });
         let current = call.await?.map_err(KvError::from)?;
         Ok(Response::new(pb::RaiseResponse { current: current.get() }))
+    }
+
+    async fn raise_since(
+        &self,
+        request: Request<pb::RaiseSinceRequest>,
+    ) -> Result<Response<pb::RaiseSinceResponse>, Status> {
+        let pb::RaiseSinceRequest { ranges, to, since, pin } = request.into_inner();
+        let ranges = key_ranges(ranges);
+        let call = move |core: &mut Core| core.raise(&ranges, Revision(to), Revision(since), pin);
+        let (current, changed) = self.member.handle.call_visible(call).await??;
+        Ok(Response::new(pb::RaiseSinceResponse { current: current.get(), changed }))
     }
 
     async fn lease_attach(

@@ -18,7 +18,7 @@ pub fn passes(filter: &RevisionFilter, kv: &Version) -> bool {
 }
 
 /// Sorts keys that are in key order; equal ones stay so.
-pub fn sort(kvs: &mut [Version], sort: Sort) {
+fn sort(kvs: &mut [Version], sort: Sort) {
     let compare = |a: &Version, b: &Version| -> Ordering {
         match sort.target {
             SortTarget::Key => a.key().cmp(b.key()),
@@ -35,15 +35,20 @@ pub fn sort(kvs: &mut [Version], sort: Sort) {
     }
 }
 
-/// How many filtered keys in key order are enough to answer; all of them when they are sorted first.
+/// How many filtered keys in key order are enough to answer; all of them when they are sorted before they are cut.
 #[must_use]
 pub fn enough(query: &RangeQuery) -> usize {
-    if query.limit == 0 || query.sort.is_some() { usize::MAX } else { query.limit.saturating_add(1) }
+    if query.limit == 0 || query.sort.is_some_and(|sort| !sort.late) {
+        usize::MAX
+    } else {
+        query.limit.saturating_add(1)
+    }
 }
 
 /// Sorts and cuts the filtered keys of a range; whether the limit cut any off.
 #[must_use]
 pub fn finish(query: &RangeQuery, mut kvs: Vec<Version>) -> (Vec<Version>, bool) {
+    kvs.truncate(enough(query));
     if let Some(by) = query.sort {
         sort(&mut kvs, by);
     }

@@ -3,12 +3,15 @@
 
 mod common;
 
+use bytes::Bytes;
 use common::*;
 use kindred_proto::{
-    etcdserverpb::{self as pb, lease_client::LeaseClient},
+    etcdserverpb::{self as pb, lease_client::LeaseClient, request_op},
+    raw::kv::k_v_client::KVClient,
     shard_v1::{self as shard, shard_client::ShardClient},
 };
 use kindred_shard::config::Options;
+use prost::Message;
 use tonic::Code;
 
 #[tokio::test]
@@ -77,4 +80,92 @@ async fn a_lease_over_two_stores_ends_at_its_home_first() {
         at_home.lease_revoke(shard::LeaseRevokeRequest { id }).await.unwrap_err().code(),
         Code::NotFound
     );
+}
+
+fn pods() -> Vec<shard::KeyRange> {
+    vec![shard::KeyRange { key: "/registry/pods/".into(), range_end: "/registry/pods0".into() }]
+}
+
+fn wishing<T>(message: T, wishes: &[(&'static str, String)]) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    for (name, value) in wishes {
+        request.metadata_mut().insert(*name, value.parse().unwrap());
+    }
+    request
+}
+
+#[tokio::test]
+async fn r5_a_pinned_revision_stays_readable_and_says_what_changed() {
+    let running = Shard::start().await;
+    let (client, mut shard) = (running.client().await, ShardClient::new(running.channel().await));
+    let first = client.put("/registry/pods/a", "1").await;
+    let raise = |since, pin| shard::RaiseSinceRequest { ranges: pods(), to: first, since, pin };
+    let pinned = shard.raise_since(raise(first, true)).await.unwrap().into_inner();
+    assert_eq!((pinned.current, pinned.changed), (first, false));
+    client.put("/registry/minions/n", "1").await;
+    assert!(!shard.raise_since(raise(first, false)).await.unwrap().into_inner().changed);
+    let second = client.put("/registry/pods/a", "2").await;
+    let changed = shard.raise_since(raise(first, false)).await.unwrap().into_inner();
+    assert_eq!((changed.current, changed.changed), (second, true));
+
+    // A compaction above the pin waits for it, and for nothing that is pinned since.
+    let began = std::time::Instant::now();
+    let compacting = tokio::spawn({
+        let client = client.clone();
+        async move { client.compact(second, true).await }
+    });
+    let at_first = || pb::RangeRequest { revision: first, ..range_request("/registry/pods/a", "") };
+    while !compacting.is_finished() {
+        let elapsed = began.elapsed();
+        let read = client.range(at_first()).await;
+        match read {
+            Ok(read) => assert_eq!(read.kvs[0].value, "1"),
+            Err(_) => assert!(elapsed >= std::time::Duration::from_millis(4_500), "{elapsed:?}"),
+        }
+        shard.raise_since(raise(first, true)).await.unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    compacting.await.unwrap().unwrap();
+    assert!(began.elapsed() < std::time::Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(client.range(at_first()).await.is_err());
+}
+
+#[tokio::test]
+async fn r8_wishes_are_fulfilled_or_ignored() {
+    let running = Shard::with(Options { slot: Some(9), ..Options::default() }).await;
+    let mut kv = KVClient::new(running.channel().await);
+    let mut shard = ShardClient::new(running.channel().await);
+    let now = shard.hello(shard::HelloRequest::default()).await.unwrap().into_inner().now_micros;
+    let ahead = |seconds: i64| (i64::try_from(now).unwrap() + seconds * 1_000_000) << 10;
+    let at_least = |revision: i64| ("kindred-at-least", revision.to_string());
+    let range = || Bytes::from(range_request("/registry/pods/a", "").encode_to_vec());
+    let header = |answer: Bytes| pb::RangeResponse::decode(answer).unwrap().header.unwrap().revision;
+
+    let before = header(kv.range(range()).await.unwrap().into_inner());
+    for ignored in [at_least(ahead(3600)), ("kindred-at-least", "x".to_owned())] {
+        let shown = header(kv.range(wishing(range(), &[ignored])).await.unwrap().into_inner());
+        assert_eq!(shown, before);
+    }
+    let shown = header(kv.range(wishing(range(), &[at_least(ahead(1))])).await.unwrap().into_inner());
+    assert_eq!(shown, ahead(1));
+    // What was shown is readable, also in a stream.
+    let at_shown = pb::RangeRequest { revision: shown, ..range_request("/registry/pods/a", "") };
+    let request = wishing(Bytes::from(at_shown.encode_to_vec()), &[("kindred-pin", "1".to_owned())]);
+    let chunk = kv.range_stream(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    assert_eq!(decode_chunk(chunk).header.unwrap().revision, shown);
+
+    let put = Bytes::from(put_request("/registry/pods/a", "v").encode_to_vec());
+    let answer = kv.put(wishing(put, &[at_least(ahead(2))])).await.unwrap().into_inner();
+    let written = pb::PutResponse::decode(answer).unwrap().header.unwrap().revision;
+    assert!(written > ahead(2));
+    let read = op(request_op::Request::RequestRange(range_request("/registry/pods/a", "")));
+    let txn = Bytes::from(pb::TxnRequest { success: vec![read], ..Default::default() }.encode_to_vec());
+    let answer = kv.txn(wishing(txn, &[at_least(ahead(3))])).await.unwrap().into_inner();
+    assert_eq!(pb::TxnResponse::decode(answer).unwrap().header.unwrap().revision, ahead(3));
+    assert_eq!(header(kv.range(range()).await.unwrap().into_inner()), ahead(3), "what was shown stays");
+
+    // A dense shard counts for itself.
+    let dense = Shard::dense().await;
+    let mut kv = KVClient::new(dense.channel().await);
+    assert_eq!(header(kv.range(wishing(range(), &[at_least(5)])).await.unwrap().into_inner()), 1);
 }

@@ -1,7 +1,7 @@
 //! Generates `proto/src/gen/` from the `.proto` files, without a `protoc` on the machine (protox parses them).
 //! `--check` writes nothing and fails when the checked-in code is stale; `make verify` runs it.
 //!
-//! KV and Watch are generated twice over: typed messages by prost, and *raw* services whose requests and answers are the
+//! KV, Watch and Feeds are generated twice over: typed messages by prost, and *raw* services whose requests and answers are the
 //! protobuf bytes themselves, because neither the router nor the shard's hot path wants a decoded value.
 
 use std::{fs, path::Path};
@@ -9,8 +9,11 @@ use std::{fs, path::Path};
 use anyhow::{Context, bail};
 use tonic_build::manual::{Method, Service};
 
-/// The services whose payload stays bytes: (package, service, methods as (rust name, wire name, client streams, server streams)).
-const RAW: [(&str, &str, &[(&str, &str, bool, bool)]); 2] = [
+/// The name in Rust, the name on the wire, whether the client streams, whether the server does.
+type RawMethod = (&'static str, &'static str, bool, bool);
+
+/// The services whose payload stays bytes: package, service, methods.
+const RAW: [(&str, &str, &[RawMethod]); 3] = [
     (
         "etcdserverpb",
         "KV",
@@ -24,6 +27,7 @@ const RAW: [(&str, &str, &[(&str, &str, bool, bool)]); 2] = [
         ],
     ),
     ("etcdserverpb", "Watch", &[("watch", "Watch", true, true)]),
+    ("kindred.shard.v1", "Feeds", &[("feed", "Feed", true, true)]),
 ];
 
 fn generate(proto_dir: &Path, out: &Path) -> anyhow::Result<()> {

@@ -18,7 +18,9 @@ fn main() -> anyhow::Result<()> {
                 return Ok(());
             }
             _ if arg.starts_with("-I") => includes.push(arg[2..].to_owned()),
-            _ if arg.starts_with("--descriptor_set_out=") => out = arg.split_once('=').map(|(_, f)| f.to_owned()),
+            _ if arg.starts_with("--descriptor_set_out=") => {
+                out = arg.split_once('=').map(|(_, f)| f.to_owned())
+            }
             _ if arg.starts_with('-') => {}
             _ => inputs.push(arg),
         }

@@ -55,6 +55,85 @@ pub struct RaiseResponse {
     #[prost(int64, tag = "1")]
     pub current: i64,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RaiseSinceRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub ranges: ::prost::alloc::vec::Vec<KeyRange>,
+    #[prost(int64, tag = "2")]
+    pub to: i64,
+    /// For `changed`.
+    #[prost(int64, tag = "3")]
+    pub since: i64,
+    /// Keep `current` readable for 5 s at least (R5): a compaction above it waits that long.
+    #[prost(bool, tag = "4")]
+    pub pin: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RaiseSinceResponse {
+    /// As RaiseResponse.current.
+    #[prost(int64, tag = "1")]
+    pub current: i64,
+    /// Whether there is an event of the ranges with a revision in (since, current\]. False is certain; true is also the
+    /// answer when the history does not reach back to `since` or is too long to look through.
+    #[prost(bool, tag = "2")]
+    pub changed: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FeedRequest {
+    #[prost(oneof = "feed_request::Request", tags = "1, 2")]
+    pub request: ::core::option::Option<feed_request::Request>,
+}
+/// Nested message and enum types in `FeedRequest`.
+pub mod feed_request {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Request {
+        /// The first message, and no other.
+        #[prost(message, tag = "1")]
+        Open(super::FeedOpen),
+        #[prost(message, tag = "2")]
+        Advance(super::FeedAdvance),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FeedOpen {
+    /// At least one; an event in several of them comes once.
+    #[prost(message, repeated, tag = "1")]
+    pub ranges: ::prost::alloc::vec::Vec<KeyRange>,
+    /// The first revision wanted; 0 = from now on.
+    #[prost(int64, tag = "2")]
+    pub start: i64,
+}
+/// Raises the ranges to `to`, bounded as Raise. The answer is a watermark at or above `to`, behind every event that it
+/// covers; advances that wait share one. When the clock may not follow, the answer is a watermark below it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FeedAdvance {
+    #[prost(int64, tag = "1")]
+    pub to: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FeedResponse {
+    /// In the first message: the feed holds every event above this revision. With `start` 0 it is the current revision of
+    /// the ranges, else the one before `start`.
+    #[prost(int64, tag = "1")]
+    pub opened: i64,
+    #[prost(message, repeated, tag = "2")]
+    pub events: ::prost::alloc::vec::Vec<FeedEvent>,
+    /// No event of the ranges at or below this is still to come; it counts behind this message's events. In every message
+    /// after which the shard has nothing more to say; periodically when idle.
+    #[prost(int64, tag = "3")]
+    pub watermark: i64,
+    /// The next revision wanted is below this floor; the feed ends. May be the first message.
+    #[prost(int64, tag = "4")]
+    pub compacted: i64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FeedEvent {
+    #[prost(int64, tag = "1")]
+    pub revision: i64,
+    /// An encoded mvccpb.Event, with prev_kv when there was one.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub event: ::prost::bytes::Bytes,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LeaseAttachRequest {
     #[prost(int64, tag = "1")]
@@ -251,6 +330,31 @@ pub mod shard_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("kindred.shard.v1.Shard", "Raise"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// As Raise, with what a read over several stores needs besides (R5): whether anything changed, and a pin.
+        pub async fn raise_since(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RaiseSinceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RaiseSinceResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Shard/RaiseSince",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Shard", "RaiseSince"));
             self.inner.unary(req, path, codec).await
         }
         /// Leases (R12). The home store owns the lease; other stores only keep keys attached to it.
@@ -457,6 +561,14 @@ pub mod shard_server {
             &self,
             request: tonic::Request<super::RaiseRequest>,
         ) -> std::result::Result<tonic::Response<super::RaiseResponse>, tonic::Status>;
+        /// As Raise, with what a read over several stores needs besides (R5): whether anything changed, and a pin.
+        async fn raise_since(
+            &self,
+            request: tonic::Request<super::RaiseSinceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RaiseSinceResponse>,
+            tonic::Status,
+        >;
         /// Leases (R12). The home store owns the lease; other stores only keep keys attached to it.
         /// At the home: note that `store` will hold keys of this lease. Refused (NotFound) when revoked or expired.
         async fn lease_attach(
@@ -667,6 +779,49 @@ pub mod shard_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RaiseSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Shard/RaiseSince" => {
+                    #[allow(non_camel_case_types)]
+                    struct RaiseSinceSvc<T: Shard>(pub Arc<T>);
+                    impl<T: Shard> tonic::server::UnaryService<super::RaiseSinceRequest>
+                    for RaiseSinceSvc<T> {
+                        type Response = super::RaiseSinceResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RaiseSinceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Shard>::raise_since(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RaiseSinceSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -1023,6 +1178,302 @@ pub mod shard_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "kindred.shard.v1.Shard";
     impl<T> tonic::server::NamedService for ShardServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// Generated client implementations.
+pub mod feeds_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// What a router watches. Both directions are bytes to the shard and the router; the messages say what they mean.
+    #[derive(Debug, Clone)]
+    pub struct FeedsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> FeedsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> FeedsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            FeedsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// One ordered stream of the events of some ranges and of watermarks (R6). Events come in the order of revisions, those
+        /// of one revision in one message. Half-closing does not end it.
+        pub async fn feed(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::FeedRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::FeedResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Feeds/Feed",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Feeds", "Feed"));
+            self.inner.streaming(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod feeds_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with FeedsServer.
+    #[async_trait]
+    pub trait Feeds: std::marker::Send + std::marker::Sync + 'static {
+        /// Server streaming response type for the Feed method.
+        type FeedStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::FeedResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// One ordered stream of the events of some ranges and of watermarks (R6). Events come in the order of revisions, those
+        /// of one revision in one message. Half-closing does not end it.
+        async fn feed(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::FeedRequest>>,
+        ) -> std::result::Result<tonic::Response<Self::FeedStream>, tonic::Status>;
+    }
+    /// What a router watches. Both directions are bytes to the shard and the router; the messages say what they mean.
+    #[derive(Debug)]
+    pub struct FeedsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> FeedsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for FeedsServer<T>
+    where
+        T: Feeds,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/kindred.shard.v1.Feeds/Feed" => {
+                    #[allow(non_camel_case_types)]
+                    struct FeedSvc<T: Feeds>(pub Arc<T>);
+                    impl<T: Feeds> tonic::server::StreamingService<super::FeedRequest>
+                    for FeedSvc<T> {
+                        type Response = super::FeedResponse;
+                        type ResponseStream = T::FeedStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::FeedRequest>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Feeds>::feed(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FeedSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for FeedsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "kindred.shard.v1.Feeds";
+    impl<T> tonic::server::NamedService for FeedsServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -27,6 +27,8 @@ pub(crate) struct Applier<'a> {
     pub leases: &'a mut LeaseTable,
     pub now: WallMicros,
     pub floor: Revision,
+    /// What the answer shows at least; the clock has come to it.
+    pub at_least: Revision,
 }
 
 /// A request in progress.
@@ -53,6 +55,7 @@ impl Applier<'_> {
         let begin = scopes.iter().map(|scope| self.space.applied(scope)).max().unwrap_or(Revision::ZERO);
         // A transaction without any operation shows the present of everything.
         let begin = if scopes.is_empty() { self.space.applied(&self.space.everything()) } else { begin };
+        let begin = begin.max(self.at_least);
         self.check(&op, &mut path.iter(), begin)?;
 
         let mut run = Run { on: &mut self, begin, assigned: None, changes: 0 };

@@ -11,16 +11,18 @@ use crate::{
     clock::Clock,
     error::EngineError,
     hash,
+    holds::Holds,
     lease::LeaseTable,
     object::Pins,
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
     read,
-    space::{Scope, Space},
+    space::Space,
     version::Version,
     watch::Watches,
 };
 
 mod leases;
+mod raises;
 mod types;
 
 pub use self::types::*;
@@ -37,6 +39,7 @@ pub struct Engine {
     watches: Watches,
     floor: Revision,
     pins: Pins,
+    holds: Holds,
     /// Whether a pin below the floor ended since the last scrub.
     unpinned: bool,
     /// Periodic progress that waits for what was applied before it to be published.
@@ -58,6 +61,7 @@ impl Engine {
             watches: Watches::default(),
             floor: if dense { NEVER_COMPACTED } else { start },
             pins: Pins::new(),
+            holds: Holds::default(),
             unpinned: false,
             tick: None,
             config,
@@ -69,16 +73,17 @@ impl Engine {
     /// Runs one request atomically at one revision. A request that writes nothing assigns nothing.
     /// Refused with the state unchanged.
     pub fn apply(&mut self, now: WallMicros, op: Op) -> Result<OpAnswer, EngineError> {
-        self.applier(now).apply(op)
+        self.applier(now, Revision::ZERO).apply(op)
     }
 
-    fn applier(&mut self, now: WallMicros) -> Applier<'_> {
+    fn applier(&mut self, now: WallMicros, at_least: Revision) -> Applier<'_> {
         Applier {
             space: &mut self.space,
             clock: &mut self.clock,
             leases: &mut self.leases,
             now,
             floor: self.floor,
+            at_least,
         }
     }
 
@@ -93,7 +98,10 @@ impl Engine {
 
     /// Raises the floor: revisions below `at` cannot be read any more (`at` itself can). `Compacted` when not above the
     /// floor, `Future` above the current revision. Costs what the number of Kinds costs; `scrub` frees the memory.
-    pub fn compact(&mut self, at: Revision) -> Result<(), EngineError> {
+    ///
+    /// Does not pass a revision that is held (R5): answers when to ask again, and that time is not put off by what is
+    /// held in between.
+    pub fn compact(&mut self, now: MonoMillis, at: Revision) -> Result<Option<MonoMillis>, EngineError> {
         if at <= self.floor {
             return Err(EngineError::Compacted { floor: self.floor });
         }
@@ -101,11 +109,14 @@ impl Engine {
         if at > current {
             return Err(EngineError::Future { current });
         }
-        self.floor = at;
-        // An idle Kind's current revision must stay readable (R4).
+        // An idle Kind's current revision must stay readable (R4). From now on nobody is shown, and holds, anything lower.
         let everything = self.space.everything();
         self.space.raise_visible(&everything, at);
-        Ok(())
+        let until = self.holds.below(now, at);
+        if until.is_none() {
+            self.floor = at;
+        }
+        Ok(until)
     }
 
     /// Frees versions below the floor that no pin needs, at most about `budget` of them; `true` when there is more to do.
@@ -178,49 +189,6 @@ impl Engine {
                 self.unpinned |= open.at < self.floor;
             }
         }
-    }
-
-    /// The current revision of the ranges (R4): per Kind, or the shard's one counter in dense mode. What it shows
-    /// becomes readable for all of the ranges.
-    pub fn current(&mut self, ranges: &[KeyRange]) -> Revision {
-        let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope(range)).collect();
-        self.show_all(&scopes)
-    }
-
-    fn show_all(&mut self, scopes: &[Scope]) -> Revision {
-        if let [scope] = scopes {
-            return self.space.show(scope);
-        }
-        let shown = scopes.iter().map(|scope| self.space.visible(scope)).max().unwrap_or(Revision::ZERO);
-        for scope in scopes {
-            self.space.raise_visible(scope, shown);
-        }
-        shown
-    }
-
-    /// The current revision of the whole shard. Unlike [`Engine::current`] it raises no Kind to it: it is for headers of
-    /// answers about no key (leases, status), and an idle Kind's caches are to stay fresh beside those.
-    pub fn current_all(&mut self) -> Revision {
-        self.space.visible(&self.space.everything())
-    }
-
-    /// Raises the ranges' current revision to at least `to` (a wish from another store's clock, R3, R5). While something
-    /// applied waits to be published the answer may be lower: the raise is then seen after the publish.
-    pub fn raise(
-        &mut self,
-        now: WallMicros,
-        ranges: &[KeyRange],
-        to: Revision,
-    ) -> Result<Revision, EngineError> {
-        self.clock.raise(now, to, self.config.max_clock_offset_micros)?;
-        let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope_to_raise(range)).collect();
-        for scope in &scopes {
-            self.space.raise_applied(scope, to);
-            if !self.space.has_unpublished() {
-                self.space.raise_visible(scope, to);
-            }
-        }
-        Ok(self.show_all(&scopes))
     }
 
     /// The floor: the last compaction; zero when there was none.

@@ -172,6 +172,11 @@ impl Keyspace {
         self.log.iter_from(move |event| event.kv.mod_revision() < from)
     }
 
+    /// The event log from its end backwards.
+    pub(crate) fn events_rev(&self) -> impl Iterator<Item = &Event> {
+        self.log.iter_rev()
+    }
+
     /// The events of one key from `from` on, without walking those of others.
     pub(crate) fn events_of<'s>(&'s self, key: &[u8], from: Revision) -> impl Iterator<Item = &'s Event> {
         let chain = self.object(key).map(|o| o.versions()).into_iter().flatten();

@@ -58,6 +58,9 @@ pub struct Sort {
     pub target: SortTarget,
     /// Highest first.
     pub descending: bool,
+    /// Among the first `limit` keys, in key order, and the one behind them only; with a limit and without a filter. What
+    /// etcd does for a target without an order.
+    pub late: bool,
 }
 
 /// What a sort compares.

@@ -32,7 +32,8 @@ pub(crate) fn execute(space: &Space, query: &RangeQuery, at: Revision, header: R
         return answer(Vec::new(), false, space.count(&query.range, at));
     }
     let sort = query.sort.filter(|sort| sort.target != SortTarget::Key || sort.descending);
-    let bounded = query.limit > 0 && sort.is_none() && query.filter == RevisionFilter::default();
+    let late = sort.is_none_or(|sort| sort.late);
+    let bounded = query.limit > 0 && late && query.filter == RevisionFilter::default();
     // One more than asked for tells whether there is more.
     let fetch = if bounded { query.limit.saturating_add(1) } else { 0 };
     let mut kvs = space.collect(&query.range, at, fetch);

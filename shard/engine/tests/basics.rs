@@ -32,8 +32,11 @@ fn dense_counts_as_etcd() {
     assert_eq!((keys(&old), old.header), (vec!["a".to_owned(), "b".to_owned()], Revision(4)));
     let future = engine.range(&RangeQuery { revision: Some(Revision(5)), ..all() });
     assert_eq!(future.unwrap_err(), EngineError::Future { current: Revision(4) });
-    engine.compact(Revision(4)).unwrap();
-    assert_eq!(engine.compact(Revision(4)), Err(EngineError::Compacted { floor: Revision(4) }));
+    engine.compact(MonoMillis(0), Revision(4)).unwrap();
+    assert_eq!(
+        engine.compact(MonoMillis(0), Revision(4)),
+        Err(EngineError::Compacted { floor: Revision(4) })
+    );
     while engine.scrub(10) {}
     engine.validate();
     let old = engine.range(&RangeQuery { revision: Some(Revision(3)), ..all() });
@@ -122,7 +125,8 @@ fn sorts_filters_and_limits_as_etcd() {
     for (key, value) in [("c", "1"), ("a", "3"), ("b", "2"), ("c", "0")] {
         write(&mut engine, put(key, value));
     }
-    let sort = |target, descending| Some(Sort { target, descending });
+    let sort = |target, descending| Some(Sort { target, descending, late: false });
+    let late = Some(Sort { target: SortTarget::Value, descending: false, late: true });
     let filter = RevisionFilter::default();
     let table = [
         (all(), "abc", false),
@@ -131,6 +135,9 @@ fn sorts_filters_and_limits_as_etcd() {
         (RangeQuery { sort: sort(SortTarget::Value, false), ..all() }, "cba", false),
         (RangeQuery { sort: sort(SortTarget::Mod, false), limit: 1, ..all() }, "a", true),
         (RangeQuery { sort: sort(SortTarget::Create, false), ..all() }, "cab", false),
+        // etcd's sort without an order looks at no more than the limit let through.
+        (RangeQuery { sort: late, limit: 1, ..all() }, "b", true),
+        (RangeQuery { sort: late, ..all() }, "cba", false),
         (RangeQuery { sort: sort(SortTarget::Version, true), ..all() }, "cab", false),
         (
             RangeQuery { filter: RevisionFilter { min_mod: Some(Revision(4)), ..filter }, ..all() },
@@ -223,7 +230,7 @@ fn a_long_read_is_not_disturbed_by_compaction() {
         write(&mut engine, if i % 2 == 0 { delete(&format!("k{i}")) } else { put(&format!("k{i}"), "new") });
     }
     write(&mut engine, put("k0", "again"));
-    engine.compact(Revision(22)).expect("current");
+    engine.compact(MonoMillis(0), Revision(22)).expect("current");
     while engine.scrub(1) {}
     engine.validate();
     loop {
@@ -237,7 +244,7 @@ fn a_long_read_is_not_disturbed_by_compaction() {
     assert!(got.iter().all(|kv| kv.value() == b"old"));
     engine.close_range(open);
     write(&mut engine, put("z", ""));
-    engine.compact(Revision(23)).expect("current");
+    engine.compact(MonoMillis(0), Revision(23)).expect("current");
     while engine.scrub(1) {}
     engine.validate();
     let stats = engine.stats();

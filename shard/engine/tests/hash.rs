@@ -3,7 +3,10 @@
 mod common;
 
 use common::*;
-use kindred_engine::{engine::Engine, ops::*};
+use kindred_engine::{
+    engine::{Engine, MonoMillis},
+    ops::*,
+};
 use kindred_partition_config::ids::Revision;
 
 fn hash(engine: &mut Engine, at: i64) -> (u32, i64, i64) {
@@ -24,24 +27,24 @@ fn equals_etcds() {
     // Nothing is below zero.
     assert_eq!(engine.hash_kv(Some(Revision(-1))).unwrap(), (1_084_519_789, Revision(-1), Revision(-1)));
 
-    engine.compact(Revision(4)).expect("current");
+    engine.compact(MonoMillis(0), Revision(4)).expect("current");
     for scrubbed in [false, true] {
         while scrubbed && engine.scrub(1) {}
         assert_eq!(hash(&mut engine, 0), (323_977_103, 6, 4), "scrubbed: {scrubbed}");
         assert_eq!(hash(&mut engine, 5), (1_468_967_122, 5, 4), "scrubbed: {scrubbed}");
     }
-    engine.compact(Revision(5)).expect("current");
+    engine.compact(MonoMillis(0), Revision(5)).expect("current");
     while engine.scrub(1) {}
     assert_eq!(hash(&mut engine, 0), (244_968_164, 6, 5));
     // Every key deleted: nothing is kept at 8, so etcd hashes all that it still holds.
     write(&mut engine, delete("a"));
     write(&mut engine, delete("c"));
     assert_eq!(hash(&mut engine, 0), (1_101_635_891, 8, 5));
-    engine.compact(Revision(7)).expect("current");
+    engine.compact(MonoMillis(0), Revision(7)).expect("current");
     assert_eq!(hash(&mut engine, 0), (2_172_744_096, 8, 7));
     while engine.scrub(1) {}
     assert_eq!(hash(&mut engine, 0), (2_172_744_096, 8, 7));
-    engine.compact(Revision(8)).expect("current");
+    engine.compact(MonoMillis(0), Revision(8)).expect("current");
     assert_eq!(hash(&mut engine, 0), (1_084_519_789, 8, 8));
     // Two changes at one revision.
     let is_x = compare("value(\"x\")", CompareTarget::Value("0".into()), CompareResult::Greater);

@@ -50,7 +50,7 @@ fn pitfall_a4_compaction_keeps_what_is_current_at_a_readable_revision() {
         write(&mut engine, put("b", &i.to_string()));
     }
     let current = engine.current_all();
-    engine.compact(Revision(4)).expect("current");
+    engine.compact(MonoMillis(0), Revision(4)).expect("current");
     while engine.scrub(1) {}
     for at in 4..=current.get() {
         let answer = engine.range(&RangeQuery { revision: Some(Revision(at)), ..all() }).expect("readable");
@@ -82,7 +82,7 @@ fn pitfall_a6_many_watches_a_stream_and_compacted_starts() {
     for i in 0..4 {
         write(&mut engine, put("a", &i.to_string()));
     }
-    engine.compact(Revision(4)).expect("current");
+    engine.compact(MonoMillis(0), Revision(4)).expect("current");
     while engine.scrub(1) {}
     let stream = engine.watch_open();
     for start in [None, Some(Revision(3)), Some(Revision(4)), None] {
@@ -255,7 +255,7 @@ fn pitfall_a10_odd_ranges_and_missing_keys() {
     write(&mut engine, delete("/registry/pods/a/1"));
     assert_eq!(engine.range(&query(prefix("/registry/"))).map(|a| a.count), Ok(0));
     let now = write(&mut engine, put("compact_rev_key", "1"));
-    engine.compact(now).expect("current");
+    engine.compact(MonoMillis(0), now).expect("current");
     while engine.scrub(1) {}
     let stats = engine.stats();
     assert_eq!((stats.keys, stats.events, stats.live_bytes), (1, 1, stats.total_bytes));
@@ -313,7 +313,7 @@ fn pitfall_b4_compacting_a_delete_keeps_its_event() {
     let mut engine = dense();
     write(&mut engine, put("a", ""));
     let deleted = write(&mut engine, delete("a"));
-    engine.compact(deleted).expect("current");
+    engine.compact(MonoMillis(0), deleted).expect("current");
     while engine.scrub(1) {}
     let stream = engine.watch_open();
     for range in [single("a"), KeyRange::everything()] {
@@ -327,7 +327,7 @@ fn pitfall_b5_compaction_moves_no_revision() {
     let mut engine = dense();
     write(&mut engine, put("a", ""));
     let deleted = write(&mut engine, delete("a"));
-    engine.compact(deleted).expect("current");
+    engine.compact(MonoMillis(0), deleted).expect("current");
     while engine.scrub(1) {}
     assert_eq!(engine.current_all(), deleted);
     assert_eq!(write(&mut engine, put("a", "")), deleted.next());
@@ -353,7 +353,7 @@ fn pitfall_b11_a_txn_reads_old_revisions_consistently() {
         .collect();
     assert_eq!(values, [b"1", b"2"]);
     engine.publish();
-    engine.compact(answer.header).expect("current");
+    engine.compact(MonoMillis(0), answer.header).expect("current");
     let refused = engine.apply(NOW, txn(vec![], vec![put("a", "3"), at], vec![]));
     assert_eq!(refused.map(|_| ()), Err(EngineError::Compacted { floor: answer.header }));
     assert_eq!(engine.range(&all()).map(|a| a.header), Ok(answer.header));
@@ -392,7 +392,7 @@ fn pitfall_b13_r7_periodic_progress_promises_the_present() {
         [format!("progress 0 {shown}"), format!("progress 1 {shown}")]
     );
     // An idle watch's promise stays above compaction.
-    engine.compact(shown).expect("current");
+    engine.compact(MonoMillis(0), shown).expect("current");
     assert_eq!(pull(&mut engine, stream, ALL), Vec::<String>::new());
     let event = write(&mut engine, put("/registry/pods/a/1", ""));
     assert!(event > shown);

@@ -7,12 +7,12 @@ use kindred_engine::ops::{Op, RangeQuery, RevisionFilter};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::{etcdserverpb as pb, raw::kv::k_v_server::KV as Kv};
 use prost::Message;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use super::Member;
-use crate::{convert, encode, etcd_status::KvError, handle::Start};
+use crate::{convert, encode, etcd_status::KvError, handle::Start, wish::Wish};
 
 /// Chunks of a range stream that wait for the client.
 const STREAM_CHUNKS_MAX: usize = 2;
@@ -22,31 +22,36 @@ const STREAM_CHUNKS_MAX: usize = 2;
 pub struct KvService(pub Member);
 
 impl KvService {
-    async fn write(&self, op: Op) -> Result<Response<Bytes>, Status> {
-        let answer = self.0.handle.apply(op).await?;
+    async fn write(&self, op: Op, wish: Wish) -> Result<Response<Bytes>, Status> {
+        let answer = self.0.handle.apply(op, wish.at_least).await?;
         Ok(Response::new(encode::answer(&self.0.ids, &answer)))
     }
 }
 
-fn decode<M: Message + Default>(request: Request<Bytes>) -> Result<(M, usize), KvError> {
+/// A request as it came.
+struct Incoming<M> {
+    message: M,
+    wish: Wish,
+    size: usize,
+}
+
+fn decode<M: Message + Default>(request: Request<Bytes>) -> Result<Incoming<M>, KvError> {
+    let wish = Wish::of(request.metadata());
     let bytes = request.into_inner();
     let size = bytes.len();
-    Ok((M::decode(bytes)?, size))
+    Ok(Incoming { message: M::decode(bytes)?, wish, size })
 }
 
 #[tonic::async_trait]
 impl Kv for KvService {
     async fn range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        let (request, _) = decode::<pb::RangeRequest>(request)?;
-        let read = convert::range(request).map_err(KvError::from)?;
-        if read.late_sort.is_some()
-            || read.query.sort.is_some()
-            || read.query.filter != RevisionFilter::default()
-        {
-            let answer = self.0.handle.range(read).await?;
+        let Incoming { message, wish, .. } = decode::<pb::RangeRequest>(request)?;
+        let query = convert::range(message).map_err(KvError::from)?;
+        if query.sort.is_some() || query.filter != RevisionFilter::default() {
+            let answer = self.0.handle.range(query, wish).await?;
             return Ok(Response::new(encode::range(&self.0.ids, &answer)));
         }
-        Ok(Response::new(natural_range(&self.0, read.query).await?))
+        Ok(Response::new(natural_range(&self.0, query, wish).await?))
     }
 
     type RangeStreamStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
@@ -55,13 +60,13 @@ impl Kv for KvService {
         &self,
         request: Request<Bytes>,
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
-        let (request, _) = decode::<pb::RangeRequest>(request)?;
-        let query = convert::range_stream(request).map_err(KvError::from)?;
+        let Incoming { message, wish, .. } = decode::<pb::RangeRequest>(request)?;
+        let query = convert::range_stream(message).map_err(KvError::from)?;
         let (sender, chunks) = mpsc::channel(STREAM_CHUNKS_MAX);
         let member = self.0.clone();
         // Ends with the last chunk, or when the client goes away and `chunks` with it.
         tokio::spawn(async move {
-            if let Err(error) = stream_range(&member, query, &sender).await {
+            if let Err(error) = stream_range(&member, query, wish, &sender).await {
                 let _ = sender.send(Err(error.into())).await;
             }
         });
@@ -69,45 +74,39 @@ impl Kv for KvService {
     }
 
     async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        let (request, size) = decode::<pb::PutRequest>(request)?;
-        let put = convert::put(request).map_err(KvError::from)?;
+        let Incoming { message, wish, size } = decode::<pb::PutRequest>(request)?;
+        let put = convert::put(message).map_err(KvError::from)?;
         self.0.check_size(size)?;
-        self.write(Op::Put(put)).await
+        self.write(Op::Put(put), wish).await
     }
 
     async fn delete_range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        let (request, size) = decode::<pb::DeleteRangeRequest>(request)?;
-        let delete = convert::delete(request).map_err(KvError::from)?;
+        let Incoming { message, wish, size } = decode::<pb::DeleteRangeRequest>(request)?;
+        let delete = convert::delete(message).map_err(KvError::from)?;
         self.0.check_size(size)?;
-        self.write(Op::Delete(delete)).await
+        self.write(Op::Delete(delete), wish).await
     }
 
     async fn txn(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        let (request, size) = decode::<pb::TxnRequest>(request)?;
-        let txn = convert::txn(request, self.0.txn_ops_max).map_err(KvError::from)?;
+        let Incoming { message, wish, size } = decode::<pb::TxnRequest>(request)?;
+        let txn = convert::txn(message, self.0.txn_ops_max).map_err(KvError::from)?;
         if !convert::is_read_only(&txn) {
             self.0.check_size(size)?;
         }
-        self.write(Op::Txn(Box::new(txn))).await
+        self.write(Op::Txn(Box::new(txn)), wish).await
     }
 
     async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        let (request, _) = decode::<pb::CompactionRequest>(request)?;
-        let at = Revision(request.revision);
-        let (freed, waiting) = oneshot::channel();
-        let freed = request.physical.then_some(freed);
-        let mut header = self.0.handle.call(move |core| core.compact(at, freed)).await??;
-        if request.physical {
-            header = waiting.await.map_err(|_| KvError::Stopped)?;
-        }
+        let pb::CompactionRequest { revision, physical } = decode(request)?.message;
+        let header = self.0.handle.compact(Revision(revision), physical).await?;
         Ok(Response::new(encode::header_only(&self.0.ids, header)))
     }
 }
 
 /// A read in key order, written while it is produced.
-async fn natural_range(member: &Member, query: RangeQuery) -> Result<Bytes, KvError> {
+async fn natural_range(member: &Member, query: RangeQuery, wish: Wish) -> Result<Bytes, KvError> {
     let (limit, contents) = (query.limit, query.contents);
-    let mut long = match member.handle.start(query).await? {
+    let mut long = match member.handle.start(query, wish).await? {
         Start::Whole(answer) => return Ok(encode::range(&member.ids, &answer)),
         Start::Long(long) => long,
     };
@@ -131,10 +130,11 @@ async fn natural_range(member: &Member, query: RangeQuery) -> Result<Bytes, KvEr
 async fn stream_range(
     member: &Member,
     query: RangeQuery,
+    wish: Wish,
     to: &mpsc::Sender<Result<Bytes, Status>>,
 ) -> Result<(), KvError> {
     let (limit, contents, count_only) = (query.limit, query.contents, query.count_only);
-    let mut long = match member.handle.start(query).await? {
+    let mut long = match member.handle.start(query, wish).await? {
         Start::Whole(mut answer) => {
             if count_only {
                 answer.kvs.clear();

@@ -95,7 +95,7 @@ impl Engine {
     }
 
     fn delete_leased(&mut self, wall: WallMicros, keys: &[Key]) -> Revision {
-        let deleted = self.applier(wall).delete_keys(keys);
+        let deleted = self.applier(wall, Revision::ZERO).delete_keys(keys);
         deleted.unwrap_or_else(|| self.current_all())
     }
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use kindred_engine::{
-    engine::{Engine, EngineConfig, OpenRange, RevisionMode, WallMicros},
+    engine::{Engine, EngineConfig, MonoMillis, OpenRange, RevisionMode, WallMicros},
     error::EngineError,
     ops::*,
     version::Version,
@@ -90,6 +90,8 @@ pub enum Step {
     Pull(Index, usize),
     Progress(Index),
     Time(u64),
+    Hold(Index),
+    Changed(Index, Index),
 }
 
 #[derive(Debug, Clone)]
@@ -160,6 +162,8 @@ pub fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(s, bytes)| Step::Pull(s, bytes)),
         2 => any::<Index>().prop_map(Step::Progress),
         2 => (0..3_u64).prop_map(Step::Time),
+        1 => any::<Index>().prop_map(Step::Hold),
+        1 => (any::<Index>(), any::<Index>()).prop_map(|(r, since)| Step::Changed(r, since)),
     ]
 }
 
@@ -179,6 +183,9 @@ pub struct World {
     pub reference: Reference,
     pub clients: Clients,
     now: WallMicros,
+    mono: MonoMillis,
+    /// Revisions that must stay readable, and until when.
+    holds: Vec<(Revision, MonoMillis)>,
     opens: Vec<Open>,
     pub dense: bool,
 }
@@ -195,7 +202,16 @@ impl World {
         let mut engine = Engine::new(config, now);
         let clients = Clients::new(&mut engine);
         let dense = revisions == RevisionMode::Dense;
-        Self { engine, reference: Reference::default(), clients, now, opens: Vec::new(), dense }
+        Self {
+            engine,
+            reference: Reference::default(),
+            clients,
+            now,
+            mono: MonoMillis(0),
+            holds: Vec::new(),
+            opens: Vec::new(),
+            dense,
+        }
     }
 
     /// A revision worth asking for: one of an event, or beside it, or the floor's or the current one's neighbours.
@@ -284,10 +300,31 @@ impl World {
             Step::Tick => {
                 self.engine.progress_tick(self.now);
             }
-            Step::Time(by) => self.now.0 += by,
+            Step::Time(by) => {
+                self.now.0 += by;
+                self.mono.0 += by * 1_500;
+            }
+            Step::Hold(range) => self.hold(&pick(range)),
+            Step::Changed(range, since) => self.changed(&pick(range), since),
             other => crate::watches::step(self, other),
         }
         self.engine.validate();
+        let floor = self.engine.floor();
+        let held = |(at, until): &(Revision, MonoMillis)| *until <= self.mono || *at >= floor;
+        assert!(self.holds.iter().all(held), "R5: the floor {floor} passed one of {:?}", self.holds);
+    }
+
+    fn hold(&mut self, range: &KeyRange) {
+        let current = self.engine.current(std::slice::from_ref(range));
+        self.engine.hold(self.mono, current);
+        self.holds.push((current, MonoMillis(self.mono.0 + 5_000)));
+    }
+
+    fn changed(&mut self, range: &KeyRange, since: &Index) {
+        let since = self.revision(since);
+        let changed = self.engine.changed(std::slice::from_ref(range), since);
+        let certain = self.reference.history(range, since.next()).next().is_some();
+        assert_eq!(changed, certain || since < self.engine.floor(), "{range:?} since {since}");
     }
 
     fn publish(&mut self) {
@@ -308,13 +345,22 @@ impl World {
         }
     }
 
-    fn compact(&mut self, at: &Index) {
-        let at = self.revision(at);
+    fn compact(&mut self, index: &Index) {
+        let at = self.revision(index);
         let (floor, current) = (self.engine.floor(), self.engine.current_all());
-        match self.engine.compact(at) {
-            Ok(()) => {
+        match self.engine.compact(self.mono, at) {
+            Ok(None) => {
                 assert!(at > floor && at <= current);
                 assert_eq!(self.engine.floor(), at);
+            }
+            Ok(Some(until)) => {
+                assert_eq!(self.engine.floor(), floor, "it waits");
+                assert!(until > self.mono && until.0 <= self.mono.0 + 5_050, "for some seconds");
+                assert!(self.holds.iter().any(|(held, _)| *held < at));
+                // What is held from now on does not put it off.
+                self.hold(&KeyRange::everything());
+                self.hold(&pick(index));
+                assert_eq!(self.engine.compact(self.mono, at), Ok(Some(until)));
             }
             Err(EngineError::Compacted { .. }) => assert!(at <= floor),
             Err(EngineError::Future { .. }) => assert!(at > current),

@@ -1,0 +1,94 @@
+//! Current revisions (R4), how a router brings them to one, and what happened since (R3, R5, R8).
+
+use kindred_partition_config::{ids::Revision, key::KeyRange};
+
+use super::{Engine, MonoMillis, WallMicros};
+use crate::{
+    error::EngineError,
+    ops::{Op, OpAnswer},
+    space::Scope,
+};
+
+/// Events that [`Engine::changed`] looks at, at most.
+const LOOK_BACK_MAX: usize = 4096;
+
+impl Engine {
+    /// The current revision of the ranges (R4): per Kind, or the shard's one counter in dense mode. What it shows
+    /// becomes readable for all of the ranges.
+    pub fn current(&mut self, ranges: &[KeyRange]) -> Revision {
+        let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope(range)).collect();
+        self.space.show_all(&scopes)
+    }
+
+    /// The current revision of the whole shard. Unlike [`Engine::current`] it raises no Kind to it: it is for headers of
+    /// answers about no key (leases, status), and an idle Kind's caches are to stay fresh beside those.
+    pub fn current_all(&mut self) -> Revision {
+        self.space.visible(&self.space.everything())
+    }
+
+    /// Raises the ranges' current revision to at least `to` (a wish from another store's clock, R3, R5). While something
+    /// applied waits to be published the answer may be lower: the raise is then seen after the publish.
+    pub fn raise(
+        &mut self,
+        now: WallMicros,
+        ranges: &[KeyRange],
+        to: Revision,
+    ) -> Result<Revision, EngineError> {
+        self.clock.raise(now, to, self.config.max_clock_offset_micros)?;
+        let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope_to_raise(range)).collect();
+        self.space.raise_all(&scopes, to);
+        Ok(self.space.show_all(&scopes))
+    }
+
+    /// As [`Engine::raise`], but a `to` that the clock may not follow is ignored (R8).
+    pub fn raise_if_allowed(&mut self, now: WallMicros, ranges: &[KeyRange], to: Revision) -> Revision {
+        match self.raise(now, ranges, to) {
+            Ok(current) => current,
+            Err(_) => self.current(ranges),
+        }
+    }
+
+    /// As [`Engine::apply`], with the answer's revision at or above `wish`, that of a write above it, unless the clock
+    /// may not follow (R8).
+    pub fn apply_above(&mut self, now: WallMicros, op: Op, wish: Revision) -> Result<OpAnswer, EngineError> {
+        let followed = self.clock.raise(now, wish, self.config.max_clock_offset_micros).is_ok();
+        let at_least = if followed { wish } else { Revision::ZERO };
+        self.applier(now, at_least).apply(op)
+    }
+
+    /// Whether an event of the ranges above `since` is published. `false` is certain; `true` is also the answer when the
+    /// history does not reach back to `since`, or is too long to look through.
+    #[must_use]
+    pub fn changed(&self, ranges: &[KeyRange], since: Revision) -> bool {
+        let unpublished = self.space.first_unpublished();
+        let published = |revision| unpublished.is_none_or(|first| revision < first);
+        let mut look = LOOK_BACK_MAX;
+        let mut changed = |range: &KeyRange| {
+            let homes = self.space.homes(range);
+            if let KeyRange::Single(key) = range {
+                let versions = homes.iter().filter_map(|home| self.space.keys(*home).object(key));
+                let mut newest = versions.flat_map(|object| object.versions().rev());
+                let newest = newest.find(|version| published(version.mod_revision()));
+                return newest.is_some_and(|version| version.mod_revision() > since);
+            }
+            let events = homes.iter().flat_map(|home| {
+                let events = self.space.keys(*home).events_rev();
+                events.take_while(|event| event.kv.mod_revision() > since)
+            });
+            for event in events {
+                if look == 0 || (published(event.kv.mod_revision()) && range.contains(event.kv.key())) {
+                    return true;
+                }
+                look -= 1;
+            }
+            false
+        };
+        since < self.floor || ranges.iter().any(&mut changed)
+    }
+
+    /// Keeps `at`, which is current somewhere, readable for five seconds and hardly longer (R5): until then
+    /// [`Engine::compact`] does not pass it.
+    pub fn hold(&mut self, now: MonoMillis, at: Revision) {
+        self.holds.hold(now, at);
+    }
+}
