@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use kindred_router_core::compaction::Owed;
+use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::plan::Refusal;
 use kindred_transport::{Drain, grpc};
 use kindred_wire::patch::HeaderPatch;
@@ -14,6 +15,7 @@ use tonic::Status;
 use crate::leases::Leases;
 use crate::metrics::Metrics;
 use crate::routes::Routes;
+use crate::shown::ShownRevisions;
 use crate::stores::Stores;
 
 /// Who this router says it is, in every header.
@@ -82,6 +84,8 @@ pub struct App {
     pub leases: Leases,
     /// Compactions that stores which were away owe. Never locked across an await.
     pub owed: Mutex<Owed>,
+    /// What was shown of Kinds on several stores.
+    pub shown: ShownRevisions,
     /// What it counts.
     pub metrics: Metrics,
     /// How it stops.
@@ -91,7 +95,13 @@ pub struct App {
 impl App {
     /// A router over these stores.
     #[must_use]
-    pub fn new(routes: Routes, stores: Stores, identity: Identity, drain: Drain) -> Arc<Self> {
+    pub fn new(
+        routes: Routes,
+        stores: Stores,
+        identity: Identity,
+        scope: RevisionScope,
+        drain: Drain,
+    ) -> Arc<Self> {
         let mut header_tail = Vec::new();
         identity.patch().append_to(&mut header_tail);
         Arc::new(Self {
@@ -102,6 +112,7 @@ impl App {
             header_tail,
             leases: Leases::default(),
             owed: Mutex::default(),
+            shown: ShownRevisions::new(scope),
             drain,
         })
     }

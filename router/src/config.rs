@@ -8,6 +8,7 @@ use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::model::{KindredConfig, StoreType};
 use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
 use kindred_partition_config::validate::validate;
+use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::store::{StoreIx, StoreKind};
 use kindred_transport::tls::{ClientTls, ServerTls, ServerTlsArgs, StoreTlsArgs};
 use kindred_transport::{Endpoint, ListenAddr};
@@ -39,6 +40,9 @@ pub struct Args {
     /// kube-apiserver's --etcd-prefix; wins over the file.
     #[arg(long, value_name = "PREFIX")]
     pub etcd_prefix: Option<String>,
+    /// What headers must never fall behind: `kind`, or `global` for clients that compare revisions across Kinds.
+    #[arg(long, value_name = "SCOPE", value_enum, default_value_t = Scope::Kind)]
+    pub revision_scope: Scope,
     /// Worker threads.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub threads: usize,
@@ -56,6 +60,16 @@ pub struct Args {
     pub store_tls: StoreTlsArgs,
 }
 
+/// `--revision-scope`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Scope {
+    /// Revisions of each Kind.
+    #[default]
+    Kind,
+    /// Revisions of all keys.
+    Global,
+}
+
 /// Everything that a router needs to start.
 #[derive(Debug)]
 pub struct Settings {
@@ -67,6 +81,8 @@ pub struct Settings {
     pub advertise: Vec<String>,
     /// The router's name.
     pub name: String,
+    /// What a read's header must not be below.
+    pub revision_scope: RevisionScope,
     /// Largest request.
     pub max_request_bytes: usize,
     /// TLS towards clients.
@@ -141,6 +157,10 @@ impl Args {
                     .map(str::to_owned)
                     .collect(),
                 name: self.name.clone(),
+                revision_scope: match self.revision_scope {
+                    Scope::Kind => RevisionScope::Kind,
+                    Scope::Global => RevisionScope::Global,
+                },
                 max_request_bytes: self.max_request_bytes,
                 tls,
                 store_tls,

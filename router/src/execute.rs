@@ -2,13 +2,16 @@
 //! it definitely never left this process.
 
 pub mod compact;
+pub mod fan_out;
+pub mod one;
 
 use std::time::Duration;
 
+use kindred_partition_config::ids::Revision;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
 use tokio::time::Instant;
-use tonic::metadata::MetadataMap;
+use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
 
 use crate::stores::Store;
@@ -27,6 +30,19 @@ pub enum Effect {
 const READ_LIMIT: Duration = Duration::from_secs(60);
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
+/// Metadata beside a KV request to a shard; its API says what they mean.
+const AT_LEAST: &str = "kindred-at-least";
+const PIN: &str = "kindred-pin";
+
+impl Effect {
+    fn limit(self) -> Duration {
+        match self {
+            Self::Read => READ_LIMIT,
+            Self::Write => WRITE_LIMIT,
+        }
+    }
+}
+
 /// Until when the client waits.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline {
@@ -40,11 +56,7 @@ impl Deadline {
     pub fn of(metadata: &MetadataMap, effect: Effect) -> Self {
         let asked =
             metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(parse_timeout);
-        let limit = match effect {
-            Effect::Read => READ_LIMIT,
-            Effect::Write => WRITE_LIMIT,
-        };
-        Self { at: Instant::now() + asked.unwrap_or(limit), from_client: asked.is_some() }
+        Self { at: Instant::now() + asked.unwrap_or(effect.limit()), from_client: asked.is_some() }
     }
 
     /// A call of the router's own.
@@ -59,6 +71,31 @@ impl Deadline {
         let mut request = Request::new(message);
         request.set_timeout(self.left());
         request
+    }
+
+    /// The same for a read of a Kind on several stores: the store answers at or above `at_least` if it can, and what it
+    /// shows stays readable while the others are asked (R5).
+    #[must_use]
+    pub fn pinned<T>(self, message: T, at_least: Revision) -> Request<T> {
+        let mut request = self.at_least(message, at_least);
+        request.metadata_mut().insert(PIN, MetadataValue::from_static("1"));
+        request
+    }
+
+    /// The same for one store of a Kind on several: a wish, which a store that cannot follow ignores (R8).
+    #[must_use]
+    pub fn at_least<T>(self, message: T, at_least: Revision) -> Request<T> {
+        let mut request = self.request(message);
+        if at_least > Revision::ZERO {
+            request.metadata_mut().insert(AT_LEAST, MetadataValue::from(at_least.get()));
+        }
+        request
+    }
+
+    /// For one of many calls on behalf of one client: its own deadline where it gave one, else time for this call.
+    #[must_use]
+    pub fn renewed(self, effect: Effect) -> Self {
+        if self.from_client { self } else { Self::within(effect.limit()) }
     }
 
     fn left(self) -> Duration {

@@ -116,7 +116,8 @@ pub async fn bind(
         name: settings.name,
         client_urls,
     };
-    let app = App::new(settings.routes, Stores::new(stores, settings.default), identity, drain.clone());
+    let stores = Stores::new(stores, settings.default);
+    let app = App::new(settings.routes, stores, identity, settings.revision_scope, drain.clone());
     start_background(&app, recorder.clone());
     // Clients wait in the listen queue meanwhile: a store that is there is never called unavailable at the start.
     let known = async {

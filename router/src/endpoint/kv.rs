@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
-use kindred_partition_config::ids::LeaseId;
+use kindred_partition_config::ids::{LeaseId, Revision};
 use kindred_proto::raw::kv::k_v_server::KV;
 use kindred_proto::{check, etcdserverpb as pb};
 use kindred_router_core::plan::{Call, Plan, plan};
@@ -14,12 +14,15 @@ use kindred_transport::grpc;
 use kindred_wire::answer;
 use kindred_wire::error::EtcdError;
 use kindred_wire::patch::RangePatch;
+use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
 use prost::Message as _;
 use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::app::{App, append, refused};
+use crate::execute::one::To;
 use crate::execute::{Deadline, Effect, call};
 use crate::stores::Store;
 
@@ -62,15 +65,22 @@ impl Kv {
         let plan = plan(method, &body, &**self.app.routes.load()).map_err(|refusal| refused(&refusal))?;
         match plan {
             Plan::Health => self.health(body).await,
-            Plan::FanOut(_) => {
-                Err(Status::failed_precondition("kindred: a range over several stores is not served yet"))
+            Plan::FanOut(fan_out) if method == Call::Range => {
+                self.app.range_over(&fan_out, body, deadline).await
             }
-            Plan::One { store, leases, spread: _ } => {
-                let store = self.app.stores.get(store);
-                if leases.is_empty() {
-                    return send(store, method, effect, body, deadline).await;
+            Plan::FanOut(fan_out) => self.app.delete_over(&fan_out, body, deadline).await,
+            Plan::One { store, leases, spread } => {
+                let to = To { store: self.app.stores.get(store), at_least: self.app.shown.of(&spread) };
+                let answer = match leases.as_slice() {
+                    [] if method == Call::Range => self.app.range_of_one(to, &spread, body, deadline).await,
+                    [] => to.send(method, effect, body, deadline).await,
+                    leases => self.send_leased(to, method, body, leases, deadline).await,
+                }?;
+                if to.store.is_shard() && self.app.shown.concerns(&spread) {
+                    let shown = peek::header_revision(&answer).unwrap_or_default();
+                    self.app.shown.show(&spread, Revision(shown));
                 }
-                self.send_leased(store, method, body, &leases, deadline).await
+                Ok(answer)
             }
         }
     }
@@ -88,24 +98,25 @@ impl Kv {
     /// restarted, or never had it) was definitely not executed and goes once more after a new attach.
     async fn send_leased(
         &self,
-        store: &Store,
+        to: To<'_>,
         method: Call,
         body: Bytes,
         leases: &[LeaseId],
         deadline: Deadline,
     ) -> Result<Bytes, Status> {
+        let store = to.store;
         store.ready()?;
         if let Err(status) = self.app.attach_all(leases, store, deadline).await {
             // Whatever etcd's front door refuses comes before a lease that does not exist.
             refuse_invalid(method, &body)?;
             return Err(status);
         }
-        match send(store, method, Effect::Write, body.clone(), deadline).await {
+        match to.send(method, Effect::Write, body.clone(), deadline).await {
             Err(status) if crate::leases::is_unknown_lease(&status) => {
                 if !self.app.attach_again(leases, store, deadline).await? {
                     return Err(status);
                 }
-                send(store, method, Effect::Write, body, deadline).await
+                to.send(method, Effect::Write, body, deadline).await
             }
             answered => answered,
         }
@@ -114,27 +125,37 @@ impl Kv {
     async fn open_range_stream(&self, request: Request<Bytes>) -> Result<Chunks, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let body = self.sized(request)?;
-        let routes = self.app.routes.load();
-        let plan = plan(Call::RangeStream, &body, &**routes).map_err(|refusal| refused(&refusal))?;
-        let index = match plan {
-            Plan::One { store, .. } => store,
-            Plan::FanOut(_) => {
-                return Err(Status::failed_precondition(
-                    "kindred: a range over several stores is not served yet",
-                ));
+        let plan = plan(Call::RangeStream, &body, &**self.app.routes.load());
+        let (index, spread) = match plan.map_err(|refusal| refused(&refusal))? {
+            Plan::One { store, spread, .. } => (store, spread),
+            Plan::FanOut(fan_out) => {
+                let first = fan_out.parts[0].stores[0];
+                match self.app.range_stream_over(fan_out, body.clone(), deadline).await? {
+                    Some(chunks) => return Ok(Box::pin(ReceiverStream::new(chunks))),
+                    None => (first, Vec::new()),
+                }
             }
-            Plan::Health => self.app.stores.default_store(),
+            Plan::Health => (self.app.stores.default_store(), Vec::new()),
         };
-        drop(routes);
         let store = self.app.stores.get(index).clone();
+        let at_least = self.app.shown.of(&spread);
         let chunks = call(&store, Effect::Read, deadline, || async {
-            store.kv().range_stream(deadline.request(body.clone())).await
+            store.kv().range_stream(deadline.at_least(body.clone(), at_least)).await
         })
         .await?;
         let mut tail = Vec::new();
         RangePatch { header: self.app.identity.patch(), more: None, count: None }.append_to_stream(&mut tail);
+        let app = self.app.clone();
         let patched = chunks.map(move |chunk| match chunk {
-            Ok(chunk) => Ok(patch_chunk(chunk, &tail)),
+            Ok(chunk) => Ok(match last_revision(&chunk) {
+                None => chunk,
+                Some(revision) => {
+                    if store.is_shard() {
+                        app.shown.show(&spread, revision);
+                    }
+                    append(chunk, &tail)
+                }
+            }),
             Err(status) => Err(broken(&store, status)),
         });
         Ok(Box::pin(patched))
@@ -148,33 +169,14 @@ impl Kv {
         let mut failed = default.unavailable(&default.state().reason());
         for store in std::iter::once(default).chain(others) {
             let deadline = Deadline::within(HEALTH_LIMIT);
-            match send(store, Call::Range, Effect::Read, body.clone(), deadline).await {
+            let to = To { store, at_least: Revision::ZERO };
+            match to.send(Call::Range, Effect::Read, body.clone(), deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(status) => failed = status,
             }
         }
         Err(failed)
     }
-}
-
-async fn send(
-    store: &Store,
-    method: Call,
-    effect: Effect,
-    body: Bytes,
-    deadline: Deadline,
-) -> Result<Bytes, Status> {
-    call(store, effect, deadline, || async {
-        let mut kv = store.kv();
-        let request = deadline.request(body.clone());
-        match method {
-            Call::Range | Call::RangeStream => kv.range(request).await,
-            Call::Put => kv.put(request).await,
-            Call::DeleteRange => kv.delete_range(request).await,
-            Call::Txn => kv.txn(request).await,
-        }
-    })
-    .await
 }
 
 type Chunks = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
@@ -217,11 +219,9 @@ impl KV for Kv {
 }
 
 /// Only the last chunk has a header, and only there one may be patched.
-fn patch_chunk(chunk: Bytes, tail: &[u8]) -> Bytes {
-    let has_header = answer::range_of_stream(&chunk)
-        .and_then(answer::RangeResponse::parse)
-        .is_ok_and(|range| range.header.is_some());
-    if has_header { append(chunk, tail) } else { chunk }
+fn last_revision(chunk: &[u8]) -> Option<Revision> {
+    let range = answer::range_of_stream(chunk).and_then(answer::RangeResponse::parse).ok()?;
+    range.header.map(|header| Revision(header.revision))
 }
 
 /// A stream that broke on the way: the client has a part and must ask again.

@@ -1,0 +1,139 @@
+//! Ranges over several stores, answered as one store would (R5): `cut` finds the revision T, `pages` merges the data
+//! read at it. Deletes over several stores are in `delete`.
+
+mod ask;
+mod cut;
+mod delete;
+mod live;
+mod pages;
+mod stream;
+
+use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
+use kindred_proto::etcdserverpb as pb;
+use kindred_router_core::consistent_read::Mode;
+use kindred_router_core::plan::FanOut;
+use kindred_wire::kv::put_range_end;
+use kindred_wire::peek::ResponseHeader;
+use prost::Message as _;
+use tonic::Status;
+
+use ask::{Ask, KeyValue, Source};
+use cut::{Cut, Shards, malformed};
+use pages::{Ending, Layout, Sink, merge};
+
+use super::Deadline;
+use crate::app::App;
+
+/// Items of a first page: what kube-apiserver asks for at once; in a stream, where nothing else says how heavy they are,
+/// fewer.
+const FIRST_ITEMS: u64 = 500;
+const FIRST_ITEMS_STREAMED: u64 = 128;
+/// Parts read before their turn, where no limit may make them useless.
+const AHEAD: usize = 2;
+
+fn sources(fan_out: &FanOut) -> (Vec<Source>, Vec<usize>) {
+    let of_part = |part: &kindred_router_core::parts::Part| {
+        let range = part.range.clone();
+        part.stores.clone().into_iter().map(move |store| Source { store, range: range.clone() })
+    };
+    let sources = fan_out.parts.iter().flat_map(of_part).collect();
+    (sources, fan_out.parts.iter().map(|part| part.stores.len()).collect())
+}
+
+fn layout(fan_out: &FanOut, ask: &Ask, first_items: u64) -> Layout {
+    let (sources, groups) = sources(fan_out);
+    let ahead = if ask.spec.limit.is_some() { 0 } else { AHEAD };
+    Layout { sources, groups, ahead, first_items }
+}
+
+/// The revision of the range, and the first pages.
+async fn open<S: Shards>(shards: &S, layout: &Layout, ask: &Ask, shown: Revision) -> Result<Cut, Status> {
+    let mode = ask.revision().map_or(Mode::Now, Mode::At);
+    cut::take(shards, &layout.sources, mode, shown, |index, at| {
+        let source = &layout.sources[index];
+        if ask.spec.count_only || !layout.is_first(index, ask) {
+            return ask.count(source, at);
+        }
+        ask.page(source, None, at, layout.items(ask, layout.first_items, ask.spec.limit))
+    })
+    .await
+}
+
+/// The whole answer as one message, with its revision.
+async fn range<S: Shards>(
+    shards: &S,
+    fan_out: &FanOut,
+    ask: &Ask,
+    shown: Revision,
+) -> Result<(Bytes, Revision), Status> {
+    let layout = layout(fan_out, ask, FIRST_ITEMS);
+    let cut = open(shards, &layout, ask, shown).await?;
+    let header = cut.header;
+    let mut whole = Whole { body: Vec::new(), drop_values: ask.part.drop_values };
+    ResponseHeader { revision: header.get(), ..Default::default() }.put(&mut whole.body);
+    let ending = merge(shards, &layout, ask, cut, &mut whole).await?;
+    end(&mut whole.body, ending);
+    Ok((whole.body.into(), header))
+}
+
+fn end(response: &mut Vec<u8>, Ending { count, more }: Ending) {
+    put_range_end(response, more, i64::try_from(count).unwrap_or(i64::MAX));
+}
+
+/// An answer in one message.
+struct Whole {
+    body: Vec<u8>,
+    drop_values: bool,
+}
+
+impl Sink for Whole {
+    async fn take(&mut self, items: Vec<KeyValue>) -> Result<(), Status> {
+        items.iter().try_for_each(|item| item.append_to(&mut self.body, self.drop_values)).map_err(malformed)
+    }
+}
+
+impl App {
+    /// A `Range` over several stores.
+    ///
+    /// # Errors
+    /// etcd's own; `Unavailable` naming a store that is away.
+    pub async fn range_over(
+        &self,
+        fan_out: &FanOut,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Bytes, Status> {
+        let shards = self.live(deadline);
+        let request = pb::RangeRequest::decode(body.clone()).map_err(|error| undecodable(&error))?;
+        let Some(ask) = Ask::of(request) else {
+            // Not for several stores to refuse.
+            return shards.range(fan_out.parts[0].stores[0], body, Revision::ZERO).await;
+        };
+        let (answer, revision) = range(&shards, fan_out, &ask, self.shown.of(&fan_out.spread)).await?;
+        self.shown.show(&fan_out.spread, revision);
+        Ok(answer)
+    }
+
+    /// The current revision of a range over several stores, to which all of them are raised: where a watch without a
+    /// start begins (R8).
+    ///
+    /// # Errors
+    /// `Unavailable` naming a store that is away or cannot follow.
+    pub async fn current_over(&self, fan_out: &FanOut, deadline: Deadline) -> Result<Revision, Status> {
+        let (sources, _) = sources(fan_out);
+        let shown = self.shown.of(&fan_out.spread);
+        let no_data = |_, _| pb::RangeRequest::default();
+        let cut = cut::take(&self.live(deadline), &sources, Mode::Current, shown, no_data).await?;
+        self.shown.show(&fan_out.spread, cut.header);
+        Ok(cut.header)
+    }
+}
+
+fn undecodable(error: &prost::DecodeError) -> Status {
+    let reason = error.to_string();
+    kindred_transport::grpc::refusal(&kindred_wire::refusal::KindredError::Malformed { reason })
+}
+
+#[cfg(test)]
+mod tests;

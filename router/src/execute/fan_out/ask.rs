@@ -1,0 +1,227 @@
+//! What a client asks of a range, what each store is asked for, and what it answers. Values stay bytes.
+
+use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::key::{Key, KeyRange};
+use kindred_proto::etcdserverpb as pb;
+use kindred_proto::etcdserverpb::range_request::{SortOrder, SortTarget as WireTarget};
+use kindred_router_core::range_split::{Item, Order, RangeSpec, SortTarget, StorePart};
+use kindred_router_core::store::StoreIx;
+use kindred_wire::answer::{RangeResponse, range_kvs};
+use kindred_wire::kv::{KeyValueRef, part_len, put_range_kv};
+use kindred_wire::scan::WireError;
+
+/// A store and the keys that it is asked for.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// The store.
+    pub store: StoreIx,
+    /// The keys; never empty.
+    pub range: KeyRange,
+}
+
+/// A range in etcd's convention: key and range_end.
+#[must_use]
+pub fn on_wire(range: &KeyRange) -> (Bytes, Bytes) {
+    match range {
+        KeyRange::Single(key) => (key.0.clone(), Bytes::new()),
+        KeyRange::Span { start, end } => {
+            let end = end.as_ref().map_or(Bytes::from_static(&[0]), |end| end.0.clone());
+            (start.0.clone(), end)
+        }
+    }
+}
+
+/// A client's Range, understood.
+#[derive(Debug)]
+pub struct Ask {
+    request: pb::RangeRequest,
+    /// What the merge needs to know of it.
+    pub spec: RangeSpec,
+    /// What stores are asked for.
+    pub part: StorePart,
+}
+
+impl Ask {
+    /// `None` for a request that etcd refuses: any store says so.
+    #[must_use]
+    pub fn of(request: pb::RangeRequest) -> Option<Self> {
+        let target = match WireTarget::try_from(request.sort_target).ok()? {
+            WireTarget::Key => SortTarget::Key,
+            WireTarget::Version => SortTarget::Version,
+            WireTarget::Create => SortTarget::Create,
+            WireTarget::Mod => SortTarget::Mod,
+            WireTarget::Value => SortTarget::Value,
+        };
+        let descending = SortOrder::try_from(request.sort_order).ok()? == SortOrder::Descend;
+        if request.key.is_empty() {
+            return None;
+        }
+        let bounds = [
+            request.min_mod_revision,
+            request.max_mod_revision,
+            request.min_create_revision,
+            request.max_create_revision,
+        ];
+        let spec = RangeSpec {
+            limit: u64::try_from(request.limit).ok().filter(|limit| *limit > 0),
+            order: Order { target, descending },
+            filtered: bounds.iter().any(|bound| *bound != 0),
+            keys_only: request.keys_only,
+            count_only: request.count_only,
+        };
+        Some(Self { request, spec, part: spec.part() })
+    }
+
+    /// The revision that the client asks for.
+    #[must_use]
+    pub fn revision(&self) -> Option<Revision> {
+        Revision::from_wire(self.request.revision)
+    }
+
+    /// Whether the answer comes in the order of keys, so that stores can be asked page by page.
+    #[must_use]
+    pub fn pages(&self) -> bool {
+        self.spec.order.target == SortTarget::Key
+    }
+
+    /// The next page of a source, behind the key `after`; `None` for the current revision, or for all items.
+    #[must_use]
+    pub fn page(
+        &self,
+        source: &Source,
+        after: Option<&Key>,
+        at: Option<Revision>,
+        items: Option<u64>,
+    ) -> pb::RangeRequest {
+        let (mut key, mut range_end) = on_wire(&source.range);
+        match after {
+            Some(after) if self.spec.order.descending => range_end = after.0.clone(),
+            Some(after) => key = after.successor().0,
+            None => {}
+        }
+        pb::RangeRequest {
+            key,
+            range_end,
+            limit: items.and_then(|items| i64::try_from(items).ok()).unwrap_or(0),
+            revision: at.map_or(0, Revision::get),
+            serializable: false,
+            keys_only: self.part.spec.keys_only,
+            ..self.request.clone()
+        }
+    }
+
+    /// The count of a source.
+    #[must_use]
+    pub fn count(&self, source: &Source, at: Option<Revision>) -> pb::RangeRequest {
+        let (key, range_end) = on_wire(&source.range);
+        let revision = at.map_or(0, Revision::get);
+        pb::RangeRequest { key, range_end, revision, count_only: true, ..Default::default() }
+    }
+}
+
+/// A store's answer.
+#[derive(Debug)]
+pub struct Page {
+    /// The store's current revision.
+    pub header: Revision,
+    /// Keys in the range that was asked for, limit and filters aside.
+    pub count: u64,
+    /// Items behind the last one.
+    pub more: bool,
+    /// The items.
+    pub items: Vec<KeyValue>,
+    /// The length of the answer.
+    pub bytes: usize,
+}
+
+impl Page {
+    /// Reads an answer in place.
+    ///
+    /// # Errors
+    /// When the bytes are not a `RangeResponse`.
+    pub fn parse(answer: &Bytes) -> Result<Self, WireError> {
+        let read = RangeResponse::parse(answer)?;
+        let mut items = Vec::with_capacity(read.kvs);
+        for encoded in range_kvs(answer) {
+            let encoded = encoded?;
+            let kv = KeyValueRef::parse(encoded)?;
+            items.push(KeyValue {
+                key: answer.slice_ref(kv.key),
+                create: Revision(kv.create_revision),
+                modified: Revision(kv.mod_revision),
+                version: kv.version,
+                encoded: answer.slice_ref(encoded),
+                value: answer.slice_ref(kv.value),
+            });
+        }
+        Ok(Self {
+            header: Revision(read.header.map_or(0, |header| header.revision)),
+            count: u64::try_from(read.count).unwrap_or(0),
+            more: read.more,
+            items,
+            bytes: answer.len(),
+        })
+    }
+}
+
+/// One key-value of an answer: the store's own bytes.
+#[derive(Debug, Clone)]
+pub struct KeyValue {
+    key: Bytes,
+    create: Revision,
+    modified: Revision,
+    version: i64,
+    value: Bytes,
+    encoded: Bytes,
+}
+
+impl KeyValue {
+    /// The key.
+    #[must_use]
+    pub fn key_bytes(&self) -> &Bytes {
+        &self.key
+    }
+
+    /// Appends it to a `RangeResponse`.
+    ///
+    /// # Errors
+    /// When a store sent what is no key-value.
+    pub fn append_to(&self, response: &mut Vec<u8>, drop_value: bool) -> Result<(), WireError> {
+        if !drop_value {
+            put_range_kv(response, &self.encoded);
+            return Ok(());
+        }
+        let bare = KeyValueRef { value: &[], ..KeyValueRef::parse(&self.encoded)? };
+        put_range_kv(response, &kindred_wire::kv::encode_key_value(&bare));
+        Ok(())
+    }
+
+    /// The bytes that it adds to an answer, its value included.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        part_len(&self.encoded)
+    }
+}
+
+impl Item for KeyValue {
+    fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    fn create(&self) -> Revision {
+        self.create
+    }
+
+    fn modified(&self) -> Revision {
+        self.modified
+    }
+
+    fn version(&self) -> i64 {
+        self.version
+    }
+
+    fn value(&self) -> &[u8] {
+        &self.value
+    }
+}

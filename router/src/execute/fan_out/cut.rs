@@ -1,0 +1,188 @@
+//! The revision of a read over several stores, and what they answered on the way: runs a [`ConsistentRead`].
+//!
+//! Each source of a read is a participant of its own, also where a store has several: each has a range that may have
+//! changed, or not, until T.
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use kindred_partition_config::ids::Revision;
+use kindred_proto::etcdserverpb as pb;
+use kindred_router_core::consistent_read::{Command, ConsistentRead, Event, Mode, ReadError};
+use kindred_router_core::store::StoreIx;
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
+use prost::Message as _;
+use tonic::{Code, Status};
+
+use super::ask::{Page, Source};
+
+/// What a store says to be raised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Raised {
+    /// Its current revision of the range, promised.
+    pub current: Revision,
+    /// Whether the range has changed since the revision that was named; `true` where the store cannot tell.
+    pub changed: bool,
+}
+
+/// The stores, as a read needs them: real ones, or a test's.
+pub trait Shards: Sync {
+    /// `KV/Range`, raised to `at_least` before if the store can; what it shows stays readable for a while.
+    fn range(
+        &self,
+        store: StoreIx,
+        request: Bytes,
+        at_least: Revision,
+    ) -> impl Future<Output = Result<Bytes, Status>> + Send;
+
+    /// The current revision of the source's range, raised to `to`, which stays readable for a while.
+    fn raise(
+        &self,
+        source: &Source,
+        to: Revision,
+        since: Option<Revision>,
+    ) -> impl Future<Output = Result<Raised, Status>> + Send;
+
+    /// The error of a store that cannot be raised.
+    fn cannot_follow(&self, store: StoreIx, to: Revision) -> Status;
+}
+
+/// A read's revision.
+#[derive(Debug)]
+pub struct Cut {
+    /// Of the data.
+    pub at: Revision,
+    /// To show in the header: promised by every store.
+    pub header: Revision,
+    /// What each source answered at `at`; `None` where nothing was asked.
+    pub firsts: Vec<Option<Page>>,
+}
+
+/// One read in progress.
+struct Taking<'a, S, F> {
+    shards: &'a S,
+    sources: &'a [Source],
+    shown: Revision,
+    /// The request for a source's data at a revision, `None` for the current one.
+    ask: F,
+}
+
+/// Finds the revision of a read over `sources`, of which no store has shown less than `shown`.
+///
+/// # Errors
+/// etcd's for a future or compacted revision; `Unavailable` naming the store that is away or cannot follow.
+pub async fn take<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest>(
+    shards: &S,
+    sources: &[Source],
+    mode: Mode,
+    shown: Revision,
+    ask: F,
+) -> Result<Cut, Status> {
+    let participants: Vec<_> = (0..sources.len()).map(StoreIx).collect();
+    let (mut read, commands) = ConsistentRead::start(mode, &participants, shown);
+    let taking = Taking { shards, sources, shown, ask };
+    let mut firsts: Vec<Option<Page>> = sources.iter().map(|_| None).collect();
+    let mut pending: FuturesUnordered<_> = commands.into_iter().map(|command| taking.run(command)).collect();
+    while let Some(answer) = pending.next().await {
+        let (event, page) = answer?;
+        if let (Event::Answered { store, .. }, Some(page)) = (event, page) {
+            firsts[store.0] = Some(page);
+        }
+        for command in read.step(event).map_err(|error| taking.status(error))? {
+            match command {
+                Command::Done { at, header } => return Ok(Cut { at, header, firsts }),
+                command => pending.push(taking.run(command)),
+            }
+        }
+    }
+    Err(Status::internal("kindred: a read ended without a revision"))
+}
+
+impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S, F> {
+    async fn run(&self, command: Command) -> Result<(Event, Option<Page>), Status> {
+        match command {
+            Command::Read { store, at_least } => {
+                let page = self.page(store, None, at_least).await?;
+                Ok((Event::Answered { store, header: page.header }, Some(page)))
+            }
+            Command::ReadAt { store, revision } => self.read_at(store, revision).await,
+            Command::Current { store, at_least } => {
+                let raised = match self.raise(store, at_least, None).await? {
+                    Some(raised) => raised,
+                    // A wish, and the store cannot.
+                    None => self.shards.raise(&self.sources[store.0], Revision::ZERO, None).await?,
+                };
+                Ok((Event::Raised { store, current: raised.current }, None))
+            }
+            Command::Raise { store, to } => Ok(match self.raise(store, to, None).await? {
+                Some(raised) => (Event::Raised { store, current: raised.current }, None),
+                None => (Event::CannotFollow { store }, None),
+            }),
+            Command::Confirm { store, since, to } => Ok(match self.raise(store, to, Some(since)).await? {
+                Some(raised) if raised.changed => (Event::Changed { store, to }, None),
+                Some(_) => (Event::Unchanged { store, to }, None),
+                None => (Event::CannotFollow { store }, None),
+            }),
+            // The caller ends with it.
+            Command::Done { .. } => Err(Status::internal("kindred: a read went on after its end")),
+        }
+    }
+
+    async fn read_at(&self, store: StoreIx, revision: Revision) -> Result<(Event, Option<Page>), Status> {
+        let at_least = revision.max(self.shown);
+        let answered = match self.page(store, Some(revision), at_least).await {
+            // Not raised by the wish alone.
+            Err(status) if grpc::etcd_error(&status) == Some(EtcdError::FutureRevision) => {
+                if self.raise(store, revision, None).await?.is_none() {
+                    return Ok((Event::CannotFollow { store }, None));
+                }
+                self.page(store, Some(revision), at_least).await
+            }
+            answered => answered,
+        };
+        match answered {
+            Ok(page) => Ok((Event::Answered { store, header: page.header }, Some(page))),
+            Err(status) if grpc::etcd_error(&status) == Some(EtcdError::Compacted) => {
+                Ok((Event::Compacted { store }, None))
+            }
+            Err(status) => Err(status),
+        }
+    }
+
+    async fn page(&self, store: StoreIx, at: Option<Revision>, at_least: Revision) -> Result<Page, Status> {
+        let request = Bytes::from((self.ask)(store.0, at).encode_to_vec());
+        let answer = self.shards.range(self.sources[store.0].store, request, at_least).await?;
+        Page::parse(&answer).map_err(malformed)
+    }
+
+    /// `None` when the store refuses: its clock may not go that far (R3).
+    async fn raise(
+        &self,
+        store: StoreIx,
+        to: Revision,
+        since: Option<Revision>,
+    ) -> Result<Option<Raised>, Status> {
+        match self.shards.raise(&self.sources[store.0], to, since).await {
+            Ok(raised) => Ok(Some(raised)),
+            Err(status) if status.code() == Code::FailedPrecondition => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    fn status(&self, error: ReadError) -> Status {
+        match error {
+            ReadError::Future { .. } => grpc::status(EtcdError::FutureRevision),
+            ReadError::Compacted(_) => grpc::status(EtcdError::Compacted),
+            ReadError::CannotFollow { store, to } => {
+                self.shards.cannot_follow(self.sources[store.0].store, to)
+            }
+            ReadError::Unexpected(_) => Status::internal(format!("kindred: a read over stores: {error}")),
+        }
+    }
+}
+
+/// A store's answer that is none.
+pub fn malformed(error: kindred_wire::scan::WireError) -> Status {
+    Status::internal(format!("kindred: a store's answer: {error}"))
+}

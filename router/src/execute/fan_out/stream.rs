@@ -1,0 +1,91 @@
+//! `RangeStream` over several stores: disjoint slices in key order, header, `more` and `count` only in the last one.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kindred_proto::etcdserverpb as pb;
+use kindred_router_core::plan::FanOut;
+use kindred_wire::kv::put_range_stream;
+use prost::Message as _;
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use super::ask::{Ask, KeyValue};
+use super::cut::malformed;
+use super::pages::{Sink, merge};
+use super::{FIRST_ITEMS_STREAMED, end, layout, open, undecodable};
+use crate::app::App;
+use crate::execute::Deadline;
+
+/// What a message of a stream may weigh before it is sent; one item more when that is heavy.
+const CHUNK_BYTES: usize = 256 << 10;
+/// Messages that wait for the client.
+const CHUNKS_MAX: usize = 2;
+
+/// The messages of a stream.
+pub type Chunks = mpsc::Receiver<Result<Bytes, Status>>;
+
+/// Cuts the answer into messages. The last one is sent at the end, with what ends the answer.
+struct Chunked {
+    to: mpsc::Sender<Result<Bytes, Status>>,
+    pending: Vec<u8>,
+}
+
+impl Chunked {
+    async fn send(&mut self) -> Result<(), Status> {
+        let response = std::mem::take(&mut self.pending);
+        let mut message = Vec::with_capacity(response.len() + 8);
+        put_range_stream(&mut message, &response);
+        // The client has gone: nobody reads the status.
+        self.to.send(Ok(message.into())).await.map_err(|_| Status::cancelled("the client has gone"))
+    }
+}
+
+impl Sink for Chunked {
+    async fn take(&mut self, items: Vec<KeyValue>) -> Result<(), Status> {
+        for item in items {
+            if !self.pending.is_empty() && self.pending.len() + item.weight() > CHUNK_BYTES {
+                self.send().await?;
+            }
+            item.append_to(&mut self.pending, false).map_err(malformed)?;
+        }
+        Ok(())
+    }
+}
+
+impl App {
+    /// A `RangeStream` over several stores; `None` for a request that etcd refuses: any store says so.
+    ///
+    /// # Errors
+    /// etcd's own; `Unavailable` naming a store that is away.
+    pub async fn range_stream_over(
+        self: &Arc<Self>,
+        fan_out: FanOut,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Option<Chunks>, Status> {
+        let request = pb::RangeRequest::decode(body).map_err(|error| undecodable(&error))?;
+        let Some(ask) = Ask::of(request).filter(|ask| ask.spec.streams()) else { return Ok(None) };
+        let shards = self.live(deadline);
+        let layout = layout(&fan_out, &ask, FIRST_ITEMS_STREAMED);
+        let cut = open(&shards, &layout, &ask, self.shown.of(&fan_out.spread)).await?;
+        self.shown.show(&fan_out.spread, cut.header);
+        let (to, chunks) = mpsc::channel(CHUNKS_MAX);
+        let header = self.identity.header(cut.header.get());
+        // Ends with the last chunk, or when the client goes away and the receiver with it.
+        self.drain.spawn(async move {
+            let mut chunked = Chunked { to, pending: Vec::new() };
+            let whole = async {
+                let ending = merge(&shards, &layout, &ask, cut, &mut chunked).await?;
+                header.put(&mut chunked.pending);
+                end(&mut chunked.pending, ending);
+                chunked.send().await
+            };
+            if let Err(status) = whole.await {
+                // Lost with the client, if that is why.
+                let _ = chunked.to.send(Err(status)).await;
+            }
+        });
+        Ok(Some(chunks))
+    }
+}

@@ -1,0 +1,87 @@
+//! A request on one store, also of a Kind that has several (R8).
+
+use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::kind::KindPrefix;
+use kindred_router_core::plan::{Call, plan_watch_parts};
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
+use kindred_wire::peek;
+use tonic::Status;
+
+use super::compact::raise;
+use super::{Deadline, Effect, call};
+use crate::app::{App, refused};
+use crate::stores::Store;
+
+/// Where a request goes, and the revision that its answer should at least have; zero for no wish.
+#[derive(Debug, Clone, Copy)]
+pub struct To<'s> {
+    /// The store.
+    pub store: &'s Store,
+    /// The wish.
+    pub at_least: Revision,
+}
+
+impl To<'_> {
+    /// Sends it, and gives the store's answer.
+    ///
+    /// # Errors
+    /// As [`call`].
+    pub async fn send(
+        self,
+        method: Call,
+        effect: Effect,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Bytes, Status> {
+        // A stock etcd counts revisions of its own.
+        let at_least = if self.store.is_shard() { self.at_least } else { Revision::ZERO };
+        call(self.store, effect, deadline, || async {
+            let mut kv = self.store.kv();
+            let request = deadline.at_least(body.clone(), at_least);
+            match method {
+                Call::Range | Call::RangeStream => kv.range(request).await,
+                Call::Put => kv.put(request).await,
+                Call::DeleteRange => kv.delete_range(request).await,
+                Call::Txn => kv.txn(request).await,
+            }
+        })
+        .await
+    }
+}
+
+impl App {
+    /// A `Range` on one store. A revision in the future of that store may be one that another store of the Kind has
+    /// assigned and another router has shown: then the store follows (R4).
+    ///
+    /// # Errors
+    /// The store's own.
+    pub async fn range_of_one(
+        &self,
+        to: To<'_>,
+        spread: &[KindPrefix],
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Bytes, Status> {
+        let answered = to.send(Call::Range, Effect::Read, body.clone(), deadline).await;
+        let Err(status) = answered else { return answered };
+        if spread.is_empty() || grpc::etcd_error(&status) != Some(EtcdError::FutureRevision) {
+            return Err(status);
+        }
+        let Ok(request) = peek::RangeRequest::parse(&body) else { return Err(status) };
+        let wanted = Revision(request.revision);
+        for kind in spread {
+            let KeyRange::Span { start, end: Some(end) } = kind.range() else { continue };
+            let whole = plan_watch_parts(&start, &end, &**self.routes.load());
+            let whole = whole.map_err(|refusal| refused(&refusal))?;
+            if self.current_over(&whole, deadline).await? >= wanted {
+                let range = kindred_proto::shard_v1::KeyRange { key: start.0, range_end: end.0 };
+                raise(to.store, vec![range], wanted, deadline).await?;
+                return to.send(Call::Range, Effect::Read, body, deadline).await;
+            }
+        }
+        Err(status)
+    }
+}
