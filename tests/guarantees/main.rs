@@ -1,0 +1,115 @@
+//! etcd's guarantees, on recorded histories of concurrent clients: real etcd (the test of this test), a shard alone,
+//! one and two routers, with processes that die. `kindred-checker` reads what the clients wrote down.
+//!
+//! `KINDRED_GUARANTEES_SECONDS` is how long each suite works, `KINDRED_GUARANTEES_SEED` runs one seed only. A history
+//! that breaks a guarantee is kept; `KINDRED_GUARANTEES_HISTORY=FILE cargo test ... replay` checks it again.
+
+mod caller;
+mod keys;
+mod recorder;
+mod run;
+mod stored;
+mod stream;
+mod system;
+mod watchers;
+mod wire;
+mod workers;
+
+use std::time::Duration;
+
+use kindred_checker::Counts;
+use kindred_tests::scenario::{self, env_number, report};
+use parking_lot::Mutex;
+
+use run::{Fault, Suite};
+use system::Target;
+
+const SECONDS: u64 = 6;
+const LIMIT: Duration = Duration::from_secs(1200);
+const FIRST_SEED: u64 = 1;
+
+/// Suites side by side would slow each other down until little happens in each.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn suite(name: &'static str, target: Target, fault: Fault) {
+    let suite = Suite { name, target, fault };
+    let _alone = ONE_AT_A_TIME.lock();
+    scenario::run(name, LIMIT, |dir| async move {
+        let seconds = env_number("KINDRED_GUARANTEES_SECONDS", SECONDS)?;
+        let works = Duration::from_secs(seconds).as_millis() / run::WORK.as_millis();
+        let only = env_number("KINDRED_GUARANTEES_SEED", 0)?;
+        let (first, seeds) = if only > 0 { (only, 1) } else { (FIRST_SEED, u64::try_from(works)?.max(1)) };
+        let mut all = Counts::default();
+        let mut failed = 0;
+        for seed in first..first + seeds {
+            let done = suite.run(&dir, seed).await?;
+            add(&mut all, &done.counts);
+            failed += done.failed;
+        }
+        let Counts { operations, unknown, events, watches, resumes, progress, .. } = all;
+        let (keys, undecided) = (all.keys_linearizable, all.keys_undecided);
+        report(&format!(
+            "guarantees suite={name} seeds={seeds} operations={operations} failed={failed} unknown={unknown} \
+             events={events} watches={watches} resumes={resumes} progress={progress} keys={keys} \
+             undecided={undecided} violations=0"
+        ));
+        Ok(())
+    });
+}
+
+fn add(all: &mut Counts, one: &Counts) {
+    all.operations += one.operations;
+    all.unknown += one.unknown;
+    all.events += one.events;
+    all.watches += one.watches;
+    all.resumes += one.resumes;
+    all.progress += one.progress;
+    all.keys_linearizable += one.keys_linearizable;
+    all.keys_undecided += one.keys_undecided;
+}
+
+#[test]
+fn etcd() {
+    suite("etcd", Target::Etcd, Fault::None);
+}
+
+#[test]
+fn shard_hlc() {
+    suite("shard_hlc", Target::Shard { dense: false }, Fault::None);
+}
+
+#[test]
+fn shard_dense() {
+    suite("shard_dense", Target::Shard { dense: true }, Fault::None);
+}
+
+#[test]
+fn one_router() {
+    suite("one_router", Target::Cluster { config: None, routers: 1 }, Fault::None);
+}
+
+#[test]
+fn two_routers() {
+    suite("two_routers", Target::Cluster { config: None, routers: 2 }, Fault::None);
+}
+
+#[test]
+fn shard_killed() {
+    suite("shard_killed", Target::Cluster { config: None, routers: 2 }, Fault::Shard);
+}
+
+#[test]
+fn router_killed() {
+    suite("router_killed", Target::Cluster { config: None, routers: 2 }, Fault::Router);
+}
+
+/// Checks a stored history again, when one is named.
+#[test]
+fn replay() {
+    if let Some(path) = run::asked_for() {
+        match run::replay(&path) {
+            Ok(found) => report(&found),
+            Err(error) => panic!("{error:#}"),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What all clients of a run write down, on one clock.
+
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::Instant,
+};
+
+use kindred_checker::history::{
+    ClientId, History, Nanos, Operation, OperationId, Outcome, Request, Revision, StreamId, Watch, WatchId,
+};
+use parking_lot::Mutex;
+
+use crate::keys::{KINDS, kind_of};
+
+/// Revisions remembered a Kind, to be asked for again.
+const SHOWN_MAX: usize = 4000;
+
+/// A revision and when it was shown.
+pub type Shown = (Nanos, Revision);
+
+/// Shared by all clients of a run.
+#[derive(Debug)]
+pub struct Recorder {
+    start: Instant,
+    operations: Mutex<Vec<Operation>>,
+    watches: Mutex<Vec<Watch>>,
+    /// By Kind, oldest first.
+    shown: Mutex<[Vec<Shown>; KINDS.len()]>,
+    /// What a server said that no server should.
+    oddities: Mutex<BTreeSet<String>>,
+    /// With what text requests ended of which nobody knows whether they ran.
+    unknown: Mutex<BTreeSet<String>>,
+    next_operation: AtomicU64,
+    next_watch: AtomicU64,
+    next_stream: AtomicU64,
+    next_client: AtomicU32,
+    next_value: AtomicU64,
+}
+
+impl Recorder {
+    pub fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            operations: Mutex::default(),
+            watches: Mutex::default(),
+            shown: Mutex::default(),
+            oddities: Mutex::default(),
+            unknown: Mutex::default(),
+            next_operation: AtomicU64::new(1),
+            next_watch: AtomicU64::new(1),
+            next_stream: AtomicU64::new(1),
+            next_client: AtomicU32::new(1),
+            next_value: AtomicU64::new(1),
+        }
+    }
+
+    pub fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    pub fn client(&self) -> ClientId {
+        ClientId(self.next_client.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub fn watch_id(&self) -> WatchId {
+        WatchId(self.next_watch.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub fn stream_id(&self) -> StreamId {
+        StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A value that nobody else writes.
+    pub fn value(&self) -> String {
+        format!("v{}", self.next_value.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Writes down an operation that has just returned.
+    pub fn operation(&self, client: ClientId, call: Nanos, request: Request, outcome: Outcome) {
+        let returned = self.now();
+        let id = OperationId(self.next_operation.fetch_add(1, Ordering::Relaxed));
+        if let (Some(kind), Some(header)) = (kind_of_request(&request), outcome.header()) {
+            self.show(kind, header);
+        }
+        self.operations.lock().push(Operation { id, client, call, returned, request, outcome });
+    }
+
+    /// Writes down a watch that will get nothing more.
+    pub fn watch(&self, watch: Watch) {
+        self.watches.lock().push(watch);
+    }
+
+    /// Remembers that a client was shown this revision of the Kind; each once, when it is the highest so far.
+    pub fn show(&self, kind: usize, revision: Revision) {
+        let now = self.now();
+        let shown = &mut self.shown.lock()[kind];
+        if shown.last().is_some_and(|(_, last)| *last >= revision) {
+            return;
+        }
+        if shown.len() >= SHOWN_MAX {
+            shown.drain(..SHOWN_MAX / 2);
+        }
+        shown.push((now, revision));
+    }
+
+    /// What was shown of the Kind, oldest first.
+    pub fn shown(&self, kind: usize) -> Vec<Shown> {
+        self.shown.lock()[kind].clone()
+    }
+
+    /// Notes something that the checker has no word for; the run fails.
+    pub fn oddity(&self, what: String) {
+        self.oddities.lock().insert(what);
+    }
+
+    /// Notes why an outcome is unknown.
+    pub fn unknown(&self, why: String) {
+        self.unknown.lock().insert(why);
+    }
+
+    pub fn why_unknown(&self) -> Vec<String> {
+        self.unknown.lock().iter().cloned().collect()
+    }
+
+    pub fn oddities(&self) -> Vec<String> {
+        self.oddities.lock().iter().cloned().collect()
+    }
+
+    /// Everything recorded so far.
+    pub fn history(&self) -> History {
+        History { operations: self.operations.lock().clone(), watches: self.watches.lock().clone() }
+    }
+}
+
+/// The Kind of a request about keys.
+pub fn kind_of_request(request: &Request) -> Option<usize> {
+    match request {
+        Request::List(list) => kind_of(&list.range.key),
+        Request::Put { key, .. }
+        | Request::Create { key, .. }
+        | Request::Update { key, .. }
+        | Request::Delete { key }
+        | Request::DeleteIf { key, .. } => kind_of(key),
+        Request::DeleteRange { range } => kind_of(&range.key),
+        Request::Txn { compares, .. } => kind_of(compares.first()?.key()),
+        Request::Compact { .. } => None,
+    }
+}

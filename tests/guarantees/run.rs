@@ -1,0 +1,272 @@
+//! One seed: fresh servers, concurrent clients for a while, maybe a fault, and the check of what they recorded.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, bail, ensure};
+use kindred_checker::{
+    Counts, check,
+    history::{DefiniteError, History, Outcome, Request, Revision},
+};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use tokio::{sync::watch, task::JoinSet};
+
+use crate::{
+    caller::{Caller, NO_LEASE},
+    keys::{self, KINDS},
+    recorder::{Recorder, kind_of_request},
+    stored,
+    system::{Assumptions, Order, System, Target},
+    watchers::{Targets, Watcher},
+    workers::{self, Worker},
+};
+
+const WRITERS: usize = 6;
+const READERS: usize = 3;
+const WATCHERS: usize = 5;
+/// How long clients work before and after a fault, or in all without one.
+pub const WORK: Duration = Duration::from_millis(2500);
+const TICK: Duration = Duration::from_millis(50);
+
+/// What happens in the middle of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// `kill -9` of a shard, which loses its Kind.
+    Shard,
+    /// `kill -9` of a router.
+    Router,
+}
+
+/// A suite: what runs, and what happens to it.
+#[derive(Debug, Clone, Copy)]
+pub struct Suite {
+    pub name: &'static str,
+    pub target: Target,
+    pub fault: Fault,
+}
+
+/// What one seed recorded and how it was judged.
+#[derive(Debug)]
+pub struct Seed {
+    pub counts: Counts,
+    pub failed: usize,
+}
+
+impl Suite {
+    /// Runs a seed.
+    ///
+    /// # Errors
+    /// When a guarantee is broken: with what was found, where the history is, and how to check it again.
+    pub async fn run(self, dir: &Path, seed: u64) -> anyhow::Result<Seed> {
+        let place = dir.join(format!("seed{seed}"));
+        std::fs::create_dir_all(&place)?;
+        let recorder = Arc::new(Recorder::new());
+        let mut assumptions = Assumptions::of(self.target);
+        let mut system = System::start(&place, self.target).await?;
+        let worked = self.work(&mut system, &recorder, &mut assumptions, seed).await;
+        // Nobody is served any more, so nothing is recorded any more.
+        drop(system);
+        let history = recorder.history();
+        let files = |what: String| -> anyhow::Result<Seed> {
+            let path = stored::save(&place, &history, &assumptions, &what)?;
+            bail!("suite {} seed {seed}\n{what}\n{}", self.name, self.replay(seed, &path))
+        };
+        if let Err(error) = worked {
+            return files(format!("{error:#}"));
+        }
+        let report = check(&history, &assumptions.config());
+        if !report.is_clean() {
+            return files(report.to_string());
+        }
+        let mut complaints = recorder.oddities();
+        complaints.extend(self.unexpected_failures(&history, &assumptions));
+        complaints.extend(too_little(&report.counts));
+        if !complaints.is_empty() {
+            complaints.extend(recorder.why_unknown());
+            return files(complaints.join("\n"));
+        }
+        let failed = history.operations.iter().filter(|o| matches!(o.outcome, Outcome::Failed(_))).count();
+        std::fs::remove_dir_all(&place)?;
+        Ok(Seed { counts: report.counts, failed })
+    }
+
+    fn replay(self, seed: u64, path: &Path) -> String {
+        format!(
+            "the history is {}\ncheck it again: KINDRED_GUARANTEES_HISTORY={} cargo test -p kindred-tests --test \
+             guarantees replay -- --nocapture\nrun it again: KINDRED_GUARANTEES_SEED={seed} cargo test -p \
+             kindred-tests --test guarantees {} -- --nocapture",
+            path.display(),
+            path.display(),
+            self.name
+        )
+    }
+
+    /// Lets clients work, then waits until every watch has everything.
+    async fn work(
+        self,
+        system: &mut System,
+        recorder: &Arc<Recorder>,
+        assumptions: &mut Assumptions,
+        seed: u64,
+    ) -> anyhow::Result<()> {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let (stop_workers, stopped) = watch::channel(false);
+        let (set_targets, targets) = watch::channel(None);
+        let mut workers = JoinSet::new();
+        let mut watchers = JoinSet::new();
+        for _ in 0..WRITERS {
+            workers.spawn(workers::write(worker(recorder, system, &mut rng, &stopped)?));
+        }
+        for _ in 0..READERS {
+            workers.spawn(workers::read(worker(recorder, system, &mut rng, &stopped)?));
+        }
+        workers.spawn(workers::compact(worker(recorder, system, &mut rng, &stopped)?));
+        let careful = self.target == Target::Etcd;
+        for _ in 0..WATCHERS {
+            let worker = worker(recorder, system, &mut rng, &stopped)?;
+            watchers.spawn(Watcher::new(worker, targets.clone(), careful).run());
+        }
+        tokio::time::sleep(WORK / 2).await;
+        self.strike(system, assumptions, &mut rng).await?;
+        tokio::time::sleep(WORK / 2).await;
+        stop_workers.send_replace(true);
+        all_done(workers).await?;
+        set_targets.send_replace(Some(last_revisions(recorder, system, &mut rng).await?));
+        if assumptions.order == Order::PerKind {
+            return all_done(watchers).await;
+        }
+        // etcd answers no progress request while a watch of the stream waits for a revision that is not yet there.
+        let mut caller = Caller::new(recorder.clone(), system.endpoints.clone(), &mut rng)?;
+        let ticking = async {
+            loop {
+                let (key, value) = (keys::key(&mut rng, 0), recorder.value().into());
+                caller.call(&mut rng, Request::Put { key, value, lease: NO_LEASE }).await?;
+                tokio::time::sleep(TICK).await;
+            }
+        };
+        tokio::select! {
+            done = all_done(watchers) => done,
+            failed = ticking => failed,
+        }
+    }
+
+    async fn strike(
+        self,
+        system: &mut System,
+        assumptions: &mut Assumptions,
+        rng: &mut StdRng,
+    ) -> anyhow::Result<()> {
+        match self.fault {
+            Fault::None => {}
+            Fault::Router => {
+                let index = rng.random_range(0..system.endpoints.len());
+                system.restart_router(index).await?;
+            }
+            Fault::Shard => {
+                let kind = rng.random_range(0..KINDS.len());
+                let restart = system.restart_shard(kind).await?;
+                assumptions.gaps.push((KINDS[kind].prefix.to_owned(), 0, restart.0));
+            }
+        }
+        Ok(())
+    }
+
+    /// Requests that should have worked: those of Kinds to which nothing happened.
+    fn unexpected_failures(self, history: &History, assumptions: &Assumptions) -> Vec<String> {
+        let mut found: BTreeMap<String, usize> = BTreeMap::new();
+        for operation in &history.operations {
+            let kind = kind_of_request(&operation.request);
+            let struck = match self.fault {
+                Fault::None => false,
+                Fault::Router => true,
+                // A compaction is of all stores.
+                Fault::Shard => kind.is_none_or(|kind| {
+                    assumptions.gaps.iter().any(|(prefix, ..)| prefix == KINDS[kind].prefix)
+                }),
+            };
+            // Two keys may be on two stores, which is refused.
+            let refusable = matches!(operation.request, Request::Txn { .. });
+            let text = match &operation.outcome {
+                Outcome::Unknown if !struck => "an unknown outcome".to_owned(),
+                Outcome::Failed(DefiniteError::Other(text)) if !struck && !refusable => text.clone(),
+                Outcome::Failed(DefiniteError::FutureRevision) => "a future revision".to_owned(),
+                _ => continue,
+            };
+            let place = kind.map_or("a compaction", |kind| KINDS[kind].prefix);
+            *found.entry(format!("{place}: {text}")).or_default() += 1;
+        }
+        found.into_iter().map(|(what, times)| format!("{times} times {what}")).collect()
+    }
+}
+
+fn worker(
+    recorder: &Arc<Recorder>,
+    system: &System,
+    rng: &mut StdRng,
+    done: &watch::Receiver<bool>,
+) -> anyhow::Result<Worker> {
+    let caller = Caller::new(recorder.clone(), system.endpoints.clone(), rng)?;
+    Ok(Worker::new(caller, rng.random(), done.clone()))
+}
+
+async fn all_done(mut tasks: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> {
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+/// The current revision of each Kind, after the last write.
+async fn last_revisions(
+    recorder: &Arc<Recorder>,
+    system: &System,
+    rng: &mut StdRng,
+) -> anyhow::Result<Targets> {
+    let mut caller = Caller::new(recorder.clone(), system.endpoints.clone(), rng)?;
+    let mut targets = [Revision(0); KINDS.len()];
+    for (kind, target) in targets.iter_mut().enumerate() {
+        for request in [Request::get(keys::probe(kind)), list_of(kind)] {
+            let outcome = caller.call(rng, request).await?;
+            let header =
+                outcome.header().with_context(|| format!("a read of {kind} at the end: {outcome:?}"))?;
+            *target = header.max(*target);
+        }
+    }
+    Ok(targets)
+}
+
+fn list_of(kind: usize) -> Request {
+    Request::List(kindred_checker::history::List::current(keys::whole(kind)))
+}
+
+/// A run in which little happened proves little.
+fn too_little(counts: &Counts) -> Option<String> {
+    let enough = counts.operations > 300
+        && counts.events > 500
+        && counts.watches > 20
+        && counts.resumes > 5
+        && counts.progress > 10
+        && counts.keys_linearizable > 20;
+    (!enough).then(|| format!("too little happened: {counts:?}"))
+}
+
+/// Checks a stored history again.
+///
+/// # Errors
+/// With the violations.
+pub fn replay(path: &Path) -> anyhow::Result<String> {
+    let (history, assumptions) = stored::load(path)?;
+    let report = check(&history, &assumptions.config());
+    ensure!(report.is_clean(), "{}\n{report}", path.display());
+    Ok(report.to_string())
+}
+
+/// The path of a history to check again, if one is asked for.
+pub fn asked_for() -> Option<PathBuf> {
+    std::env::var_os("KINDRED_GUARANTEES_HISTORY").map(PathBuf::from)
+}

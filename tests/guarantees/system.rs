@@ -1,0 +1,215 @@
+//! The servers under test, and what may be assumed of them.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use kindred_checker::{Config, Domain, Gap, Key, history::Revision};
+use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+use kindred_proto::etcdserverpb::{
+    RangeRequest, WatchCreateRequest, WatchRequest, watch_request::RequestUnion,
+};
+use kindred_tests::{
+    client::Client,
+    process::{Process, Spec, our_binary},
+    scenario::wait_for,
+    servers::{Etcd, Shard},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::keys::KINDS;
+
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+const ANY_PORT: &str = "127.0.0.1:0";
+/// Short, so that periodic progress is seen in a short run.
+const PROGRESS_EVERY: &str = "--watch-progress-notify-interval=500ms";
+
+/// What to start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    Etcd,
+    /// One shard, without a router.
+    Shard {
+        dense: bool,
+    },
+    /// A process for each store of the configuration (the default one for none), and routers in front.
+    Cluster {
+        config: Option<&'static str>,
+        routers: usize,
+    },
+}
+
+/// What the checker may assume; stored with a failed history, so that it can be checked again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assumptions {
+    pub order: Order,
+    /// Kind prefix, last durable revision, first revision after the restart.
+    pub gaps: Vec<(String, i64, i64)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    Etcd,
+    /// One counter as etcd's, and for the rest kindred's stricter rules.
+    Dense,
+    PerKind,
+}
+
+impl Assumptions {
+    pub fn of(target: Target) -> Self {
+        let order = match target {
+            Target::Etcd => Order::Etcd,
+            Target::Shard { dense: true } => Order::Dense,
+            Target::Shard { dense: false } | Target::Cluster { .. } => Order::PerKind,
+        };
+        Self { order, gaps: Vec::new() }
+    }
+
+    pub fn config(&self) -> Config {
+        let base = match self.order {
+            Order::Etcd => Config::etcd(),
+            Order::Dense => {
+                Config { prev_kv_compactable: false, progress_below_start: false, ..Config::etcd() }
+            }
+            Order::PerKind => Config::kindred(KINDS.iter().map(|kind| Key::from(kind.prefix))),
+        };
+        let gaps = self.gaps.iter().map(|(prefix, durable, restart)| Gap {
+            domain: Domain(Key::from(prefix.as_str())),
+            durable: Revision(*durable),
+            restart: Revision(*restart),
+        });
+        Config { gaps: gaps.collect(), ..base }
+    }
+}
+
+/// Running servers.
+#[derive(Debug)]
+pub struct System {
+    /// Where clients connect.
+    pub endpoints: Arc<Vec<String>>,
+    _etcd: Option<Etcd>,
+    shards: Vec<(String, Shard)>,
+    routers: Vec<Process>,
+}
+
+impl System {
+    /// Starts fresh servers.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub async fn start(dir: &Path, target: Target) -> anyhow::Result<Self> {
+        match target {
+            Target::Etcd => {
+                let etcd = Etcd::start(dir, "etcd").await?;
+                let endpoints = Arc::new(vec![etcd.address.clone()]);
+                Ok(Self { endpoints, _etcd: Some(etcd), shards: Vec::new(), routers: Vec::new() })
+            }
+            Target::Shard { dense } => {
+                let revisions = if dense { "--revisions=dense" } else { "--revisions=hlc" };
+                let flags = [revisions.to_owned(), PROGRESS_EVERY.to_owned()];
+                let shard = Shard::start(dir, "shard", &flags).await?;
+                let endpoints = Arc::new(vec![shard.address.clone()]);
+                let shards = vec![("shard".to_owned(), shard)];
+                Ok(Self { endpoints, _etcd: None, shards, routers: Vec::new() })
+            }
+            Target::Cluster { config, routers } => Self::cluster(dir, config, routers).await,
+        }
+    }
+
+    async fn cluster(dir: &Path, config: Option<&str>, routers: usize) -> anyhow::Result<Self> {
+        let text = config.unwrap_or(DEFAULT_CONFIG);
+        let mut shards = Vec::new();
+        for store in parse_config(text)?.stores {
+            let name = store.name.0;
+            let slot = store.slot.with_context(|| format!("store {name} has no slot"))?;
+            let flags = [format!("--name={name}"), format!("--slot={slot}"), PROGRESS_EVERY.to_owned()];
+            let shard = Shard::start(dir, &name, &flags).await?;
+            shards.push((name, shard));
+        }
+        let file = dir.join("partitions.yaml");
+        std::fs::write(&file, text)?;
+        let mut args = vec![
+            format!("--listen={ANY_PORT}"),
+            format!("--admin={ANY_PORT}"),
+            format!("--config={}", file.display()),
+        ];
+        args.extend(shards.iter().map(|(name, shard)| format!("--store={name}={}", shard.address)));
+        let (mut processes, mut endpoints) = (Vec::new(), Vec::new());
+        for index in 0..routers {
+            let spec = Spec {
+                name: format!("router{index}"),
+                program: our_binary("kindred-router")?,
+                args: args.clone(),
+                env: Vec::new(),
+                ready: "kindred-router ready ".to_owned(),
+            };
+            let mut process = Process::start(dir, spec).await?;
+            let address = process.ready_field("listen")?.trim_start_matches("http://").to_owned();
+            process.set_arg("--listen", &address);
+            endpoints.push(address);
+            processes.push(process);
+        }
+        for endpoint in &endpoints {
+            let client = Client::connect(endpoint).await?;
+            for kind in &KINDS {
+                serves(&client, kind.prefix).await?;
+            }
+        }
+        Ok(Self { endpoints: Arc::new(endpoints), _etcd: None, shards, routers: processes })
+    }
+
+    /// `kill -9` of a router, and a new one in its place.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub async fn restart_router(&mut self, index: usize) -> anyhow::Result<()> {
+        let router = self.routers.get_mut(index).context("no such router")?;
+        router.kill()?;
+        router.restart().await
+    }
+
+    /// `kill -9` of the shard that has this Kind alone, and a new process in its place, which has lost everything:
+    /// its first revision, at or below which nothing can be read any more.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub async fn restart_shard(&mut self, kind: usize) -> anyhow::Result<Revision> {
+        let store = KINDS[kind].default_store;
+        let (_, shard) = self.shards.iter_mut().find(|(name, _)| name == store).context("no such store")?;
+        shard.process.kill()?;
+        shard.process.restart().await?;
+        first_revision(&shard.address).await
+    }
+}
+
+/// Waits until a router has a connection to the store of these keys.
+async fn serves(client: &Client, prefix: &str) -> anyhow::Result<()> {
+    let request =
+        RangeRequest { key: Bytes::copy_from_slice(prefix.as_bytes()), limit: 1, ..Default::default() };
+    wait_for(&format!("the store of {prefix}"), ANSWER_LIMIT, || {
+        let (mut kv, request) = (client.kv.clone(), request.clone());
+        async move { Ok(kv.range(request).await.ok()) }
+    })
+    .await?;
+    Ok(())
+}
+
+/// What a watch from the beginning of time is refused with.
+async fn first_revision(address: &str) -> anyhow::Result<Revision> {
+    let mut client = Client::connect(address).await?;
+    let create =
+        WatchCreateRequest { key: Bytes::from_static(b"/"), start_revision: 1, ..Default::default() };
+    let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    let requests = tokio_stream::StreamExt::chain(tokio_stream::iter([create]), tokio_stream::pending());
+    let reading = async {
+        let mut answers = client.watch.watch(requests).await?.into_inner();
+        while let Some(answer) = answers.message().await? {
+            if answer.canceled {
+                return Ok(Revision(answer.compact_revision));
+            }
+        }
+        bail!("the stream ended")
+    };
+    tokio::time::timeout(ANSWER_LIMIT, reading).await.context("no answer of a restarted shard")?
+}
