@@ -27,7 +27,7 @@ verify:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) run --quiet --locked -p kindred-proto-gen --bin kindred-proto-gen -- --check
 	.ci/tidy
-	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --offline check licenses bans sources; else echo "cargo-deny is not installed: cargo install --locked cargo-deny" >&2; exit 1; fi
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check licenses bans sources; else echo "cargo-deny is not installed: cargo install --locked cargo-deny" >&2; exit 1; fi
 
 ## fix: format and apply clippy's suggestions
 fix:

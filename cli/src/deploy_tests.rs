@@ -24,7 +24,9 @@ fn check(words: &[String]) {
     let args: Vec<&str> = match program {
         "kindred" => std::iter::once("kindred").chain(rest.iter().map(String::as_str)).collect(),
         "kindred-shard" => ["kindred", "shard"].into_iter().chain(rest.iter().map(String::as_str)).collect(),
-        "kindred-router" => ["kindred", "router"].into_iter().chain(rest.iter().map(String::as_str)).collect(),
+        "kindred-router" => {
+            ["kindred", "router"].into_iter().chain(rest.iter().map(String::as_str)).collect()
+        }
         other => panic!("{other} is not one of our programs"),
     };
     if let Err(error) = Cli::try_parse_from(&args) {
@@ -38,7 +40,10 @@ fn systemd_units_start_what_exists() {
         let text = deploy(&format!("systemd/{unit}"));
         let line = text.lines().find_map(|l| l.strip_prefix("ExecStart=")).expect("ExecStart");
         // What systemd would fill in.
-        let line = line.replace("%i", "pods").replace("${KINDRED_SLOT}", "4").replace("${KINDRED_LISTEN}", "0.0.0.0:2394");
+        let line = line
+            .replace("%i", "pods")
+            .replace("${KINDRED_SLOT}", "4")
+            .replace("${KINDRED_LISTEN}", "0.0.0.0:2394");
         check(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
         for section in ["[Unit]", "[Service]", "[Install]"] {
             assert!(text.contains(section), "{unit} lacks {section}");
@@ -52,7 +57,8 @@ fn compose_and_image_commands_parse() {
     let services = compose["services"].as_object().unwrap();
     let mut commands = 0;
     for (name, service) in services {
-        let words: Vec<String> = serde_json::from_value(service["command"].clone()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let words: Vec<String> =
+            serde_json::from_value(service["command"].clone()).unwrap_or_else(|e| panic!("{name}: {e}"));
         check(&[vec!["kindred".to_owned()], words].concat());
         commands += 1;
     }

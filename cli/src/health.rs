@@ -27,8 +27,8 @@ pub fn run(args: &HealthArgs) -> anyhow::Result<()> {
         .with_context(|| format!("--admin {}: expected http://HOST:PORT", args.admin))?
         .next()
         .with_context(|| format!("--admin {}: the host has no address", args.admin))?;
-    let mut stream =
-        TcpStream::connect_timeout(&address, TIMEOUT).with_context(|| format!("connecting to {authority}"))?;
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)
+        .with_context(|| format!("connecting to {authority}"))?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     write!(stream, "GET /readyz?verbose HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();

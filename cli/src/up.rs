@@ -55,9 +55,11 @@ impl UpArgs {
     fn client_tls_flags(&self) -> Vec<String> {
         let mut words = Vec::new();
         let tls = &self.tls;
-        for (flag, file) in
-            [("--cert-file", &tls.cert_file), ("--key-file", &tls.key_file), ("--trusted-ca-file", &tls.trusted_ca_file)]
-        {
+        for (flag, file) in [
+            ("--cert-file", &tls.cert_file),
+            ("--key-file", &tls.key_file),
+            ("--trusted-ca-file", &tls.trusted_ca_file),
+        ] {
             words.extend(file.iter().flat_map(|file| [flag.to_owned(), file.display().to_string()]));
         }
         for (flag, names) in [
@@ -68,7 +70,9 @@ impl UpArgs {
                 words.extend([flag.to_owned(), names.join(",")]);
             }
         }
-        for (flag, on) in [("--client-cert-auth", tls.client_cert_auth), ("--allow-plaintext", tls.allow_plaintext)] {
+        for (flag, on) in
+            [("--client-cert-auth", tls.client_cert_auth), ("--allow-plaintext", tls.allow_plaintext)]
+        {
             if on {
                 words.push(flag.to_owned());
             }
@@ -99,7 +103,9 @@ fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
     // Only what `up` itself fills in may be missing: the endpoints of the shards that it runs.
     let none: SocketAddr = ([127, 0, 0, 1], 1).into();
     let listens: Vec<_> = layout::local_shards(&config).into_iter().map(|shard| (shard, none)).collect();
-    if let Err(errors) = kindred_partition_config::validate::validate(&layout::with_endpoints(&config, &listens, false)) {
+    if let Err(errors) =
+        kindred_partition_config::validate::validate(&layout::with_endpoints(&config, &listens, false))
+    {
         let lines: Vec<String> = errors.iter().map(|error| format!("  {error}")).collect();
         bail!("--config {}: {} error(s)\n{}", path.display(), lines.len(), lines.join("\n"));
     }
@@ -111,7 +117,10 @@ fn lock(dir: &Path) -> anyhow::Result<fs::File> {
     let path = dir.join("lock");
     let file = fs::File::create(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
     if file.try_lock().is_err() {
-        bail!("--data-dir {}: another `kindred up` is running there; stop it or choose another folder", dir.display());
+        bail!(
+            "--data-dir {}: another `kindred up` is running there; stop it or choose another folder",
+            dir.display()
+        );
     }
     Ok(file)
 }
@@ -122,7 +131,8 @@ fn prepare_tls(args: &mut UpArgs) -> anyhow::Result<Option<InternalTls>> {
     if !outer && !args.auto_tls {
         return Ok(None);
     }
-    let made = auto_tls::create(&args.data_dir.join("auto-tls"), &[]).context("making certificates for --auto-tls")?;
+    let made = auto_tls::create(&args.data_dir.join("auto-tls"), &[])
+        .context("making certificates for --auto-tls")?;
     if args.auto_tls {
         args.tls.cert_file = Some(made.server_cert.clone());
         args.tls.key_file = Some(made.server_key.clone());

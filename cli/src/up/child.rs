@@ -140,7 +140,8 @@ impl Running {
 
     /// Asks it to stop (SIGTERM), and kills it when it has not within `grace`.
     pub async fn stop(mut self, grace: Duration) {
-        if let Some(pid) = self.pid().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)
+        if let Some(pid) =
+            self.pid().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)
         {
             // An error means that it is gone already, which `ended` then finds.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);

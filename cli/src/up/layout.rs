@@ -39,7 +39,11 @@ pub fn local_shards(config: &KindredConfig) -> Vec<LocalShard> {
         .iter()
         .enumerate()
         .filter(|(_, store)| store.store_type == StoreType::Shard && store.endpoints.is_empty())
-        .map(|(index, store)| LocalShard { index, name: store.name.to_string(), slot: store.slot.unwrap_or_default() })
+        .map(|(index, store)| LocalShard {
+            index,
+            name: store.name.to_string(),
+            slot: store.slot.unwrap_or_default(),
+        })
         .collect()
 }
 
@@ -118,5 +122,10 @@ pub fn router(
         flag("store-trusted-ca-file", tls.ca.display().to_string());
     }
     words.extend(args.client_tls_flags());
-    Spec { name: "router".to_owned(), program: program.to_owned(), args: words, ready_prefix: "kindred-router ready" }
+    Spec {
+        name: "router".to_owned(),
+        program: program.to_owned(),
+        args: words,
+        ready_prefix: "kindred-router ready",
+    }
 }

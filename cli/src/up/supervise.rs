@@ -81,7 +81,8 @@ async fn start_shards(
         starting.spawn(async move {
             let (running, ready) = spec.start().await?;
             let listen = ready.get("listen").context("the shard's ready line names no listen address")?;
-            let listen: SocketAddr = listen.parse().with_context(|| format!("the shard's address {listen}"))?;
+            let listen: SocketAddr =
+                listen.parse().with_context(|| format!("the shard's address {listen}"))?;
             anyhow::Ok((shard, running, listen))
         });
     }
