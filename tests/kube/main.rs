@@ -1,70 +1,92 @@
-//! A real kube-apiserver on `kindred up`, over mTLS, driven with kubectl; then every shard is asked what it holds.
+//! The kube run: a real kube-apiserver on `kindred up` over mTLS, with kubectl and an HTTP client.
 //!
-//! `KINDRED_KUBE_STORE=etcd` runs the same against one real etcd without TLS: the test of this test.
+//! | module | what |
+//! | --- | --- |
+//! | [`cluster`] | the store, its configuration, the apiservers, counters |
+//! | [`objects`], [`load`] | what nodes, controllers and users write |
+//! | [`writes`] | field managers, patches, optimistic locks, deletes |
+//! | [`watches`] | every change once and in order; from a revision; too old a revision |
+//! | [`lists`] | pages while others write; consistent, cached, exact and too old lists |
+//! | [`pairs`] | a second apiserver on the same store, and restarts |
+//! | [`faults`] | events end with their leases; a shard is killed |
+//! | [`placement`] | each shard asked what it holds |
+//! | [`health`] | what the apiserver's own metrics say |
+//!
+//! `KINDRED_TEST_CONFIG=FILE` gives kindred another configuration; the expected places are read from it.
+//! `KINDRED_KUBE_STORE=etcd` runs on one real etcd instead: the test of these tests.
 
-mod apiserver;
+mod cluster;
+mod faults;
+mod health;
+mod lists;
+mod load;
+mod objects;
+mod pairs;
 mod placement;
-mod workload;
+mod watches;
+mod writes;
 
-use std::{path::Path, time::Duration};
+use std::time::{Duration, Instant};
 
-use kindred_tests::{
-    certs::Authority,
-    scenario,
-    servers::{Etcd, Up},
-};
+use cluster::{Certificates, Cluster};
+use kindred_tests::scenario::{self, report};
 
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(480);
 
-/// What the apiserver stores in, with the flags that let it in.
-pub struct Store {
-    pub flags: Vec<String>,
-    pub up: Option<Up>,
-    // Ended when dropped.
-    _etcd: Option<Etcd>,
+/// Says how long a step took: which one is slow, and how far a failed run came.
+struct Steps {
+    started: Instant,
 }
 
-impl Store {
-    async fn start(dir: &Path) -> anyhow::Result<Self> {
-        if std::env::var("KINDRED_KUBE_STORE").is_ok_and(|store| store == "etcd") {
-            let etcd = Etcd::start(dir, "etcd").await?;
-            let flags = vec![format!("--etcd-servers=http://{}", etcd.address)];
-            return Ok(Self { flags, up: None, _etcd: Some(etcd) });
-        }
-        let authority = Authority::new(dir, "authority")?;
-        let server = authority.leaf("server")?;
-        let client = authority.leaf("apiserver")?;
-        let up = Up::start(
-            dir,
-            "kindred",
-            &[
-                format!("--cert-file={}", server.cert.display()),
-                format!("--key-file={}", server.key.display()),
-                format!("--trusted-ca-file={}", authority.cert.display()),
-                "--client-cert-auth".to_owned(),
-            ],
-        )
-        .await?;
-        let flags = vec![
-            format!("--etcd-servers=https://{}", up.address),
-            format!("--etcd-cafile={}", authority.cert.display()),
-            format!("--etcd-certfile={}", client.cert.display()),
-            format!("--etcd-keyfile={}", client.key.display()),
-        ];
-        Ok(Self { flags, up: Some(up), _etcd: None })
+impl Steps {
+    fn done(&mut self, name: &str) {
+        report(&format!("kube step {name} seconds={:.1}", self.started.elapsed().as_secs_f64()));
+        self.started = Instant::now();
     }
 }
 
 #[test]
-fn kubernetes_on_kindred() {
-    scenario::run("kubernetes", LIMIT, |dir| async move {
-        let store = Store::start(&dir).await?;
-        let mut apiserver = apiserver::Apiserver::start(&dir, &store.flags).await?;
-        workload::run(&dir, &mut apiserver).await?;
-        if let Some(up) = &store.up {
-            placement::check(up).await?;
-        }
-        apiserver.process.stop().await?;
+fn kubernetes_over_mtls() {
+    scenario::run("kubernetes_over_mtls", LIMIT, |dir| async move {
+        let mut steps = Steps { started: Instant::now() };
+        let mut cluster = Cluster::start(&dir, Certificates::Given).await?;
+        let at_start = health::Baseline::take(&cluster).await?;
+        steps.done("start");
+        load::run(&cluster).await?;
+        steps.done("load");
+        writes::run(&cluster).await?;
+        steps.done("writes");
+        watches::run(&cluster).await?;
+        steps.done("watches");
+        lists::run(&cluster).await?;
+        steps.done("lists");
+        at_start.no_errors(&cluster).await?;
+        pairs::run(&mut cluster).await?;
+        steps.done("pairs");
+        // From here on with fresh counters: the first apiserver was started again.
+        let after_restart = health::Baseline::take(&cluster).await?;
+        faults::events_end(&cluster).await?;
+        steps.done("events_end");
+        placement::check(&cluster).await?;
+        steps.done("placement");
+        let killed = faults::kill_the_events_shard(&cluster).await?;
+        steps.done("kill_shard");
+        placement::check(&cluster).await?;
+        writes::delete_all(&cluster).await?;
+        after_restart.undisturbed(&cluster, killed.as_deref()).await?;
+        steps.done("end");
+        report(&cluster.stop().await?.line());
+        Ok(())
+    });
+}
+
+#[test]
+fn kubernetes_with_auto_tls() {
+    scenario::run("kubernetes_with_auto_tls", LIMIT, |dir| async move {
+        let cluster = Cluster::start(&dir, Certificates::Auto).await?;
+        load::run(&cluster).await?;
+        placement::check(&cluster).await?;
+        report(&cluster.stop().await?.line());
         Ok(())
     });
 }

@@ -1,43 +1,151 @@
-//! Asks each shard, through its own etcd API, which keys it holds: each kind where the default configuration says, and
-//! nowhere else.
+//! Asks every shard, over etcd's API, for all that it holds: each key is where the map says, on no other shard, and all
+//! of them together are what the router and the apiserver show.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use anyhow::{Context, ensure};
-use kindred_tests::{etcdctl::Etcdctl, scenario::report, servers::Up};
+use anyhow::Context;
+use kindred_partition_config::key::KeyRange;
+use kindred_proto::etcdserverpb::{RangeRequest, kv_client::KvClient};
+use kindred_tests::scenario::{report, wait_for};
+use kindred_transport::{
+    connect::Connector,
+    tls::{ClientTls, ClientTlsSettings},
+};
+use tonic::transport::Channel;
 
-/// The kinds that have a shard of their own.
-const PLACED: [(&str, &str); 4] = [
-    ("/registry/leases/", "leases"),
-    ("/registry/minions/", "nodes"),
-    ("/registry/pods/", "pods"),
-    ("/registry/events/", "events"),
+use crate::{
+    cluster::{Cluster, Kindred},
+    load::{many, names},
+    objects::{
+        ALL_EVENTS, ALL_PODS, ALL_WIDGETS, NAMESPACES, NODE_COLLECTION, NODE_LEASES, collection, event,
+        spread,
+    },
+};
+
+/// While keys come and go (events end), two looks may differ; some two looks will not.
+const EQUAL_LIMIT: Duration = Duration::from_secs(30);
+
+/// Collections of the apiserver and where their keys are.
+const SHOWN: [(&str, &str); 7] = [
+    (ALL_PODS, "/registry/pods/"),
+    (NODE_COLLECTION, "/registry/minions/"),
+    (NODE_LEASES, "/registry/leases/kube-node-lease/"),
+    (ALL_EVENTS, "/registry/events/"),
+    (ALL_WIDGETS, "/registry/example.com/widgets/"),
+    ("/api/v1/secrets", "/registry/secrets/"),
+    ("/api/v1/services", "/registry/services/specs/"),
 ];
 
-pub async fn check(up: &Up) -> anyhow::Result<()> {
-    // With TLS, shards let in only the router, with the certificate that `kindred up` made for it.
-    let certificates = up.data_dir.join("auto-tls");
-    let flags = [("cacert", "ca.crt"), ("cert", "client.crt"), ("key", "client.key")]
-        .map(|(flag, file)| format!("--{flag}={}", certificates.join(file).display()));
-    let mut counts = BTreeMap::new();
-    for (store, address) in up.stores()? {
-        let shard = Etcdctl::new(&format!("https://{address}")).with(&flags);
-        let keys =
-            shard.ok(&["get", "", "--from-key", "--keys-only"]).await.with_context(|| store.clone())?;
-        let mut count = 0;
-        for key in keys.lines().filter(|line| !line.is_empty()) {
-            let wanted = PLACED.iter().find(|(prefix, _)| key.starts_with(prefix));
-            let wanted = wanted.map_or("default", |(_, store)| store);
-            ensure!(wanted == store, "{key} is on {store}, its place is {wanted}");
-            count += 1;
+type Keys = BTreeSet<String>;
+
+fn connect(address: &str, tls: &ClientTlsSettings) -> anyhow::Result<KvClient<Channel>> {
+    let channel = Connector::with_tls(Some(ClientTls::load(tls.clone())?)).channel(&address.parse()?)?;
+    Ok(KvClient::new(channel).max_decoding_message_size(usize::MAX))
+}
+
+async fn keys(client: &mut KvClient<Channel>, range: &KeyRange) -> anyhow::Result<Vec<String>> {
+    // etcd writes "no upper bound" as a zero byte, and has no empty key.
+    let not_empty = |key: &[u8]| if key.is_empty() { vec![0] } else { key.to_vec() };
+    let (start, end) = match range {
+        KeyRange::Single(key) => (key.to_vec(), Vec::new()),
+        KeyRange::Span { start, end } => (not_empty(start), not_empty(end.as_deref().unwrap_or_default())),
+    };
+    let request =
+        RangeRequest { key: start.into(), range_end: end.into(), keys_only: true, ..Default::default() };
+    let answer = client.range(request).await?.into_inner();
+    answer.kvs.into_iter().map(|kv| Ok(String::from_utf8(kv.key.to_vec())?)).collect()
+}
+
+/// What every shard holds, by the shard's name.
+async fn shards(kindred: &Kindred) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
+    let mut held = BTreeMap::new();
+    for (name, address) in kindred.up.stores()? {
+        let mut shard = connect(&format!("https://{address}"), &kindred.shard_tls)?;
+        let all = keys(&mut shard, &KeyRange::everything()).await.with_context(|| format!("shard {name}"))?;
+        held.insert(name, all);
+    }
+    Ok(held)
+}
+
+/// What the router shows, asked for each Kind and for all that lies between.
+async fn router(kindred: &Kindred) -> anyhow::Result<Keys> {
+    let mut client = connect(&format!("https://{}", kindred.up.address), &kindred.client_tls)?;
+    let mut shown = Keys::new();
+    let mut asked = BTreeSet::new();
+    for partition in kindred.config.map.partitions() {
+        let range = match &partition.kind {
+            // All parts of a Kind at once: what a list does.
+            Some(kind) if !partition.is_pseudo() => kind.range(),
+            _ => partition.range.clone(),
+        };
+        if asked.insert(range.start().clone()) {
+            let listed = keys(&mut client, &range).await.with_context(|| format!("range {range:?}"))?;
+            shown.extend(listed);
         }
-        counts.insert(store, count);
     }
-    for store in ["default", "leases", "nodes", "pods", "events"] {
-        let count = counts.get(store).with_context(|| format!("no store {store}"))?;
-        ensure!(*count > 0, "nothing on {store}");
+    Ok(shown)
+}
+
+pub async fn check(cluster: &Cluster) -> anyhow::Result<()> {
+    let Some(kindred) = cluster.kindred() else { return Ok(()) };
+    let tally = &cluster.tally;
+    let client = &cluster.first.client;
+    // Events that are there when the shards are asked.
+    many(NAMESPACES.len() * 3, |index| async move {
+        let home = NAMESPACES[index % NAMESPACES.len()];
+        let name = spread("placed", 9 * index);
+        // An earlier look at the same cluster may have left it.
+        client.create(&collection(home, "events"), &event(home, &name)).await
+    })
+    .await?;
+
+    let (held, union) = wait_for("router and shards to show the same", EQUAL_LIMIT, || async {
+        let shown = router(kindred).await?;
+        let held = shards(kindred).await?;
+        let union: Keys = held.values().flatten().cloned().collect();
+        Ok((union == shown && union.iter().any(|key| key.starts_with("/registry/events/")))
+            .then_some((held, union)))
+    })
+    .await?;
+    let total: usize = held.values().map(Vec::len).sum();
+    tally.equal(&union.len(), &total, "keys that are on one shard only")?;
+    for (store, keys) in &held {
+        for key in keys {
+            let place = kindred.store_of(key);
+            tally.check(place == store, format_args!("{key} is on {store}, its place is {place}"))?;
+        }
     }
-    let listed: Vec<String> = counts.iter().map(|(store, count)| format!("{store}={count}")).collect();
-    report(&format!("kube placement keys {} misplaced=0", listed.join(" ")));
+    let used: BTreeSet<&str> = union.iter().map(|key| kindred.store_of(key)).collect();
+    tally.equal(&used.len(), &kindred.config.stores.len(), "stores that hold something")?;
+    for (path, prefix) in SHOWN {
+        shown_by_the_apiserver(cluster, kindred, path, prefix).await?;
+    }
+    let counts: Vec<String> = held.iter().map(|(store, keys)| format!("{store}={}", keys.len())).collect();
+    report(&format!("kube placement keys {} misplaced=0", counts.join(" ")));
     Ok(())
+}
+
+/// An apiserver's list and the keys on the shards are the same objects.
+async fn shown_by_the_apiserver(
+    cluster: &Cluster,
+    kindred: &Kindred,
+    path: &str,
+    prefix: &str,
+) -> anyhow::Result<()> {
+    let equal = wait_for("an apiserver and the shards to show the same", EQUAL_LIMIT, || async {
+        let listed = names(cluster, path).await?;
+        let held = shards(kindred).await?;
+        let keys: Keys =
+            held.values().flatten().filter_map(|key| key.strip_prefix(prefix)).map(str::to_owned).collect();
+        let listed: Keys = match prefix.strip_suffix("kube-node-lease/") {
+            Some(_) => listed.iter().filter_map(|name| name.rsplit('/').next()).map(str::to_owned).collect(),
+            None => listed,
+        };
+        Ok((keys == listed).then_some(()))
+    });
+    let outcome = equal.await;
+    cluster.tally.check(outcome.is_ok(), format_args!("{path} and the keys below {prefix}: {outcome:?}"))
 }

@@ -1,0 +1,253 @@
+//! The cluster under test: what the apiservers store in, the configuration that says where a key belongs, the
+//! apiservers, and what was counted and checked so far.
+
+use std::{
+    fmt::Display,
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use kindred_partition_config::{
+    parse,
+    validate::{Validated, validate},
+};
+use kindred_tests::{
+    certs::Authority,
+    kube::{Apiserver, ClusterFiles},
+    servers::{Etcd, Up},
+};
+use kindred_transport::tls::ClientTlsSettings;
+
+/// How long an event lives (`--event-ttl`).
+pub const EVENT_TTL: Duration = Duration::from_secs(5);
+
+/// How often the apiservers compact: revisions older than two of these are gone.
+pub const COMPACTION_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long a change may take to be seen, on a busy machine.
+pub const SEEN_LIMIT: Duration = Duration::from_secs(30);
+
+/// What has been done and checked.
+#[derive(Debug, Default)]
+pub struct Tally {
+    objects: AtomicU64,
+    watch_events: AtomicU64,
+    pages: AtomicU64,
+    checks: AtomicU64,
+}
+
+impl Tally {
+    pub fn add_objects(&self, count: usize) {
+        self.objects.fetch_add(count as u64, Relaxed);
+    }
+
+    pub fn add_watch_events(&self, count: usize) {
+        self.watch_events.fetch_add(count as u64, Relaxed);
+    }
+
+    pub fn add_page(&self) {
+        self.pages.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a check, and fails with `what` if it does not hold.
+    pub fn check(&self, holds: bool, what: impl Display) -> anyhow::Result<()> {
+        self.checks.fetch_add(1, Relaxed);
+        if !holds {
+            bail!("{what}");
+        }
+        Ok(())
+    }
+
+    /// Counts a check that two values are equal.
+    pub fn equal<T: PartialEq + std::fmt::Debug>(
+        &self,
+        got: &T,
+        wanted: &T,
+        what: impl Display,
+    ) -> anyhow::Result<()> {
+        self.check(got == wanted, format_args!("{what}: got {got:?}, wanted {wanted:?}"))
+    }
+
+    /// The line printed at the end.
+    pub fn line(&self) -> String {
+        format!(
+            "kube: objects={} watch_events={} pages={} checks={}",
+            self.objects.load(Relaxed),
+            self.watch_events.load(Relaxed),
+            self.pages.load(Relaxed),
+            self.checks.load(Relaxed)
+        )
+    }
+}
+
+/// A `kindred up` with TLS, and where its keys belong.
+pub struct Kindred {
+    pub up: Up,
+    pub config: Validated,
+    /// How clients of the router are let in.
+    pub client_tls: ClientTlsSettings,
+    /// How the router is let in at the shards.
+    pub shard_tls: ClientTlsSettings,
+}
+
+/// Whose certificates the router shows and demands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Certificates {
+    /// An authority of the test's.
+    Given,
+    /// `--auto-tls`.
+    Auto,
+}
+
+impl Kindred {
+    /// Starts one with the configuration of `KINDRED_TEST_CONFIG`, or the default.
+    async fn start(dir: &Path, certificates: Certificates) -> anyhow::Result<Self> {
+        let mut flags = Vec::new();
+        let text = match std::env::var_os("KINDRED_TEST_CONFIG") {
+            Some(path) => {
+                let path = fs::canonicalize(&path).with_context(|| format!("{}", path.display()))?;
+                flags.push(format!("--config={}", path.display()));
+                fs::read_to_string(path)?
+            }
+            None => parse::DEFAULT_CONFIG.to_owned(),
+        };
+        let mut client_tls = None;
+        match certificates {
+            Certificates::Auto => flags.push("--auto-tls".to_owned()),
+            Certificates::Given => {
+                let authority = Authority::new(dir, "authority")?;
+                let (server, client) = (authority.leaf("kindred")?, authority.leaf("apiserver")?);
+                flags.extend([
+                    format!("--cert-file={}", server.cert.display()),
+                    format!("--key-file={}", server.key.display()),
+                    format!("--trusted-ca-file={}", authority.cert.display()),
+                    "--client-cert-auth".to_owned(),
+                ]);
+                client_tls = Some(tls_settings(authority.cert, client.cert, client.key));
+            }
+        }
+        let up = Up::start(dir, "kindred", &flags).await?;
+        let own = |file: &str| up.data_dir.join("auto-tls").join(file);
+        let shard_tls = tls_settings(own("ca.crt"), own("client.crt"), own("client.key"));
+        let client_tls = client_tls.unwrap_or_else(|| shard_tls.clone());
+        let mut config = parse::parse_config(&text)?;
+        for (name, address) in up.stores()? {
+            // The configuration is checked as a router sees it: with an endpoint for every store.
+            let store = config.stores.iter_mut().find(|store| store.name.0 == name);
+            store.with_context(|| format!("{name} is not configured"))?.endpoints = vec![address];
+        }
+        let config = validate(&config).map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
+        Ok(Self { up, config, client_tls, shard_tls })
+    }
+
+    /// The name of the store that a key belongs on.
+    pub fn store_of(&self, key: &str) -> &str {
+        &self.config.stores[usize::from(self.config.map.store_of(key.as_bytes()).0)].name.0
+    }
+}
+
+fn tls_settings(authority: PathBuf, cert: PathBuf, key: PathBuf) -> ClientTlsSettings {
+    ClientTlsSettings {
+        trusted_ca_file: Some(authority),
+        identity: Some((cert, key)),
+        ..ClientTlsSettings::default()
+    }
+}
+
+/// What the apiservers store in.
+pub enum Store {
+    Kindred(Box<Kindred>),
+    /// A real etcd without TLS: the test of these tests.
+    Etcd(Box<Etcd>),
+}
+
+/// One store with two apiservers. Fields are dropped in order: the apiservers stop first.
+pub struct Cluster {
+    pub tally: Tally,
+    pub first: Apiserver,
+    /// Started by the steps that need a second one.
+    pub second: Option<Apiserver>,
+    pub store: Store,
+    files: ClusterFiles,
+    etcd_flags: Vec<String>,
+    dir: PathBuf,
+}
+
+impl Cluster {
+    /// Starts the store (`KINDRED_KUBE_STORE=etcd`: a real etcd) and the first apiserver.
+    pub async fn start(dir: &Path, certificates: Certificates) -> anyhow::Result<Self> {
+        let store = match std::env::var("KINDRED_KUBE_STORE").as_deref() {
+            Ok("etcd") => Store::Etcd(Box::new(Etcd::start(dir, "etcd").await?)),
+            Ok("kindred") | Err(_) => Store::Kindred(Box::new(Kindred::start(dir, certificates).await?)),
+            Ok(other) => bail!("KINDRED_KUBE_STORE={other} is neither kindred nor etcd"),
+        };
+        let mut etcd_flags = vec![
+            format!("--event-ttl={}s", EVENT_TTL.as_secs()),
+            format!("--etcd-compaction-interval={}s", COMPACTION_INTERVAL.as_secs()),
+        ];
+        match &store {
+            Store::Etcd(etcd) => etcd_flags.push(format!("--etcd-servers=http://{}", etcd.address)),
+            Store::Kindred(kindred) => {
+                let tls = &kindred.client_tls;
+                let ca = tls.trusted_ca_file.as_ref().context("an authority")?;
+                let (cert, key) = tls.identity.as_ref().context("an identity")?;
+                etcd_flags.extend([
+                    format!("--etcd-servers=https://{}", kindred.up.address),
+                    format!("--etcd-cafile={}", ca.display()),
+                    format!("--etcd-certfile={}", cert.display()),
+                    format!("--etcd-keyfile={}", key.display()),
+                ]);
+            }
+        }
+        let files = ClusterFiles::create(dir)?;
+        let mut flags = etcd_flags.clone();
+        flags.push("--watch-cache=true".to_owned());
+        let first = Apiserver::start(dir, "apiserver-1", &files, &flags).await?;
+        let tally = Tally::default();
+        Ok(Self { tally, first, second: None, store, files, etcd_flags, dir: dir.to_owned() })
+    }
+
+    /// Starts the second apiserver, with or without caches between it and the store, or again in the other way.
+    pub async fn start_second(&mut self, cached: bool) -> anyhow::Result<()> {
+        let cache = cached.to_string();
+        match &mut self.second {
+            Some(second) => second.restart(Some(("--watch-cache", cache.as_str()))).await,
+            None => {
+                let mut flags = self.etcd_flags.clone();
+                flags.push(format!("--watch-cache={cache}"));
+                let started = Apiserver::start(&self.dir, "apiserver-2", &self.files, &flags).await?;
+                self.second = Some(started);
+                Ok(())
+            }
+        }
+    }
+
+    pub fn second(&self) -> anyhow::Result<&Apiserver> {
+        self.second.as_ref().context("the second apiserver is not started")
+    }
+
+    /// The store, if it is kindred.
+    pub fn kindred(&self) -> Option<&Kindred> {
+        match &self.store {
+            Store::Kindred(kindred) => Some(kindred),
+            Store::Etcd(_) => None,
+        }
+    }
+
+    /// Stops everything, apiservers first: with its store gone, an apiserver does not stop.
+    pub async fn stop(mut self) -> anyhow::Result<Tally> {
+        if let Some(second) = &mut self.second {
+            second.process.stop().await?;
+        }
+        self.first.process.stop().await?;
+        let stopped = match &mut self.store {
+            Store::Kindred(kindred) => kindred.up.process.stop().await?,
+            Store::Etcd(etcd) => return etcd.process.stop().await.map(|_| self.tally),
+        };
+        self.tally.check(stopped.success(), format_args!("kindred up ended with {stopped}"))?;
+        Ok(self.tally)
+    }
+}
