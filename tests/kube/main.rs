@@ -13,6 +13,7 @@
 //! | [`health`] | what the apiserver's own metrics say |
 //!
 //! `KINDRED_TEST_CONFIG=FILE` gives kindred another configuration; the expected places are read from it.
+//! `tests/kube/configs` has two that split every Kind that the run writes much of.
 //! `KINDRED_KUBE_STORE=etcd` runs on one real etcd instead: the test of these tests.
 
 mod cluster;
