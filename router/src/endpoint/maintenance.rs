@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb as pb;
 use kindred_transport::admin::ETCD_VERSION;
 use tonic::{Request, Response, Status};
@@ -154,7 +155,8 @@ impl pb::maintenance_server::Maintenance for Maintenance {
         Ok(Response::new(pb::HashResponse { header: self.app.identity.typed_header(revision), hash }))
     }
 
-    /// As `hash`. A revision is one of the shards'; a stock etcd, which has others, is hashed at its own current one.
+    /// As `hash`. A revision is one of the shards', which are all raised to it if one of them has it; a stock etcd, which
+    /// has others, is hashed at its own current one.
     async fn hash_kv(
         &self,
         request: Request<pb::HashKvRequest>,
@@ -162,6 +164,9 @@ impl pb::maintenance_server::Maintenance for Maintenance {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let revision = request.into_inner().revision;
         let shards = self.app.stores.iter().any(|store| store.is_shard());
+        if revision > 0 {
+            self.app.raise_shards(Revision(revision), deadline).await?;
+        }
         let each = self
             .each(Effect::Read, deadline, |store| async move {
                 let revision = if shards && !store.is_shard() { 0 } else { revision };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::compaction::{Refusal, Took, combine, decide};
@@ -82,6 +82,23 @@ impl App {
             }
         }
         answer
+    }
+
+    /// Lets every shard reach a client's revision.
+    ///
+    /// # Errors
+    /// etcd's for a future revision, which raises none; `Unavailable` naming a shard that is away.
+    pub async fn raise_shards(&self, revision: Revision, deadline: Deadline) -> Result<(), Status> {
+        let shards: Vec<&Arc<Store>> = self.stores.iter().filter(|store| store.is_shard()).collect();
+        let to = async |revision| {
+            let raised = shards.iter().map(|store| raise(store, everything(), revision, deadline));
+            try_join_all(raised).await
+        };
+        let top = to(Revision::ZERO).await?.into_iter().max();
+        if top.is_some_and(|top| revision > top) {
+            return Err(grpc::status(EtcdError::FutureRevision));
+        }
+        to(revision).await.map(drop)
     }
 
     fn lock_owed(&self) -> std::sync::MutexGuard<'_, kindred_router_core::compaction::Owed> {

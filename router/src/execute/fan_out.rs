@@ -18,7 +18,7 @@ use kindred_wire::peek::ResponseHeader;
 use prost::Message as _;
 use tonic::Status;
 
-use ask::{Ask, KeyValue, Source};
+use ask::{Ask, KeyValue, Resort, Source};
 use cut::{Cut, Shards, malformed};
 use pages::{Ending, Layout, Sink, merge};
 
@@ -31,6 +31,9 @@ const FIRST_ITEMS: u64 = 500;
 const FIRST_ITEMS_STREAMED: u64 = 128;
 /// Parts read before their turn, where no limit may make them useless.
 const AHEAD: usize = 2;
+
+/// How often a range whose revision is compacted under it is begun.
+const READS_MAX: usize = 3;
 
 fn sources(fan_out: &FanOut) -> (Vec<Source>, Vec<usize>) {
     let of_part = |part: &kindred_router_core::parts::Part| {
@@ -72,7 +75,18 @@ async fn range<S: Shards>(
     let header = cut.header;
     let mut whole = Whole { body: Vec::new(), drop_values: ask.part.drop_values };
     ResponseHeader { revision: header.get(), ..Default::default() }.put(&mut whole.body);
-    let ending = merge(shards, &layout, ask, cut, &mut whole).await?;
+    let ending = match ask.resort {
+        None => merge(shards, &layout, ask, cut, &mut whole).await?,
+        Some(Resort { order, limit }) => {
+            let mut all = Vec::new();
+            let Ending { count, .. } = merge(shards, &layout, ask, cut, &mut all).await?;
+            all.sort_by(|a, b| order.compare(a, b));
+            let more = all.len() > limit;
+            all.truncate(limit);
+            whole.take(all).await?;
+            Ending { count, more }
+        }
+    };
     end(&mut whole.body, ending);
     Ok((whole.body.into(), header))
 }
@@ -93,6 +107,14 @@ impl Sink for Whole {
     }
 }
 
+/// An answer that is not in order yet.
+impl Sink for Vec<KeyValue> {
+    async fn take(&mut self, items: Vec<KeyValue>) -> Result<(), Status> {
+        self.extend(items);
+        Ok(())
+    }
+}
+
 impl App {
     /// A `Range` over several stores.
     ///
@@ -110,9 +132,20 @@ impl App {
             // Not for several stores to refuse.
             return shards.range(fan_out.parts[0].stores[0], body, Revision::ZERO).await;
         };
-        let (answer, revision) = range(&shards, fan_out, &ask, self.shown.of(&fan_out.spread)).await?;
-        self.shown.show(&fan_out.spread, revision);
-        Ok(answer)
+        let mut attempts = 1;
+        loop {
+            match range(&shards, fan_out, &ask, self.shown.of(&fan_out.spread)).await {
+                Ok((answer, revision)) => {
+                    self.shown.show(&fan_out.spread, revision);
+                    return Ok(answer);
+                }
+                // The pin was lost on the way; a Range without a revision never answers compacted (R5).
+                Err(status) if attempts < READS_MAX && ask.revision().is_none() && is_compacted(&status) => {
+                    attempts += 1;
+                }
+                Err(status) => return Err(status),
+            }
+        }
     }
 
     /// The current revision of a range over several stores, to which all of them are raised: where a watch without a
@@ -128,6 +161,10 @@ impl App {
         self.shown.show(&fan_out.spread, cut.header);
         Ok(cut.header)
     }
+}
+
+fn is_compacted(status: &Status) -> bool {
+    kindred_transport::grpc::etcd_error(status) == Some(kindred_wire::error::EtcdError::Compacted)
 }
 
 fn undecodable(error: &prost::DecodeError) -> Status {

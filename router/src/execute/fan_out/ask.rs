@@ -40,6 +40,18 @@ pub struct Ask {
     pub spec: RangeSpec,
     /// What stores are asked for.
     pub part: StorePart,
+    /// Sort what was read in the order of keys, and cut it to the limit then.
+    pub resort: Option<Resort>,
+}
+
+/// etcd's reading of a target other than the key *without* an order: the first `limit` + 1 items in the order of keys,
+/// sorted among themselves, cut to `limit`. With an order, or a filter, it sorts everything before it cuts.
+#[derive(Debug, Clone, Copy)]
+pub struct Resort {
+    /// The order, ascending.
+    pub order: Order,
+    /// The client's limit.
+    pub limit: usize,
 }
 
 impl Ask {
@@ -63,14 +75,32 @@ impl Ask {
             request.min_create_revision,
             request.max_create_revision,
         ];
-        let spec = RangeSpec {
+        let mut spec = RangeSpec {
             limit: u64::try_from(request.limit).ok().filter(|limit| *limit > 0),
             order: Order { target, descending },
             filtered: bounds.iter().any(|bound| *bound != 0),
             keys_only: request.keys_only,
             count_only: request.count_only,
         };
-        Some(Self { request, spec, part: spec.part() })
+        let mut part = spec.part();
+        let mut resort = None;
+        if let Some(limit) = spec.limit
+            && request.sort_order == SortOrder::None as i32
+            && target != SortTarget::Key
+            && !spec.filtered
+            && !spec.count_only
+        {
+            resort = Some(Resort { order: spec.order, limit: usize::try_from(limit).ok()? });
+            (spec.order, spec.limit) = (Order::DEFAULT, limit.checked_add(1));
+            part.spec = RangeSpec { keys_only: part.spec.keys_only, ..spec };
+        }
+        Some(Self { request, spec, part, resort })
+    }
+
+    /// Whether a `RangeStream` serves it.
+    #[must_use]
+    pub fn streams(&self) -> bool {
+        self.resort.is_none() && self.spec.streams()
     }
 
     /// The revision that the client asks for.
@@ -100,9 +130,15 @@ impl Ask {
             Some(after) => key = after.successor().0,
             None => {}
         }
+        let (sort_order, sort_target) = match self.resort {
+            Some(_) => (0, 0),
+            None => (self.request.sort_order, self.request.sort_target),
+        };
         pb::RangeRequest {
             key,
             range_end,
+            sort_order,
+            sort_target,
             limit: items.and_then(|items| i64::try_from(items).ok()).unwrap_or(0),
             revision: at.map_or(0, Revision::get),
             serializable: false,

@@ -39,14 +39,18 @@ impl Shards for Live {
     async fn raise(&self, source: &Source, to: Revision, since: Option<Revision>) -> Result<Raised, Status> {
         let store = self.stores.get(source.store);
         let (key, range_end) = on_wire(&source.range);
-        let request = shard::RaiseRequest { ranges: vec![shard::KeyRange { key, range_end }], to: to.get() };
+        let request = shard::RaiseSinceRequest {
+            ranges: vec![shard::KeyRange { key, range_end }],
+            to: to.get(),
+            since: since.map_or(0, Revision::get),
+            pin: true,
+        };
         let deadline = self.deadline.renewed(Effect::Read);
         let raised = call(store, Effect::Read, deadline, || async {
-            store.shard().raise(deadline.request(request.clone())).await
+            store.shard().raise_since(deadline.request(request.clone())).await
         })
         .await?;
-        // This call does not look back: whoever asks has to read again.
-        Ok(Raised { current: Revision(raised.current), changed: since.is_some() })
+        Ok(Raised { current: Revision(raised.current), changed: raised.changed })
     }
 
     fn cannot_follow(&self, store: StoreIx, to: Revision) -> Status {

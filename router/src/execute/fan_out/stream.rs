@@ -65,7 +65,7 @@ impl App {
         deadline: Deadline,
     ) -> Result<Option<Chunks>, Status> {
         let request = pb::RangeRequest::decode(body).map_err(|error| undecodable(&error))?;
-        let Some(ask) = Ask::of(request).filter(|ask| ask.spec.streams()) else { return Ok(None) };
+        let Some(ask) = Ask::of(request).filter(|ask| ask.streams()) else { return Ok(None) };
         let shards = self.live(deadline);
         let layout = layout(&fan_out, &ask, FIRST_ITEMS_STREAMED);
         let cut = open(&shards, &layout, &ask, self.shown.of(&fan_out.spread)).await?;

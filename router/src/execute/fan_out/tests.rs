@@ -76,6 +76,12 @@ impl Fake {
             4 => kv.value.clone(),
             _ => Bytes::new(),
         };
+        let filtered = request.min_mod_revision + request.max_mod_revision > 0
+            || request.min_create_revision + request.max_create_revision > 0;
+        if request.sort_order == 0 && !filtered && request.limit > 0 {
+            // etcd reads no more than this before it sorts.
+            kvs.truncate(request.limit as usize + 1);
+        }
         kvs.sort_by(|a, b| {
             let order = number(a).cmp(&number(b)).then_with(|| by(a).cmp(&by(b)));
             (if request.sort_order == 2 { order.reverse() } else { order }).then_with(|| a.key.cmp(&b.key))
