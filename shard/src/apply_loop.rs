@@ -10,7 +10,7 @@ use std::{
 };
 
 use kindred_engine::{
-    engine::{StreamId, WatchOut},
+    engine::{FeedId, FeedOut, StreamId, WatchOut},
     ops::{Op, OpAnswer, RangeQuery},
     version::Version,
 };
@@ -51,6 +51,8 @@ pub(crate) enum Request {
     Chunk { cursor: CursorId, answer: oneshot::Sender<Result<Vec<Version>, KvError>> },
     /// What a watch stream has to say.
     Pull { stream: StreamId, bytes_max: usize, answer: oneshot::Sender<Vec<WatchOut>> },
+    /// What a feed has to say.
+    PullFeed { feed: FeedId, bytes_max: usize, answer: oneshot::Sender<Option<FeedOut>> },
     /// Anything else; what it returns is called after the batch is published.
     Call(Box<dyn FnOnce(&mut Core) -> AfterPublish + Send>),
     /// What writes nothing and is to see its whole batch: it runs when that is published, and answers by itself.
@@ -69,6 +71,7 @@ enum Answer {
     Read(oneshot::Sender<Result<Started, KvError>>, Result<Started, KvError>),
     Chunk(oneshot::Sender<Result<Vec<Version>, KvError>>, Result<Vec<Version>, KvError>),
     Pull(oneshot::Sender<Vec<WatchOut>>, Vec<WatchOut>),
+    Feed(oneshot::Sender<Option<FeedOut>>, Option<FeedOut>),
     Call(AfterPublish),
 }
 
@@ -80,6 +83,7 @@ impl Answer {
             Self::Read(to, answer) => drop(to.send(answer)),
             Self::Chunk(to, answer) => drop(to.send(answer)),
             Self::Pull(to, answer) => drop(to.send(answer)),
+            Self::Feed(to, answer) => drop(to.send(answer)),
             Self::Call(send) => send(),
         }
     }
@@ -167,6 +171,9 @@ impl ApplyLoop {
             Request::Chunk { cursor, answer } => Answer::Chunk(answer, core.chunk(cursor)),
             Request::Pull { stream, bytes_max, answer } => {
                 Answer::Pull(answer, core.engine.watch_pull(stream, bytes_max))
+            }
+            Request::PullFeed { feed, bytes_max, answer } => {
+                Answer::Feed(answer, core.engine.feed_pull(feed, bytes_max))
             }
             Request::Call(call) => Answer::Call(call(core)),
             Request::Late(late) => return self.late.push(late),

@@ -3,27 +3,31 @@
 //! Everything here runs on the loop and returns at once; nothing waits.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
 use kindred_engine::{
-    engine::{Engine, MonoMillis, OpenRange, StreamId},
+    engine::{Engine, FeedId, MonoMillis, OpenRange, StreamId},
     error::EngineError,
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery, RevisionFilter},
     version::Version,
 };
 use kindred_partition_config::{
-    ids::{LeaseId, Revision, Slot},
+    ids::{Revision, Slot},
     key::KeyRange,
 };
 use kindred_proto::etcdserverpb::AlarmType;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, oneshot};
 
 use kindred_wire::error::EtcdError;
 
 use crate::{clock::Clock, etcd_status::KvError, wish::Wish};
+
+mod leases;
+
+use self::leases::EndedWatcher;
 
 /// Keys that one turn of the loop reads at most for a long read (R: nothing holds the loop for more than ~100 us).
 pub const CHUNK_KEYS: usize = 256;
@@ -81,12 +85,6 @@ struct Stream {
     owner: Weak<()>,
 }
 
-/// Somebody who wants to know which leases ended (R12).
-struct EndedWatcher {
-    told: HashSet<LeaseId>,
-    sender: mpsc::Sender<(LeaseId, Vec<Slot>)>,
-}
-
 /// What the loop owns.
 pub struct Core {
     /// The data.
@@ -102,6 +100,7 @@ pub struct Core {
     cursors: HashMap<CursorId, Cursor>,
     cursor_next: u64,
     streams: HashMap<StreamId, Stream>,
+    feeds: HashMap<FeedId, Stream>,
     lease_last: i64,
     ended: Vec<EndedWatcher>,
     scrubbing: bool,
@@ -126,6 +125,7 @@ impl Core {
             cursors: HashMap::new(),
             cursor_next: 0,
             streams: HashMap::new(),
+            feeds: HashMap::new(),
             lease_last: 0,
             ended: Vec::new(),
             scrubbing: false,
@@ -329,11 +329,41 @@ impl Core {
         }
     }
 
-    /// Tells streams that they have something to say.
+    /// A new feed; `wake` is notified when it has something to say.
+    pub fn feed_open(
+        &mut self,
+        ranges: Vec<KeyRange>,
+        start: Option<Revision>,
+        wake: Arc<Notify>,
+        owner: Weak<()>,
+    ) -> FeedId {
+        let id = self.engine.feed_open(ranges, start);
+        self.feeds.insert(id, Stream { wake, owner });
+        id
+    }
+
+    /// Raises a feed's ranges; answered in the feed.
+    pub fn feed_advance(&mut self, id: FeedId, to: Revision) {
+        self.engine.feed_advance(self.clock.wall(), id, to);
+    }
+
+    /// The router is gone.
+    pub fn feed_close(&mut self, id: FeedId) {
+        if self.feeds.remove(&id).is_some() {
+            self.engine.feed_close(id);
+        }
+    }
+
+    /// Tells streams and feeds that they have something to say.
     pub fn wake(&mut self) {
         for id in self.engine.take_wakes() {
             if let Some(stream) = self.streams.get(&id) {
                 stream.wake.notify_one();
+            }
+        }
+        for id in self.engine.take_feed_wakes() {
+            if let Some(feed) = self.feeds.get(&id) {
+                feed.wake.notify_one();
             }
         }
     }
@@ -354,6 +384,10 @@ impl Core {
         for id in streams {
             self.watch_close(id);
         }
+        let feeds: Vec<_> = self.feeds.iter().filter(|(_, f)| gone(f)).map(|(id, _)| *id).collect();
+        for id in feeds {
+            self.feed_close(id);
+        }
         self.ended.retain(|watcher| !watcher.sender.is_closed());
     }
 
@@ -361,76 +395,6 @@ impl Core {
     #[must_use]
     pub fn open_counts(&self) -> (usize, usize) {
         (self.cursors.len(), self.streams.len())
-    }
-
-    // ---- leases
-
-    /// Grants a lease with the given id, or with a new one: positive, unique, and with the own slot in its low bits.
-    pub fn lease_grant(&mut self, id: Option<LeaseId>, ttl_s: i64) -> Result<(LeaseId, i64), KvError> {
-        self.check_room(LEASE_OVERHEAD)?;
-        self.applied += 1;
-        let now = self.clock.mono();
-        if let Some(id) = id {
-            return Ok((id, self.engine.lease_grant(now, id, ttl_s)?));
-        }
-        loop {
-            let id = self.new_lease_id();
-            match self.engine.lease_grant(now, id, ttl_s) {
-                // A client may have chosen that very number.
-                Err(EngineError::LeaseExists(_)) => {}
-                granted => return Ok((id, granted?)),
-            }
-        }
-    }
-
-    fn new_lease_id(&mut self) -> LeaseId {
-        let slots = i64::from(Slot::MAX) + 1;
-        let micros = i64::try_from(self.clock.wall().0).unwrap_or(i64::MAX) & (i64::MAX >> 10);
-        let now = micros * slots + i64::from(self.slot.get());
-        self.lease_last = now.max(self.lease_last.saturating_add(slots));
-        LeaseId(self.lease_last)
-    }
-
-    /// Ends a lease now.
-    pub fn lease_revoke(&mut self, id: LeaseId) -> Result<(Revision, Vec<Slot>), KvError> {
-        self.check_corrupt()?;
-        self.applied += 1;
-        let ended = self.engine.lease_revoke(self.clock.wall(), id)?;
-        self.tell_ended();
-        Ok(ended)
-    }
-
-    /// Ends a lease whose time has come; whether more are due.
-    pub fn lease_expire(&mut self) -> bool {
-        let (wall, mono) = (self.clock.wall(), self.clock.mono());
-        if self.engine.lease_deadline().is_none_or(|deadline| deadline > mono) {
-            return false;
-        }
-        // One at a time: a lease may hold thousands of keys.
-        let more = self.engine.lease_expire(wall, mono, 1);
-        self.tell_ended();
-        more
-    }
-
-    /// Tells of every lease that waits for other stores, now and as they end. A watcher that cannot follow is dropped
-    /// and asks anew.
-    pub fn watch_ended(&mut self, sender: mpsc::Sender<(LeaseId, Vec<Slot>)>) {
-        self.ended.push(EndedWatcher { told: HashSet::new(), sender });
-        self.tell_ended();
-    }
-
-    fn tell_ended(&mut self) {
-        if self.ended.is_empty() {
-            return;
-        }
-        let waiting = self.engine.leases_ended();
-        self.ended.retain_mut(|watcher| {
-            watcher.told.retain(|id| waiting.iter().any(|lease| lease.id == *id));
-            waiting.iter().all(|lease| {
-                !watcher.told.insert(lease.id)
-                    || watcher.sender.try_send((lease.id, lease.attached.clone())).is_ok()
-            })
-        });
     }
 
     // ---- alarms

@@ -16,6 +16,8 @@ use kindred_wire::{
 };
 use prost::encoding::{WireType, encode_key, encode_varint};
 
+pub mod feed;
+
 /// `WatchResponse.events`.
 const WATCH_EVENTS_FIELD: u32 = 11;
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use kindred_engine::{
-    engine::{StreamId, WatchId, WatchOut, WatchSpec},
+    engine::{FeedId, FeedOut, StreamId, WatchId, WatchOut, WatchSpec},
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
     version::Version,
 };
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::{ids::Revision, key::KeyRange};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
@@ -112,6 +112,14 @@ impl Handle {
         let (notify, owner) = (wake.clone(), Arc::downgrade(&alive));
         let id = self.call(move |core| core.watch_open(notify, owner)).await?;
         Ok(WatchStream { handle: self.clone(), id, wake, _alive: alive })
+    }
+
+    /// Opens a feed.
+    pub async fn feed(&self, ranges: Vec<KeyRange>, start: Option<Revision>) -> Result<FeedStream, KvError> {
+        let (wake, alive) = (Arc::new(Notify::new()), Arc::new(()));
+        let (notify, owner) = (wake.clone(), Arc::downgrade(&alive));
+        let id = self.call_visible(move |core| core.feed_open(ranges, start, notify, owner)).await?;
+        Ok(FeedStream { handle: self.clone(), id, wake, _alive: alive })
     }
 
     /// Whether the loop still takes requests.
@@ -233,5 +241,42 @@ impl WatchStream {
     pub async fn pull(&self, bytes_max: usize) -> Result<Vec<WatchOut>, KvError> {
         let (answer, answered) = oneshot::channel();
         self.handle.send(Request::Pull { stream: self.id, bytes_max, answer }, answered).await
+    }
+}
+
+/// A router's feed; dropping it frees its place.
+pub struct FeedStream {
+    handle: Handle,
+    id: FeedId,
+    wake: Arc<Notify>,
+    _alive: Arc<()>,
+}
+
+impl Drop for FeedStream {
+    fn drop(&mut self) {
+        let id = self.id;
+        let close = move |core: &mut Core| core.feed_close(id);
+        // With a full queue the loop's sweep finds it.
+        let _ = self.handle.requests.try_send(Request::Late(Box::new(close)));
+    }
+}
+
+impl FeedStream {
+    /// Resolves when there may be something to pull.
+    pub fn woken(&self) -> Arc<Notify> {
+        self.wake.clone()
+    }
+
+    /// Raises the ranges; the answer is a watermark in the feed.
+    pub async fn advance(&self, to: Revision) -> Result<(), KvError> {
+        let id = self.id;
+        self.handle.call_visible(move |core| core.feed_advance(id, to)).await
+    }
+
+    /// What there is to say, about `bytes_max` of it.
+    pub async fn pull(&self, bytes_max: usize) -> Result<Option<FeedOut>, KvError> {
+        let (answer, answered) = oneshot::channel();
+        let request = Request::PullFeed { feed: self.id, bytes_max, answer };
+        self.handle.send(request, answered).await
     }
 }

@@ -19,6 +19,8 @@ use crate::{
     identity::Identity,
 };
 
+pub mod feed;
+
 /// The version of this protocol.
 pub const PROTOCOL_VERSION: u32 = 1;
 /// Optional parts of the protocol that this shard knows; none yet.

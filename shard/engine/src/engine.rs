@@ -18,9 +18,10 @@ use crate::{
     read,
     space::Space,
     version::Version,
-    watch::Watches,
+    watch::{Watches, feed::Feeds},
 };
 
+mod feeds;
 mod leases;
 mod raises;
 mod types;
@@ -37,6 +38,7 @@ pub struct Engine {
     space: Space,
     leases: LeaseTable,
     watches: Watches,
+    feeds: Feeds,
     floor: Revision,
     pins: Pins,
     holds: Holds,
@@ -59,6 +61,7 @@ impl Engine {
             clock,
             leases: LeaseTable::new(),
             watches: Watches::default(),
+            feeds: Feeds::default(),
             floor: if dense { NEVER_COMPACTED } else { start },
             pins: Pins::new(),
             holds: Holds::default(),
@@ -91,8 +94,9 @@ impl Engine {
     pub fn publish(&mut self) {
         let events = self.space.publish();
         self.watches.published(&events);
+        self.feeds.published(&events);
         if let Some(promised) = self.tick.take() {
-            self.watches.tick(&mut self.space, promised);
+            self.promise(promised);
         }
     }
 
@@ -217,6 +221,7 @@ impl Engine {
             keys: 0,
             events: 0,
             watches: self.watches.len() as u64,
+            feeds: self.feeds.len() as u64,
             leases: self.leases.len() as u64,
         };
         for keyspace in self.space.keyspaces() {
@@ -252,14 +257,20 @@ impl Engine {
         self.watches.request_progress(&mut self.space, stream);
     }
 
-    /// Periodic progress for every watch that asked for it and had nothing since the last tick; promises the present.
+    /// Periodic progress for every watch that asked for it, and a watermark for every feed, that had nothing since the
+    /// last tick; promises the present.
     pub fn progress_tick(&mut self, now: WallMicros) {
         let promised = self.clock.promise(now);
         if self.space.has_unpublished() {
             self.tick = Some(promised);
         } else {
-            self.watches.tick(&mut self.space, promised);
+            self.promise(promised);
         }
+    }
+
+    fn promise(&mut self, promised: Revision) {
+        self.watches.tick(&mut self.space, promised);
+        self.feeds.tick(&mut self.space, promised);
     }
 
     /// What the stream has to send next, about `max_bytes` of it; empty when there is nothing more now. One pull looks at
@@ -283,6 +294,7 @@ impl Engine {
     pub fn validate(&self) {
         self.space.validate(self.clock.last());
         self.watches.validate();
+        self.feeds.validate();
         let current = self.space.visible(&self.space.everything());
         assert!(self.floor <= current, "floor {} above current {current}", self.floor);
     }

@@ -22,8 +22,11 @@ use crate::{
 };
 
 mod cursor;
+pub(crate) mod feed;
 mod progress;
 mod pull;
+
+use self::cursor::Want;
 
 /// A watch, whatever its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,9 +56,15 @@ struct Watch {
 }
 
 impl Watch {
-    fn wants(&self, version: &Version) -> bool {
-        let filtered = if version.is_tombstone() { self.spec.no_delete } else { self.spec.no_put };
-        !filtered && version.mod_revision() >= self.next && self.spec.range.contains(version.key())
+    fn want(&self) -> Want<'_> {
+        let WatchSpec { range, prev_kv, no_put, no_delete, .. } = &self.spec;
+        Want {
+            ranges: std::slice::from_ref(range),
+            from: self.next,
+            prev_kv: *prev_kv,
+            no_put: *no_put,
+            no_delete: *no_delete,
+        }
     }
 }
 
@@ -218,7 +227,7 @@ impl Watches {
             let lists = [by_key.get(version.key()), by_kind.get(kind), Some(&*wide)];
             for key in lists.into_iter().flat_map(|list| list.unwrap_or(&none)) {
                 let Some(watch) = watches.get_mut(key) else { continue };
-                if watch.pending || !watch.wants(version) {
+                if watch.pending || !watch.want().takes(version) {
                     continue;
                 }
                 watch.pending = true;

@@ -13,7 +13,10 @@ use kindred_proto::{
     etcdserverpb::{
         cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
     },
-    raw::{kv::k_v_server::KVServer as KvServer, watch::watch_server::WatchServer},
+    raw::{
+        feeds::feeds_server::FeedsServer, kv::k_v_server::KVServer as KvServer,
+        watch::watch_server::WatchServer,
+    },
     shard_v1::shard_server::ShardServer,
 };
 use tonic::{
@@ -28,7 +31,7 @@ use super::{
 };
 use crate::{
     etcd_status::{KvError, status},
-    internal::ShardService,
+    internal::{ShardService, feed::FeedService},
     metrics::{CallMetrics, call_metrics},
 };
 
@@ -57,6 +60,7 @@ pub struct Front {
     maintenance: MaintenanceServer<MaintenanceService>,
     cluster: ClusterServer<ClusterService>,
     shard: ShardServer<ShardService>,
+    feeds: FeedsServer<FeedService>,
 }
 
 impl Front {
@@ -71,6 +75,7 @@ impl Front {
             maintenance: MaintenanceServer::new(MaintenanceService(member.clone())),
             cluster: ClusterServer::new(ClusterService(member.clone())),
             shard: ShardServer::new(shard),
+            feeds: FeedsServer::new(FeedService(member.clone())),
             member,
         }
     }
@@ -129,6 +134,8 @@ impl Service<http::Request<Body>> for Front {
             self.cluster.call(request)
         } else if path.starts_with("/kindred.shard.v1.Shard/") {
             self.shard.call(request)
+        } else if path.starts_with("/kindred.shard.v1.Feeds/") {
+            self.feeds.call(request)
         } else {
             self.by_path(request)
         };

@@ -106,6 +106,34 @@ pub enum WatchOut {
     Progress { id: Option<WatchId>, header: Revision },
 }
 
+/// A feed (R6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FeedId(pub u64);
+
+/// What a feed has to say next.
+#[derive(Debug, Clone, Default)]
+pub struct FeedOut {
+    /// First of all: the feed holds every event above this.
+    pub opened: Option<Revision>,
+    /// Events, ordered, with the versions before them; never splits a revision.
+    pub events: Vec<Event>,
+    /// Behind the events: none at or below this is still to come.
+    pub watermark: Option<Revision>,
+    /// The end: the next event wanted may be below this floor.
+    pub compacted: Option<Revision>,
+}
+
+impl FeedOut {
+    /// Whether it is a message at all.
+    #[must_use]
+    pub fn says_something(&self) -> bool {
+        self.opened.is_some()
+            || !self.events.is_empty()
+            || self.watermark.is_some()
+            || self.compacted.is_some()
+    }
+}
+
 /// Sizes for status and metrics.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineStats {
@@ -119,6 +147,8 @@ pub struct EngineStats {
     pub events: u64,
     /// Open watches.
     pub watches: u64,
+    /// Open feeds.
+    pub feeds: u64,
     /// Leases.
     pub leases: u64,
 }

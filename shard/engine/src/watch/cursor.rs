@@ -1,11 +1,37 @@
-//! Reading the event logs from a watch's position.
+//! Reading the event logs from the position of a watch or feed.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use kindred_partition_config::{ids::Revision, key::KeyRange};
 
-use super::Watch;
-use crate::{engine::Event, space::Space};
+use crate::{
+    engine::Event,
+    space::{KindId, Space},
+    version::Version,
+};
+
+/// What is read.
+pub(super) struct Want<'a> {
+    /// Events of any of these.
+    pub ranges: &'a [KeyRange],
+    /// From this revision on.
+    pub from: Revision,
+    /// With the version before.
+    pub prev_kv: bool,
+    /// Without puts.
+    pub no_put: bool,
+    /// Without deletions.
+    pub no_delete: bool,
+}
+
+impl Want<'_> {
+    pub(super) fn takes(&self, version: &Version) -> bool {
+        let filtered = if version.is_tombstone() { self.no_delete } else { self.no_put };
+        !filtered
+            && version.mod_revision() >= self.from
+            && self.ranges.iter().any(|range| range.contains(version.key()))
+    }
+}
 
 /// How far a read may go.
 pub(super) struct Bounds {
@@ -27,24 +53,26 @@ pub(super) struct Batch {
     pub scan: usize,
 }
 
-/// The events that a watch has still to be given, whole revisions only.
-pub(super) fn read(space: &Space, watch: &Watch, bounds: &Bounds) -> Batch {
-    let homes = space.homes(&watch.spec.range);
-    match (&watch.spec.range, homes.as_slice()) {
-        (KeyRange::Single(key), [home]) => {
-            consume(space, watch, bounds, space.keys(*home).events_of(key, watch.next))
+/// The events that are still to be given, whole revisions only.
+pub(super) fn read(space: &Space, want: &Want<'_>, bounds: &Bounds) -> Batch {
+    let mut homes: Vec<KindId> = want.ranges.iter().flat_map(|range| space.homes(range)).collect();
+    homes.sort_unstable();
+    homes.dedup();
+    match (want.ranges, homes.as_slice()) {
+        ([KeyRange::Single(key)], [home]) => {
+            consume(space, want, bounds, space.keys(*home).events_of(key, want.from))
         }
-        (_, [home]) => consume(space, watch, bounds, space.keys(*home).events_from(watch.next)),
+        (_, [home]) => consume(space, want, bounds, space.keys(*home).events_from(want.from)),
         (_, homes) => {
-            let logs = homes.iter().map(|home| space.keys(*home).events_from(watch.next)).collect();
-            consume(space, watch, bounds, Merge::new(logs))
+            let logs = homes.iter().map(|home| space.keys(*home).events_from(want.from)).collect();
+            consume(space, want, bounds, Merge::new(logs))
         }
     }
 }
 
 fn consume<'e>(
     space: &Space,
-    watch: &Watch,
+    want: &Want<'_>,
     bounds: &Bounds,
     events: impl Iterator<Item = &'e Event>,
 ) -> Batch {
@@ -67,10 +95,10 @@ fn consume<'e>(
             (whole, whole_bytes) = (batch.events.len(), batch.bytes);
         }
         batch.scan = batch.scan.saturating_sub(1);
-        if !watch.wants(&event.kv) {
+        if !want.takes(&event.kv) {
             continue;
         }
-        let prev = event.prev.clone().filter(|_| watch.spec.prev_kv);
+        let prev = event.prev.clone().filter(|_| want.prev_kv);
         batch.bytes += event.kv.encoded().len() + prev.as_ref().map_or(0, |p| p.encoded().len()) + 16;
         batch.events.push(Event { kv: event.kv.clone(), is_delete: event.is_delete, prev });
         if batch.bytes > bounds.max_bytes && whole > 0 {

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Events looked at in one pull, so that a watch that is far behind among events of others does not hold up the loop.
-const SCAN_MAX: usize = 8192;
+pub(super) const SCAN_MAX: usize = 8192;
 
 /// A pull in progress.
 struct Pull {
@@ -103,7 +103,7 @@ impl Watches {
             return false;
         }
         let max_bytes = pull.max_bytes.saturating_sub(pull.bytes);
-        let batch = cursor::read(space, watch, &cursor::Bounds { last, max_bytes, scan: pull.scan });
+        let batch = cursor::read(space, &watch.want(), &cursor::Bounds { last, max_bytes, scan: pull.scan });
         pull.scan = batch.scan;
         pull.bytes += batch.bytes;
         let said = batch.events.last().map(|event| event.kv.mod_revision());

@@ -1,6 +1,7 @@
 //! The engine against a reference that keeps every event: random requests, reads at every revision, compactions, watches
 //! pulled in random sizes, over a few keys of Kubernetes' shape and a few odd ones.
 
+mod feeds;
 mod reference;
 mod watches;
 mod world;

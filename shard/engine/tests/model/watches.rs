@@ -113,7 +113,7 @@ fn request(world: &mut World, stream: usize) {
     *asked = Some(asked.map_or(current, |asked| asked.max(current)));
 }
 
-fn change(event: &Event, prev_kv: bool) -> Change {
+pub fn change(event: &Event, prev_kv: bool) -> Change {
     let (key, kv) = from_version(&event.kv);
     let prev: Option<Kv> = event.prev.as_ref().map(|prev| from_version(prev).1);
     assert!(prev_kv || prev.is_none());

@@ -15,6 +15,7 @@ use kindred_partition_config::{
 use proptest::{prelude::*, sample::Index};
 
 use crate::{
+    feeds::Feeds,
     reference::{Kv, Reference, State, Write},
     watches::Clients,
 };
@@ -91,6 +92,10 @@ pub enum Step {
     Progress(Index),
     Time(u64),
     Hold(Index),
+    FeedOpen(Vec<Index>, Option<Index>),
+    FeedAdvance(Index, i64),
+    FeedPull(Index, usize),
+    FeedClose(Index),
     Changed(Index, Index),
 }
 
@@ -163,6 +168,13 @@ pub fn step() -> impl Strategy<Value = Step> {
         2 => any::<Index>().prop_map(Step::Progress),
         2 => (0..3_u64).prop_map(Step::Time),
         1 => any::<Index>().prop_map(Step::Hold),
+        3 => (prop::collection::vec(any::<Index>(), 1..4), prop::option::weighted(0.6, any::<Index>()))
+            .prop_map(|(ranges, start)| Step::FeedOpen(ranges, start)),
+        2 => (any::<Index>(), prop_oneof![4 => -2000..5000_i64, 1 => Just(1_i64 << 40)])
+            .prop_map(|(feed, by)| Step::FeedAdvance(feed, by)),
+        5 => (any::<Index>(), prop_oneof![Just(1_usize), 1..200_usize, Just(1 << 20)])
+            .prop_map(|(feed, bytes)| Step::FeedPull(feed, bytes)),
+        1 => any::<Index>().prop_map(Step::FeedClose),
         1 => (any::<Index>(), any::<Index>()).prop_map(|(r, since)| Step::Changed(r, since)),
     ]
 }
@@ -182,6 +194,7 @@ pub struct World {
     pub engine: Engine,
     pub reference: Reference,
     pub clients: Clients,
+    pub feeds: Feeds,
     now: WallMicros,
     mono: MonoMillis,
     /// Revisions that must stay readable, and until when.
@@ -206,6 +219,7 @@ impl World {
             engine,
             reference: Reference::default(),
             clients,
+            feeds: Feeds::default(),
             now,
             mono: MonoMillis(0),
             holds: Vec::new(),
@@ -306,6 +320,9 @@ impl World {
             }
             Step::Hold(range) => self.hold(&pick(range)),
             Step::Changed(range, since) => self.changed(&pick(range), since),
+            step @ (Step::FeedOpen(..) | Step::FeedAdvance(..) | Step::FeedPull(..) | Step::FeedClose(_)) => {
+                crate::feeds::step(self, step);
+            }
             other => crate::watches::step(self, other),
         }
         self.engine.validate();
@@ -325,6 +342,16 @@ impl World {
         let changed = self.engine.changed(std::slice::from_ref(range), since);
         let certain = self.reference.history(range, since.next()).next().is_some();
         assert_eq!(changed, certain || since < self.engine.floor(), "{range:?} since {since}");
+    }
+
+    pub fn now(&self) -> WallMicros {
+        self.now
+    }
+
+    /// Time passes, and idle streams are told so.
+    pub fn tick(&mut self) {
+        self.now.0 += 1_000_000_000;
+        self.engine.progress_tick(self.now);
     }
 
     fn publish(&mut self) {
@@ -469,6 +496,7 @@ impl World {
             }
         }
         crate::watches::finish(self);
+        crate::feeds::finish(self);
     }
 }
 

@@ -1,0 +1,267 @@
+//! Feeds: what a router watches. A feed is a cursor as a watch is, over one or several ranges, and it also tells how far
+//! it is: a watermark promises that no event of its ranges at or below it is still to come (R6).
+//!
+//! **Invariants:** a feed that is not pending has been given every published event of its ranges from its start on, so
+//! whatever the ranges show is a watermark. Watermarks are made in a pull only, behind the events that they cover.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+use kindred_partition_config::{ids::Revision, key::KeyRange};
+
+use super::{
+    cursor::{self, Bounds, Want},
+    pull::SCAN_MAX,
+};
+use crate::{
+    engine::{FeedId, FeedOut},
+    space::{KindId, Scope, Space},
+    version::Version,
+};
+
+struct Feed {
+    ranges: Vec<KeyRange>,
+    /// The Kinds that hold the ranges; `None` when a range spans several.
+    kinds: Option<Vec<KindId>>,
+    /// To be said first.
+    opened: Option<Revision>,
+    /// Everything below was delivered, or is not wanted.
+    next: Revision,
+    /// Something at or above `next` may be published for it.
+    pending: bool,
+    /// A watermark is due, not below this.
+    owed: Option<Revision>,
+    /// Had no events since the last tick.
+    quiet: bool,
+    /// Its end was said.
+    over: bool,
+    woken: bool,
+}
+
+impl Feed {
+    fn want(&self) -> Want<'_> {
+        Want { ranges: &self.ranges, from: self.next, prev_kv: true, no_put: false, no_delete: false }
+    }
+
+    fn scopes(&self, space: &mut Space) -> Vec<Scope> {
+        self.ranges.iter().map(|range| space.scope_to_raise(range)).collect()
+    }
+
+    /// What the ranges show; it becomes readable in all of them.
+    fn current(&self, space: &mut Space) -> Revision {
+        let scopes = self.scopes(space);
+        space.show_all(&scopes)
+    }
+
+    fn owe(&mut self, watermark: Revision) {
+        self.owed = self.owed.max(Some(watermark));
+    }
+}
+
+/// All feeds; see the module's text.
+#[derive(Default)]
+pub(crate) struct Feeds {
+    feeds: BTreeMap<FeedId, Feed>,
+    by_kind: HashMap<KindId, Vec<FeedId>>,
+    wide: Vec<FeedId>,
+    /// Feeds whose ranges were raised to what a publish has yet to make visible.
+    unpublished: Vec<FeedId>,
+    wakes: Vec<FeedId>,
+    next_id: u64,
+}
+
+impl Feeds {
+    pub(crate) fn len(&self) -> usize {
+        self.feeds.len()
+    }
+
+    /// See [`crate::engine::Engine::feed_open`].
+    pub(crate) fn open(
+        &mut self,
+        space: &mut Space,
+        ranges: Vec<KeyRange>,
+        start: Option<Revision>,
+    ) -> FeedId {
+        let id = FeedId(self.next_id);
+        self.next_id += 1;
+        let kinds: Option<Vec<KindId>> = ranges.iter().map(|range| space.kind_to_watch(range)).collect();
+        let kinds = kinds.map(|mut kinds| {
+            kinds.sort_unstable();
+            kinds.dedup();
+            kinds
+        });
+        match &kinds {
+            Some(kinds) => kinds.iter().for_each(|kind| self.by_kind.entry(*kind).or_default().push(id)),
+            None => self.wide.push(id),
+        }
+        let mut feed = Feed {
+            ranges,
+            kinds,
+            opened: None,
+            next: Revision::ZERO,
+            pending: false,
+            owed: None,
+            quiet: true,
+            over: false,
+            woken: false,
+        };
+        let current = feed.current(space);
+        let start = start.unwrap_or(current.next());
+        feed.opened = Some(start.prev());
+        feed.next = start;
+        feed.pending = start <= current;
+        feed.owe(Revision::ZERO);
+        self.feeds.insert(id, feed);
+        self.wake(id);
+        id
+    }
+
+    pub(crate) fn close(&mut self, id: FeedId) {
+        self.unlist(id);
+        self.feeds.remove(&id);
+        self.wakes.retain(|woken| *woken != id);
+        self.unpublished.retain(|waits| *waits != id);
+    }
+
+    fn unlist(&mut self, id: FeedId) {
+        match self.feeds.get(&id).map(|feed| &feed.kinds) {
+            Some(Some(kinds)) => {
+                for kind in kinds {
+                    if let Some(list) = self.by_kind.get_mut(kind) {
+                        list.retain(|other| *other != id);
+                    }
+                }
+            }
+            Some(None) => self.wide.retain(|other| *other != id),
+            None => {}
+        }
+    }
+
+    fn wake(&mut self, id: FeedId) {
+        if let Some(feed) = self.feeds.get_mut(&id)
+            && !std::mem::replace(&mut feed.woken, true)
+        {
+            self.wakes.push(id);
+        }
+    }
+
+    pub(crate) fn take_wakes(&mut self) -> Vec<FeedId> {
+        let wakes = std::mem::take(&mut self.wakes);
+        for id in &wakes {
+            if let Some(feed) = self.feeds.get_mut(id) {
+                feed.woken = false;
+            }
+        }
+        wakes
+    }
+
+    /// Marks the feeds that these events concern.
+    pub(crate) fn published(&mut self, events: &[(KindId, Version)]) {
+        let Self { feeds, by_kind, wide, wakes, .. } = self;
+        for (kind, version) in events {
+            for id in by_kind.get(kind).into_iter().flatten().chain(&*wide) {
+                let Some(feed) = feeds.get_mut(id) else { continue };
+                if feed.pending || feed.over || !feed.want().takes(version) {
+                    continue;
+                }
+                feed.pending = true;
+                feed.next = version.mod_revision();
+                if !std::mem::replace(&mut feed.woken, true) {
+                    wakes.push(*id);
+                }
+            }
+        }
+        for id in std::mem::take(&mut self.unpublished) {
+            self.wake(id);
+        }
+    }
+
+    /// Raises a feed's ranges to `to`, which the clock has come to, and owes a watermark not below it.
+    pub(crate) fn raise(&mut self, space: &mut Space, id: FeedId, to: Revision) {
+        let Some(feed) = self.feeds.get_mut(&id) else { return };
+        let scopes = feed.scopes(space);
+        space.raise_all(&scopes, to);
+        feed.owe(to);
+        if space.has_unpublished() {
+            self.unpublished.push(id);
+        } else {
+            self.wake(id);
+        }
+    }
+
+    /// Periodic watermarks at `promised`, which nothing unpublished lies at or below, for feeds that had no events
+    /// since the last.
+    pub(crate) fn tick(&mut self, space: &mut Space, promised: Revision) {
+        let ids: Vec<FeedId> = self.feeds.keys().copied().collect();
+        for id in ids {
+            let due = self
+                .feeds
+                .get_mut(&id)
+                .is_some_and(|feed| std::mem::replace(&mut feed.quiet, true) && !feed.pending && !feed.over);
+            if due {
+                self.raise(space, id, promised);
+            }
+        }
+    }
+
+    /// See [`crate::engine::Engine::feed_pull`].
+    pub(crate) fn pull(
+        &mut self,
+        space: &mut Space,
+        floor: Revision,
+        id: FeedId,
+        max_bytes: usize,
+    ) -> Option<FeedOut> {
+        let feed = self.feeds.get_mut(&id)?;
+        if feed.over {
+            return None;
+        }
+        if feed.pending && feed.next < floor {
+            feed.over = true;
+            self.unlist(id);
+            return Some(FeedOut { compacted: Some(floor), ..FeedOut::default() });
+        }
+        let mut out = FeedOut { opened: feed.opened.take(), ..FeedOut::default() };
+        if feed.pending {
+            let bounds = Bounds { last: Revision(i64::MAX), max_bytes, scan: SCAN_MAX };
+            let batch = cursor::read(space, &feed.want(), &bounds);
+            if let Some(last) = batch.events.last() {
+                feed.next = last.kv.mod_revision().next();
+            }
+            out.events = batch.events;
+            if let Some(next) = batch.next {
+                feed.next = next;
+                let silent = out.events.is_empty() && out.opened.is_none();
+                if silent {
+                    // It had to stop among events that are not for it.
+                    self.wake(id);
+                }
+                return (!silent).then_some(out);
+            }
+            feed.pending = false;
+        }
+        if feed.owed.is_some() || !out.events.is_empty() {
+            let current = feed.current(space);
+            let waits = feed.owed.is_some_and(|owed| owed > current);
+            feed.next = feed.next.max(current.next());
+            feed.quiet &= out.events.is_empty();
+            if !waits {
+                feed.owed = None;
+            }
+            // What is owed and not visible yet comes after the publish.
+            out.watermark = (!waits || !out.events.is_empty()).then_some(current);
+        }
+        out.says_something().then_some(out)
+    }
+
+    /// Panics when something is not as it must be. For tests.
+    pub(crate) fn validate(&self) {
+        for (id, feed) in &self.feeds {
+            assert!(!feed.woken || self.wakes.contains(id));
+            let listed =
+                self.by_kind.values().flatten().chain(&self.wide).filter(|other| *other == id).count();
+            let places = if feed.over { 0 } else { feed.kinds.as_ref().map_or(1, Vec::len) };
+            assert_eq!(listed, places, "{id:?}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Leases on the loop: ids, ends, and who is told of them.
+
+use std::collections::HashSet;
+
+use kindred_engine::error::EngineError;
+use kindred_partition_config::ids::{LeaseId, Revision, Slot};
+use tokio::sync::mpsc;
+
+use super::{Core, LEASE_OVERHEAD};
+use crate::etcd_status::KvError;
+
+/// Somebody who wants to know which leases ended (R12).
+pub(super) struct EndedWatcher {
+    told: HashSet<LeaseId>,
+    pub(super) sender: mpsc::Sender<(LeaseId, Vec<Slot>)>,
+}
+
+impl Core {
+    /// Grants a lease with the given id, or with a new one: positive, unique, and with the own slot in its low bits.
+    pub fn lease_grant(&mut self, id: Option<LeaseId>, ttl_s: i64) -> Result<(LeaseId, i64), KvError> {
+        self.check_room(LEASE_OVERHEAD)?;
+        self.applied += 1;
+        let now = self.clock.mono();
+        if let Some(id) = id {
+            return Ok((id, self.engine.lease_grant(now, id, ttl_s)?));
+        }
+        loop {
+            let id = self.new_lease_id();
+            match self.engine.lease_grant(now, id, ttl_s) {
+                // A client may have chosen that very number.
+                Err(EngineError::LeaseExists(_)) => {}
+                granted => return Ok((id, granted?)),
+            }
+        }
+    }
+
+    fn new_lease_id(&mut self) -> LeaseId {
+        let slots = i64::from(Slot::MAX) + 1;
+        let micros = i64::try_from(self.clock.wall().0).unwrap_or(i64::MAX) & (i64::MAX >> 10);
+        let now = micros * slots + i64::from(self.slot.get());
+        self.lease_last = now.max(self.lease_last.saturating_add(slots));
+        LeaseId(self.lease_last)
+    }
+
+    /// Ends a lease now.
+    pub fn lease_revoke(&mut self, id: LeaseId) -> Result<(Revision, Vec<Slot>), KvError> {
+        self.check_corrupt()?;
+        self.applied += 1;
+        let ended = self.engine.lease_revoke(self.clock.wall(), id)?;
+        self.tell_ended();
+        Ok(ended)
+    }
+
+    /// Ends a lease whose time has come; whether more are due.
+    pub fn lease_expire(&mut self) -> bool {
+        let (wall, mono) = (self.clock.wall(), self.clock.mono());
+        if self.engine.lease_deadline().is_none_or(|deadline| deadline > mono) {
+            return false;
+        }
+        // One at a time: a lease may hold thousands of keys.
+        let more = self.engine.lease_expire(wall, mono, 1);
+        self.tell_ended();
+        more
+    }
+
+    /// Tells of every lease that waits for other stores, now and as they end. A watcher that cannot follow is dropped
+    /// and asks anew.
+    pub fn watch_ended(&mut self, sender: mpsc::Sender<(LeaseId, Vec<Slot>)>) {
+        self.ended.push(EndedWatcher { told: HashSet::new(), sender });
+        self.tell_ended();
+    }
+
+    fn tell_ended(&mut self) {
+        if self.ended.is_empty() {
+            return;
+        }
+        let waiting = self.engine.leases_ended();
+        self.ended.retain_mut(|watcher| {
+            watcher.told.retain(|id| waiting.iter().any(|lease| lease.id == *id));
+            waiting.iter().all(|lease| {
+                !watcher.told.insert(lease.id)
+                    || watcher.sender.try_send((lease.id, lease.attached.clone())).is_ok()
+            })
+        });
+    }
+}

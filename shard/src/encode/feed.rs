@@ -1,0 +1,65 @@
+//! Messages of a feed (`kindred.shard.v1.FeedResponse`), written by hand around the stored bytes.
+
+use bytes::Bytes;
+use kindred_engine::{
+    engine::{Event, FeedOut},
+    version::Version,
+};
+use kindred_partition_config::ids::Revision;
+use kindred_wire::kv::{EventRef, EventType};
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
+
+const OPENED: u32 = 1;
+const EVENTS: u32 = 2;
+const WATERMARK: u32 = 3;
+const COMPACTED: u32 = 4;
+/// Fields of a `FeedEvent`.
+const REVISION: u32 = 1;
+const EVENT: u32 = 2;
+/// Most bytes that a revision with its tag takes.
+const NUMBER_BYTES_MAX: usize = 11;
+
+/// A `FeedResponse`.
+#[must_use]
+pub fn response(out: &FeedOut) -> Bytes {
+    let events: Vec<(Revision, EventRef<'_>)> = out.events.iter().map(event).collect();
+    // A tag and a length of at most five bytes each.
+    let room = |(_, event): &(Revision, EventRef<'_>)| event.encoded_len() + NUMBER_BYTES_MAX + 12;
+    let mut bytes = Vec::with_capacity(3 * NUMBER_BYTES_MAX + events.iter().map(room).sum::<usize>());
+    put_revision(&mut bytes, OPENED, out.opened);
+    for (revision, event) in events {
+        put_event(&mut bytes, revision, &event);
+    }
+    put_revision(&mut bytes, WATERMARK, out.watermark);
+    put_revision(&mut bytes, COMPACTED, out.compacted);
+    bytes.into()
+}
+
+fn event(event: &Event) -> (Revision, EventRef<'_>) {
+    let encoded = EventRef {
+        event_type: if event.is_delete { EventType::Delete } else { EventType::Put },
+        kv: event.kv.encoded(),
+        prev_kv: event.prev.as_ref().map(Version::encoded),
+    };
+    (event.kv.mod_revision(), encoded)
+}
+
+fn put_event(out: &mut Vec<u8>, revision: Revision, event: &EventRef<'_>) {
+    let event_bytes = event.encoded_len();
+    let number_bytes = 1 + encoded_len_varint(revision.get().cast_unsigned());
+    let part_bytes = 1 + encoded_len_varint(event_bytes as u64) + event_bytes;
+    encode_key(EVENTS, WireType::LengthDelimited, out);
+    encode_varint((number_bytes + part_bytes) as u64, out);
+    // An event's revision is never zero.
+    put_revision(out, REVISION, Some(revision));
+    encode_key(EVENT, WireType::LengthDelimited, out);
+    encode_varint(event_bytes as u64, out);
+    event.encode_into(out);
+}
+
+fn put_revision(out: &mut Vec<u8>, field: u32, revision: Option<Revision>) {
+    if let Some(revision) = revision.filter(|revision| *revision != Revision::ZERO) {
+        encode_key(field, WireType::Varint, out);
+        encode_varint(revision.get().cast_unsigned(), out);
+    }
+}
