@@ -335,6 +335,15 @@ impl PartitionMap {
         kinds
     }
 
+    /// The Kind of the key, if it is spread over several stores.
+    #[must_use]
+    pub fn spread_of(&self, key: &[u8]) -> Option<&KindPrefix> {
+        if self.spread.is_empty() {
+            return None;
+        }
+        self.lookup(key).kind.as_ref().filter(|kind| self.is_spread(kind))
+    }
+
     /// Whether the Kind is on several stores.
     #[must_use]
     pub fn is_spread(&self, kind: &KindPrefix) -> bool {

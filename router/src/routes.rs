@@ -51,8 +51,7 @@ impl Placement for Routes {
     }
 
     fn spread_of(&self, key: &[u8]) -> Option<KindPrefix> {
-        let kind = self.map.lookup(key).kind.as_ref()?;
-        self.map.is_spread(kind).then(|| kind.clone())
+        self.map.spread_of(key).cloned()
     }
 
     fn spread_in(&self, range: &KeyRange) -> Vec<KindPrefix> {

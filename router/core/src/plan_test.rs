@@ -72,7 +72,7 @@ impl Placement for Table {
     }
 
     fn spread_of(&self, key: &[u8]) -> Option<KindPrefix> {
-        self.1.lookup(key).kind.clone().filter(|kind| self.1.is_spread(kind))
+        self.1.spread_of(key).cloned()
     }
 
     fn spread_in(&self, range: &KeyRange) -> Vec<KindPrefix> {

@@ -77,8 +77,10 @@ impl App {
             let (key, range_end) = on_wire(&source.range);
             let part = pb::DeleteRangeRequest { key, range_end, prev_kv: request.prev_kv };
             let bytes = Bytes::from(part.encode_to_vec());
+            // Each part above those before it, so that the header is the last one's.
+            let at_least = self.shown.of(&fan_out.spread).max(Revision(deleted.revision));
             let answer = call(store, Effect::Write, deadline, || async {
-                store.kv().delete_range(deadline.request(bytes.clone())).await
+                store.kv().delete_range(deadline.at_least(bytes.clone(), at_least)).await
             });
             match answer.await {
                 Ok(answer) => deleted.add(&answer).map_err(malformed)?,
