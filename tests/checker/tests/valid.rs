@@ -3,8 +3,8 @@
 mod support;
 
 use kindred_checker::check;
-use kindred_checker::history::{History, Nanos};
-use support::{Flavour, Rng, busy};
+use kindred_checker::history::{History, KeyRange, Nanos, Operation, Outcome, Request};
+use support::{Flavour, Rng, World, busy, from};
 
 #[test]
 fn correct_histories_pass() {
@@ -77,4 +77,32 @@ fn a_long_history_is_checked_in_reasonable_time() {
     let report = world.check();
     assert!(report.is_clean(), "{report}");
     assert_eq!(report.counts.keys_undecided, 0, "{report}");
+}
+
+/// The header of a DeleteRange over several stores is the highest revision at which it deleted something.
+#[test]
+fn a_delete_range_over_stores_deletes_at_several_revisions() {
+    for previous_asked_for in [true, false] {
+        let mut world = World::new(Flavour::Kindred);
+        let watch = world.watch(0, 0, "/registry/pods/a", from(1));
+        world.put(1, "/registry/pods/a", "1");
+        world.put(1, "/registry/pods/b", "2");
+        let index = world.list(1, "/registry/pods/");
+        let Outcome::Read { result, .. } = world.history.operations[index].outcome.clone() else { panic!() };
+        let first = world.delete(1, "/registry/pods/a");
+        let second = world.delete(1, "/registry/pods/b");
+        world.deliver(watch);
+        world.create(1, "/registry/pods/b", "3");
+        world.list(1, "/registry/pods/");
+        // The two deletes were one request.
+        let deletes = |operation: &Operation| matches!(operation.request, Request::Delete { .. });
+        let called = world.history.operations.iter().find(|operation| deletes(operation)).unwrap().call;
+        world.history.operations.retain(|operation| !deletes(operation));
+        assert!(first < second);
+        let range = KeyRange::prefix("/registry/pods/".into());
+        let previous = if previous_asked_for { result.kvs } else { Vec::new() };
+        let outcome = Outcome::Deleted { header: second, deleted: 2, previous };
+        world.record(1, called, Request::DeleteRange { range }, outcome);
+        world.assert_clean();
+    }
 }

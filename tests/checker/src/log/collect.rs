@@ -20,7 +20,8 @@ pub(super) fn collect(
     config: &Config,
     report: &mut Report,
 ) {
-    let mut collector = Collector { chains: Chains::new(), report };
+    let split = config.split_delete_ranges;
+    let mut collector = Collector { chains: Chains::new(), split, report };
     for operation in &history.operations {
         collector.acknowledged(operation);
     }
@@ -49,6 +50,8 @@ pub(super) fn collect(
 
 struct Collector<'r> {
     chains: Chains,
+    /// The header of a DeleteRange says only up to where its keys were deleted.
+    split: bool,
     report: &'r mut Report,
 }
 
@@ -63,7 +66,11 @@ impl Collector<'_> {
                 }
                 Effect::Delete { range, deleted, previous } => {
                     for kv in previous {
-                        self.add(kv.key, delete(revision, source));
+                        if range.is_one() || !self.split {
+                            self.add(kv.key, delete(revision, source));
+                        } else {
+                            self.chains.entry(kv.key).or_default();
+                        }
                     }
                     if range.is_one() && deleted.is_some_and(|deleted| deleted > 0) {
                         self.add(range.key, delete(revision, source));

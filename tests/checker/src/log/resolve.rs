@@ -12,7 +12,11 @@ use crate::report::{Check, Report};
 
 pub(super) fn resolve(log: &mut Log, history: &History, config: &Config, report: &mut Report) {
     for operation in &history.operations {
-        acknowledged_range_deletes(log, operation, report);
+        if config.split_delete_ranges {
+            split_range_deletes(log, operation, report);
+        } else {
+            acknowledged_range_deletes(log, operation, report);
+        }
     }
     Attribution::new(history, config).run(log, report);
     for operation in history.operations.iter().filter(|o| o.outcome == Outcome::Unknown) {
@@ -40,12 +44,8 @@ fn acknowledged_range_deletes(log: &mut Log, operation: &Operation, report: &mut
             continue;
         }
         let (known, present) = deleted_keys(log, &range, header);
-        let known_count = i64::try_from(known.len()).unwrap_or(i64::MAX);
+        let known_count = more_deleted_than_said(operation, deleted, &known, report);
         let present_count = i64::try_from(present.len()).unwrap_or(i64::MAX);
-        if known_count > deleted {
-            let message = format!("{} says {deleted} keys, {known_count} seen deleted", operation.id);
-            report.add(Check::Log, message, vec![format!("{operation:?}")]);
-        }
         let exact = known_count + present_count == deleted;
         for key in known {
             with_entry(log, &key, header, |entry| entry.sources.insert(0, source));
@@ -58,6 +58,38 @@ fn acknowledged_range_deletes(log: &mut Log, operation: &Operation, report: &mut
             } else if known_count < deleted {
                 chain.unseen += 1;
             }
+        }
+    }
+}
+
+/// Reports if more keys are known to be deleted than the answer says; how many are known.
+fn more_deleted_than_said(operation: &Operation, deleted: i64, known: &[Key], report: &mut Report) -> i64 {
+    let known_count = i64::try_from(known.len()).unwrap_or(i64::MAX);
+    if known_count > deleted {
+        let message = format!("{} says {deleted} keys, {known_count} seen deleted", operation.id);
+        report.add(Check::Log, message, vec![format!("{operation:?}")]);
+    }
+    known_count
+}
+
+/// A DeleteRange over several stores deleted each key at some revision up to its header: where no event says at
+/// which, something unseen happened to the key.
+fn split_range_deletes(log: &mut Log, operation: &Operation, report: &mut Report) {
+    let Some(header) = operation.outcome.header() else { return };
+    for effect in effects::acknowledged(operation) {
+        let Effect::Delete { range, deleted, previous } = effect else { continue };
+        let Some(deleted) = deleted.filter(|deleted| *deleted > 0 && !range.is_one()) else { continue };
+        let (known, _) = deleted_keys(log, &range, header);
+        more_deleted_than_said(operation, deleted, &known, report);
+        for (key, chain) in log.chains.iter_mut().filter(|(key, _)| range.contains(key)) {
+            let was = previous.iter().find(|kv| kv.key == *key).map(|kv| kv.modified);
+            // The old keys are all there, or were not asked for.
+            let untouched = was.is_none() && !previous.is_empty();
+            let seen = was.is_some_and(|was| {
+                let next = chain.entries.iter().find(|entry| entry.revision > was);
+                next.is_some_and(|next| next.kind == EventKind::Delete && next.revision <= header)
+            });
+            chain.unseen += usize::from(!untouched && !seen);
         }
     }
 }
