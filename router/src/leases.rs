@@ -12,7 +12,7 @@ use std::time::Duration;
 use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::lease_attach::{Attaching, Command, Next, Reply};
-use kindred_router_core::lease_fanout::{default_home, home_candidates, slot_of};
+use kindred_router_core::lease_fanout::{home_candidates, slot_of};
 use kindred_router_core::store::StoreIx;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
@@ -63,10 +63,11 @@ pub fn is_unknown_lease(status: &Status) -> bool {
 }
 
 impl App {
-    /// Makes the store know these leases, as far as this router does not know that it does.
+    /// Makes the store know these leases, as far as this router does not know that it does. One that no home has is
+    /// left to the store to refuse.
     ///
     /// # Errors
-    /// etcd's "lease not found" when no home has it, or why the home cannot be asked.
+    /// Why a home or the store cannot be asked.
     pub async fn attach_all(
         &self,
         leases: &[LeaseId],
@@ -103,7 +104,7 @@ impl App {
         store.slot().is_some_and(|slot| slot_of(lease) == Some(slot))
     }
 
-    /// Attaches at the home, then at the store. `false` when the home seems to be the store itself.
+    /// Attaches at the home, then at the store. `false` when the home seems to be the store itself, or there is none.
     async fn attach(
         &self,
         lease: LeaseId,
@@ -132,10 +133,10 @@ impl App {
             self.leases.remember(lease, store.index);
             return Ok(true);
         }
-        if not_at_home && default_home(&members, self.stores.default_store()) == store.index {
-            return Ok(false);
-        }
-        Err(grpc::status(EtcdError::LeaseNotFound))
+        // No home has it, so the store must not either, whatever it adopted before. The write then goes there all the
+        // same: only the store knows whether it is valid, and a txn may not take the branch that names the lease.
+        self.end_at(lease, store, deadline).await?;
+        Ok(false)
     }
 
     /// Attaches at one home that may have the lease; `false` when it does not.

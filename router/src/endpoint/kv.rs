@@ -8,15 +8,12 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use kindred_partition_config::ids::{LeaseId, Revision};
 use kindred_proto::raw::kv::k_v_server::KV;
-use kindred_proto::{check, etcdserverpb as pb};
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_transport::grpc;
 use kindred_wire::answer;
 use kindred_wire::error::EtcdError;
 use kindred_wire::patch::RangePatch;
 use kindred_wire::peek;
-use kindred_wire::refusal::KindredError;
-use prost::Message as _;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -28,9 +25,6 @@ use crate::stores::Store;
 
 /// Time for one store to answer the health probe; kube-apiserver gives up after 2 s.
 const HEALTH_LIMIT: Duration = Duration::from_millis(600);
-
-/// Operations of one transaction in the answer to one that is refused anyway (etcd's default).
-const TXN_OPS_MAX: usize = 128;
 
 /// The service.
 #[derive(Debug, Clone)]
@@ -106,11 +100,7 @@ impl Kv {
     ) -> Result<Bytes, Status> {
         let store = to.store;
         store.ready()?;
-        if let Err(status) = self.app.attach_all(leases, store, deadline).await {
-            // Whatever etcd's front door refuses comes before a lease that does not exist.
-            refuse_invalid(method, &body)?;
-            return Err(status);
-        }
+        self.app.attach_all(leases, store, deadline).await?;
         match to.send(method, Effect::Write, body.clone(), deadline).await {
             Err(status) if crate::leases::is_unknown_lease(&status) => {
                 if !self.app.attach_again(leases, store, deadline).await? {
@@ -233,16 +223,4 @@ fn broken(store: &Store, status: Status) -> Status {
             store.unavailable(other.reason())
         }
     }
-}
-
-/// The checks that the store would have made first, for a write that does not get there.
-fn refuse_invalid(method: Call, body: &Bytes) -> Result<(), Status> {
-    let malformed =
-        |error: prost::DecodeError| grpc::refusal(&KindredError::Malformed { reason: error.to_string() });
-    let checked = match method {
-        Call::Put => check::put(&pb::PutRequest::decode(body.clone()).map_err(malformed)?),
-        Call::Txn => check::txn(&pb::TxnRequest::decode(body.clone()).map_err(malformed)?, TXN_OPS_MAX),
-        _ => Ok(()),
-    };
-    checked.map_err(grpc::status)
 }
