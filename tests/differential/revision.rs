@@ -218,7 +218,12 @@ impl History {
             Scope::All => self.first_base(),
         };
         let compacted = steps.partition_point(|step| step[0] < self.compacted[0]);
-        let at = |index: usize| steps.get(index.min(steps.len().saturating_sub(1))).copied().unwrap_or(base);
+        let at = |index: usize| {
+            let [left, right] = steps.get(index.min(steps.len().saturating_sub(1))).copied().unwrap_or(base);
+            // A kind without an event since may show a number below a compaction that left nothing of it out.
+            let kept = left >= self.compacted[0];
+            [left, if kept { right.max(self.compacted[1]) } else { right }]
+        };
         let part = |from: usize, permille: i64| {
             let length = steps.len().saturating_sub(from);
             from + length * usize::try_from(permille).unwrap_or(0) / 1000
