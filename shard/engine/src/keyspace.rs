@@ -86,7 +86,16 @@ impl Keyspace {
     /// Adds the newest version of its key (a tombstone only of a key that exists) and answers the one before.
     pub(crate) fn write(&mut self, version: Version) -> Option<Version> {
         let found = self.find(version.key());
-        let prev = found.and_then(|id| self.by_id(id)?.live().cloned());
+        let object = found.and_then(|id| self.by_id(id));
+        let prev = object.and_then(Object::live).cloned();
+        // An event tells what was there before its revision, not what its own transaction left in between.
+        let before = match &prev {
+            Some(prev) if prev.mod_revision() == version.mod_revision() => {
+                object.and_then(|object| object.at(version.mod_revision().prev())).cloned()
+            }
+            prev => prev.clone(),
+        };
+        let before = before.filter(|_| version.create_revision() != version.mod_revision());
         let footprint = version.footprint();
         self.total_bytes += footprint;
         self.live_bytes -= prev.as_ref().map_or(0, Version::footprint);
@@ -108,7 +117,7 @@ impl Keyspace {
             self.last_flip = version.mod_revision();
             self.flips.push(version.clone());
         }
-        self.log.push(Event { is_delete: version.is_tombstone(), kv: version, prev: prev.clone() });
+        self.log.push(Event { is_delete: version.is_tombstone(), kv: version, prev: before });
         prev
     }
 
@@ -277,15 +286,11 @@ impl Keyspace {
         assert!(log.windows(2).all(|pair| pair[0].kv.order() < pair[1].kv.order()), "log order");
         for event in log {
             assert_eq!(event.is_delete, event.kv.is_tombstone());
-            assert!(
-                event.prev.as_ref().is_none_or(|p| p.order() < event.kv.order() && p.key() == event.kv.key())
-            );
-            assert_eq!(
-                event.prev.is_some(),
-                event.is_delete || event.kv.version() > 1,
-                "prev of {:?}",
-                event.kv
-            );
+            let (revision, key) = (event.kv.mod_revision(), event.kv.key());
+            assert!(event.prev.as_ref().is_none_or(|p| p.mod_revision() < revision && p.key() == key));
+            // A deletion of what its own transaction created has none.
+            let existed = event.kv.create_revision() < revision;
+            assert!(event.is_delete || event.prev.is_some() == existed, "prev of {:?}", event.kv);
         }
     }
 }

@@ -251,3 +251,20 @@ fn a_long_read_is_not_disturbed_by_compaction() {
     assert_eq!((stats.keys, stats.events), (7, 1), "the pin's versions are freed with it");
     assert_eq!(stats.live_bytes, stats.total_bytes);
 }
+
+#[test]
+fn an_event_tells_what_was_before_its_revision() {
+    let mut engine = dense();
+    let stream = engine.watch_open();
+    engine.watch_create(stream, watch(KeyRange::everything(), Some(Revision(2)))).unwrap();
+    // Nested transactions may put a key and delete it again.
+    let nested = |op| txn(vec![], vec![op], vec![]);
+    write(&mut engine, txn(vec![], vec![nested(put("a", "1")), nested(delete("a"))], vec![]));
+    write(&mut engine, put("a", "2"));
+    write(&mut engine, txn(vec![], vec![nested(put("a", "3")), nested(delete("a"))], vec![]));
+    write(&mut engine, put("a", "4"));
+    write(&mut engine, txn(vec![], vec![nested(delete("a")), nested(put("a", "5"))], vec![]));
+    engine.validate();
+    let events = "0: +a@2 -a@2 +a@3 +a@4(3) -a@4(3) +a@5 -a@6(5) +a@6";
+    assert_eq!(pull(&mut engine, stream, 1 << 20), ["created 0", events]);
+}
