@@ -27,6 +27,7 @@ use system::Target;
 const SECONDS: u64 = 6;
 const LIMIT: Duration = Duration::from_secs(1200);
 const FIRST_SEED: u64 = 1;
+const SPREAD: &str = include_str!("configs/spread.yaml");
 
 /// Suites side by side would slow each other down until little happens in each.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -101,6 +102,24 @@ fn shard_killed() {
 #[test]
 fn router_killed() {
     suite("router_killed", Target::Cluster { config: None, routers: 2 }, Fault::Router);
+}
+
+#[test]
+#[ignore = "watches over several stores are not served yet"]
+fn spread_one_router() {
+    suite("spread_one_router", Target::Cluster { config: Some(SPREAD), routers: 1 }, Fault::None);
+}
+
+#[test]
+#[ignore = "watches over several stores are not served yet"]
+fn spread_two_routers() {
+    suite("spread_two_routers", Target::Cluster { config: Some(SPREAD), routers: 2 }, Fault::None);
+}
+
+#[test]
+#[ignore = "watches over several stores are not served yet"]
+fn spread_router_killed() {
+    suite("spread_router_killed", Target::Cluster { config: Some(SPREAD), routers: 2 }, Fault::Router);
 }
 
 /// Checks a stored history again, when one is named.

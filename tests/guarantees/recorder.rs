@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
     time::Instant,
 };
 
@@ -31,6 +31,7 @@ pub struct Recorder {
     oddities: Mutex<BTreeSet<String>>,
     /// With what text requests ended of which nobody knows whether they ran.
     unknown: Mutex<BTreeSet<String>>,
+    events: AtomicUsize,
     next_operation: AtomicU64,
     next_watch: AtomicU64,
     next_stream: AtomicU64,
@@ -47,6 +48,7 @@ impl Recorder {
             shown: Mutex::default(),
             oddities: Mutex::default(),
             unknown: Mutex::default(),
+            events: AtomicUsize::new(0),
             next_operation: AtomicU64::new(1),
             next_watch: AtomicU64::new(1),
             next_stream: AtomicU64::new(1),
@@ -84,6 +86,16 @@ impl Recorder {
             self.show(kind, header);
         }
         self.operations.lock().push(Operation { id, client, call, returned, request, outcome });
+    }
+
+    /// Counts events that a watch has received.
+    pub fn received(&self, events: usize) {
+        self.events.fetch_add(events, Ordering::Relaxed);
+    }
+
+    /// Operations written down and events received so far.
+    pub fn amounts(&self) -> (usize, usize) {
+        (self.operations.lock().len(), self.events.load(Ordering::Relaxed))
     }
 
     /// Writes down a watch that will get nothing more.

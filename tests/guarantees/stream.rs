@@ -287,6 +287,7 @@ impl WatchStream {
     }
 
     fn take_events(&mut self, index: usize, header: Revision, events: Vec<Event>, fragment: bool) {
+        self.recorder.received(events.len());
         let highest = events.iter().map(|event| event.kv.modified).max();
         if let (Some(kind), Some(highest)) = (kind_of(&self.watches[index].record.range.key), highest) {
             self.recorder.show(kind, highest);

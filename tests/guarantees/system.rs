@@ -43,6 +43,8 @@ pub enum Target {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assumptions {
     pub order: Order,
+    /// Some Kind is on several stores.
+    pub spread: bool,
     /// Kind prefix, last durable revision, first revision after the restart.
     pub gaps: Vec<(String, i64, i64)>,
 }
@@ -63,7 +65,8 @@ impl Assumptions {
             Target::Shard { dense: true } => Order::Dense,
             Target::Shard { dense: false } | Target::Cluster { .. } => Order::PerKind,
         };
-        Self { order, gaps: Vec::new() }
+        let spread = matches!(target, Target::Cluster { config: Some(_), .. });
+        Self { order, spread, gaps: Vec::new() }
     }
 
     pub fn config(&self) -> Config {
@@ -79,7 +82,7 @@ impl Assumptions {
             durable: Revision(*durable),
             restart: Revision(*restart),
         });
-        Config { gaps: gaps.collect(), ..base }
+        Config { gaps: gaps.collect(), split_delete_ranges: self.spread, ..base }
     }
 }
 
