@@ -17,7 +17,7 @@ pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
     let ready = app.clone();
     let shown = app.clone();
     let admin = Admin::new().ready(move || checks(&ready)).metrics(move || {
-        shown.metrics.observe(&shown.stores);
+        shown.metrics.observe(&shown.stores, &shown.feeds);
         recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default()
     });
     let (stores, partitions) = (app.clone(), app.clone());
@@ -28,7 +28,7 @@ pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
 }
 
 /// Ready while any store can be reached: a dead one must not take all others from the load balancer. Each store is
-/// shown, by its state.
+/// shown, by its state, and so are those that hold watches back.
 fn checks(app: &App) -> Vec<Check> {
     let any = app.stores.up().next().is_some();
     let mut checks = vec![
@@ -41,6 +41,11 @@ fn checks(app: &App) -> Vec<Check> {
             Phase::Up(_) => format!("store-{}", store.name()),
             other => format!("store-{} ({}: {})", store.name(), other.word(), store.state().reason()),
         };
+        checks.push(Check::new(name, Ok::<(), String>(())));
+    }
+    for (store, feeds, lag) in app.feeds.lags() {
+        let store = app.stores.get(store).name();
+        let name = format!("watches (store {store} has held back {feeds} feed(s) for {} s)", lag.as_secs());
         checks.push(Check::new(name, Ok::<(), String>(())));
     }
     checks

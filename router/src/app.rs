@@ -12,6 +12,7 @@ use kindred_wire::patch::HeaderPatch;
 use kindred_wire::peek::ResponseHeader;
 use tonic::Status;
 
+use crate::feeds::{self, Feeds};
 use crate::leases::Leases;
 use crate::metrics::Metrics;
 use crate::routes::Routes;
@@ -80,6 +81,8 @@ pub struct App {
     pub identity: Identity,
     /// The header patch of this router, encoded.
     pub header_tail: Vec<u8>,
+    /// Merged events of ranges, for all watches.
+    pub feeds: Arc<Feeds>,
     /// Leases on stores other than their homes.
     pub leases: Leases,
     /// Compactions that stores which were away owe. Never locked across an await.
@@ -101,12 +104,14 @@ impl App {
         identity: Identity,
         scope: RevisionScope,
         drain: Drain,
+        feeds: feeds::Options,
     ) -> Arc<Self> {
         let mut header_tail = Vec::new();
         identity.patch().append_to(&mut header_tail);
         Arc::new(Self {
             routes: ArcSwap::from_pointee(routes),
             metrics: Metrics::new(&stores),
+            feeds: Feeds::new(stores.clone(), feeds, drain.killed()),
             stores,
             identity,
             header_tail,

@@ -13,6 +13,7 @@ use kindred_router_core::store::{StoreIx, StoreKind};
 use kindred_transport::tls::{ClientTls, ServerTls, ServerTlsArgs, StoreTlsArgs};
 use kindred_transport::{Endpoint, ListenAddr};
 
+use crate::feeds;
 use crate::routes::Routes;
 use crate::stores::StoreSpec;
 
@@ -49,6 +50,9 @@ pub struct Args {
     /// Largest request, as etcd's.
     #[arg(long, value_name = "BYTES", default_value_t = 1_572_864)]
     pub max_request_bytes: usize,
+    /// Recent events kept for each watched range; a watch that is further behind reads from the shards.
+    #[arg(long, value_name = "BYTES", default_value_t = feeds::RING_BYTES)]
+    pub feed_ring_bytes: usize,
     /// error, warn, info, debug, trace, or a filter.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
@@ -95,6 +99,8 @@ pub struct Settings {
     pub default: StoreIx,
     /// The map.
     pub routes: Routes,
+    /// What feeds keep.
+    pub feeds: feeds::Options,
 }
 
 /// All that is wrong with flags and file.
@@ -167,6 +173,7 @@ impl Args {
                 stores,
                 default,
                 routes,
+                feeds: feeds::Options { ring_bytes: self.feed_ring_bytes, ..feeds::Options::default() },
             });
         }
         Err(ConfigErrors(errors.0))

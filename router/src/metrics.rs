@@ -1,11 +1,14 @@
 //! What the router counts: one definition for each metric, handles made once.
 
+use std::sync::atomic::Ordering;
+
 use kindred_router_core::plan::Call;
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
 };
 use metrics::{gauge, histogram};
 
+use crate::feeds::Feeds;
 use crate::stores::Stores;
 
 /// One metric.
@@ -35,6 +38,20 @@ const WATCH_STREAMS: &str = "etcd_debugging_mvcc_watch_stream_total";
 const WATCHERS: &str = "etcd_debugging_mvcc_watcher_total";
 /// Upstream watch streams opened again.
 const WATCH_REOPENED: &str = "kindred_router_watch_reopened_total";
+/// Merged streams of events, by whether they are live or catch up.
+const FEEDS: &str = "kindred_router_feeds";
+/// Recent events that feeds hold.
+const FEED_BYTES: &str = "kindred_router_feed_ring_bytes";
+/// How long a store has held feeds back.
+const FEED_LAG: &str = "kindred_router_feed_lag_seconds";
+/// Upstream streams of feeds.
+const FEED_STREAMS: &str = "kindred_router_feed_streams_opened_total";
+/// Upstream streams of feeds that broke.
+const FEED_BROKEN: &str = "kindred_router_feed_streams_broken_total";
+/// Watermarks asked of stores.
+const FEED_ADVANCES: &str = "kindred_router_feed_advances_total";
+/// Catch-ups begun.
+const FEED_CATCH_UPS: &str = "kindred_router_feed_catch_ups_total";
 /// Whether any store can be reached. etcd's own name.
 const HAS_LEADER: &str = "etcd_server_has_leader";
 
@@ -68,6 +85,48 @@ const DEFINITIONS: &[Definition] = &[
         name: WATCH_REOPENED,
         unit: Unit::Count,
         help: "Upstream watch streams opened again after they broke.",
+        kind: Kind::Counter,
+    },
+    Definition {
+        name: FEEDS,
+        unit: Unit::Count,
+        help: "Merged streams of events that exist, by whether they are live or catch up.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: FEED_BYTES,
+        unit: Unit::Bytes,
+        help: "Recent events that feeds hold.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: FEED_LAG,
+        unit: Unit::Seconds,
+        help: "How long the store has held back events of others; 0 while it does not.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: FEED_STREAMS,
+        unit: Unit::Count,
+        help: "Upstream streams of feeds opened, the ones opened again included.",
+        kind: Kind::Counter,
+    },
+    Definition {
+        name: FEED_BROKEN,
+        unit: Unit::Count,
+        help: "Upstream streams of feeds that broke.",
+        kind: Kind::Counter,
+    },
+    Definition {
+        name: FEED_ADVANCES,
+        unit: Unit::Count,
+        help: "Watermarks asked of stores.",
+        kind: Kind::Counter,
+    },
+    Definition {
+        name: FEED_CATCH_UPS,
+        unit: Unit::Count,
+        help: "Feeds begun further back, for watches that the live one does not reach.",
         kind: Kind::Counter,
     },
     Definition {
@@ -116,6 +175,56 @@ impl Method {
     }
 }
 
+/// What feeds tell when they are asked.
+#[derive(Debug)]
+struct FeedMetrics {
+    live: Gauge,
+    catching_up: Gauge,
+    bytes: Gauge,
+    lags: Vec<Gauge>,
+    opened: Counter,
+    broken: Counter,
+    advances: Counter,
+    catch_ups: Counter,
+}
+
+impl FeedMetrics {
+    fn new(stores: &Stores) -> Self {
+        Self {
+            live: gauge!(FEEDS, "state" => "live"),
+            catching_up: gauge!(FEEDS, "state" => "catching-up"),
+            bytes: gauge!(FEED_BYTES),
+            lags: stores.iter().map(|s| gauge!(FEED_LAG, "store" => s.name().to_owned())).collect(),
+            opened: counter!(FEED_STREAMS),
+            broken: counter!(FEED_BROKEN),
+            advances: counter!(FEED_ADVANCES),
+            catch_ups: counter!(FEED_CATCH_UPS),
+        }
+    }
+
+    fn observe(&self, feeds: &Feeds) {
+        let held = feeds.held();
+        self.live.set(held.live as f64);
+        self.catching_up.set(held.catch_ups as f64);
+        self.bytes.set(held.bytes as f64);
+        self.lags.iter().for_each(|lag| lag.set(0.0));
+        for (store, _, lag) in feeds.lags() {
+            if let Some(gauge) = self.lags.get(store.0) {
+                gauge.set(lag.as_secs_f64());
+            }
+        }
+        let counts = feeds.counts();
+        for (shown, counted) in [
+            (&self.opened, &counts.opened),
+            (&self.broken, &counts.broken),
+            (&self.advances, &counts.advances),
+            (&self.catch_ups, &counts.catch_ups),
+        ] {
+            shown.absolute(counted.load(Ordering::Relaxed));
+        }
+    }
+}
+
 /// All handles, bound to the recorder that is installed when they are made.
 #[derive(Debug)]
 pub struct Metrics {
@@ -125,6 +234,7 @@ pub struct Metrics {
     delete_range: Method,
     txn: Method,
     stores: Vec<Gauge>,
+    feeds: FeedMetrics,
     has_leader: Gauge,
     /// Watch streams of clients.
     pub watch_streams: Gauge,
@@ -145,6 +255,7 @@ impl Metrics {
             delete_range: Method::new("DeleteRange"),
             txn: Method::new("Txn"),
             stores: stores.iter().map(|s| gauge!(STORE_UP, "store" => s.name().to_owned())).collect(),
+            feeds: FeedMetrics::new(stores),
             has_leader: gauge!(HAS_LEADER),
             watch_streams: gauge!(WATCH_STREAMS),
             watchers: gauge!(WATCHERS),
@@ -164,8 +275,9 @@ impl Metrics {
         }
     }
 
-    /// Brings the gauges of stores up to date, before they are shown.
-    pub fn observe(&self, stores: &Stores) {
+    /// Brings what is read from stores and feeds up to date, before it is shown.
+    pub fn observe(&self, stores: &Stores, feeds: &Feeds) {
+        self.feeds.observe(feeds);
         let mut any = false;
         for (store, gauge) in stores.iter().zip(&self.stores) {
             let up = store.state().is_up();

@@ -117,7 +117,8 @@ pub async fn bind(
         client_urls,
     };
     let stores = Stores::new(stores, settings.default);
-    let app = App::new(settings.routes, stores, identity, settings.revision_scope, drain.clone());
+    let app =
+        App::new(settings.routes, stores, identity, settings.revision_scope, drain.clone(), settings.feeds);
     start_background(&app, recorder.clone());
     // Clients wait in the listen queue meanwhile: a store that is there is never called unavailable at the start.
     let known = async {

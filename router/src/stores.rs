@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kindred_partition_config::ids::{Slot, StoreName};
 use kindred_proto::etcdserverpb::{lease_client::LeaseClient, maintenance_client::MaintenanceClient};
 use kindred_proto::raw::{kv::k_v_client::KVClient, watch::watch_client::WatchClient};
-use kindred_proto::shard_v1::shard_client::ShardClient;
+use kindred_proto::shard_v1::{feeds_client::FeedsClient, shard_client::ShardClient};
 use kindred_router_core::store::{Member, StoreIx, StoreKind};
 use kindred_transport::connect::ConnectError;
 use kindred_transport::{Connector, Endpoint};
@@ -51,6 +51,8 @@ pub struct Store {
     pub spec: StoreSpec,
     unary: Channel,
     watches: Vec<Channel>,
+    /// For feeds that are always read: nobody's slow client stands before their events.
+    feeds: Channel,
     next_watch: AtomicUsize,
     state: StateCell,
 }
@@ -64,8 +66,9 @@ impl Store {
         let unary = connector.channel_any(&spec.endpoints)?;
         let watches: Result<Vec<_>, _> =
             (0..WATCH_CONNECTIONS).map(|_| connector.channel_any(&spec.endpoints)).collect();
+        let feeds = connector.channel_any(&spec.endpoints)?;
         let state = StateCell::default();
-        Ok(Self { index, spec, unary, watches: watches?, next_watch: AtomicUsize::new(0), state })
+        Ok(Self { index, spec, unary, watches: watches?, feeds, next_watch: AtomicUsize::new(0), state })
     }
 
     /// Its name.
@@ -120,8 +123,19 @@ impl Store {
     /// Watch as bytes, on one of the connections for watches.
     #[must_use]
     pub fn watch(&self) -> WatchClient<Channel> {
+        WatchClient::new(self.watch_channel()).max_decoding_message_size(usize::MAX)
+    }
+
+    fn watch_channel(&self) -> Channel {
         let next = self.next_watch.fetch_add(1, Ordering::Relaxed) % self.watches.len();
-        WatchClient::new(self.watches[next].clone()).max_decoding_message_size(usize::MAX)
+        self.watches[next].clone()
+    }
+
+    /// The shard's feeds: for a live one, or for one that waits for clients.
+    #[must_use]
+    pub fn feeds(&self, live: bool) -> FeedsClient<Channel> {
+        let channel = if live { self.feeds.clone() } else { self.watch_channel() };
+        FeedsClient::new(channel).max_decoding_message_size(usize::MAX)
     }
 
     /// etcd's leases.

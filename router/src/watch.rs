@@ -1,5 +1,8 @@
 //! Watch streams of clients over upstream watch streams of stores.
 //!
+//! A watch over ranges of shards is a position on a feed ([`crate::feeds`]), which all clients of the router share. A
+//! watch on a stock etcd, or of one key, has a watch of its own on its store:
+//!
 //! Each client stream has one task, the [`session::Session`], which owns everything about it: its watches, their
 //! positions, and for every store that they are on one upstream stream ([`upstream`]). Messages pass as bytes; only the
 //! watch id and the header are rewritten.
@@ -19,6 +22,7 @@
 
 pub mod deliver;
 pub mod message;
+mod readers;
 pub mod round;
 pub mod session;
 pub mod upstream;

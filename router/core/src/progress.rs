@@ -132,7 +132,8 @@ impl<M: Member> Progress<M> {
         }
     }
 
-    fn begin(&mut self, stores: &[M]) -> Vec<Command<M>> {
+    /// Begins a round whatever the members can do by themselves; the caller has none under way.
+    pub fn begin(&mut self, stores: &[M]) -> Vec<Command<M>> {
         self.wanted = false;
         self.single = None;
         self.round = Some(Round {

@@ -11,7 +11,7 @@ use kindred_wire::kv::WatchHead;
 use kindred_wire::scan::WireError;
 
 use super::message::{self, NO_WATCH};
-use super::session::{Due, Session};
+use super::session::{Due, Origin, Session};
 use super::upstream::{Inbound, What};
 
 /// What may be held for a progress round, in bytes; beyond, the round is given up.
@@ -43,7 +43,7 @@ impl Session {
     }
 
     fn on_broken(&mut self, store: StoreIx) {
-        if self.watches.values().any(|watch| watch.store == store && watch.in_fragment) {
+        if self.watches.values().any(|watch| watch.on(store) && watch.in_fragment) {
             // Half of a message is with the client: only the client knows where to resume.
             self.end = Some(grpc::status(EtcdError::TimeoutDueToConnectionLost));
             return;
@@ -63,11 +63,11 @@ impl Session {
             return Ok(());
         }
         if response.watch_id == NO_WATCH && response.is_progress() {
-            self.on_progressed(store, Revision(revision));
+            self.on_progressed(Origin::Store(store), Revision(revision));
             return Ok(());
         }
         let uid = response.watch_id;
-        let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.store == store) else {
+        let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.on(store)) else {
             // Cancelled by the client while this was under way.
             return Ok(());
         };
@@ -109,7 +109,7 @@ impl Session {
             uid => Some(uid),
         };
         let Some(uid) = uid else { return };
-        let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.store == store) else { return };
+        let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.on(store)) else { return };
         let (client_id, announced) = (watch.client_id, watch.announced);
         if response.canceled {
             let answer = if announced {
@@ -152,7 +152,7 @@ impl Session {
     }
 
     fn first_unconfirmed(&self, store: StoreIx) -> Option<i64> {
-        self.watches.iter().find(|(_, watch)| watch.store == store && !watch.live).map(|(uid, _)| *uid)
+        self.watches.iter().find(|(_, watch)| watch.on(store) && !watch.live).map(|(uid, _)| *uid)
     }
 
     /// The create of this watch is answered.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use kindred_proto::etcdserverpb as pb;
 use kindred_wire::answer::{WatchResponse, watch_events};
-use kindred_wire::kv::{EventRef, KeyValueRef, WatchHead};
+use kindred_wire::kv::{EventRef, KeyValueRef, WatchHead, part_len, put_watch_event};
 use kindred_wire::patch::WatchPatch;
 use kindred_wire::peek::ResponseHeader;
 use kindred_wire::scan::WireError;
@@ -46,6 +46,34 @@ pub fn own(header: ResponseHeader, watch_id: i64, head: WatchHead<'_>) -> Bytes 
     let mut message = Vec::with_capacity(64 + head.cancel_reason.len());
     WatchHead { header, watch_id, ..head }.put(&mut message);
     message.into()
+}
+
+/// Events as one message, or for a watch that takes fragments as messages of at most `fragment_bytes` where events allow.
+pub fn with_events(
+    head: WatchHead<'_>,
+    events: &[&[u8]],
+    fragment_bytes: Option<usize>,
+    mut send: impl FnMut(Bytes),
+) {
+    let limit = fragment_bytes.unwrap_or(usize::MAX);
+    let mut rest = events;
+    loop {
+        let mut bytes = 0usize;
+        let fits = |event: &&&[u8]| {
+            let first = bytes == 0;
+            bytes += part_len(event);
+            first || bytes <= limit
+        };
+        let (now, later) = rest.split_at(rest.iter().take_while(fits).count());
+        let mut message = Vec::with_capacity(64 + now.iter().map(|event| part_len(event)).sum::<usize>());
+        WatchHead { fragment: !later.is_empty(), ..head }.put(&mut message);
+        now.iter().for_each(|event| put_watch_event(&mut message, event));
+        send(message.into());
+        if later.is_empty() {
+            return;
+        }
+        rest = later;
+    }
 }
 
 /// A create refused, in etcd's shape: created and cancelled at once, under no id.

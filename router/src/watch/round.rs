@@ -11,12 +11,15 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::message::{self, NO_WATCH};
-use super::session::Session;
+use super::readers::{FeedNo, FeedWatch, Followed};
+use super::session::{Origin, Session, Watch};
 use crate::execute::Deadline;
 use crate::execute::compact::raise;
 
 /// How long a round may take; the client asks again.
 pub const ROUND_MAX: Duration = Duration::from_secs(1);
+/// How often watches that asked for it are told that nothing happened.
+pub const PERIOD: Duration = Duration::from_secs(5);
 /// Most ranges named to a store; beyond, all its keys.
 const RANGES_MAX: usize = 32;
 
@@ -24,51 +27,80 @@ const RANGES_MAX: usize = 32;
 #[derive(Debug)]
 pub(super) enum Raised {
     /// Its current revision.
-    Current(StoreIx, Revision),
+    Current(Origin, Revision),
     /// It was raised to this target.
-    To(StoreIx, Revision),
+    To(Origin, Revision),
     /// It could not be asked.
     Failed,
 }
 
 impl Session {
-    /// The stores of the client's watches.
-    fn watched_stores(&self) -> Vec<StoreIx> {
-        let mut stores: Vec<_> =
-            self.watches.values().filter(|watch| watch.announced).map(|watch| watch.store).collect();
-        stores.sort_unstable();
-        stores.dedup();
-        stores
+    /// What the client's watches read from.
+    fn members(&self) -> Vec<Origin> {
+        let mut members: Vec<_> =
+            self.watches.values().filter(|watch| watch.announced).map(|watch| watch.origin).collect();
+        members.sort_unstable();
+        members.dedup();
+        members
     }
 
-    /// Whether something can be promised at all: every watch is confirmed on its present stream, and no stock etcd,
-    /// which cannot be raised, is mixed with another store.
-    fn can_promise(&self, stores: &[StoreIx]) -> bool {
-        let live = self.watches.values().all(|watch| watch.live || !watch.announced);
-        live && (stores.len() < 2 || stores.iter().all(|store| self.app.stores.get(*store).is_shard()))
+    /// Whether something can be promised at all: every watch is confirmed on its present stream, none is catching up,
+    /// and no stock etcd, which cannot be raised, is mixed with another store.
+    fn can_promise(&self, members: &[Origin]) -> bool {
+        let live = |watch: &Watch| watch.live && watch.feed.as_ref().is_none_or(FeedWatch::is_caught_up);
+        let raises = |member: &Origin| match member {
+            Origin::Store(store) => self.app.stores.get(*store).is_shard(),
+            Origin::Feed(_) => true,
+        };
+        self.watches.values().all(|watch| live(watch) || !watch.announced)
+            && (members.len() < 2 || members.iter().all(raises))
     }
 
     pub(super) fn on_progress_request(&mut self) {
-        let stores = self.watched_stores();
-        if self.can_promise(&stores) {
-            let commands = self.progress.request(&stores);
+        let members = self.members();
+        if self.can_promise(&members) {
+            // One that is under way answers no client: its currents were asked before.
+            self.only_periodic &= self.progress.in_round();
+            let commands = self.progress.request(&members);
             self.follow(commands);
         }
     }
 
-    pub(super) fn on_progressed(&mut self, store: StoreIx, at: Revision) {
-        if !self.can_promise(&self.watched_stores()) {
+    /// Periodic progress, for watches on feeds: on the others their stores give it.
+    pub(super) fn on_period(&mut self) {
+        if self.next_periodic.is_none_or(|at| at > Instant::now()) {
+            return;
+        }
+        self.next_periodic = Some(Instant::now() + PERIOD);
+        for (uid, watch) in &mut self.watches {
+            if let Some(feed) = watch.feed.as_mut().filter(|_| watch.announced)
+                && std::mem::replace(&mut feed.quiet, true)
+                && watch.create.progress_notify
+            {
+                self.periodic.insert(*uid);
+            }
+        }
+        let members = self.members();
+        if !self.periodic.is_empty() && !self.progress.in_round() && self.can_promise(&members) {
+            self.only_periodic = true;
+            let commands = self.progress.begin(&members);
+            self.follow(commands);
+        }
+    }
+
+    pub(super) fn on_progressed(&mut self, member: Origin, at: Revision) {
+        if !self.can_promise(&self.members()) {
             return;
         }
         let floor = self.watches.values().filter(|watch| watch.announced).map(|w| w.floor).max().unwrap_or(0);
-        let commands = self.progress.progressed(store, at, |at| floor > at.get());
+        let commands = self.progress.progressed(member, at, |at| floor > at.get());
         self.follow(commands);
     }
 
     pub(super) fn on_raised(&mut self, raised: Raised) {
         let commands = match raised {
-            Raised::Current(store, revision) => self.progress.current(store, revision),
-            Raised::To(store, to) => self.progress.raised(store, to),
+            Raised::Current(member, revision) => self.progress.current(member, revision),
+            Raised::To(member, to) => self.progress.raised(member, to),
             Raised::Failed => return self.abort_round(),
         };
         self.follow(commands);
@@ -76,20 +108,21 @@ impl Session {
 
     /// The watches of the stream, or their upstream streams, are others now.
     pub(super) fn watches_changed(&mut self) {
-        let stores = self.watched_stores();
-        if self.progress.in_round() && !self.can_promise(&stores) {
+        let members = self.members();
+        if self.progress.in_round() && !self.can_promise(&members) {
             return self.abort_round();
         }
         if self.progress.in_round() {
             // Answers of the round that ends must not count in the one that begins.
             self.calls = JoinSet::new();
         }
-        let commands = self.progress.changed(&stores);
+        let commands = self.progress.changed(&members);
         self.follow(commands);
     }
 
     pub(super) fn abort_round(&mut self) {
         self.calls = JoinSet::new();
+        self.only_periodic = false;
         let commands = self.progress.abort();
         self.follow(commands);
     }
@@ -100,27 +133,34 @@ impl Session {
         }
     }
 
-    pub(super) fn follow(&mut self, commands: Vec<Command>) {
+    pub(super) fn follow(&mut self, commands: Vec<Command<Origin>>) {
         for command in commands {
             match command {
-                Command::Ask(store) => {
+                Command::Ask(member) => {
                     self.round_since = Some(Instant::now());
-                    self.call(store, Revision::ZERO, false);
+                    match member {
+                        Origin::Store(store) => self.call(store, Revision::ZERO, false),
+                        Origin::Feed(no) => self.call_feed(no),
+                    }
                 }
-                Command::Raise(store, to) => self.call(store, to, true),
-                Command::Forward(store) => {
+                Command::Raise(Origin::Store(store), to) => self.call(store, to, true),
+                Command::Raise(feed @ Origin::Feed(_), to) => {
+                    // A feed raises its stores when it is asked to come to a revision.
+                    let commands = self.progress.raised(feed, to);
+                    self.follow(commands);
+                }
+                Command::Forward(Origin::Store(store)) => {
                     if let Some(upstream) = self.upstreams.get(&store) {
                         // A request that finds no room is one that the client repeats.
                         let _ = upstream.send(message::progress());
                     }
                 }
-                Command::Answer(at) => {
-                    for watch in self.watches.values_mut().filter(|watch| watch.announced) {
-                        watch.next = watch.next.max(at.get() + 1);
+                Command::Forward(Origin::Feed(no)) => {
+                    if let (Some(followed), Some(to)) = (self.feeds.get(&no), self.progress.target()) {
+                        followed.want(to);
                     }
-                    let header = self.app.identity.header(at.get());
-                    self.outgoing.push_back(message::own(header, NO_WATCH, WatchHead::default()));
                 }
+                Command::Answer(at) => self.answer(at),
                 Command::Release => {
                     self.held_bytes = 0;
                     self.outgoing.extend(self.held.drain(..).map(|(_, message)| message));
@@ -130,6 +170,34 @@ impl Session {
         if !self.progress.in_round() {
             self.round_since = None;
         }
+        // Feeds are read up to the target of the round: it may be reached already, or have gone.
+        self.dirty |= !self.feeds.is_empty();
+    }
+
+    fn answer(&mut self, at: Revision) {
+        for watch in self.watches.values_mut().filter(|watch| watch.announced) {
+            watch.next = watch.next.max(at.get() + 1);
+        }
+        let header = self.app.identity.header(at.get());
+        self.seen = self.seen.max(at.get());
+        for uid in std::mem::take(&mut self.periodic) {
+            if let Some(watch) = self.watches.get(&uid) {
+                self.outgoing.push_back(message::own(header, watch.client_id, WatchHead::default()));
+            }
+        }
+        if !std::mem::take(&mut self.only_periodic) {
+            self.outgoing.push_back(message::own(header, NO_WATCH, WatchHead::default()));
+        }
+    }
+
+    fn call_feed(&mut self, no: FeedNo) {
+        let Some(feed) = self.feeds.get(&no).map(Followed::live) else { return };
+        self.calls.spawn(async move {
+            match feed.current().await {
+                Ok(current) => Raised::Current(Origin::Feed(no), current),
+                Err(()) => Raised::Failed,
+            }
+        });
     }
 
     fn call(&mut self, index: StoreIx, to: Revision, raising: bool) {
@@ -137,7 +205,7 @@ impl Session {
         let mut ranges: Vec<KeyRange> = self
             .watches
             .values()
-            .filter(|watch| watch.store == index)
+            .filter(|watch| watch.on(index))
             .take(RANGES_MAX + 1)
             .map(|watch| KeyRange {
                 key: watch.create.key.clone(),
@@ -149,8 +217,8 @@ impl Session {
         }
         self.calls.spawn(async move {
             match raise(&store, ranges, to, Deadline::within(ROUND_MAX)).await {
-                Ok(_) if raising => Raised::To(index, to),
-                Ok(current) => Raised::Current(index, current),
+                Ok(_) if raising => Raised::To(Origin::Store(index), to),
+                Ok(current) => Raised::Current(Origin::Store(index), current),
                 Err(_) => Raised::Failed,
             }
         });

@@ -1,29 +1,31 @@
 //! The task of one client stream: its requests, and the loop that everything passes through.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb as pb;
-use kindred_router_core::plan::plan_watch;
-use kindred_router_core::progress::Progress;
+use kindred_router_core::progress::{self, Progress};
 use kindred_router_core::store::StoreIx;
 use kindred_transport::grpc;
 use kindred_wire::error::{EtcdError, WatchRefusal};
 use kindred_wire::kv::WatchHead;
 use kindred_wire::refusal::KindredError;
 use prost::Message;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
 use super::message;
+use super::readers::{Created, FeedNo, FeedWatch, Followed};
 use super::round::Raised;
 use super::upstream::{Inbound, Upstream};
 use crate::app::App;
+use crate::feeds::place::{Placed, place};
 
 /// How long a create waits for a store that is down.
 pub const CREATE_WAIT: Duration = Duration::from_secs(10);
@@ -34,11 +36,28 @@ const CREATES_MAX: usize = 1024;
 /// Messages from all upstream streams of a session that wait for it.
 const INBOUND_MAX: usize = 16;
 
+/// Where the events of a watch come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Origin {
+    /// The session's upstream stream on this store.
+    Store(StoreIx),
+    /// A feed that the session follows.
+    Feed(FeedNo),
+}
+
+impl progress::Member for Origin {
+    fn relays(self) -> bool {
+        matches!(self, Self::Store(_))
+    }
+}
+
 /// One watch of the client.
 #[derive(Debug)]
 pub(super) struct Watch {
     pub client_id: i64,
-    pub store: StoreIx,
+    pub origin: Origin,
+    /// What a watch on a feed needs.
+    pub feed: Option<FeedWatch>,
     /// As the client sent it.
     pub create: pb::WatchCreateRequest,
     /// The first revision that the client has not been given; 0 while it follows from `created`.
@@ -47,12 +66,18 @@ pub(super) struct Watch {
     pub floor: i64,
     /// The client was told that it exists.
     pub announced: bool,
-    /// The store has confirmed it on the present upstream stream.
+    /// The store has confirmed it on the present upstream stream, or its feed is open.
     pub live: bool,
     /// A part of an event's message was delivered and the rest was not.
     pub in_fragment: bool,
     /// The client cancelled before the store confirmed.
     pub cancel: bool,
+}
+
+impl Watch {
+    pub(super) fn on(&self, store: StoreIx) -> bool {
+        self.origin == Origin::Store(store)
+    }
 }
 
 /// A create whose answer is due, in the order of the requests.
@@ -62,6 +87,8 @@ pub(super) enum Due {
     Answer(Bytes),
     /// The store's answer is awaited, or the create not even sent.
     Store { uid: i64, sent: bool, since: Instant },
+    /// The feed's present is awaited, or known.
+    Feed { uid: i64, current: Option<Revision> },
 }
 
 /// One client stream.
@@ -71,7 +98,7 @@ pub struct Session {
     pub(super) watches: BTreeMap<i64, Watch>,
     pub(super) upstreams: HashMap<StoreIx, Upstream>,
     pub(super) creates: VecDeque<Due>,
-    pub(super) progress: Progress,
+    pub(super) progress: Progress<Origin>,
     /// Messages above the target of the progress round, with the watch of each.
     pub(super) held: VecDeque<(i64, Bytes)>,
     pub(super) held_bytes: usize,
@@ -80,6 +107,21 @@ pub struct Session {
     /// The highest revision in any header from upstream, for messages of our own.
     pub(super) seen: i64,
     pub(super) end: Option<Status>,
+    pub(super) feeds: BTreeMap<FeedNo, Followed>,
+    pub(super) next_feed: FeedNo,
+    /// Feeds that are asked for their present, for creates.
+    pub(super) creating: JoinSet<Created>,
+    /// Watches that are due for periodic progress.
+    pub(super) periodic: BTreeSet<i64>,
+    /// The round under way answers only those.
+    pub(super) only_periodic: bool,
+    pub(super) next_periodic: Option<Instant>,
+    /// Told by feeds when they have more.
+    pub(super) wake: Arc<Notify>,
+    /// Feeds may have something for the client.
+    pub(super) dirty: bool,
+    /// The watch that was read from last.
+    pub(super) turn: i64,
     by_client: HashMap<i64, i64>,
     next_auto: i64,
     next_uid: i64,
@@ -119,6 +161,15 @@ impl Session {
             round_since: None,
             seen: 0,
             end: None,
+            feeds: BTreeMap::new(),
+            next_feed: FeedNo(0),
+            creating: JoinSet::new(),
+            periodic: BTreeSet::new(),
+            only_periodic: false,
+            next_periodic: None,
+            wake: Arc::new(Notify::new()),
+            dirty: false,
+            turn: 0,
             by_client: HashMap::new(),
             next_auto: 0,
             next_uid: 1,
@@ -137,9 +188,10 @@ impl Session {
     where
         S: Stream<Item = Result<Bytes, Status>> + Unpin,
     {
-        let stopping = self.app.drain.stopping();
+        let (stopping, wake) = (self.app.drain.stopping(), self.wake.clone());
         let mut half_closed = false;
         loop {
+            self.pump();
             if let Some(status) = self.end.take() {
                 return Some(status);
             }
@@ -166,6 +218,14 @@ impl Session {
                     // A call that panicked or was aborted is one that failed.
                     self.on_raised(raised.unwrap_or(Raised::Failed));
                 }
+                Some(created) = self.creating.join_next(), if !self.creating.is_empty() => {
+                    // The calls do not panic, and are not aborted while the session lives.
+                    if let Ok(created) = created {
+                        self.on_feed_present(created);
+                    }
+                }
+                () = wake.notified() => self.dirty = true,
+                () = tokio::task::yield_now(), if self.dirty && self.can_pump() => {}
                 () = sleep_until(timer) => self.on_timer(),
             }
         }
@@ -196,16 +256,21 @@ impl Session {
             // etcd: no key means from the first key on.
             create.key = Bytes::from_static(&[0]);
         }
-        let placed = self.place(&create);
-        let due = match placed {
-            Ok((store, client_id)) => {
+        let due = match self.place(&create) {
+            Ok((placed, client_id)) => {
                 let uid = self.next_uid;
                 self.next_uid += 1;
                 self.by_client.insert(client_id, uid);
+                self.app.metrics.watchers.increment(1.0);
                 let start = create.start_revision;
+                let (origin, feed) = match placed {
+                    Placed::Store(store) => (Origin::Store(store), None),
+                    Placed::Feed(key) => (Origin::Feed(self.follow_feed(key)), Some(FeedWatch::new(&create))),
+                };
                 let watch = Watch {
                     client_id,
-                    store,
+                    origin,
+                    feed,
                     create,
                     next: start,
                     floor: start,
@@ -215,16 +280,18 @@ impl Session {
                     cancel: false,
                 };
                 self.watches.insert(uid, watch);
-                self.app.metrics.watchers.increment(1.0);
-                Due::Store { uid, sent: false, since: Instant::now() }
+                match origin {
+                    Origin::Store(_) => Due::Store { uid, sent: false, since: Instant::now() },
+                    Origin::Feed(no) => Due::Feed { uid, current: self.ask_present(uid, no) },
+                }
             }
             Err(reason) => Due::Answer(message::refused(self.app.identity.header(self.seen), &reason)),
         };
         self.creates.push_back(due);
     }
 
-    /// The store and the id of a new watch, or why there is none: etcd's checks in etcd's order.
-    fn place(&mut self, create: &pb::WatchCreateRequest) -> Result<(StoreIx, i64), String> {
+    /// The place and the id of a new watch, or why there is none: etcd's checks in etcd's order.
+    fn place(&mut self, create: &pb::WatchCreateRequest) -> Result<(Placed, i64), String> {
         let end = create.range_end.as_ref();
         if create.start_revision < 0 {
             return Err(WatchRefusal::NegativeStart.reason().to_owned());
@@ -233,7 +300,8 @@ impl Session {
             return Err(WatchRefusal::EmptyRange.reason().to_owned());
         }
         let routes = self.app.routes.load();
-        let store = plan_watch(&create.key, end, &**routes).map_err(|refusal| refusal.to_string())?;
+        let placed =
+            place(&create.key, end, &routes, &self.app.stores).map_err(|refusal| refusal.to_string())?;
         let client_id = match create.watch_id {
             0 => {
                 while self.by_client.contains_key(&self.next_auto) {
@@ -247,23 +315,37 @@ impl Session {
             }
             chosen => chosen,
         };
-        Ok((store, client_id))
+        Ok((placed, client_id))
     }
 
     /// Answers and sends creates as far as their order allows.
     pub(super) fn advance_creates(&mut self) {
-        while let Some(Due::Answer(_)) = self.creates.front() {
-            if let Some(Due::Answer(answer)) = self.creates.pop_front() {
-                self.outgoing.push_back(answer);
+        loop {
+            match self.creates.front() {
+                Some(Due::Answer(_)) => {
+                    if let Some(Due::Answer(answer)) = self.creates.pop_front() {
+                        self.outgoing.push_back(answer);
+                    }
+                }
+                Some(Due::Feed { uid, current: Some(current) }) => {
+                    let (uid, current) = (*uid, *current);
+                    self.creates.pop_front();
+                    self.announce(uid, current);
+                }
+                _ => break,
             }
         }
         let mut sending = Vec::new();
         let mut only = None;
         for due in &mut self.creates {
             // Behind an answer that is due later, creates go on: they cannot be answered before it at the same store.
-            let Due::Store { uid, sent, .. } = due else { continue };
-            let Some(watch) = self.watches.get(uid) else { continue };
-            if *only.get_or_insert(watch.store) != watch.store {
+            let (uid, sent) = match due {
+                Due::Store { uid, sent, .. } => (uid, sent),
+                Due::Feed { .. } => break,
+                Due::Answer(_) => continue,
+            };
+            let Some(Watch { origin: Origin::Store(store), .. }) = self.watches.get(uid) else { continue };
+            if *only.get_or_insert(*store) != *store {
                 break;
             }
             if !*sent {
@@ -300,7 +382,7 @@ impl Session {
         };
         // In the order of their numbers, which is the order of the creates.
         for (uid, watch) in &mut self.watches {
-            if watch.store == store && (watch.announced || !waiting(*uid)) {
+            if watch.on(store) && (watch.announced || !waiting(*uid)) {
                 watch.live = false;
                 first.push(message::create(&watch.create, *uid, watch.next));
             }
@@ -316,7 +398,7 @@ impl Session {
         self.upstreams.insert(store, upstream);
     }
 
-    fn on_cancel(&mut self, client_id: i64) {
+    pub(super) fn on_cancel(&mut self, client_id: i64) {
         // etcd ignores an id that it does not know.
         let Some(uid) = self.by_client.get(&client_id).copied() else { return };
         let Some(watch) = self.watches.get_mut(&uid) else { return };
@@ -324,9 +406,12 @@ impl Session {
             watch.cancel = true;
             return;
         }
-        let (live, store) = (watch.live, watch.store);
-        let sent = self.upstreams.get(&store).is_some_and(|upstream| upstream.send(message::cancel(uid)));
-        if live && sent {
+        let live = watch.live;
+        let upstream = match watch.origin {
+            Origin::Store(store) => self.upstreams.get(&store),
+            Origin::Feed(_) => None,
+        };
+        if upstream.is_some_and(|upstream| upstream.send(message::cancel(uid))) && live {
             // The store's answer ends it, behind the events that are under way.
             return;
         }
@@ -341,8 +426,12 @@ impl Session {
         let Some(watch) = self.watches.remove(&uid) else { return };
         self.by_client.remove(&watch.client_id);
         self.app.metrics.watchers.decrement(1.0);
-        if !self.watches.values().any(|other| other.store == watch.store) {
-            self.upstreams.remove(&watch.store);
+        self.periodic.remove(&uid);
+        if !self.watches.values().any(|other| other.origin == watch.origin) {
+            match watch.origin {
+                Origin::Store(store) => drop(self.upstreams.remove(&store)),
+                Origin::Feed(no) => drop(self.feeds.remove(&no)),
+            }
         }
         self.watches_changed();
     }
@@ -354,17 +443,21 @@ impl Session {
             _ => None,
         };
         let round = self.round_since.map(|since| since + super::round::ROUND_MAX);
-        create.into_iter().chain(round).min()
+        create.into_iter().chain(round).chain(self.next_periodic).min()
     }
 
     fn on_timer(&mut self) {
         self.expire_round();
+        self.on_period();
         let Some(Due::Store { uid, since, .. }) = self.creates.front_mut() else { return };
         if since.elapsed() < CREATE_WAIT {
             return;
         }
         let uid = *uid;
-        let store = self.watches.get(&uid).map(|watch| self.app.stores.get(watch.store).clone());
+        let store = self.watches.get(&uid).and_then(|watch| match watch.origin {
+            Origin::Store(store) => Some(self.app.stores.get(store).clone()),
+            Origin::Feed(_) => None,
+        });
         let Some(store) = store.filter(|store| !store.state().is_up()) else {
             // The store is there and will answer.
             *since = Instant::now();

@@ -75,22 +75,60 @@ struct Cli {
 
 /// A router with pods on their own store.
 pub async fn router(default: &str, pods: &str) -> (Bound, Drain, Channel) {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("config.yaml");
     let text = format!(
         "default: default\nstores:\n- {{name: default, slot: 1, endpoints: ['{default}']}}\n\
          - {{name: pods, slot: 4, endpoints: ['{pods}']}}\npartitions:\n\
          - {{metadata: {{name: pods}}, resource: pods, serviceGroupId: pods}}\n"
     );
-    std::fs::write(&file, text).unwrap();
-    let flags =
-        ["x", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config", file.to_str().unwrap()];
-    let settings = Cli::parse_from(flags).args.settings().unwrap();
+    router_with(&text, &[]).await
+}
+
+/// A router with this configuration and these flags.
+pub async fn router_with(config: &str, flags: &[&str]) -> (Bound, Drain, Channel) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    std::fs::write(&file, config).unwrap();
+    let own = ["x", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config", file.to_str().unwrap()];
+    let settings = Cli::parse_from(own.iter().chain(flags)).args.settings().unwrap();
     let drain = Drain::new(Duration::from_secs(2));
     let bound = bind(settings, &drain, None).await.unwrap();
     let url = format!("http://{}", bound.listen[0].trim_start_matches("http://"));
     let channel = Channel::from_shared(url).unwrap().connect_lazy();
     (bound, drain, channel)
+}
+
+/// The configuration of stores whose slots are 1, 2, 3 and so on; the first is the default one. The Kind of pods is
+/// spread over all: by the names h, p and t, or as a ring.
+pub fn spread_config(urls: &[String], ring: bool) -> String {
+    let name = |at: usize| format!("s{}", at + 1);
+    let mut text = "default: s1\nstores:\n".to_owned();
+    for (at, url) in urls.iter().enumerate() {
+        text += &format!("- {{name: {}, slot: {}, endpoints: ['{url}']}}\n", name(at), at + 1);
+    }
+    text += "partitions:\n";
+    if ring {
+        let names: Vec<_> = (0..urls.len()).map(name).collect();
+        text += &format!(
+            "- {{metadata: {{name: pods}}, resource: pods, ring: {{stores: [{}]}}}}\n",
+            names.join(", ")
+        );
+        return text;
+    }
+    let cuts = ["h", "p", "t"];
+    for at in 0..urls.len() {
+        let start = if at == 0 {
+            String::new()
+        } else {
+            format!("rangeStart: {}, isRangeStartValid: true, ", cuts[at - 1])
+        };
+        let last = at + 1 == urls.len();
+        let end =
+            if last { String::new() } else { format!("rangeEnd: {}, isRangeEndValid: true, ", cuts[at]) };
+        let name = name(at);
+        text +=
+            &format!("- {{metadata: {{name: p{at}}}, resource: pods, {start}{end}serviceGroupId: {name}}}\n");
+    }
+    text
 }
 
 pub async fn all_up(bound: &Bound) {

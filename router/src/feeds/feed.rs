@@ -1,0 +1,204 @@
+//! One feed as its readers see it: a ring to look into, and wishes to its task.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kindred_partition_config::ids::Revision;
+use kindred_router_core::cursor::{self, Limit, Look, Taken};
+use kindred_router_core::feed_event::Events;
+use kindred_router_core::feed_ring::FeedRing;
+use kindred_router_core::store::StoreIx;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use super::place::FeedKey;
+
+/// What lies at a reader's position.
+#[derive(Debug)]
+pub enum Take {
+    /// The next revisions, or none yet.
+    Taken(Taken<Events>),
+    /// It lies before what this feed holds.
+    Behind,
+    /// Nobody has it any more: the first revision that can be served.
+    Compacted(Revision),
+    /// The feed is being opened.
+    Opening,
+    /// The feed ended without saying anything: read another one.
+    Ended,
+}
+
+/// What its task and its readers share.
+#[derive(Debug)]
+pub(super) struct State {
+    /// `None` while it is being opened.
+    pub ring: Option<FeedRing<Events>>,
+    /// Positions below this are compacted.
+    pub compacted: Revision,
+    pub ended: bool,
+    /// The highest revision that somebody waits for.
+    pub wanted: Revision,
+    /// The highest position of a reader.
+    pub read_to: Revision,
+    /// Who waits for the current revision. Each session waits for at most its creates and one round.
+    pub asking: Vec<oneshot::Sender<Result<Revision, ()>>>,
+    /// The stores that hold events back, and since when.
+    pub lagging: Vec<(StoreIx, Instant)>,
+    readers: HashMap<u64, Arc<Notify>>,
+    next_reader: u64,
+}
+
+/// One feed.
+#[derive(Debug)]
+pub struct Feed {
+    pub(super) key: FeedKey,
+    /// Where a catch-up begins.
+    pub(super) start: Option<Revision>,
+    /// Tells the task that there is something to do.
+    pub(super) kick: Notify,
+    /// Never locked across an await.
+    state: Mutex<State>,
+}
+
+impl Feed {
+    fn new(key: FeedKey, start: Option<Revision>, ring: Option<FeedRing<Events>>) -> Arc<Self> {
+        let state = State {
+            ring,
+            compacted: Revision::ZERO,
+            ended: false,
+            wanted: Revision::ZERO,
+            read_to: Revision::ZERO,
+            asking: Vec::new(),
+            lagging: Vec::new(),
+            readers: HashMap::new(),
+            next_reader: 0,
+        };
+        Arc::new(Self { key, start, kick: Notify::new(), state: Mutex::new(state) })
+    }
+
+    pub(super) fn live(key: FeedKey) -> Arc<Self> {
+        Self::new(key, None, None)
+    }
+
+    pub(super) fn catch_up(key: FeedKey, start: Revision, ring_bytes: usize) -> Arc<Self> {
+        Self::new(key, Some(start), Some(FeedRing::new(start.prev(), ring_bytes)))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What lies at `position`.
+    #[must_use]
+    pub fn take(&self, position: Revision, limit: Limit) -> Take {
+        let mut state = self.lock();
+        if position < state.compacted {
+            return Take::Compacted(state.compacted);
+        }
+        if state.ended {
+            return Take::Ended;
+        }
+        let Some(ring) = &state.ring else { return Take::Opening };
+        let Look::Taken(taken) = cursor::look(ring, position, limit) else { return Take::Behind };
+        if self.start.is_some() && taken.next > state.read_to {
+            state.read_to = taken.next;
+            self.kick.notify_one();
+        }
+        Take::Taken(taken)
+    }
+
+    /// No event at or below this is still to come; `None` while it is being opened.
+    #[must_use]
+    pub fn covered(&self) -> Option<Revision> {
+        self.lock().ring.as_ref().map(FeedRing::covered)
+    }
+
+    /// Asks for the feed to come to this revision, which all its stores must be able to promise.
+    pub fn want(&self, to: Revision) {
+        let mut state = self.lock();
+        if to > state.wanted {
+            state.wanted = to;
+            self.kick.notify_one();
+        }
+    }
+
+    /// The highest current revision of its stores, asked after this call, promised by all of them. Calls at the same
+    /// time share one question, but never one that was under way.
+    ///
+    /// # Errors
+    /// When a store cannot be asked, or cannot follow.
+    pub async fn current(&self) -> Result<Revision, ()> {
+        let (answer, current) = oneshot::channel();
+        self.lock().asking.push(answer);
+        self.kick.notify_one();
+        current.await.unwrap_or(Err(()))
+    }
+
+    /// Whether a reader at `position` does well to read this catch-up.
+    pub(super) fn is_near(&self, position: Revision, near: i64) -> bool {
+        let state = self.lock();
+        let Some(ring) = state.ring.as_ref().filter(|_| !state.ended) else { return false };
+        position >= state.compacted
+            && position > ring.floor()
+            && position.get().saturating_sub(ring.covered().get()) <= near
+    }
+
+    pub(super) fn has_readers(&self) -> bool {
+        !self.lock().readers.is_empty()
+    }
+
+    /// Nothing more comes: readers look elsewhere.
+    pub(super) fn end(&self) {
+        let mut state = self.lock();
+        state.ended = true;
+        state.asking.clear();
+        state.lagging.clear();
+        drop(state);
+        self.wake_readers();
+    }
+
+    pub(super) fn wake_readers(&self) {
+        self.lock().readers.values().for_each(|wake| wake.notify_one());
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.lock().ring.as_ref().map_or(0, FeedRing::bytes)
+    }
+
+    pub(super) fn lagging(&self) -> Vec<(StoreIx, Instant)> {
+        self.lock().lagging.clone()
+    }
+}
+
+/// A reader's hold on a feed: it is woken when there is more, and keeps the feed alive.
+#[derive(Debug)]
+pub struct Reader {
+    feed: Arc<Feed>,
+    id: u64,
+}
+
+impl Reader {
+    pub(super) fn new(feed: Arc<Feed>, wake: &Arc<Notify>) -> Self {
+        let mut state = feed.lock();
+        let id = state.next_reader;
+        state.next_reader += 1;
+        state.readers.insert(id, wake.clone());
+        drop(state);
+        // There may be something already.
+        wake.notify_one();
+        Self { feed, id }
+    }
+
+    /// The feed.
+    #[must_use]
+    pub fn feed(&self) -> &Arc<Feed> {
+        &self.feed
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.feed.lock().readers.remove(&self.id);
+        self.feed.kick.notify_one();
+    }
+}

@@ -1,0 +1,33 @@
+//! The current revision of several stores as one promise (R5, R8).
+
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use kindred_partition_config::ids::Revision;
+use tonic::Status;
+
+use super::place::FeedKey;
+use crate::execute::Deadline;
+use crate::execute::compact::raise;
+use crate::stores::Stores;
+
+/// How long stores have to answer.
+const RAISE_MAX: Duration = Duration::from_secs(3);
+
+/// The highest current revision of the feed's stores; all have promised it when this returns.
+///
+/// # Errors
+/// When a store cannot be asked, or refuses to follow (R3).
+pub async fn cut(stores: &Stores, key: &FeedKey) -> Result<Revision, Status> {
+    let deadline = Deadline::within(RAISE_MAX);
+    let one = |(at, store), to| async move { raise(stores.get(store), key.ranges(at), to, deadline).await };
+    let currents = try_join_all(key.stores().enumerate().map(|part| one(part, Revision::ZERO))).await?;
+    let cut = currents.iter().copied().max().unwrap_or(Revision::ZERO);
+    let below = key.stores().enumerate().zip(&currents).filter(|(_, current)| **current < cut);
+    let raised = try_join_all(below.map(|(part, _)| one(part, cut))).await?;
+    // A store may answer with what it could do: then nothing may be shown at the cut.
+    if raised.iter().any(|current| *current < cut) {
+        return Err(Status::unavailable("a store did not follow to the revision of another"));
+    }
+    Ok(cut)
+}

@@ -1,0 +1,159 @@
+//! One upstream feed: a task that opens it and hands its messages over, until it breaks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kindred_partition_config::ids::Revision;
+use kindred_proto::shard_v1::{self as pb, feed_request::Request};
+use kindred_router_core::feed_event::{Events, FeedEvent, entry};
+use kindred_router_core::watch_merge::Entry;
+use kindred_wire::scan::WireError;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::Streaming;
+
+use crate::stores::Store;
+use crate::stores::failure::Failure;
+
+/// Messages that wait for the merge: beyond, the stream is not read.
+const WAITING_MAX: usize = 4;
+/// The open and the asks: the merge has one ask under way.
+const REQUESTS_MAX: usize = 4;
+/// How long a store has to open a feed.
+const OPEN_MAX: Duration = Duration::from_secs(5);
+const BACKOFF_MIN: Duration = Duration::from_millis(20);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// What comes from a store.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// The feed holds everything above this.
+    Opened(Revision),
+    /// Whole revisions in order, and then a watermark where there is one.
+    More(Vec<Entry<Events>>, Option<Revision>),
+    /// The start is gone; the first revision that can be had.
+    Compacted(Revision),
+    /// The stream is over, and why.
+    Broken(String),
+}
+
+/// One attempt at a feed. Dropping it cancels the stream at the store.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub messages: mpsc::Receiver<Message>,
+    asks: mpsc::Sender<pb::FeedRequest>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl Source {
+    /// Opens a feed at `start`, after a delay that grows with the failures before.
+    #[must_use]
+    pub fn open(
+        store: Arc<Store>,
+        ranges: Vec<pb::KeyRange>,
+        start: Revision,
+        failures: u32,
+        live: bool,
+    ) -> Self {
+        let (asks, requests) = mpsc::channel(REQUESTS_MAX);
+        let (to, messages) = mpsc::channel(WAITING_MAX);
+        let open = Request::Open(pb::FeedOpen { ranges, start: start.get() });
+        // The queue is empty.
+        let _ = asks.try_send(pb::FeedRequest { request: Some(open) });
+        let delay = match failures {
+            0 => Duration::ZERO,
+            n => (BACKOFF_MIN * 2_u32.saturating_pow(n.min(16) - 1)).min(BACKOFF_MAX),
+        };
+        let task = tokio::spawn(async move {
+            tokio::time::sleep(delay).await;
+            let why = run(&store, requests, &to, live).await;
+            // The feed may be gone: then nobody cares.
+            let _ = to.send(Message::Broken(why)).await;
+        });
+        Self { messages, asks, _task: AbortOnDropHandle::new(task) }
+    }
+
+    /// Asks for a watermark. A queue that is full or closed belongs to a stream about to break.
+    pub fn advance(&self, to: Revision) {
+        let advance = Request::Advance(pb::FeedAdvance { to: to.get() });
+        let _ = self.asks.try_send(pb::FeedRequest { request: Some(advance) });
+    }
+}
+
+/// Runs the stream to its end; why it ended.
+async fn run(
+    store: &Store,
+    requests: mpsc::Receiver<pb::FeedRequest>,
+    to: &mpsc::Sender<Message>,
+    live: bool,
+) -> String {
+    store.state().wait_up().await;
+    let mut client = store.feeds(live);
+    let opening = client.feed(ReceiverStream::new(requests));
+    let mut stream = match tokio::time::timeout(OPEN_MAX, opening).await {
+        Ok(Ok(answer)) => answer.into_inner(),
+        Ok(Err(status)) => return judge(store, status),
+        Err(_) => return "the store did not open the feed in time".to_owned(),
+    };
+    let mut opened = false;
+    loop {
+        let response = match next(&mut stream).await {
+            Ok(response) => response,
+            Err(Some(status)) => return judge(store, status),
+            Err(None) => return "the store ended the feed".to_owned(),
+        };
+        let messages = match read(response, &mut opened) {
+            Ok(messages) => messages,
+            Err(error) => {
+                tracing::error!(store = store.name(), %error, "the store sent an event that does not parse");
+                return error.to_string();
+            }
+        };
+        for message in messages {
+            if to.send(message).await.is_err() {
+                return String::new();
+            }
+        }
+    }
+}
+
+async fn next(stream: &mut Streaming<pb::FeedResponse>) -> Result<pb::FeedResponse, Option<tonic::Status>> {
+    stream.message().await.map_err(Some)?.ok_or(None)
+}
+
+/// A response as messages. `opened` counts in the first one only.
+fn read(response: pb::FeedResponse, opened: &mut bool) -> Result<Vec<Message>, WireError> {
+    let mut messages = Vec::new();
+    if let Some(floor) = Revision::from_wire(response.compacted) {
+        return Ok(vec![Message::Compacted(floor)]);
+    }
+    if !std::mem::replace(opened, true) {
+        messages.push(Message::Opened(Revision(response.opened)));
+    }
+    let mut batch = Vec::new();
+    let mut events = response.events.into_iter().peekable();
+    while let Some(first) = events.next() {
+        let mut whole = vec![FeedEvent::parse(first.event)?];
+        while let Some(more) = events.next_if(|next| next.revision == first.revision) {
+            whole.push(FeedEvent::parse(more.event)?);
+        }
+        batch.push(entry(Revision(first.revision), whole));
+    }
+    let watermark = Revision::from_wire(response.watermark);
+    if !batch.is_empty() || watermark.is_some() {
+        messages.push(Message::More(batch, watermark));
+    }
+    Ok(messages)
+}
+
+/// Tells the store's monitor, and says why in words.
+fn judge(store: &Store, status: tonic::Status) -> String {
+    let failure = Failure::of(status);
+    match &failure {
+        Failure::NotConnected(reason) => store.state().lost(reason),
+        Failure::NotSent(_) | Failure::Lost(_) => store.state().suspect(),
+        Failure::Answered(_) => {}
+    }
+    failure.reason().to_owned()
+}

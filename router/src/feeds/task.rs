@@ -1,0 +1,389 @@
+//! The task of one feed: its upstream streams, its merge, and what is written to its ring.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use kindred_partition_config::ids::Revision;
+use kindred_router_core::feed_event::Events;
+use kindred_router_core::feed_ring::FeedRing;
+use kindred_router_core::watch_merge::{Command, Entry, Event, SourceIx, WatchMerge};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::feed::Feed;
+use super::source::{Message, Source};
+use super::{Counts, Feeds, raise};
+use crate::stores::Store;
+
+/// How often lags and idleness are looked at; a store that has not answered an ask for this long is asked again.
+const TICK: Duration = Duration::from_secs(1);
+/// Before the stores of a feed that cannot be opened are asked again.
+const REOPEN: Duration = Duration::from_millis(200);
+/// Bytes of a catch-up that no reader has taken; beyond, stores are not read.
+const UNREAD_MAX: usize = 1 << 20;
+/// How long a catch-up may wait for its readers before it ends, so that it does not hold the windows of connections.
+const STALLED_MAX: Duration = Duration::from_secs(5);
+
+/// One source of the merge.
+struct Slot {
+    store: Arc<Store>,
+    source: Option<Source>,
+    /// The merge takes messages from it.
+    live: bool,
+    /// What came before this is known already.
+    after: Revision,
+    paused: bool,
+    /// How often in a row it broke before it opened.
+    failures: u32,
+    asked: Option<Instant>,
+    /// Where it stood at the last tick.
+    seen: Revision,
+}
+
+struct Task {
+    feeds: Arc<Feeds>,
+    feed: Arc<Feed>,
+    slots: Vec<Slot>,
+    /// `None` while the feed is being opened.
+    merge: Option<WatchMerge<Events>>,
+    raising: JoinSet<Result<Revision, Status>>,
+    /// Who waits for the answer of the question under way.
+    asked: Vec<oneshot::Sender<Result<Revision, ()>>>,
+    /// Revisions of a catch-up that no reader has taken, with their bytes.
+    unread: VecDeque<(Revision, usize)>,
+    unread_bytes: usize,
+    /// What a catch-up keeps for readers that are behind its fastest one.
+    kept_bytes: usize,
+    stalled: Option<Instant>,
+    idle: Option<Instant>,
+    over: bool,
+}
+
+/// Runs a feed until nobody needs it.
+pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
+    // Whoever made the feed asks for its revision at once: one question then serves both.
+    tokio::task::yield_now().await;
+    let mut task = Task::new(feeds, feed.clone());
+    let mut tick = tokio::time::interval(TICK);
+    match feed.start {
+        Some(start) => task.open(start.prev()),
+        None => task.ask(Duration::ZERO),
+    }
+    while !task.over {
+        if task.raising.is_empty() && task.merge.is_some() && !feed.lock().asking.is_empty() {
+            task.ask(Duration::ZERO);
+        }
+        let reads = task.unread_bytes < UNREAD_MAX;
+        tokio::select! {
+            (at, message) = next_message(&mut task.slots), if reads => task.on_message(at, message),
+            Some(cut) = task.raising.join_next(), if !task.raising.is_empty() => {
+                task.on_cut(cut.unwrap_or_else(|_| Err(Status::internal("a call was given up"))));
+            }
+            () = feed.kick.notified() => task.on_kick(),
+            _ = tick.tick() => task.on_tick(),
+        }
+    }
+}
+
+/// The next message of a source that is not paused, from all of them in turn.
+async fn next_message(slots: &mut [Slot]) -> (usize, Message) {
+    std::future::poll_fn(|context| {
+        for (at, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| !slot.paused) {
+            let Some(source) = &mut slot.source else { continue };
+            if let Poll::Ready(message) = source.messages.poll_recv(context) {
+                let message = message.unwrap_or_else(|| Message::Broken("its task ended".to_owned()));
+                return Poll::Ready((at, message));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+impl Task {
+    fn new(feeds: Arc<Feeds>, feed: Arc<Feed>) -> Self {
+        let slot = |store| Slot {
+            store: feeds.stores.get(store).clone(),
+            source: None,
+            live: false,
+            after: Revision::ZERO,
+            paused: false,
+            failures: 0,
+            asked: None,
+            seen: Revision::ZERO,
+        };
+        Self {
+            slots: feed.key.stores().map(slot).collect(),
+            kept_bytes: feeds.options.ring_bytes.min(UNREAD_MAX),
+            feeds,
+            feed,
+            merge: None,
+            raising: JoinSet::new(),
+            asked: Vec::new(),
+            unread: VecDeque::new(),
+            unread_bytes: 0,
+            stalled: None,
+            idle: None,
+            over: false,
+        }
+    }
+
+    /// Asks the stores for their common current revision, for all who wait for it by now.
+    fn ask(&mut self, delay: Duration) {
+        self.asked = std::mem::take(&mut self.feed.lock().asking);
+        let (stores, key) = (self.feeds.stores.clone(), self.feed.key.clone());
+        self.raising.spawn(async move {
+            tokio::time::sleep(delay).await;
+            raise::cut(&stores, &key).await
+        });
+    }
+
+    fn on_cut(&mut self, cut: Result<Revision, Status>) {
+        match &cut {
+            Ok(cut) if self.merge.is_none() => self.open(*cut),
+            Ok(_) => {}
+            Err(status) => {
+                tracing::debug!(error = status.message(), "the stores of a feed could not be asked");
+            }
+        }
+        for waiting in self.asked.drain(..) {
+            // Who asked may have given up.
+            let _ = waiting.send(cut.as_ref().copied().map_err(|_| ()));
+        }
+        if self.merge.is_none() {
+            self.ask(REOPEN);
+        }
+    }
+
+    /// Begins the merge after a revision, with a stream on every store.
+    fn open(&mut self, after: Revision) {
+        let ring_bytes = self.feeds.options.ring_bytes;
+        self.merge = Some(WatchMerge::new(self.slots.len(), after, ring_bytes / 4));
+        let wanted = {
+            let mut state = self.feed.lock();
+            state.ring.get_or_insert_with(|| FeedRing::new(after, ring_bytes));
+            state.wanted
+        };
+        for at in 0..self.slots.len() {
+            // The merge begins with its sources open; ours are not, and the merge tells where each is to begin.
+            self.step(Event::SourceLost { source: SourceIx(at) });
+        }
+        self.step(Event::Want { to: wanted });
+        self.feed.wake_readers();
+    }
+
+    fn step(&mut self, event: Event<Events>) {
+        let Some(merge) = &mut self.merge else { return };
+        match merge.step(event) {
+            Ok(commands) => self.follow(commands),
+            Err(error) => self.breach(&error),
+        }
+    }
+
+    /// A store broke its word, or two stores assigned one revision. What was shown may be wrong: readers must not go on
+    /// as if nothing had happened (E6).
+    fn breach(&mut self, error: &dyn std::error::Error) {
+        tracing::error!(%error, "a feed broke its contract: its watches are cancelled as compacted");
+        let floor = self.merge.as_ref().map_or(Revision::ZERO, |merge| merge.merged().next());
+        self.begin_anew(floor.next());
+    }
+
+    fn follow(&mut self, commands: Vec<Command<Events>>) {
+        let mut told = Vec::new();
+        for command in commands {
+            match command {
+                Command::Emit(_) | Command::Watermark(_) => told.push(command),
+                Command::Advance { source, to } => {
+                    let slot = &mut self.slots[source.0];
+                    slot.asked = Some(Instant::now());
+                    if let Some(source) = &slot.source {
+                        Counts::one(&self.feeds.counts.advances);
+                        source.advance(to);
+                    }
+                }
+                Command::Resume { source, from } => self.open_source(source.0, from),
+                Command::Pause(source) => self.slots[source.0].paused = true,
+                Command::Unpause(source) => self.slots[source.0].paused = false,
+                // Shown by the next tick.
+                Command::Lagging(_) => {}
+                Command::Compacted { floor } => return self.begin_anew(floor),
+            }
+        }
+        if !told.is_empty() {
+            self.tell(told);
+        }
+    }
+
+    /// Writes to the ring, and wakes who reads it.
+    fn tell(&mut self, told: Vec<Command<Events>>) {
+        let mut state = self.feed.lock();
+        let Some(ring) = &mut state.ring else { return };
+        for command in told {
+            let taken = match command {
+                Command::Emit(entry) => {
+                    if self.feed.start.is_some() {
+                        self.unread.push_back((entry.revision, entry.bytes));
+                        self.unread_bytes += entry.bytes;
+                        // What no reader has taken is not dropped: stores are not read while it is much.
+                        ring.shrink(self.unread_bytes.saturating_add(self.kept_bytes));
+                    }
+                    ring.push(entry)
+                }
+                Command::Watermark(revision) => ring.watermark(revision),
+                _ => Ok(()),
+            };
+            if let Err(error) = taken {
+                drop(state);
+                return self.breach(&error);
+            }
+        }
+        drop(state);
+        self.feed.wake_readers();
+    }
+
+    fn open_source(&mut self, at: usize, from: Revision) {
+        let live = self.feed.start.is_none();
+        let slot = &mut self.slots[at];
+        slot.live = false;
+        slot.paused = false;
+        slot.asked = None;
+        slot.after = from.prev();
+        Counts::one(&self.feeds.counts.opened);
+        let ranges = self.feed.key.ranges(at);
+        slot.source = Some(Source::open(slot.store.clone(), ranges, from, slot.failures, live));
+    }
+
+    fn on_message(&mut self, at: usize, message: Message) {
+        let source = SourceIx(at);
+        match message {
+            Message::Opened(after) => self.on_opened(at, after),
+            Message::More(mut batch, watermark) => {
+                let after = self.slots[at].after;
+                batch.retain(|Entry { revision, .. }| *revision > after);
+                if !batch.is_empty() {
+                    self.step(Event::Events { source, batch });
+                }
+                // A store that has not come to where it was opened may say so.
+                if let Some(revision) = watermark.filter(|watermark| *watermark > after) {
+                    self.step(Event::Watermark { source, revision });
+                }
+            }
+            Message::Compacted(floor) => self.step(Event::Compacted { source, floor }),
+            Message::Broken(why) => self.on_broken(at, &why),
+        }
+    }
+
+    fn on_opened(&mut self, at: usize, after: Revision) {
+        let slot = &mut self.slots[at];
+        if after > slot.after {
+            return self.on_broken(at, "the feed was opened too late");
+        }
+        slot.live = true;
+        slot.failures = 0;
+        let from = slot.after.next();
+        self.step(Event::SourceResumed { source: SourceIx(at), from });
+    }
+
+    fn on_broken(&mut self, at: usize, why: &str) {
+        let slot = &mut self.slots[at];
+        tracing::debug!(store = slot.store.name(), reason = why, "an upstream feed broke");
+        Counts::one(&self.feeds.counts.broken);
+        slot.failures = slot.failures.saturating_add(1);
+        if slot.live {
+            self.step(Event::SourceLost { source: SourceIx(at) });
+        } else {
+            let from = slot.after.next();
+            self.open_source(at, from);
+        }
+    }
+
+    /// History is gone: positions below `floor` are compacted, and the feed goes on from the present.
+    fn begin_anew(&mut self, floor: Revision) {
+        self.merge = None;
+        self.slots.iter_mut().for_each(|slot| slot.source = None);
+        {
+            let mut state = self.feed.lock();
+            state.compacted = state.compacted.max(floor);
+            state.ring = state.ring.take().filter(|_| self.feed.start.is_some());
+            state.lagging.clear();
+        }
+        if self.feed.start.is_some() {
+            self.feeds.retire_ended(&self.feed);
+            self.over = true;
+        } else {
+            if self.raising.is_empty() {
+                self.ask(Duration::ZERO);
+            }
+            self.feed.wake_readers();
+        }
+    }
+
+    fn on_kick(&mut self) {
+        let (wanted, read_to) = {
+            let state = self.feed.lock();
+            (state.wanted, state.read_to)
+        };
+        while let Some((_, bytes)) = self.unread.pop_front_if(|(revision, _)| *revision < read_to) {
+            self.unread_bytes -= bytes;
+        }
+        self.stalled = None;
+        self.step(Event::Want { to: wanted });
+        if self.feed.start.is_some() {
+            self.retire_if_unread();
+        }
+    }
+
+    fn retire_if_unread(&mut self) {
+        self.over = self.over || self.feeds.retire(&self.feed);
+    }
+
+    fn on_tick(&mut self) {
+        let now = Instant::now();
+        if self.feed.has_readers() {
+            self.idle = None;
+        } else if now - *self.idle.get_or_insert(now) >= self.feeds.options.idle {
+            self.retire_if_unread();
+        }
+        if self.unread_bytes < UNREAD_MAX {
+            self.stalled = None;
+        } else if now - *self.stalled.get_or_insert(now) >= STALLED_MAX {
+            self.feeds.retire_ended(&self.feed);
+            self.over = true;
+        }
+        self.ask_again(now);
+        self.note_lags(now);
+    }
+
+    /// Asks stores again that have not answered.
+    fn ask_again(&mut self, now: Instant) {
+        for at in 0..self.slots.len() {
+            if self.slots[at].asked.is_some_and(|asked| now - asked >= TICK) {
+                self.slots[at].asked = None;
+                self.step(Event::AdvanceFailed { source: SourceIx(at) });
+                self.step(Event::Retry { source: SourceIx(at) });
+            }
+        }
+    }
+
+    /// Notes which stores hold others back without moving.
+    fn note_lags(&mut self, now: Instant) {
+        let Some(merge) = &self.merge else { return };
+        let holding: Vec<_> = merge.holding_back().collect();
+        let mut lagging = Vec::new();
+        let mut state = self.feed.lock();
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            let position = merge.position(SourceIx(at)).unwrap_or(Revision::ZERO);
+            let stands = std::mem::replace(&mut slot.seen, position) == position;
+            if !slot.live || (stands && holding.contains(&SourceIx(at))) {
+                let store = slot.store.index;
+                let since = state.lagging.iter().find(|(lagging, _)| *lagging == store);
+                lagging.push((store, since.map_or(now, |(_, since)| *since)));
+            }
+        }
+        state.lagging = lagging;
+    }
+}

@@ -1,0 +1,235 @@
+//! A shard in this process that does what a test says: the clock moves only when the test, a raise or an advance moves it.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use kindred_proto::mvccpb;
+use kindred_proto::shard_v1 as pb;
+use pb::{feed_request::Request as Asked, feeds_server, shard_server};
+use prost::Message;
+use tokio::sync::watch;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+#[derive(Debug, Default)]
+struct Log {
+    current: i64,
+    floor: i64,
+    events: Vec<(i64, bytes::Bytes)>,
+    feeds_opened: usize,
+    advances: usize,
+    raises: usize,
+    /// It says nothing any more.
+    hangs: bool,
+}
+
+/// One store.
+#[derive(Debug, Clone)]
+pub struct Fake {
+    slot: u32,
+    log: Arc<Mutex<Log>>,
+    version: watch::Sender<u64>,
+    /// Where it listens.
+    pub url: String,
+}
+
+impl Fake {
+    pub async fn start(slot: u32) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = listener.local_addr().unwrap().to_string();
+        let log = Log { current: 1000 << 10, ..Log::default() };
+        let fake = Self { slot, log: Arc::new(Mutex::new(log)), version: watch::Sender::new(0), url };
+        let server = tonic::transport::Server::builder()
+            .add_service(shard_server::ShardServer::new(fake.clone()))
+            .add_service(feeds_server::FeedsServer::new(fake.clone()));
+        let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+        tokio::spawn(server.serve_with_incoming(incoming));
+        fake
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut Log) -> R) -> R {
+        let result = change(&mut self.log.lock().unwrap());
+        self.version.send_modify(|version| *version += 1);
+        result
+    }
+
+    /// Writes keys in one revision.
+    pub fn write(&self, keys: &[&str]) -> i64 {
+        let slot = i64::from(self.slot);
+        self.change(|log| {
+            let revision = ((log.current >> 10) + 1) << 10 | slot;
+            log.current = revision;
+            for key in keys {
+                let kv = mvccpb::KeyValue {
+                    key: (*key).to_owned().into(),
+                    mod_revision: revision,
+                    value: vec![b'v'; 100].into(),
+                    ..Default::default()
+                };
+                let prev_kv = Some(mvccpb::KeyValue { mod_revision: 1, ..kv.clone() });
+                let event = mvccpb::Event { r#type: 0, kv: Some(kv), prev_kv };
+                log.events.push((revision, event.encode_to_vec().into()));
+            }
+            revision
+        })
+    }
+
+    /// Moves its clock.
+    pub fn at(&self, micros: i64) {
+        self.change(|log| log.current = log.current.max(micros << 10));
+    }
+
+    /// As after a restart without its data.
+    pub fn lose_everything(&self, floor_micros: i64) -> i64 {
+        self.change(|log| {
+            log.events.clear();
+            log.floor = floor_micros << 10;
+            log.current = log.current.max(log.floor);
+            log.floor
+        })
+    }
+
+    pub fn hang(&self, hangs: bool) {
+        self.change(|log| log.hangs = hangs);
+    }
+
+    /// Feeds opened, advances and raises asked so far.
+    pub fn asked(&self) -> (usize, usize, usize) {
+        let log = self.log.lock().unwrap();
+        (log.feeds_opened, log.advances, log.raises)
+    }
+
+    /// What a feed gets next, from behind `sent`; with a watermark when it asked.
+    fn more(&self, next: &mut i64, asked: &mut bool) -> Option<Result<pb::FeedResponse, i64>> {
+        let log = self.log.lock().unwrap();
+        if log.hangs {
+            return None;
+        }
+        if *next < log.floor {
+            return Some(Err(log.floor));
+        }
+        let due = log.events.iter().filter(|(revision, _)| revision >= next);
+        let events: Vec<_> = due
+            .map(|(revision, event)| pb::FeedEvent { revision: *revision, event: event.clone() })
+            .collect();
+        if events.is_empty() && !std::mem::take(asked) {
+            return None;
+        }
+        *next = (*next).max(log.current + 1);
+        Some(Ok(pb::FeedResponse { events, watermark: log.current, ..Default::default() }))
+    }
+}
+
+type FeedStream = Pin<Box<dyn Stream<Item = Result<pb::FeedResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl feeds_server::Feeds for Fake {
+    type FeedStream = FeedStream;
+
+    async fn feed(
+        &self,
+        request: Request<Streaming<pb::FeedRequest>>,
+    ) -> Result<Response<FeedStream>, Status> {
+        let mut requests = request.into_inner();
+        let Some(pb::FeedRequest { request: Some(Asked::Open(open)) }) = requests.message().await? else {
+            return Err(Status::invalid_argument("no open"));
+        };
+        let fake = self.clone();
+        let mut next = fake.change(|log| {
+            log.feeds_opened += 1;
+            if open.start > 0 { open.start } else { log.current + 1 }
+        });
+        let (to, responses) = tokio::sync::mpsc::channel(16);
+        tokio::spawn(async move {
+            let mut version = fake.version.subscribe();
+            let _ = to.send(Ok(pb::FeedResponse { opened: next - 1, ..Default::default() })).await;
+            let mut asked = false;
+            loop {
+                version.mark_unchanged();
+                match fake.more(&mut next, &mut asked) {
+                    Some(Ok(more)) => {
+                        let sent = to.send(Ok(more)).await;
+                        if sent.is_err() {
+                            return;
+                        }
+                    }
+                    Some(Err(floor)) => {
+                        let _ =
+                            to.send(Ok(pb::FeedResponse { compacted: floor, ..Default::default() })).await;
+                        return;
+                    }
+                    None => {}
+                }
+                tokio::select! {
+                    _ = version.changed() => {}
+                    () = to.closed() => return,
+                    Some(Ok(request)) = requests.next() => {
+                        if let Some(Asked::Advance(advance)) = request.request {
+                            asked = true;
+                            fake.change(|log| {
+                                log.advances += 1;
+                                log.current = log.current.max(advance.to);
+                            });
+                        }
+                    }
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(responses))))
+    }
+}
+
+macro_rules! unused {
+    ($($name:ident($request:ident) -> $response:ident),* $(,)?) => {
+        $(fn $name<'life0, 'async_trait>(
+            &'life0 self,
+            _: Request<pb::$request>,
+        ) -> Pin<Box<dyn Future<Output = Result<Response<pb::$response>, Status>> + Send + 'async_trait>>
+        where
+            'life0: 'async_trait,
+            Self: 'async_trait,
+        {
+            Box::pin(async { Err(Status::unimplemented("not in this test")) })
+        })*
+    };
+}
+
+#[tonic::async_trait]
+impl shard_server::Shard for Fake {
+    async fn hello(&self, _: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
+        let hello = pb::HelloResponse { protocol_version: 1, slot: self.slot, ..Default::default() };
+        Ok(Response::new(hello))
+    }
+
+    async fn raise(&self, request: Request<pb::RaiseRequest>) -> Result<Response<pb::RaiseResponse>, Status> {
+        if self.log.lock().unwrap().hangs {
+            std::future::pending::<()>().await;
+        }
+        let to = request.into_inner().to;
+        let current = self.change(|log| {
+            log.raises += 1;
+            log.current = log.current.max(to);
+            log.current
+        });
+        Ok(Response::new(pb::RaiseResponse { current }))
+    }
+
+    unused! {
+        raise_since(RaiseSinceRequest) -> RaiseSinceResponse,
+        lease_attach(LeaseAttachRequest) -> LeaseAttachResponse,
+        lease_adopt(LeaseAdoptRequest) -> LeaseAdoptResponse,
+        lease_end(LeaseEndRequest) -> LeaseEndResponse,
+        lease_revoke(LeaseRevokeRequest) -> LeaseRevokeResponse,
+        lease_forget(LeaseForgetRequest) -> LeaseForgetResponse,
+        lease_keys(LeaseKeysRequest) -> LeaseKeysResponse,
+    }
+
+    type LeaseEndedStream = Pin<Box<dyn Stream<Item = Result<pb::LeaseEndedResponse, Status>> + Send>>;
+
+    async fn lease_ended(
+        &self,
+        _: Request<pb::LeaseEndedRequest>,
+    ) -> Result<Response<Self::LeaseEndedStream>, Status> {
+        Ok(Response::new(Box::pin(tokio_stream::pending())))
+    }
+}
