@@ -8,12 +8,15 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use kindred_partition_config::ids::{LeaseId, Revision};
 use kindred_proto::raw::kv::k_v_server::KV;
+use kindred_proto::{check, etcdserverpb as pb};
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_transport::grpc;
 use kindred_wire::answer;
 use kindred_wire::error::EtcdError;
 use kindred_wire::patch::RangePatch;
 use kindred_wire::peek;
+use kindred_wire::refusal::KindredError;
+use prost::Message as _;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -25,6 +28,9 @@ use crate::stores::Store;
 
 /// Time for one store to answer the health probe; kube-apiserver gives up after 2 s.
 const HEALTH_LIMIT: Duration = Duration::from_millis(600);
+
+/// Operations of one transaction, for those that are refused anyway (etcd's default).
+const TXN_OPS_MAX: usize = 128;
 
 /// The service.
 #[derive(Debug, Clone)]
@@ -56,7 +62,13 @@ impl Kv {
         let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
         let deadline = Deadline::of(request.metadata(), effect);
         let body = self.sized(request)?;
-        let plan = plan(method, &body, &**self.app.routes.load()).map_err(|refusal| refused(&refusal))?;
+        let plan = match plan(method, &body, &**self.app.routes.load()) {
+            Ok(plan) => plan,
+            Err(refusal) => {
+                refuse_invalid(method, &body)?;
+                return Err(refused(&refusal));
+            }
+        };
         match plan {
             Plan::Health => self.health(body).await,
             Plan::FanOut(fan_out) if method == Call::Range => {
@@ -223,4 +235,14 @@ fn broken(store: &Store, status: Status) -> Status {
             store.unavailable(other.reason())
         }
     }
+}
+
+/// What etcd's front door refuses comes before what only kindred does.
+fn refuse_invalid(method: Call, body: &Bytes) -> Result<(), Status> {
+    if method != Call::Txn {
+        return Ok(());
+    }
+    let txn = pb::TxnRequest::decode(body.clone())
+        .map_err(|error| grpc::refusal(&KindredError::Malformed { reason: error.to_string() }))?;
+    check::txn(&txn, TXN_OPS_MAX).map_err(grpc::status)
 }
