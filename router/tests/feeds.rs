@@ -170,6 +170,31 @@ async fn progress_covers_what_every_store_shows() {
     watch.nothing(300).await;
 }
 
+/// R7: watches that asked for it hear that nothing happened, each under its own id, and nobody else does.
+#[tokio::test]
+async fn periodic_progress_is_a_promise() {
+    let world = world(&[]).await;
+    let mut watch = pods(&world, 0).await;
+    let create = pb::WatchCreateRequest {
+        key: "/registry/pods/".into(),
+        range_end: "/registry/pods0".into(),
+        progress_notify: true,
+        watch_id: 3,
+        ..Default::default()
+    };
+    watch.send(RequestUnion::CreateRequest(create)).await;
+    assert!(watch.next().await.created);
+    world.stores[1].at(7000);
+    let told = watch.next().await;
+    assert_eq!((told.watch_id, told.events.len(), told.canceled), (3, 0, false), "{told:?}");
+    let at = told.header.unwrap().revision;
+    assert!(at >= 7000 << 10, "the present of all stores");
+    for (store, key) in world.stores.iter().zip(KEYS) {
+        assert!(store.write(&[key]) > at);
+    }
+    assert_eq!(read(&mut watch, 6).await.len(), 6);
+}
+
 #[tokio::test]
 async fn a_store_that_hangs_delays_only_ranges_with_it_and_shows() {
     let world = world(&[]).await;
