@@ -1,5 +1,6 @@
 //! What every request needs: the map, the stores, who this router is.
 
+use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
@@ -87,6 +88,9 @@ pub struct App {
     pub leases: Leases,
     /// Compactions that stores which were away owe. Never locked across an await.
     pub owed: Mutex<Owed>,
+    /// The highest revision that a client compacted through this router: watches do not begin below it, though a feed
+    /// may still hold what came before.
+    pub compacted: AtomicI64,
     /// What was shown of Kinds on several stores.
     pub shown: ShownRevisions,
     /// What it counts.
@@ -117,6 +121,7 @@ impl App {
             header_tail,
             leases: Leases::default(),
             owed: Mutex::default(),
+            compacted: AtomicI64::new(0),
             shown: ShownRevisions::new(scope),
             drain,
         })

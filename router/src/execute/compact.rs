@@ -5,6 +5,7 @@
 //! etcd's and goes there alone.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -80,6 +81,9 @@ impl App {
             for store in steps.later.into_iter().chain(owing) {
                 owed.note(store, revision);
             }
+        }
+        if answer.is_ok() {
+            self.compacted.fetch_max(revision.get(), Ordering::AcqRel);
         }
         answer
     }
