@@ -171,6 +171,29 @@ async fn everything_is_watched_and_promised() {
     }
 }
 
+/// R8: what a watch on one shard showed, no read of the Kind falls behind, though another shard answers it.
+#[tokio::test]
+async fn a_read_shows_no_less_than_a_watch_of_the_same_kind() {
+    let world = spread(3, false).await;
+    let one = pb::WatchCreateRequest { key: "/registry/pods/k/1".into(), ..Default::default() };
+    let span = pb::WatchCreateRequest {
+        key: "/registry/pods/k/".into(),
+        range_end: "/registry/pods/k0".into(),
+        ..one.clone()
+    };
+    for create in [one, span] {
+        let mut watch = WatchStream::open(&world.channel).await;
+        watch.send(RequestUnion::CreateRequest(create)).await;
+        assert!(watch.next().await.created);
+        // Behind the router's back: its own answer to a put would count too.
+        put(&support::direct(&world.shards[1]).await, "/registry/pods/k/1").await;
+        let shown = watch.next().await.header.unwrap().revision;
+        let read = pb::RangeRequest { key: "/registry/pods/a/1".into(), ..Default::default() };
+        let answer = pb::kv_client::KvClient::new(world.channel.clone()).range(read).await.unwrap();
+        assert!(answer.into_inner().header.unwrap().revision >= shown);
+    }
+}
+
 /// R10
 #[tokio::test]
 async fn a_killed_shard_delays_its_ranges_alone() {

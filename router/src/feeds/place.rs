@@ -9,6 +9,7 @@
 //! Kind may carry a hundred thousand others a second.
 
 use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::shard_v1 as pb;
 use kindred_router_core::plan::{Placement, Refusal, plan_watch_parts};
 use kindred_router_core::store::StoreIx;
@@ -51,16 +52,22 @@ pub enum Placed {
     Feed(FeedKey),
 }
 
-/// Places a watch.
+/// Places a watch; with the Kinds on several stores whose revisions it shows.
 ///
 /// # Errors
 /// When its keys join a stock etcd with another store: an etcd cannot be raised to another store's revision.
-pub fn place(key: &[u8], range_end: &[u8], routes: &Routes, stores: &Stores) -> Result<Placed, Refusal> {
-    let needed = plan_watch_parts(key, range_end, routes)?.stores();
+pub fn place(
+    key: &[u8],
+    range_end: &[u8],
+    routes: &Routes,
+    stores: &Stores,
+) -> Result<(Placed, Vec<KindPrefix>), Refusal> {
+    let fan_out = plan_watch_parts(key, range_end, routes)?;
+    let (needed, spread) = (fan_out.stores(), fan_out.spread);
     if let [store] = needed.as_slice()
         && (range_end.is_empty() || !stores.get(*store).is_shard())
     {
-        return Ok(Placed::Store(*store));
+        return Ok((Placed::Store(*store), spread));
     }
     let range = KeyRange::from_wire(key.to_vec().into(), range_end.to_vec().into());
     let kind = routes.map().lookup(range.start()).kind.as_ref().map(|kind| kind.range());
@@ -73,7 +80,7 @@ pub fn place(key: &[u8], range_end: &[u8], routes: &Routes, stores: &Stores) -> 
         let ranges = parts.iter().filter(|part| part.stores.contains(&store));
         (store, ranges.map(|part| part.range.clone()).collect())
     };
-    Ok(Placed::Feed(FeedKey::new(needed.into_iter().map(of).collect())))
+    Ok((Placed::Feed(FeedKey::new(needed.into_iter().map(of).collect())), spread))
 }
 
 /// Whether every key of `part` lies in `whole`, a span with an end.
@@ -133,7 +140,9 @@ mod tests {
         let store = |(at, spec)| crate::stores::Store::new(StoreIx(at), spec, &connector).unwrap().into();
         let stores =
             Stores::new(settings.stores.into_iter().enumerate().map(store).collect(), settings.default);
-        let placed = |key: &str, end: &str| place(key.as_bytes(), end.as_bytes(), &settings.routes, &stores);
+        let placed = |key: &str, end: &str| {
+            place(key.as_bytes(), end.as_bytes(), &settings.routes, &stores).map(|(placed, _)| placed)
+        };
         let (first, second) = (StoreIx(0), StoreIx(1));
         let low = (first, vec![span("/registry/pods/", "/registry/pods/m")]);
         let high = (second, vec![span("/registry/pods/m", "/registry/pods0")]);

@@ -67,6 +67,7 @@ impl Session {
             return Ok(());
         }
         let uid = response.watch_id;
+        self.show(uid, revision);
         let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.on(store)) else {
             // Cancelled by the client while this was under way.
             return Ok(());
@@ -109,6 +110,7 @@ impl Session {
             uid => Some(uid),
         };
         let Some(uid) = uid else { return };
+        self.show(uid, revision);
         let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.on(store)) else { return };
         let (client_id, announced) = (watch.client_id, watch.announced);
         if response.canceled {
@@ -165,6 +167,19 @@ impl Session {
         self.held.push_back((uid, message));
         if self.held_bytes > HELD_BYTES_MAX {
             self.abort_round();
+        }
+    }
+
+    /// A header with this revision goes to the client as one of this watch: no read of its Kinds shows less from now on.
+    pub(super) fn show(&mut self, uid: i64, revision: i64) {
+        self.seen = self.seen.max(revision);
+        let Some(watch) = self.watches.get(&uid) else { return };
+        let is_shard = match watch.origin {
+            Origin::Store(store) => self.app.stores.get(store).is_shard(),
+            Origin::Feed(_) => true,
+        };
+        if is_shard {
+            self.app.shown.show(&watch.spread, Revision(revision));
         }
     }
 

@@ -1,7 +1,6 @@
 //! Watches on feeds: positions of this client on streams that all clients share.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
@@ -153,16 +152,13 @@ impl Session {
         if watch.create.progress_notify && self.next_periodic.is_none() {
             self.next_periodic = Some(tokio::time::Instant::now() + super::round::PERIOD);
         }
-        let (client_id, cancel, start) = (watch.client_id, watch.cancel, watch.create.start_revision);
-        self.seen = self.seen.max(current.get());
+        let (client_id, cancel) = (watch.client_id, watch.cancel);
+        self.show(uid, current.get());
         let head = WatchHead { created: true, ..WatchHead::default() };
         self.outgoing.push_back(message::own(self.app.identity.header(current.get()), client_id, head));
         self.dirty = true;
-        let compacted = self.app.compacted.load(Ordering::Acquire);
         if cancel {
             self.on_cancel(client_id);
-        } else if (1..compacted).contains(&start) {
-            self.cancel_compacted(uid, Revision(compacted));
         } else {
             self.watches_changed();
         }
@@ -248,7 +244,6 @@ impl Session {
         side.quiet = false;
         // With more to come the header must not pass what was said.
         let header = if taken.more { last } else { taken.next.prev() };
-        self.seen = self.seen.max(header.get());
         // Read no further than the target of the round, so never to be held.
         let (_, commands) = self.progress.admit(uid, first, last);
         let head = WatchHead {
@@ -258,6 +253,7 @@ impl Session {
         };
         let fragment_bytes = side.fragment.then_some(FRAGMENT_BYTES);
         message::with_events(head, &events, fragment_bytes, |message| self.outgoing.push_back(message));
+        self.show(uid, header.get());
         self.follow(commands);
         taken.more
     }

@@ -179,7 +179,8 @@ impl Session {
             watch.next = watch.next.max(at.get() + 1);
         }
         let header = self.app.identity.header(at.get());
-        self.seen = self.seen.max(at.get());
+        let uids: Vec<i64> = self.watches.keys().copied().collect();
+        uids.into_iter().for_each(|uid| self.show(uid, at.get()));
         for uid in std::mem::take(&mut self.periodic) {
             if let Some(watch) = self.watches.get(&uid) {
                 self.outgoing.push_back(message::own(header, watch.client_id, WatchHead::default()));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
+use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::etcdserverpb as pb;
 use kindred_router_core::progress::{self, Progress};
 use kindred_router_core::store::StoreIx;
@@ -58,6 +59,8 @@ pub(super) struct Watch {
     pub origin: Origin,
     /// What a watch on a feed needs.
     pub feed: Option<FeedWatch>,
+    /// The Kinds on several stores whose revisions its headers show (R8).
+    pub spread: Vec<KindPrefix>,
     /// As the client sent it.
     pub create: pb::WatchCreateRequest,
     /// The first revision that the client has not been given; 0 while it follows from `created`.
@@ -257,7 +260,7 @@ impl Session {
             create.key = Bytes::from_static(&[0]);
         }
         let due = match self.place(&create) {
-            Ok((placed, client_id)) => {
+            Ok((placed, spread, client_id)) => {
                 let uid = self.next_uid;
                 self.next_uid += 1;
                 self.by_client.insert(client_id, uid);
@@ -271,6 +274,7 @@ impl Session {
                     client_id,
                     origin,
                     feed,
+                    spread,
                     create,
                     next: start,
                     floor: start,
@@ -291,7 +295,7 @@ impl Session {
     }
 
     /// The place and the id of a new watch, or why there is none: etcd's checks in etcd's order.
-    fn place(&mut self, create: &pb::WatchCreateRequest) -> Result<(Placed, i64), String> {
+    fn place(&mut self, create: &pb::WatchCreateRequest) -> Result<(Placed, Vec<KindPrefix>, i64), String> {
         let end = create.range_end.as_ref();
         if create.start_revision < 0 {
             return Err(WatchRefusal::NegativeStart.reason().to_owned());
@@ -300,7 +304,7 @@ impl Session {
             return Err(WatchRefusal::EmptyRange.reason().to_owned());
         }
         let routes = self.app.routes.load();
-        let placed =
+        let (placed, spread) =
             place(&create.key, end, &routes, &self.app.stores).map_err(|refusal| refusal.to_string())?;
         let client_id = match create.watch_id {
             0 => {
@@ -315,7 +319,7 @@ impl Session {
             }
             chosen => chosen,
         };
-        Ok((placed, client_id))
+        Ok((placed, spread, client_id))
     }
 
     /// Answers and sends creates as far as their order allows.
