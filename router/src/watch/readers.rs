@@ -1,6 +1,7 @@
 //! Watches on feeds: positions of this client on streams that all clients share.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
@@ -152,13 +153,16 @@ impl Session {
         if watch.create.progress_notify && self.next_periodic.is_none() {
             self.next_periodic = Some(tokio::time::Instant::now() + super::round::PERIOD);
         }
-        let (client_id, cancel) = (watch.client_id, watch.cancel);
+        let (client_id, cancel, start) = (watch.client_id, watch.cancel, watch.create.start_revision);
         self.show(uid, current.get());
         let head = WatchHead { created: true, ..WatchHead::default() };
         self.outgoing.push_back(message::own(self.app.identity.header(current.get()), client_id, head));
         self.dirty = true;
+        let compacted = self.app.compacted.load(Ordering::Acquire);
         if cancel {
             self.on_cancel(client_id);
+        } else if (1..compacted).contains(&start) {
+            self.cancel_compacted(uid, Revision(compacted));
         } else {
             self.watches_changed();
         }
