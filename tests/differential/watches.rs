@@ -108,6 +108,10 @@ impl WatchStream {
                 continue;
             }
             let live = !answer.canceled;
+            if live {
+                // Answers come in order: what was to be said of the watch that had this id before has been said.
+                self.forgotten.remove(&answer.watch_id);
+            }
             let now = answer.header.as_ref().map_or(0, |header| header.revision);
             let start = if request.start_revision == 0 { now + 1 } else { request.start_revision };
             self.watches.push(Watch {
