@@ -64,16 +64,20 @@ impl Run {
                 sides[1].noise().await?;
             }
         }
-        let recorders = match mode {
-            Mode::Dense => None,
-            Mode::Mapped => Some([recorder(&sides[0]).await?, recorder(&sides[1]).await?]),
-        };
+        let (mut recorders, mut compacted) = (None, None);
+        if mode == Mode::Mapped {
+            compacted = Some([sides[0].begin_compacted().await?, sides[1].begin_compacted().await?]);
+            recorders = Some([recorder(&sides[0]).await?, recorder(&sides[1]).await?]);
+        }
         let mut base = Vec::new();
         for kind in 0..KINDS.len() {
             let (key, _) = keys::whole(kind);
             base.push([sides[0].current(&key).await?, sides[1].current(&key).await?]);
         }
-        let history = History::new(mode, KINDS.len(), base);
+        let mut history = History::new(mode, KINDS.len(), base);
+        if let Some(compacted) = compacted {
+            history.set_compacted(compacted);
+        }
         Ok(Self {
             sides,
             recorders,

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use kindred_proto::etcdserverpb::{
-    LeaseKeepAliveRequest, LeaseLeasesRequest, PutRequest, RangeRequest, RangeResponse,
+    CompactionRequest, DeleteRangeRequest, LeaseKeepAliveRequest, LeaseLeasesRequest, PutRequest,
+    RangeRequest, RangeResponse,
 };
 use kindred_tests::client::Client;
 use tonic::{Response, Status};
@@ -44,6 +45,18 @@ impl Side {
         let key = Bytes::from_static(b"~noise");
         self.client.kv.put(PutRequest { key, ..Default::default() }).await?;
         Ok(())
+    }
+
+    /// Writes, deletes and compacts, so that both sides begin compacted: a shard does, since it knows nothing from before
+    /// its start. Answers the revision.
+    pub async fn begin_compacted(&mut self) -> anyhow::Result<i64> {
+        let key = Bytes::from_static(b"other/first");
+        self.client.kv.put(PutRequest { key: key.clone(), ..Default::default() }).await?;
+        let delete = DeleteRangeRequest { key, ..Default::default() };
+        let deleted = self.client.kv.delete_range(delete).await?.into_inner();
+        let revision = deleted.header.map_or(0, |header| header.revision);
+        self.client.kv.compact(CompactionRequest { revision, physical: true }).await?;
+        Ok(revision)
     }
 
     /// The revision that a read of this key shows now.
