@@ -10,7 +10,8 @@
 //! | HashKV at the revision of a compaction: hash, compact_revision | etcd answers the hash that it stored when it compacted, over what was there then |
 //! | prev_kv of an event exactly at the revision of a compaction | etcd has lost it by then; kindred still has it, which spares a client the loss of its watch |
 //! | where RangeStream cuts its chunks | not part of the contract; the merged answer is compared |
-//! | mapped mode: header revision of lease and compaction answers | a lease has no kind, and a store no common counter |
+//! | mapped mode: header revision of lease and compaction answers, and of a txn without operations | they have no kind, and the stores no common counter |
+//! | mapped mode: header revision of `created` | it shows what the router's feed has been promised, which may trail; what follows on a watch without a start proves it |
 
 use bytes::Bytes;
 use kindred_proto::{
@@ -87,6 +88,9 @@ impl View<'_> {
             Answer::Range(answer) => self.range(answer),
             Answer::Put(answer) => self.put(answer),
             Answer::DeleteRange(answer) => self.delete_range(answer),
+            Answer::Txn(answer) if answer.responses.is_empty() && answer.succeeded => {
+                self.unscoped(&mut answer.header)
+            }
             Answer::Txn(answer) => self.txn(answer),
             Answer::Compact(answer) => self.unscoped(&mut answer.header),
             Answer::LeaseGrant(answer) => self.unscoped(&mut answer.header),
@@ -161,7 +165,11 @@ impl View<'_> {
             // Not promised for more than one counter: etcd itself sends 0 here when compacted.
             answer.header = None;
         }
-        self.header(&mut answer.header);
+        if answer.created {
+            self.unscoped(&mut answer.header)
+        } else {
+            self.header(&mut answer.header)
+        }
         answer.compact_revision = self.history.exact(self.who, answer.compact_revision);
     }
 }

@@ -99,9 +99,14 @@ impl Comparison {
             env_number("KINDRED_SEEDS", if std::env::var_os("KINDRED_SEED").is_some() { 1 } else { seeds })?;
         let length = usize::try_from(env_number("KINDRED_OPS", length)?)?;
         let mut total = Counts::default();
-        for seed in first..first + seeds {
+        // Together: a compaction waits for young pins (R5), and a seed with it.
+        let runs = (first..first + seeds).map(|seed| async move {
             let operations = generate::sequence(seed, length, self.mode);
-            match self.run(dir, &format!("seed{seed}"), &operations).await? {
+            let outcome = self.run(dir, &format!("seed{seed}"), &operations).await;
+            outcome.map(|outcome| (seed, operations, outcome))
+        });
+        for (seed, operations, outcome) in futures_util::future::try_join_all(runs).await? {
+            match outcome {
                 Ok(counts) => {
                     total.operations += counts.operations;
                     total.errors += counts.errors;
