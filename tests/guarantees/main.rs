@@ -105,19 +105,16 @@ fn router_killed() {
 }
 
 #[test]
-#[ignore = "watches over several stores are not served yet"]
 fn spread_one_router() {
     suite("spread_one_router", Target::Cluster { config: Some(SPREAD), routers: 1 }, Fault::None);
 }
 
 #[test]
-#[ignore = "watches over several stores are not served yet"]
 fn spread_two_routers() {
     suite("spread_two_routers", Target::Cluster { config: Some(SPREAD), routers: 2 }, Fault::None);
 }
 
 #[test]
-#[ignore = "watches over several stores are not served yet"]
 fn spread_router_killed() {
     suite("spread_router_killed", Target::Cluster { config: Some(SPREAD), routers: 2 }, Fault::Router);
 }
