@@ -1,6 +1,6 @@
 //! Start, serve, drain.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,7 +39,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let settings = args.settings()?;
     let filter = tracing_subscriber::EnvFilter::try_new(&args.log_level).context("--log-level")?;
     // A process that embeds the router may have set up its own log.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .try_init();
     let mut builder = match args.threads {
         // One thread is the cheapest for each request: no lock of HTTP/2 is ever contended.
         0 | 1 => tokio::runtime::Builder::new_current_thread(),
