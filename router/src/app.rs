@@ -149,5 +149,5 @@ pub fn append(message: Bytes, tail: &[u8]) -> Bytes {
 /// The status of a plan's refusal.
 #[must_use]
 pub fn refused(refusal: &Refusal) -> Status {
-    Status::new(grpc::code(refusal.grpc_code()), refusal.to_string())
+    grpc::refusal(&refusal.0)
 }

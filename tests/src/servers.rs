@@ -107,7 +107,7 @@ impl Shard {
     }
 }
 
-/// A whole kindred as `kindred up` starts it: router, meta shard and default shards.
+/// A whole kindred as `kindred up` starts it: router and default shards.
 #[derive(Debug)]
 pub struct Up {
     pub process: Process,

@@ -14,7 +14,6 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use kindred_partition_config::{ids::LeaseId, key::KeyRange, kind::KindPrefix};
-use kindred_wire::error::Code;
 use kindred_wire::peek::{self, TxnPart, WireError};
 use kindred_wire::refusal::{KeyOnStore, KindredError};
 
@@ -96,59 +95,17 @@ impl FanOut {
 
 /// Why a request has no plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
-    /// One of kindred's errors.
-    Kindred(KindredError),
-    /// A range, delete or watch whose keys live on several stores.
-    OverStores {
-        /// The call.
-        what: &'static str,
-        /// The first key.
-        key: Vec<u8>,
-        /// The stores, by name.
-        stores: Vec<String>,
-    },
-}
-
-/// Most stores that a refusal names.
-const STORES_NAMED: usize = 8;
-/// Most bytes of a key that a refusal shows.
-const KEY_SHOWN: usize = 256;
-
-impl Refusal {
-    /// The gRPC status code: what the map forbids depends on the state of the system, and etcd clients do not retry it.
-    #[must_use]
-    pub fn grpc_code(&self) -> Code {
-        match self {
-            Self::Kindred(error) => error.grpc_code(),
-            Self::OverStores { .. } => Code::FailedPrecondition,
-        }
-    }
-}
+pub struct Refusal(pub KindredError);
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Kindred(error) => error.fmt(f),
-            Self::OverStores { what, key, stores } => {
-                let shown = &key[..key.len().min(KEY_SHOWN)];
-                let named = stores.iter().take(STORES_NAMED).map(|store| format!("{store:?}"));
-                let named = named.collect::<Vec<_>>().join(", ");
-                let key = shown.escape_ascii();
-                write!(
-                    f,
-                    "kindred: {what} from \"{key}\" touches {} stores ({named}), which this version does not serve; \
-                     ask for the keys of each store alone",
-                    stores.len()
-                )
-            }
-        }
+        self.0.fmt(f)
     }
 }
 
 impl From<WireError> for Refusal {
     fn from(error: WireError) -> Self {
-        Self::Kindred(KindredError::Malformed { reason: error.to_string() })
+        Self(KindredError::Malformed { reason: error.to_string() })
     }
 }
 
@@ -197,20 +154,6 @@ pub fn plan_watch_parts(key: &[u8], range_end: &[u8], placement: &impl Placement
     Ok(fan_out)
 }
 
-/// The one store of a watch.
-///
-/// # Errors
-/// When its keys live on several stores.
-pub fn plan_watch(key: &[u8], range_end: &[u8], placement: &impl Placement) -> Result<StoreIx, Refusal> {
-    match plan_watch_parts(key, range_end, placement)?.stores().as_slice() {
-        [store] => Ok(*store),
-        several => {
-            let stores = several.iter().map(|store| placement.name(*store).to_owned()).collect();
-            Err(Refusal::OverStores { what: "a watch", key: key.to_vec(), stores })
-        }
-    }
-}
-
 fn one(key: &[u8], leases: Vec<LeaseId>, placement: &impl Placement) -> Plan {
     let spread = placement.spread_of(key).into_iter().collect();
     Plan::One { store: placement.store_of(key), leases, spread }
@@ -236,7 +179,7 @@ fn no_etcd_among(stores: &[StoreIx], key: &[u8], placement: &impl Placement) -> 
         return Ok(());
     }
     let stores = stores.iter().map(|store| placement.name(*store).to_owned()).collect();
-    Err(Refusal::Kindred(KindredError::RangeJoinsEtcd { key: key.to_vec(), stores }))
+    Err(Refusal(KindredError::RangeJoinsEtcd { key: key.to_vec(), stores }))
 }
 
 fn wire_range(key: &[u8], range_end: &[u8]) -> KeyRange {
@@ -294,7 +237,7 @@ fn txn(request: &[u8], placement: &impl Placement) -> Result<Plan, Refusal> {
                 key,
                 store: placement.name(store).to_owned(),
             };
-            Err(Refusal::Kindred(KindredError::CrossStoreTxn { keys: stores.into_iter().map(on).collect() }))
+            Err(Refusal(KindredError::CrossStoreTxn { keys: stores.into_iter().map(on).collect() }))
         }
     }
 }

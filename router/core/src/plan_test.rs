@@ -178,11 +178,11 @@ fn a_range_over_stores_has_parts_in_key_order() {
 #[test]
 fn a_range_that_joins_a_stock_etcd_is_refused() {
     let refusal = range("/registry/", "/registry0").unwrap_err();
-    assert_eq!(refusal.grpc_code(), Code::FailedPrecondition);
-    let Refusal::Kindred(KindredError::RangeJoinsEtcd { stores, .. }) = refusal else { panic!("{refusal}") };
+    assert_eq!(refusal.0.grpc_code(), kindred_wire::error::Code::FailedPrecondition);
+    let Refusal(KindredError::RangeJoinsEtcd { stores, .. }) = refusal else { panic!("{refusal}") };
     assert_eq!(stores, ["default", "pods", "nodes", "etcd"]);
     let watch = plan_watch_parts(b"/registry/", b"/registry0", &Table::new());
-    assert!(matches!(watch, Err(Refusal::Kindred(KindredError::RangeJoinsEtcd { .. }))));
+    assert!(matches!(watch, Err(Refusal(KindredError::RangeJoinsEtcd { .. }))));
     let watch = plan_watch_parts(b"/registry/events/", b"/registry/events0", &Table::new()).unwrap();
     assert_eq!(watch.stores(), [PODS, NODES]);
 }
@@ -191,7 +191,7 @@ fn a_range_that_joins_a_stock_etcd_is_refused() {
 fn bytes_that_are_no_request_are_malformed() {
     for call in [Call::Range, Call::Put, Call::DeleteRange, Call::Txn] {
         let refusal = plan(call, b"\x0a\xff", &Table::new()).unwrap_err();
-        assert!(matches!(refusal, Refusal::Kindred(KindredError::Malformed { .. })), "{call:?}");
+        assert!(matches!(refusal, Refusal(KindredError::Malformed { .. })), "{call:?}");
     }
 }
 
@@ -219,7 +219,7 @@ fn a_txn_within_one_store_goes_there_with_its_leases() {
 
 #[test]
 fn a_txn_over_stores_is_refused_with_keys_and_stores() {
-    let Err(Refusal::Kindred(KindredError::CrossStoreTxn { keys })) =
+    let Err(Refusal(KindredError::CrossStoreTxn { keys })) =
         txn_of(vec![], vec![put_op("/registry/minions/n", 0)])
     else {
         panic!("not refused");
