@@ -10,6 +10,7 @@ use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
 use kindred_partition_config::validate::validate;
 use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::store::{StoreIx, StoreKind};
+use kindred_transport::network::Network;
 use kindred_transport::tls::{ClientTls, ServerTls, ServerTlsArgs, StoreTlsArgs};
 use kindred_transport::{Endpoint, ListenAddr};
 
@@ -101,6 +102,8 @@ pub struct Settings {
     pub routes: Routes,
     /// What feeds keep.
     pub feeds: feeds::Options,
+    /// Whose sockets; only an embedding program chooses.
+    pub network: Network,
 }
 
 /// All that is wrong with flags and file.
@@ -174,6 +177,7 @@ impl Args {
                 default,
                 routes,
                 feeds: feeds::Options { ring_bytes: self.feed_ring_bytes, ..feeds::Options::default() },
+                network: Network::System,
             });
         }
         Err(ConfigErrors(errors.0))

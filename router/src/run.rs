@@ -11,7 +11,7 @@ use kindred_proto::etcdserverpb::{
 use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
 use kindred_router_core::store::StoreIx;
 use kindred_transport::serve::Drained;
-use kindred_transport::{Connector, Drain, ListenOptions, Listener, admin, server_builder};
+use kindred_transport::{ConnectOptions, Connector, Drain, ListenOptions, Listener, admin, server_builder};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::admin as admin_routes;
@@ -99,16 +99,20 @@ pub async fn bind(
     recorder: Option<PrometheusHandle>,
 ) -> anyhow::Result<Bound> {
     let mut listeners = Vec::new();
+    let listen_options = ListenOptions::with_tls(settings.tls.clone()).on(&settings.network);
     for address in &settings.listen {
-        listeners.push(Listener::bind(address, ListenOptions::with_tls(settings.tls.clone())).await?);
+        listeners.push(Listener::bind(address, listen_options.clone()).await?);
     }
-    let admin_listener =
-        Listener::bind(&settings.admin, ListenOptions::of_admin(&settings.admin, settings.tls.clone()))
-            .await?;
+    let admin_options = ListenOptions::of_admin(&settings.admin, settings.tls).on(&settings.network);
+    let admin_listener = Listener::bind(&settings.admin, admin_options).await?;
     let listen: Vec<String> = listeners.iter().map(|l| l.local_endpoint().to_string()).collect();
     let admin = admin_listener.local_endpoint().to_string();
 
-    let connector = Connector::with_tls(settings.store_tls);
+    let connector = Connector::new(ConnectOptions {
+        tls: settings.store_tls,
+        network: settings.network,
+        ..ConnectOptions::default()
+    });
     let mut stores = Vec::new();
     for (i, spec) in settings.stores.into_iter().enumerate() {
         stores.push(Arc::new(Store::new(StoreIx(i), spec, &connector)?));

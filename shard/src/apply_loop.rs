@@ -4,10 +4,7 @@
 //! as it must be, publish it, wake the watch streams, and only then answer (R9). Long work (freeing compacted memory,
 //! expiring leases) is done in slices between batches, and long reads are produced chunk by chunk on request.
 
-use std::{
-    sync::Weak,
-    time::{Duration, Instant},
-};
+use std::{sync::Weak, time::Duration};
 
 use kindred_engine::{
     engine::{FeedId, FeedOut, StreamId, WatchOut},
@@ -18,6 +15,7 @@ use kindred_partition_config::ids::Revision;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
+    time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -130,7 +128,7 @@ struct ApplyLoop {
 impl ApplyLoop {
     async fn run(mut self, stop: CancellationToken) {
         loop {
-            let wake_at = tokio::time::Instant::from_std(self.next_timer());
+            let wake_at = self.next_timer();
             tokio::select! {
                 biased;
                 request = self.requests.recv() => match request {

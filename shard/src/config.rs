@@ -5,9 +5,12 @@ use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 use kindred_partition_config::{ids::Slot, kind::DEFAULT_ETCD_PREFIX};
 use kindred_transport::{
     address::ListenAddr,
+    network::Network,
     tls::{ServerTlsArgs, TlsVersion},
 };
 use serde::Deserialize;
+
+use crate::clock::WallClock;
 
 /// Flags of a shard, etcd's names where etcd has one.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -119,6 +122,10 @@ pub struct Settings {
     pub threads: usize,
     pub log_level: String,
     pub tls: ServerTlsArgs,
+    /// Whose sockets; only an embedding program chooses.
+    pub network: Network,
+    /// Whose wall clock; only an embedding program chooses.
+    pub wall_clock: WallClock,
 }
 
 /// One wrong setting.
@@ -272,6 +279,8 @@ impl Options {
             threads: self.threads.unwrap_or(1) as usize,
             log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
             tls,
+            network: Network::System,
+            wall_clock: WallClock::System,
             // Last: whatever else is wrong is noted by now.
             slot: slot?,
         })

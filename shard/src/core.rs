@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Arc, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use kindred_engine::{
@@ -19,7 +19,10 @@ use kindred_partition_config::{
     key::KeyRange,
 };
 use kindred_proto::etcdserverpb::AlarmType;
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 
 use kindred_wire::error::EtcdError;
 

@@ -100,13 +100,13 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     let recorder = metrics::recorder();
     let drain = Drain::new(GRACE);
     let tls = settings.tls.load()?;
+    let listen_options = ListenOptions::with_tls(tls.clone()).on(&settings.network);
     let mut listeners = Vec::new();
     for address in &settings.listen {
-        listeners.push(Listener::bind(address, ListenOptions::with_tls(tls.clone())).await?);
+        listeners.push(Listener::bind(address, listen_options.clone()).await?);
     }
-    let admin =
-        Listener::bind(&settings.admin_listen, ListenOptions::of_admin(&settings.admin_listen, tls.clone()))
-            .await?;
+    let admin_options = ListenOptions::of_admin(&settings.admin_listen, tls.clone()).on(&settings.network);
+    let admin = Listener::bind(&settings.admin_listen, admin_options).await?;
     let listen: Vec<_> = listeners.iter().map(|listener| listener.local_endpoint().clone()).collect();
     let identity = settings.data_dir.as_deref().map_or_else(|| Ok(Identity::random()), Identity::open)?;
 
@@ -149,7 +149,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
 }
 
 fn spawn_loop(settings: &Settings, member_id: u64, stop: CancellationToken) -> (Handle, JoinHandle<()>) {
-    let clock = Clock::start();
+    let clock = Clock::start(settings.wall_clock.clone());
     let config = EngineConfig {
         revisions: match settings.revisions {
             Revisions::Hlc => RevisionMode::Hlc(settings.slot),

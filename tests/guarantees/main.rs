@@ -4,16 +4,9 @@
 //! `KINDRED_GUARANTEES_SECONDS` is how long each suite works, `KINDRED_GUARANTEES_SEED` runs one seed only. A history
 //! that breaks a guarantee is kept; `KINDRED_GUARANTEES_HISTORY=FILE cargo test ... replay` checks it again.
 
-mod caller;
-mod keys;
-mod recorder;
 mod run;
 mod stored;
-mod stream;
 mod system;
-mod watchers;
-mod wire;
-mod workers;
 
 use std::time::Duration;
 

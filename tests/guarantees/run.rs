@@ -12,18 +12,22 @@ use kindred_checker::{
     Counts, check,
     history::{DefiniteError, History, Outcome, Request, Revision},
 };
-use kindred_tests::scenario::wait_for;
+use kindred_tests::{
+    scenario::wait_for,
+    workload::{
+        caller::{Caller, NO_LEASE},
+        keys::{self, KINDS},
+        recorder::{Recorder, kind_of_request},
+        watchers::{Targets, Watcher},
+        workers::{self, Worker},
+    },
+};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    caller::{Caller, NO_LEASE},
-    keys::{self, KINDS},
-    recorder::{Recorder, kind_of_request},
     stored,
     system::{Assumptions, Order, System, Target},
-    watchers::{Targets, Watcher},
-    workers::{self, Worker},
 };
 
 const WRITERS: usize = 6;
@@ -168,7 +172,7 @@ impl Suite {
         match self.fault {
             Fault::None => {}
             Fault::Router => {
-                let index = rng.random_range(0..system.endpoints.len());
+                let index = rng.random_range(0..system.endpoints.addresses.len());
                 system.restart_router(index).await?;
             }
             Fault::Shard => {

@@ -14,10 +14,9 @@ use kindred_tests::{
     process::{Process, Spec, our_binary},
     scenario::wait_for,
     servers::{Etcd, Shard},
+    workload::{caller::Endpoints, keys::KINDS},
 };
 use serde::{Deserialize, Serialize};
-
-use crate::keys::KINDS;
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 const ANY_PORT: &str = "127.0.0.1:0";
@@ -90,7 +89,7 @@ impl Assumptions {
 #[derive(Debug)]
 pub struct System {
     /// Where clients connect.
-    pub endpoints: Arc<Vec<String>>,
+    pub endpoints: Arc<Endpoints>,
     _etcd: Option<Etcd>,
     shards: Vec<(String, Shard)>,
     routers: Vec<Process>,
@@ -105,14 +104,14 @@ impl System {
         match target {
             Target::Etcd => {
                 let etcd = Etcd::start(dir, "etcd").await?;
-                let endpoints = Arc::new(vec![etcd.address.clone()]);
+                let endpoints = Endpoints::over_tcp(vec![etcd.address.clone()]);
                 Ok(Self { endpoints, _etcd: Some(etcd), shards: Vec::new(), routers: Vec::new() })
             }
             Target::Shard { dense } => {
                 let revisions = if dense { "--revisions=dense" } else { "--revisions=hlc" };
                 let flags = [revisions.to_owned(), PROGRESS_EVERY.to_owned()];
                 let shard = Shard::start(dir, "shard", &flags).await?;
-                let endpoints = Arc::new(vec![shard.address.clone()]);
+                let endpoints = Endpoints::over_tcp(vec![shard.address.clone()]);
                 let shards = vec![("shard".to_owned(), shard)];
                 Ok(Self { endpoints, _etcd: None, shards, routers: Vec::new() })
             }
@@ -159,7 +158,7 @@ impl System {
                 serves(&client, kind.prefix).await?;
             }
         }
-        Ok(Self { endpoints: Arc::new(endpoints), _etcd: None, shards, routers: processes })
+        Ok(Self { endpoints: Endpoints::over_tcp(endpoints), _etcd: None, shards, routers: processes })
     }
 
     /// `kill -9` of a router, and a new one in its place.

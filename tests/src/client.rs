@@ -42,7 +42,9 @@ impl Client {
         Ok(Self::over(endpoint(address)?.connect_lazy()))
     }
 
-    fn over(channel: Channel) -> Self {
+    /// A client over a channel made elsewhere.
+    #[must_use]
+    pub fn over(channel: Channel) -> Self {
         Self {
             kv: KvClient::new(channel.clone()).max_decoding_message_size(usize::MAX),
             watch: WatchClient::new(channel.clone()).max_decoding_message_size(usize::MAX),

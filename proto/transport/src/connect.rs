@@ -22,6 +22,7 @@ use tonic::transport::Channel;
 
 use crate::address::{Endpoint, Host, Scheme, Target};
 use crate::coalesce::Coalesce;
+use crate::network::Network;
 use crate::stream::{Stream, forward};
 use crate::tls::{ClientTls, ClientTlsSettings, TlsError};
 
@@ -40,6 +41,8 @@ pub struct ConnectOptions {
     pub connection_window: u32,
     /// Bytes that the peer may send ahead on one stream.
     pub stream_window: u32,
+    /// Whose sockets.
+    pub network: Network,
 }
 
 impl Default for ConnectOptions {
@@ -52,6 +55,7 @@ impl Default for ConnectOptions {
             keepalive_timeout: Duration::from_secs(5),
             connection_window: 32 << 20,
             stream_window: 8 << 20,
+            network: Network::System,
         }
     }
 }
@@ -162,7 +166,8 @@ impl Connector {
                 Some((tls, server))
             }
         };
-        Ok(Dialer { endpoint: endpoint.clone(), tls, timeout: self.options.connect_timeout })
+        let network = self.options.network.clone();
+        Ok(Dialer { endpoint: endpoint.clone(), tls, timeout: self.options.connect_timeout, network })
     }
 }
 
@@ -172,6 +177,7 @@ struct Dialer {
     endpoint: Endpoint,
     tls: Option<(ClientTls, ServerName<'static>)>,
     timeout: Duration,
+    network: Network,
 }
 
 /// Tries every endpoint once, beginning with the one that worked last.
@@ -204,6 +210,9 @@ impl Dialer {
 
     async fn dial_slowly(&self) -> io::Result<ClientConnection> {
         let stream = match self.endpoint.target() {
+            Target::Tcp { host, port } if let Network::Other(network) = &self.network => {
+                Stream::Other(network.connect(&host.to_string(), *port).await?)
+            }
             Target::Tcp { host: Host::Ip(ip), port } => Stream::Tcp(TcpStream::connect((*ip, *port)).await?),
             Target::Tcp { host: Host::Name(name), port } => Stream::Tcp(by_name(name, *port).await?),
             Target::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),

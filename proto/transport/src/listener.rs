@@ -20,6 +20,7 @@ use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 
 use crate::address::{Endpoint, ListenAddr, Scheme, Target};
+use crate::network::Network;
 use crate::serve::Drain;
 use crate::stream::{self, TLS_HANDSHAKE};
 use crate::tls::ServerTls;
@@ -43,6 +44,8 @@ pub struct ListenOptions {
     pub handshakes_max: usize,
     /// TCP keepalive: idle time before the first probe.
     pub keepalive: Option<Duration>,
+    /// Whose sockets.
+    pub network: Network,
 }
 
 impl Default for ListenOptions {
@@ -54,6 +57,7 @@ impl Default for ListenOptions {
             handshake_timeout: Duration::from_secs(10),
             handshakes_max: 1024,
             keepalive: Some(Duration::from_secs(30)),
+            network: Network::System,
         }
     }
 }
@@ -63,6 +67,12 @@ impl ListenOptions {
     #[must_use]
     pub fn with_tls(tls: Option<ServerTls>) -> Self {
         Self { tls, ..Self::default() }
+    }
+
+    /// The same on this network.
+    #[must_use]
+    pub fn on(self, network: &Network) -> Self {
+        Self { network: network.clone(), ..self }
     }
 
     /// The defaults for an admin port, which is plain HTTP unless its address begins with `https://`: then it has the

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::net::{TcpStream, UnixStream};
 
+use crate::network::OtherStream;
+
 /// First byte of a TLS connection: a record of type handshake. No HTTP request begins with it.
 pub(crate) const TLS_HANDSHAKE: u8 = 0x16;
 
@@ -13,6 +15,8 @@ pub(crate) const TLS_HANDSHAKE: u8 = 0x16;
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    /// Of [`Network::Other`](crate::network::Network::Other).
+    Other(Box<dyn OtherStream>),
 }
 
 impl Stream {
@@ -27,14 +31,14 @@ impl Stream {
         }
     }
 
-    /// The first byte, left in the socket; `None` at the end. Over a Unix socket, which cannot peek, always TLS.
+    /// The first byte, left in the socket; `None` at the end. Where nobody can peek (Unix sockets), always TLS.
     pub async fn first_byte(&self) -> io::Result<Option<u8>> {
         match self {
             Self::Tcp(stream) => {
                 let mut byte = [0];
                 Ok((stream.peek(&mut byte).await? > 0).then_some(byte[0]))
             }
-            Self::Unix(_) => Ok(Some(TLS_HANDSHAKE)),
+            Self::Unix(_) | Self::Other(_) => Ok(Some(TLS_HANDSHAKE)),
         }
     }
 }
@@ -80,6 +84,6 @@ macro_rules! forward {
     };
 }
 
-forward!(Stream, Stream::Tcp, Stream::Unix);
+forward!(Stream, Stream::Tcp, Stream::Unix, Stream::Other);
 
 pub(crate) use forward;

@@ -11,16 +11,21 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream, lookup_host};
 use super::ListenOptions;
 use super::connection::Peer;
 use crate::address::{Host, Target};
+use crate::network::{Network, OtherListener};
 use crate::stream::Stream;
 
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpListener),
     Unix(UnixListener, #[allow(dead_code, reason = "removes the file when dropped")] SocketFile),
+    Other(Box<dyn OtherListener>),
 }
 
 impl Socket {
     pub async fn bind(target: &Target, options: &ListenOptions) -> io::Result<Self> {
+        if let (Network::Other(network), Target::Tcp { host, port }) = (&options.network, target) {
+            return Ok(Self::Other(network.listen(&host.to_string(), *port)?));
+        }
         match target {
             Target::Tcp { host: Host::Ip(ip), port } => tcp(SocketAddr::new(*ip, *port), options),
             Target::Tcp { host: Host::Name(name), port } => {
@@ -41,6 +46,7 @@ impl Socket {
         match self {
             Self::Tcp(listener) => listener.local_addr().ok(),
             Self::Unix(..) => None,
+            Self::Other(listener) => listener.local_addr().ok(),
         }
     }
 
@@ -53,6 +59,10 @@ impl Socket {
             Self::Unix(listener, _) => {
                 let (stream, _) = ready!(listener.poll_accept(cx))?;
                 Poll::Ready(Ok((Stream::Unix(stream), Peer::Unix)))
+            }
+            Self::Other(listener) => {
+                let (stream, peer) = ready!(listener.poll_accept(cx))?;
+                Poll::Ready(Ok((Stream::Other(stream), Peer::Tcp(peer))))
             }
         }
     }

@@ -192,7 +192,9 @@ impl Feeds {
     /// Periodic watermarks at `promised`, which nothing unpublished lies at or below, for feeds that had no events
     /// since the last.
     pub(crate) fn tick(&mut self, space: &mut Space, promised: Revision) {
-        let ids: Vec<FeedId> = self.feeds.keys().copied().collect();
+        let mut ids: Vec<FeedId> = self.feeds.keys().copied().collect();
+        // In an order of their own: what a feed is told must not hang on the hash map's.
+        ids.sort_unstable();
         for id in ids {
             let due = self
                 .feeds

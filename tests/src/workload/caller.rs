@@ -2,6 +2,7 @@
 
 use std::{error::Error as _, sync::Arc, time::Duration};
 
+use crate::client::Client;
 use kindred_checker::history::{
     ClientId, Current, DefiniteError, KeyRange, LeaseId, List, Outcome, ReadResult, Request, Revision, TxnOp,
     TxnResult,
@@ -9,11 +10,10 @@ use kindred_checker::history::{
 use kindred_proto::etcdserverpb::{
     CompactionRequest, RangeResponse, TxnRequest, TxnResponse, compare::TargetUnion,
 };
-use kindred_tests::client::Client;
 use rand::{Rng as _, rngs::StdRng};
 use tonic::{Code, ConnectError, Status};
 
-use crate::{recorder::Recorder, wire};
+use super::{recorder::Recorder, wire};
 
 /// After this an outcome is unknown.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -21,11 +21,27 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// A client that lost its connection comes back after at most this, like any etcd client.
 const BACKOFF_MILLIS: u64 = 60;
 
+/// Where clients connect, and how.
+#[derive(Debug)]
+pub struct Endpoints {
+    pub addresses: Vec<String>,
+    /// A client of one address, which connects when it is first used.
+    pub connect: fn(&str) -> anyhow::Result<Client>,
+}
+
+impl Endpoints {
+    /// Over the machine's sockets.
+    #[must_use]
+    pub fn over_tcp(addresses: Vec<String>) -> Arc<Self> {
+        Arc::new(Self { addresses, connect: Client::lazy })
+    }
+}
+
 /// Clients change to another endpoint of the list when they lose the one they have, and on request.
 #[derive(Debug)]
 pub struct Caller {
     pub recorder: Arc<Recorder>,
-    endpoints: Arc<Vec<String>>,
+    endpoints: Arc<Endpoints>,
     pub client: Client,
     pub id: ClientId,
 }
@@ -41,12 +57,9 @@ impl Caller {
     ///
     /// # Errors
     /// When the endpoint is no address.
-    pub fn new(
-        recorder: Arc<Recorder>,
-        endpoints: Arc<Vec<String>>,
-        rng: &mut StdRng,
-    ) -> anyhow::Result<Self> {
-        let client = Client::lazy(&endpoints[rng.random_range(0..endpoints.len())])?;
+    pub fn new(recorder: Arc<Recorder>, endpoints: Arc<Endpoints>, rng: &mut StdRng) -> anyhow::Result<Self> {
+        let address = &endpoints.addresses[rng.random_range(0..endpoints.addresses.len())];
+        let client = (endpoints.connect)(address)?;
         let id = recorder.client();
         Ok(Self { recorder, endpoints, client, id })
     }

@@ -15,7 +15,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use crate::{caller::Caller, keys::kind_of, recorder::Recorder, wire};
+use super::{caller::Caller, keys::kind_of, recorder::Recorder, wire};
 
 const REQUESTS_MAX: usize = 64;
 /// A server that is restarting refuses connections at once; one that does not answer for this long is stuck.

@@ -3,15 +3,15 @@
 use std::{
     collections::BTreeSet,
     sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
-    time::Instant,
 };
 
 use kindred_checker::history::{
     ClientId, History, Nanos, Operation, OperationId, Outcome, Request, Revision, StreamId, Watch, WatchId,
 };
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
-use crate::keys::{KINDS, kind_of};
+use super::keys::{KINDS, kind_of};
 
 /// Revisions remembered a Kind, to be asked for again.
 const SHOWN_MAX: usize = 4000;

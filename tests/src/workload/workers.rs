@@ -11,7 +11,7 @@ use kindred_checker::{
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use tokio::sync::watch;
 
-use crate::{
+use super::{
     caller::{Caller, NO_LEASE},
     keys,
 };

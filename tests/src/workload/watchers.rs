@@ -1,16 +1,13 @@
 //! Clients that watch: one stream each, many watches on it, made, ended, dropped and resumed at random.
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, time::Duration};
 
 use anyhow::bail;
 use kindred_checker::history::{KeyRange, List, Nanos, Outcome, Request, Revision, WatchOptions};
 use rand::Rng as _;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
-use crate::{
+use super::{
     keys::{self, KINDS, kind_of},
     stream::{Heard, Tracked, Wanted, WatchStream},
     workers::Worker,
