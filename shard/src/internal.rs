@@ -81,7 +81,7 @@ impl Shard for ShardService {
     }
 
     async fn raise(&self, request: Request<pb::RaiseRequest>) -> Result<Response<pb::RaiseResponse>, Status> {
-        let pb::RaiseRequest { ranges, to } = request.into_inner();
+        let pb::RaiseRequest { ranges, to, .. } = request.into_inner();
         let ranges = key_ranges(ranges);
         let call = self.member.handle.call_visible(move |core| {
             let now = core.clock.wall();
@@ -95,7 +95,7 @@ impl Shard for ShardService {
         &self,
         request: Request<pb::RaiseSinceRequest>,
     ) -> Result<Response<pb::RaiseSinceResponse>, Status> {
-        let pb::RaiseSinceRequest { ranges, to, since, pin } = request.into_inner();
+        let pb::RaiseSinceRequest { ranges, to, since, pin, .. } = request.into_inner();
         let ranges = key_ranges(ranges);
         let call = move |core: &mut Core| core.raise(&ranges, Revision(to), Revision(since), pin);
         let (current, changed) = self.member.handle.call_visible(call).await??;

@@ -31,7 +31,7 @@ fn prefix(prefix: &str) -> shard::KeyRange {
 
 fn open(prefixes: &[&str], start: i64) -> feed_request::Request {
     let ranges = prefixes.iter().map(|text| prefix(text)).collect();
-    feed_request::Request::Open(shard::FeedOpen { ranges, start })
+    feed_request::Request::Open(shard::FeedOpen { ranges, start, ..Default::default() })
 }
 
 fn advance(to: i64) -> feed_request::Request {

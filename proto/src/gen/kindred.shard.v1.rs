@@ -48,6 +48,9 @@ pub struct RaiseRequest {
     pub ranges: ::prost::alloc::vec::Vec<KeyRange>,
     #[prost(int64, tag = "2")]
     pub to: i64,
+    /// As the metadata kindred-map; 0 = not checked.
+    #[prost(uint64, tag = "3")]
+    pub generation: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RaiseResponse {
@@ -67,6 +70,9 @@ pub struct RaiseSinceRequest {
     /// Keep `current` readable for 5 s at least (R5): a compaction above it waits that long.
     #[prost(bool, tag = "4")]
     pub pin: bool,
+    /// As the metadata kindred-map; 0 = not checked.
+    #[prost(uint64, tag = "5")]
+    pub generation: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RaiseSinceResponse {
@@ -102,6 +108,12 @@ pub struct FeedOpen {
     /// The first revision wanted; 0 = from now on.
     #[prost(int64, tag = "2")]
     pub start: i64,
+    /// As the metadata kindred-map; 0 = not checked.
+    #[prost(uint64, tag = "3")]
+    pub generation: u64,
+    /// Only keys of this unit, whoever owns it, up to the final revision when it is frozen: for a copy that follows it.
+    #[prost(message, optional, tag = "4")]
+    pub unit: ::core::option::Option<Unit>,
 }
 /// Raises the ranges to `to`, bounded as Raise. The answer is a watermark at or above `to`, behind every event that it
 /// covers; advances that wait share one. When the clock may not follow, the answer is a watermark below it.
@@ -125,6 +137,9 @@ pub struct FeedResponse {
     /// The next revision wanted is below this floor; the feed ends. May be the first message.
     #[prost(int64, tag = "4")]
     pub compacted: i64,
+    /// A unit of the feed is moving or has moved: this is the final watermark, for all ranges, and the feed ends.
+    #[prost(int64, tag = "5")]
+    pub moved: i64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FeedEvent {
@@ -206,6 +221,279 @@ pub struct LeaseKeysResponse {
     pub known: bool,
     #[prost(bytes = "bytes", repeated, tag = "2")]
     pub keys: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+/// Keys that are owned and moved as one.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Unit {
+    /// A span.
+    #[prost(message, optional, tag = "1")]
+    pub range: ::core::option::Option<KeyRange>,
+    /// Of a ring: which buckets, bit n % 8 of byte n / 8 for bucket n; 32 bytes. Empty: all keys of the range.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub buckets: ::prost::bytes::Bytes,
+    /// Of a ring: bytes of a key before what is hashed.
+    #[prost(uint32, tag = "3")]
+    pub prefix_len: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnitMove {
+    #[prost(uint64, tag = "1")]
+    pub r#move: u64,
+    #[prost(uint64, tag = "2")]
+    pub term: u64,
+    #[prost(message, optional, tag = "3")]
+    pub unit: ::core::option::Option<Unit>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnitRecord {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+    #[prost(enumeration = "UnitState", tag = "2")]
+    pub state: i32,
+    /// The generation since which it is in this state; 0 before any switch.
+    #[prost(uint64, tag = "3")]
+    pub epoch: u64,
+    /// Frozen: the final revision.
+    #[prost(int64, tag = "4")]
+    pub final_revision: i64,
+    /// Following: all events up to this are imported.
+    #[prost(int64, tag = "5")]
+    pub through: i64,
+    #[prost(uint64, tag = "6")]
+    pub keys: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnitsListRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UnitsListResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub records: ::prost::alloc::vec::Vec<UnitRecord>,
+    #[prost(uint64, tag = "2")]
+    pub incarnation: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TrackRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TrackResponse {
+    #[prost(bool, tag = "1")]
+    pub ready: bool,
+    #[prost(uint64, tag = "2")]
+    pub keys: u64,
+    /// Of keys and values, history included, about.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    #[prost(uint64, tag = "4")]
+    pub events: u64,
+    /// Nothing below is readable.
+    #[prost(int64, tag = "5")]
+    pub floor: i64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CopyRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+    /// Only keys behind this one.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub after: ::prost::bytes::Bytes,
+    /// At this revision; 0 = now.
+    #[prost(int64, tag = "3")]
+    pub at: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CopyResponse {
+    /// In the first message.
+    #[prost(int64, tag = "1")]
+    pub at: i64,
+    #[prost(int64, tag = "2")]
+    pub floor: i64,
+    #[prost(message, repeated, tag = "3")]
+    pub keys: ::prost::alloc::vec::Vec<CopiedKey>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CopiedKey {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub key: ::prost::bytes::Bytes,
+    /// Oldest first.
+    #[prost(message, repeated, tag = "2")]
+    pub versions: ::prost::alloc::vec::Vec<CopiedVersion>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CopiedVersion {
+    /// An encoded mvccpb.KeyValue; of a deletion with key and mod_revision.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub kv: ::prost::bytes::Bytes,
+    #[prost(bool, tag = "2")]
+    pub deletion: bool,
+    /// Its place among the changes of one revision.
+    #[prost(uint32, tag = "3")]
+    pub sub: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FreezeRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FreezeResponse {
+    #[prost(int64, tag = "1")]
+    pub final_revision: i64,
+    #[prost(uint64, tag = "2")]
+    pub incarnation: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnfreezeRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnfreezeResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReleaseRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReleaseResponse {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ImportRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+    #[prost(message, repeated, tag = "2")]
+    pub keys: ::prost::alloc::vec::Vec<CopiedKey>,
+    /// In order, of revisions above `through` so far; an event at or below it is left out.
+    #[prost(message, repeated, tag = "3")]
+    pub events: ::prost::alloc::vec::Vec<FeedEvent>,
+    /// The source's floor: nothing of the unit is readable below it.
+    #[prost(int64, tag = "4")]
+    pub floor: i64,
+    /// All events up to this are imported with this message.
+    #[prost(int64, tag = "5")]
+    pub through: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ImportResponse {
+    #[prost(int64, tag = "1")]
+    pub through: i64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SealRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+    #[prost(int64, tag = "2")]
+    pub final_revision: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SealResponse {
+    #[prost(uint64, tag = "1")]
+    pub incarnation: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+    /// Of the map by which another store owns it; 0 when this store never owned it.
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ForgetRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ForgetResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct VerifyRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+    #[prost(int64, tag = "2")]
+    pub floor: i64,
+    #[prost(int64, tag = "3")]
+    pub at: i64,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub after: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct VerifyResponse {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub last_key: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "2")]
+    pub keys: u64,
+    #[prost(uint64, tag = "3")]
+    pub versions: u64,
+    #[prost(fixed64, tag = "4")]
+    pub hash: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnitLeasesRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnitLeasesResponse {
+    #[prost(int64, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<i64>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum UnitState {
+    Unspecified = 0,
+    /// Owned, with an index of its own.
+    Tracked = 1,
+    Frozen = 2,
+    /// Hidden; imports go here.
+    Following = 3,
+    Owned = 4,
+    /// Hidden, on its way out.
+    Dropping = 5,
+    /// Nothing is left but the refusal of those who do not know.
+    Gone = 6,
+}
+impl UnitState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "UNIT_STATE_UNSPECIFIED",
+            Self::Tracked => "UNIT_STATE_TRACKED",
+            Self::Frozen => "UNIT_STATE_FROZEN",
+            Self::Following => "UNIT_STATE_FOLLOWING",
+            Self::Owned => "UNIT_STATE_OWNED",
+            Self::Dropping => "UNIT_STATE_DROPPING",
+            Self::Gone => "UNIT_STATE_GONE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "UNIT_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "UNIT_STATE_TRACKED" => Some(Self::Tracked),
+            "UNIT_STATE_FROZEN" => Some(Self::Frozen),
+            "UNIT_STATE_FOLLOWING" => Some(Self::Following),
+            "UNIT_STATE_OWNED" => Some(Self::Owned),
+            "UNIT_STATE_DROPPING" => Some(Self::Dropping),
+            "UNIT_STATE_GONE" => Some(Self::Gone),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 pub mod shard_client {
@@ -1474,6 +1762,1179 @@ pub mod feeds_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "kindred.shard.v1.Feeds";
     impl<T> tonic::server::NamedService for FeedsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// Generated client implementations.
+pub mod units_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Who owns which keys, and how they move to another store (R13-R16). A shard without records owns all that it is asked
+    /// for. Every call names the move and the coordinator's term; a term below the highest seen for the move is refused with
+    /// FailedPrecondition. Every call may be repeated.
+    #[derive(Debug, Clone)]
+    pub struct UnitsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> UnitsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> UnitsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            UnitsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// All records of this shard.
+        pub async fn list(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnitsListRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnitsListResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/List",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "List"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Source: begin to keep a separate index of the unit's keys. Asked again until `ready`.
+        pub async fn track(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TrackRequest>,
+        ) -> std::result::Result<tonic::Response<super::TrackResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Track",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Track"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Source: every key of the unit with its history, in key order, at one revision that is pinned meanwhile.
+        pub async fn copy(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CopyRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::CopyResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Copy",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Copy"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Source: the unit takes no operation from now on, reads included, and shows nothing above the answer (R13, R15a).
+        pub async fn freeze(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FreezeRequest>,
+        ) -> std::result::Result<tonic::Response<super::FreezeResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Freeze",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Freeze"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Source: it does again. Only after a committed abort of the attempt (R15).
+        pub async fn unfreeze(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnfreezeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnfreezeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Unfreeze",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Unfreeze"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Source: after the decision. The unit is hidden and may follow its new owner.
+        pub async fn release(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReleaseRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReleaseResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Release",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Release"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Target: take copied keys or events that followed. They stay hidden until `Open`.
+        pub async fn import(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ImportRequest>,
+        ) -> std::result::Result<tonic::Response<super::ImportResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Import",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Import"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Target: refused unless all up to the source's final revision was imported; raises the clock to it (R15b).
+        pub async fn seal(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SealRequest>,
+        ) -> std::result::Result<tonic::Response<super::SealResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Seal",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Seal"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Target: after the decision. The unit is owned and visible.
+        pub async fn open(
+            &mut self,
+            request: impl tonic::IntoRequest<super::OpenRequest>,
+        ) -> std::result::Result<tonic::Response<super::OpenResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Open",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Open"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Whoever hides the unit: its data goes, in the background.
+        pub async fn drop(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DropRequest>,
+        ) -> std::result::Result<tonic::Response<super::DropResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Drop",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Drop"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Source, before a freeze: the unit is no longer tracked.
+        pub async fn forget(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ForgetRequest>,
+        ) -> std::result::Result<tonic::Response<super::ForgetResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Forget",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Forget"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Either side: digests of the unit's history in (floor, at\] and of what was current at the floor, in key order.
+        pub async fn verify(
+            &mut self,
+            request: impl tonic::IntoRequest<super::VerifyRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::VerifyResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Verify",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Verify"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Leases attached to keys of the unit.
+        pub async fn leases(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnitLeasesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnitLeasesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Leases",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Leases"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod units_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with UnitsServer.
+    #[async_trait]
+    pub trait Units: std::marker::Send + std::marker::Sync + 'static {
+        /// All records of this shard.
+        async fn list(
+            &self,
+            request: tonic::Request<super::UnitsListRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnitsListResponse>,
+            tonic::Status,
+        >;
+        /// Source: begin to keep a separate index of the unit's keys. Asked again until `ready`.
+        async fn track(
+            &self,
+            request: tonic::Request<super::TrackRequest>,
+        ) -> std::result::Result<tonic::Response<super::TrackResponse>, tonic::Status>;
+        /// Server streaming response type for the Copy method.
+        type CopyStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::CopyResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Source: every key of the unit with its history, in key order, at one revision that is pinned meanwhile.
+        async fn copy(
+            &self,
+            request: tonic::Request<super::CopyRequest>,
+        ) -> std::result::Result<tonic::Response<Self::CopyStream>, tonic::Status>;
+        /// Source: the unit takes no operation from now on, reads included, and shows nothing above the answer (R13, R15a).
+        async fn freeze(
+            &self,
+            request: tonic::Request<super::FreezeRequest>,
+        ) -> std::result::Result<tonic::Response<super::FreezeResponse>, tonic::Status>;
+        /// Source: it does again. Only after a committed abort of the attempt (R15).
+        async fn unfreeze(
+            &self,
+            request: tonic::Request<super::UnfreezeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnfreezeResponse>,
+            tonic::Status,
+        >;
+        /// Source: after the decision. The unit is hidden and may follow its new owner.
+        async fn release(
+            &self,
+            request: tonic::Request<super::ReleaseRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReleaseResponse>, tonic::Status>;
+        /// Target: take copied keys or events that followed. They stay hidden until `Open`.
+        async fn import(
+            &self,
+            request: tonic::Request<super::ImportRequest>,
+        ) -> std::result::Result<tonic::Response<super::ImportResponse>, tonic::Status>;
+        /// Target: refused unless all up to the source's final revision was imported; raises the clock to it (R15b).
+        async fn seal(
+            &self,
+            request: tonic::Request<super::SealRequest>,
+        ) -> std::result::Result<tonic::Response<super::SealResponse>, tonic::Status>;
+        /// Target: after the decision. The unit is owned and visible.
+        async fn open(
+            &self,
+            request: tonic::Request<super::OpenRequest>,
+        ) -> std::result::Result<tonic::Response<super::OpenResponse>, tonic::Status>;
+        /// Whoever hides the unit: its data goes, in the background.
+        async fn drop(
+            &self,
+            request: tonic::Request<super::DropRequest>,
+        ) -> std::result::Result<tonic::Response<super::DropResponse>, tonic::Status>;
+        /// Source, before a freeze: the unit is no longer tracked.
+        async fn forget(
+            &self,
+            request: tonic::Request<super::ForgetRequest>,
+        ) -> std::result::Result<tonic::Response<super::ForgetResponse>, tonic::Status>;
+        /// Server streaming response type for the Verify method.
+        type VerifyStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::VerifyResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Either side: digests of the unit's history in (floor, at\] and of what was current at the floor, in key order.
+        async fn verify(
+            &self,
+            request: tonic::Request<super::VerifyRequest>,
+        ) -> std::result::Result<tonic::Response<Self::VerifyStream>, tonic::Status>;
+        /// Leases attached to keys of the unit.
+        async fn leases(
+            &self,
+            request: tonic::Request<super::UnitLeasesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnitLeasesResponse>,
+            tonic::Status,
+        >;
+    }
+    /// Who owns which keys, and how they move to another store (R13-R16). A shard without records owns all that it is asked
+    /// for. Every call names the move and the coordinator's term; a term below the highest seen for the move is refused with
+    /// FailedPrecondition. Every call may be repeated.
+    #[derive(Debug)]
+    pub struct UnitsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> UnitsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for UnitsServer<T>
+    where
+        T: Units,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/kindred.shard.v1.Units/List" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::UnitsListRequest>
+                    for ListSvc<T> {
+                        type Response = super::UnitsListResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnitsListRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::list(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Track" => {
+                    #[allow(non_camel_case_types)]
+                    struct TrackSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::TrackRequest>
+                    for TrackSvc<T> {
+                        type Response = super::TrackResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::TrackRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::track(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = TrackSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Copy" => {
+                    #[allow(non_camel_case_types)]
+                    struct CopySvc<T: Units>(pub Arc<T>);
+                    impl<
+                        T: Units,
+                    > tonic::server::ServerStreamingService<super::CopyRequest>
+                    for CopySvc<T> {
+                        type Response = super::CopyResponse;
+                        type ResponseStream = T::CopyStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CopyRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::copy(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CopySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Freeze" => {
+                    #[allow(non_camel_case_types)]
+                    struct FreezeSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::FreezeRequest>
+                    for FreezeSvc<T> {
+                        type Response = super::FreezeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FreezeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::freeze(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FreezeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Unfreeze" => {
+                    #[allow(non_camel_case_types)]
+                    struct UnfreezeSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::UnfreezeRequest>
+                    for UnfreezeSvc<T> {
+                        type Response = super::UnfreezeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnfreezeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::unfreeze(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UnfreezeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Release" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReleaseSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::ReleaseRequest>
+                    for ReleaseSvc<T> {
+                        type Response = super::ReleaseResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReleaseRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::release(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReleaseSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Import" => {
+                    #[allow(non_camel_case_types)]
+                    struct ImportSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::ImportRequest>
+                    for ImportSvc<T> {
+                        type Response = super::ImportResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ImportRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::import(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ImportSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Seal" => {
+                    #[allow(non_camel_case_types)]
+                    struct SealSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::SealRequest>
+                    for SealSvc<T> {
+                        type Response = super::SealResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SealRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::seal(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SealSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Open" => {
+                    #[allow(non_camel_case_types)]
+                    struct OpenSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::OpenRequest>
+                    for OpenSvc<T> {
+                        type Response = super::OpenResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::OpenRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::open(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = OpenSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Drop" => {
+                    #[allow(non_camel_case_types)]
+                    struct DropSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::DropRequest>
+                    for DropSvc<T> {
+                        type Response = super::DropResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DropRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::drop(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DropSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Forget" => {
+                    #[allow(non_camel_case_types)]
+                    struct ForgetSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::ForgetRequest>
+                    for ForgetSvc<T> {
+                        type Response = super::ForgetResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ForgetRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::forget(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ForgetSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Verify" => {
+                    #[allow(non_camel_case_types)]
+                    struct VerifySvc<T: Units>(pub Arc<T>);
+                    impl<
+                        T: Units,
+                    > tonic::server::ServerStreamingService<super::VerifyRequest>
+                    for VerifySvc<T> {
+                        type Response = super::VerifyResponse;
+                        type ResponseStream = T::VerifyStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::VerifyRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::verify(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = VerifySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Leases" => {
+                    #[allow(non_camel_case_types)]
+                    struct LeasesSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::UnitLeasesRequest>
+                    for LeasesSvc<T> {
+                        type Response = super::UnitLeasesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnitLeasesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::leases(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LeasesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for UnitsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "kindred.shard.v1.Units";
+    impl<T> tonic::server::NamedService for UnitsServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -75,6 +75,28 @@ pub enum KindredError {
         /// The key, or the first key of the range.
         key: Vec<u8>,
     },
+    /// A shard was asked for keys that it does not own now (R13). Nothing was executed: by another map, or a little
+    /// later, the request may be sent again.
+    NotOwned {
+        /// The key, or the first key of the range.
+        key: Vec<u8>,
+        /// The generation of the map since which another store owns it; 0 when it is about to be decided.
+        epoch: u64,
+    },
+    /// A call for a move by a coordinator that another one has followed.
+    StaleTerm {
+        /// The move.
+        move_id: u64,
+        /// The term of the call.
+        term: u64,
+        /// The highest term seen.
+        seen: u64,
+    },
+    /// A call for a move that the unit's state does not allow.
+    UnitState {
+        /// What is wrong and what to do.
+        reason: String,
+    },
     /// No partition map has been read yet.
     NotReady {
         /// What the router waits for.
@@ -99,13 +121,16 @@ impl KindredError {
     #[must_use]
     pub const fn grpc_code(&self) -> Code {
         match self {
-            Self::CrossStoreTxn { .. } | Self::CrossDurabilityTxn { .. } | Self::RangeJoinsEtcd { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::CrossStoreTxn { .. }
+            | Self::CrossDurabilityTxn { .. }
+            | Self::RangeJoinsEtcd { .. }
+            | Self::StaleTerm { .. }
+            | Self::UnitState { .. } => Code::FailedPrecondition,
             Self::Unsupported { .. } => Code::Unimplemented,
-            Self::StoreUnavailable { .. } | Self::UnitMoving { .. } | Self::NotReady { .. } => {
-                Code::Unavailable
-            }
+            Self::StoreUnavailable { .. }
+            | Self::UnitMoving { .. }
+            | Self::NotOwned { .. }
+            | Self::NotReady { .. } => Code::Unavailable,
             Self::LimitReached { .. } => Code::ResourceExhausted,
             // grpc-go answers Internal when a message does not unmarshal.
             Self::Malformed { .. } => Code::Internal,
@@ -151,6 +176,14 @@ impl fmt::Display for KindredError {
                     Shown(key)
                 )
             }
+            Self::NotOwned { key, epoch: 0 } => write!(f, "{} is changing its store; try again", Shown(key)),
+            Self::NotOwned { key, epoch } => {
+                write!(f, "{} is on another store since map {epoch}; ask a router", Shown(key))
+            }
+            Self::StaleTerm { move_id, term, seen } => {
+                write!(f, "move {move_id} has a coordinator of term {seen}, this is term {term}; stop")
+            }
+            Self::UnitState { reason } => f.write_str(&Foreign(reason).to_string()),
             Self::NotReady { waiting_for } => write!(f, "not ready, waiting for {}", Foreign(waiting_for)),
             Self::LimitReached { what, limit } => write!(f, "too many {what} (limit {limit})"),
             Self::Malformed { reason } => write!(f, "the request does not decode: {}", Foreign(reason)),

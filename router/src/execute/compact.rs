@@ -40,7 +40,7 @@ pub async fn raise(
     to: Revision,
     deadline: Deadline,
 ) -> Result<Revision, Status> {
-    let request = shard::RaiseRequest { ranges, to: to.get() };
+    let request = shard::RaiseRequest { ranges, to: to.get(), ..Default::default() };
     let raised = call(store, Effect::Read, deadline, || async {
         store.shard().raise(deadline.request(request.clone())).await
     });

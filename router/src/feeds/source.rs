@@ -58,7 +58,7 @@ impl Source {
     ) -> Self {
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
         let (to, messages) = mpsc::channel(WAITING_MAX);
-        let open = Request::Open(pb::FeedOpen { ranges, start: start.get() });
+        let open = Request::Open(pb::FeedOpen { ranges, start: start.get(), ..Default::default() });
         // The queue is empty.
         let _ = asks.try_send(pb::FeedRequest { request: Some(open) });
         let delay = match failures {

@@ -44,6 +44,7 @@ impl Shards for Live {
             to: to.get(),
             since: since.map_or(0, Revision::get),
             pin: true,
+            ..Default::default()
         };
         let deadline = self.deadline.renewed(Effect::Read);
         let raised = call(store, Effect::Read, deadline, || async {
