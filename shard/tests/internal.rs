@@ -35,12 +35,17 @@ async fn hello_and_raise() {
 
     let ranges = vec![shard::KeyRange { key: "/registry/pods/".into(), range_end: "/registry/pods0".into() }];
     let to = (i64::try_from(hello.now_micros).unwrap() + 1_000_000) << 10;
-    let raised = client.raise(shard::RaiseRequest { ranges: ranges.clone(), to }).await.unwrap().into_inner();
+    let raised = client
+        .raise(shard::RaiseRequest { ranges: ranges.clone(), to, ..Default::default() })
+        .await
+        .unwrap()
+        .into_inner();
     assert!(raised.current >= to);
     // The next write is above what was promised, and a clock far off is refused.
     assert!(first.client().await.put("/registry/pods/a", "v").await > raised.current);
     let far = to + ((3600_i64 * 1_000_000) << 10);
-    let refused = client.raise(shard::RaiseRequest { ranges, to: far }).await.unwrap_err();
+    let refused =
+        client.raise(shard::RaiseRequest { ranges, to: far, ..Default::default() }).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
 }
 
@@ -99,7 +104,8 @@ async fn r5_a_pinned_revision_stays_readable_and_says_what_changed() {
     let running = Shard::start().await;
     let (client, mut shard) = (running.client().await, ShardClient::new(running.channel().await));
     let first = client.put("/registry/pods/a", "1").await;
-    let raise = |since, pin| shard::RaiseSinceRequest { ranges: pods(), to: first, since, pin };
+    let raise =
+        |since, pin| shard::RaiseSinceRequest { ranges: pods(), to: first, since, pin, ..Default::default() };
     let pinned = shard.raise_since(raise(first, true)).await.unwrap().into_inner();
     assert_eq!((pinned.current, pinned.changed), (first, false));
     client.put("/registry/minions/n", "1").await;
