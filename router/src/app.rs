@@ -11,9 +11,11 @@ use kindred_router_core::plan::Refusal;
 use kindred_transport::{Drain, grpc};
 use kindred_wire::patch::HeaderPatch;
 use kindred_wire::peek::ResponseHeader;
+use tokio::sync::watch;
 use tonic::Status;
 
 use crate::feeds::{self, Feeds};
+use crate::hold::Hold;
 use crate::leases::Leases;
 use crate::metrics::Metrics;
 use crate::routes::Routes;
@@ -76,6 +78,10 @@ impl Identity {
 pub struct App {
     /// Which store serves which key. A request loads it once.
     pub routes: ArcSwap<Routes>,
+    /// The generation of `routes`, for those who wait for a newer one.
+    generation: watch::Sender<u64>,
+    /// Requests whose keys are moving.
+    pub hold: Hold,
     /// The stores.
     pub stores: Stores,
     /// Who this router is.
@@ -113,6 +119,8 @@ impl App {
         let mut header_tail = Vec::new();
         identity.patch().append_to(&mut header_tail);
         Arc::new(Self {
+            generation: watch::Sender::new(routes.generation()),
+            hold: Hold::default(),
             routes: ArcSwap::from_pointee(routes),
             metrics: Metrics::new(&stores),
             feeds: Feeds::new(stores.clone(), feeds, drain.killed()),
@@ -125,6 +133,26 @@ impl App {
             shown: ShownRevisions::new(scope),
             drain,
         })
+    }
+
+    /// Takes a newer map; requests that began by the one before end by it. An older one is not taken.
+    pub fn swap(&self, routes: Routes) {
+        let generation = routes.generation();
+        self.generation.send_if_modified(|known| {
+            let newer = generation > *known;
+            if newer {
+                // Stored before it is told, and under the channel's lock: two swaps cannot overtake each other.
+                self.routes.store(Arc::new(routes));
+                *known = generation;
+            }
+            newer
+        });
+    }
+
+    /// The generation of the map, to wait for a newer one.
+    #[must_use]
+    pub fn generations(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
     }
 
     /// The answer with this router's header.

@@ -10,6 +10,7 @@ use kindred_router_core::store::{StoreIx, StoreKind};
 /// One whole map with what is needed to explain it.
 #[derive(Debug)]
 pub struct Routes {
+    generation: u64,
     map: PartitionMap,
     scheme: KindScheme,
     stores: Vec<(String, StoreKind)>,
@@ -17,7 +18,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// The map over these stores, in their order.
+    /// The map over these stores, in their order. It is the one that never changes; see [`Routes::of_generation`].
     #[must_use]
     pub fn new(
         map: PartitionMap,
@@ -25,7 +26,19 @@ impl Routes {
         stores: Vec<(String, StoreKind)>,
         default: StoreIx,
     ) -> Self {
-        Self { map, scheme, stores, default }
+        Self { generation: 0, map, scheme, stores, default }
+    }
+
+    /// The same as the map of this generation: every change of the effective map is a new one.
+    #[must_use]
+    pub fn of_generation(self, generation: u64) -> Self {
+        Self { generation, ..self }
+    }
+
+    /// The number of the map; 0 for one that never changes.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The map itself.
