@@ -7,4 +7,7 @@ pub mod map;
 pub mod model;
 pub mod parse;
 pub mod ring;
+pub mod state;
+pub mod transfers;
+pub mod unit;
 pub mod validate;

@@ -26,6 +26,8 @@ use crate::{
 
 mod repr;
 
+pub(crate) use repr::unescape;
+
 /// A store by its place in the configuration's list of stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

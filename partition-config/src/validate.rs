@@ -68,12 +68,35 @@ pub struct KindSettings {
 
 /// The errors found so far.
 #[derive(Default)]
-struct Errors(Vec<FieldError>);
+pub(crate) struct Errors(pub(crate) Vec<FieldError>);
 
 impl Errors {
-    fn add(&mut self, path: impl Into<String>, message: impl Into<String>, what_to_do: impl Into<String>) {
+    pub(crate) fn add(
+        &mut self,
+        path: impl Into<String>,
+        message: impl Into<String>,
+        what_to_do: impl Into<String>,
+    ) {
         self.0.push(FieldError { path: path.into(), message: message.into(), what_to_do: what_to_do.into() });
     }
+}
+
+/// Partitions to check against stores that were checked before.
+pub(crate) struct Input<'c> {
+    /// How keys map to Kinds.
+    pub(crate) scheme: &'c KindScheme,
+    /// Every store; a [`StoreIdx`] is a place in this list.
+    pub(crate) stores: &'c [StoreConfig],
+    /// The stores that a partition may name.
+    pub(crate) names: &'c HashMap<StoreName, StoreIdx>,
+    /// The stores that are there, but may not be named any more.
+    pub(crate) draining: &'c [StoreName],
+    /// The partitions.
+    pub(crate) partitions: &'c [DataPartitionConfig],
+    /// What each of them is called in an error.
+    pub(crate) paths: &'c [String],
+    /// The map in use, from which rings keep what they can; without one, tables come from the stores' names alone.
+    pub(crate) in_use: Option<&'c PartitionMap>,
 }
 
 /// Checks everything and builds the map, every partition with epoch 1.
@@ -83,40 +106,67 @@ impl Errors {
 pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
     let mut errors = Errors::default();
     let scheme = KindScheme::new(&config.etcd_prefix);
-    let names = stores(&config.stores, &mut errors);
+    let names = stores(&config.stores, |i| format!("stores[{i}]"), &mut errors);
     let default = names.get(&config.default).copied();
     if default.is_none() {
-        unknown_store("default".into(), &config.default, &mut errors);
+        unknown_store("default".into(), &config.default, &[], &mut errors);
     }
-    let kinds = ranges(config, &scheme, &names, &mut errors);
-    let settings: Vec<_> =
-        kinds.iter().map(|(kind, ranges)| whole_kind(kind, ranges, &scheme, &mut errors)).collect();
-    for (kind, ranges) in &kinds {
-        placement::joins_no_etcd(kind, ranges, &config.stores, &scheme, &mut errors);
+    let paths: Vec<_> = (0..config.partitions.len()).map(|i| format!("partitions[{i}]")).collect();
+    let input = Input {
+        scheme: &scheme,
+        stores: &config.stores,
+        names: &names,
+        draining: &[],
+        partitions: &config.partitions,
+        paths: &paths,
+        in_use: None,
+    };
+    match (place(&input, default, &mut errors), default) {
+        (Some((map, kinds)), Some(default)) => {
+            Ok(Validated { scheme, stores: config.stores.clone(), default, map, kinds })
+        }
+        _ => Err(errors.0),
     }
+}
 
-    let (Some(default), true) = (default, errors.0.is_empty()) else { return Err(errors.0) };
+/// Checks the partitions and builds the map, every partition with epoch 1; `None` when there are errors, older ones
+/// included, or no default.
+pub(crate) fn place(
+    input: &Input<'_>,
+    default: Option<StoreIdx>,
+    errors: &mut Errors,
+) -> Option<(PartitionMap, Vec<KindSettings>)> {
+    let kinds = ranges(input, errors);
+    let settings: Vec<_> =
+        kinds.iter().map(|(kind, ranges)| whole_kind(kind, ranges, input.scheme, errors)).collect();
+    for (kind, ranges) in &kinds {
+        placement::joins_no_etcd(kind, ranges, input.stores, input.scheme, errors);
+    }
+    let (Some(default), true) = (default, errors.0.is_empty()) else { return None };
     let partitions = kinds.into_iter().flat_map(|(kind, ranges)| partitions_of(&kind, &ranges)).collect();
-    let map = match PartitionMap::filled(partitions, default, Epoch(1)) {
-        Ok(map) => map,
+    match PartitionMap::filled(partitions, default, Epoch(1)) {
+        Ok(map) => Some((map, settings)),
         Err(error) => {
             // Covered by the checks above, for their fields; kept because a map must never be built unchecked.
             errors.add("partitions", error.to_string(), "correct the ranges");
-            return Err(errors.0);
+            None
         }
-    };
-    Ok(Validated { scheme, stores: config.stores.clone(), default, map, kinds: settings })
+    }
 }
 
 /// Checks the list of stores and says where each name is in it.
-fn stores(stores: &[StoreConfig], errors: &mut Errors) -> HashMap<StoreName, StoreIdx> {
+pub(crate) fn stores(
+    stores: &[StoreConfig],
+    path: impl Fn(usize) -> String,
+    errors: &mut Errors,
+) -> HashMap<StoreName, StoreIdx> {
     let mut names = HashMap::new();
     let mut slots: HashMap<u32, &StoreName> = HashMap::new();
     if stores.is_empty() {
         errors.add("stores", "there is no store", "add one, such as {name: default, slot: 1}");
     }
     for (i, store) in stores.iter().enumerate() {
-        let path = format!("stores[{i}]");
+        let path = path(i);
         let name = &store.name;
         if !is_store_name(&name.0) {
             let message = format!("{:?} is not a name of a store", name.0);
@@ -176,7 +226,11 @@ fn is_store_name(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
-fn unknown_store(path: String, name: &StoreName, errors: &mut Errors) {
+fn unknown_store(path: String, name: &StoreName, draining: &[StoreName], errors: &mut Errors) {
+    if draining.contains(name) {
+        errors.add(path, format!("store {:?} is being drained", name.0), "name another one");
+        return;
+    }
     errors.add(
         path,
         format!("there is no store {:?}", name.0),
@@ -196,21 +250,15 @@ struct Range<'c> {
 }
 
 /// Checks every partition for itself and sorts the sound ones by Kind and start.
-fn ranges<'c>(
-    config: &'c KindredConfig,
-    scheme: &KindScheme,
-    names: &HashMap<StoreName, StoreIdx>,
-    errors: &mut Errors,
-) -> BTreeMap<KindPrefix, Vec<Range<'c>>> {
+fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Vec<Range<'c>>> {
     let mut kinds: BTreeMap<KindPrefix, Vec<Range<'c>>> = BTreeMap::new();
-    let mut objects: HashMap<&str, usize> = HashMap::new();
-    for (i, config) in config.partitions.iter().enumerate() {
-        let path = format!("partitions[{i}]");
+    let mut objects: HashMap<&str, &String> = HashMap::new();
+    for (config, path) in input.partitions.iter().zip(input.paths) {
         let name = config.metadata.name.as_str();
         if name.is_empty() {
             errors.add(format!("{path}.metadata.name"), "the name is empty", "give it a name");
-        } else if let Some(other) = objects.insert(name, i) {
-            let message = format!("partitions[{other}] is called {name:?}, too");
+        } else if let Some(other) = objects.insert(name, path) {
+            let message = format!("{other} is called {name:?}, too");
             errors.add(format!("{path}.metadata.name"), message, "rename one of them");
         }
         if let Some(kind) = config.kind.as_deref().filter(|kind| *kind != "DataPartitionConfig") {
@@ -220,7 +268,10 @@ fn ranges<'c>(
                 "write DataPartitionConfig",
             );
         }
-        let placed = placement::of(config, &path, names, errors);
+        // Reported last; but what a ring's table is depends on it.
+        let mut of_range = Errors::default();
+        let range = range_of(config, path, input.scheme, &mut of_range);
+        let placed = placement::of(config, path, input, range.as_ref(), errors);
         let history_max =
             config.history_max.as_deref().map(str::parse).transpose().unwrap_or_else(|message: String| {
                 errors.add(
@@ -230,15 +281,9 @@ fn ranges<'c>(
                 );
                 None
             });
-        let kind = match scheme.resolve(&config.resource) {
-            Ok(kind) => kind,
-            Err(error) => {
-                let what_to_do = "name a Kind as kubectl api-resources does, or write the prefix of its keys";
-                errors.add(format!("{path}.resource"), error.to_string(), what_to_do);
-                continue;
-            }
-        };
-        let Some((start, end)) = bounds(&kind, config, &path, errors) else { continue };
+        errors.0.append(&mut of_range.0);
+        let Some((kind, start, end)) = range else { continue };
+        let path = path.clone();
         // What is wrong with the stores has been reported; the range still counts for overlaps and gaps.
         let placement = placed.unwrap_or(Placement::Single(StoreIdx(0)));
         kinds.entry(kind).or_default().push(Range { path, config, start, end, placement, history_max });
@@ -247,6 +292,29 @@ fn ranges<'c>(
         ranges.sort_by(|a, b| a.start.cmp(&b.start));
     }
     kinds
+}
+
+/// The Kind of a partition, its first key and the first key beyond, which is `None` at the end of the Kind.
+type KindRange = (KindPrefix, Key, Option<Key>);
+
+/// What a partition is about; `None` when that is no range of a Kind, which has been reported.
+fn range_of(
+    config: &DataPartitionConfig,
+    path: &str,
+    scheme: &KindScheme,
+    errors: &mut Errors,
+) -> Option<KindRange> {
+    match scheme.resolve(&config.resource) {
+        Ok(kind) => {
+            let (start, end) = bounds(&kind, config, path, errors)?;
+            Some((kind, start, end))
+        }
+        Err(error) => {
+            let what_to_do = "name a Kind as kubectl api-resources does, or write the prefix of its keys";
+            errors.add(format!("{path}.resource"), error.to_string(), what_to_do);
+            None
+        }
+    }
 }
 
 /// First key and first key beyond of a partition; `None` when that is not a range, which has been reported.

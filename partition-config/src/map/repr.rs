@@ -74,7 +74,7 @@ impl TryFrom<Vec<PartitionRepr>> for PartitionMap {
 }
 
 /// The inverse of `escape_ascii`.
-fn unescape(text: &str) -> Result<Key, String> {
+pub(crate) fn unescape(text: &str) -> Result<Key, String> {
     let bad = || format!("bad escape in key {text:?}");
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -63,6 +63,28 @@ impl BucketSet {
         (*self & *other).is_empty()
     }
 
+    /// Bit n % 8 of byte n / 8 for bucket n.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        for (part, word) in bytes.chunks_exact_mut(8).zip(self.0) {
+            part.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The inverse of [`BucketSet::to_bytes`].
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; 32]) -> Self {
+        let mut set = Self::EMPTY;
+        for bucket in Bucket::all() {
+            if bytes[usize::from(bucket.0 / 8)] >> (bucket.0 % 8) & 1 == 1 {
+                set.insert(bucket);
+            }
+        }
+        set
+    }
+
     /// Its buckets, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Bucket> {
         let set = *self;

@@ -1,22 +1,27 @@
 //! Who serves a range: one store, or a ring of several. A Kind on several stores has no stock etcd among them: an etcd
 //! can neither be raised to another store's revision nor read at it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
-use super::{Errors, Range, unknown_store};
+use super::{Errors, Input, KindRange, Range, unknown_store};
 use crate::{
-    ids::StoreName,
+    key::KeyRange,
     kind::{KindPrefix, KindScheme},
-    map::{Placement, StoreIdx},
+    map::{PartitionMap, Placement},
     model::{DataPartitionConfig, RingConfig, StoreConfig, StoreType},
-    ring::fill::{self, Member},
+    ring::{
+        BUCKETS, BucketTable,
+        fill::{self, Member},
+    },
 };
 
-/// The placement that a partition asks for; `None` after errors were added.
+/// The placement that a partition asks for; `None` after errors were added. Without a range, which is then wrong itself,
+/// a ring's table is of no use and only its stores are checked.
 pub(super) fn of(
     config: &DataPartitionConfig,
     path: &str,
-    names: &HashMap<StoreName, StoreIdx>,
+    input: &Input<'_>,
+    range: Option<&KindRange>,
     errors: &mut Errors,
 ) -> Option<Placement> {
     match (&config.service_group_id, &config.ring) {
@@ -31,20 +36,21 @@ pub(super) fn of(
             None
         }
         (Some(name), None) => {
-            let store = names.get(name).copied();
+            let store = input.names.get(name).copied();
             if store.is_none() {
-                unknown_store(format!("{path}.serviceGroupId"), name, errors);
+                unknown_store(format!("{path}.serviceGroupId"), name, input.draining, errors);
             }
             store.map(Placement::Single)
         }
-        (None, Some(ring)) => of_ring(ring, path, names, errors),
+        (None, Some(ring)) => of_ring(ring, path, input, range, errors),
     }
 }
 
 fn of_ring(
     ring: &RingConfig,
     path: &str,
-    names: &HashMap<StoreName, StoreIdx>,
+    input: &Input<'_>,
+    range: Option<&KindRange>,
     errors: &mut Errors,
 ) -> Option<Placement> {
     let before = errors.0.len();
@@ -55,8 +61,8 @@ fn of_ring(
     let mut stores = Vec::with_capacity(ring.stores.len());
     for (i, name) in ring.stores.iter().enumerate() {
         let path = format!("{path}[{i}]");
-        match names.get(name) {
-            None => unknown_store(path, name, errors),
+        match input.names.get(name) {
+            None => unknown_store(path, name, input.draining, errors),
             Some(_) if ring.stores[..i].contains(name) => {
                 errors.add(path, format!("store {:?} is named twice", name.0), "remove one of the two");
             }
@@ -66,14 +72,33 @@ fn of_ring(
     if errors.0.len() > before {
         return None;
     }
-    // A function of the names alone, so that every router has the same table, and even.
-    match fill::hashed(&stores).and_then(|table| fill::levelled(&table, &stores)) {
+    // Even, and a function of what all routers know: of the names alone, or of them and the map in use.
+    let from = match input.in_use.zip(range).and_then(|(map, range)| table_in_use(map, range)) {
+        Some(table) => Ok(table),
+        None => fill::hashed(&stores),
+    };
+    match from.and_then(|table| fill::levelled(&table, &stores)) {
         Ok(table) => Some(Placement::Ring(Box::new(table))),
         Err(error) => {
             errors.add(path, error.to_string(), "change the list of stores");
             None
         }
     }
+}
+
+/// Who has the buckets of a range now, so that a ring moves no more than it must. Where the range was several partitions,
+/// a ring among them counts, else the first: any table is a right one to start from, only not as cheap.
+fn table_in_use(map: &PartitionMap, (kind, start, end): &KindRange) -> Option<BucketTable> {
+    let end = end.clone().unwrap_or_else(|| kind.end());
+    let span = &KeyRange::Span { start: start.clone(), end: Some(end) };
+    let rings = map.overlapping(span).find_map(|partition| match &partition.placement {
+        Placement::Ring(table) if partition.kind.is_some() => Some((**table).clone()),
+        _ => None,
+    });
+    rings.or_else(|| {
+        let first = map.overlapping(span).next()?.placement.single()?;
+        Some(BucketTable::new([first; BUCKETS]))
+    })
 }
 
 /// Refuses a stock etcd in a ring, or beside another store of a Kind.

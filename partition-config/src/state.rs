@@ -1,0 +1,318 @@
+//! The cluster's document: stores, partition configs, and the map in use. It is kept in the meta store under one key and
+//! every change of it is a compare-and-swap; here are the changes, each a function from one document to the next.
+//!
+//! `configs` says what people want, `map` who owns what now. A change of configs that moves nothing changes the map at
+//! once; one that does gives the transfers, and the map changes with each that is decided
+//! ([`ClusterState::with_transfers`]). A change is refused whole, with everything that is wrong, by object and field.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{Epoch, Slot, StoreName},
+    kind::{KindPrefix, KindScheme},
+    map::{PartitionMap, StoreIdx},
+    model::{DataPartitionConfig, KindredConfig, StoreConfig, StoreType},
+    transfers::{self, Transfer, TransferError},
+    validate::{self, Errors, FieldError, Input, KindSettings, Validated},
+};
+
+mod configs;
+mod stores;
+
+pub use configs::ConfigChange;
+pub use stores::{StoreObject, StoreState};
+
+/// The version of the document that this code writes, and the only one that it reads.
+pub const STATE_VERSION: u32 = 1;
+
+/// The whole document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ClusterState {
+    /// [`STATE_VERSION`].
+    version: u32,
+    /// The number of the map: one more with every change of it, from 1. Partitions have the generation of their last
+    /// change of owner as their epoch.
+    pub generation: Epoch,
+    /// The number of the document's objects: one more with every change of one, from 1. Their resourceVersions are such
+    /// numbers.
+    pub revision: u64,
+    /// kube-apiserver's `--etcd-prefix`.
+    pub etcd_prefix: String,
+    /// Every store that ever was; a [`StoreIdx`] is a place in this list, so it only grows.
+    pub stores: Vec<StoreObject>,
+    /// The store of every key that no config holds.
+    pub default: StoreName,
+    /// The partition configs, each with a resourceVersion.
+    pub configs: Vec<DataPartitionConfig>,
+    /// Who owns what.
+    pub map: PartitionMap,
+}
+
+/// Why bytes are no such document.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// Not this document's JSON.
+    #[error("the cluster state is malformed: {0}")]
+    Malformed(String),
+    /// Of another version of kindred.
+    #[error(
+        "the cluster state has version {0}, this kindred reads {STATE_VERSION}: use the version that wrote it"
+    )]
+    Version(u32),
+    /// Parts that do not fit together.
+    #[error("the cluster state is inconsistent: {0}")]
+    Inconsistent(String),
+}
+
+/// A change of the document, not yet made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The document after it: with all its objects, but its map changed only if nothing moves.
+    pub state: ClusterState,
+    /// The map that it leads to; other Kinds are as they are, whatever moves of them are under way.
+    pub desired: PartitionMap,
+    /// What has to move.
+    pub transfers: Vec<Transfer>,
+}
+
+impl Change {
+    /// The transfers of each Kind, which are one move; those of no Kind are one, too.
+    #[must_use]
+    pub fn by_kind(&self) -> BTreeMap<Option<KindPrefix>, Vec<Transfer>> {
+        let mut kinds: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for transfer in &self.transfers {
+            kinds.entry(transfer.kind.clone()).or_default().push(transfer.clone());
+        }
+        kinds
+    }
+}
+
+/// What of the map a change may change.
+#[derive(Default)]
+struct Touched {
+    kinds: BTreeSet<KindPrefix>,
+    /// The keys of no configured Kind.
+    rest: bool,
+}
+
+impl ClusterState {
+    /// The first document of a cluster.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the configuration.
+    pub fn bootstrap(config: &KindredConfig) -> Result<Self, Vec<FieldError>> {
+        let valid = validate::validate(config)?;
+        let mut configs = config.partitions.clone();
+        for config in &mut configs {
+            config.metadata.resource_version = Some("1".to_owned());
+        }
+        Ok(Self {
+            version: STATE_VERSION,
+            generation: Epoch(1),
+            revision: 1,
+            etcd_prefix: config.etcd_prefix.clone(),
+            stores: valid.stores.into_iter().map(|store| StoreObject::new(store, 1)).collect(),
+            default: config.default.clone(),
+            configs,
+            map: valid.map,
+        })
+    }
+
+    /// Reads the document.
+    ///
+    /// # Errors
+    /// When it is malformed, of another version, or its map names stores that are not there.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, StateError> {
+        /// The version first: another one may have other fields.
+        #[derive(Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        let malformed = |error: serde_json::Error| StateError::Malformed(error.to_string());
+        let head: Head = serde_json::from_slice(bytes).map_err(malformed)?;
+        if head.version != STATE_VERSION {
+            return Err(StateError::Version(head.version));
+        }
+        let state: Self = serde_json::from_slice(bytes).map_err(malformed)?;
+        for store in state.map.partitions().iter().flat_map(|partition| partition.placement.stores()) {
+            match state.stores.get(usize::from(store.0)) {
+                None => {
+                    let what = format!("the map names store {store} of {}", state.stores.len());
+                    return Err(StateError::Inconsistent(what));
+                }
+                Some(object) if object.state == StoreState::Removed => {
+                    let what = format!("the map names store {:?}, which was removed", object.name.0);
+                    return Err(StateError::Inconsistent(what));
+                }
+                Some(_) => {}
+            }
+        }
+        if state.store(&state.default).is_none() {
+            return Err(StateError::Inconsistent(format!(
+                "there is no store {:?}, the default",
+                state.default.0
+            )));
+        }
+        Ok(state)
+    }
+
+    /// Writes the document.
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self)
+            .expect("the document has string keys only and nothing that fails to serialise")
+    }
+
+    /// How keys map to Kinds.
+    #[must_use]
+    pub fn scheme(&self) -> KindScheme {
+        KindScheme::new(&self.etcd_prefix)
+    }
+
+    /// A store that is there, and its place.
+    #[must_use]
+    pub fn store(&self, name: &StoreName) -> Option<(StoreIdx, &StoreObject)> {
+        let is_it = |store: &StoreObject| store.name == *name && store.state != StoreState::Removed;
+        let at = self.stores.iter().position(is_it)?;
+        Some((StoreIdx(u16::try_from(at).ok()?), &self.stores[at]))
+    }
+
+    /// The name of a store by its place; its number where there is none.
+    #[must_use]
+    pub fn store_name(&self, store: StoreIdx) -> String {
+        self.stores.get(usize::from(store.0)).map_or_else(|| store.to_string(), |store| store.name.0.clone())
+    }
+
+    /// A config by its name.
+    #[must_use]
+    pub fn config(&self, name: &str) -> Option<&DataPartitionConfig> {
+        self.configs.iter().find(|config| config.metadata.name == name)
+    }
+
+    /// What a router needs of the document: the map in use, every store (removed ones keep their place), and what the
+    /// configs say of Kinds.
+    ///
+    /// # Errors
+    /// When the configs are not valid, which no change here lets happen.
+    pub fn validated(&self) -> Result<Validated, Vec<FieldError>> {
+        let (default, kinds, _) = self.placed()?;
+        Ok(Validated {
+            scheme: self.scheme(),
+            stores: self.stores.iter().map(StoreObject::config).collect(),
+            default,
+            map: self.map.clone(),
+            kinds,
+        })
+    }
+
+    /// The document after these transfers, one generation on.
+    ///
+    /// # Errors
+    /// When the map has changed so that they do not apply.
+    pub fn with_transfers(&self, transfers: &[Transfer]) -> Result<Self, TransferError> {
+        let generation = Epoch(self.generation.0 + 1);
+        let map = transfers::with_transfers(&self.map, transfers, generation)?;
+        Ok(Self { generation, map, ..self.clone() })
+    }
+
+    /// Default, settings and map by the configs, rings built on the map in use.
+    fn placed(&self) -> Result<(StoreIdx, Vec<KindSettings>, PartitionMap), Vec<FieldError>> {
+        let mut errors = Errors::default();
+        let scheme = self.scheme();
+        let stores: Vec<StoreConfig> = self.stores.iter().map(StoreObject::config).collect();
+        let with_state = |state| self.stores.iter().filter(move |store| store.state == state);
+        let names: HashMap<_, _> = with_state(StoreState::Active)
+            .filter_map(|store| self.store(&store.name).map(|(at, _)| (store.name.clone(), at)))
+            .collect();
+        let draining: Vec<_> = with_state(StoreState::Draining).map(|store| store.name.clone()).collect();
+        let default = names.get(&self.default).copied();
+        if default.is_none() {
+            let message = format!("store {:?} is not there, or is being drained", self.default.0);
+            errors.add("default", message, "name an active store");
+        }
+        let paths: Vec<_> = self.configs.iter().map(|config| config_path(&config.metadata.name)).collect();
+        let input = Input {
+            scheme: &scheme,
+            stores: &stores,
+            names: &names,
+            draining: &draining,
+            partitions: &self.configs,
+            paths: &paths,
+            in_use: Some(&self.map),
+        };
+        match (validate::place(&input, default, &mut errors), default) {
+            (Some((map, kinds)), Some(default)) => Ok((default, kinds, map)),
+            _ => Err(errors.0),
+        }
+    }
+
+    /// What `next`, this document with other objects, leads to.
+    fn change_to(&self, mut next: Self, touched: &Touched) -> Result<Change, Vec<FieldError>> {
+        let (_, _, wanted) = next.placed()?;
+        let desired =
+            transfers::grafted(&self.map, &wanted, &touched.kinds, touched.rest).map_err(|error| {
+                let mut errors = Errors::default();
+                errors.add(
+                    "map",
+                    error.to_string(),
+                    "report this: the map of a valid configuration is valid",
+                );
+                errors.0
+            })?;
+        next.revision = self.revision + 1;
+        let transfers = transfers::transfers(&self.map, &desired);
+        self.all_movable(&transfers)?;
+        if transfers.is_empty() && desired != self.map {
+            next.map = desired.clone();
+            next.generation = Epoch(self.generation.0 + 1);
+        }
+        Ok(Change { state: next, desired, transfers })
+    }
+
+    /// Refuses what a live move cannot do: a stock etcd keeps no revision that another store gave.
+    fn all_movable(&self, transfers: &[Transfer]) -> Result<(), Vec<FieldError>> {
+        let stores: BTreeSet<_> =
+            transfers.iter().flat_map(|transfer| [transfer.from, transfer.to]).collect();
+        let etcds = stores.into_iter().filter_map(|store| self.stores.get(usize::from(store.0)));
+        let mut errors = Errors::default();
+        for etcd in etcds.filter(|store| store.store_type == StoreType::Etcd) {
+            let message = "it is a stock etcd, and no live move goes to or from one";
+            let what_to_do = "name shards only, or give it the Kind in the cluster's first configuration";
+            errors.add(store_path(&etcd.name), message, what_to_do);
+        }
+        if errors.0.is_empty() { Ok(()) } else { Err(errors.0) }
+    }
+
+    /// The lowest slot that no store ever had (R1).
+    fn free_slot(&self) -> Option<u16> {
+        let taken: BTreeSet<_> = self.stores.iter().filter_map(|store| store.slot).collect();
+        (1..=Slot::MAX).find(|slot| !taken.contains(slot))
+    }
+}
+
+/// What a config is called in an error.
+fn config_path(name: &str) -> String {
+    format!("datapartitionconfigs/{name}")
+}
+
+/// What a store is called in an error.
+fn store_path(name: &StoreName) -> String {
+    format!("servicegroups/{name}")
+}
+
+/// One error.
+fn refused(
+    path: impl Into<String>,
+    message: impl Into<String>,
+    what_to_do: impl Into<String>,
+) -> Vec<FieldError> {
+    let mut errors = Errors::default();
+    errors.add(path, message, what_to_do);
+    errors.0
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,315 @@
+//! Changes of partition configs: as the API makes them, and as people mean them (move, split, merge).
+
+use super::{Change, ClusterState, Touched, config_path, refused};
+use crate::{
+    ids::StoreName,
+    kind::KindPrefix,
+    model::{DataPartitionConfig, Metadata},
+    validate::{Errors, FieldError},
+};
+
+/// A change of one config, or of all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConfigChange {
+    /// A new one; it has no resourceVersion yet.
+    Create(DataPartitionConfig),
+    /// In place of the one of its name. With a resourceVersion only if that is still the object's.
+    Update(DataPartitionConfig),
+    /// Without the one of this name; what it held is the default's, unless another one of the change holds it.
+    Delete {
+        /// Its name.
+        name: String,
+        /// Only if this is still the object's.
+        resource_version: Option<String>,
+    },
+    /// These and no others. Those with a resourceVersion only if it is still the object's; what is equal stays as it is.
+    Replace(Vec<DataPartitionConfig>),
+}
+
+impl ClusterState {
+    /// These changes of configs, all or none.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the objects, with the changes, or with the configuration that they lead to.
+    pub fn apply_configs(&self, changes: &[ConfigChange]) -> Result<Change, Vec<FieldError>> {
+        let mut errors = Errors::default();
+        let mut next = self.clone();
+        for change in changes {
+            match change {
+                ConfigChange::Create(config) => self.create(&mut next, config, &mut errors),
+                ConfigChange::Update(config) => self.update(&mut next, config, &mut errors),
+                ConfigChange::Delete { name, resource_version } => {
+                    if self.found(&next, name, resource_version.as_deref(), &mut errors).is_some() {
+                        next.configs.retain(|config| config.metadata.name != *name);
+                    }
+                }
+                ConfigChange::Replace(configs) => {
+                    let stays = |old: &DataPartitionConfig| {
+                        configs.iter().any(|config| config.metadata.name == old.metadata.name)
+                    };
+                    next.configs.retain(stays);
+                    for config in configs {
+                        let exists = next.config(&config.metadata.name).is_some();
+                        match exists {
+                            true => self.update(&mut next, config, &mut errors),
+                            false => self.create(&mut next, config, &mut errors),
+                        }
+                    }
+                }
+            }
+        }
+        match self.configured(next) {
+            Ok(change) if errors.0.is_empty() => Ok(change),
+            Ok(_) => Err(errors.0),
+            Err(more) => {
+                errors.0.extend(more);
+                Err(errors.0)
+            }
+        }
+    }
+
+    /// The change after which one store serves all of a Kind. Its ranges stay.
+    ///
+    /// # Errors
+    /// When Kind or store are unknown, or the store cannot serve the Kind.
+    pub fn move_kind(&self, kind: &str, to: &StoreName) -> Result<Change, Vec<FieldError>> {
+        let prefix = self.resolve(kind)?;
+        self.known(to)?;
+        let mut next = self.with_kind(&prefix);
+        for at in next.of_kind(&prefix) {
+            serve(&mut next.configs[at], to);
+        }
+        self.configured(next)
+    }
+
+    /// The change after which another store serves the Kind's names from `at` on, up to the end of the range that they
+    /// are in. The rest of the range stays where it is.
+    ///
+    /// # Errors
+    /// When Kind or store are unknown, or `at` is where a range begins.
+    pub fn split(&self, kind: &str, at: &str, to: &StoreName) -> Result<Change, Vec<FieldError>> {
+        let prefix = self.resolve(kind)?;
+        self.known(to)?;
+        if at.is_empty() || at.starts_with('/') {
+            let what_to_do = "write namespace/name or name, without the prefix of the Kind";
+            return Err(refused("at", format!("{at:?} is not a name between two others"), what_to_do));
+        }
+        let mut next = self.with_kind(&prefix);
+        let indices = next.of_kind(&prefix);
+        if indices.iter().any(|i| next.configs[*i].is_range_start_valid && next.configs[*i].range_start == at)
+        {
+            let message = format!("a range of {kind} begins at {at:?} already");
+            return Err(refused("at", message, "move that range, or choose another name"));
+        }
+        let holds = |config: &DataPartitionConfig| {
+            (!config.is_range_start_valid || config.range_start.as_str() < at)
+                && (!config.is_range_end_valid || at < config.range_end.as_str())
+        };
+        let Some(left) = indices.into_iter().find(|i| holds(&next.configs[*i])) else {
+            return Err(refused(
+                "at",
+                format!("no range of {kind} holds {at:?}"),
+                "correct the configs of the Kind",
+            ));
+        };
+        let mut right = next.configs[left].clone();
+        right.metadata = Metadata { name: next.fresh_name(&right.metadata.name), resource_version: None };
+        right.range_start = at.to_owned();
+        right.is_range_start_valid = true;
+        serve(&mut right, to);
+        next.configs[left].range_end = at.to_owned();
+        next.configs[left].is_range_end_valid = true;
+        next.configs.insert(left + 1, right);
+        self.configured(next)
+    }
+
+    /// The change after which ranges of a Kind are one: the two that meet at `at`, or all. They are served as the first
+    /// of them is, or by `to`.
+    ///
+    /// # Errors
+    /// When Kind or store are unknown, no two ranges meet at `at`, or the Kind is one range already.
+    pub fn merge(
+        &self,
+        kind: &str,
+        at: Option<&str>,
+        to: Option<&StoreName>,
+    ) -> Result<Change, Vec<FieldError>> {
+        let prefix = self.resolve(kind)?;
+        if let Some(to) = to {
+            self.known(to)?;
+        }
+        let mut next = self.clone();
+        let mut indices = next.of_kind(&prefix);
+        if let Some(at) = at {
+            let meets = |i: usize| next.configs[i].is_range_start_valid && next.configs[i].range_start == at;
+            let Some(right) = indices.iter().position(|i| meets(*i)).filter(|right| *right > 0) else {
+                return Err(refused(
+                    "at",
+                    format!("no two ranges of {kind} meet at {at:?}"),
+                    next.bounds_of(&prefix),
+                ));
+            };
+            indices = indices[right - 1..=right].to_vec();
+        }
+        let (Some(first), Some(last)) = (indices.first().copied(), indices.last().copied()) else {
+            return Err(refused("kind", format!("{kind} has no ranges"), "there is nothing to merge"));
+        };
+        if first == last {
+            return Err(refused("kind", format!("{kind} is one range already"), "there is nothing to merge"));
+        }
+        let (end, valid) = (next.configs[last].range_end.clone(), next.configs[last].is_range_end_valid);
+        let joint = &mut next.configs[first];
+        (joint.range_end, joint.is_range_end_valid) = (end, valid);
+        if let Some(to) = to {
+            serve(joint, to);
+        }
+        let mut at = 0;
+        next.configs.retain(|_| {
+            at += 1;
+            at - 1 == first || !indices.contains(&(at - 1))
+        });
+        self.configured(next)
+    }
+
+    /// The change to `next`, whose configs differ: each that does gets a new resourceVersion.
+    fn configured(&self, mut next: Self) -> Result<Change, Vec<FieldError>> {
+        let scheme = self.scheme();
+        let mut touched = Touched::default();
+        let mut touch =
+            |config: &DataPartitionConfig| touched.kinds.extend(scheme.resolve(&config.resource).ok());
+        let version = (self.revision + 1).to_string();
+        for config in &mut next.configs {
+            let before = self.config(&config.metadata.name);
+            config.metadata.resource_version =
+                before.and_then(|before| before.metadata.resource_version.clone());
+            if before != Some(&*config) {
+                config.metadata.resource_version = Some(version.clone());
+                touch(config);
+                before.into_iter().for_each(&mut touch);
+            }
+        }
+        self.configs.iter().filter(|old| next.config(&old.metadata.name).is_none()).for_each(&mut touch);
+        self.change_to(next, &touched)
+    }
+
+    fn create(&self, next: &mut Self, config: &DataPartitionConfig, errors: &mut Errors) {
+        let path = config_path(&config.metadata.name);
+        if next.config(&config.metadata.name).is_some() {
+            errors.add(
+                format!("{path}.metadata.name"),
+                "there is one of this name",
+                "update it, or choose another name",
+            );
+            return;
+        }
+        if config.metadata.resource_version.is_some() {
+            let message = "there is no such object to have a resourceVersion";
+            errors.add(
+                format!("{path}.metadata.resourceVersion"),
+                message,
+                "leave it out to create the object",
+            );
+            return;
+        }
+        next.configs.push(config.clone());
+    }
+
+    fn update(&self, next: &mut Self, config: &DataPartitionConfig, errors: &mut Errors) {
+        let version = config.metadata.resource_version.as_deref();
+        if let Some(at) = self.found(next, &config.metadata.name, version, errors) {
+            next.configs[at] = config.clone();
+        }
+    }
+
+    /// Where the object is, when it is there and of the version asked for.
+    fn found(&self, next: &Self, name: &str, version: Option<&str>, errors: &mut Errors) -> Option<usize> {
+        let path = config_path(name);
+        let Some(at) = next.configs.iter().position(|config| config.metadata.name == name) else {
+            errors.add(path, "there is no such object", "create it, or correct the name");
+            return None;
+        };
+        let current = next.configs[at].metadata.resource_version.as_deref();
+        if version.is_some() && version != current {
+            let message = format!("the object has been changed: it is {}", current.unwrap_or("new"));
+            let what_to_do = "get it again, and make the change to what is there now";
+            errors.add(format!("{path}.metadata.resourceVersion"), message, what_to_do);
+            return None;
+        }
+        Some(at)
+    }
+
+    fn resolve(&self, kind: &str) -> Result<KindPrefix, Vec<FieldError>> {
+        self.scheme().resolve(kind).map_err(|error| {
+            let what_to_do = "name a Kind as kubectl api-resources does, or write the prefix of its keys";
+            refused("kind", error.to_string(), what_to_do)
+        })
+    }
+
+    /// The places of a Kind's configs, in the order of their ranges.
+    fn of_kind(&self, kind: &KindPrefix) -> Vec<usize> {
+        let scheme = self.scheme();
+        let is_it = |i: &usize| scheme.resolve(&self.configs[*i].resource).as_ref() == Ok(kind);
+        let mut found: Vec<_> = (0..self.configs.len()).filter(is_it).collect();
+        found.sort_by_key(|i| self.configs[*i].is_range_start_valid.then(|| &self.configs[*i].range_start));
+        found
+    }
+
+    fn bounds_of(&self, kind: &KindPrefix) -> String {
+        let starts: Vec<_> = self
+            .of_kind(kind)
+            .iter()
+            .skip(1)
+            .map(|i| format!("{:?}", self.configs[*i].range_start))
+            .collect();
+        match starts.is_empty() {
+            true => "it is one range".to_owned(),
+            false => format!("they meet at {}", starts.join(", ")),
+        }
+    }
+
+    /// The document in which the Kind has a config, if need be one that leaves it on the default store.
+    fn with_kind(&self, kind: &KindPrefix) -> Self {
+        let mut next = self.clone();
+        if next.of_kind(kind).is_empty() {
+            let resource = self.scheme().name_of(kind);
+            let name = match self.config(&resource) {
+                None => resource.clone(),
+                Some(_) => self.fresh_name(&resource),
+            };
+            next.configs.push(DataPartitionConfig {
+                api_version: None,
+                kind: None,
+                metadata: Metadata { name, resource_version: None },
+                range_start: String::new(),
+                is_range_start_valid: false,
+                range_end: String::new(),
+                is_range_end_valid: false,
+                service_group_id: Some(self.default.clone()),
+                resource,
+                ring: None,
+                durability: None,
+                history_max: None,
+            });
+        }
+        next
+    }
+
+    /// `base-2`, or the next number that is free.
+    fn fresh_name(&self, base: &str) -> String {
+        let stem = match base.rsplit_once('-') {
+            Some((stem, number)) if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => stem,
+            _ => base,
+        };
+        let mut number = 2_usize;
+        while self.config(&format!("{stem}-{number}")).is_some() {
+            number += 1;
+        }
+        format!("{stem}-{number}")
+    }
+}
+
+/// Lets one store serve the config's range.
+fn serve(config: &mut DataPartitionConfig, store: &StoreName) {
+    config.ring = None;
+    config.service_group_id = Some(store.clone());
+}

@@ -1,0 +1,294 @@
+//! Stores as objects: they come, are drained and go, but their places are for ever.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Change, ClusterState, Touched, config_path, refused, store_path};
+use crate::{
+    ids::{Slot, StoreName},
+    map::StoreIdx,
+    model::{DataPartitionConfig, StoreConfig, StoreType},
+    validate::{self, Errors, FieldError},
+};
+
+/// A store; Arktos calls it a service group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StoreObject {
+    /// Unique among the stores that are not removed.
+    pub name: StoreName,
+    /// What it is.
+    #[serde(rename = "type")]
+    pub store_type: StoreType,
+    /// Of a shard: the low bits of its revisions (R1). Never given to another store, as nobody here knows its ceiling.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u16>,
+    /// Where it listens; may be empty where another part of kindred starts it and knows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub endpoints: Vec<String>,
+    /// Who it is, from its first handshake.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// Whether configs may name it.
+    pub state: StoreState,
+    /// The document's revision at its last change.
+    pub resource_version: u64,
+}
+
+/// A store's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreState {
+    /// Configs may name it.
+    Active,
+    /// Nothing names it any more; it may still own data that is on its way out.
+    Draining,
+    /// Not there; its place stays.
+    Removed,
+}
+
+impl StoreObject {
+    pub(super) fn new(config: StoreConfig, resource_version: u64) -> Self {
+        Self {
+            name: config.name,
+            store_type: config.store_type,
+            // Checked to be at most `Slot::MAX` by then.
+            slot: config.slot.and_then(|slot| u16::try_from(slot).ok()),
+            endpoints: config.endpoints,
+            uuid: None,
+            state: StoreState::Active,
+            resource_version,
+        }
+    }
+
+    /// As in a configuration file.
+    #[must_use]
+    pub fn config(&self) -> StoreConfig {
+        StoreConfig {
+            name: self.name.clone(),
+            slot: self.slot.map(u32::from),
+            endpoints: self.endpoints.clone(),
+            store_type: self.store_type,
+        }
+    }
+}
+
+impl ClusterState {
+    /// The document with one more store, at the end of the list. A shard without a slot gets the lowest that no store
+    /// ever had (R1).
+    ///
+    /// # Errors
+    /// Everything that is wrong with it: name, slot, endpoints.
+    pub fn add_store(&self, mut store: StoreConfig) -> Result<(Self, StoreIdx), Vec<FieldError>> {
+        let path = store_path(&store.name);
+        let mut errors = Errors::default();
+        if store.store_type == StoreType::Shard && store.slot.is_none() {
+            store.slot = self.free_slot().map(u32::from);
+            if store.slot.is_none() {
+                let message = format!("all {} slots have been given away", Slot::MAX);
+                errors.add(
+                    format!("{path}.slot"),
+                    message,
+                    "slots are not used again: use the stores that are there",
+                );
+                return Err(errors.0);
+            }
+        }
+        let place = match u16::try_from(self.stores.len()) {
+            Ok(place) => StoreIdx(place),
+            Err(_) => return Err(refused(path, "too many stores", "use those that are there")),
+        };
+        let gone = |object: &&StoreObject| object.state == StoreState::Removed;
+        let mut all: Vec<_> =
+            self.stores.iter().filter(|object| !gone(object)).map(StoreObject::config).collect();
+        all.push(store.clone());
+        let paths = |at: usize| store_path(&all[at].name);
+        validate::stores(&all, paths, &mut errors);
+        if let Some(other) = self
+            .stores
+            .iter()
+            .filter(gone)
+            .find(|object| object.slot.is_some() && object.slot.map(u32::from) == store.slot)
+        {
+            let message = format!("the slot was the slot of store {:?}, which is removed", other.name.0);
+            errors.add(format!("{path}.slot"), message, "leave the slot out, and a free one is given");
+        }
+        if !errors.0.is_empty() {
+            return Err(errors.0);
+        }
+        let mut next = self.clone();
+        next.revision += 1;
+        next.stores.push(StoreObject::new(store, next.revision));
+        Ok((next, place))
+    }
+
+    /// The document with what a store said of itself at its first handshake.
+    ///
+    /// # Errors
+    /// When there is no such store, or it was another one before.
+    pub fn identify_store(&self, name: &StoreName, uuid: &str) -> Result<Self, Vec<FieldError>> {
+        let (at, object) = self.known(name)?;
+        match &object.uuid {
+            Some(known) if known == uuid => Ok(self.clone()),
+            Some(known) => {
+                let message = format!("the store is {known}, and {uuid} answers in its place");
+                Err(refused(format!("{}.uuid", store_path(name)), message, "correct its endpoints"))
+            }
+            None => Ok(self.with_store(at, |store| store.uuid = Some(uuid.to_owned()))),
+        }
+    }
+
+    /// The document with other endpoints for a store.
+    ///
+    /// # Errors
+    /// When there is no such store, or an endpoint is none.
+    pub fn readdress_store(&self, name: &StoreName, endpoints: Vec<String>) -> Result<Self, Vec<FieldError>> {
+        let (at, object) = self.known(name)?;
+        let mut errors = Errors::default();
+        let config = StoreConfig { endpoints: endpoints.clone(), ..object.config() };
+        validate::stores(&[config], |_| store_path(name), &mut errors);
+        if errors.0.is_empty() {
+            Ok(self.with_store(at, |store| store.endpoints = endpoints))
+        } else {
+            Err(errors.0)
+        }
+    }
+
+    /// The change after which nothing names the store: rings do without it, and what it serves alone, the default's part
+    /// included, goes to `to`, or to the default store unless that is the one. It owns nothing once the transfers are
+    /// done, and can be removed then.
+    ///
+    /// # Errors
+    /// Everything that cannot be: no other store to go to, a ring without stores, an etcd beside shards.
+    pub fn drain_store(&self, name: &StoreName, to: Option<&StoreName>) -> Result<Change, Vec<FieldError>> {
+        let (at, _) = self.known(name)?;
+        if to == Some(name) {
+            return Err(refused(
+                "to",
+                format!("store {:?} is the one to drain", name.0),
+                "name another store",
+            ));
+        }
+        if let Some(to) = to {
+            self.known(to)?;
+        }
+        let heir = to.or(Some(&self.default).filter(|default| *default != name));
+        let mut errors = Errors::default();
+        let mut next = self.with_store(at, |store| store.state = StoreState::Draining);
+        let mut touched = Touched::default();
+        let scheme = self.scheme();
+        for config in next.configs.iter_mut().filter(|config| names(config, name)) {
+            touched.kinds.extend(scheme.resolve(&config.resource).ok());
+            if !give_up(config, name, heir) {
+                let message = format!("no store is left but {:?}", name.0);
+                errors.add(config_path(&config.metadata.name), message, "name the store that takes over");
+            }
+            config.metadata.resource_version = Some(next.revision.to_string());
+        }
+        if self.default == *name {
+            match heir {
+                Some(heir) => next.default = heir.clone(),
+                None => errors.add("default", "it is the store to drain", "name the store that takes over"),
+            }
+            touched.rest = true;
+        }
+        // What else it owns: moves that were aborted left it there, and it must not stay.
+        for partition in self.map.partitions().iter().filter(|p| p.placement.stores().contains(&at)) {
+            match &partition.kind {
+                Some(kind) => drop(touched.kinds.insert(kind.clone())),
+                None => touched.rest = true,
+            }
+        }
+        if !errors.0.is_empty() {
+            return Err(errors.0);
+        }
+        self.change_to(next, &touched)
+    }
+
+    /// The document in which the store is configured again after [`ClusterState::drain_store`]; nothing moves back.
+    ///
+    /// # Errors
+    /// When there is no such store.
+    pub fn activate_store(&self, name: &StoreName) -> Result<Self, Vec<FieldError>> {
+        let (at, _) = self.known(name)?;
+        Ok(self.with_store(at, |store| store.state = StoreState::Active))
+    }
+
+    /// The document without a store; its place and its slot stay taken.
+    ///
+    /// # Errors
+    /// When it owns keys, or a config or the default names it: everything that does.
+    pub fn remove_store(&self, name: &StoreName) -> Result<Self, Vec<FieldError>> {
+        let (at, _) = self.known(name)?;
+        let mut errors = Errors::default();
+        let scheme = self.scheme();
+        let owned = self.map.partitions().iter().filter(|p| p.placement.stores().contains(&at));
+        let kinds: BTreeSet<_> = owned.map(|partition| partition.kind.as_ref()).collect();
+        for kind in kinds {
+            let what =
+                kind.map_or_else(|| "keys of no configured Kind".to_owned(), |kind| scheme.name_of(kind));
+            let what_to_do = format!("run kindred drain {name}, and wait for its moves");
+            errors.add(store_path(name), format!("it still owns {what}"), what_to_do);
+        }
+        for config in self.configs.iter().filter(|config| names(config, name)) {
+            let field = if config.ring.is_some() { "ring.stores" } else { "serviceGroupId" };
+            let path = format!("{}.{field}", config_path(&config.metadata.name));
+            errors.add(path, format!("it names store {:?}", name.0), "name another store");
+        }
+        if self.default == *name {
+            errors.add("default", format!("it is store {:?}", name.0), "drain the store first");
+        }
+        if errors.0.is_empty() {
+            Ok(self.with_store(at, |store| store.state = StoreState::Removed))
+        } else {
+            Err(errors.0)
+        }
+    }
+
+    pub(super) fn known(&self, name: &StoreName) -> Result<(StoreIdx, &StoreObject), Vec<FieldError>> {
+        self.store(name).ok_or_else(|| {
+            let known: Vec<_> = self
+                .stores
+                .iter()
+                .filter(|store| store.state != StoreState::Removed)
+                .map(|store| store.name.0.as_str())
+                .collect();
+            let what_to_do = format!("name one of {}", known.join(", "));
+            refused(store_path(name), format!("there is no store {:?}", name.0), what_to_do)
+        })
+    }
+
+    fn with_store(&self, at: StoreIdx, change: impl FnOnce(&mut StoreObject)) -> Self {
+        let mut next = self.clone();
+        next.revision += 1;
+        if let Some(store) = next.stores.get_mut(usize::from(at.0)) {
+            change(store);
+            store.resource_version = next.revision;
+        }
+        next
+    }
+}
+
+fn names(config: &DataPartitionConfig, store: &StoreName) -> bool {
+    config.service_group_id.as_ref() == Some(store)
+        || config.ring.as_ref().is_some_and(|ring| ring.stores.contains(store))
+}
+
+/// Takes the store out of the config; false when no other is left.
+fn give_up(config: &mut DataPartitionConfig, store: &StoreName, heir: Option<&StoreName>) -> bool {
+    match (&mut config.ring, heir) {
+        (Some(ring), heir) => {
+            ring.stores.retain(|of_ring| of_ring != store);
+            if ring.stores.is_empty() {
+                ring.stores.extend(heir.cloned());
+            }
+            !ring.stores.is_empty()
+        }
+        (None, Some(heir)) => {
+            config.service_group_id = Some(heir.clone());
+            true
+        }
+        (None, None) => false,
+    }
+}

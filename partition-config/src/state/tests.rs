@@ -1,0 +1,402 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    key::KeyRange,
+    parse::{DEFAULT_CONFIG, parse_config, parse_partition},
+};
+
+fn name(text: &str) -> StoreName {
+    StoreName(text.to_owned())
+}
+
+/// Stores a, b, c and an etcd e, default a, with these partitions in YAML flow style.
+fn state(partitions: &[&str]) -> ClusterState {
+    let mut text = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}, {name: c, slot: 5}, \
+                    {name: e, type: etcd, endpoints: ['http://h:1']}]\npartitions:\n"
+        .to_owned();
+    if partitions.is_empty() {
+        text.push_str(" []\n");
+    }
+    for (i, partition) in partitions.iter().enumerate() {
+        text.push_str(&format!("- {{metadata: {{name: p{i}}}, {partition}}}\n"));
+    }
+    ClusterState::bootstrap(&parse_config(&text).unwrap()).unwrap()
+}
+
+fn config(text: &str) -> DataPartitionConfig {
+    parse_partition(text).unwrap()
+}
+
+fn paths<T: std::fmt::Debug>(result: Result<T, Vec<FieldError>>) -> Vec<String> {
+    result.unwrap_err().into_iter().map(|error| error.path).collect()
+}
+
+fn brief(change: &Change) -> Vec<String> {
+    let one = |t: &Transfer| {
+        let KeyRange::Span { start, .. } = &t.unit.range else { panic!("{t:?}") };
+        let buckets = t.unit.buckets.as_ref().map_or(String::new(), |b| format!(" {}", b.set.len()));
+        format!("{start}{buckets} {}>{}", change.state.store_name(t.from), change.state.store_name(t.to))
+    };
+    change.transfers.iter().map(one).collect()
+}
+
+/// The document after everything has moved.
+fn done(change: &Change) -> ClusterState {
+    change.state.with_transfers(&change.transfers).unwrap()
+}
+
+fn owner(state: &ClusterState, key: &str) -> String {
+    state.store_name(state.map.store_of(key.as_bytes()))
+}
+
+#[test]
+fn the_default_configuration_as_a_document() {
+    let state = ClusterState::bootstrap(&parse_config(DEFAULT_CONFIG).unwrap()).unwrap();
+    assert_eq!((state.generation, state.revision), (Epoch(1), 1));
+    assert_eq!(ClusterState::from_json(&state.to_json()), Ok(state.clone()));
+    let valid = validate::validate(&parse_config(DEFAULT_CONFIG).unwrap()).unwrap();
+    assert_eq!(state.validated(), Ok(valid));
+}
+
+#[test]
+fn documents_are_checked() {
+    let state = state(&["resource: pods, serviceGroupId: b"]);
+    let text = String::from_utf8(state.to_json()).unwrap();
+    let read = |from: &str, to: &str| {
+        assert!(text.contains(from), "{text}");
+        ClusterState::from_json(text.replace(from, to).as_bytes())
+    };
+    assert_eq!(read(r#""version":1"#, r#""version":2,"more":1"#), Err(StateError::Version(2)));
+    assert!(matches!(read(r#""generation""#, r#""generatoin""#), Err(StateError::Malformed(_))));
+    assert!(matches!(read(r#""store":1"#, r#""store":7"#), Err(StateError::Inconsistent(_))));
+    assert!(matches!(read(r#""default":"a""#, r#""default":"x""#), Err(StateError::Inconsistent(_))));
+    let removed = r#""slot":2,"state":"removed""#;
+    assert!(matches!(read(r#""slot":2,"state":"active""#, removed), Err(StateError::Inconsistent(_))));
+    assert!(matches!(ClusterState::from_json(b"{}"), Err(StateError::Malformed(_))));
+}
+
+#[test]
+fn a_config_edited_moves_the_kind() {
+    let before = state(&["resource: pods, serviceGroupId: b", "resource: nodes, serviceGroupId: a"]);
+    let mut edited = before.configs[0].clone();
+    edited.service_group_id = Some(name("c"));
+    let change = before.apply_configs(&[ConfigChange::Update(edited.clone())]).unwrap();
+    assert_eq!(brief(&change), ["/registry/pods b>c", "/registry/pods/ b>c"]);
+    assert_eq!(change.by_kind().len(), 1);
+    assert_eq!((change.state.generation, change.state.revision), (Epoch(1), 2));
+    assert_eq!(change.state.map, before.map, "nothing has moved yet");
+    let version = |at: usize| change.state.configs[at].metadata.resource_version.as_deref();
+    assert_eq!((version(0), version(1)), (Some("2"), Some("1")));
+    let after = done(&change);
+    assert_eq!((after.generation, owner(&after, "/registry/pods/x")), (Epoch(2), "c".to_owned()));
+    assert_eq!(transfers::transfers(&after.map, &change.desired), []);
+    // The version that was edited is not the object's any more.
+    let again = after.apply_configs(&[ConfigChange::Update(edited)]);
+    assert_eq!(paths(again), ["datapartitionconfigs/p0.metadata.resourceVersion"]);
+}
+
+#[test]
+fn what_moves_nothing_is_in_force_at_once() {
+    let before = state(&["resource: pods, serviceGroupId: b"]);
+    let nodes = config("{metadata: {name: nodes}, resource: nodes, serviceGroupId: a}");
+    let change = before.apply_configs(&[ConfigChange::Create(nodes)]).unwrap();
+    assert_eq!((change.transfers.len(), change.state.generation), (0, Epoch(2)));
+    assert!(change.state.map.lookup(b"/registry/minions").is_pseudo());
+    let mut fsync = change.state.configs[1].clone();
+    fsync.durability = Some(crate::model::Durability::Fsync);
+    let change = change.state.apply_configs(&[ConfigChange::Update(fsync)]).unwrap();
+    assert_eq!((change.transfers.len(), change.state.generation, change.state.revision), (0, Epoch(2), 3));
+}
+
+#[test]
+fn a_move_under_way_is_left_alone_by_other_changes() {
+    let before = state(&["resource: pods, serviceGroupId: b"]);
+    let moving = before.move_kind("pods", &name("c")).unwrap();
+    let change = moving.state.move_kind("nodes", &name("b")).unwrap();
+    assert_eq!(brief(&change), ["/registry/minions a>b", "/registry/minions/ a>b"]);
+    // Either may be switched first.
+    let after = done(&change).with_transfers(&moving.transfers).unwrap();
+    assert_eq!([owner(&after, "/registry/pods"), owner(&after, "/registry/minions")], ["c", "b"]);
+    assert_eq!(after.generation, Epoch(3));
+}
+
+#[test]
+fn refusals_name_object_and_field_and_come_all_at_once() {
+    let before = state(&["resource: pods, serviceGroupId: b"]);
+    let changes = [
+        ConfigChange::Create(config("{metadata: {name: p0}, resource: nodes, serviceGroupId: a}")),
+        ConfigChange::Create(config(
+            "{metadata: {name: x, resourceVersion: '1'}, resource: nodes, serviceGroupId: a}",
+        )),
+        ConfigChange::Create(config("{metadata: {name: y}, resource: node, serviceGroupId: f}")),
+        ConfigChange::Update(config("{metadata: {name: z}, resource: nodes, serviceGroupId: a}")),
+        ConfigChange::Delete { name: "p0".to_owned(), resource_version: Some("9".to_owned()) },
+    ];
+    let errors = before.apply_configs(&changes).unwrap_err();
+    assert_eq!(
+        errors.iter().map(|error| error.path.as_str()).collect::<Vec<_>>(),
+        [
+            "datapartitionconfigs/p0.metadata.name",
+            "datapartitionconfigs/x.metadata.resourceVersion",
+            "datapartitionconfigs/z",
+            "datapartitionconfigs/p0.metadata.resourceVersion",
+            "datapartitionconfigs/y.serviceGroupId",
+            "datapartitionconfigs/y.resource",
+        ]
+    );
+    assert_eq!(errors[5].message, r#"Kubernetes has no "node": did you mean "nodes"?"#);
+    let twice = config("{metadata: {name: y}, resource: pods, serviceGroupId: a}");
+    let overlap = before.apply_configs(&[ConfigChange::Create(twice)]);
+    assert_eq!(paths(overlap), ["datapartitionconfigs/y.rangeStart"]);
+    let error = before.move_kind("pod", &name("c")).unwrap_err();
+    assert_eq!((error[0].path.as_str(), error[0].message.contains("did you mean \"pods\"")), ("kind", true));
+    assert_eq!(paths(before.move_kind("pods", &name("x"))), ["servicegroups/x"]);
+    assert_eq!(paths(before.move_kind("pods", &name("e"))), ["servicegroups/e"], "no live move to an etcd");
+}
+
+#[test]
+fn a_whole_configuration_replaces() {
+    let before = state(&["resource: pods, serviceGroupId: b", "resource: nodes, serviceGroupId: b"]);
+    let same = before.apply_configs(&[ConfigChange::Replace(before.configs.clone())]).unwrap();
+    assert_eq!(
+        (same.transfers.len(), &same.state.configs, &same.state.map),
+        (0, &before.configs, &before.map)
+    );
+    let mut unversioned = before.configs[0].clone();
+    unversioned.metadata.resource_version = None;
+    let same =
+        before.apply_configs(&[ConfigChange::Replace(vec![unversioned, before.configs[1].clone()])]).unwrap();
+    assert_eq!(same.state.configs, before.configs, "what is equal stays as it is");
+    let fewer = before.apply_configs(&[ConfigChange::Replace(vec![before.configs[0].clone()])]).unwrap();
+    assert_eq!(brief(&fewer), ["/registry/minions b>a", "/registry/minions/ b>a"], "back to the default");
+    assert_eq!(fewer.state.configs.len(), 1);
+}
+
+#[test]
+fn a_ring_grows_by_what_it_must() {
+    let before = state(&["resource: pods, serviceGroupId: a"]);
+    let ring = |stores: &str| {
+        ConfigChange::Update(config(&format!(
+            "{{metadata: {{name: p0}}, resource: pods, ring: {{stores: [{stores}]}}}}"
+        )))
+    };
+    let two = before.apply_configs(&[ring("a, b")]).unwrap();
+    assert_eq!(brief(&two), ["/registry/pods/ 128 a>b"]);
+    let two = done(&two);
+    let unchanged = two.apply_configs(&[ring("b, a")]).unwrap();
+    assert_eq!(brief(&unchanged), [""; 0], "the order of stores says nothing");
+    let three = two.apply_configs(&[ring("a, b, c")]).unwrap();
+    assert_eq!(brief(&three), ["/registry/pods/ 42 a>c", "/registry/pods/ 43 b>c"]);
+    let back = done(&three).apply_configs(&[ring("a, b")]).unwrap();
+    let moved: Vec<_> = brief(&back).iter().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
+    assert_eq!(moved, ["c>a", "c>b"]);
+}
+
+#[test]
+fn splits_and_merges() {
+    let before = state(&["resource: pods, serviceGroupId: b"]);
+    let split = before.split("pods", "m", &name("c")).unwrap();
+    assert_eq!(brief(&split), ["/registry/pods/m b>c"]);
+    let after = done(&split);
+    assert_eq!(after.configs[1].metadata.name, "p0-2");
+    assert_eq!([owner(&after, "/registry/pods/a"), owner(&after, "/registry/pods/m")], ["b", "c"]);
+    let thrice = done(&after.split("pods", "t", &name("a")).unwrap());
+    assert_eq!(thrice.configs[2].metadata.name, "p0-3");
+    assert_eq!(paths(thrice.split("pods", "t", &name("b"))), ["at"]);
+    assert_eq!(paths(thrice.split("pods", "/registry/pods/x", &name("b"))), ["at"]);
+    let merged = thrice.merge("pods", Some("t"), None).unwrap();
+    assert_eq!(brief(&merged), ["/registry/pods/t a>c"]);
+    assert_eq!(
+        merged.state.configs,
+        after
+            .configs
+            .iter()
+            .cloned()
+            .map(|mut c| {
+                c.metadata.resource_version =
+                    merged.state.config(&c.metadata.name).unwrap().metadata.resource_version.clone();
+                c
+            })
+            .collect::<Vec<_>>()
+    );
+    let whole = thrice.merge("pods", None, Some(&name("b"))).unwrap();
+    assert_eq!(brief(&whole), ["/registry/pods/m c>b", "/registry/pods/t a>b"]);
+    assert_eq!(whole.state.configs.len(), 1);
+    assert_eq!(transfers::transfers(&done(&whole).map, &before.map), []);
+    let error = thrice.merge("pods", Some("x"), None).unwrap_err();
+    assert_eq!(error[0].what_to_do, r#"they meet at "m", "t""#);
+    assert_eq!(paths(before.merge("pods", None, None)), ["kind"]);
+    assert_eq!(paths(before.merge("nodes", None, None)), ["kind"]);
+    // A Kind that no config names gets its configs by the way.
+    let named = before.split("leases", "m", &name("c")).unwrap();
+    assert_eq!(brief(&named), ["/registry/leases/m a>c"]);
+    assert_eq!(named.state.configs[1].metadata.name, "leases");
+}
+
+#[test]
+fn stores_come_with_a_slot_of_their_own_and_go_when_they_own_nothing() {
+    let before = state(&["resource: pods, serviceGroupId: b"]);
+    let new = |name: &str, slot| StoreConfig {
+        name: StoreName(name.to_owned()),
+        slot,
+        endpoints: vec![],
+        store_type: StoreType::Shard,
+    };
+    let (after, at) = before.add_store(new("d", None)).unwrap();
+    assert_eq!((at, after.stores[4].slot), (StoreIdx(4), Some(3)), "the lowest that is free");
+    assert_eq!(
+        paths(after.add_store(new("D!", Some(1)))),
+        ["servicegroups/D!.name", "servicegroups/D!.slot"]
+    );
+    assert_eq!(paths(after.add_store(new("d", None))), ["servicegroups/d.name"]);
+    assert_eq!(
+        paths(before.remove_store(&name("b"))),
+        ["servicegroups/b", "datapartitionconfigs/p0.serviceGroupId"]
+    );
+    assert_eq!(paths(before.remove_store(&name("a"))), ["servicegroups/a", "default"]);
+    let gone = after.remove_store(&name("d")).unwrap();
+    assert_eq!(paths(gone.remove_store(&name("d"))), ["servicegroups/d"]);
+    assert_eq!(paths(gone.move_kind("pods", &name("d"))), ["servicegroups/d"]);
+    assert_eq!(
+        paths(gone.add_store(new("d", Some(3)))),
+        ["servicegroups/d.slot"],
+        "a slot is never used again"
+    );
+    let (again, at) = gone.add_store(new("d", None)).unwrap();
+    assert_eq!((at, again.stores[5].slot), (StoreIdx(5), Some(4)));
+    assert_eq!(done(&again.move_kind("pods", &name("d")).unwrap()).map.store_of(b"/registry/pods/a"), at);
+    assert_eq!(ClusterState::from_json(&again.to_json()), Ok(again));
+    let known = before.identify_store(&name("b"), "u1").unwrap();
+    assert_eq!(known.identify_store(&name("b"), "u1").as_ref(), Ok(&known));
+    assert_eq!(paths(known.identify_store(&name("b"), "u2")), ["servicegroups/b.uuid"]);
+    assert_eq!(
+        paths(known.readdress_store(&name("b"), vec!["a b".into()])),
+        ["servicegroups/b.endpoints[0]"]
+    );
+    let moved = known.readdress_store(&name("b"), vec!["http://h:2".into()]).unwrap();
+    assert_eq!(moved.stores[1].endpoints, ["http://h:2"]);
+}
+
+#[test]
+fn slots_run_out() {
+    let mut state = state(&[]);
+    let new = |at: usize| StoreConfig {
+        name: StoreName(format!("s{at}")),
+        slot: None,
+        endpoints: vec![],
+        store_type: StoreType::Shard,
+    };
+    for at in 0..1020 {
+        state = state.add_store(new(at)).unwrap().0;
+    }
+    assert_eq!(paths(state.add_store(new(1020))), ["servicegroups/s1020.slot"]);
+}
+
+#[test]
+fn a_store_is_drained_of_everything() {
+    let before = state(&[
+        "resource: pods, ring: {stores: [a, b]}",
+        "resource: nodes, serviceGroupId: b",
+        "resource: secrets, serviceGroupId: c",
+    ]);
+    let change = before.drain_store(&name("b"), None).unwrap();
+    assert_eq!(
+        brief(&change),
+        ["/registry/minions b>a", "/registry/minions/ b>a", "/registry/pods/ 128 b>a"]
+    );
+    assert_eq!(change.state.configs[0].ring.as_ref().unwrap().stores, [name("a")]);
+    assert_eq!(paths(change.state.move_kind("pods", &name("b"))), ["datapartitionconfigs/p0.serviceGroupId"]);
+    assert_eq!(paths(change.state.remove_store(&name("b"))).len(), 2, "nodes and pods are still there");
+    let again = change.state.drain_store(&name("b"), None).unwrap();
+    assert_eq!(again.transfers, change.transfers, "it may be asked for twice");
+    let gone = done(&change).remove_store(&name("b")).unwrap();
+    assert_eq!(ClusterState::from_json(&gone.to_json()), Ok(gone));
+    assert_eq!(paths(before.drain_store(&name("a"), None)), ["default"]);
+    assert_eq!(paths(before.drain_store(&name("a"), Some(&name("a")))), ["to"]);
+    assert_eq!(paths(before.drain_store(&name("a"), Some(&name("e")))), ["servicegroups/e"]);
+    let default = before.drain_store(&name("a"), Some(&name("c"))).unwrap();
+    let after = done(&default);
+    for key in ["", "/registry/pods/a", "/registry/pods/b", "/registry/podtemplates/a", "/registry/pods", "z"]
+    {
+        assert_ne!(owner(&after, key), "a", "{key}");
+    }
+    assert_eq!((after.default.0.as_str(), owner(&after, "/registry/configmaps/x").as_str()), ("c", "c"));
+    assert!(after.remove_store(&name("a")).is_ok());
+    // One move for each Kind, and one for the keys of none.
+    assert_eq!(default.by_kind().len(), 2);
+    let back = change.state.activate_store(&name("b")).unwrap();
+    assert_eq!(back.stores[1].state, StoreState::Active);
+}
+
+/// One of what people do.
+#[derive(Debug, Clone)]
+enum Act {
+    Move(&'static str, &'static str),
+    Split(&'static str, &'static str, &'static str),
+    Merge(&'static str, Option<&'static str>),
+    Drain(&'static str, Option<&'static str>),
+    Ring(Vec<&'static str>),
+    Delete(usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let kind = || prop::sample::select(vec!["pods", "nodes"]);
+    let store = || prop::sample::select(vec!["a", "b", "c"]);
+    let at = || prop::sample::select(vec!["d", "m", "t"]);
+    prop_oneof![
+        (kind(), store()).prop_map(|(kind, to)| Act::Move(kind, to)),
+        (kind(), at(), store()).prop_map(|(kind, at, to)| Act::Split(kind, at, to)),
+        (kind(), prop::option::of(at())).prop_map(|(kind, at)| Act::Merge(kind, at)),
+        (store(), prop::option::of(store())).prop_map(|(store, to)| Act::Drain(store, to)),
+        prop::sample::subsequence(vec!["a", "b", "c"], 1..4).prop_map(Act::Ring),
+        (0usize..3).prop_map(Act::Delete),
+    ]
+}
+
+fn run(state: &ClusterState, act: &Act) -> Result<Change, Vec<FieldError>> {
+    match act {
+        Act::Move(kind, to) => state.move_kind(kind, &name(to)),
+        Act::Split(kind, at, to) => state.split(kind, at, &name(to)),
+        Act::Merge(kind, at) => state.merge(kind, *at, None),
+        Act::Drain(store, to) => state.drain_store(&name(store), to.map(name).as_ref()),
+        Act::Ring(stores) => {
+            let ring = format!(
+                "{{metadata: {{name: ring}}, resource: secrets, ring: {{stores: [{}]}}}}",
+                stores.join(", ")
+            );
+            state.apply_configs(&[match state.config("ring") {
+                None => ConfigChange::Create(config(&ring)),
+                Some(_) => ConfigChange::Update(config(&ring)),
+            }])
+        }
+        Act::Delete(at) => {
+            let name = state.configs.get(*at).map_or_else(String::new, |config| config.metadata.name.clone());
+            state.apply_configs(&[ConfigChange::Delete { name, resource_version: None }])
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_people_do_the_map_is_what_the_configs_say(acts in prop::collection::vec((act(), any::<bool>()), 1..8)) {
+        let mut state = state(&["resource: pods, serviceGroupId: b"]);
+        for (act, restore) in &acts {
+            let Ok(change) = run(&state, act) else { continue };
+            let after = done(&change);
+            prop_assert_eq!(ClusterState::from_json(&after.to_json()), Ok(after.clone()));
+            // Nothing is left to do for what was changed, nor for anything else.
+            let (_, _, wanted) = after.placed().unwrap();
+            prop_assert_eq!(transfers::transfers(&after.map, &wanted), [], "{:?}", act);
+            prop_assert_eq!(transfers::transfers(&after.map, &change.desired), []);
+            for store in after.stores.iter().filter(|store| store.state == StoreState::Draining) {
+                let (at, _) = after.store(&store.name).unwrap();
+                prop_assert!(!after.map.stores_of(&KeyRange::everything()).contains(&at));
+            }
+            state = after;
+            if let (Act::Drain(store, _), true) = (act, restore) {
+                state = state.activate_store(&name(store)).unwrap();
+            }
+        }
+    }
+}

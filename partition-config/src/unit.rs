@@ -1,0 +1,145 @@
+//! Units: what is owned, transferred, fed and exported. An interval of keys, and of a ring the buckets of it.
+
+use bytes::Bytes;
+
+use crate::{
+    key::KeyRange,
+    ring::{BucketSet, RingHash},
+};
+
+/// Which buckets of a range, and what of a key falls into one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct UnitBuckets {
+    /// How many bytes of a key come before what is hashed: the Kind prefix.
+    pub prefix_len: usize,
+    /// The buckets.
+    pub set: BucketSet,
+}
+
+/// Keys that are owned and moved as one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Unit {
+    /// A `Span`.
+    pub range: KeyRange,
+    /// Of a ring; `None` for all keys of the range.
+    pub buckets: Option<UnitBuckets>,
+}
+
+impl Unit {
+    /// All keys of a range.
+    #[must_use]
+    pub fn of_range(range: KeyRange) -> Self {
+        Self { range, buckets: None }
+    }
+
+    /// Whether `key` is one of the unit's.
+    #[must_use]
+    pub fn contains(&self, key: &[u8]) -> bool {
+        self.range.contains(key)
+            && self.buckets.as_ref().is_none_or(|buckets| {
+                buckets.set.contains(RingHash::V1.bucket(key.get(buckets.prefix_len..).unwrap_or_default()))
+            })
+    }
+
+    /// Whether a key of `range` can be the unit's: of a ring whose buckets are not looked at, perhaps none is.
+    #[must_use]
+    pub fn overlaps(&self, range: &KeyRange) -> bool {
+        match range {
+            KeyRange::Single(key) => self.contains(key),
+            KeyRange::Span { .. } => self.range.overlaps(range),
+        }
+    }
+
+    /// Whether a key can be in both. Buckets tell units apart only if both hash the same part of a key.
+    #[must_use]
+    pub fn overlaps_unit(&self, other: &Self) -> bool {
+        let apart = match (&self.buckets, &other.buckets) {
+            (Some(a), Some(b)) => a.prefix_len == b.prefix_len && a.set.is_disjoint(&b.set),
+            _ => false,
+        };
+        !apart && self.range.overlaps(&other.range)
+    }
+
+    /// Whether every key of `other` is surely the unit's.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        let buckets = match (&self.buckets, &other.buckets) {
+            (None, _) => true,
+            (Some(a), Some(b)) => a.prefix_len == b.prefix_len && (b.set - a.set).is_empty(),
+            (Some(_), None) => false,
+        };
+        buckets && self.range.intersection(&other.range) == other.range
+    }
+
+    /// The wire's buckets: 32 bytes with bit n % 8 of byte n / 8 for bucket n, and how many bytes come before what is
+    /// hashed. Empty for all keys of the range.
+    #[must_use]
+    pub fn buckets_to_wire(&self) -> (Bytes, u32) {
+        match &self.buckets {
+            None => (Bytes::new(), 0),
+            Some(buckets) => {
+                let prefix_len = u32::try_from(buckets.prefix_len).unwrap_or(u32::MAX);
+                (Bytes::copy_from_slice(&buckets.set.to_bytes()), prefix_len)
+            }
+        }
+    }
+
+    /// The inverse of [`Unit::buckets_to_wire`]; `None` for neither 0 nor 32 bytes.
+    #[must_use]
+    pub fn buckets_from_wire(buckets: &[u8], prefix_len: u32) -> Option<Option<UnitBuckets>> {
+        if buckets.is_empty() {
+            return Some(None);
+        }
+        let set = BucketSet::from_bytes(buckets.try_into().ok()?);
+        Some(Some(UnitBuckets { prefix_len: usize::try_from(prefix_len).ok()?, set }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{key::Key, ring::Bucket};
+
+    fn key() -> impl Strategy<Value = Key> {
+        "[ab]{1,3}".prop_map(|key| Key::from(key.as_str()))
+    }
+
+    fn unit() -> impl Strategy<Value = Unit> {
+        let buckets = (1usize..3, prop::collection::vec(any::<u8>(), 0..300));
+        let buckets = buckets.prop_map(|(prefix_len, set)| UnitBuckets {
+            prefix_len,
+            set: set.into_iter().map(Bucket).collect(),
+        });
+        (key(), prop::option::of(key()), prop::option::of(buckets))
+            .prop_map(|(start, end, buckets)| Unit { range: KeyRange::Span { start, end }, buckets })
+    }
+
+    #[test]
+    fn bytes_of_buckets() {
+        let set: BucketSet = [Bucket(0), Bucket(9), Bucket(255)].into_iter().collect();
+        let unit = Unit { range: KeyRange::everything(), buckets: Some(UnitBuckets { prefix_len: 15, set }) };
+        let (bytes, prefix_len) = unit.buckets_to_wire();
+        assert_eq!((bytes[0], bytes[1], bytes[31], bytes.len(), prefix_len), (1, 2, 128, 32, 15));
+        assert_eq!(Unit::buckets_from_wire(&bytes, prefix_len), Some(unit.buckets));
+        assert_eq!(Unit::buckets_from_wire(&[], 0), Some(None));
+        assert_eq!(Unit::buckets_from_wire(&bytes[1..], 15), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_words_mean_what_keys_say(a in unit(), b in unit(), key in key(), all: bool) {
+            let b = if all { Unit { buckets: None, ..b } } else { b };
+            if a.contains(&key) && b.contains(&key) {
+                prop_assert!(a.overlaps_unit(&b) && b.overlaps_unit(&a));
+                prop_assert!(a.overlaps(&b.range) && a.overlaps(&KeyRange::Single(key.clone())));
+            }
+            if a.covers(&b) && b.contains(&key) {
+                prop_assert!(a.contains(&key));
+            }
+            prop_assert!(a.covers(&a));
+            prop_assert_eq!(a.overlaps(&KeyRange::Single(key.clone())), a.contains(&key));
+        }
+    }
+}
