@@ -18,9 +18,9 @@ use crate::feeds::{self, Feeds};
 use crate::hold::Hold;
 use crate::leases::Leases;
 use crate::metrics::Metrics;
-use crate::routes::Routes;
-use crate::shown::ShownRevisions;
 use crate::stores::Stores;
+use kindred_router_core::routes::Routes;
+use kindred_router_core::shown::ShownRevisions;
 
 /// Who this router says it is, in every header.
 #[derive(Debug, Clone)]

@@ -15,8 +15,8 @@ use kindred_transport::tls::{ClientTls, ServerTls, ServerTlsArgs, StoreTlsArgs};
 use kindred_transport::{Endpoint, ListenAddr};
 
 use crate::feeds;
-use crate::routes::Routes;
 use crate::stores::StoreSpec;
+use kindred_router_core::routes::Routes;
 
 /// Flags of a router.
 #[derive(Debug, Clone, Default, clap::Args)]

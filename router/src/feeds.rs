@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::stores::Stores;
 use feed::{Feed, Reader};
-use place::FeedKey;
+use kindred_router_core::place::FeedKey;
 
 /// Bytes of recent events that a feed keeps.
 pub const RING_BYTES: usize = 16 << 20;

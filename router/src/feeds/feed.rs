@@ -11,7 +11,7 @@ use kindred_router_core::store::StoreIx;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use super::place::FeedKey;
+use kindred_router_core::place::FeedKey;
 
 /// What lies at a reader's position.
 #[derive(Debug)]

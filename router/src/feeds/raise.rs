@@ -6,10 +6,10 @@ use futures_util::future::try_join_all;
 use kindred_partition_config::ids::Revision;
 use tonic::Status;
 
-use super::place::FeedKey;
 use crate::execute::Deadline;
 use crate::execute::compact::raise;
 use crate::stores::Stores;
+use kindred_router_core::place::FeedKey;
 
 /// How long stores have to answer.
 const RAISE_MAX: Duration = Duration::from_secs(3);
@@ -20,7 +20,9 @@ const RAISE_MAX: Duration = Duration::from_secs(3);
 /// When a store cannot be asked, or refuses to follow (R3).
 pub async fn cut(stores: &Stores, key: &FeedKey) -> Result<Revision, Status> {
     let deadline = Deadline::within(RAISE_MAX);
-    let one = |(at, store), to| async move { raise(stores.get(store), key.ranges(at), to, deadline).await };
+    let one = |(at, store), to| async move {
+        raise(stores.get(store), super::place::wire_ranges(key, at), to, deadline).await
+    };
     let currents = try_join_all(key.stores().enumerate().map(|part| one(part, Revision::ZERO))).await?;
     let cut = currents.iter().copied().max().unwrap_or(Revision::ZERO);
     let below = key.stores().enumerate().zip(&currents).filter(|(_, current)| **current < cut);

@@ -253,7 +253,7 @@ impl Task {
         slot.asked = None;
         slot.after = from.prev();
         Counts::one(&self.feeds.counts.opened);
-        let ranges = self.feed.key.ranges(at);
+        let ranges = super::place::wire_ranges(&self.feed.key, at);
         slot.source = Some(Source::open(slot.store.clone(), ranges, from, slot.failures, live));
     }
 

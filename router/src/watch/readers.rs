@@ -14,7 +14,7 @@ use kindred_wire::kv::WatchHead;
 use super::message;
 use super::session::{CREATE_WAIT, Due, Origin, Session};
 use crate::feeds::feed::{Feed, Reader, Take};
-use crate::feeds::place::FeedKey;
+use kindred_router_core::place::FeedKey;
 
 /// Messages from feeds that are made ahead of the client; beyond, its watches stay where they are.
 const READY_MAX: usize = 4;

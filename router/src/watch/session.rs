@@ -26,7 +26,7 @@ use super::readers::{Created, FeedNo, FeedWatch, Followed};
 use super::round::Raised;
 use super::upstream::{Inbound, Upstream};
 use crate::app::App;
-use crate::feeds::place::{Placed, place};
+use kindred_router_core::place::{Placed, place};
 
 /// How long a create waits for a store that is down.
 pub const CREATE_WAIT: Duration = Duration::from_secs(10);
@@ -304,8 +304,7 @@ impl Session {
             return Err(WatchRefusal::EmptyRange.reason().to_owned());
         }
         let routes = self.app.routes.load();
-        let (placed, spread) =
-            place(&create.key, end, &routes, &self.app.stores).map_err(|refusal| refusal.to_string())?;
+        let (placed, spread) = place(&create.key, end, &routes).map_err(|refusal| refusal.to_string())?;
         let client_id = match create.watch_id {
             0 => {
                 while self.by_client.contains_key(&self.next_auto) {

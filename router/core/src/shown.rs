@@ -5,9 +5,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::consistent_read::{RevisionScope, Shown};
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::kind::KindPrefix;
-use kindred_router_core::consistent_read::{RevisionScope, Shown};
 
 /// What was shown. Requests load and raise it; never locked across an await.
 #[derive(Debug)]

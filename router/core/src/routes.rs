@@ -1,11 +1,11 @@
 //! The partition map as requests see it: keys to stores.
 
+use crate::parts::{Part, parts_of, store_ix};
+use crate::plan::Placement;
+use crate::store::{StoreIx, StoreKind};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::{KindPrefix, KindScheme, Located};
 use kindred_partition_config::map::{PartitionMap, StoreIdx};
-use kindred_router_core::parts::{Part, parts_of, store_ix};
-use kindred_router_core::plan::Placement;
-use kindred_router_core::store::{StoreIx, StoreKind};
 
 /// One whole map with what is needed to explain it.
 #[derive(Debug)]
