@@ -1,0 +1,138 @@
+//! Clients that read: keys, lists in pages, lists in the past and in the future, and kube-apiserver's probe.
+
+use std::rc::Rc;
+
+use kindred_engine::ops::RangeAnswer;
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::key::{Key, KeyRange};
+
+use super::Clients;
+use crate::history::{Item, Read, ReadAnswer};
+use crate::router::Fail;
+use crate::router::range::Ask;
+use crate::world::{MS, Micros, SECOND};
+
+fn answered(result: Result<RangeAnswer, Fail>) -> ReadAnswer {
+    match result {
+        Ok(answer) => {
+            let item = |kv: &kindred_engine::version::Version| Item {
+                key: kv.key().to_vec(),
+                modified: kv.mod_revision(),
+                create: kv.create_revision(),
+                version: kv.version(),
+                value: kv.value().to_vec(),
+            };
+            ReadAnswer::Data {
+                header: answer.header,
+                items: answer.kvs.iter().map(item).collect(),
+                count: answer.count,
+                more: answer.more,
+            }
+        }
+        Err(Fail::Compacted) => ReadAnswer::Compacted,
+        Err(Fail::Future) => ReadAnswer::Future,
+        Err(_) => ReadAnswer::Failed,
+    }
+}
+
+impl Clients {
+    /// One read.
+    pub async fn list(&self, router: usize, ask: Ask, page_after: Option<Micros>) -> ReadAnswer {
+        let asked = ask.clone();
+        let (result, times) = self.ask(router, move |router| async move { router.range(&asked).await }).await;
+        let answer = answered(result);
+        if let ReadAnswer::Data { header, items, .. } = &answer {
+            self.saw(ask.kind, *header);
+            self.world.note(format_args!(
+                "list of {:?} at {:?} limit {}: {} keys, header {header}",
+                ask.range,
+                ask.revision,
+                ask.limit,
+                items.len()
+            ));
+        } else {
+            self.world.note(format_args!("list of {:?} at {:?}: {answer:?}", ask.range, ask.revision));
+        }
+        let Ask { kind, range, revision, limit, descending } = ask;
+        self.history.write().reads.push(Read {
+            times,
+            kind,
+            range,
+            asked: revision,
+            limit,
+            descending,
+            page_after,
+            answer: answer.clone(),
+        });
+        answer
+    }
+
+    fn any_ask(&self) -> Ask {
+        let kind = self.any_kind();
+        let mut ask = Ask {
+            kind,
+            range: self.any_range(kind),
+            revision: None,
+            limit: *self.world.pick(&[0, 0, 1, 2, 5]),
+            descending: self.world.chance(15),
+        };
+        let seen = self.seen.borrow()[kind].clone();
+        match self.world.below(20) {
+            0..=3 => ask.range = KeyRange::Single(self.any_key(kind)),
+            4..=5 => {
+                // The probe: the Kind's pseudo-key.
+                let KeyRange::Span { start, .. } = self.topology.kind_range(kind) else { return ask };
+                ask.range = KeyRange::Single(Key::copy_from(&start[..start.len() - 1]));
+            }
+            6..=9 if !seen.is_empty() => ask.revision = Some(*self.world.pick(&seen)),
+            10..=12 => {
+                let ahead = *self.world.pick(&[1, 1 << 10, 1 << 20, 1 << 33]);
+                let base = seen.iter().max().copied().unwrap_or(Revision(1));
+                ask.revision = Some(Revision(base.get() + ahead));
+                if self.world.chance(50) {
+                    ask.range = KeyRange::Single(self.any_key(kind));
+                }
+            }
+            _ => {}
+        }
+        ask
+    }
+}
+
+/// A lister with so many lists to do.
+pub async fn run(clients: Rc<Clients>, lists: usize) {
+    for _ in 0..lists {
+        clients.pause().await;
+        if clients.over.get() {
+            return;
+        }
+        let ask = clients.any_ask();
+        let mut router = clients.any_router();
+        let first = clients.list(router, ask.clone(), None).await;
+        // The rest of the pages, at the first one's revision, maybe through another router.
+        let ReadAnswer::Data { header, mut items, mut more, .. } = first else { continue };
+        let at = ask.revision.unwrap_or(header);
+        let answered_at = clients.world.now();
+        while more && !clients.over.get() {
+            let slow = if clients.world.chance(5) { SECOND } else { MS };
+            clients.world.sleep(clients.world.between(10, slow)).await;
+            if clients.world.chance(30) {
+                router = clients.any_router();
+            }
+            let (Some(last), KeyRange::Span { start, end }) = (items.last(), &ask.range) else { break };
+            let last = Key::copy_from(&last.key);
+            let range = if ask.descending {
+                KeyRange::Span { start: start.clone(), end: Some(last) }
+            } else {
+                KeyRange::Span { start: last.successor(), end: end.clone() }
+            };
+            let page = Ask { range, revision: Some(at), ..ask.clone() };
+            // Only a list without a revision of its own is pinned.
+            let page_after = ask.revision.is_none().then(|| clients.world.now() - answered_at);
+            match clients.list(router, page, page_after).await {
+                ReadAnswer::Data { items: next, more: further, .. } => (items, more) = (next, further),
+                _ => break,
+            }
+        }
+    }
+}

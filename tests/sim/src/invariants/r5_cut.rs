@@ -1,0 +1,78 @@
+//! **R5**: a read over several shards is one cut. Its data are exactly what is true at its revision, `count` and `more`
+//! included, whatever was published later at or below it; and its header covers every write that was acknowledged
+//! before it began, through whichever router.
+
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::key::KeyRange;
+
+use crate::history::{Item, Read, ReadAnswer, Record, WriteAnswer};
+use crate::truth;
+
+/// See the text above.
+///
+/// # Errors
+/// What is wrong.
+pub fn check(record: &Record) -> Result<(), String> {
+    record.reads.iter().try_for_each(|read| {
+        let ReadAnswer::Data { header, items, count, more } = &read.answer else { return Ok(()) };
+        let at = read.asked.unwrap_or(*header);
+        is_true(record, read, at, items, *count, *more)?;
+        if let Some(late) = acknowledged(record, read).filter(|write| write > header) {
+            return Err(format!(
+                "a read of {:?} shows {header}, though {late} was acknowledged before it began",
+                read.range
+            ));
+        }
+        Ok(())
+    })
+}
+
+fn is_true(
+    record: &Record,
+    read: &Read,
+    at: Revision,
+    items: &[Item],
+    count: u64,
+    more: bool,
+) -> Result<(), String> {
+    let all = truth::state(record, read.kind, &read.range, at);
+    let mut expected: Vec<&Item> = all.values().collect();
+    if read.descending {
+        expected.reverse();
+    }
+    if read.limit > 0 {
+        expected.truncate(read.limit);
+    }
+    let wrong = |what: String| Err(format!("a read of {:?} at {at}: {what}", read.range));
+    if !items.iter().eq(expected.iter().copied()) {
+        return wrong(format!("shows {items:?}, but true is {expected:?}"));
+    }
+    if count != all.len() as u64 {
+        return wrong(format!("counts {count} of {}", all.len()));
+    }
+    if more != (all.len() > items.len()) {
+        return wrong(format!("says more {more} with {} of {}", items.len(), all.len()));
+    }
+    Ok(())
+}
+
+/// The highest revision of what the read is about that a client had been told before the read began.
+fn acknowledged(record: &Record, read: &Read) -> Option<Revision> {
+    let before = record.writes.iter().filter(|write| {
+        write.kind == read.kind
+            && write.times.finished < read.times.started
+            && concerns(&write.range, &read.range)
+    });
+    before
+        .filter_map(|write| match write.answer {
+            WriteAnswer::Done(at) => Some(at),
+            _ => None,
+        })
+        .max()
+}
+
+/// A delete over several stores shows the highest revision of its parts, which says nothing about one of its stores: a
+/// read must cover it only when it reads all of them.
+fn concerns(write: &KeyRange, read: &KeyRange) -> bool {
+    read.intersection(write) == *write
+}

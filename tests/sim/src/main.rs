@@ -1,0 +1,32 @@
+//! `kindred-sim`: runs one seed and prints its log (`SEED=`), or many from a random one on (`SEEDS=`).
+
+#![allow(clippy::print_stdout, reason = "printing is what it is for")]
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::process::ExitCode;
+
+use kindred_sim::many::many;
+use kindred_sim::run::run;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+fn main() -> ExitCode {
+    if let Some(seed) = number("SEED") {
+        let outcome = run(seed, None);
+        outcome.log.iter().for_each(|line| println!("{line}"));
+        println!("{}", outcome.counts);
+        for violation in &outcome.violations {
+            println!("seed {seed} broke {violation}");
+        }
+        return if outcome.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let first = number("FROM").unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 16);
+    let seeds = number("SEEDS").unwrap_or(100_000);
+    let (counts, broken) = many(first..first.saturating_add(seeds), 2);
+    broken.iter().for_each(|outcome| println!("{}", outcome.report()));
+    println!("seeds from {first}");
+    println!("{counts}");
+    if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,35 @@
+//! Many seeds, on several threads.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::run::{Counts, Outcome, run};
+
+/// Runs seeds on so many threads; what they did together, and the first runs that broke something, by seed.
+#[must_use]
+pub fn many(seeds: Range<u64>, threads: usize) -> (Counts, Vec<Outcome>) {
+    let next = AtomicU64::new(seeds.start);
+    let all = Mutex::new((Counts::default(), Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    let outcome = run(seed, None);
+                    let mut all = all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    all.0.add(&outcome.counts);
+                    if !outcome.violations.is_empty() && all.1.len() < 20 {
+                        all.1.push(outcome);
+                    }
+                }
+            });
+        }
+    });
+    let (counts, mut broken) = all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    broken.sort_by_key(|outcome| outcome.seed);
+    (counts, broken)
+}

@@ -1,0 +1,168 @@
+//! A router: the real decisions of `kindred-router-core`, driven as `router/src` drives them, over simulated calls.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use kindred_engine::error::EngineError;
+use kindred_partition_config::ids::{LeaseId, Revision};
+use kindred_router_core::compaction::Owed;
+use kindred_router_core::consistent_read::RevisionScope;
+use kindred_router_core::shown::ShownRevisions;
+use kindred_router_core::store::{Member, StoreIx, StoreKind};
+
+use crate::history::History;
+use crate::messages::{CallError, Reply, Request};
+use crate::net::Net;
+use crate::sabotage::Sabotage;
+use crate::topology::Topology;
+use crate::world::{Life, World};
+
+pub mod compact;
+pub mod cut;
+// pub mod feed;
+// pub mod feeds;
+pub mod leases;
+pub mod one;
+pub mod range;
+// pub mod session;
+
+/// How a request fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fail {
+    /// etcd's `ErrCompacted`.
+    Compacted,
+    /// etcd's `ErrFutureRev`.
+    Future,
+    /// etcd's `ErrLeaseNotFound`.
+    NoLease,
+    /// Certainly not executed.
+    Unavailable,
+    /// It may have been executed.
+    Unknown,
+}
+
+impl From<CallError> for Fail {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Down => Self::Unavailable,
+            CallError::Lost => Self::Unknown,
+            CallError::Refused(EngineError::Compacted { .. }) => Self::Compacted,
+            CallError::Refused(EngineError::Future { .. }) => Self::Future,
+            CallError::Refused(EngineError::LeaseNotFound(_)) => Self::NoLease,
+            CallError::Refused(_) => Self::Unavailable,
+        }
+    }
+}
+
+/// One life of a router.
+pub struct Router {
+    /// The world.
+    pub world: World,
+    /// Its connections.
+    pub net: Rc<Net>,
+    /// Which router it is.
+    pub at: usize,
+    /// Which life.
+    pub life: Life,
+    /// Who serves what.
+    pub topology: Rc<Topology>,
+    /// What it has shown.
+    pub shown: ShownRevisions,
+    /// Which lease is known where.
+    attached: RefCell<BTreeSet<(LeaseId, StoreIx)>>,
+    owed: RefCell<Owed>,
+    /// Clients' compactions up to here.
+    compacted: Cell<Revision>,
+    //     feeds: feeds::Feeds,
+    /// What happened.
+    pub history: Rc<History>,
+    /// What is wrong with it.
+    pub sabotage: Option<Sabotage>,
+}
+
+impl Router {
+    /// Starts a router, with what it does by itself.
+    #[must_use]
+    pub fn start(
+        world: &World,
+        net: &Rc<Net>,
+        at: usize,
+        topology: &Rc<Topology>,
+        history: &Rc<History>,
+        sabotage: Option<Sabotage>,
+    ) -> Rc<Self> {
+        let life = world.born();
+        world.note(format_args!("r{at} starts"));
+        let router = Rc::new(Self {
+            world: world.clone(),
+            net: net.clone(),
+            at,
+            life,
+            topology: topology.clone(),
+            shown: ShownRevisions::new(RevisionScope::Kind),
+            attached: RefCell::default(),
+            owed: RefCell::default(),
+            compacted: Cell::new(Revision::ZERO),
+            //             feeds: feeds::Feeds::new(world),
+            history: history.clone(),
+            sabotage,
+        });
+        for store in 0..topology.slots.len() {
+            let (this, store) = (router.clone(), StoreIx(store));
+            world.spawn(life, async move { this.follow_ended(store).await });
+        }
+        let this = router.clone();
+        world.spawn(life, async move { this.settle_compactions().await });
+        router
+    }
+
+    async fn call(&self, store: StoreIx, request: Request) -> Result<Reply, CallError> {
+        self.net.call(self.at, store, request).await
+    }
+
+    fn is(&self, sabotage: Sabotage) -> bool {
+        self.sabotage == Some(sabotage)
+    }
+
+    fn members(&self) -> Vec<Member> {
+        let slots = self.topology.slots.iter().enumerate();
+        slots
+            .map(|(index, slot)| Member {
+                index: StoreIx(index),
+                slot: Some(*slot),
+                kind: StoreKind::Shard,
+                up: self.net.is_up(self.at, StoreIx(index)),
+            })
+            .collect()
+    }
+
+    fn stores(&self) -> impl Iterator<Item = StoreIx> + use<> {
+        (0..self.topology.slots.len()).map(StoreIx)
+    }
+
+    /// What a read of a Kind asks for at least.
+    fn wish(&self, kind: usize) -> Revision {
+        if self.is(Sabotage::ForgetfulRouter) {
+            return Revision::ZERO;
+        }
+        self.shown.of(&self.spread(kind))
+    }
+
+    fn spread(&self, kind: usize) -> Vec<kindred_partition_config::kind::KindPrefix> {
+        use kindred_router_core::plan::Placement;
+        self.topology.routes.spread_in(&self.topology.kind_range(kind))
+    }
+
+    fn show(&self, kind: usize, revision: Revision) {
+        self.shown.show(&self.spread(kind), revision);
+    }
+
+    /// Its sessions, feeds and tasks end.
+    pub fn stop(&self) {
+        self.world.note(format_args!("r{} stops", self.at));
+        self.world.kill(self.life);
+        self.net.end_life(self.life);
+        //         self.feeds.clear();
+    }
+}

@@ -1,0 +1,280 @@
+//! One run: a seed's world, its faults, its clients, and what came of it.
+
+use std::cell::{Cell, RefCell};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::rc::Rc;
+
+use kindred_router_core::plan::Placement;
+use kindred_router_core::store::StoreIx;
+
+use crate::client::{self, Clients};
+use crate::clocks::{WallClock, Weather};
+use crate::history::{Heard, History, Record};
+use crate::invariants::{self, Violation};
+use crate::net::Net;
+use crate::router::Router;
+use crate::sabotage::Sabotage;
+use crate::shard::Shard;
+use crate::topology::{KINDS, Topology};
+use crate::world::{MS, Micros, NATURE, SECOND, World};
+
+/// Clients are done by then, or are not waited for.
+const BUSY_MAX: Micros = 40 * SECOND;
+/// What is left to do once faults have ended is done within this: the longest deadlines and periods, and one more.
+pub const SETTLE: Micros = 35 * SECOND;
+
+/// What a run did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Seeds.
+    pub seeds: u64,
+    /// Steps of the scheduler.
+    pub steps: u64,
+    /// Events published.
+    pub events: u64,
+    /// Reads answered.
+    pub lists: u64,
+    /// Watches created, each connection's counted.
+    pub watches: u64,
+    /// Events that watches were given.
+    pub delivered: u64,
+    /// Promises on watch streams.
+    pub progress: u64,
+    /// Links cut, shards stalled, routers killed, clocks set.
+    pub faults: u64,
+    /// Breaches.
+    pub violations: u64,
+}
+
+impl Counts {
+    /// Both together.
+    pub fn add(&mut self, other: &Self) {
+        self.seeds += other.seeds;
+        self.steps += other.steps;
+        self.events += other.events;
+        self.lists += other.lists;
+        self.watches += other.watches;
+        self.delivered += other.delivered;
+        self.progress += other.progress;
+        self.faults += other.faults;
+        self.violations += other.violations;
+    }
+}
+
+impl std::fmt::Display for Counts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { seeds, steps, events, lists, watches, delivered, progress, faults, violations } = self;
+        write!(
+            f,
+            "sim: seeds={seeds} steps={steps} events={events} lists={lists} watches={watches} delivered={delivered} \
+             progress={progress} faults={faults} violations={violations}"
+        )
+    }
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Its seed.
+    pub seed: u64,
+    /// What it did.
+    pub counts: Counts,
+    /// What happened, line by line.
+    pub log: Vec<String>,
+    /// What is broken.
+    pub violations: Vec<Violation>,
+}
+
+impl Outcome {
+    /// A number for the whole log.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.log.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// The report of a run that broke something.
+    #[must_use]
+    pub fn report(&self) -> String {
+        let mut text = format!("seed {} broke:\n", self.seed);
+        for violation in &self.violations {
+            text += &format!("  {violation}\n");
+        }
+        let from = self.log.len().saturating_sub(40);
+        text += "the last of what happened (microseconds):\n";
+        for line in &self.log[from..] {
+            text += &format!("  {line}\n");
+        }
+        text + &format!("all of it: make sim SEED={}\n", self.seed)
+    }
+}
+
+/// Runs a seed.
+#[must_use]
+pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
+    let world = World::new(seed);
+    let history = History::new(&world);
+    let topology = Rc::new(Topology::new(2 + world.index(3)));
+    let stores = topology.slots.len();
+    let weather = *world.pick(&[Weather::Fair, Weather::Fair, Weather::Rough, Weather::Rough, Weather::Foul]);
+    let bad = (weather == Weather::Foul).then(|| world.index(stores));
+    let shards: Vec<_> = (0..stores)
+        .map(|store| {
+            let clock = WallClock::new(&world, weather, bad == Some(store));
+            Shard::new(&world, &history, &topology, StoreIx(store), clock, sabotage)
+        })
+        .collect();
+    {
+        let mut record = history.write();
+        record.bad_stores = bad.into_iter().map(StoreIx).collect();
+        let stores_of = |kind| {
+            let parts = topology.routes.parts_of(&topology.kind_range(kind));
+            let mut stores: Vec<_> = parts.into_iter().flat_map(|part| part.stores).collect();
+            stores.sort_unstable();
+            stores.dedup();
+            stores
+        };
+        record.kind_stores = (0..KINDS).map(stores_of).collect();
+    }
+    let net = Rc::new(Net::new(world.clone(), 2, shards.clone()));
+    let routers = (0..2).map(|at| Some(Router::start(&world, &net, at, &topology, &history, sabotage)));
+    let clients = Rc::new(Clients {
+        world: world.clone(),
+        net: net.clone(),
+        history: history.clone(),
+        topology: topology.clone(),
+        routers: RefCell::new(routers.collect()),
+        busy: Cell::new(0),
+        over: Cell::new(false),
+        seen: RefCell::new(vec![Vec::new(); KINDS]),
+        keys: *world.pick(&[4, 12, 30]),
+    });
+    start_clients(&clients);
+    let faults = Rc::new(Cell::new(0));
+    if world.chance(80) {
+        let run = make_trouble(clients.clone(), shards.clone(), weather, faults.clone(), sabotage);
+        world.spawn(NATURE, run);
+    }
+
+    while clients.busy.get() > 0 && world.now() < BUSY_MAX {
+        world.run_until(world.now() + 100 * MS);
+    }
+    clients.over.set(true);
+    net.calm_down();
+    for at in 0..2 {
+        let stopped = clients.routers.borrow()[at].is_none();
+        if stopped {
+            clients.routers.borrow_mut()[at] =
+                Some(Router::start(&world, &net, at, &topology, &history, sabotage));
+        }
+    }
+    world.note(format_args!("calm"));
+    history.write().calm_at = world.now();
+    world.run_until(world.now() + SETTLE);
+    note_end(&history, &shards);
+
+    let mut violations = invariants::check(&history.read());
+    violations.sort_by_key(|violation| violation.invariant);
+    let counts = counts(&world, &history.read(), faults.get(), violations.len());
+    for router in clients.routers.borrow_mut().iter_mut().filter_map(Option::take) {
+        router.stop();
+    }
+    shards.iter().for_each(|shard| {
+        shard.validate();
+        shard.end();
+    });
+    world.end();
+    Outcome { seed, counts, log: world.take_log(), violations }
+}
+
+fn start_clients(clients: &Rc<Clients>) {
+    let world = &clients.world;
+    let amount = *world.pick(&[4, 10, 20]);
+    for name in 0..world.between(1, 3) {
+        let name = usize::try_from(name).unwrap_or(0);
+        clients.start(client::writer::run(clients.clone(), name, amount));
+    }
+    for _ in 0..world.between(1, 2) {
+        clients.start(client::lister::run(clients.clone(), amount));
+    }
+}
+
+/// Faults, one after another, until the clients are done.
+async fn make_trouble(
+    clients: Rc<Clients>,
+    shards: Vec<Rc<Shard>>,
+    weather: Weather,
+    faults: Rc<Cell<u64>>,
+    sabotage: Option<Sabotage>,
+) {
+    let world = &clients.world;
+    let mean = *world.pick(&[5 * MS, 50 * MS, 500 * MS]);
+    loop {
+        world.sleep(world.between(MS, 2 * mean)).await;
+        if clients.over.get() {
+            return;
+        }
+        faults.set(faults.get() + 1);
+        let (router, store) = (clients.any_router(), world.index(shards.len()));
+        let how_long = world.between(MS, *world.pick(&[5 * MS, 100 * MS, 2 * SECOND]));
+        match world.below(10) {
+            0..=3 => {
+                world.note(format_args!("r{router} loses s{store} for {how_long}"));
+                clients.net.cut(router, store);
+                let net = clients.net.clone();
+                world.after(how_long, NATURE, move || net.heal(router, store));
+            }
+            4..=5 => {
+                world.note(format_args!("s{store} stalls for {how_long}"));
+                shards[store].stall(how_long);
+            }
+            6..=7 if weather != Weather::Fair => {
+                shards[store].wall.step(world);
+                world.note(format_args!("the clock of s{store} is set"));
+            }
+            _ => {
+                let stopped = clients.routers.borrow_mut()[router].take();
+                let Some(stopped) = stopped else { continue };
+                stopped.stop();
+                world.sleep(how_long).await;
+                if clients.over.get() {
+                    return;
+                }
+                let again =
+                    Router::start(world, &clients.net, router, &clients.topology, &clients.history, sabotage);
+                clients.routers.borrow_mut()[router] = Some(again);
+            }
+        }
+    }
+}
+
+fn note_end(history: &History, shards: &[Rc<Shard>]) {
+    for shard in shards {
+        let leased = shard.leased_keys();
+        let (live, waiting) = shard.home_leases();
+        let mut record = history.write();
+        record.leased_at_end.extend(leased.into_iter().map(|(key, lease)| (shard.index, key, lease)));
+        record.leases_at_end.extend(live);
+        record.waiting_at_end.extend(waiting);
+    }
+}
+
+fn counts(world: &World, record: &Record, faults: u64, violations: usize) -> Counts {
+    let heard = || record.streams.iter().flat_map(|stream| &stream.heard).map(|(_, _, heard)| heard);
+    let events = |heard: &Heard| match heard {
+        Heard::Events { events, .. } => events.len() as u64,
+        _ => 0,
+    };
+    Counts {
+        seeds: 1,
+        steps: world.steps(),
+        events: record.events.len() as u64,
+        lists: record.reads.len() as u64,
+        watches: record.streams.iter().map(|stream| stream.creates.len() as u64).sum(),
+        delivered: heard().map(events).sum(),
+        progress: heard().filter(|heard| matches!(heard, Heard::Progress { .. })).count() as u64,
+        faults,
+        violations: violations as u64,
+    }
+}

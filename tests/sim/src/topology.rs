@@ -1,0 +1,117 @@
+//! Who serves what in a run: two to four stores; one Kind on one of them, one in three name ranges, one on a ring.
+
+use std::sync::OnceLock;
+
+use kindred_partition_config::ids::Slot;
+use kindred_partition_config::key::{Key, KeyRange};
+use kindred_partition_config::kind::{KindPrefix, KindScheme};
+use kindred_partition_config::map::PartitionMap;
+use kindred_partition_config::parse::parse_config;
+use kindred_partition_config::validate::validate;
+use kindred_router_core::routes::Routes;
+use kindred_router_core::store::{StoreIx, StoreKind};
+
+/// How many Kinds there are: nodes, pods, leases.
+pub const KINDS: usize = 3;
+/// On one store.
+pub const NODES: usize = 0;
+/// In three ranges.
+pub const PODS: usize = 1;
+/// On a ring.
+pub const LEASES: usize = 2;
+
+const NAMES: [&str; KINDS] = ["minions", "pods", "leases"];
+
+/// A map and its stores.
+pub struct Topology {
+    /// The map as requests see it.
+    pub routes: Routes,
+    /// Which key is of which Kind.
+    pub scheme: KindScheme,
+    /// The slot of each store.
+    pub slots: Vec<Slot>,
+    kinds: Vec<KindPrefix>,
+}
+
+/// What is parsed once.
+struct Parsed {
+    map: PartitionMap,
+    scheme: KindScheme,
+    slots: Vec<Slot>,
+    kinds: Vec<KindPrefix>,
+}
+
+fn config(stores: usize) -> String {
+    let mut text = String::from("etcdPrefix: /registry\ndefault: s0\nstores:\n");
+    for store in 0..stores {
+        text += &format!("- {{name: s{store}, slot: {}, type: shard}}\n", store + 1);
+    }
+    let on = |range: usize| format!("s{}", range % stores);
+    text += "partitions:\n";
+    text += &format!("- {{metadata: {{name: n}}, resource: nodes, serviceGroupId: {}}}\n", on(1));
+    let (a, b, c) = (on(0), on(1), on(2));
+    text += &format!(
+        "- {{metadata: {{name: a}}, resource: pods, rangeEnd: h, isRangeEndValid: true, serviceGroupId: {a}}}\n"
+    );
+    text += &format!(
+        "- {{metadata: {{name: b}}, resource: pods, rangeStart: h, isRangeStartValid: true, rangeEnd: s, isRangeEndValid: true, serviceGroupId: {b}}}\n"
+    );
+    text += &format!(
+        "- {{metadata: {{name: c}}, resource: pods, rangeStart: s, isRangeStartValid: true, serviceGroupId: {c}}}\n"
+    );
+    let ring: Vec<String> = (0..stores).map(|store| format!("s{store}")).collect();
+    text += &format!(
+        "- {{metadata: {{name: l}}, resource: leases.coordination.k8s.io, ring: {{stores: [{}]}}}}\n",
+        ring.join(", ")
+    );
+    text
+}
+
+fn parse(stores: usize) -> Parsed {
+    let config = parse_config(&config(stores)).expect("the configuration above is YAML");
+    let checked = validate(&config).expect("the configuration above is right");
+    let slots = (1..=stores).filter_map(|slot| Slot::new(u16::try_from(slot).ok()?)).collect();
+    let kind = |name: &&str| {
+        let prefix = format!("/registry/{name}/");
+        checked.scheme.kind_of(format!("{prefix}x").as_bytes()).expect("a Kind's prefix")
+    };
+    let kinds = NAMES.iter().map(kind).collect();
+    Parsed { map: checked.map, scheme: checked.scheme, slots, kinds }
+}
+
+impl Topology {
+    /// Over so many stores, two to four.
+    #[must_use]
+    pub fn new(stores: usize) -> Self {
+        static PARSED: [OnceLock<Parsed>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
+        let parsed = PARSED[stores - 2].get_or_init(|| parse(stores));
+        let names = (0..stores).map(|store| (format!("s{store}"), StoreKind::Shard)).collect();
+        Self {
+            routes: Routes::new(parsed.map.clone(), parsed.scheme.clone(), names, StoreIx(0)),
+            scheme: parsed.scheme.clone(),
+            slots: parsed.slots.clone(),
+            kinds: parsed.kinds.clone(),
+        }
+    }
+
+    /// The keys of a Kind.
+    #[must_use]
+    pub fn kind_range(&self, kind: usize) -> KeyRange {
+        self.kinds[kind].range()
+    }
+
+    /// Whose key it is.
+    #[must_use]
+    pub fn kind_of(&self, key: &[u8]) -> usize {
+        self.kinds.iter().position(|kind| key.starts_with(kind.as_key())).unwrap_or(NODES)
+    }
+
+    /// A key of a Kind, of few.
+    #[must_use]
+    pub fn key(&self, kind: usize, number: usize) -> Key {
+        const NAMESPACES: [&str; 6] = ["a", "g", "k", "m", "t", "z"];
+        let namespace = NAMESPACES[number % NAMESPACES.len()];
+        let name = format!("{}{namespace}/{}", self.kinds[kind].as_key(), number / NAMESPACES.len());
+        Key::from(name.as_str())
+    }
+}
