@@ -115,6 +115,35 @@ impl fmt::Display for Slot {
     }
 }
 
+/// The cluster of routers and shards that are told of none: FNV-1a of the product's name.
+pub const DEFAULT_CLUSTER_ID: u64 = fnv(b"kindred");
+
+/// FNV-1a, 64 bits: ids that everybody computes alike.
+#[must_use]
+pub const fn fnv(text: &[u8]) -> u64 {
+    let (mut sum, mut at) = (0xcbf2_9ce4_8422_2325_u64, 0);
+    while at < text.len() {
+        sum = (sum ^ text[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        at += 1;
+    }
+    sum
+}
+
+/// A cluster id as people write it.
+///
+/// # Errors
+/// When it is not a number above zero, decimal or hexadecimal after `0x`.
+pub fn parse_cluster_id(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    match parsed {
+        Ok(0) | Err(_) => Err(format!("{text:?} is not a number above zero, decimal or 0x…")),
+        Ok(id) => Ok(id),
+    }
+}
+
 /// A store's name in the configuration, unique there (`pods`, `default`, `etcd-secrets`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

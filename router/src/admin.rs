@@ -5,11 +5,13 @@ use std::sync::Arc;
 use axum::Json;
 use axum::Router;
 use axum::routing::get;
+use kindred_router_core::clock_offset;
 use kindred_transport::admin::{Admin, Check};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::stores::clocks::words;
 use crate::stores::state::Phase;
 
 /// The routes of the admin port.
@@ -43,6 +45,10 @@ fn checks(app: &App) -> Vec<Check> {
         };
         checks.push(Check::new(name, Ok::<(), String>(())));
     }
+    if let Some(offset) = app.stores.clocks().own_offset().filter(|offset| clock_offset::is_skewed(*offset)) {
+        let name = format!("clock (this router's is {} its stores'; set the time here)", words(offset));
+        checks.push(Check::new(name, Ok::<(), String>(())));
+    }
     for (store, feeds, lag) in app.feeds.lags() {
         let store = app.stores.get(store).name();
         let name = format!("watches (store {store} has held back {feeds} feed(s) for {} s)", lag.as_secs());
@@ -62,6 +68,7 @@ fn list_stores(app: &App) -> Value {
             "default": store.index == app.stores.default_store(),
             "state": phase.word(),
             "lastError": store.state().last_error(),
+            "clockOffsetSeconds": app.stores.clocks().offset(store.index).map(|micros| micros as f64 / 1e6),
         });
         if let (Phase::Up(identity), Some(fields)) = (&*phase, shown.as_object_mut()) {
             fields.insert("version".to_owned(), json!(identity.version));

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use kindred_partition_config::ids::{Slot, StoreName};
+use kindred_partition_config::ids::{DEFAULT_CLUSTER_ID, Slot, StoreName, parse_cluster_id};
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::model::{KindredConfig, StoreType};
 use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
 use kindred_partition_config::validate::validate;
 use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::store::{StoreIx, StoreKind};
+use kindred_transport::clock::WallClock;
 use kindred_transport::network::Network;
 use kindred_transport::tls::{ClientTls, ServerTls, ServerTlsArgs, StoreTlsArgs};
 use kindred_transport::{Endpoint, ListenAddr};
@@ -39,6 +40,9 @@ pub struct Args {
     /// Name of this router.
     #[arg(long, default_value = "kindred-router")]
     pub name: String,
+    /// Id of the cluster, the same for its routers and shards, decimal or 0x… [default: that of every cluster without one].
+    #[arg(long, value_name = "ID", value_parser = parse_cluster_id)]
+    pub cluster_id: Option<u64>,
     /// kube-apiserver's --etcd-prefix; wins over the file.
     #[arg(long, value_name = "PREFIX")]
     pub etcd_prefix: Option<String>,
@@ -86,6 +90,8 @@ pub struct Settings {
     pub advertise: Vec<String>,
     /// The router's name.
     pub name: String,
+    /// The cluster that shards must belong to, where they say (R1).
+    pub cluster_id: u64,
     /// What a read's header must not be below.
     pub revision_scope: RevisionScope,
     /// Largest request.
@@ -102,6 +108,9 @@ pub struct Settings {
     pub routes: Routes,
     /// What feeds keep.
     pub feeds: feeds::Options,
+    /// The router's wall clock, one voice in what the cluster calls now (R3); a program that embeds a router may bring
+    /// its own.
+    pub wall_clock: WallClock,
     /// Whose sockets; only an embedding program chooses.
     pub network: Network,
 }
@@ -166,6 +175,7 @@ impl Args {
                     .map(str::to_owned)
                     .collect(),
                 name: self.name.clone(),
+                cluster_id: self.cluster_id.unwrap_or(DEFAULT_CLUSTER_ID),
                 revision_scope: match self.revision_scope {
                     Scope::Kind => RevisionScope::Kind,
                     Scope::Global => RevisionScope::Global,
@@ -176,6 +186,7 @@ impl Args {
                 stores,
                 default,
                 routes,
+                wall_clock: WallClock::System,
                 feeds: feeds::Options { ring_bytes: self.feed_ring_bytes, ..feeds::Options::default() },
                 network: Network::System,
             });

@@ -32,6 +32,10 @@ const HANDLED: &str = "grpc_server_handled_total";
 const CALL_SECONDS: &str = "kindred_router_call_duration_seconds";
 /// Whether a store can be reached.
 const STORE_UP: &str = "kindred_router_store_up";
+/// How far a store's clock is from the median of the stores' and the router's.
+const STORE_CLOCK: &str = "kindred_router_store_clock_offset_seconds";
+/// How far the router's own clock is.
+const OWN_CLOCK: &str = "kindred_router_clock_offset_seconds";
 /// Watch streams of clients. etcd's own name.
 const WATCH_STREAMS: &str = "etcd_debugging_mvcc_watch_stream_total";
 /// Watches of clients. etcd's own name.
@@ -72,6 +76,18 @@ const DEFINITIONS: &[Definition] = &[
         name: STORE_UP,
         unit: Unit::Count,
         help: "1 while the store can be reached.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: STORE_CLOCK,
+        unit: Unit::Seconds,
+        help: "How far the store's clock is ahead of the median of all stores' and the router's; NaN when not known.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: OWN_CLOCK,
+        unit: Unit::Seconds,
+        help: "How far the router's clock is ahead of the median of all stores' and its own; NaN when not known.",
         kind: Kind::Gauge,
     },
     Definition {
@@ -225,6 +241,27 @@ impl FeedMetrics {
     }
 }
 
+/// What is told of one store.
+#[derive(Debug)]
+struct StoreMetrics {
+    up: Gauge,
+    clock: Gauge,
+}
+
+impl StoreMetrics {
+    fn new(name: &str) -> Self {
+        Self {
+            up: gauge!(STORE_UP, "store" => name.to_owned()),
+            clock: gauge!(STORE_CLOCK, "store" => name.to_owned()),
+        }
+    }
+}
+
+/// An offset as shown.
+fn seconds(micros: Option<i64>) -> f64 {
+    micros.map_or(f64::NAN, |micros| micros as f64 / 1e6)
+}
+
 /// All handles, bound to the recorder that is installed when they are made.
 #[derive(Debug)]
 pub struct Metrics {
@@ -233,7 +270,8 @@ pub struct Metrics {
     put: Method,
     delete_range: Method,
     txn: Method,
-    stores: Vec<Gauge>,
+    stores: Vec<StoreMetrics>,
+    own_clock: Gauge,
     feeds: FeedMetrics,
     has_leader: Gauge,
     /// Watch streams of clients.
@@ -254,7 +292,8 @@ impl Metrics {
             put: Method::new("Put"),
             delete_range: Method::new("DeleteRange"),
             txn: Method::new("Txn"),
-            stores: stores.iter().map(|s| gauge!(STORE_UP, "store" => s.name().to_owned())).collect(),
+            stores: stores.iter().map(|store| StoreMetrics::new(store.name())).collect(),
+            own_clock: gauge!(OWN_CLOCK),
             feeds: FeedMetrics::new(stores),
             has_leader: gauge!(HAS_LEADER),
             watch_streams: gauge!(WATCH_STREAMS),
@@ -279,11 +318,13 @@ impl Metrics {
     pub fn observe(&self, stores: &Stores, feeds: &Feeds) {
         self.feeds.observe(feeds);
         let mut any = false;
-        for (store, gauge) in stores.iter().zip(&self.stores) {
+        for (store, metrics) in stores.iter().zip(&self.stores) {
             let up = store.state().is_up();
             any |= up;
-            gauge.set(f64::from(u8::from(up)));
+            metrics.up.set(f64::from(u8::from(up)));
+            metrics.clock.set(seconds(stores.clocks().offset(store.index)));
         }
+        self.own_clock.set(seconds(stores.clocks().own_offset()));
         self.has_leader.set(f64::from(u8::from(any)));
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use kindred_partition_config::ids::fnv;
 use kindred_proto::etcdserverpb::{
     cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
 };
@@ -28,8 +29,6 @@ const REQUEST_SLACK: usize = 512 << 10;
 const GRACE: Duration = Duration::from_secs(10);
 /// How long the first handshakes with the stores may hold up the start; one that is not there answers at once.
 const FIRST_HANDSHAKES: Duration = Duration::from_secs(3);
-/// Shards of one cluster and its routers show one id; it comes from the product's name until meta holds one.
-const CLUSTER: &str = "kindred";
 
 /// Runs a router until it is told to stop. Makes its own runtime.
 ///
@@ -119,12 +118,12 @@ pub async fn bind(
     }
     let client_urls = if settings.advertise.is_empty() { listen.clone() } else { settings.advertise };
     let identity = Identity {
-        cluster_id: fnv(CLUSTER),
-        member_id: fnv(&format!("{}\n{}", settings.name, client_urls.join(","))),
+        cluster_id: settings.cluster_id,
+        member_id: fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes()),
         name: settings.name,
         client_urls,
     };
-    let stores = Stores::new(stores, settings.default);
+    let stores = Stores::new(stores, settings.default, settings.wall_clock);
     let app =
         App::new(settings.routes, stores, identity, settings.revision_scope, drain.clone(), settings.feeds);
     start_background(&app, recorder.clone());
@@ -154,7 +153,11 @@ fn start_background(app: &Arc<App>, recorder: Option<PrometheusHandle>) {
         tokio::spawn(async move { killed.run_until_cancelled(task).await });
     };
     for store in app.stores.iter() {
-        until_stopped(Box::pin(monitor::run(store.clone())));
+        until_stopped(Box::pin(monitor::run(
+            store.clone(),
+            app.stores.clocks().clone(),
+            app.identity.cluster_id,
+        )));
         if store.is_shard() {
             until_stopped(Box::pin(ended::follow(app.clone(), store.clone())));
         }
@@ -190,10 +193,4 @@ fn serve_clients(app: &Arc<App>, listener: Listener, max_request_bytes: usize) {
             tracing::error!(%error, "the server of an etcd port ended");
         }
     });
-}
-
-/// FNV-1a, 64 bits: ids that every router computes alike.
-fn fnv(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }

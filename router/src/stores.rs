@@ -4,6 +4,7 @@
 //! a monitor task of its own. Watches have connections apart from unary calls, so that a backlog of events never stands
 //! before an answer.
 
+pub mod clocks;
 pub mod failure;
 pub mod monitor;
 pub mod state;
@@ -16,12 +17,14 @@ use kindred_proto::etcdserverpb::{lease_client::LeaseClient, maintenance_client:
 use kindred_proto::raw::{kv::k_v_client::KVClient, watch::watch_client::WatchClient};
 use kindred_proto::shard_v1::{feeds_client::FeedsClient, shard_client::ShardClient};
 use kindred_router_core::store::{Member, StoreIx, StoreKind};
+use kindred_transport::clock::WallClock;
 use kindred_transport::connect::ConnectError;
 use kindred_transport::{Connector, Endpoint};
 use kindred_wire::refusal::KindredError;
 use tonic::Status;
 use tonic::transport::Channel;
 
+use clocks::Clocks;
 use state::{Phase, StateCell};
 
 /// Connections for watch streams of one store: a client that stops reading holds part of a connection's window.
@@ -168,13 +171,22 @@ impl Store {
 pub struct Stores {
     all: Arc<[Arc<Store>]>,
     default: StoreIx,
+    clocks: Arc<Clocks>,
 }
 
 impl Stores {
-    /// The stores; `default` serves keys of no Kind and leases whose ids clients chose.
+    /// The stores; `default` serves keys of no Kind and leases whose ids clients chose; `wall_clock` is the
+    /// router's own.
     #[must_use]
-    pub fn new(all: Vec<Arc<Store>>, default: StoreIx) -> Self {
-        Self { all: all.into(), default }
+    pub fn new(all: Vec<Arc<Store>>, default: StoreIx, wall_clock: WallClock) -> Self {
+        let clocks = Arc::new(Clocks::new(all.len(), wall_clock));
+        Self { all: all.into(), default, clocks }
+    }
+
+    /// What is known of their clocks.
+    #[must_use]
+    pub fn clocks(&self) -> &Arc<Clocks> {
+        &self.clocks
     }
 
     /// One of them. Indexes come from the same list.

@@ -7,11 +7,11 @@ use kindred_transport::{
 };
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use crate::handle::Handle;
+use crate::{etcd::Member, handle::Handle};
 
 /// Serves the admin port until the drain stops.
-pub fn spawn(listener: Listener, handle: Handle, recorder: Option<&'static PrometheusHandle>, drain: &Drain) {
-    let live = handle.clone();
+pub fn spawn(listener: Listener, member: Member, recorder: Option<&'static PrometheusHandle>, drain: &Drain) {
+    let live = member.handle.clone();
     let ready_drain = drain.clone();
     let loop_check = |handle: &Handle| {
         let result = if handle.is_open() { Ok(()) } else { Err("the apply loop has ended") };
@@ -21,7 +21,8 @@ pub fn spawn(listener: Listener, handle: Handle, recorder: Option<&'static Prome
         .live(move || vec![loop_check(&live)])
         .ready(move || {
             let stopping = if ready_drain.is_stopping() { Err("stopping") } else { Ok(()) };
-            vec![loop_check(&handle), Check::new("serving", stopping)]
+            let clock = if member.is_serving() { Ok(()) } else { Err("no router has confirmed it yet") };
+            vec![loop_check(&member.handle), Check::new("serving", stopping), Check::new("clock", clock)]
         })
         .metrics(move || recorder.map(PrometheusHandle::render).unwrap_or_default())
         .routes();

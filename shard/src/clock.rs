@@ -1,61 +1,62 @@
 //! The clocks of a shard, read in one place and handed to the engine.
 
-use std::{
-    fmt,
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::Duration;
 
-use kindred_engine::engine::{MonoMillis, WallMicros};
+use kindred_engine::{
+    engine::{MonoMillis, WallMicros},
+    trust::ClockTrust,
+};
 use tokio::time::Instant;
 
-/// Whose wall clock.
-#[derive(Clone, Default)]
-pub enum WallClock {
-    /// This machine's.
-    #[default]
-    System,
-    /// One that an embedding program keeps, for instance a simulated one.
-    Other(Arc<dyn Fn() -> SystemTime + Send + Sync>),
-}
-
-impl WallClock {
-    fn now(&self) -> SystemTime {
-        match self {
-            Self::System => SystemTime::now(),
-            Self::Other(now) => now(),
-        }
-    }
-}
-
-impl fmt::Debug for WallClock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::System => "System",
-            Self::Other(_) => "Other",
-        })
-    }
-}
+pub use kindred_transport::clock::WallClock;
 
 /// Wall clock and monotonic clock. The latter is the runtime's.
 #[derive(Debug, Clone)]
 pub struct Clock {
     start: Instant,
     wall: WallClock,
+    trust: ClockTrust,
+    /// For tests: how far the wall clock is set wrong.
+    wall_offset_micros: i64,
 }
 
 impl Clock {
     /// Starts the monotonic clock at zero.
     #[must_use]
-    pub fn start(wall: WallClock) -> Self {
-        Self { start: Instant::now(), wall }
+    pub fn start(wall: WallClock, trust: ClockTrust) -> Self {
+        Self { start: Instant::now(), wall, trust, wall_offset_micros: 0 }
     }
 
-    /// Microseconds since the Unix epoch; zero when the clock stands before it.
+    /// For tests: sets the wall clock wrong by this much.
+    pub fn set_wall_offset(&mut self, micros: i64) {
+        self.wall_offset_micros = micros;
+    }
+
+    /// The present that revisions come from: the wall clock as far as it is trusted (R3). Before it is, nothing that
+    /// asks is shown to anybody, and it is the wall clock too.
     #[must_use]
     pub fn wall(&self) -> WallMicros {
-        let since = self.wall.now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        WallMicros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+        let wall = self.reading();
+        self.trust.now(self.mono(), wall).unwrap_or(wall)
+    }
+
+    /// What the wall clock shows, trusted or not: microseconds since the Unix epoch; zero when it stands before it.
+    #[must_use]
+    pub fn reading(&self) -> WallMicros {
+        WallMicros(self.wall.micros().saturating_add_signed(self.wall_offset_micros))
+    }
+
+    /// A handshake brings what the cluster calls now (R3). Whether that made the clock trusted that was not.
+    pub fn confirm(&mut self, reference: WallMicros) -> bool {
+        let before = self.trust.is_confirmed();
+        let agrees = self.trust.confirm(self.mono(), self.reading(), reference);
+        agrees && !before
+    }
+
+    /// Whether there is a present to assign from.
+    #[must_use]
+    pub fn is_confirmed(&self) -> bool {
+        self.trust.is_confirmed()
     }
 
     /// Milliseconds since the start.

@@ -2,7 +2,10 @@
 
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
-use kindred_partition_config::{ids::Slot, kind::DEFAULT_ETCD_PREFIX};
+use kindred_partition_config::{
+    ids::{Slot, parse_cluster_id},
+    kind::DEFAULT_ETCD_PREFIX,
+};
 use kindred_transport::{
     address::ListenAddr,
     network::Network,
@@ -52,9 +55,16 @@ pub struct Options {
     /// Low bits of every revision of this store, unique in a cluster, 0..=1023 [default: 1].
     #[arg(long)]
     pub slot: Option<u16>,
-    /// Cluster id in headers, decimal or 0x… [default: minted with the identity].
+    /// Cluster id in headers, decimal or 0x…; routers of another cluster are refused [default: minted with the identity].
     #[arg(long, value_name = "ID")]
     pub cluster_id: Option<String>,
+    /// Part of a cluster: serve only once a router has found this clock within 10 s of the others'; without it the store
+    /// is alone and trusts its own clock.
+    #[arg(long)]
+    pub in_cluster: bool,
+    /// For tests of wrong clocks: set the wall clock wrong by this much (`1h`, `-30s`).
+    #[arg(long, value_name = "DURATION", hide = true, allow_hyphen_values = true)]
+    pub wall_clock_offset: Option<String>,
     /// kube-apiserver's --etcd-prefix [default: /registry].
     #[arg(long, value_name = "PREFIX")]
     pub etcd_prefix: Option<String>,
@@ -113,6 +123,8 @@ pub struct Settings {
     pub revisions: Revisions,
     pub slot: Slot,
     pub cluster_id: Option<u64>,
+    pub in_cluster: bool,
+    pub wall_clock_offset_micros: i64,
     pub etcd_prefix: String,
     pub request_bytes_max: usize,
     pub txn_ops_max: usize,
@@ -206,6 +218,8 @@ impl Options {
             revisions: self.revisions.or(file.revisions),
             slot: self.slot.or(file.slot),
             cluster_id: self.cluster_id.or(file.cluster_id),
+            in_cluster: self.in_cluster || file.in_cluster,
+            wall_clock_offset: self.wall_clock_offset.or(file.wall_clock_offset),
             etcd_prefix: self.etcd_prefix.or(file.etcd_prefix),
             max_request_bytes: self.max_request_bytes.or(file.max_request_bytes),
             max_txn_ops: self.max_txn_ops.or(file.max_txn_ops),
@@ -243,6 +257,11 @@ impl Options {
         let interval =
             self.watch_progress_notify_interval.as_deref().map_or(Ok(Duration::from_secs(5)), duration);
         let interval = errors.or("watch-progress-notify-interval", interval, Duration::from_secs(5));
+        let offset = self.wall_clock_offset.as_deref().map_or(Ok(0), signed_micros);
+        let revisions = errors.or("revisions", revisions(self.revisions.as_deref()), Revisions::Hlc);
+        if self.in_cluster && revisions == Revisions::Dense {
+            errors.add("in-cluster", "dense revisions are for a shard alone; leave out --revisions dense");
+        }
         let bytes = self.max_request_bytes.unwrap_or(1_572_864);
         // A gRPC message has a length of 32 bits.
         if !(1024..=(1 << 31)).contains(&bytes) {
@@ -267,8 +286,14 @@ impl Options {
             advertise_client_urls: advertise,
             admin_listen: errors.or("admin-listen", admin, stand_in()),
             data_dir: self.data_dir,
-            revisions: errors.or("revisions", revisions(self.revisions.as_deref()), Revisions::Hlc),
-            cluster_id: errors.or("cluster-id", cluster_id(self.cluster_id.as_deref()), None),
+            revisions,
+            cluster_id: errors.or(
+                "cluster-id",
+                self.cluster_id.as_deref().map(parse_cluster_id).transpose(),
+                None,
+            ),
+            in_cluster: self.in_cluster,
+            wall_clock_offset_micros: errors.or("wall-clock-offset", offset, 0),
             etcd_prefix: prefix,
             request_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
             txn_ops_max: self.max_txn_ops.unwrap_or(128) as usize,
@@ -299,16 +324,11 @@ fn revisions(text: Option<&str>) -> Result<Revisions, String> {
     }
 }
 
-fn cluster_id(text: Option<&str>) -> Result<Option<u64>, String> {
-    let Some(text) = text else { return Ok(None) };
-    let parsed = match text.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16),
-        None => text.parse(),
-    };
-    match parsed {
-        Ok(0) | Err(_) => Err(format!("{text:?} is not a number above zero, decimal or 0x…")),
-        Ok(id) => Ok(Some(id)),
-    }
+/// A duration that may have a minus before it, in microseconds.
+fn signed_micros(text: &str) -> Result<i64, String> {
+    let (sign, rest) = text.strip_prefix('-').map_or((1, text), |rest| (-1, rest));
+    let micros = duration(rest)?.as_micros();
+    i64::try_from(micros).map(|micros| sign * micros).map_err(|_| format!("{text:?} is too long"))
 }
 
 /// A duration as Go writes it: `5s`, `100ms`, `1m30s`.
@@ -408,7 +428,7 @@ mod tests {
 
     #[test]
     fn all_errors_at_once_with_their_fields() {
-        let text = "listen: nowhere\nrevisions: sparse\nslot: 5000\ncluster-id: x\nmax-txn-ops: 0\n\
+        let text = "listen: nowhere\nwall-clock-offset: --1s\nrevisions: sparse\nslot: 5000\ncluster-id: x\nmax-txn-ops: 0\n\
                     watch-progress-notify-interval: soon\nadvertise-client-urls: host:1";
         let ConfigErrors(errors) = options(text).unwrap_err();
         let mut fields: Vec<_> = errors.iter().map(|error| error.field.as_str()).collect();
@@ -420,6 +440,7 @@ mod tests {
             "max-txn-ops",
             "revisions",
             "slot",
+            "wall-clock-offset",
             "watch-progress-notify-interval",
         ];
         assert_eq!(fields, expected);
@@ -431,6 +452,8 @@ mod tests {
             options(r#"{"name": "pods", "slot": 7, "cert-file": "/c", "max-txn-ops": 5}"#).unwrap();
         assert_eq!((settings.name.as_str(), settings.slot.get(), settings.txn_ops_max), ("pods", 7, 5));
         assert_eq!(settings.tls.cert_file, Some("/c".into()));
+        let ConfigErrors(errors) = options("{in-cluster: true, revisions: dense}").unwrap_err();
+        assert_eq!(errors[0].field, "in-cluster", "{errors:?}");
         let ConfigErrors(errors) = options("nmae: x").unwrap_err();
         assert!(errors[0].field == "config" && errors[0].problem.contains("nmae"), "{errors:?}");
     }
@@ -440,6 +463,7 @@ mod tests {
         assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
         assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("100ms"), Ok(Duration::from_millis(100)));
+        assert_eq!((signed_micros("-30s"), signed_micros("1ms")), (Ok(-30_000_000), Ok(1000)));
         for wrong in ["", "5", "s", "5 s", "1x"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }

@@ -8,7 +8,10 @@ pub mod lease;
 pub mod maintenance;
 pub mod watch;
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -35,6 +38,8 @@ pub struct MemberInner {
     pub txn_ops_max: usize,
     /// `--quota-backend-bytes`; 0 = none.
     pub quota_bytes: u64,
+    /// False in a cluster until a handshake has found the clock right (R3); then true for good.
+    pub serves: AtomicBool,
     /// Cancelled when the process stops: streams end with Unavailable.
     pub stopping: CancellationToken,
 }
@@ -51,6 +56,12 @@ impl Member {
     #[must_use]
     pub fn new(inner: MemberInner) -> Self {
         Self(Arc::new(inner))
+    }
+
+    /// Whether anything but the handshake is answered (R3).
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.serves.load(Ordering::Acquire)
     }
 
     /// The largest gRPC message that is read.

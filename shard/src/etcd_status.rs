@@ -22,6 +22,9 @@ pub enum KvError {
     /// The process is stopping; nothing was executed, or nobody can say.
     #[error("stopping")]
     Stopped,
+    /// No handshake has confirmed the clock of this shard of a cluster yet (R3); nothing was executed.
+    #[error("waiting for a router to confirm this store's clock (R3)")]
+    AwaitsClock,
     /// The request's bytes do not decode.
     #[error("malformed request: {0}")]
     Malformed(String),
@@ -58,7 +61,7 @@ pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
         KvError::NoSpace => EtcdError::NoSpace,
         KvError::Corrupt => EtcdError::Corrupt,
         KvError::Stopped => EtcdError::Stopped,
-        KvError::Malformed(_) | KvError::Unsupported { .. } => return None,
+        KvError::AwaitsClock | KvError::Malformed(_) | KvError::Unsupported { .. } => return None,
     })
 }
 
@@ -69,6 +72,10 @@ pub fn status(error: &KvError) -> Status {
         return kindred_transport::grpc::status(etcd);
     }
     match error {
+        KvError::AwaitsClock => {
+            let waiting_for = "a router's handshake that finds this store's clock within 10 s of the others'";
+            kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for: waiting_for.to_owned() })
+        }
         KvError::Malformed(reason) => {
             kindred_transport::grpc::refusal(&KindredError::Malformed { reason: reason.clone() })
         }

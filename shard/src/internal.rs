@@ -1,8 +1,8 @@
 //! `kindred.shard.v1`: what a router asks of a shard beside etcd's API.
 
-use std::pin::Pin;
+use std::{pin::Pin, sync::atomic::Ordering};
 
-use kindred_engine::error::EngineError;
+use kindred_engine::{engine::WallMicros, error::EngineError};
 use kindred_partition_config::{
     ids::{LeaseId, Revision, Slot},
     key::KeyRange,
@@ -32,17 +32,39 @@ const ENDED_MAX: usize = 1024;
 #[derive(Clone)]
 pub struct ShardService {
     member: Member,
-    identity: Identity,
-    slot: Slot,
-    revisions: &'static str,
+    joined: Joined,
+}
+
+/// Who this store is among others.
+#[derive(Debug, Clone)]
+pub struct Joined {
+    /// The cluster that it was told to belong to.
+    pub cluster_id: Option<u64>,
+    /// Who it is.
+    pub identity: Identity,
+    /// The low bits of its revisions.
+    pub slot: Slot,
+    /// `hlc` or `dense`.
+    pub revisions: &'static str,
 }
 
 impl ShardService {
     /// The service of a member.
     #[must_use]
-    pub fn new(member: Member, identity: Identity, slot: Slot, revisions: &'static str) -> Self {
-        Self { member, identity, slot, revisions }
+    pub fn new(member: Member, joined: Joined) -> Self {
+        Self { member, joined }
     }
+}
+
+/// A handshake's part on the loop (R3): takes the caller's time as the cluster's, where the own clock agrees. What the
+/// wall clock shows, and whether the shard still waits for one that does.
+fn meet(core: &mut Core, reference: Option<WallMicros>) -> (WallMicros, bool) {
+    if reference.is_some_and(|reference| core.clock.confirm(reference)) {
+        // Nothing was served yet. Begun at a time that is right, its floor is too.
+        core.engine.begin_at(core.clock.wall());
+        tracing::info!("a handshake confirmed the clock: serving");
+    }
+    (core.clock.reading(), !core.clock.is_confirmed())
 }
 
 fn slot(number: u32) -> Result<Slot, Status> {
@@ -61,22 +83,31 @@ fn lease(id: i64) -> Result<LeaseId, Status> {
 
 #[tonic::async_trait]
 impl Shard for ShardService {
-    async fn hello(
-        &self,
-        _request: Request<pb::HelloRequest>,
-    ) -> Result<Response<pb::HelloResponse>, Status> {
-        let now = self.member.handle.call(|core| core.clock.wall()).await?;
+    async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
+        let pb::HelloRequest { cluster_id, reference_micros, .. } = request.into_inner();
+        let Joined { cluster_id: own, identity, slot, revisions } = &self.joined;
+        if let Some(own) = own.filter(|own| cluster_id != 0 && cluster_id != *own) {
+            return Err(Status::failed_precondition(format!(
+                "kindred: this store belongs to cluster {own:#x}, the caller to {cluster_id:#x}; see --cluster-id"
+            )));
+        }
+        let reference = (reference_micros != 0).then_some(WallMicros(reference_micros));
+        let (now, awaits_clock) = self.member.handle.call(move |core| meet(core, reference)).await?;
+        if !awaits_clock {
+            self.member.serves.store(true, Ordering::Release);
+        }
         Ok(Response::new(pb::HelloResponse {
             protocol_version: PROTOCOL_VERSION,
             features: FEATURES,
-            cluster_id: self.member.ids.cluster_id,
-            store_uuid: self.identity.uuid.clone(),
-            slot: u32::from(self.slot.get()),
-            incarnation: self.identity.incarnation,
+            cluster_id: own.unwrap_or_default(),
+            store_uuid: identity.uuid.clone(),
+            slot: u32::from(slot.get()),
+            incarnation: identity.incarnation,
             now_micros: now.0,
-            revisions: self.revisions.to_owned(),
+            revisions: (*revisions).to_owned(),
             name: self.member.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            awaits_clock,
         }))
     }
 

@@ -2,11 +2,15 @@
 
 use std::{
     io::{IsTerminal as _, Write as _},
+    sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
-use kindred_engine::engine::{Engine, EngineConfig, RevisionMode};
+use kindred_engine::{
+    engine::{Engine, EngineConfig, RevisionMode},
+    trust::ClockTrust,
+};
 use kindred_partition_config::kind::KindScheme;
 use kindred_transport::{
     address::Endpoint,
@@ -26,13 +30,13 @@ use crate::{
     etcd::{Member, MemberInner, front::Front},
     handle::Handle,
     identity::Identity,
-    internal::ShardService,
+    internal::{Joined, ShardService},
     metrics,
 };
 
 /// How long clients have to finish when the process is asked to stop.
 const GRACE: Duration = Duration::from_secs(10);
-/// R3: a raise may go this far above the shard's own now.
+/// R3: a raise may go this far above the shard's own now, and that as far from the cluster's.
 const CLOCK_OFFSET_MAX: Duration = Duration::from_secs(10);
 /// etcd's shortest TTL with its default election settings.
 const LEASE_TTL_MIN_S: i64 = 2;
@@ -120,6 +124,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     let (handle, apply_loop) = spawn_loop(&settings, ids.member_id, stop_loop.clone());
     let member = Member::new(MemberInner {
         handle: handle.clone(),
+        serves: AtomicBool::new(!settings.in_cluster),
         ids,
         name: settings.name.clone(),
         client_urls: client_urls(&settings, &listen, tls.is_some()),
@@ -128,13 +133,18 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         quota_bytes: settings.quota_bytes,
         stopping: drain.stopping(),
     });
-    let shard = ShardService::new(member.clone(), identity, settings.slot, settings.revisions.name());
-    let front = Front::new(member, shard);
+    let joined = Joined {
+        cluster_id: settings.cluster_id,
+        identity,
+        slot: settings.slot,
+        revisions: settings.revisions.name(),
+    };
+    let front = Front::new(member.clone(), ShardService::new(member.clone(), joined));
     for listener in listeners {
         serve(front.clone(), listener, settings.streams_max, &drain);
     }
     let admin_endpoint = admin.local_endpoint().clone();
-    admin::spawn(admin, handle.clone(), recorder, &drain);
+    admin::spawn(admin, member, recorder, &drain);
     if let Some(recorder) = recorder {
         let stopping = drain.stopping();
         tokio::spawn(stopping.run_until_cancelled_owned(async move {
@@ -149,14 +159,23 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
 }
 
 fn spawn_loop(settings: &Settings, member_id: u64, stop: CancellationToken) -> (Handle, JoinHandle<()>) {
-    let clock = Clock::start(settings.wall_clock.clone());
+    let offset_max_micros = u64::try_from(CLOCK_OFFSET_MAX.as_micros()).unwrap_or(u64::MAX);
+    let trust = match settings.in_cluster {
+        true => ClockTrust::in_cluster(offset_max_micros),
+        false => ClockTrust::alone(),
+    };
+    let mut clock = Clock::start(settings.wall_clock.clone(), trust);
+    if settings.wall_clock_offset_micros != 0 {
+        tracing::warn!(micros = settings.wall_clock_offset_micros, "the wall clock is set wrong, for a test");
+        clock.set_wall_offset(settings.wall_clock_offset_micros);
+    }
     let config = EngineConfig {
         revisions: match settings.revisions {
             Revisions::Hlc => RevisionMode::Hlc(settings.slot),
             Revisions::Dense => RevisionMode::Dense,
         },
         kinds: KindScheme::new(&settings.etcd_prefix),
-        max_clock_offset_micros: u64::try_from(CLOCK_OFFSET_MAX.as_micros()).unwrap_or(u64::MAX),
+        max_clock_offset_micros: offset_max_micros,
         min_lease_ttl_s: LEASE_TTL_MIN_S,
     };
     let engine = Engine::new(config, clock.wall());

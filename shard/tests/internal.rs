@@ -25,7 +25,7 @@ async fn hello_and_raise() {
     };
     let first = Shard::with(options()).await;
     let mut client = ShardClient::new(first.channel().await);
-    let hello = client.hello(shard::HelloRequest::default()).await.unwrap().into_inner();
+    let hello = client.hello(hello(0, 0)).await.unwrap().into_inner();
     assert_eq!((hello.cluster_id, hello.slot, hello.incarnation), (42, 9, 1));
     assert_eq!((hello.revisions.as_str(), hello.protocol_version), ("hlc", 1));
     let second = Shard::with(options()).await;
@@ -47,6 +47,63 @@ async fn hello_and_raise() {
     let refused =
         client.raise(shard::RaiseRequest { ranges, to: far, ..Default::default() }).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
+}
+
+fn hello(reference_micros: u64, cluster_id: u64) -> shard::HelloRequest {
+    shard::HelloRequest { protocol_version: 1, features: 0, cluster_id, reference_micros }
+}
+
+fn micros() -> u64 {
+    u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_micros()).unwrap()
+}
+
+/// R1, R3: nothing before a router of its own cluster has agreed with its clock, and no wrong time after.
+#[tokio::test]
+async fn r3_a_shard_of_a_cluster_serves_once_its_clock_is_confirmed_and_never_follows_a_wrong_one() {
+    const HOUR: u64 = 3_600_000_000;
+    let running = Shard::with(Options {
+        slot: Some(9),
+        cluster_id: Some("42".to_owned()),
+        in_cluster: true,
+        wall_clock_offset: Some("1h".to_owned()),
+        ..Options::default()
+    })
+    .await;
+    let (client, mut shard) = (running.client().await, ShardClient::new(running.channel().await));
+    let refused = client.put_request(put_request("/registry/pods/a", "v")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert!(refused.message().contains("clock"), "{refused:?}");
+    assert!(client.range(range_request("/registry/pods/a", "")).await.is_err());
+    let foreign = shard.hello(hello(micros(), 43)).await.unwrap_err();
+    assert_eq!(foreign.code(), Code::FailedPrecondition);
+    assert!(foreign.message().contains("0x2b"), "{foreign:?}");
+    // It shows its clock, and is not served by a reference that it does not agree with.
+    for reference in [0, micros()] {
+        let met = shard.hello(hello(reference, 42)).await.unwrap().into_inner();
+        assert!(met.awaits_clock && met.now_micros.abs_diff(micros() + HOUR) < 60_000_000, "{met:?}");
+    }
+    assert!(client.put_request(put_request("/registry/pods/a", "v")).await.is_err());
+
+    let set_wrong = |micros| running.running.handle.call(move |core| core.clock.set_wall_offset(micros));
+    set_wrong(0).await.unwrap();
+    assert!(!shard.hello(hello(micros(), 42)).await.unwrap().into_inner().awaits_clock);
+    let wrong = |revision: i64| (revision >> 10).unsigned_abs().abs_diff(micros()) > 60_000_000;
+    let first = client.put("/registry/pods/a", "v").await;
+    assert!(!wrong(first), "nothing of the wrong hour is left");
+    // A wall clock that steps away is shown and not followed, whatever a router that is wrong too says.
+    for step in [3_600_000_000, -3_600_000_000] {
+        set_wrong(step).await.unwrap();
+        let revision = client.put("/registry/pods/a", "v").await;
+        assert!(!wrong(revision), "{revision}");
+        let met = shard.hello(hello(micros(), 42)).await.unwrap().into_inner();
+        assert!(!met.awaits_clock && wrong(i64::try_from(met.now_micros << 10).unwrap()), "{met:?}");
+    }
+    let last = client.put("/registry/pods/a", "v").await;
+    assert!(last > first && !wrong(last));
+    // Together with the cluster it goes on an hour.
+    set_wrong(3_600_000_000).await.unwrap();
+    shard.hello(hello(micros() + HOUR, 42)).await.unwrap();
+    assert!(wrong(client.put("/registry/pods/a", "v").await));
 }
 
 #[tokio::test]

@@ -4,6 +4,8 @@
 //! these tests). Suites about several shards or about our TLS flags need `kindred`.
 
 mod clients;
+mod clocks;
+mod cluster;
 mod commands;
 mod crash;
 mod leases;

@@ -5,7 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kindred_partition_config::model::{KindredConfig, StoreType};
+use kindred_partition_config::{
+    ids::DEFAULT_CLUSTER_ID,
+    model::{KindredConfig, StoreType},
+};
 
 use super::{UpArgs, child::Spec};
 
@@ -62,11 +65,14 @@ pub fn shard(
     let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
     flag("name", shard.name.clone());
     flag("slot", shard.slot.to_string());
+    flag("cluster-id", format!("{DEFAULT_CLUSTER_ID:#x}"));
     flag("listen", listen.to_string());
     flag("admin-listen", "127.0.0.1:0".to_owned());
     flag("data-dir", args.data_dir.join("stores").join(&shard.name).display().to_string());
     flag("etcd-prefix", prefix.to_owned());
     flag("log-level", args.log_level.clone());
+    words.push("--in-cluster".to_owned());
+    let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
     if let Some(tls) = tls {
         flag("cert-file", tls.server.0.display().to_string());
         flag("key-file", tls.server.1.display().to_string());
@@ -112,6 +118,7 @@ pub fn router(
     flag("listen", listen.to_owned());
     flag("admin", admin.to_owned());
     flag("config", config.display().to_string());
+    flag("cluster-id", format!("{DEFAULT_CLUSTER_ID:#x}"));
     flag("log-level", args.log_level.clone());
     if let Some(urls) = &args.advertise_client_urls {
         flag("advertise-client-urls", urls.clone());

@@ -5,6 +5,13 @@ pub struct HelloRequest {
     pub protocol_version: u32,
     #[prost(uint64, tag = "2")]
     pub features: u64,
+    /// The caller's cluster; 0 = it does not say.
+    #[prost(uint64, tag = "3")]
+    pub cluster_id: u64,
+    /// What the caller's cluster calls now: the median of the clocks of its shards and its own, microseconds since the Unix
+    /// epoch; 0 = not known yet. A shard of a cluster serves once its own clock agrees (R3).
+    #[prost(uint64, tag = "4")]
+    pub reference_micros: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HelloResponse {
@@ -12,6 +19,7 @@ pub struct HelloResponse {
     pub protocol_version: u32,
     #[prost(uint64, tag = "2")]
     pub features: u64,
+    /// 0 = the store was not told that it belongs to a cluster.
     #[prost(uint64, tag = "3")]
     pub cluster_id: u64,
     /// UUID of the store, as text; minted at first start.
@@ -23,7 +31,7 @@ pub struct HelloResponse {
     /// New after every unclean start.
     #[prost(uint64, tag = "6")]
     pub incarnation: u64,
-    /// The shard's clock, microseconds since the Unix epoch.
+    /// The shard's wall clock as it reads now, microseconds since the Unix epoch.
     #[prost(uint64, tag = "7")]
     pub now_micros: u64,
     /// "hlc" or "dense".
@@ -33,6 +41,9 @@ pub struct HelloResponse {
     pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "10")]
     pub version: ::prost::alloc::string::String,
+    /// It is part of a cluster, and no handshake has brought a reference that its clock agrees with: it serves nothing yet.
+    #[prost(bool, tag = "11")]
+    pub awaits_clock: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KeyRange {
@@ -575,7 +586,8 @@ pub mod shard_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// The handshake (R1): who this store is. The caller checks cluster, UUID, slot and protocol and refuses a mismatch.
+        /// The handshake (R1): who this store is, and what time (R3). The caller checks cluster, UUID, slot, protocol and clock
+        /// and does not route to a store that does not fit. The store refuses a caller of another cluster (FailedPrecondition).
         pub async fn hello(
             &mut self,
             request: impl tonic::IntoRequest<super::HelloRequest>,
@@ -838,7 +850,8 @@ pub mod shard_server {
     /// Generated trait containing gRPC methods that should be implemented for use with ShardServer.
     #[async_trait]
     pub trait Shard: std::marker::Send + std::marker::Sync + 'static {
-        /// The handshake (R1): who this store is. The caller checks cluster, UUID, slot and protocol and refuses a mismatch.
+        /// The handshake (R1): who this store is, and what time (R3). The caller checks cluster, UUID, slot, protocol and clock
+        /// and does not route to a store that does not fit. The store refuses a caller of another cluster (FailedPrecondition).
         async fn hello(
             &self,
             request: tonic::Request<super::HelloRequest>,

@@ -1,4 +1,4 @@
-//! One task a store: the handshake (R1), again every second, and with backoff while the store is away.
+//! One task a store: the handshake (R1, R3), again every second, and with backoff while the store is away.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,8 +6,11 @@ use std::time::Duration;
 use kindred_partition_config::ids::Slot;
 use kindred_proto::etcdserverpb::StatusRequest;
 use kindred_proto::shard_v1::{HelloRequest, HelloResponse};
-use tonic::Status;
+use kindred_router_core::clock_offset;
+use tokio::time::Instant;
+use tonic::{Response, Status};
 
+use super::clocks::{Clocks, words};
 use super::failure::Failure;
 use super::state::{Identity, Phase};
 use super::{Store, StoreSpec};
@@ -21,19 +24,22 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
 /// Keeps the state of the store true, for ever.
-pub async fn run(store: Arc<Store>) {
+pub async fn run(store: Arc<Store>, clocks: Arc<Clocks>, cluster_id: u64) {
     let mut backoff = BACKOFF_MIN;
     loop {
-        let phase = handshake(&store).await;
+        let phase = handshake(&store, &clocks, cluster_id).await;
         let up = matches!(phase, Phase::Up(_));
-        let text = match &phase {
-            Phase::Down(reason) | Phase::Refused(reason) => reason.clone(),
-            _ => String::new(),
-        };
+        let problem = phase.problem().unwrap_or_default().to_owned();
+        let word = phase.word();
         if store.state().set(phase) {
             match up {
                 true => tracing::info!(store = store.name(), "store is up"),
-                false => tracing::warn!(store = store.name(), reason = text, "store is unavailable"),
+                false => tracing::warn!(
+                    store = store.name(),
+                    state = word,
+                    reason = problem,
+                    "store is unavailable"
+                ),
             }
         }
         if up {
@@ -50,22 +56,83 @@ pub async fn run(store: Arc<Store>) {
     }
 }
 
-async fn handshake(store: &Store) -> Phase {
-    let asked = async {
-        if store.is_shard() {
-            let request = HelloRequest { protocol_version: PROTOCOL_VERSION, features: 0 };
-            let hello = store.shard().hello(request).await?.into_inner();
-            Ok(check(&store.spec, &hello))
-        } else {
-            let status = store.maintenance().status(StatusRequest {}).await?.into_inner();
-            let version = status.version;
-            Ok(Phase::Up(Identity { uuid: None, slot: None, version, incarnation: 0 }))
+async fn handshake(store: &Store, clocks: &Clocks, cluster_id: u64) -> Phase {
+    let met =
+        if store.is_shard() { meet_shard(store, clocks, cluster_id).await } else { meet_etcd(store).await };
+    match met {
+        Ok(identity) => {
+            if !store.is_shard() {
+                clocks.leave_out(store.index);
+            }
+            Phase::Up(identity)
         }
-    };
+        Err(phase) => {
+            // Its clock still has a voice: where most are wrong, the others are.
+            if !matches!(phase, Phase::Skewed(_)) {
+                clocks.leave_out(store.index);
+            }
+            phase
+        }
+    }
+}
+
+async fn meet_etcd(store: &Store) -> Result<Identity, Phase> {
+    let mut maintenance = store.maintenance();
+    let status = answer(store, maintenance.status(StatusRequest {})).await?;
+    Ok(Identity { uuid: None, slot: None, version: status.version, incarnation: 0 })
+}
+
+async fn meet_shard(store: &Store, clocks: &Clocks, cluster_id: u64) -> Result<Identity, Phase> {
+    let mut hello = ask(store, clocks, cluster_id).await?;
+    let identity = check(&store.spec, cluster_id, &hello).map_err(Phase::Refused)?;
+    clocks.settled().await;
+    if hello.awaits_clock {
+        // The first handshake showed its clock; this one brings it what the cluster calls now.
+        hello = ask(store, clocks, cluster_id).await?;
+    }
+    match clocks.offset(store.index) {
+        Some(offset) if clock_offset::is_skewed(offset) => Err(Phase::Skewed(format!(
+            "its clock is {} the other stores' and this router's, more than 10 s: set the time there (R3)",
+            words(offset)
+        ))),
+        _ if hello.awaits_clock => Err(Phase::Skewed(
+            "its clock does not agree with what this router calls now, and it serves nothing until it does (R3)"
+                .to_owned(),
+        )),
+        _ => Ok(identity),
+    }
+}
+
+/// One handshake; notes what the shard's clock showed in the middle of it.
+async fn ask(store: &Store, clocks: &Clocks, cluster_id: u64) -> Result<HelloResponse, Phase> {
+    let reference_micros = clocks.reference().unwrap_or_default();
+    let request =
+        HelloRequest { protocol_version: PROTOCOL_VERSION, features: 0, cluster_id, reference_micros };
+    let mut shard = store.shard();
+    let sent = Instant::now();
+    let hello = answer(store, shard.hello(request)).await?;
+    if hello.revisions == "hlc" {
+        clocks.set(store.index, hello.now_micros, sent + sent.elapsed() / 2);
+    } else {
+        // It counts: no revision of its comes from a clock.
+        clocks.leave_out(store.index);
+    }
+    Ok(hello)
+}
+
+/// The answer in time, or why there is none.
+async fn answer<T>(
+    store: &Store,
+    asked: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Phase> {
     match tokio::time::timeout(TIMEOUT, asked).await {
-        Ok(Ok(phase)) => phase,
-        Ok(Err(status)) => Phase::Down(why(store, status)),
-        Err(_) => Phase::Down(format!("no answer to the handshake within {TIMEOUT:?}")),
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        // The shard's own refusal: it belongs to another cluster.
+        Ok(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
+            Err(Phase::Refused(status.message().to_owned()))
+        }
+        Ok(Err(status)) => Err(Phase::Down(why(store, status))),
+        Err(_) => Err(Phase::Down(format!("no answer to the handshake within {TIMEOUT:?}"))),
     }
 }
 
@@ -77,28 +144,35 @@ fn why(store: &Store, status: Status) -> String {
     Failure::of(status).reason().to_owned()
 }
 
-/// Whether a shard is the one that the configuration means.
-fn check(spec: &StoreSpec, hello: &HelloResponse) -> Phase {
+/// Who a shard is, when it is the one that the configuration means (R1); else why not.
+fn check(spec: &StoreSpec, cluster_id: u64, hello: &HelloResponse) -> Result<Identity, String> {
     if hello.protocol_version.abs_diff(PROTOCOL_VERSION) > 1 {
-        return Phase::Refused(format!(
+        return Err(format!(
             "it speaks protocol {}, this router speaks {PROTOCOL_VERSION}: versions may differ by one",
             hello.protocol_version
         ));
     }
+    // A shard that was not told of a cluster belongs to whoever has its address.
+    if hello.cluster_id != 0 && hello.cluster_id != cluster_id {
+        return Err(format!(
+            "it belongs to cluster {:#x}, this router to {cluster_id:#x}: is this another cluster's address? See --cluster-id",
+            hello.cluster_id
+        ));
+    }
     let slot = u16::try_from(hello.slot).ok().and_then(Slot::new);
     if let Some(expected) = spec.slot.filter(|expected| Some(*expected) != slot) {
-        return Phase::Refused(format!(
+        return Err(format!(
             "it has slot {}, the configuration says {expected}: is this another store's address?",
             hello.slot
         ));
     }
     if let Some(expected) = spec.uuid.as_ref().filter(|expected| **expected != hello.store_uuid) {
-        return Phase::Refused(format!(
+        return Err(format!(
             "it is store {}, the configuration says {expected}: is this another store's address, or an emptied disk?",
             hello.store_uuid
         ));
     }
-    Phase::Up(Identity {
+    Ok(Identity {
         uuid: Some(hello.store_uuid.clone()),
         slot,
         version: hello.version.clone(),
@@ -124,11 +198,13 @@ mod tests {
         };
         let good =
             HelloResponse { protocol_version: 1, slot: 3, store_uuid: "u".into(), ..Default::default() };
-        assert!(matches!(check(&spec, &good), Phase::Up(_)));
-        let refused = |hello: HelloResponse, part: &str| match check(&spec, &hello) {
-            Phase::Refused(reason) => assert!(reason.contains(part), "{reason}"),
-            other => panic!("{other:?}"),
+        assert!(check(&spec, 7, &good).is_ok());
+        assert!(check(&spec, 7, &HelloResponse { cluster_id: 7, ..good.clone() }).is_ok());
+        let refused = |hello: HelloResponse, part: &str| {
+            let reason = check(&spec, 7, &hello).unwrap_err();
+            assert!(reason.contains(part), "{reason}");
         };
+        refused(HelloResponse { cluster_id: 8, ..good.clone() }, "cluster 0x8");
         refused(HelloResponse { slot: 4, ..good.clone() }, "slot 4");
         refused(HelloResponse { store_uuid: "w".into(), ..good.clone() }, "store w");
         refused(HelloResponse { protocol_version: 9, ..good }, "protocol 9");

@@ -30,6 +30,8 @@ pub enum Phase {
     Down(String),
     /// Reached, but not who it should be: only the operator can help.
     Refused(String),
+    /// Who it should be, with a clock too far from the others' (R3).
+    Skewed(String),
 }
 
 impl Phase {
@@ -41,6 +43,16 @@ impl Phase {
             Self::Up(_) => "up",
             Self::Down(_) => "down",
             Self::Refused(_) => "refused",
+            Self::Skewed(_) => "skewed",
+        }
+    }
+
+    /// Why requests may not be sent; `None` when they may, or nobody has asked yet.
+    #[must_use]
+    pub fn problem(&self) -> Option<&str> {
+        match self {
+            Self::Connecting | Self::Up(_) => None,
+            Self::Down(reason) | Self::Refused(reason) | Self::Skewed(reason) => Some(reason),
         }
     }
 }
@@ -87,11 +99,12 @@ impl StateCell {
     /// Why requests may not be sent.
     #[must_use]
     pub fn reason(&self) -> String {
-        match &*self.phase() {
-            Phase::Connecting => "not connected yet".to_owned(),
-            Phase::Up(_) => "the connection was lost".to_owned(),
-            Phase::Down(reason) | Phase::Refused(reason) => reason.clone(),
-        }
+        let phase = self.phase();
+        let otherwise = match &*phase {
+            Phase::Connecting => "not connected yet",
+            _ => "the connection was lost",
+        };
+        phase.problem().unwrap_or(otherwise).to_owned()
     }
 
     /// Waits until the store is up.
@@ -111,8 +124,8 @@ impl StateCell {
     /// Tells what is known; whether that is a change of kind.
     pub fn set(&self, phase: Phase) -> bool {
         self.up.store(matches!(phase, Phase::Up(_)), Ordering::Release);
-        if let Phase::Down(reason) | Phase::Refused(reason) = &phase {
-            self.last_error.send_replace(Some(reason.clone()));
+        if let Some(reason) = phase.problem() {
+            self.last_error.send_replace(Some(reason.to_owned()));
         }
         let changed = self.phase.borrow().word() != phase.word();
         self.phase.send_if_modified(|old| {

@@ -21,6 +21,8 @@ struct Log {
     raises: usize,
     /// It says nothing any more.
     hangs: bool,
+    wall_offset_micros: i64,
+    reference_micros: u64,
 }
 
 /// One store.
@@ -87,6 +89,16 @@ impl Fake {
             log.current = log.current.max(log.floor);
             log.floor
         })
+    }
+
+    /// Sets the wall clock that handshakes show wrong by this much.
+    pub fn set_wall_offset(&self, micros: i64) {
+        self.log.lock().unwrap().wall_offset_micros = micros;
+    }
+
+    /// What the last handshake said is now.
+    pub fn reference(&self) -> u64 {
+        self.log.lock().unwrap().reference_micros
     }
 
     pub fn hang(&self, hangs: bool) {
@@ -196,8 +208,18 @@ macro_rules! unused {
 
 #[tonic::async_trait]
 impl shard_server::Shard for Fake {
-    async fn hello(&self, _: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
-        let hello = pb::HelloResponse { protocol_version: 1, slot: self.slot, ..Default::default() };
+    async fn hello(&self, hello: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
+        self.log.lock().unwrap().reference_micros = hello.into_inner().reference_micros;
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_micros();
+        let now_micros =
+            u64::try_from(now).unwrap().saturating_add_signed(self.log.lock().unwrap().wall_offset_micros);
+        let hello = pb::HelloResponse {
+            protocol_version: 1,
+            slot: self.slot,
+            now_micros,
+            revisions: "hlc".to_owned(),
+            ..Default::default()
+        };
         Ok(Response::new(hello))
     }
 

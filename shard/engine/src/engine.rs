@@ -71,6 +71,12 @@ impl Engine {
         }
     }
 
+    /// Begins again, empty and at `now`: for a shard that learns only after its start what time it is (R3). Streams and
+    /// feeds are forgotten; nothing must have been shown yet.
+    pub fn begin_at(&mut self, now: WallMicros) {
+        *self = Self::new(self.config.clone(), now);
+    }
+
     // ---- writes
 
     /// Runs one request atomically at one revision. A request that writes nothing assigns nothing.

@@ -49,6 +49,8 @@ const UNSUPPORTED: [(&str, &str); 8] = [
 
 /// `HealthCheckResponse { status: SERVING }`.
 const SERVING: &[u8] = &[0x08, 0x01];
+/// The call that a shard of a cluster waits for before it serves any other.
+const HELLO: &str = "/kindred.shard.v1.Shard/Hello";
 
 /// All services of the etcd port.
 #[derive(Clone)]
@@ -120,7 +122,9 @@ impl Service<http::Request<Body>> for Front {
         let path = request.uri().path();
         let metrics = call_metrics(path);
         metrics.started();
-        let inner = if UNSUPPORTED.iter().any(|(unsupported, _)| *unsupported == path) {
+        let inner: BoxFuture<_, _> = if !self.member.is_serving() && path != HELLO {
+            Box::pin(std::future::ready(Ok(status(&KvError::AwaitsClock).into_http())))
+        } else if UNSUPPORTED.iter().any(|(unsupported, _)| *unsupported == path) {
             self.by_path(request)
         } else if path.starts_with("/etcdserverpb.KV/") {
             self.kv.call(request)

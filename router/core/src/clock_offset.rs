@@ -1,0 +1,90 @@
+//! What a cluster calls now, out of several clocks of which some are wrong (R3).
+//!
+//! The *reference* is the median of the shards' clocks and the router's own. As long as most of them are right it lies
+//! among the right ones, whatever the others show, the router's own included. Where the clocks are even in number the
+//! router chooses the one of the two in the middle that is nearer to its own: between itself and one shard it believes
+//! itself, between two camps its own.
+
+/// How far a shard's clock may be from the reference before it is not routed to (R3), microseconds.
+pub const MAX_OFFSET_MICROS: u64 = 10_000_000;
+
+/// The reference: all in microseconds since the Unix epoch, read at one moment.
+#[must_use]
+pub fn reference(own: u64, stores: &[u64]) -> u64 {
+    let mut clocks: Vec<u64> = stores.iter().copied().chain([own]).collect();
+    clocks.sort_unstable();
+    let (low, high) = (clocks[(clocks.len() - 1) / 2], clocks[clocks.len() / 2]);
+    if own.abs_diff(low) <= own.abs_diff(high) { low } else { high }
+}
+
+/// How far a clock is from the reference, microseconds; positive when it is ahead.
+#[must_use]
+pub fn offset(clock: u64, reference: u64) -> i64 {
+    let apart = i64::try_from(clock.abs_diff(reference)).unwrap_or(i64::MAX);
+    if clock >= reference { apart } else { -apart }
+}
+
+/// Whether a clock this far from the reference is too far.
+#[must_use]
+pub fn is_skewed(offset_micros: i64) -> bool {
+    offset_micros.unsigned_abs() > MAX_OFFSET_MICROS
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HOUR: u64 = 3_600_000_000;
+    const T: u64 = 1_767_225_600_000_000;
+
+    #[test]
+    fn r3_the_reference_is_the_median_and_the_routers_own_in_doubt() {
+        for (own, stores, expected) in [
+            (T, vec![], T),
+            (T, vec![T + HOUR], T),
+            (T, vec![T - HOUR], T),
+            (T, vec![T + HOUR, T + 3], T + 3),
+            (T, vec![T + HOUR, T + HOUR, T + 5], T + 5),
+            (T + 5, vec![T + HOUR, T + HOUR, T], T + 5),
+            // The router's own clock is the wrong one.
+            (T + HOUR, vec![T, T + 1], T + 1),
+            (T + HOUR, vec![T, T + 1, T + 2], T + 2),
+            (0, vec![T, T + 1, T + 2, T + 3], T + 1),
+        ] {
+            assert_eq!(reference(own, &stores), expected, "{own} {stores:?}");
+        }
+        assert_eq!((offset(T + 7, T), offset(T, T + 7)), (7, -7));
+        assert_eq!(offset(u64::MAX, 0), i64::MAX);
+        assert!(is_skewed(-10_000_001) && !is_skewed(10_000_000) && is_skewed(i64::MIN));
+    }
+
+    proptest! {
+        #[test]
+        fn r3_while_most_clocks_are_right_the_reference_is_and_only_wrong_ones_are_left_out(
+            right in prop::collection::vec(0u64..2_000_000, 1..8),
+            wrong in prop::collection::vec(any::<u64>(), 0..7),
+            own_is_wrong in any::<bool>(),
+        ) {
+            let wrong = &wrong[..wrong.len().min(right.len() - 1)];
+            let right: Vec<u64> = right.iter().map(|late| T + late).collect();
+            let own = match wrong.first() {
+                Some(wrong) if own_is_wrong => *wrong,
+                _ => right[0],
+            };
+            let mut stores: Vec<u64> = right.iter().chain(wrong).copied().collect();
+            let at = stores.iter().position(|clock| *clock == own).expect("one of them");
+            stores.remove(at);
+            let reference = reference(own, &stores);
+            let (first, last) = (right.iter().min().expect("some"), right.iter().max().expect("some"));
+            prop_assert!((*first..=*last).contains(&reference), "{reference} outside {first}..={last}");
+            for clock in &right {
+                prop_assert!(!is_skewed(offset(*clock, reference)));
+            }
+            for clock in wrong.iter().filter(|clock| clock.abs_diff(T) > MAX_OFFSET_MICROS + 2_000_000) {
+                prop_assert!(is_skewed(offset(*clock, reference)));
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What the stores' clocks showed at their handshakes, and what the cluster calls now (R3).
+
+use std::time::Duration;
+
+use kindred_router_core::clock_offset;
+use kindred_router_core::store::StoreIx;
+use kindred_transport::clock::WallClock;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// How long after the start the first judgement waits for clocks that are not known.
+const SETTLE_MAX: Duration = Duration::from_secs(2);
+
+/// What is known of one store's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sample {
+    /// No handshake has ended yet.
+    Unknown,
+    /// The store cannot be asked, or its clock does not matter.
+    None,
+    /// It showed this many microseconds since the Unix epoch at this moment.
+    At(u64, Instant),
+}
+
+/// The clocks of all stores. Every sample is carried on by this process's monotonic clock, so a step of its wall clock
+/// moves one voice among several.
+#[derive(Debug)]
+pub struct Clocks {
+    /// When the first judgement is made at the latest.
+    settled_at: Instant,
+    samples: watch::Sender<Vec<Sample>>,
+    own: WallClock,
+}
+
+impl Clocks {
+    /// Nothing is known of so many stores.
+    #[must_use]
+    pub fn new(stores: usize, own: WallClock) -> Self {
+        Self {
+            settled_at: Instant::now() + SETTLE_MAX,
+            samples: watch::Sender::new(vec![Sample::Unknown; stores]),
+            own,
+        }
+    }
+
+    /// A store's clock showed `micros` at `moment`.
+    pub fn set(&self, store: StoreIx, micros: u64, moment: Instant) {
+        self.put(store, Sample::At(micros, moment));
+    }
+
+    /// A store cannot be asked, or has no clock that matters.
+    pub fn leave_out(&self, store: StoreIx) {
+        self.put(store, Sample::None);
+    }
+
+    fn put(&self, store: StoreIx, sample: Sample) {
+        self.samples.send_if_modified(|samples| match samples.get_mut(store.0) {
+            Some(old) if *old != sample => {
+                *old = sample;
+                true
+            }
+            _ => false,
+        });
+    }
+
+    /// Waits until every store's clock is known or known to be out of reach, though not for long: one store that does not
+    /// answer must not keep the others out.
+    pub async fn settled(&self) {
+        let mut samples = self.samples.subscribe();
+        let known = samples.wait_for(|samples| !samples.contains(&Sample::Unknown));
+        // Late is as good as known; the sender lives as long as this borrow of it.
+        let _ = tokio::time::timeout_at(self.settled_at, known).await;
+    }
+
+    /// What the cluster calls now, microseconds since the Unix epoch; `None` while clocks may still become known.
+    #[must_use]
+    pub fn reference(&self) -> Option<u64> {
+        let now = Instant::now();
+        let samples = self.samples.borrow();
+        if samples.contains(&Sample::Unknown) && now < self.settled_at {
+            return None;
+        }
+        let clocks: Vec<u64> = samples.iter().filter_map(|sample| sample.at(now)).collect();
+        Some(clock_offset::reference(self.own.micros(), &clocks))
+    }
+
+    /// How far a store's clock is from the reference, microseconds, positive when ahead; `None` when not known.
+    #[must_use]
+    pub fn offset(&self, store: StoreIx) -> Option<i64> {
+        let reference = self.reference()?;
+        let sample = *self.samples.borrow().get(store.0)?;
+        Some(clock_offset::offset(sample.at(Instant::now())?, reference))
+    }
+
+    /// How far this process's clock is from the reference, microseconds.
+    #[must_use]
+    pub fn own_offset(&self) -> Option<i64> {
+        Some(clock_offset::offset(self.own.micros(), self.reference()?))
+    }
+}
+
+impl Sample {
+    /// What the clock shows at `now`.
+    fn at(self, now: Instant) -> Option<u64> {
+        let Self::At(micros, moment) = self else { return None };
+        let passed = now.saturating_duration_since(moment).as_micros();
+        Some(micros.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX)))
+    }
+}
+
+/// An offset in words.
+#[must_use]
+pub fn words(offset_micros: i64) -> String {
+    let seconds = offset_micros.unsigned_abs() as f64 / 1e6;
+    format!("{seconds:.1} s {}", if offset_micros < 0 { "behind" } else { "ahead of" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: i64 = 3_600_000_000;
+
+    fn own() -> u64 {
+        WallClock::System.micros()
+    }
+
+    #[tokio::test]
+    async fn r3_nobody_is_judged_before_the_others_are_known() {
+        let clocks = Clocks::new(3, WallClock::System);
+        let (first, second, third) = (StoreIx(0), StoreIx(1), StoreIx(2));
+        let ahead = own().saturating_add_signed(HOUR);
+        clocks.set(first, ahead, Instant::now());
+        assert_eq!((clocks.reference(), clocks.offset(first)), (None, None));
+        clocks.set(second, own(), Instant::now());
+        clocks.leave_out(third);
+        clocks.settled().await;
+        let near =
+            |offset: Option<i64>, at: i64| offset.is_some_and(|offset| offset.abs_diff(at) < 5_000_000);
+        assert!(near(clocks.offset(first), HOUR) && near(clocks.offset(second), 0), "{clocks:?}");
+        assert!(near(clocks.own_offset(), 0) && clocks.offset(third).is_none());
+        // Most clocks are an hour ahead: then it is this one that is behind.
+        clocks.set(second, ahead, Instant::now());
+        assert!(near(clocks.offset(first), 0) && near(clocks.own_offset(), -HOUR), "{clocks:?}");
+        assert_eq!((words(-1_500_000), words(HOUR)), ("1.5 s behind".into(), "3600.0 s ahead of".into()));
+    }
+
+    #[tokio::test]
+    async fn a_store_that_never_answers_does_not_keep_the_others_out() {
+        let mut clocks = Clocks::new(2, WallClock::System);
+        clocks.settled_at = Instant::now() + Duration::from_millis(50);
+        clocks.set(StoreIx(0), own(), Instant::now());
+        assert_eq!(clocks.reference(), None);
+        clocks.settled().await;
+        assert!(clocks.reference().is_some());
+    }
+}
