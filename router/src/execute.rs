@@ -33,6 +33,7 @@ const WRITE_LIMIT: Duration = Duration::from_secs(10);
 /// Metadata beside a KV request to a shard; its API says what they mean.
 const AT_LEAST: &str = "kindred-at-least";
 const PIN: &str = "kindred-pin";
+const MAP: &str = "kindred-map";
 
 impl Effect {
     fn limit(self) -> Duration {
@@ -73,11 +74,17 @@ impl Deadline {
         request
     }
 
-    /// The same for a read of a Kind on several stores: the store answers at or above `at_least` if it can, and what it
-    /// shows stays readable while the others are asked (R5).
+    /// Until when the client waits.
     #[must_use]
-    pub fn pinned<T>(self, message: T, at_least: Revision) -> Request<T> {
-        let mut request = self.at_least(message, at_least);
+    pub fn at(self) -> Instant {
+        self.at
+    }
+
+    /// The same for a read of a Kind on several stores: the store answers at or above `at_least` if it can, and what it
+    /// shows stays readable while the others are asked (R5). `generation` as [`by_map`].
+    #[must_use]
+    pub fn pinned<T>(self, message: T, at_least: Revision, generation: u64) -> Request<T> {
+        let mut request = by_map(self.at_least(message, at_least), generation);
         request.metadata_mut().insert(PIN, MetadataValue::from_static("1"));
         request
     }
@@ -108,6 +115,16 @@ impl Deadline {
             (false, _) => EtcdError::Timeout,
         })
     }
+}
+
+/// The request of a span of keys, sent here by the map of this generation; 0 = by one that never changes. A store that
+/// knows of a later change refuses it.
+#[must_use]
+pub fn by_map<T>(mut request: Request<T>, generation: u64) -> Request<T> {
+    if generation > 0 {
+        request.metadata_mut().insert(MAP, MetadataValue::from(generation));
+    }
+    request
 }
 
 /// gRPC's `TimeoutValue TimeoutUnit`: at most eight digits and one of `HMSmun`.

@@ -126,32 +126,40 @@ impl Feeds {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The live feed of a key, opened if it is not.
+    /// The live feed of a key, by the map of this generation; opened if it is not.
     #[must_use]
-    pub fn live(self: &Arc<Self>, key: &FeedKey, wake: &Arc<Notify>) -> Reader {
+    pub fn live(self: &Arc<Self>, key: &FeedKey, generation: u64, wake: &Arc<Notify>) -> Reader {
         let mut groups = self.groups();
         let live = &mut groups.entry(key.clone()).or_default().live;
         let feed = live.get_or_insert_with(|| {
-            let feed = Feed::live(key.clone());
+            let feed = Feed::live(key.clone(), generation);
             self.spawn(feed.clone());
             feed
         });
+        feed.is_placed_by(generation);
         Reader::new(feed.clone(), wake)
     }
 
     /// A feed that holds what comes at `position`.
     #[must_use]
-    pub fn catch_up(self: &Arc<Self>, key: &FeedKey, position: Revision, wake: &Arc<Notify>) -> Reader {
+    pub fn catch_up(
+        self: &Arc<Self>,
+        key: &FeedKey,
+        generation: u64,
+        position: Revision,
+        wake: &Arc<Notify>,
+    ) -> Reader {
         let mut groups = self.groups();
         let catch_ups = &mut groups.entry(key.clone()).or_default().catch_ups;
         let near = catch_ups.iter().find(|feed| feed.is_near(position, NEAR));
         let feed = near.cloned().unwrap_or_else(|| {
-            let feed = Feed::catch_up(key.clone(), position, self.options.ring_bytes);
+            let feed = Feed::catch_up(key.clone(), generation, position, self.options.ring_bytes);
             Counts::one(&self.counts.catch_ups);
             catch_ups.push(feed.clone());
             self.spawn(feed.clone());
             feed
         });
+        feed.is_placed_by(generation);
         Reader::new(feed, wake)
     }
 

@@ -7,12 +7,14 @@
 use std::time::Duration;
 
 use kindred_transport::grpc;
+use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
+use crate::app::App;
 use crate::execute::Effect;
 
 /// How long a request waits for its keys to have an owner.
@@ -112,6 +114,49 @@ impl Held<'_> {
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.since.elapsed()
+    }
+}
+
+/// A request that may have to wait: nothing until it does.
+#[derive(Debug)]
+pub struct Waiting<'a> {
+    app: &'a App,
+    effect: Effect,
+    deadline: Instant,
+    held: Option<Held<'a>>,
+}
+
+impl<'a> Waiting<'a> {
+    /// Of a request whose client waits until `deadline`.
+    #[must_use]
+    pub fn new(app: &'a App, effect: Effect, deadline: Instant) -> Self {
+        Self { app, effect, deadline, held: None }
+    }
+
+    /// Waits for a map newer than `known`, or a little, before the request goes again.
+    ///
+    /// # Errors
+    /// [`KindredError::UnitMoving`] when it has waited long enough, `ResourceExhausted` when too much waits; nothing was
+    /// executed.
+    pub async fn wait(&mut self, known: u64, request: &[u8]) -> Result<(), Status> {
+        let held = match &mut self.held {
+            Some(held) => held,
+            none => none.insert(self.app.hold.begin(self.effect, request.len(), self.deadline)?),
+        };
+        if held.wait(known, &mut self.app.generations()).await {
+            return Ok(());
+        }
+        // Every request begins with its key, or with a compare that does.
+        let key = peek::RangeRequest::parse(request).map(|range| range.key.to_vec()).unwrap_or_default();
+        Err(grpc::refusal(&KindredError::UnitMoving { key }))
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some(held) = &self.held {
+            self.app.metrics.held(self.effect, held.waited());
+        }
     }
 }
 

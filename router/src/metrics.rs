@@ -1,6 +1,7 @@
 //! What the router counts: one definition for each metric, handles made once.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use kindred_router_core::plan::Call;
 use metrics::{
@@ -8,6 +9,7 @@ use metrics::{
 };
 use metrics::{gauge, histogram};
 
+use crate::execute::Effect;
 use crate::feeds::Feeds;
 use crate::stores::Stores;
 
@@ -42,6 +44,10 @@ const WATCH_STREAMS: &str = "etcd_debugging_mvcc_watch_stream_total";
 const WATCHERS: &str = "etcd_debugging_mvcc_watcher_total";
 /// Upstream watch streams opened again.
 const WATCH_REOPENED: &str = "kindred_router_watch_reopened_total";
+/// Watches that went on at another place because of a move.
+const WATCH_MOVED: &str = "kindred_router_watch_moved_total";
+/// How long requests waited because their keys were moving.
+const HELD_SECONDS: &str = "kindred_router_held_seconds";
 /// Merged streams of events, by whether they are live or catch up.
 const FEEDS: &str = "kindred_router_feeds";
 /// Recent events that feeds hold.
@@ -102,6 +108,18 @@ const DEFINITIONS: &[Definition] = &[
         unit: Unit::Count,
         help: "Upstream watch streams opened again after they broke.",
         kind: Kind::Counter,
+    },
+    Definition {
+        name: WATCH_MOVED,
+        unit: Unit::Count,
+        help: "Watches that went on at another place because their keys moved.",
+        kind: Kind::Counter,
+    },
+    Definition {
+        name: HELD_SECONDS,
+        unit: Unit::Seconds,
+        help: "How long requests waited because their keys were moving, by reads and writes.",
+        kind: Kind::Histogram,
     },
     Definition {
         name: FEEDS,
@@ -166,8 +184,10 @@ pub fn describe() {
 }
 
 /// The metrics with histograms, and their buckets in seconds.
-pub const BUCKETS: &[(&str, &[f64])] =
-    &[(CALL_SECONDS, &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0])];
+pub const BUCKETS: &[(&str, &[f64])] = &[
+    (CALL_SECONDS, &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]),
+    (HELD_SECONDS, &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]),
+];
 
 /// The handles of one KV method.
 #[derive(Debug)]
@@ -280,6 +300,10 @@ pub struct Metrics {
     pub watchers: Gauge,
     /// Upstream streams opened again.
     pub watch_reopened: Counter,
+    /// Watches that went on at another place.
+    pub watch_moved: Counter,
+    held_reads: Histogram,
+    held_writes: Histogram,
 }
 
 impl Metrics {
@@ -299,7 +323,19 @@ impl Metrics {
             watch_streams: gauge!(WATCH_STREAMS),
             watchers: gauge!(WATCHERS),
             watch_reopened: counter!(WATCH_REOPENED),
+            watch_moved: counter!(WATCH_MOVED),
+            held_reads: histogram!(HELD_SECONDS, "effect" => "read"),
+            held_writes: histogram!(HELD_SECONDS, "effect" => "write"),
         }
+    }
+
+    /// A request has waited this long because its keys were moving.
+    pub fn held(&self, effect: Effect, waited: Duration) {
+        let held = match effect {
+            Effect::Read => &self.held_reads,
+            Effect::Write => &self.held_writes,
+        };
+        held.record(waited.as_secs_f64());
     }
 
     /// The handles of a method.

@@ -22,6 +22,7 @@
 
 pub mod deliver;
 pub mod message;
+pub mod moved;
 mod readers;
 pub mod round;
 pub mod session;

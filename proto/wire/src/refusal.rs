@@ -26,6 +26,15 @@ pub fn clients_resend_writes_on(text: &str) -> bool {
     text.contains("there is no address available") || text.contains("there is no connection available")
 }
 
+/// What every text of [`KindredError::NotOwned`] ends with: a watch is told nothing but a text.
+const ASK_AGAIN: &str = "ask again by the newest map";
+
+/// Whether this is a text of [`KindredError::NotOwned`], made by a shard for a router.
+#[must_use]
+pub fn is_not_owned(text: &str) -> bool {
+    text.starts_with("kindred: ") && text.ends_with(ASK_AGAIN)
+}
+
 /// One key of a refused request and the store that serves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyOnStore {
@@ -176,9 +185,11 @@ impl fmt::Display for KindredError {
                     Shown(key)
                 )
             }
-            Self::NotOwned { key, epoch: 0 } => write!(f, "{} is changing its store; try again", Shown(key)),
+            Self::NotOwned { key, epoch: 0 } => {
+                write!(f, "{} is changing its store; {ASK_AGAIN}", Shown(key))
+            }
             Self::NotOwned { key, epoch } => {
-                write!(f, "{} is on another store since map {epoch}; ask a router", Shown(key))
+                write!(f, "{} is on another store since map {epoch}; {ASK_AGAIN}", Shown(key))
             }
             Self::StaleTerm { move_id, term, seen } => {
                 write!(f, "move {move_id} has a coordinator of term {seen}, this is term {term}; stop")
@@ -272,6 +283,16 @@ mod tests {
         ] {
             assert!(!clients_resend_writes_on(&error.message()), "{error}");
         }
+    }
+
+    #[test]
+    fn a_refusal_for_ownership_is_known_by_its_text() {
+        for epoch in [0, 7] {
+            let key = vec![b'k'; 5000];
+            assert!(is_not_owned(&KindredError::NotOwned { key, epoch }.message()));
+        }
+        assert!(!is_not_owned(&KindredError::UnitMoving { key: b"k".to_vec() }.message()));
+        assert!(!is_not_owned("mvcc: required revision has been compacted"));
     }
 
     #[test]

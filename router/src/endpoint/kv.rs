@@ -23,7 +23,8 @@ use tonic::{Request, Response, Status};
 
 use crate::app::{App, append, refused};
 use crate::execute::one::To;
-use crate::execute::{Deadline, Effect, call};
+use crate::execute::{Deadline, Effect, by_map, call};
+use crate::hold::{NotOwned, Waiting};
 use crate::stores::Store;
 
 /// Time for one store to answer the health probe; kube-apiserver gives up after 2 s.
@@ -62,21 +63,46 @@ impl Kv {
         let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
         let deadline = Deadline::of(request.metadata(), effect);
         let body = self.sized(request)?;
-        let plan = match plan(method, &body, &**self.app.routes.load()) {
-            Ok(plan) => plan,
-            Err(refusal) => {
-                refuse_invalid(method, &body)?;
-                return Err(refused(&refusal));
+        let mut waiting = Waiting::new(&self.app, effect, deadline.at());
+        loop {
+            let (plan, generation) = {
+                let routes = self.app.routes.load();
+                (plan(method, &body, &**routes), routes.generation())
+            };
+            let plan = match plan {
+                Ok(plan) => plan,
+                Err(refusal) => {
+                    refuse_invalid(method, &body)?;
+                    return Err(refused(&refusal));
+                }
+            };
+            match self.run(method, plan, generation, body.clone(), deadline).await {
+                // Nothing was executed: by the map that comes, or a little later, it may be (R11).
+                Err(status) if NotOwned::of(&status).is_some() => waiting.wait(generation, &body).await?,
+                answered => return answered,
             }
-        };
+        }
+    }
+
+    /// Carries out a plan that was made by the map of this generation.
+    async fn run(
+        &self,
+        method: Call,
+        plan: Plan,
+        generation: u64,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Bytes, Status> {
+        let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
         match plan {
             Plan::Health => self.health(body).await,
             Plan::FanOut(fan_out) if method == Call::Range => {
-                self.app.range_over(&fan_out, body, deadline).await
+                self.app.range_over(&fan_out, generation, body, deadline).await
             }
-            Plan::FanOut(fan_out) => self.app.delete_over(&fan_out, body, deadline).await,
+            Plan::FanOut(fan_out) => self.app.delete_over(fan_out, generation, body, deadline).await,
             Plan::One { store, leases, spread } => {
-                let to = To { store: self.app.stores.get(store), at_least: self.app.shown.of(&spread) };
+                let store = self.app.stores.get(store);
+                let to = To { store, at_least: self.app.shown.of(&spread), generation };
                 let answer = match leases.as_slice() {
                     [] if method == Call::Range => self.app.range_of_one(to, &spread, body, deadline).await,
                     [] => to.send(method, effect, body, deadline).await,
@@ -127,12 +153,34 @@ impl Kv {
     async fn open_range_stream(&self, request: Request<Bytes>) -> Result<Chunks, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let body = self.sized(request)?;
-        let plan = plan(Call::RangeStream, &body, &**self.app.routes.load());
-        let (index, spread) = match plan.map_err(|refusal| refused(&refusal))? {
+        let mut waiting = Waiting::new(&self.app, Effect::Read, deadline.at());
+        loop {
+            let (plan, generation) = {
+                let routes = self.app.routes.load();
+                (plan(Call::RangeStream, &body, &**routes), routes.generation())
+            };
+            let plan = plan.map_err(|refusal| refused(&refusal))?;
+            match self.run_stream(plan, generation, body.clone(), deadline).await {
+                Err(status) if NotOwned::of(&status).is_some() => waiting.wait(generation, &body).await?,
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Opens a stream by a plan that was made by the map of this generation. What moves after that is read to the end
+    /// by the same map: its old owner keeps what was current.
+    async fn run_stream(
+        &self,
+        plan: Plan,
+        generation: u64,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Chunks, Status> {
+        let (index, spread) = match plan {
             Plan::One { store, spread, .. } => (store, spread),
             Plan::FanOut(fan_out) => {
                 let first = fan_out.parts[0].stores[0];
-                match self.app.range_stream_over(fan_out, body.clone(), deadline).await? {
+                match self.app.range_stream_over(fan_out, generation, body.clone(), deadline).await? {
                     Some(chunks) => return Ok(Box::pin(ReceiverStream::new(chunks))),
                     None => (first, Vec::new()),
                 }
@@ -142,7 +190,9 @@ impl Kv {
         let store = self.app.stores.get(index).clone();
         let at_least = self.app.shown.of(&spread);
         let chunks = call(&store, Effect::Read, deadline, || async {
-            store.kv().range_stream(deadline.at_least(body.clone(), at_least)).await
+            let request = deadline.at_least(body.clone(), at_least);
+            let generation = if store.is_shard() { generation } else { 0 };
+            store.kv().range_stream(by_map(request, generation)).await
         })
         .await?;
         let mut tail = Vec::new();
@@ -171,7 +221,7 @@ impl Kv {
         let mut failed = default.unavailable(&default.state().reason());
         for store in std::iter::once(default).chain(others) {
             let deadline = Deadline::within(HEALTH_LIMIT);
-            let to = To { store, at_least: Revision::ZERO };
+            let to = To { store, at_least: Revision::ZERO, generation: 0 };
             match to.send(Call::Range, Effect::Read, body.clone(), deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(status) => failed = status,

@@ -30,7 +30,8 @@ pub fn everything() -> Vec<shard::KeyRange> {
     vec![shard::KeyRange { key: zero.clone(), range_end: zero }]
 }
 
-/// The store's current revision, raised to at least `to`.
+/// The store's current revision of the ranges, raised to at least `to`; of those that the map of this generation gives
+/// the store, 0 = of all that it has.
 ///
 /// # Errors
 /// When the store cannot be reached or refuses.
@@ -38,9 +39,10 @@ pub async fn raise(
     store: &Store,
     ranges: Vec<shard::KeyRange>,
     to: Revision,
+    generation: u64,
     deadline: Deadline,
 ) -> Result<Revision, Status> {
-    let request = shard::RaiseRequest { ranges, to: to.get(), ..Default::default() };
+    let request = shard::RaiseRequest { ranges, to: to.get(), generation };
     let raised = call(store, Effect::Read, deadline, || async {
         store.shard().raise(deadline.request(request.clone())).await
     });
@@ -62,7 +64,7 @@ impl App {
         let revision = Revision(parsed.revision);
         let shards: Vec<&Arc<Store>> = self.stores.iter().filter(|store| store.is_shard()).collect();
         let currents = join_all(shards.iter().map(|store| async {
-            (store.index, raise(store, everything(), Revision::ZERO, deadline).await.ok())
+            (store.index, raise(store, everything(), Revision::ZERO, 0, deadline).await.ok())
         }));
         let steps = decide(revision, &currents.await, default.index).map_err(|refusal| match refusal {
             Refusal::Future => grpc::status(EtcdError::FutureRevision),
@@ -95,7 +97,7 @@ impl App {
     pub async fn raise_shards(&self, revision: Revision, deadline: Deadline) -> Result<(), Status> {
         let shards: Vec<&Arc<Store>> = self.stores.iter().filter(|store| store.is_shard()).collect();
         let to = async |revision| {
-            let raised = shards.iter().map(|store| raise(store, everything(), revision, deadline));
+            let raised = shards.iter().map(|store| raise(store, everything(), revision, 0, deadline));
             try_join_all(raised).await
         };
         let top = to(Revision::ZERO).await?.into_iter().max();
@@ -138,7 +140,7 @@ async fn raise_and_compact(
     request: Bytes,
     deadline: Deadline,
 ) -> Result<Bytes, Status> {
-    raise(store, everything(), revision, deadline).await?;
+    raise(store, everything(), revision, 0, deadline).await?;
     compact_one(store, request, deadline).await
 }
 

@@ -123,10 +123,11 @@ impl App {
     pub async fn range_over(
         &self,
         fan_out: &FanOut,
+        generation: u64,
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Bytes, Status> {
-        let shards = self.live(deadline);
+        let shards = self.live(generation, deadline);
         let request = pb::RangeRequest::decode(body.clone()).map_err(|error| undecodable(&error))?;
         let Some(ask) = Ask::of(request) else {
             // Not for several stores to refuse.
@@ -153,11 +154,17 @@ impl App {
     ///
     /// # Errors
     /// `Unavailable` naming a store that is away or cannot follow.
-    pub async fn current_over(&self, fan_out: &FanOut, deadline: Deadline) -> Result<Revision, Status> {
+    pub async fn current_over(
+        &self,
+        fan_out: &FanOut,
+        generation: u64,
+        deadline: Deadline,
+    ) -> Result<Revision, Status> {
         let (sources, _) = sources(fan_out);
         let shown = self.shown.of(&fan_out.spread);
         let no_data = |_, _| pb::RangeRequest::default();
-        let cut = cut::take(&self.live(deadline), &sources, Mode::Current, shown, no_data).await?;
+        let cut =
+            cut::take(&self.live(generation, deadline), &sources, Mode::Current, shown, no_data).await?;
         self.shown.show(&fan_out.spread, cut.header);
         Ok(cut.header)
     }

@@ -11,17 +11,19 @@ use kindred_wire::peek;
 use tonic::Status;
 
 use super::compact::raise;
-use super::{Deadline, Effect, call};
+use super::{Deadline, Effect, by_map, call};
 use crate::app::{App, refused};
 use crate::stores::Store;
 
-/// Where a request goes, and the revision that its answer should at least have; zero for no wish.
+/// Where a request goes, by which map, and the revision that its answer should at least have; zero for no wish.
 #[derive(Debug, Clone, Copy)]
 pub struct To<'s> {
     /// The store.
     pub store: &'s Store,
     /// The wish.
     pub at_least: Revision,
+    /// Of the map.
+    pub generation: u64,
 }
 
 impl To<'_> {
@@ -36,11 +38,15 @@ impl To<'_> {
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Bytes, Status> {
-        // A stock etcd counts revisions of its own.
-        let at_least = if self.store.is_shard() { self.at_least } else { Revision::ZERO };
+        // A stock etcd counts revisions of its own, and knows no map. A put is of one key: its shard knows whose it is.
+        let (at_least, generation) = match (self.store.is_shard(), method) {
+            (false, _) => (Revision::ZERO, 0),
+            (true, Call::Put) => (self.at_least, 0),
+            (true, _) => (self.at_least, self.generation),
+        };
         call(self.store, effect, deadline, || async {
             let mut kv = self.store.kv();
-            let request = deadline.at_least(body.clone(), at_least);
+            let request = by_map(deadline.at_least(body.clone(), at_least), generation);
             match method {
                 Call::Range | Call::RangeStream => kv.range(request).await,
                 Call::Put => kv.put(request).await,
@@ -76,9 +82,9 @@ impl App {
             let KeyRange::Span { start, end: Some(end) } = kind.range() else { continue };
             let whole = plan_watch_parts(&start, &end, &**self.routes.load());
             let whole = whole.map_err(|refusal| refused(&refusal))?;
-            if self.current_over(&whole, deadline).await? >= wanted {
+            if self.current_over(&whole, to.generation, deadline).await? >= wanted {
                 let range = kindred_proto::shard_v1::KeyRange { key: start.0, range_end: end.0 };
-                raise(to.store, vec![range], wanted, deadline).await?;
+                raise(to.store, vec![range], wanted, to.generation, deadline).await?;
                 return to.send(Call::Range, Effect::Read, body, deadline).await;
             }
         }

@@ -1,6 +1,7 @@
 //! One feed as its readers see it: a ring to look into, and wishes to its task.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kindred_partition_config::ids::Revision;
@@ -36,6 +37,8 @@ pub(super) struct State {
     /// Positions below this are compacted.
     pub compacted: Revision,
     pub ended: bool,
+    /// It ended because its keys are moving.
+    pub moved: bool,
     /// The highest revision that somebody waits for.
     pub wanted: Revision,
     /// The highest position of a reader.
@@ -52,6 +55,8 @@ pub(super) struct State {
 #[derive(Debug)]
 pub struct Feed {
     pub(super) key: FeedKey,
+    /// The newest map that places watches here.
+    generation: AtomicU64,
     /// Where a catch-up begins.
     pub(super) start: Option<Revision>,
     /// Tells the task that there is something to do.
@@ -61,11 +66,17 @@ pub struct Feed {
 }
 
 impl Feed {
-    fn new(key: FeedKey, start: Option<Revision>, ring: Option<FeedRing<Events>>) -> Arc<Self> {
+    fn new(
+        key: FeedKey,
+        generation: u64,
+        start: Option<Revision>,
+        ring: Option<FeedRing<Events>>,
+    ) -> Arc<Self> {
         let state = State {
             ring,
             compacted: Revision::ZERO,
             ended: false,
+            moved: false,
             wanted: Revision::ZERO,
             read_to: Revision::ZERO,
             asking: Vec::new(),
@@ -73,19 +84,43 @@ impl Feed {
             readers: HashMap::new(),
             next_reader: 0,
         };
-        Arc::new(Self { key, start, kick: Notify::new(), state: Mutex::new(state) })
+        let generation = AtomicU64::new(generation);
+        Arc::new(Self { key, generation, start, kick: Notify::new(), state: Mutex::new(state) })
     }
 
-    pub(super) fn live(key: FeedKey) -> Arc<Self> {
-        Self::new(key, None, None)
+    pub(super) fn live(key: FeedKey, generation: u64) -> Arc<Self> {
+        Self::new(key, generation, None, None)
     }
 
-    pub(super) fn catch_up(key: FeedKey, start: Revision, ring_bytes: usize) -> Arc<Self> {
-        Self::new(key, Some(start), Some(FeedRing::new(start.prev(), ring_bytes)))
+    pub(super) fn catch_up(key: FeedKey, generation: u64, start: Revision, ring_bytes: usize) -> Arc<Self> {
+        Self::new(key, generation, Some(start), Some(FeedRing::new(start.prev(), ring_bytes)))
+    }
+
+    /// The generation by which its stores are asked.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// A map of this generation places watches here too.
+    pub fn is_placed_by(&self, generation: u64) {
+        self.generation.fetch_max(generation, Ordering::Relaxed);
+    }
+
+    /// Whether it has ended: then it is to be looked for anew.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.lock().ended
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it has ended because its keys are moving: where they go is not known yet, or by a newer map.
+    #[must_use]
+    pub fn has_moved(&self) -> bool {
+        self.lock().moved
     }
 
     /// What lies at `position`.

@@ -18,10 +18,10 @@ const RAISE_MAX: Duration = Duration::from_secs(3);
 ///
 /// # Errors
 /// When a store cannot be asked, or refuses to follow (R3).
-pub async fn cut(stores: &Stores, key: &FeedKey) -> Result<Revision, Status> {
+pub async fn cut(stores: &Stores, key: &FeedKey, generation: u64) -> Result<Revision, Status> {
     let deadline = Deadline::within(RAISE_MAX);
     let one = |(at, store), to| async move {
-        raise(stores.get(store), super::place::wire_ranges(key, at), to, deadline).await
+        raise(stores.get(store), super::place::wire_ranges(key, at), to, generation, deadline).await
     };
     let currents = try_join_all(key.stores().enumerate().map(|part| one(part, Revision::ZERO))).await?;
     let cut = currents.iter().copied().max().unwrap_or(Revision::ZERO);

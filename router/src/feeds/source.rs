@@ -13,6 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Streaming;
 
+use crate::hold::NotOwned;
 use crate::stores::Store;
 use crate::stores::failure::Failure;
 
@@ -34,6 +35,8 @@ pub(super) enum Message {
     More(Vec<Entry<Events>>, Option<Revision>),
     /// The start is gone; the first revision that can be had.
     Compacted(Revision),
+    /// Keys of the feed have another owner, or are about to; what came before this is all.
+    Moved,
     /// The stream is over, and why.
     Broken(String),
 }
@@ -47,29 +50,22 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a feed at `start`, after a delay that grows with the failures before.
+    /// Opens a feed, after a delay that grows with the failures before.
     #[must_use]
-    pub fn open(
-        store: Arc<Store>,
-        ranges: Vec<pb::KeyRange>,
-        start: Revision,
-        failures: u32,
-        live: bool,
-    ) -> Self {
+    pub fn open(store: Arc<Store>, open: pb::FeedOpen, failures: u32, live: bool) -> Self {
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
         let (to, messages) = mpsc::channel(WAITING_MAX);
-        let open = Request::Open(pb::FeedOpen { ranges, start: start.get(), ..Default::default() });
         // The queue is empty.
-        let _ = asks.try_send(pb::FeedRequest { request: Some(open) });
+        let _ = asks.try_send(pb::FeedRequest { request: Some(Request::Open(open)) });
         let delay = match failures {
             0 => Duration::ZERO,
             n => (BACKOFF_MIN * 2_u32.saturating_pow(n.min(16) - 1)).min(BACKOFF_MAX),
         };
         let task = tokio::spawn(async move {
             tokio::time::sleep(delay).await;
-            let why = run(&store, requests, &to, live).await;
+            let end = run(&store, requests, &to, live).await;
             // The feed may be gone: then nobody cares.
-            let _ = to.send(Message::Broken(why)).await;
+            let _ = to.send(end).await;
         });
         Self { messages, asks, _task: AbortOnDropHandle::new(task) }
     }
@@ -81,39 +77,43 @@ impl Source {
     }
 }
 
-/// Runs the stream to its end; why it ended.
+/// Runs the stream to its end; how it ended.
 async fn run(
     store: &Store,
     requests: mpsc::Receiver<pb::FeedRequest>,
     to: &mpsc::Sender<Message>,
     live: bool,
-) -> String {
+) -> Message {
     store.state().wait_up().await;
     let mut client = store.feeds(live);
     let opening = client.feed(ReceiverStream::new(requests));
     let mut stream = match tokio::time::timeout(OPEN_MAX, opening).await {
         Ok(Ok(answer)) => answer.into_inner(),
         Ok(Err(status)) => return judge(store, status),
-        Err(_) => return "the store did not open the feed in time".to_owned(),
+        Err(_) => return Message::Broken("the store did not open the feed in time".to_owned()),
     };
     let mut opened = false;
     loop {
         let response = match next(&mut stream).await {
             Ok(response) => response,
             Err(Some(status)) => return judge(store, status),
-            Err(None) => return "the store ended the feed".to_owned(),
+            Err(None) => return Message::Broken("the store ended the feed".to_owned()),
         };
+        let moved = response.moved > 0;
         let messages = match read(response, &mut opened) {
             Ok(messages) => messages,
             Err(error) => {
                 tracing::error!(store = store.name(), %error, "the store sent an event that does not parse");
-                return error.to_string();
+                return Message::Broken(error.to_string());
             }
         };
         for message in messages {
             if to.send(message).await.is_err() {
-                return String::new();
+                return Message::Broken(String::new());
             }
+        }
+        if moved {
+            return Message::Moved;
         }
     }
 }
@@ -140,7 +140,7 @@ fn read(response: pb::FeedResponse, opened: &mut bool) -> Result<Vec<Message>, W
         }
         batch.push(entry(Revision(first.revision), whole));
     }
-    let watermark = Revision::from_wire(response.watermark);
+    let watermark = Revision::from_wire(response.watermark.max(response.moved));
     if !batch.is_empty() || watermark.is_some() {
         messages.push(Message::More(batch, watermark));
     }
@@ -148,12 +148,15 @@ fn read(response: pb::FeedResponse, opened: &mut bool) -> Result<Vec<Message>, W
 }
 
 /// Tells the store's monitor, and says why in words.
-fn judge(store: &Store, status: tonic::Status) -> String {
+fn judge(store: &Store, status: tonic::Status) -> Message {
+    if NotOwned::of(&status).is_some() {
+        return Message::Moved;
+    }
     let failure = Failure::of(status);
     match &failure {
         Failure::NotConnected(reason) => store.state().lost(reason),
         Failure::NotSent(_) | Failure::Lost(_) => store.state().suspect(),
         Failure::Answered(_) => {}
     }
-    failure.reason().to_owned()
+    Message::Broken(failure.reason().to_owned())
 }

@@ -6,6 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
+use kindred_proto::shard_v1 as pb;
 use kindred_router_core::feed_event::Events;
 use kindred_router_core::feed_ring::FeedRing;
 use kindred_router_core::watch_merge::{Command, Entry, Event, SourceIx, WatchMerge};
@@ -135,10 +136,10 @@ impl Task {
     /// Asks the stores for their common current revision, for all who wait for it by now.
     fn ask(&mut self, delay: Duration) {
         self.asked = std::mem::take(&mut self.feed.lock().asking);
-        let (stores, key) = (self.feeds.stores.clone(), self.feed.key.clone());
+        let (stores, feed) = (self.feeds.stores.clone(), self.feed.clone());
         self.raising.spawn(async move {
             tokio::time::sleep(delay).await;
-            raise::cut(&stores, &key).await
+            raise::cut(&stores, &feed.key, feed.generation()).await
         });
     }
 
@@ -253,8 +254,13 @@ impl Task {
         slot.asked = None;
         slot.after = from.prev();
         Counts::one(&self.feeds.counts.opened);
-        let ranges = super::place::wire_ranges(&self.feed.key, at);
-        slot.source = Some(Source::open(slot.store.clone(), ranges, from, slot.failures, live));
+        let open = pb::FeedOpen {
+            ranges: super::place::wire_ranges(&self.feed.key, at),
+            start: from.get(),
+            generation: self.feed.generation(),
+            unit: None,
+        };
+        slot.source = Some(Source::open(slot.store.clone(), open, slot.failures, live));
     }
 
     fn on_message(&mut self, at: usize, message: Message) {
@@ -273,6 +279,7 @@ impl Task {
                 }
             }
             Message::Compacted(floor) => self.step(Event::Compacted { source, floor }),
+            Message::Moved => self.end_moved(at),
             Message::Broken(why) => self.on_broken(at, &why),
         }
     }
@@ -320,6 +327,15 @@ impl Task {
             }
             self.feed.wake_readers();
         }
+    }
+
+    /// Keys of this store are moving: what was told is all that it will tell. Readers keep their positions and look for
+    /// their feed anew, by the map of then (R16).
+    fn end_moved(&mut self, at: usize) {
+        tracing::debug!(store = self.slots[at].store.name(), "a feed ended: its keys are moving");
+        self.feed.lock().moved = true;
+        self.feeds.retire_ended(&self.feed);
+        self.over = true;
     }
 
     fn on_kick(&mut self) {

@@ -8,6 +8,7 @@ use kindred_transport::grpc;
 use kindred_wire::answer::WatchResponse;
 use kindred_wire::error::EtcdError;
 use kindred_wire::kv::WatchHead;
+use kindred_wire::refusal::is_not_owned;
 use kindred_wire::scan::WireError;
 
 use super::message::{self, NO_WATCH};
@@ -73,6 +74,10 @@ impl Session {
             return Ok(());
         };
         let client_id = watch.client_id;
+        if response.canceled && is_displaced(&response) {
+            self.displaced(uid);
+            return Ok(());
+        }
         if response.canceled {
             let canceled = message::for_client(bytes, &self.app.identity, client_id);
             self.emit_behind(uid, canceled);
@@ -113,6 +118,9 @@ impl Session {
         self.show(uid, revision);
         let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.on(store)) else { return };
         let (client_id, announced) = (watch.client_id, watch.announced);
+        if response.canceled && is_displaced(response) {
+            return self.displaced(uid);
+        }
         if response.canceled {
             let answer = if announced {
                 // Refused when it was created again: to the client its watch ends.
@@ -191,4 +199,9 @@ impl Session {
             self.outgoing.push_back(message);
         }
     }
+}
+
+/// Whether a shard has ended or refused the watch because its keys are moving.
+fn is_displaced(response: &WatchResponse<'_>) -> bool {
+    std::str::from_utf8(response.cancel_reason).is_ok_and(is_not_owned)
 }

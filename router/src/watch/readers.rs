@@ -69,6 +69,11 @@ impl FeedWatch {
         Self { filter, fragment: create.fragment, catch_up: None, quiet: true }
     }
 
+    /// The same at another feed.
+    pub(super) fn at_new_place(self) -> Self {
+        Self { catch_up: None, ..self }
+    }
+
     pub(super) fn is_caught_up(&self) -> bool {
         self.catch_up.is_none()
     }
@@ -83,15 +88,33 @@ pub(super) struct Created {
 
 impl Session {
     /// The number of a feed of the session's, followed from now on.
-    pub(super) fn follow_feed(&mut self, key: FeedKey) -> FeedNo {
-        if let Some((no, _)) = self.feeds.iter().find(|(_, followed)| followed.key == key) {
+    pub(super) fn follow_feed(&mut self, key: FeedKey, generation: u64) -> FeedNo {
+        if let Some((no, followed)) = self.feeds.iter().find(|(_, followed)| followed.key == key) {
+            followed.live().is_placed_by(generation);
             return *no;
         }
         let no = self.next_feed;
         self.next_feed = FeedNo(no.0 + 1);
-        let live = self.app.feeds.live(&key, &self.wake);
+        let live = self.app.feeds.live(&key, generation, &self.wake);
         self.feeds.insert(no, Followed { key, live });
         no
+    }
+
+    /// Follows the live feed of the same key that there is now.
+    pub(super) fn renew_feed(&mut self, no: FeedNo, generation: u64) {
+        let (feeds, wake) = (&self.app.feeds, &self.wake);
+        if let Some(followed) = self.feeds.get_mut(&no) {
+            followed.live = feeds.live(&followed.key, generation, wake);
+        }
+    }
+
+    /// Whether a feed of the session's is of this key; then the map of this generation places watches there too.
+    pub(super) fn feed_is(&self, no: FeedNo, key: &FeedKey, generation: u64) -> bool {
+        let Some(followed) = self.feeds.get(&no).filter(|followed| followed.key == *key) else {
+            return false;
+        };
+        followed.live().is_placed_by(generation);
+        true
     }
 
     /// The revision for the header of `created`: known at once for a watch that says where it starts, else what all
@@ -202,6 +225,7 @@ impl Session {
         let Some(Followed { key, live }) = self.feeds.get(&no) else { return false };
         let position = Revision(watch.next);
         let mut take = live.feed().take(position, limit);
+        let ended = matches!(take, Take::Ended);
         match take {
             Take::Taken(_) => side.catch_up = None,
             Take::Behind => {
@@ -209,8 +233,17 @@ impl Session {
                     Some(reader) => reader.feed().take(position, limit),
                     None => Take::Ended,
                 };
+                if let Some(reader) = &side.catch_up
+                    && reader.feed().has_moved()
+                {
+                    // Where it is to go on is not decided yet.
+                    side.catch_up = None;
+                    self.place_soon();
+                    return false;
+                }
                 if matches!(take, Take::Behind | Take::Ended) {
-                    side.catch_up = Some(self.app.feeds.catch_up(key, position, &self.wake));
+                    let generation = live.feed().generation();
+                    side.catch_up = Some(self.app.feeds.catch_up(key, generation, position, &self.wake));
                 }
                 // Where the live feed is now, the catch-up is to come.
                 if let (Some(reader), Some(covered)) = (&side.catch_up, live.feed().covered()) {
@@ -223,6 +256,11 @@ impl Session {
             Take::Taken(taken) => self.give(uid, &taken),
             Take::Compacted(floor) => {
                 self.cancel_compacted(uid, floor);
+                false
+            }
+            // Its keys are moving: the watch goes on where they are then.
+            Take::Ended if ended => {
+                self.place_soon();
                 false
             }
             // Woken when there is something.

@@ -216,8 +216,9 @@ impl Session {
         if ranges.len() > RANGES_MAX {
             ranges = crate::execute::compact::everything();
         }
+        let generation = *self.app.generations().borrow();
         self.calls.spawn(async move {
-            match raise(&store, ranges, to, Deadline::within(ROUND_MAX)).await {
+            match raise(&store, ranges, to, generation, Deadline::within(ROUND_MAX)).await {
                 Ok(_) if raising => Raised::To(Origin::Store(index), to),
                 Ok(current) => Raised::Current(Origin::Store(index), current),
                 Err(_) => Raised::Failed,

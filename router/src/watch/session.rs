@@ -75,6 +75,8 @@ pub(super) struct Watch {
     pub in_fragment: bool,
     /// The client cancelled before the store confirmed.
     pub cancel: bool,
+    /// Its store has said that the keys are moving.
+    pub displaced: bool,
 }
 
 impl Watch {
@@ -92,6 +94,14 @@ pub(super) enum Due {
     Store { uid: i64, sent: bool, since: Instant },
     /// The feed's present is awaited, or known.
     Feed { uid: i64, current: Option<Revision> },
+}
+
+/// Where a new watch begins, by which map.
+struct Place {
+    placed: Placed,
+    spread: Vec<KindPrefix>,
+    client_id: i64,
+    generation: u64,
 }
 
 /// One client stream.
@@ -125,6 +135,8 @@ pub struct Session {
     pub(super) dirty: bool,
     /// The watch that was read from last.
     pub(super) turn: i64,
+    /// When watches are to be placed again, though no newer map has come.
+    pub(super) place_at: Option<Instant>,
     by_client: HashMap<i64, i64>,
     next_auto: i64,
     next_uid: i64,
@@ -173,6 +185,7 @@ impl Session {
             wake: Arc::new(Notify::new()),
             dirty: false,
             turn: 0,
+            place_at: None,
             by_client: HashMap::new(),
             next_auto: 0,
             next_uid: 1,
@@ -192,6 +205,7 @@ impl Session {
         S: Stream<Item = Result<Bytes, Status>> + Unpin,
     {
         let (stopping, wake) = (self.app.drain.stopping(), self.wake.clone());
+        let mut generations = self.app.generations();
         let mut half_closed = false;
         loop {
             self.pump();
@@ -228,6 +242,8 @@ impl Session {
                     }
                 }
                 () = wake.notified() => self.dirty = true,
+                // The sender lives as long as the router.
+                Ok(()) = generations.changed() => self.place_again(),
                 () = tokio::task::yield_now(), if self.dirty && self.can_pump() => {}
                 () = sleep_until(timer) => self.on_timer(),
             }
@@ -260,7 +276,7 @@ impl Session {
             create.key = Bytes::from_static(&[0]);
         }
         let due = match self.place(&create) {
-            Ok((placed, spread, client_id)) => {
+            Ok(Place { placed, spread, client_id, generation }) => {
                 let uid = self.next_uid;
                 self.next_uid += 1;
                 self.by_client.insert(client_id, uid);
@@ -268,7 +284,9 @@ impl Session {
                 let start = create.start_revision;
                 let (origin, feed) = match placed {
                     Placed::Store(store) => (Origin::Store(store), None),
-                    Placed::Feed(key) => (Origin::Feed(self.follow_feed(key)), Some(FeedWatch::new(&create))),
+                    Placed::Feed(key) => {
+                        (Origin::Feed(self.follow_feed(key, generation)), Some(FeedWatch::new(&create)))
+                    }
                 };
                 let watch = Watch {
                     client_id,
@@ -282,6 +300,7 @@ impl Session {
                     live: false,
                     in_fragment: false,
                     cancel: false,
+                    displaced: false,
                 };
                 self.watches.insert(uid, watch);
                 match origin {
@@ -295,7 +314,7 @@ impl Session {
     }
 
     /// The place and the id of a new watch, or why there is none: etcd's checks in etcd's order.
-    fn place(&mut self, create: &pb::WatchCreateRequest) -> Result<(Placed, Vec<KindPrefix>, i64), String> {
+    fn place(&mut self, create: &pb::WatchCreateRequest) -> Result<Place, String> {
         let end = create.range_end.as_ref();
         if create.start_revision < 0 {
             return Err(WatchRefusal::NegativeStart.reason().to_owned());
@@ -303,7 +322,7 @@ impl Session {
         if !end.is_empty() && end != [0] && create.key.as_ref() >= end {
             return Err(WatchRefusal::EmptyRange.reason().to_owned());
         }
-        let routes = self.app.routes.load();
+        let routes = self.app.routes.load_full();
         let (placed, spread) = place(&create.key, end, &routes).map_err(|refusal| refusal.to_string())?;
         let client_id = match create.watch_id {
             0 => {
@@ -318,7 +337,7 @@ impl Session {
             }
             chosen => chosen,
         };
-        Ok((placed, spread, client_id))
+        Ok(Place { placed, spread, client_id, generation: routes.generation() })
     }
 
     /// Answers and sends creates as far as their order allows.
@@ -366,7 +385,7 @@ impl Session {
         }
     }
 
-    fn send_create(&mut self, uid: i64, store: StoreIx) {
+    pub(super) fn send_create(&mut self, uid: i64, store: StoreIx) {
         let Some(watch) = self.watches.get(&uid) else { return };
         let request = message::create(&watch.create, uid, watch.next);
         if let Some(upstream) = self.upstreams.get(&store) {
@@ -386,7 +405,7 @@ impl Session {
         // In the order of their numbers, which is the order of the creates.
         for (uid, watch) in &mut self.watches {
             if watch.on(store) && (watch.announced || !waiting(*uid)) {
-                watch.live = false;
+                (watch.live, watch.displaced) = (false, false);
                 first.push(message::create(&watch.create, *uid, watch.next));
             }
         }
@@ -446,12 +465,15 @@ impl Session {
             _ => None,
         };
         let round = self.round_since.map(|since| since + super::round::ROUND_MAX);
-        create.into_iter().chain(round).chain(self.next_periodic).min()
+        create.into_iter().chain(round).chain(self.next_periodic).chain(self.place_at).min()
     }
 
     fn on_timer(&mut self) {
         self.expire_round();
         self.on_period();
+        if self.place_at.is_some_and(|at| at <= Instant::now()) {
+            self.place_again();
+        }
         let Some(Due::Store { uid, since, .. }) = self.creates.front_mut() else { return };
         if since.elapsed() < CREATE_WAIT {
             return;

@@ -1,4 +1,5 @@
 //! A shard in this process that does what a test says: the clock moves only when the test, a raise or an advance moves it.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -23,6 +24,14 @@ struct Log {
     hangs: bool,
     wall_offset_micros: i64,
     reference_micros: u64,
+    /// Its keys are moving.
+    frozen: bool,
+}
+
+fn not_owned() -> Status {
+    let mut status = Status::unavailable("kindred: \"k\" is changing its store; ask again by the newest map");
+    status.metadata_mut().insert("kindred-not-owned", "0".parse().unwrap());
+    status
 }
 
 /// One store.
@@ -101,6 +110,21 @@ impl Fake {
         self.log.lock().unwrap().reference_micros
     }
 
+    /// Its keys are moving, or not any more: feeds end with all that there is, and nothing else is answered.
+    pub fn freeze(&self, frozen: bool) {
+        self.change(|log| log.frozen = frozen);
+    }
+
+    /// Takes the history of another store over.
+    pub fn take_over(&self, from: &Self) {
+        let (events, current) = from.change(|log| (log.events.clone(), log.current));
+        self.change(|log| {
+            log.events.extend(events);
+            log.events.sort();
+            log.current = log.current.max(current);
+        });
+    }
+
     pub fn hang(&self, hangs: bool) {
         self.change(|log| log.hangs = hangs);
     }
@@ -124,6 +148,9 @@ impl Fake {
         let events: Vec<_> = due
             .map(|(revision, event)| pb::FeedEvent { revision: *revision, event: event.clone() })
             .collect();
+        if log.frozen {
+            return Some(Ok(pb::FeedResponse { events, moved: log.current, ..Default::default() }));
+        }
         if events.is_empty() && !std::mem::take(asked) {
             return None;
         }
@@ -147,6 +174,9 @@ impl feeds_server::Feeds for Fake {
             return Err(Status::invalid_argument("no open"));
         };
         let fake = self.clone();
+        if fake.log.lock().unwrap().frozen {
+            return Err(not_owned());
+        }
         let mut next = fake.change(|log| {
             log.feeds_opened += 1;
             if open.start > 0 { open.start } else { log.current + 1 }
@@ -160,8 +190,9 @@ impl feeds_server::Feeds for Fake {
                 version.mark_unchanged();
                 match fake.more(&mut next, &mut asked) {
                     Some(Ok(more)) => {
+                        let moved = more.moved > 0;
                         let sent = to.send(Ok(more)).await;
-                        if sent.is_err() {
+                        if sent.is_err() || moved {
                             return;
                         }
                     }
@@ -226,6 +257,9 @@ impl shard_server::Shard for Fake {
     async fn raise(&self, request: Request<pb::RaiseRequest>) -> Result<Response<pb::RaiseResponse>, Status> {
         if self.log.lock().unwrap().hangs {
             std::future::pending::<()>().await;
+        }
+        if self.log.lock().unwrap().frozen {
+            return Err(not_owned());
         }
         let to = request.into_inner().to;
         let current = self.change(|log| {

@@ -83,6 +83,15 @@ pub async fn router(default: &str, pods: &str) -> (Bound, Drain, Channel) {
     router_with(&text, &[]).await
 }
 
+/// The map of this configuration, as a later one of a running router.
+pub fn routes_of(config: &str, generation: u64) -> kindred_router_core::routes::Routes {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    std::fs::write(&file, config).unwrap();
+    let args = Cli::parse_from(["x", "--config", file.to_str().unwrap()]).args;
+    args.settings().unwrap().routes.of_generation(generation)
+}
+
 /// A router with this configuration and these flags.
 pub async fn router_with(config: &str, flags: &[&str]) -> (Bound, Drain, Channel) {
     let dir = tempfile::tempdir().unwrap();

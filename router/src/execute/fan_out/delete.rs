@@ -2,20 +2,25 @@
 //! key order, a ring's by store. Not atomic as a whole: when a part fails, those before it stay done, the rest is not
 //! tried, and the error says so. Sending the request again deletes what is left.
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
+use kindred_partition_config::key::KeyRange;
 use kindred_proto::etcdserverpb as pb;
-use kindred_router_core::plan::FanOut;
+use kindred_router_core::parts::Part;
+use kindred_router_core::plan::{FanOut, Placement as _};
 use kindred_wire::kv::{KeyValueRef, put_deleted, put_deleted_prev_kv};
 use kindred_wire::peek::{self, ResponseHeader};
 use kindred_wire::scan::{Fields, WireError};
 use prost::Message as _;
 use tonic::Status;
 
-use super::ask::on_wire;
-use super::{malformed, sources, undecodable};
+use super::ask::{Source, on_wire};
+use super::{malformed, undecodable};
 use crate::app::App;
-use crate::execute::{Deadline, Effect, call};
+use crate::execute::{Deadline, Effect, by_map, call};
+use crate::hold::{NotOwned, Waiting};
 
 /// What the parts did together.
 #[derive(Debug, Default)]
@@ -62,41 +67,75 @@ impl App {
     /// The error of the first part that failed, with what was done before it.
     pub async fn delete_over(
         &self,
-        fan_out: &FanOut,
+        fan_out: FanOut,
+        mut generation: u64,
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Bytes, Status> {
-        let request = pb::DeleteRangeRequest::decode(body).map_err(|error| undecodable(&error))?;
-        let (sources, _) = sources(fan_out);
+        let request = pb::DeleteRangeRequest::decode(body.clone()).map_err(|error| undecodable(&error))?;
+        let FanOut { parts, spread } = fan_out;
+        let mut left = sources_of(&parts);
         // A store that is known to be away fails the whole before anything is done.
-        sources.iter().try_for_each(|source| self.stores.get(source.store).ready())?;
+        left.iter().try_for_each(|source| self.stores.get(source.store).ready())?;
         let mut deleted = Deleted::default();
-        let mut done: Vec<&str> = Vec::new();
-        for source in &sources {
+        let mut done: Vec<String> = Vec::new();
+        let mut waiting = Waiting::new(self, Effect::Write, deadline.at());
+        while let Some(source) = left.front() {
             let store = self.stores.get(source.store);
             let (key, range_end) = on_wire(&source.range);
             let part = pb::DeleteRangeRequest { key, range_end, prev_kv: request.prev_kv };
             let bytes = Bytes::from(part.encode_to_vec());
             // Each part above those before it, so that the header is the last one's.
-            let at_least = self.shown.of(&fan_out.spread).max(Revision(deleted.revision));
+            let at_least = self.shown.of(&spread).max(Revision(deleted.revision));
             let answer = call(store, Effect::Write, deadline, || async {
-                store.kv().delete_range(deadline.at_least(bytes.clone(), at_least)).await
+                let request = deadline.at_least(bytes.clone(), at_least);
+                store.kv().delete_range(by_map(request, generation)).await
             });
             match answer.await {
                 Ok(answer) => deleted.add(&answer).map_err(malformed)?,
+                // As a whole nothing was executed yet: the caller plans it anew.
+                Err(status) if done.is_empty() => return Err(status),
+                Err(status) if NotOwned::of(&status).is_some() => {
+                    if let Err(status) = waiting.wait(generation, &body).await {
+                        return Err(partly(&done, deleted.count, store.name(), status));
+                    }
+                    // From here on by the newest map. Of a ring, stores that are done are asked again, in vain.
+                    let routes = self.routes.load();
+                    let rest = from(&source.range, &request);
+                    left = sources_of(&routes.parts_of(&rest));
+                    generation = routes.generation();
+                    continue;
+                }
                 Err(status) => return Err(partly(&done, deleted.count, store.name(), status)),
             }
-            if !done.contains(&store.name()) {
-                done.push(store.name());
+            if !done.iter().any(|name| name == store.name()) {
+                done.push(store.name().to_owned());
             }
+            left.pop_front();
         }
-        self.shown.show(&fan_out.spread, Revision(deleted.revision));
+        self.shown.show(&spread, Revision(deleted.revision));
         Ok(deleted.answer())
     }
 }
 
+fn sources_of(parts: &[Part]) -> VecDeque<Source> {
+    let of_part = |part: &Part| {
+        let range = part.range.clone();
+        part.stores.clone().into_iter().map(move |store| Source { store, range: range.clone() })
+    };
+    parts.iter().flat_map(of_part).collect()
+}
+
+/// What is left of a request from the start of this part on.
+fn from(part: &KeyRange, request: &pb::DeleteRangeRequest) -> KeyRange {
+    match KeyRange::from_wire(request.key.clone(), request.range_end.clone()) {
+        KeyRange::Span { end, .. } => KeyRange::Span { start: part.start().clone(), end },
+        single => single,
+    }
+}
+
 /// The failure of a part: alone when nothing was done before, so that clients treat it as they would one store's.
-fn partly(done: &[&str], count: i64, failed: &str, status: Status) -> Status {
+fn partly(done: &[String], count: i64, failed: &str, status: Status) -> Status {
     if done.is_empty() {
         return status;
     }
@@ -116,7 +155,7 @@ mod tests {
     fn what_was_done_is_named() {
         let failed = || Status::unavailable("kindred: store \"c\" is away");
         assert_eq!(partly(&[], 0, "c", failed()).message(), failed().message());
-        let status = partly(&["a", "b"], 12, "c", failed());
+        let status = partly(&["a".to_owned(), "b".to_owned()], 12, "c", failed());
         assert_eq!(status.code(), tonic::Code::Unavailable);
         assert!(status.message().contains("12 keys on [\"a\", \"b\"] are deleted"), "{status:?}");
         assert!(!kindred_wire::refusal::clients_resend_writes_on(status.message()));

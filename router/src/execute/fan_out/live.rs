@@ -17,12 +17,13 @@ use crate::stores::Stores;
 pub struct Live {
     stores: Stores,
     deadline: Deadline,
+    generation: u64,
 }
 
 impl App {
-    /// The stores, for one request.
-    pub(super) fn live(&self, deadline: Deadline) -> Live {
-        Live { stores: self.stores.clone(), deadline }
+    /// The stores, for one request that was planned by the map of this generation.
+    pub(super) fn live(&self, generation: u64, deadline: Deadline) -> Live {
+        Live { stores: self.stores.clone(), deadline, generation }
     }
 }
 
@@ -31,7 +32,7 @@ impl Shards for Live {
         let store = self.stores.get(store);
         let deadline = self.deadline.renewed(Effect::Read);
         call(store, Effect::Read, deadline, || async {
-            store.kv().range(deadline.pinned(request.clone(), at_least)).await
+            store.kv().range(deadline.pinned(request.clone(), at_least, self.generation)).await
         })
         .await
     }
@@ -44,7 +45,7 @@ impl Shards for Live {
             to: to.get(),
             since: since.map_or(0, Revision::get),
             pin: true,
-            ..Default::default()
+            generation: self.generation,
         };
         let deadline = self.deadline.renewed(Effect::Read);
         let raised = call(store, Effect::Read, deadline, || async {

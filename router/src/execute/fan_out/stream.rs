@@ -61,12 +61,13 @@ impl App {
     pub async fn range_stream_over(
         self: &Arc<Self>,
         fan_out: FanOut,
+        generation: u64,
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Option<Chunks>, Status> {
         let request = pb::RangeRequest::decode(body).map_err(|error| undecodable(&error))?;
         let Some(ask) = Ask::of(request).filter(|ask| ask.streams()) else { return Ok(None) };
-        let shards = self.live(deadline);
+        let shards = self.live(generation, deadline);
         let layout = layout(&fan_out, &ask, FIRST_ITEMS_STREAMED);
         let cut = open(&shards, &layout, &ask, self.shown.of(&fan_out.spread)).await?;
         self.shown.show(&fan_out.spread, cut.header);

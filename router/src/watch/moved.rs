@@ -1,0 +1,193 @@
+//! Watches ride over a move (R16): when a newer map comes, or a store says that keys are moving, every watch is placed
+//! again and goes on at its own position. The client sees nothing of it.
+//!
+//! A position is a revision, and the new owner has the whole history of what it took over, so a watch that is behind reads
+//! the rest there. What its old place sends after that is not listened to.
+
+use std::time::Duration;
+
+use kindred_partition_config::kind::KindPrefix;
+use kindred_router_core::plan::Refusal;
+use kindred_router_core::store::StoreIx;
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
+use kindred_wire::kv::WatchHead;
+use tokio::time::Instant;
+
+use super::message;
+use super::readers::FeedWatch;
+use super::session::{Due, Origin, Session, Watch};
+use kindred_router_core::place::{Placed, place};
+
+/// Before watches whose place was refused are placed again, when no newer map comes.
+const AGAIN: Duration = Duration::from_millis(20);
+
+impl Session {
+    /// Some place is no more: look again soon.
+    pub(super) fn place_soon(&mut self) {
+        self.place_at.get_or_insert_with(|| Instant::now() + AGAIN);
+    }
+
+    /// The store has refused or ended a watch because its keys are moving.
+    pub(super) fn displaced(&mut self, uid: i64) {
+        if let Some(watch) = self.watches.get_mut(&uid) {
+            watch.live = false;
+            watch.displaced = true;
+        }
+        self.place_soon();
+        self.watches_changed();
+    }
+
+    /// Places every watch by the newest map.
+    pub(super) fn place_again(&mut self) {
+        self.place_at = None;
+        let routes = self.app.routes.load_full();
+        let generation = routes.generation();
+        self.follow_again(generation);
+        let mut moved = Vec::new();
+        for (uid, watch) in &self.watches {
+            match place(&watch.create.key, &watch.create.range_end, &routes) {
+                Ok((placed, spread)) if !self.is_at(watch, &placed, generation) => {
+                    moved.push((*uid, Ok((placed, spread))));
+                }
+                Ok(_) => {}
+                Err(refusal) => moved.push((*uid, Err(refusal))),
+            }
+        }
+        if moved.is_empty() {
+            return;
+        }
+        // What a round holds back comes before what the new places say.
+        self.abort_round();
+        let mut creating: Vec<(StoreIx, i64)> = Vec::new();
+        for (uid, placed) in moved {
+            self.move_watch(uid, placed, generation, &mut creating);
+        }
+        for (store, uid) in creating {
+            match self.upstreams.contains_key(&store) {
+                true => self.send_create(uid, store),
+                // Takes the others along.
+                false => self.open(store, 0),
+            }
+        }
+        self.leave_empty();
+        self.dirty = true;
+        self.watches_changed();
+        self.advance_creates();
+    }
+
+    /// Looks for feeds that have ended anew, under the same key: the move may be off.
+    fn follow_again(&mut self, generation: u64) {
+        let ended: Vec<_> =
+            self.feeds.iter().filter(|(_, f)| f.live().has_ended()).map(|(no, _)| *no).collect();
+        for no in ended {
+            self.renew_feed(no, generation);
+            let asking = |due: &Due| matches!(due, Due::Feed { current: None, .. });
+            let uids: Vec<i64> = self
+                .creates
+                .iter()
+                .filter(|due| asking(due))
+                .filter_map(|due| if let Due::Feed { uid, .. } = due { Some(*uid) } else { None })
+                .filter(|uid| self.watches.get(uid).is_some_and(|watch| watch.origin == Origin::Feed(no)))
+                .collect();
+            for uid in uids {
+                let current = self.ask_present(uid, no);
+                self.due_again(uid, Due::Feed { uid, current });
+            }
+        }
+    }
+
+    fn is_at(&self, watch: &Watch, placed: &Placed, generation: u64) -> bool {
+        match (watch.origin, placed) {
+            (Origin::Store(store), Placed::Store(placed)) => store == *placed && !watch.displaced,
+            (Origin::Feed(no), Placed::Feed(key)) => self.feed_is(no, key, generation),
+            _ => false,
+        }
+    }
+
+    fn move_watch(
+        &mut self,
+        uid: i64,
+        placed: Result<(Placed, Vec<KindPrefix>), Refusal>,
+        generation: u64,
+        creating: &mut Vec<(StoreIx, i64)>,
+    ) {
+        let Some(watch) = self.watches.get_mut(&uid) else { return };
+        if watch.in_fragment {
+            // Half of a message is with the client: only the client knows where to resume.
+            self.end = Some(grpc::status(EtcdError::TimeoutDueToConnectionLost));
+            return;
+        }
+        let (announced, displaced) = (watch.announced, std::mem::take(&mut watch.displaced));
+        watch.live = false;
+        if let Origin::Store(store) = watch.origin
+            && !displaced
+            && let Some(upstream) = self.upstreams.get(&store)
+        {
+            // A queue that is full or closed belongs to a stream about to break, and this watch is not opened again there.
+            let _ = upstream.send(message::cancel(uid));
+        }
+        match placed {
+            Err(refusal) => self.refuse(uid, announced, &refusal.to_string()),
+            Ok((Placed::Store(store), spread)) => {
+                self.metrics_moved();
+                if let Some(watch) = self.watches.get_mut(&uid) {
+                    (watch.origin, watch.feed, watch.spread) = (Origin::Store(store), None, spread);
+                }
+                match announced {
+                    true => creating.push((store, uid)),
+                    false => self.due_again(uid, Due::Store { uid, sent: false, since: Instant::now() }),
+                }
+            }
+            Ok((Placed::Feed(key), spread)) => {
+                self.metrics_moved();
+                let no = self.follow_feed(key, generation);
+                if let Some(watch) = self.watches.get_mut(&uid) {
+                    let kept = watch.feed.take().map(FeedWatch::at_new_place);
+                    watch.feed = Some(kept.unwrap_or_else(|| FeedWatch::new(&watch.create)));
+                    (watch.origin, watch.spread, watch.live) = (Origin::Feed(no), spread, announced);
+                }
+                if !announced {
+                    let current = self.ask_present(uid, no);
+                    self.due_again(uid, Due::Feed { uid, current });
+                }
+            }
+        }
+    }
+
+    fn metrics_moved(&self) {
+        self.app.metrics.watch_moved.increment(1);
+    }
+
+    /// The newest map gives the watch no place: its keys join a stock etcd with another store.
+    fn refuse(&mut self, uid: i64, announced: bool, reason: &str) {
+        let header = self.app.identity.header(self.seen);
+        let Some(watch) = self.watches.get(&uid) else { return };
+        if announced {
+            let head = WatchHead { canceled: true, cancel_reason: reason, ..WatchHead::default() };
+            self.outgoing.push_back(message::own(header, watch.client_id, head));
+        } else {
+            self.due_again(uid, Due::Answer(message::refused(header, reason)));
+        }
+        self.remove(uid);
+    }
+
+    /// The create of this watch is answered from elsewhere, in its turn.
+    fn due_again(&mut self, uid: i64, again: Due) {
+        let of = |due: &&mut Due| match due {
+            Due::Store { uid: due, .. } | Due::Feed { uid: due, .. } => *due == uid,
+            Due::Answer(_) => false,
+        };
+        if let Some(due) = self.creates.iter_mut().find(of) {
+            *due = again;
+        }
+    }
+
+    /// Leaves the places that no watch is at any more.
+    fn leave_empty(&mut self) {
+        let watches = &self.watches;
+        let used = |origin: Origin| watches.values().any(|watch| watch.origin == origin);
+        self.upstreams.retain(|store, _| used(Origin::Store(*store)));
+        self.feeds.retain(|no, _| used(Origin::Feed(*no)));
+    }
+}
