@@ -54,7 +54,7 @@ async fn next(answers: &mut Streaming<WatchResponse>) -> anyhow::Result<WatchRes
 }
 
 /// Reads until `wanted` events have come; fails unless their revisions rise. How long it took.
-async fn read_events(answers: &mut Streaming<WatchResponse>, wanted: usize) -> anyhow::Result<Duration> {
+pub async fn read_events(answers: &mut Streaming<WatchResponse>, wanted: usize) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let (mut seen, mut last) = (0, 0);
     while seen < wanted {
