@@ -64,7 +64,7 @@ fn list_stores(app: &App) -> Value {
             "name": store.name(),
             "type": if store.is_shard() { "shard" } else { "etcd" },
             "slot": store.slot().map(|slot| slot.get()),
-            "endpoints": store.spec.endpoints.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "endpoints": store.spec().endpoints.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "default": store.index == app.stores.default_store(),
             "state": phase.word(),
             "lastError": store.state().last_error(),

@@ -76,7 +76,7 @@ impl Identity {
 /// The shared state of a router. Holds nothing whose loss matters.
 #[derive(Debug)]
 pub struct App {
-    /// Which store serves which key. A request loads it once.
+    /// Which store serves which key. A request loads it once. Only [`App::swap`] replaces it.
     pub routes: ArcSwap<Routes>,
     /// The generation of `routes`, for those who wait for a newer one.
     generation: watch::Sender<u64>,
@@ -122,7 +122,7 @@ impl App {
             generation: watch::Sender::new(routes.generation()),
             hold: Hold::default(),
             routes: ArcSwap::from_pointee(routes),
-            metrics: Metrics::new(&stores),
+            metrics: Metrics::new(),
             feeds: Feeds::new(stores.clone(), feeds, drain.killed()),
             stores,
             identity,
@@ -135,7 +135,8 @@ impl App {
         })
     }
 
-    /// Takes a newer map; requests that began by the one before end by it. An older one is not taken.
+    /// Takes a newer map, whose stores were added before; requests that began by the one before end by it. An older one
+    /// is not taken.
     pub fn swap(&self, routes: Routes) {
         let generation = routes.generation();
         self.generation.send_if_modified(|known| {
@@ -178,4 +179,40 @@ pub fn append(message: Bytes, tail: &[u8]) -> Bytes {
 #[must_use]
 pub fn refused(refusal: &Refusal) -> Status {
     grpc::refusal(&refusal.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kindred_partition_config::ids::Epoch;
+    use kindred_partition_config::kind::KindScheme;
+    use kindred_partition_config::map::{PartitionMap, StoreIdx};
+    use kindred_router_core::store::StoreIx;
+    use kindred_transport::Connector;
+
+    use super::*;
+
+    fn routes(generation: u64) -> Routes {
+        let map = PartitionMap::single(StoreIdx(0), Epoch(1));
+        Routes::new(map, KindScheme::new("/registry"), Vec::new(), StoreIx(0)).of_generation(generation)
+    }
+
+    #[tokio::test]
+    async fn who_waits_hears_of_a_newer_map_and_an_older_one_is_not_taken() {
+        let stores =
+            Stores::new(Connector::default(), StoreIx(0), kindred_transport::clock::WallClock::System);
+        let identity = Identity { cluster_id: 1, member_id: 1, name: String::new(), client_urls: Vec::new() };
+        let drain = Drain::new(Duration::ZERO);
+        let app =
+            App::new(routes(1), stores, identity, RevisionScope::Kind, drain, feeds::Options::default());
+        let mut known = app.generations();
+        let waiting =
+            tokio::spawn(async move { known.wait_for(|known| *known > 1).await.map(|known| *known) });
+        tokio::task::yield_now().await;
+        app.swap(routes(3));
+        assert_eq!(waiting.await.unwrap().ok(), Some(3));
+        app.swap(routes(2));
+        assert_eq!((app.routes.load().generation(), *app.generations().borrow()), (3, 3));
+    }
 }

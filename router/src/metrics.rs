@@ -217,7 +217,6 @@ struct FeedMetrics {
     live: Gauge,
     catching_up: Gauge,
     bytes: Gauge,
-    lags: Vec<Gauge>,
     opened: Counter,
     broken: Counter,
     advances: Counter,
@@ -225,12 +224,11 @@ struct FeedMetrics {
 }
 
 impl FeedMetrics {
-    fn new(stores: &Stores) -> Self {
+    fn new() -> Self {
         Self {
             live: gauge!(FEEDS, "state" => "live"),
             catching_up: gauge!(FEEDS, "state" => "catching-up"),
             bytes: gauge!(FEED_BYTES),
-            lags: stores.iter().map(|s| gauge!(FEED_LAG, "store" => s.name().to_owned())).collect(),
             opened: counter!(FEED_STREAMS),
             broken: counter!(FEED_BROKEN),
             advances: counter!(FEED_ADVANCES),
@@ -238,16 +236,17 @@ impl FeedMetrics {
         }
     }
 
-    fn observe(&self, feeds: &Feeds) {
+    fn observe(&self, stores: &Stores, feeds: &Feeds) {
         let held = feeds.held();
         self.live.set(held.live as f64);
         self.catching_up.set(held.catch_ups as f64);
         self.bytes.set(held.bytes as f64);
-        self.lags.iter().for_each(|lag| lag.set(0.0));
-        for (store, _, lag) in feeds.lags() {
-            if let Some(gauge) = self.lags.get(store.0) {
-                gauge.set(lag.as_secs_f64());
-            }
+        // Stores come and go, and this runs only when somebody looks: these handles are made anew.
+        let lags = feeds.lags();
+        for store in stores.iter() {
+            let lag =
+                lags.iter().find(|(index, ..)| *index == store.index).map_or(0.0, |l| l.2.as_secs_f64());
+            gauge!(FEED_LAG, "store" => store.name().to_owned()).set(lag);
         }
         let counts = feeds.counts();
         for (shown, counted) in [
@@ -290,7 +289,6 @@ pub struct Metrics {
     put: Method,
     delete_range: Method,
     txn: Method,
-    stores: Vec<StoreMetrics>,
     own_clock: Gauge,
     feeds: FeedMetrics,
     has_leader: Gauge,
@@ -306,19 +304,24 @@ pub struct Metrics {
     held_writes: Histogram,
 }
 
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Metrics {
     /// The handles.
     #[must_use]
-    pub fn new(stores: &Stores) -> Self {
+    pub fn new() -> Self {
         Self {
             range: Method::new("Range"),
             range_stream: Method::new("RangeStream"),
             put: Method::new("Put"),
             delete_range: Method::new("DeleteRange"),
             txn: Method::new("Txn"),
-            stores: stores.iter().map(|store| StoreMetrics::new(store.name())).collect(),
             own_clock: gauge!(OWN_CLOCK),
-            feeds: FeedMetrics::new(stores),
+            feeds: FeedMetrics::new(),
             has_leader: gauge!(HAS_LEADER),
             watch_streams: gauge!(WATCH_STREAMS),
             watchers: gauge!(WATCHERS),
@@ -352,11 +355,12 @@ impl Metrics {
 
     /// Brings what is read from stores and feeds up to date, before it is shown.
     pub fn observe(&self, stores: &Stores, feeds: &Feeds) {
-        self.feeds.observe(feeds);
+        self.feeds.observe(stores, feeds);
         let mut any = false;
-        for (store, metrics) in stores.iter().zip(&self.stores) {
+        for store in stores.iter() {
             let up = store.state().is_up();
             any |= up;
+            let metrics = StoreMetrics::new(store.name());
             metrics.up.set(f64::from(u8::from(up)));
             metrics.clock.set(seconds(stores.clocks().offset(store.index)));
         }

@@ -10,7 +10,6 @@ use kindred_proto::etcdserverpb::{
     cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
 };
 use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
-use kindred_router_core::store::StoreIx;
 use kindred_transport::serve::Drained;
 use kindred_transport::{ConnectOptions, Connector, Drain, ListenOptions, Listener, admin, server_builder};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -19,9 +18,8 @@ use crate::admin as admin_routes;
 use crate::app::{App, Identity};
 use crate::config::{Args, Settings};
 use crate::endpoint::{auth, cluster, kv, lease, maintenance, refuse, watch};
-use crate::leases::ended;
 use crate::metrics as own_metrics;
-use crate::stores::{Store, Stores, monitor};
+use crate::stores::{Stores, background};
 
 /// What a decoder lets through beyond the largest request, as etcd's: the message around it.
 const REQUEST_SLACK: usize = 512 << 10;
@@ -112,9 +110,9 @@ pub async fn bind(
         network: settings.network,
         ..ConnectOptions::default()
     });
-    let mut stores = Vec::new();
-    for (i, spec) in settings.stores.into_iter().enumerate() {
-        stores.push(Arc::new(Store::new(StoreIx(i), spec, &connector)?));
+    let stores = Stores::new(connector, settings.default, settings.wall_clock);
+    for spec in settings.stores {
+        stores.add(spec)?;
     }
     let client_urls = if settings.advertise.is_empty() { listen.clone() } else { settings.advertise };
     let identity = Identity {
@@ -123,7 +121,6 @@ pub async fn bind(
         name: settings.name,
         client_urls,
     };
-    let stores = Stores::new(stores, settings.default, settings.wall_clock);
     let app =
         App::new(settings.routes, stores, identity, settings.revision_scope, drain.clone(), settings.feeds);
     start_background(&app, recorder.clone());
@@ -153,14 +150,7 @@ fn start_background(app: &Arc<App>, recorder: Option<PrometheusHandle>) {
         tokio::spawn(async move { killed.run_until_cancelled(task).await });
     };
     for store in app.stores.iter() {
-        until_stopped(Box::pin(monitor::run(
-            store.clone(),
-            app.stores.clocks().clone(),
-            app.identity.cluster_id,
-        )));
-        if store.is_shard() {
-            until_stopped(Box::pin(ended::follow(app.clone(), store.clone())));
-        }
+        background::start(app, store);
     }
     until_stopped(Box::pin(app.clone().settle_compactions()));
     if let Some(recorder) = recorder {

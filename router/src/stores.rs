@@ -4,34 +4,37 @@
 //! a monitor task of its own. Watches have connections apart from unary calls, so that a backlog of events never stands
 //! before an answer.
 
+pub mod background;
 pub mod clocks;
 pub mod failure;
+mod list;
 pub mod monitor;
 pub mod state;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use arc_swap::ArcSwap;
 use kindred_partition_config::ids::{Slot, StoreName};
 use kindred_proto::etcdserverpb::{lease_client::LeaseClient, maintenance_client::MaintenanceClient};
 use kindred_proto::raw::{kv::k_v_client::KVClient, watch::watch_client::WatchClient};
 use kindred_proto::shard_v1::{feeds_client::FeedsClient, shard_client::ShardClient};
 use kindred_router_core::store::{Member, StoreIx, StoreKind};
-use kindred_transport::clock::WallClock;
 use kindred_transport::connect::ConnectError;
 use kindred_transport::{Connector, Endpoint};
 use kindred_wire::refusal::KindredError;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::transport::Channel;
 
-use clocks::Clocks;
+pub use list::{STORES_MAX, StoreListError, Stores};
 use state::{Phase, StateCell};
 
 /// Connections for watch streams of one store: a client that stops reading holds part of a connection's window.
 const WATCH_CONNECTIONS: usize = 4;
 
 /// What the configuration says of a store.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreSpec {
     /// Its name.
     pub name: StoreName,
@@ -45,39 +48,106 @@ pub struct StoreSpec {
     pub endpoints: Vec<Endpoint>,
 }
 
+/// How a store is reached now. Replaced as a whole when its address changes.
+#[derive(Debug)]
+struct Link {
+    spec: Arc<StoreSpec>,
+    unary: Channel,
+    watches: Vec<Channel>,
+    /// For feeds that are always read: nobody's slow client stands before their events.
+    feeds: Channel,
+}
+
+impl Link {
+    fn new(spec: StoreSpec, connector: &Connector) -> Result<Self, ConnectError> {
+        let unary = connector.channel_any(&spec.endpoints)?;
+        let watches: Result<Vec<_>, _> =
+            (0..WATCH_CONNECTIONS).map(|_| connector.channel_any(&spec.endpoints)).collect();
+        let feeds = connector.channel_any(&spec.endpoints)?;
+        Ok(Self { spec: Arc::new(spec), unary, watches: watches?, feeds })
+    }
+}
+
 /// One store.
 #[derive(Debug)]
 pub struct Store {
     /// Its position in the list of stores.
     pub index: StoreIx,
-    /// What the configuration says.
-    pub spec: StoreSpec,
-    unary: Channel,
-    watches: Vec<Channel>,
-    /// For feeds that are always read: nobody's slow client stands before their events.
-    feeds: Channel,
+    name: StoreName,
+    kind: StoreKind,
+    link: ArcSwap<Link>,
     next_watch: AtomicUsize,
     state: StateCell,
+    /// Held while the link is replaced, or a handshake over it is believed: never across an await.
+    relinking: Mutex<()>,
+    /// Ends its tasks; it serves no keys any more.
+    removed: CancellationToken,
 }
 
 impl Store {
     /// A store that is not connected yet.
     ///
     /// # Errors
-    /// When TLS is asked for and cannot be set up.
+    /// When it has no endpoint, or TLS is asked for and cannot be set up.
     pub fn new(index: StoreIx, spec: StoreSpec, connector: &Connector) -> Result<Self, ConnectError> {
-        let unary = connector.channel_any(&spec.endpoints)?;
-        let watches: Result<Vec<_>, _> =
-            (0..WATCH_CONNECTIONS).map(|_| connector.channel_any(&spec.endpoints)).collect();
-        let feeds = connector.channel_any(&spec.endpoints)?;
-        let state = StateCell::default();
-        Ok(Self { index, spec, unary, watches: watches?, feeds, next_watch: AtomicUsize::new(0), state })
+        Ok(Self {
+            index,
+            name: spec.name.clone(),
+            kind: spec.kind,
+            link: ArcSwap::from_pointee(Link::new(spec, connector)?),
+            next_watch: AtomicUsize::new(0),
+            state: StateCell::default(),
+            relinking: Mutex::new(()),
+            removed: CancellationToken::new(),
+        })
     }
 
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.spec.name.0
+        &self.name.0
+    }
+
+    /// What the configuration says of it now.
+    #[must_use]
+    pub fn spec(&self) -> Arc<StoreSpec> {
+        self.link.load().spec.clone()
+    }
+
+    /// It is reached another way from now on. Requests are refused until the process there has said who it is (R1);
+    /// those under way end where they are.
+    fn relink(&self, spec: StoreSpec, connector: &Connector) -> Result<(), ConnectError> {
+        let link = Link::new(spec, connector)?;
+        let _relinking = self.relinking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.link.store(Arc::new(link));
+        self.state.set(Phase::Down("its address has changed, not connected yet".to_owned()));
+        self.state.suspect();
+        Ok(())
+    }
+
+    /// Believes a handshake, unless the store's address has changed since it began; whether the kind of state changed.
+    pub fn settle(&self, asked: &Arc<StoreSpec>, phase: Phase) -> bool {
+        let _relinking = self.relinking.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = Arc::ptr_eq(asked, &self.link.load().spec) && !self.removed.is_cancelled();
+        same && self.state.set(phase)
+    }
+
+    /// Whether the configuration has it no more. It keeps its place in the list.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        self.removed.is_cancelled()
+    }
+
+    /// Ends when it is removed.
+    #[must_use]
+    pub fn removed(&self) -> &CancellationToken {
+        &self.removed
+    }
+
+    fn remove(&self) {
+        let _relinking = self.relinking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.removed.cancel();
+        self.state.set(Phase::Refused("it was removed from the configuration".to_owned()));
     }
 
     /// Its state, for those who wait for it or show it.
@@ -105,13 +175,14 @@ impl Store {
     /// How the pure half sees it now.
     #[must_use]
     pub fn member(&self) -> Member {
-        Member { index: self.index, slot: self.slot(), kind: self.spec.kind, up: self.state.is_up() }
+        Member { index: self.index, slot: self.slot(), kind: self.kind, up: self.state.is_up() }
     }
 
     /// The slot: the configured one, or what the shard said.
     #[must_use]
     pub fn slot(&self) -> Option<Slot> {
-        self.spec.slot.or_else(|| match &*self.state.phase() {
+        let configured = self.link.load().spec.slot;
+        configured.or_else(|| match &*self.state.phase() {
             Phase::Up(identity) => identity.slot,
             _ => None,
         })
@@ -120,7 +191,7 @@ impl Store {
     /// KV as bytes.
     #[must_use]
     pub fn kv(&self) -> KVClient<Channel> {
-        KVClient::new(self.unary.clone()).max_decoding_message_size(usize::MAX)
+        KVClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
     /// Watch as bytes, on one of the connections for watches.
@@ -129,97 +200,44 @@ impl Store {
         WatchClient::new(self.watch_channel()).max_decoding_message_size(usize::MAX)
     }
 
+    fn unary(&self) -> Channel {
+        self.link.load().unary.clone()
+    }
+
     fn watch_channel(&self) -> Channel {
-        let next = self.next_watch.fetch_add(1, Ordering::Relaxed) % self.watches.len();
-        self.watches[next].clone()
+        let link = self.link.load();
+        let next = self.next_watch.fetch_add(1, Ordering::Relaxed) % link.watches.len();
+        link.watches[next].clone()
     }
 
     /// The shard's feeds: for a live one, or for one that waits for clients.
     #[must_use]
     pub fn feeds(&self, live: bool) -> FeedsClient<Channel> {
-        let channel = if live { self.feeds.clone() } else { self.watch_channel() };
+        let channel = if live { self.link.load().feeds.clone() } else { self.watch_channel() };
         FeedsClient::new(channel).max_decoding_message_size(usize::MAX)
     }
 
     /// etcd's leases.
     #[must_use]
     pub fn lease(&self) -> LeaseClient<Channel> {
-        LeaseClient::new(self.unary.clone()).max_decoding_message_size(usize::MAX)
+        LeaseClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
     /// etcd's maintenance.
     #[must_use]
     pub fn maintenance(&self) -> MaintenanceClient<Channel> {
-        MaintenanceClient::new(self.unary.clone()).max_decoding_message_size(usize::MAX)
+        MaintenanceClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
     /// The shard's own API. Only for stores of that kind.
     #[must_use]
     pub fn shard(&self) -> ShardClient<Channel> {
-        ShardClient::new(self.unary.clone()).max_decoding_message_size(usize::MAX)
+        ShardClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
     /// Whether it is a shard.
     #[must_use]
     pub fn is_shard(&self) -> bool {
-        self.spec.kind == StoreKind::Shard
-    }
-}
-
-/// All stores, in the order of the configuration.
-#[derive(Debug, Clone)]
-pub struct Stores {
-    all: Arc<[Arc<Store>]>,
-    default: StoreIx,
-    clocks: Arc<Clocks>,
-}
-
-impl Stores {
-    /// The stores; `default` serves keys of no Kind and leases whose ids clients chose; `wall_clock` is the
-    /// router's own.
-    #[must_use]
-    pub fn new(all: Vec<Arc<Store>>, default: StoreIx, wall_clock: WallClock) -> Self {
-        let clocks = Arc::new(Clocks::new(all.len(), wall_clock));
-        Self { all: all.into(), default, clocks }
-    }
-
-    /// What is known of their clocks.
-    #[must_use]
-    pub fn clocks(&self) -> &Arc<Clocks> {
-        &self.clocks
-    }
-
-    /// One of them. Indexes come from the same list.
-    #[must_use]
-    pub fn get(&self, index: StoreIx) -> &Arc<Store> {
-        &self.all[index.0]
-    }
-
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Store>> {
-        self.all.iter()
-    }
-
-    /// Those that can be reached now.
-    pub fn up(&self) -> impl Iterator<Item = &Arc<Store>> {
-        self.all.iter().filter(|store| store.state.is_up())
-    }
-
-    /// The default store.
-    #[must_use]
-    pub fn default_store(&self) -> StoreIx {
-        self.default
-    }
-
-    /// How the pure half sees them now.
-    #[must_use]
-    pub fn members(&self) -> Vec<Member> {
-        self.all.iter().map(|store| store.member()).collect()
-    }
-
-    /// The shard with this slot.
-    #[must_use]
-    pub fn by_slot(&self, slot: u32) -> Option<&Arc<Store>> {
-        self.all.iter().find(|store| store.slot().is_some_and(|own| u32::from(own.get()) == slot))
+        self.kind == StoreKind::Shard
     }
 }

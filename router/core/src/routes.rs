@@ -41,6 +41,12 @@ impl Routes {
         self.generation
     }
 
+    /// How keys are mapped to Kinds.
+    #[must_use]
+    pub fn scheme(&self) -> &KindScheme {
+        &self.scheme
+    }
+
     /// The map itself.
     #[must_use]
     pub fn map(&self) -> &PartitionMap {

@@ -33,14 +33,18 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Nothing is known of so many stores.
+    /// There are no stores yet.
     #[must_use]
-    pub fn new(stores: usize, own: WallClock) -> Self {
-        Self {
-            settled_at: Instant::now() + SETTLE_MAX,
-            samples: watch::Sender::new(vec![Sample::Unknown; stores]),
-            own,
-        }
+    pub fn new(own: WallClock) -> Self {
+        Self { settled_at: Instant::now() + SETTLE_MAX, samples: watch::Sender::default(), own }
+    }
+
+    /// There is one more store, of which nothing is known. One that comes later than the first judgement may be is not
+    /// waited for.
+    pub fn expect(&self, store: StoreIx) {
+        self.samples.send_modify(|samples| {
+            samples.resize(samples.len().max(store.0 + 1), Sample::Unknown);
+        });
     }
 
     /// A store's clock showed `micros` at `moment`.
@@ -127,8 +131,9 @@ mod tests {
 
     #[tokio::test]
     async fn r3_nobody_is_judged_before_the_others_are_known() {
-        let clocks = Clocks::new(3, WallClock::System);
+        let clocks = Clocks::new(WallClock::System);
         let (first, second, third) = (StoreIx(0), StoreIx(1), StoreIx(2));
+        [first, second, third].iter().for_each(|store| clocks.expect(*store));
         let ahead = own().saturating_add_signed(HOUR);
         clocks.set(first, ahead, Instant::now());
         assert_eq!((clocks.reference(), clocks.offset(first)), (None, None));
@@ -147,7 +152,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_store_that_never_answers_does_not_keep_the_others_out() {
-        let mut clocks = Clocks::new(2, WallClock::System);
+        let mut clocks = Clocks::new(WallClock::System);
+        [StoreIx(0), StoreIx(1)].iter().for_each(|store| clocks.expect(*store));
         clocks.settled_at = Instant::now() + Duration::from_millis(50);
         clocks.set(StoreIx(0), own(), Instant::now());
         assert_eq!(clocks.reference(), None);

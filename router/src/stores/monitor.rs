@@ -27,11 +27,12 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 pub async fn run(store: Arc<Store>, clocks: Arc<Clocks>, cluster_id: u64) {
     let mut backoff = BACKOFF_MIN;
     loop {
-        let phase = handshake(&store, &clocks, cluster_id).await;
+        let asked = store.spec();
+        let phase = handshake(&store, &asked, &clocks, cluster_id).await;
         let up = matches!(phase, Phase::Up(_));
         let problem = phase.problem().unwrap_or_default().to_owned();
         let word = phase.word();
-        if store.state().set(phase) {
+        if store.settle(&asked, phase) {
             match up {
                 true => tracing::info!(store = store.name(), "store is up"),
                 false => tracing::warn!(
@@ -56,9 +57,12 @@ pub async fn run(store: Arc<Store>, clocks: Arc<Clocks>, cluster_id: u64) {
     }
 }
 
-async fn handshake(store: &Store, clocks: &Clocks, cluster_id: u64) -> Phase {
-    let met =
-        if store.is_shard() { meet_shard(store, clocks, cluster_id).await } else { meet_etcd(store).await };
+async fn handshake(store: &Store, spec: &StoreSpec, clocks: &Clocks, cluster_id: u64) -> Phase {
+    let met = if store.is_shard() {
+        meet_shard(store, spec, clocks, cluster_id).await
+    } else {
+        meet_etcd(store).await
+    };
     match met {
         Ok(identity) => {
             if !store.is_shard() {
@@ -82,9 +86,14 @@ async fn meet_etcd(store: &Store) -> Result<Identity, Phase> {
     Ok(Identity { uuid: None, slot: None, version: status.version, incarnation: 0 })
 }
 
-async fn meet_shard(store: &Store, clocks: &Clocks, cluster_id: u64) -> Result<Identity, Phase> {
+async fn meet_shard(
+    store: &Store,
+    spec: &StoreSpec,
+    clocks: &Clocks,
+    cluster_id: u64,
+) -> Result<Identity, Phase> {
     let mut hello = ask(store, clocks, cluster_id).await?;
-    let identity = check(&store.spec, cluster_id, &hello).map_err(Phase::Refused)?;
+    let identity = check(spec, cluster_id, &hello).map_err(Phase::Refused)?;
     clocks.settled().await;
     if hello.awaits_clock {
         // The first handshake showed its clock; this one brings it what the cluster calls now.

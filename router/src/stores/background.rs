@@ -1,0 +1,24 @@
+//! The tasks of one store: they begin when it is added, at the start or later, and end when it is removed.
+
+use std::sync::Arc;
+
+use super::{Store, monitor};
+use crate::app::App;
+use crate::leases::ended;
+
+/// Starts them.
+pub fn start(app: &Arc<App>, store: &Arc<Store>) {
+    until_removed(
+        app,
+        store,
+        monitor::run(store.clone(), app.stores.clocks().clone(), app.identity.cluster_id),
+    );
+    if store.is_shard() {
+        until_removed(app, store, ended::follow(app.clone(), store.clone()));
+    }
+}
+
+fn until_removed(app: &App, store: &Arc<Store>, task: impl Future<Output = ()> + Send + 'static) {
+    let (killed, removed) = (app.drain.killed(), store.removed().clone());
+    tokio::spawn(async move { killed.run_until_cancelled(removed.run_until_cancelled(task)).await });
+}

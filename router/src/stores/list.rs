@@ -1,0 +1,236 @@
+//! The list of stores: it only grows, so a [`StoreIx`] means the same store for the life of the process.
+//!
+//! Requests read it without a lock and without touching a counter: a place is written once and then only read.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use kindred_router_core::store::{Member, StoreIx};
+use kindred_transport::Connector;
+use kindred_transport::clock::WallClock;
+use kindred_transport::connect::ConnectError;
+
+use super::clocks::Clocks;
+use super::{Store, StoreSpec};
+
+/// Most stores that a router ever knows, removed ones included: twice the slots that there are (R1).
+pub const STORES_MAX: usize = 2048;
+
+/// Why a store cannot be added or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreListError {
+    /// No channel to it can be built.
+    #[error("store {name:?}: {source}")]
+    Connect {
+        /// The store.
+        name: String,
+        /// Why.
+        source: ConnectError,
+    },
+    /// The list is full.
+    #[error("store {name:?}: this router has had {STORES_MAX} stores, more do not fit; restart it")]
+    Full {
+        /// The store.
+        name: String,
+    },
+    /// A store keeps its name and type for ever.
+    #[error(
+        "store {name:?} is {was:?} in this router, name and type of a store never change; add another store"
+    )]
+    Another {
+        /// What the new list says.
+        name: String,
+        /// What this router has there.
+        was: String,
+    },
+}
+
+#[derive(Debug)]
+struct Inner {
+    places: Box<[OnceLock<Arc<Store>>]>,
+    /// How many places are filled, from the front.
+    filled: AtomicUsize,
+    default: AtomicUsize,
+    connector: Connector,
+    clocks: Arc<Clocks>,
+    /// Held by who appends: never across an await.
+    appending: Mutex<()>,
+}
+
+/// All stores, in the order of the configuration. A handle: clones show the same list.
+#[derive(Debug, Clone)]
+pub struct Stores {
+    inner: Arc<Inner>,
+}
+
+impl Stores {
+    /// No store yet; `default` will serve keys of no Kind and leases whose ids clients chose; `wall_clock` is the
+    /// router's own.
+    #[must_use]
+    pub fn new(connector: Connector, default: StoreIx, wall_clock: WallClock) -> Self {
+        let clocks = Arc::new(Clocks::new(wall_clock));
+        let places = (0..STORES_MAX).map(|_| OnceLock::new()).collect();
+        let default = AtomicUsize::new(default.0);
+        let (filled, appending) = (AtomicUsize::new(0), Mutex::new(()));
+        Self { inner: Arc::new(Inner { places, filled, default, connector, clocks, appending }) }
+    }
+
+    /// Adds a store behind the last. Its tasks are the caller's to start.
+    ///
+    /// # Errors
+    /// When it cannot be connected to at all, or the list is full.
+    pub fn add(&self, spec: StoreSpec) -> Result<&Arc<Store>, StoreListError> {
+        let _appending = self.inner.appending.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = self.len();
+        let name = spec.name.0.clone();
+        let Some(place) = self.inner.places.get(index) else { return Err(StoreListError::Full { name }) };
+        let store = Store::new(StoreIx(index), spec, &self.inner.connector)
+            .map_err(|source| StoreListError::Connect { name, source })?;
+        self.inner.clocks.expect(StoreIx(index));
+        let store = place.get_or_init(|| Arc::new(store));
+        self.inner.filled.store(index + 1, Ordering::Release);
+        Ok(store)
+    }
+
+    /// What is known of a store changes: its address, or its slot. The same again does nothing.
+    ///
+    /// # Errors
+    /// When it cannot be connected to at all, or would be another store than it was.
+    pub fn replace(&self, index: StoreIx, spec: StoreSpec) -> Result<(), StoreListError> {
+        let (store, name) = (self.get(index), spec.name.0.clone());
+        if store.name() != name || store.kind != spec.kind {
+            return Err(StoreListError::Another { name, was: store.name().to_owned() });
+        }
+        if *store.spec() == spec {
+            return Ok(());
+        }
+        store.relink(spec, &self.inner.connector).map_err(|source| StoreListError::Connect { name, source })
+    }
+
+    /// What is known of their clocks.
+    #[must_use]
+    pub fn clocks(&self) -> &Arc<Clocks> {
+        &self.inner.clocks
+    }
+
+    /// It serves nothing any more: its tasks end, and nobody asks it.
+    pub fn remove(&self, index: StoreIx) {
+        self.get(index).remove();
+        self.inner.clocks.leave_out(index);
+    }
+
+    /// How many there are, removed ones included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.inner.filled.load(Ordering::Acquire)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// One of them. Indexes come from the same list, or from a map whose stores were added before it was swapped in.
+    #[must_use]
+    pub fn get(&self, index: StoreIx) -> &Arc<Store> {
+        self.inner.places[index.0].get().expect("a map names only stores that were added before it")
+    }
+
+    /// All that were not removed.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Store>> {
+        let places = &self.inner.places[..self.len()];
+        places.iter().filter_map(OnceLock::get).filter(|store| !store.is_removed())
+    }
+
+    /// Those that can be reached now.
+    pub fn up(&self) -> impl Iterator<Item = &Arc<Store>> {
+        self.iter().filter(|store| store.state.is_up())
+    }
+
+    /// The default store.
+    #[must_use]
+    pub fn default_store(&self) -> StoreIx {
+        StoreIx(self.inner.default.load(Ordering::Acquire))
+    }
+
+    /// Another store is the default one.
+    pub fn set_default(&self, index: StoreIx) {
+        self.inner.default.store(index.0, Ordering::Release);
+    }
+
+    /// How the pure half sees them now.
+    #[must_use]
+    pub fn members(&self) -> Vec<Member> {
+        self.iter().map(|store| store.member()).collect()
+    }
+
+    /// The shard with this slot.
+    #[must_use]
+    pub fn by_slot(&self, slot: u32) -> Option<&Arc<Store>> {
+        self.iter().find(|store| store.slot().is_some_and(|own| u32::from(own.get()) == slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_partition_config::ids::{Slot, StoreName};
+    use kindred_router_core::store::StoreKind;
+
+    use super::*;
+    use crate::stores::state::{Identity, Phase};
+
+    fn spec(name: &str, slot: u16, endpoint: &str) -> StoreSpec {
+        StoreSpec {
+            name: StoreName(name.to_owned()),
+            kind: StoreKind::Shard,
+            slot: Slot::new(slot),
+            uuid: None,
+            endpoints: vec![endpoint.parse().unwrap()],
+        }
+    }
+
+    fn up() -> Phase {
+        Phase::Up(Identity { uuid: None, slot: Slot::new(1), version: String::new(), incarnation: 1 })
+    }
+
+    #[tokio::test]
+    async fn the_list_grows_and_places_stay() {
+        let stores = Stores::new(Connector::default(), StoreIx(0), WallClock::System);
+        let seen_elsewhere = stores.clone();
+        let first = stores.add(spec("a", 1, "127.0.0.1:1")).unwrap().clone();
+        stores.add(spec("b", 2, "127.0.0.1:2")).unwrap();
+        assert!(Arc::ptr_eq(&first, seen_elsewhere.get(StoreIx(0))));
+        assert_eq!(
+            seen_elsewhere.iter().map(|store| store.name().to_owned()).collect::<Vec<_>>(),
+            ["a", "b"]
+        );
+        stores.remove(StoreIx(0));
+        assert_eq!(seen_elsewhere.members().len(), 1);
+        assert_eq!(seen_elsewhere.by_slot(1).map(|store| store.index), None, "a removed store has no leases");
+        stores.add(spec("c", 1, "127.0.0.1:3")).unwrap();
+        assert_eq!(
+            seen_elsewhere.by_slot(1).map(|store| store.index),
+            Some(StoreIx(2)),
+            "its slot may be used again"
+        );
+        assert_eq!(stores.get(StoreIx(0)).name(), "a");
+    }
+
+    #[tokio::test]
+    async fn another_address_is_not_believed_before_its_own_handshake() {
+        let stores = Stores::new(Connector::default(), StoreIx(0), WallClock::System);
+        let store = stores.add(spec("a", 1, "127.0.0.1:1")).unwrap().clone();
+        let asked = store.spec();
+        assert!(store.settle(&asked, up()));
+        stores.replace(StoreIx(0), spec("a", 1, "127.0.0.1:1")).unwrap();
+        assert!(store.ready().is_ok(), "nothing changed");
+        stores.replace(StoreIx(0), spec("a", 1, "127.0.0.1:2")).unwrap();
+        assert!(store.ready().is_err());
+        assert!(!store.settle(&asked, up()), "an answer from the old address");
+        assert!(store.ready().is_err());
+        assert!(store.settle(&store.spec(), up()));
+        assert!(store.ready().is_ok());
+        stores.replace(StoreIx(0), spec("b", 1, "127.0.0.1:2")).unwrap_err();
+    }
+}
