@@ -3,7 +3,7 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench peers build kube
+.PHONY: run test verify fix bench peers build kube netsim
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -13,6 +13,12 @@ run:
 ## test: install the pinned peers, then run every test
 test: peers build
 	$(CARGO) test --workspace --locked $(TESTARGS)
+
+## netsim: SEEDS more seeds of the simulated network, from FIRST on
+SEEDS ?= 500
+FIRST ?= 1
+netsim:
+	KINDRED_NETSIM_FIRST=$(FIRST) KINDRED_NETSIM_SEEDS=$(SEEDS) $(CARGO) test --locked -p kindred-netsim --test netsim seeds -- --nocapture
 
 build:
 	$(CARGO) build --workspace --locked --bins

@@ -201,6 +201,7 @@ impl Session {
             return;
         }
         self.dirty = false;
+        self.read_to = self.progress.target();
         let on_feed = |(uid, watch): (&i64, &super::session::Watch)| {
             (watch.announced && watch.feed.is_some()).then_some(*uid)
         };

@@ -170,8 +170,9 @@ impl Session {
         if !self.progress.in_round() {
             self.round_since = None;
         }
-        // Feeds are read up to the target of the round: it may be reached already, or have gone.
-        self.dirty |= !self.feeds.is_empty();
+        // Feeds are read up to the target of the round: it may be reached already, or have gone. While it stands there is
+        // nothing to read again for; a round that waits for one feed must not spin over the others.
+        self.dirty |= !self.feeds.is_empty() && self.progress.target() != self.read_to;
     }
 
     fn answer(&mut self, at: Revision) {

@@ -133,6 +133,8 @@ pub struct Session {
     pub(super) wake: Arc<Notify>,
     /// Feeds may have something for the client.
     pub(super) dirty: bool,
+    /// The target of the round when feeds were read last.
+    pub(super) read_to: Option<Revision>,
     /// The watch that was read from last.
     pub(super) turn: i64,
     /// When watches are to be placed again, though no newer map has come.
@@ -184,6 +186,7 @@ impl Session {
             next_periodic: None,
             wake: Arc::new(Notify::new()),
             dirty: false,
+            read_to: None,
             turn: 0,
             place_at: None,
             by_client: HashMap::new(),

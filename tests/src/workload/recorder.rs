@@ -39,7 +39,15 @@ pub struct Recorder {
     next_value: AtomicU64,
 }
 
+impl Default for Recorder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Recorder {
+    /// Begins its clock.
+    #[must_use]
     pub fn new() -> Self {
         Self {
             start: Instant::now(),

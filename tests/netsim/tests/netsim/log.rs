@@ -1,0 +1,77 @@
+//! What happened in a run, in order: faults, what the servers say, and at the end the history of the clients.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use kindred_checker::history::History;
+use parking_lot::Mutex;
+use tracing_subscriber::fmt::{MakeWriter, format, time::FormatTime};
+
+use crate::cluster::SimClock;
+
+/// Shared by the simulation and the servers in it.
+#[derive(Debug, Clone, Default)]
+pub struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Writes down what the servers say on this thread from now on, at this level or filter.
+    ///
+    /// # Errors
+    /// When the filter is none.
+    pub fn listen(&self, filter: &str) -> anyhow::Result<tracing::subscriber::DefaultGuard> {
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::try_new(filter)?)
+            .with_ansi(false)
+            .with_timer(Simulated)
+            .with_writer(self.clone())
+            .finish();
+        Ok(tracing::subscriber::set_default(subscriber))
+    }
+
+    /// A line of the simulation's own.
+    pub fn line(&self, text: &str) {
+        let text = format!("{}ms {text}\n", SimClock::get().millis());
+        self.0.lock().extend_from_slice(text.as_bytes());
+    }
+
+    /// What the clients recorded.
+    ///
+    /// # Errors
+    /// When it cannot be written as JSON.
+    pub fn history(&self, history: &History) -> anyhow::Result<()> {
+        self.0.lock().extend_from_slice(history.to_json_lines()?.as_bytes());
+        Ok(())
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.lock().clone()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}
+
+struct Simulated;
+
+impl FormatTime for Simulated {
+    fn format_time(&self, w: &mut format::Writer<'_>) -> std::fmt::Result {
+        write!(w, "{}ms", SimClock::get().millis())
+    }
+}

@@ -1,0 +1,168 @@
+//! One seed: servers and clients on simulated hosts, faults by the plan, and the check of what the clients recorded.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use kindred_checker::{
+    Config, Counts, Key, check,
+    history::{List, Outcome, Request, Revision},
+};
+use kindred_netsim::Plan;
+use kindred_tests::workload::{
+    caller::{Caller, Endpoints},
+    keys::{self, KINDS},
+    recorder::Recorder,
+    watchers::{Targets, Watcher},
+    workers::{self, Worker},
+};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use tokio::{sync::watch, task::JoinSet};
+
+use crate::cluster::{self, SimClock};
+use crate::log::Log;
+use crate::network;
+use crate::seconds;
+
+const WRITERS: usize = 3;
+const READERS: usize = 2;
+const WATCHERS: usize = 4;
+/// Simulated time, far above what any plan needs.
+const LIMIT: Duration = seconds(180);
+/// Until the servers serve, and until the last revisions can be read.
+const SERVE_LIMIT: Duration = seconds(30);
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// What one seed did.
+#[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct Done {
+    pub counts: Counts,
+    pub faults: usize,
+    pub violations: usize,
+    /// What is wrong, if anything is.
+    pub complaint: Option<String>,
+}
+
+/// Runs a seed. Everything that happened goes to the log.
+///
+/// # Errors
+/// When the simulation cannot be set up; what the servers do wrong is in what is returned.
+pub fn run(seed: u64, log: &Log) -> anyhow::Result<Done> {
+    let plan = Plan::of(seed);
+    let dir = tempfile::tempdir()?;
+    let mut sim = turmoil::Builder::new()
+        .rng_seed(seed)
+        .simulation_duration(LIMIT)
+        .min_message_latency(Duration::ZERO)
+        .max_message_latency(plan.latency_max)
+        .enable_random_order()
+        .build();
+    cluster::build(&mut sim, &plan, dir.path())?;
+    let recorder: Arc<std::sync::OnceLock<Arc<Recorder>>> = Arc::default();
+    let (work, shared) = (plan.work, recorder.clone());
+    sim.client(cluster::CLIENTS, async move {
+        let recorder = shared.get_or_init(|| Arc::new(Recorder::new())).clone();
+        Ok(clients(recorder, seed, work).await?)
+    });
+    let worked = drive(&mut sim, &plan, log);
+    drop(sim);
+    let mut done = Done {
+        faults: plan.steps.iter().filter(|(_, step)| step.is_fault()).count(),
+        complaint: worked.err().map(|error| format!("{error:#}")),
+        ..Done::default()
+    };
+    let Some(recorder) = recorder.get() else { return Ok(done) };
+    let history = recorder.history();
+    log.history(&history)?;
+    let config = Config {
+        split_delete_ranges: true,
+        ..Config::kindred(KINDS.iter().map(|kind| Key::from(kind.prefix)))
+    };
+    let report = check(&history, &config);
+    done.violations = report.violations.len();
+    let mut complaints: Vec<String> = done.complaint.take().into_iter().collect();
+    if !report.is_clean() {
+        complaints.push(report.to_string());
+    }
+    complaints.extend(recorder.oddities());
+    done.complaint = (!complaints.is_empty()).then(|| complaints.join("\n"));
+    done.counts = report.counts;
+    Ok(done)
+}
+
+/// Steps the simulation until the clients are done, and does to it what the plan says.
+pub fn drive(sim: &mut turmoil::Sim<'_>, plan: &Plan, log: &Log) -> anyhow::Result<()> {
+    let mut steps = plan.steps.iter().peekable();
+    loop {
+        let elapsed = sim.elapsed();
+        SimClock::get().set(elapsed);
+        while let Some((_, step)) = steps.next_if(|(at, _)| *at <= elapsed) {
+            log.line(&format!("{step:?}"));
+            cluster::carry_out(sim, *step)?;
+        }
+        match sim.step() {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => bail!("{error}"),
+        }
+    }
+}
+
+/// All clients: they work, then each watch waits until it has everything.
+async fn clients(recorder: Arc<Recorder>, seed: u64, work: Duration) -> anyhow::Result<()> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let endpoints = Arc::new(Endpoints { addresses: cluster::endpoints(), connect: network::connect });
+    let (stop, stopped) = watch::channel(false);
+    let (set_targets, targets) = watch::channel(None);
+    let (mut working, mut watching) = (JoinSet::new(), JoinSet::new());
+    let worker = |rng: &mut StdRng| -> anyhow::Result<Worker> {
+        let caller = Caller::new(recorder.clone(), endpoints.clone(), rng)?;
+        Ok(Worker::new(caller, rng.random(), stopped.clone()))
+    };
+    for _ in 0..WRITERS {
+        working.spawn(workers::write(worker(&mut rng)?));
+    }
+    for _ in 0..READERS {
+        working.spawn(workers::read(worker(&mut rng)?));
+    }
+    working.spawn(workers::compact(worker(&mut rng)?));
+    for _ in 0..WATCHERS {
+        watching.spawn(Watcher::new(worker(&mut rng)?, targets.clone(), false).run());
+    }
+    tokio::time::sleep(work).await;
+    stop.send_replace(true);
+    all_done(working).await.context("a writer or reader")?;
+    let mut caller = Caller::new(recorder.clone(), endpoints, &mut rng)?;
+    let last = tokio::time::timeout(SERVE_LIMIT, last_revisions(&mut caller, &mut rng)).await;
+    set_targets.send_replace(Some(last.context("the last revisions cannot be read")??));
+    all_done(watching).await.context("a watcher")
+}
+
+async fn all_done(mut tasks: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> {
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+/// The current revision of each Kind, after the last write.
+async fn last_revisions(caller: &mut Caller, rng: &mut StdRng) -> anyhow::Result<Targets> {
+    let mut targets = [Revision(0); KINDS.len()];
+    for (kind, target) in targets.iter_mut().enumerate() {
+        let list = Request::List(List::current(keys::whole(kind)));
+        for request in [Request::get(keys::probe(kind)), list] {
+            let header = loop {
+                let outcome = caller.call(rng, request.clone()).await?;
+                match outcome.header() {
+                    Some(header) => break header,
+                    None => tokio::time::sleep(AGAIN).await,
+                }
+                if !matches!(outcome, Outcome::Unknown) {
+                    caller.reconnect(rng)?;
+                }
+            };
+            *target = header.max(*target);
+        }
+    }
+    Ok(targets)
+}
