@@ -1,9 +1,13 @@
 //! `kindred-bench`: CPU per operation of a shard alone, a router with a shard, and a real etcd, side by side in one run.
 //! Rounds are interleaved over the servers, so that a noisy machine disturbs all alike; ratios count, not single numbers.
+//! `kindred-bench spread` measures what it costs that a Kind is on several stores.
 
 mod cpu;
 mod load;
+mod pace;
 mod servers;
+mod spread;
+mod watcher;
 
 use std::{path::PathBuf, process::Command};
 
@@ -15,7 +19,10 @@ use servers::Server;
 
 /// Measures CPU microseconds per operation and prints a Markdown table.
 #[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    mode: Option<Mode>,
     /// Operations a round and server; lists are a fiftieth of it.
     #[arg(long, default_value_t = 40_000)]
     ops: u64,
@@ -40,6 +47,13 @@ struct Args {
     /// The etcd to compare with; by default the pinned one, which `tests/peers/install etcd` builds.
     #[arg(long)]
     etcd: Option<PathBuf>,
+}
+
+/// What to measure instead.
+#[derive(clap::Subcommand)]
+enum Mode {
+    /// What it costs that a Kind is on several stores: watch latency, CPU per event, lists and probes.
+    Spread(spread::Options),
 }
 
 /// One measured round: CPU microseconds per operation by role, and latencies.
@@ -117,6 +131,9 @@ fn row(kind: Kind, name: &str, samples: &[Sample], etcd: f64) {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    if let Some(Mode::Spread(options)) = args.mode {
+        return spread::run(options).await;
+    }
     let shape = Shape {
         connections: args.connections,
         in_flight: args.in_flight,

@@ -115,27 +115,36 @@ pub fn shard() -> anyhow::Result<Server> {
 
 /// A router in front of one shard that holds the load's Kind.
 pub fn routed() -> anyhow::Result<Server> {
+    let partition = "  - { metadata: { name: leases }, resource: leases, serviceGroupId: leases }\n";
+    let mut server = behind_router("kindred router + shard", &["default", "leases"], partition)?;
+    server.pids.retain(|(role, _)| role != "default");
+    for (role, _) in server.pids.iter_mut().filter(|(role, _)| role == "leases") {
+        *role = "shard".to_owned();
+    }
+    Ok(server)
+}
+
+/// A router in front of these shards, the first of them the default. Roles are `router` and the shards' names.
+pub fn behind_router(name: &'static str, shards: &[&str], partitions: &str) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
     let mut children = Vec::new();
     let mut stores = String::new();
     let mut pids = Vec::new();
-    for (slot, name) in [(1, "default"), (2, "leases")] {
+    for (slot, shard) in (1..).zip(shards) {
         let mut args =
             ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
-        args.extend(["--name".to_owned(), name.to_owned(), "--slot".to_owned(), slot.to_string()]);
+        let slot: u16 = slot;
+        args.extend(["--name".to_owned(), (*shard).to_owned(), "--slot".to_owned(), slot.to_string()]);
         let mut child = spawn(&bin_dir()?.join("kindred-shard"), &args)?;
         let line = ready_line(&mut child, "kindred-shard ready")?;
         let listen = word(&line, "listen").context("the ready line names no listen address")?;
-        stores +=
-            &format!("  - {{ name: {name}, slot: {slot}, type: shard, endpoints: [\"http://{listen}\"] }}\n");
-        if name == "leases" {
-            pids.push(("shard".to_owned(), child.id()));
-        }
+        stores += &format!(
+            "  - {{ name: {shard}, slot: {slot}, type: shard, endpoints: [\"http://{listen}\"] }}\n"
+        );
+        pids.push(((*shard).to_owned(), child.id()));
         children.push(child);
     }
-    let config = format!(
-        "default: default\nstores:\n{stores}partitions:\n  - {{ metadata: {{ name: leases }}, resource: leases, serviceGroupId: leases }}\n"
-    );
+    let config = format!("default: {}\nstores:\n{stores}partitions:\n{partitions}", shards[0]);
     let file = dir.path().join("kindred.yaml");
     std::fs::write(&file, config)?;
     let args = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config", &file.display().to_string()]
@@ -145,5 +154,5 @@ pub fn routed() -> anyhow::Result<Server> {
     let endpoint = word(&line, "listen").context("the ready line names no listen address")?;
     pids.insert(0, ("router".to_owned(), child.id()));
     children.push(child);
-    Ok(Server { name: "kindred router + shard", endpoint, pids, children, _dir: dir })
+    Ok(Server { name, endpoint, pids, children, _dir: dir })
 }

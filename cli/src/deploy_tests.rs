@@ -74,6 +74,12 @@ fn compose_and_image_commands_parse() {
 }
 
 #[test]
+fn the_spread_configuration_is_valid() {
+    let config = parse::parse_config(&deploy("spread.yaml")).unwrap();
+    validate::validate(&config).unwrap_or_else(|errors| panic!("{errors:?}"));
+}
+
+#[test]
 fn the_compose_configuration_names_its_services() {
     let config = parse::parse_config(&deploy("kindred.yaml")).unwrap();
     let map = validate::validate(&config).unwrap_or_else(|errors| panic!("{errors:?}"));

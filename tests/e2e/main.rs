@@ -9,6 +9,7 @@ mod cluster;
 mod commands;
 mod crash;
 mod leases;
+mod spread;
 mod stalled;
 mod tls;
 mod watchers;

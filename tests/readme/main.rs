@@ -7,6 +7,8 @@ use anyhow::{Context, bail};
 use kindred_tests::{peers::peer, scenario, servers::Up};
 use tokio::process::Command;
 
+/// From here on, the README runs `kindred up --config deploy/spread.yaml`.
+const SPREAD: &str = "\n## A Kind over several shards\n";
 /// Longer than the tour's longest command, a watch of five seconds.
 const COMMAND_LIMIT: Duration = Duration::from_secs(20);
 
@@ -69,26 +71,37 @@ async fn run(step: &Step, dir: &Path, up: &Up) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
+/// Runs the commands of a part of the README.
+async fn tour(part: &str, at_least: usize, dir: &Path, up: &Up) -> anyhow::Result<usize> {
+    let steps = steps(part);
+    anyhow::ensure!(steps.len() >= at_least, "the README has only {} commands here", steps.len());
+    for step in &steps {
+        let printed = run(step, dir, up).await.with_context(|| format!("$ {}", step.command))?;
+        let lines: Vec<&str> = printed.lines().collect();
+        let same = lines.len() == step.expected.len()
+            && step.expected.iter().zip(&lines).all(|(expected, line)| matches(expected, line));
+        anyhow::ensure!(
+            same,
+            "$ {}\nprinted:\n{printed}\nthe README shows:\n{}",
+            step.command,
+            step.expected.join("\n")
+        );
+    }
+    Ok(steps.len())
+}
+
 #[test]
 fn the_tour_is_as_the_readme_shows_it() {
     scenario::run("readme", Duration::from_secs(120), |dir| async move {
-        let up = Up::start(&dir, "tour", &[]).await?;
         let readme = include_str!("../../README.md");
-        let steps = steps(readme);
-        anyhow::ensure!(steps.len() >= 15, "the README has only {} commands", steps.len());
-        for step in &steps {
-            let printed = run(step, &dir, &up).await.with_context(|| format!("$ {}", step.command))?;
-            let lines: Vec<&str> = printed.lines().collect();
-            let same = lines.len() == step.expected.len()
-                && step.expected.iter().zip(&lines).all(|(expected, line)| matches(expected, line));
-            anyhow::ensure!(
-                same,
-                "$ {}\nprinted:\n{printed}\nthe README shows:\n{}",
-                step.command,
-                step.expected.join("\n")
-            );
-        }
-        println!("readme: commands={} differences=0", steps.len());
+        let (first, spread) =
+            readme.split_once(SPREAD).context("the section on Kinds over several shards")?;
+        let up = Up::start(&dir, "tour", &[]).await?;
+        let mut commands = tour(first, 15, &dir, &up).await?;
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/spread.yaml");
+        let up = Up::start(&dir, "spread", &[format!("--config={}", config.display())]).await?;
+        commands += tour(spread, 8, &dir, &up).await?;
+        println!("readme: commands={commands} differences=0");
         Ok(())
     });
 }

@@ -1,0 +1,128 @@
+//! Kinds over several shards, as `deploy/spread.yaml` spreads them, seen through the real `etcdctl`: one etcd.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use kindred_proto::etcdserverpb::{PutRequest, RangeRequest};
+use kindred_tests::{
+    client::Client,
+    etcdctl::Etcdctl,
+    scenario::{self, report},
+    servers::Up,
+};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+const LIMIT: Duration = Duration::from_secs(180);
+const LINE_LIMIT: Duration = Duration::from_secs(30);
+const PODS: usize = 60;
+const LEASES: usize = 40;
+
+async fn put(client: &Client, key: &str) -> anyhow::Result<i64> {
+    let request =
+        PutRequest { key: key.to_owned().into(), value: Bytes::from_static(b"v"), ..Default::default() };
+    let answer = client.kv.clone().put(request).await?.into_inner();
+    Ok(answer.header.context("header")?.revision)
+}
+
+/// How many keys a shard itself holds below `/registry/`.
+async fn held(address: &str) -> anyhow::Result<i64> {
+    let client = Client::connect(address).await?;
+    let all = RangeRequest {
+        key: "/registry/".into(),
+        range_end: "/registry0".into(),
+        count_only: true,
+        ..Default::default()
+    };
+    Ok(client.kv.clone().range(all).await?.into_inner().count)
+}
+
+/// The number behind `"NAME" : ` in `-w fields`.
+fn field(fields: &str, name: &str) -> anyhow::Result<String> {
+    let head = format!("\"{name}\" : ");
+    let value = fields.lines().find_map(|line| line.strip_prefix(&head));
+    Ok(value.with_context(|| format!("no {name} in {fields}"))?.to_owned())
+}
+
+#[test]
+fn kinds_over_several_shards_are_one_etcd() {
+    scenario::run("spread", LIMIT, |dir| async move {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/spread.yaml");
+        let up = Up::start(&dir, "spread", &[format!("--config={}", config.display())]).await?;
+        let (client, etcdctl) = (up.client().await?, Etcdctl::new(&up.address));
+        let first = put(&client, "/registry/configmaps/default/first").await?;
+
+        // Everything from here on, of every Kind.
+        let mut child =
+            etcdctl.start(&["watch", "", "--prefix", &format!("--rev={}", first + 1), "-w", "json"])?;
+        let mut lines = BufReader::new(child.stdout.take().context("stdout")?).lines();
+
+        let mut written = Vec::new();
+        for i in 0..PODS {
+            let namespace = char::from(b'a' + u8::try_from(i * 7 % 26)?);
+            let key = format!("/registry/pods/{namespace}/pod-{i}");
+            written.push((put(&client, &key).await?, key));
+            if i < LEASES {
+                let key = format!("/registry/leases/kube-node-lease/node-{i}");
+                written.push((put(&client, &key).await?, key));
+            }
+        }
+        for (store, address) in up.stores()? {
+            let count = held(&address).await?;
+            ensure!(count > 0, "{store} holds nothing");
+            ensure!(store == "default" || count < i64::try_from(PODS)?, "{store} holds {count}");
+        }
+
+        let page =
+            etcdctl.ok(&["get", "/registry/pods/", "--prefix", "--limit", "10", "-w", "fields"]).await?;
+        let before = field(&page, "Revision")?;
+        ensure!(field(&page, "Count")? == PODS.to_string() && field(&page, "More")? == "true", "{page}");
+        ensure!(page.lines().filter(|line| line.starts_with("\"Key\" : ")).count() == 10, "{page}");
+        let keys = etcdctl.ok(&["get", "/registry/", "--prefix", "--keys-only"]).await?;
+        let keys: Vec<&str> = keys.lines().filter(|line| !line.is_empty()).collect();
+        ensure!(keys.len() == PODS + LEASES + 1 && keys.is_sorted(), "{keys:?}");
+
+        // One of each name range.
+        for (revision, key) in written.clone().iter().filter(|(_, key)| key.starts_with("/registry/pods/")) {
+            if ["/a/", "/h/", "/z/"].iter().any(|namespace| key.contains(namespace)) {
+                let answer = etcdctl.json(&["del", key]).await?;
+                let deleted = answer["header"]["revision"].as_i64().context("header")?;
+                ensure!(deleted > *revision && answer["deleted"] == 1, "{key}: {answer}");
+                written.push((deleted, key.clone()));
+            }
+        }
+        let left = 2 * PODS + LEASES - written.len();
+        let count = ["get", "/registry/pods/", "--prefix", "--limit", "10", "-w", "fields"];
+        let now = etcdctl.ok(&count).await?;
+        ensure!(field(&now, "Count")? == left.to_string(), "{left} pods are left: {now}");
+        let at = format!("--rev={before}");
+        let older = [&count[..], &[at.as_str()]].concat();
+        let then = etcdctl.ok(&older).await?;
+        ensure!(field(&then, "Count")? == PODS.to_string(), "at {before}: {then}");
+
+        // A watch shows all of it in the order of revisions.
+        written.sort_unstable();
+        let mut seen = Vec::new();
+        while seen.len() < written.len() {
+            let line = tokio::time::timeout(LINE_LIMIT, lines.next_line()).await;
+            let line = line.with_context(|| format!("{} events of {}", seen.len(), written.len()))??;
+            let response: serde_json::Value = serde_json::from_str(&line.context("etcdctl watch ended")?)?;
+            for event in response["Events"].as_array().into_iter().flatten() {
+                let revision = event["kv"]["mod_revision"].as_i64().context("mod_revision")?;
+                let key = event["kv"]["key"].as_str().context("key")?.to_owned();
+                seen.push((revision, key));
+            }
+        }
+        // The JSON of etcdctl has keys in base64: revisions identify them.
+        let revisions = |all: &[(i64, String)]| all.iter().map(|(revision, _)| *revision).collect::<Vec<_>>();
+        ensure!(revisions(&seen) == revisions(&written), "seen {seen:?}\nwritten {written:?}");
+        child.kill().await?;
+
+        ensure!(etcdctl.ok(&["del", "/registry/pods/", "--prefix"]).await?.trim() == left.to_string());
+        ensure!(etcdctl.ok(&["del", "/registry/leases/", "--prefix"]).await?.trim() == LEASES.to_string());
+        ensure!(field(&etcdctl.ok(&count).await?, "Count")? == "0");
+        ensure!(field(&etcdctl.ok(&older).await?, "Count")? == PODS.to_string());
+        report(&format!("e2e spread shards=8 events={} pods={PODS} leases={LEASES}", seen.len()));
+        Ok(())
+    });
+}
