@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
-#[allow(dead_code, reason = "these tests use a part of it")]
 mod fake;
 mod support;
 
