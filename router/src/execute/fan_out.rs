@@ -134,6 +134,7 @@ impl App {
             return shards.range(fan_out.parts[0].stores[0], body, Revision::ZERO).await;
         };
         let mut attempts = 1;
+        let mut follows = ask.revision();
         loop {
             match range(&shards, fan_out, &ask, self.shown.of(&fan_out.spread)).await {
                 Ok((answer, revision)) => {
@@ -143,6 +144,13 @@ impl App {
                 // The pin was lost on the way; a Range without a revision never answers compacted (R5).
                 Err(status) if attempts < READS_MAX && ask.revision().is_none() && is_compacted(&status) => {
                     attempts += 1;
+                }
+                // It may be one that a store outside of this range has assigned and another router has shown (R4).
+                Err(status) if is_future(&status) && follows.is_some() => {
+                    let Some(wanted) = follows.take() else { return Err(status) };
+                    if self.kind_at(&fan_out.spread, wanted, generation, deadline).await?.is_none() {
+                        return Err(status);
+                    }
                 }
                 Err(status) => return Err(status),
             }
@@ -172,6 +180,10 @@ impl App {
 
 fn is_compacted(status: &Status) -> bool {
     kindred_transport::grpc::etcd_error(status) == Some(kindred_wire::error::EtcdError::Compacted)
+}
+
+fn is_future(status: &Status) -> bool {
+    kindred_transport::grpc::etcd_error(status) == Some(kindred_wire::error::EtcdError::FutureRevision)
 }
 
 fn undecodable(error: &prost::DecodeError) -> Status {

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
+use kindred_proto::shard_v1 as shard;
 use kindred_router_core::plan::{Call, plan_watch_parts};
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
@@ -78,16 +79,34 @@ impl App {
         }
         let Ok(request) = peek::RangeRequest::parse(&body) else { return Err(status) };
         let wanted = Revision(request.revision);
+        match self.kind_at(spread, wanted, to.generation, deadline).await? {
+            Some(range) => {
+                raise(to.store, vec![range], wanted, to.generation, deadline).await?;
+                to.send(Call::Range, Effect::Read, body, deadline).await
+            }
+            None => Err(status),
+        }
+    }
+
+    /// The Kind of which some store has come to this revision, if one has; all its stores follow, and it is shown (R4).
+    ///
+    /// # Errors
+    /// `Unavailable` naming a store that is away or cannot follow.
+    pub(super) async fn kind_at(
+        &self,
+        spread: &[KindPrefix],
+        wanted: Revision,
+        generation: u64,
+        deadline: Deadline,
+    ) -> Result<Option<shard::KeyRange>, Status> {
         for kind in spread {
             let KeyRange::Span { start, end: Some(end) } = kind.range() else { continue };
             let whole = plan_watch_parts(&start, &end, &**self.routes.load());
             let whole = whole.map_err(|refusal| refused(&refusal))?;
-            if self.current_over(&whole, to.generation, deadline).await? >= wanted {
-                let range = kindred_proto::shard_v1::KeyRange { key: start.0, range_end: end.0 };
-                raise(to.store, vec![range], wanted, to.generation, deadline).await?;
-                return to.send(Call::Range, Effect::Read, body, deadline).await;
+            if self.current_over(&whole, generation, deadline).await? >= wanted {
+                return Ok(Some(shard::KeyRange { key: start.0, range_end: end.0 }));
             }
         }
-        Err(status)
+        Ok(None)
     }
 }

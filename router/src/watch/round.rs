@@ -134,6 +134,11 @@ impl Session {
     }
 
     pub(super) fn follow(&mut self, commands: Vec<Command<Origin>>) {
+        if commands.is_empty() {
+            // Nothing has changed, so feeds need not be read again: a session would turn in circles for as long as one
+            // feed has come to the target of a round and another has not.
+            return;
+        }
         for command in commands {
             match command {
                 Command::Ask(member) => {

@@ -13,9 +13,9 @@ use crate::router::{Fail, Router};
 use crate::topology::{KINDS, Topology};
 use crate::world::{MS, NATURE, SECOND, World, answer};
 
-// pub mod keeper;
+pub mod keeper;
 pub mod lister;
-// pub mod watcher;
+pub mod watcher;
 pub mod writer;
 
 /// What clients share.

@@ -146,8 +146,10 @@ pub struct Read {
     pub limit: usize,
     /// From the last key down.
     pub descending: bool,
-    /// A page behind one that was answered at `asked`, this long before.
+    /// A page of a list over several stores that had no revision of its own and began this long before.
     pub page_after: Option<Micros>,
+    /// The highest reading of any shard's wall clock by the end.
+    pub held_micros: u64,
     /// The answer.
     pub answer: ReadAnswer,
 }
@@ -305,10 +307,6 @@ pub struct Logical {
     pub no_delete: bool,
     /// The first revision that its client has not been given; none before it knows.
     pub next: Option<Revision>,
-    /// Its client has given it up.
-    pub over: bool,
-    /// Where it began, and where it began again after a compaction.
-    pub begun: Vec<Revision>,
 }
 
 /// A lease at its home.

@@ -5,8 +5,19 @@ use std::fmt;
 
 use crate::history::Record;
 
+pub mod liveness;
+pub mod r12_leases;
 pub mod r1_unique;
+pub mod r3_bounded;
+pub mod r4_current;
+pub mod r4_future;
 pub mod r5_cut;
+pub mod r5_pins;
+pub mod r6_order;
+pub mod r7_progress;
+pub mod r8_shown;
+pub mod r8_start;
+pub mod watch_events;
 
 /// A breach.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +37,21 @@ impl fmt::Display for Violation {
 type Check = fn(&Record) -> Result<(), String>;
 
 /// All invariants by name.
-pub const ALL: &[(&str, Check)] = &[("r1_unique", r1_unique::check), ("r5_cut", r5_cut::check)];
+pub const ALL: &[(&str, Check)] = &[
+    ("r1_unique", r1_unique::check),
+    ("r3_bounded", r3_bounded::check),
+    ("r4_current", r4_current::check),
+    ("r4_future", r4_future::check),
+    ("r5_cut", r5_cut::check),
+    ("r5_pins", r5_pins::check),
+    ("r6_order", r6_order::check),
+    ("r7_progress", r7_progress::check),
+    ("r8_shown", r8_shown::check),
+    ("r8_start", r8_start::check),
+    ("r12_leases", r12_leases::check),
+    ("watch_events", watch_events::check),
+    ("liveness", liveness::check),
+];
 
 /// Checks all.
 #[must_use]

@@ -20,12 +20,12 @@ use crate::world::{Life, World};
 
 pub mod compact;
 pub mod cut;
-// pub mod feed;
-// pub mod feeds;
+pub mod feed;
+pub mod feeds;
 pub mod leases;
 pub mod one;
 pub mod range;
-// pub mod session;
+pub mod session;
 
 /// How a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub struct Router {
     owed: RefCell<Owed>,
     /// Clients' compactions up to here.
     compacted: Cell<Revision>,
-    //     feeds: feeds::Feeds,
+    feeds: feeds::Feeds,
     /// What happened.
     pub history: Rc<History>,
     /// What is wrong with it.
@@ -104,7 +104,7 @@ impl Router {
             attached: RefCell::default(),
             owed: RefCell::default(),
             compacted: Cell::new(Revision::ZERO),
-            //             feeds: feeds::Feeds::new(world),
+            feeds: feeds::Feeds::new(world),
             history: history.clone(),
             sabotage,
         });
@@ -163,6 +163,6 @@ impl Router {
         self.world.note(format_args!("r{} stops", self.at));
         self.world.kill(self.life);
         self.net.end_life(self.life);
-        //         self.feeds.clear();
+        self.feeds.clear();
     }
 }

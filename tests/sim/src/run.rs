@@ -16,7 +16,7 @@ use crate::router::Router;
 use crate::sabotage::Sabotage;
 use crate::shard::Shard;
 use crate::topology::{KINDS, Topology};
-use crate::world::{MS, Micros, NATURE, SECOND, World};
+use crate::world::{MS, Micros, NATURE, SECOND, STEPS_MAX, World};
 
 /// Clients are done by then, or are not waited for.
 const BUSY_MAX: Micros = 40 * SECOND;
@@ -175,6 +175,10 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
     note_end(&history, &shards);
 
     let mut violations = invariants::check(&history.read());
+    if world.steps() >= STEPS_MAX {
+        let what = format!("the run was in circles at {} microseconds", world.now());
+        violations.push(Violation { invariant: "liveness", what });
+    }
     violations.sort_by_key(|violation| violation.invariant);
     let counts = counts(&world, &history.read(), faults.get(), violations.len());
     for router in clients.routers.borrow_mut().iter_mut().filter_map(Option::take) {
@@ -197,6 +201,16 @@ fn start_clients(clients: &Rc<Clients>) {
     }
     for _ in 0..world.between(1, 2) {
         clients.start(client::lister::run(clients.clone(), amount));
+    }
+    for _ in 0..world.between(1, 3) {
+        // They watch until the end of the run, and nobody waits for them.
+        world.spawn(NATURE, client::watcher::run(clients.clone()));
+    }
+    if world.chance(60) {
+        clients.start(client::keeper::leases(clients.clone(), amount));
+    }
+    if world.chance(50) {
+        clients.start(client::keeper::compactions(clients.clone(), amount / 2));
     }
 }
 

@@ -7,6 +7,8 @@ pub enum Sabotage {
     SharedSlot,
     /// A shard follows any number (R3).
     UnboundedClock,
+    /// A shard shows its present without having promised it (R4).
+    ShowsAhead,
     /// Shards hold nothing for reads over several of them (R5).
     NoPins,
     /// Shards say that nothing changed up to T (R5).

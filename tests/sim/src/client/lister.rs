@@ -6,6 +6,8 @@ use kindred_engine::ops::RangeAnswer;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::{Key, KeyRange};
 
+use kindred_router_core::plan::Placement;
+
 use super::Clients;
 use crate::history::{Item, Read, ReadAnswer};
 use crate::router::Fail;
@@ -62,6 +64,13 @@ impl Clients {
             limit,
             descending,
             page_after,
+            held_micros: self
+                .net
+                .shards()
+                .iter()
+                .map(|shard| shard.wall.highest(self.world.now()))
+                .max()
+                .unwrap_or(0),
             answer: answer.clone(),
         });
         answer
@@ -108,11 +117,15 @@ pub async fn run(clients: Rc<Clients>, lists: usize) {
         }
         let ask = clients.any_ask();
         let mut router = clients.any_router();
+        let began = clients.world.now();
         let first = clients.list(router, ask.clone(), None).await;
         // The rest of the pages, at the first one's revision, maybe through another router.
         let ReadAnswer::Data { header, mut items, mut more, .. } = first else { continue };
         let at = ask.revision.unwrap_or(header);
-        let answered_at = clients.world.now();
+        let parts = clients.topology.routes.parts_of(&ask.range);
+        let mut stores: Vec<_> = parts.into_iter().flat_map(|part| part.stores).collect();
+        stores.dedup();
+        let pinned = ask.revision.is_none() && stores.len() > 1;
         while more && !clients.over.get() {
             let slow = if clients.world.chance(5) { SECOND } else { MS };
             clients.world.sleep(clients.world.between(10, slow)).await;
@@ -127,8 +140,7 @@ pub async fn run(clients: Rc<Clients>, lists: usize) {
                 KeyRange::Span { start: last.successor(), end: end.clone() }
             };
             let page = Ask { range, revision: Some(at), ..ask.clone() };
-            // Only a list without a revision of its own is pinned.
-            let page_after = ask.revision.is_none().then(|| clients.world.now() - answered_at);
+            let page_after = pinned.then(|| clients.world.now() - began);
             match clients.list(router, page, page_after).await {
                 ReadAnswer::Data { items: next, more: further, .. } => (items, more) = (next, further),
                 _ => break,

@@ -130,6 +130,7 @@ impl Router {
         let ahead = if ask.limit > 0 { 0 } else { AHEAD };
         let layout = Layout { sources, groups, ahead };
         let mut attempts = 1;
+        let mut follows = ask.revision;
         loop {
             match self.range_over(&layout, ask, self.wish(ask.kind)).await {
                 Ok(answer) => {
@@ -137,6 +138,12 @@ impl Router {
                     return Ok(answer);
                 }
                 Err(Fail::Compacted) if attempts < READS_MAX && ask.revision.is_none() => attempts += 1,
+                Err(Fail::Future) if follows.is_some() => {
+                    let Some(wanted) = follows.take() else { return Err(Fail::Future) };
+                    if self.current_over(ask.kind).await? < wanted {
+                        return Err(Fail::Future);
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }

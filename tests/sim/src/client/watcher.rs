@@ -1,0 +1,209 @@
+//! Clients that watch: one stream, some watches on it, and when it ends another one, on any router, from where each
+//! watch stands.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use kindred_partition_config::key::KeyRange;
+
+use super::Clients;
+use crate::history::{Create, Heard, Logical, StreamRecord};
+use crate::router::Router;
+use crate::router::session::{Session, Wanted};
+use crate::world::{Bell, MS, Micros, NATURE, SECOND, answer};
+
+/// What has arrived.
+#[derive(Default)]
+struct Mail {
+    heard: RefCell<VecDeque<Heard>>,
+    /// When the last one arrives.
+    last: Cell<Micros>,
+    gone: Cell<bool>,
+    bell: Bell,
+}
+
+/// One connection.
+struct Connection {
+    session: Rc<Session>,
+    router: Rc<Router>,
+    mail: Rc<Mail>,
+    record: usize,
+    /// When the last request arrives.
+    last: Cell<Micros>,
+    ids: Cell<i64>,
+}
+
+impl Connection {
+    fn open(clients: &Rc<Clients>, router: Rc<Router>) -> Self {
+        let world = &clients.world;
+        let record = {
+            let mut record = clients.history.write();
+            let stream = StreamRecord {
+                router: router.life,
+                creates: Vec::new(),
+                asked: Vec::new(),
+                heard: Vec::new(),
+            };
+            record.streams.push(stream);
+            record.streams.len() - 1
+        };
+        let mail = Rc::new(Mail::default());
+        let (to, way, net) = (mail.clone(), world.clone(), clients.net.clone());
+        let deliver = move |heard| {
+            let at = (way.now() + net.delay()).max(to.last.get());
+            to.last.set(at);
+            let mail = to.clone();
+            way.after(at - way.now(), NATURE, move || {
+                mail.heard.borrow_mut().push_back(heard);
+                mail.bell.ring();
+            });
+        };
+        let session = Session::serve(&router, Box::new(deliver));
+        // Dropped with the router's life.
+        let (alive, gone) = answer::<()>();
+        world.spawn(router.life, async move {
+            std::future::pending::<()>().await;
+            alive.send(());
+        });
+        let to = mail.clone();
+        world.spawn(NATURE, async move {
+            gone.await;
+            to.gone.set(true);
+            to.bell.ring();
+        });
+        Self { session, router, mail, record, last: Cell::new(0), ids: Cell::new(0) }
+    }
+
+    /// Sends a request, behind those before.
+    fn send(&self, clients: &Clients, request: impl FnOnce(&Rc<Session>) + 'static) {
+        let world = &clients.world;
+        let at = (world.now() + clients.net.delay()).max(self.last.get());
+        self.last.set(at);
+        let session = self.session.clone();
+        world.after(at - world.now(), self.router.life, move || request(&session));
+    }
+
+    fn watch(&self, clients: &Clients, logical: usize) {
+        self.ids.set(self.ids.get() + 1);
+        let (id, order) = (self.ids.get(), clients.world.order());
+        let wanted = {
+            let mut record = clients.history.write();
+            let Logical { kind, range, prev_kv, no_delete, next, .. } = record.logicals[logical].clone();
+            record.streams[self.record].creates.push(Create { order, watch: id, logical, start: next });
+            let notify = clients.world.chance(50);
+            Wanted { id, kind, range, start: next, prev_kv, no_delete, notify }
+        };
+        clients.world.note(format_args!("stream {} watch {id} of {wanted:?}", self.record));
+        self.send(clients, move |session| session.create(wanted));
+    }
+}
+
+/// A watcher: reads until the run is over.
+pub async fn run(clients: Rc<Clients>) {
+    let world = clients.world.clone();
+    let logicals: Vec<usize> = (0..world.between(1, 3)).map(|_| begin(&clients)).collect();
+    let restless = world.chance(60);
+    let slow = world.chance(20);
+    loop {
+        clients.pause().await;
+        let router = clients.routers.borrow()[clients.any_router()].clone();
+        let Some(router) = router else { continue };
+        let connection = Connection::open(&clients, router);
+        for logical in &logicals {
+            connection.watch(&clients, *logical);
+        }
+        read(&clients, &connection, restless, slow).await;
+        connection.session.hang_up();
+    }
+}
+
+/// A watch of something, from now, or from a revision that somebody has seen.
+fn begin(clients: &Clients) -> usize {
+    let world = &clients.world;
+    let kind = clients.any_kind();
+    let range =
+        if world.chance(25) { KeyRange::Single(clients.any_key(kind)) } else { clients.any_range(kind) };
+    let seen = clients.seen.borrow()[kind].clone();
+    let next = if seen.is_empty() || world.chance(50) { None } else { Some(world.pick(&seen).next()) };
+    let logical = Logical { kind, range, prev_kv: world.chance(50), no_delete: world.chance(15), next };
+    let mut record = clients.history.write();
+    record.logicals.push(logical);
+    record.logicals.len() - 1
+}
+
+/// Reads a connection until it ends, or the client has had enough of it.
+async fn read(clients: &Rc<Clients>, connection: &Connection, restless: bool, slow: bool) {
+    let world = &clients.world;
+    let enough = world.now() + world.between(5 * MS, *world.pick(&[50 * MS, 2 * SECOND, 20 * SECOND]));
+    loop {
+        let over = clients.over.get();
+        if !over && restless && world.now() > enough {
+            return;
+        }
+        let next = connection.mail.heard.borrow_mut().pop_front();
+        let Some(heard) = next else {
+            if connection.mail.gone.get() {
+                return;
+            }
+            let wait = if over { 5 * SECOND } else { world.between(MS, 300 * MS) };
+            let rung = world.within(wait, connection.mail.bell.rung()).await;
+            if rung.is_none() && !over && world.chance(40) {
+                let asked = world.order();
+                clients.history.write().streams[connection.record].asked.push(asked);
+                connection.send(clients, |session| session.request_progress());
+            }
+            continue;
+        };
+        hear(clients, connection, heard);
+        if slow && !over && world.chance(20) {
+            world.sleep(world.between(MS, 3 * SECOND)).await;
+        }
+        connection.send(clients, |session| session.read_one());
+    }
+}
+
+fn hear(clients: &Rc<Clients>, connection: &Connection, heard: Heard) {
+    let (order, at) = (clients.world.order(), clients.world.now());
+    clients.world.note(format_args!("stream {} {heard:?}", connection.record));
+    let mut again = Vec::new();
+    {
+        let record = &mut *clients.history.write();
+        let stream = &mut record.streams[connection.record];
+        let logical_of = |watch: i64| {
+            stream.creates.iter().find(|create| create.watch == watch).map(|create| create.logical)
+        };
+        match &heard {
+            Heard::Created { watch, header } => {
+                if let Some(logical) = logical_of(*watch) {
+                    record.logicals[logical].next.get_or_insert(header.next());
+                }
+            }
+            Heard::Events { watch, events, .. } => {
+                if let (Some(logical), Some(last)) = (logical_of(*watch), events.last()) {
+                    record.logicals[logical].next = Some(last.revision.next());
+                }
+            }
+            Heard::Progress { watch, at } => {
+                for create in &stream.creates {
+                    let next = &mut record.logicals[create.logical].next;
+                    if watch.is_none_or(|watch| watch == create.watch) {
+                        *next = next.map(|next| next.max(at.next()));
+                    }
+                }
+            }
+            Heard::Compacted { watch, .. } => {
+                if let Some(logical) = logical_of(*watch) {
+                    // A client would list again and watch from there.
+                    record.logicals[logical].next = None;
+                    again.push(logical);
+                }
+            }
+            Heard::Cancelled { watch } => again.extend(logical_of(*watch)),
+        }
+        stream.heard.push((order, at, heard));
+    }
+    for logical in again {
+        connection.watch(clients, logical);
+    }
+}

@@ -1,0 +1,43 @@
+//! **R12**: a lease's end is recorded at its home first, and is final there: nothing attaches to it or keeps it alive
+//! after that. Once things have settled no key carries a lease that is over, whichever store it is on, and no home still
+//! waits for a store. A write is refused for want of a lease only when that is over.
+
+use std::collections::BTreeMap;
+
+use kindred_partition_config::ids::LeaseId;
+
+use crate::history::{LeaseStep, Order, Record, WriteAnswer};
+
+/// See the text above.
+///
+/// # Errors
+/// What is wrong.
+pub fn check(record: &Record) -> Result<(), String> {
+    let mut over: BTreeMap<LeaseId, Order> = BTreeMap::new();
+    for (order, id, _, step) in &record.leases {
+        match step {
+            LeaseStep::Ended => {
+                over.insert(*id, *order);
+            }
+            LeaseStep::Granted | LeaseStep::Asked(true) if over.contains_key(id) => {
+                return Err(format!("lease {id} was over and its home said {step:?}"));
+            }
+            _ => {}
+        }
+    }
+    for (store, key, lease) in &record.leased_at_end {
+        if !record.leases_at_end.contains(lease) {
+            return Err(format!("{} on store {} outlives its lease {lease}", key.escape_ascii(), store.0));
+        }
+    }
+    if let Some(lease) = record.waiting_at_end.first() {
+        return Err(format!("the home of lease {lease} still waits for a store"));
+    }
+    for write in record.writes.iter().filter(|write| write.answer == WriteAnswer::NoLease) {
+        let Some(lease) = write.lease else { continue };
+        if over.get(&lease).is_none_or(|ended| *ended > write.times.finished) {
+            return Err(format!("a write was refused for want of lease {lease}, which lives"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! **R6**: a merged feed is in the order of revisions, over all its stores. Nothing comes at or below what it gave or
+//! promised; and what it promised, it gave: every event of its ranges up to there, whenever its store published it.
+
+use std::collections::BTreeSet;
+
+use kindred_partition_config::ids::Revision;
+
+use crate::history::{FeedRecord, Record, Told};
+
+/// See the text above.
+///
+/// # Errors
+/// What is wrong.
+pub fn check(record: &Record) -> Result<(), String> {
+    record.feeds.iter().try_for_each(|feed| {
+        let covered = in_order(feed)?;
+        is_whole(record, feed, covered)
+    })
+}
+
+fn in_order(feed: &FeedRecord) -> Result<Revision, String> {
+    let mut covered = feed.after;
+    for (_, told) in &feed.told {
+        let (revision, ok) = match told {
+            Told::Emit(revision, _) => (*revision, *revision > covered),
+            Told::Watermark(revision) => (*revision, *revision >= covered),
+        };
+        if !ok {
+            return Err(format!("a feed was told {told:?} behind {covered}"));
+        }
+        covered = revision;
+    }
+    Ok(covered)
+}
+
+fn is_whole(record: &Record, feed: &FeedRecord, covered: Revision) -> Result<(), String> {
+    let told = feed.told.iter().filter_map(|(_, told)| match told {
+        Told::Emit(revision, keys) => Some((*revision, keys)),
+        Told::Watermark(_) => None,
+    });
+    let given: BTreeSet<(Revision, &Vec<u8>)> =
+        told.flat_map(|(revision, keys)| keys.iter().map(move |key| (revision, key))).collect();
+    let of_feed = record.events.iter().filter(|published| {
+        let part = feed.parts.iter().find(|(store, _)| *store == published.store);
+        part.is_some_and(|(_, ranges)| ranges.iter().any(|range| range.contains(&published.event.key)))
+            && published.event.revision > feed.after
+            && published.event.revision <= covered
+    });
+    let due: BTreeSet<(Revision, &Vec<u8>)> =
+        of_feed.map(|published| (published.event.revision, &published.event.key)).collect();
+    let name = |(revision, key): &(Revision, &Vec<u8>)| format!("{} at {revision}", key.escape_ascii());
+    if let Some(missing) = due.difference(&given).next() {
+        return Err(format!("a feed that covers {covered} never gave {}", name(missing)));
+    }
+    if let Some(extra) = given.difference(&due).next() {
+        return Err(format!("a feed gave {}, which is not its", name(extra)));
+    }
+    Ok(())
+}

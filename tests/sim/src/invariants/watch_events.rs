@@ -1,0 +1,72 @@
+//! **R6**, **R8**: etcd's guarantees of a watch, through any mix of routers: ordered, unique, atomic, reliable and
+//! resumable. What a client got on each connection is exactly what is true of its range from its first revision on to
+//! the last that it got, with the version before where it asked for that; and headers are not below their events.
+
+use std::collections::BTreeMap;
+
+use kindred_partition_config::ids::Revision;
+
+use crate::history::{Create, Got, Heard, Record, StreamRecord};
+use crate::truth;
+
+/// See the text above.
+///
+/// # Errors
+/// What is wrong.
+pub fn check(record: &Record) -> Result<(), String> {
+    record
+        .streams
+        .iter()
+        .try_for_each(|stream| stream.creates.iter().try_for_each(|create| of_create(record, stream, create)))
+}
+
+/// What a watch got on a connection, and from where on; none when it was never created there.
+#[must_use]
+pub fn got<'r>(stream: &'r StreamRecord, create: &Create) -> Option<(Revision, Vec<&'r Got>)> {
+    let mut start = None;
+    let mut events = Vec::new();
+    for (_, _, heard) in &stream.heard {
+        match heard {
+            Heard::Created { watch, header } if *watch == create.watch => {
+                start = Some(create.start.unwrap_or(header.next()));
+            }
+            Heard::Events { watch, events: more, .. } if *watch == create.watch => events.extend(more),
+            _ => {}
+        }
+    }
+    Some((start?, events))
+}
+
+fn of_create(record: &Record, stream: &StreamRecord, create: &Create) -> Result<(), String> {
+    let logical = &record.logicals[create.logical];
+    let name = || format!("watch {} of {:?}", create.watch, logical.range);
+    for (_, _, heard) in &stream.heard {
+        if let Heard::Events { watch, header, events } = heard
+            && *watch == create.watch
+            && events.last().is_some_and(|last| last.revision > *header)
+        {
+            return Err(format!("{}: a header of {header} below its events", name()));
+        }
+    }
+    let Some((start, got)) = got(stream, create) else { return Ok(()) };
+    let Some(last) = got.last().map(|last| last.revision) else { return Ok(()) };
+    let mut due: BTreeMap<Revision, Vec<Got>> = BTreeMap::new();
+    for published in truth::events(record, logical.kind, &logical.range) {
+        let event = &published.event;
+        if (start..=last).contains(&event.revision) && !(logical.no_delete && event.is_delete) {
+            due.entry(event.revision).or_default().push(Got {
+                revision: event.revision,
+                key: event.key.clone(),
+                is_delete: event.is_delete,
+                prev: event.prev.filter(|_| logical.prev_kv),
+            });
+        }
+    }
+    let due: Vec<Got> = due.into_values().flatten().collect();
+    let same = due.len() == got.len() && due.iter().zip(&got).all(|(due, got)| due == *got);
+    if same {
+        return Ok(());
+    }
+    let at = due.iter().zip(&got).take_while(|(due, got)| *due == **got).count();
+    Err(format!("{} from {start}: got {:?} where {:?} is true", name(), got.get(at), due.get(at)))
+}
