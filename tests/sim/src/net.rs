@@ -15,6 +15,9 @@ use crate::world::{Answer, Life, MS, Micros, NATURE, SECOND, World, answer};
 const READ_LIMIT: Micros = 20 * SECOND;
 const WRITE_LIMIT: Micros = 10 * SECOND;
 
+/// Takes what a shard sends.
+pub type Deliver = Box<dyn Fn(StreamOut)>;
+
 /// One router's connection to one shard.
 #[derive(Default)]
 struct Link {
@@ -35,7 +38,7 @@ pub struct Stream {
     /// Messages on their way or not read yet: a shard makes no more than a few ahead.
     pub unread: Cell<usize>,
     shard: Rc<Shard>,
-    to_router: RefCell<Option<Box<dyn Fn(StreamOut)>>>,
+    to_router: RefCell<Option<Deliver>>,
 }
 
 /// All links.
@@ -158,13 +161,7 @@ impl Net {
     }
 
     /// Opens a stream. What the shard sends goes to `to_router` as long as the router lives.
-    pub fn open(
-        &self,
-        router: usize,
-        life: Life,
-        store: StoreIx,
-        to_router: Box<dyn Fn(StreamOut)>,
-    ) -> Rc<Stream> {
+    pub fn open(&self, router: usize, life: Life, store: StoreIx, to_router: Deliver) -> Rc<Stream> {
         let stream = Rc::new(Stream {
             life,
             open: Cell::new(true),

@@ -102,7 +102,7 @@ impl Session {
                 }
                 self.watches_changed();
                 let (this, router) = (Rc::downgrade(self), self.router.clone());
-                let delay = (20 * MS << failures.min(6)).min(SECOND);
+                let delay = ((20 * MS) << failures.min(6)).min(SECOND);
                 self.router.world.spawn(self.router.life, async move {
                     router.world.sleep(delay).await;
                     while !router.net.is_up(router.at, store) {
