@@ -1,0 +1,22 @@
+//! Live moves: who does what next, and what is written down so that another router can go on (R13-R16).
+//!
+//! | module | decides |
+//! | --- | --- |
+//! | [`record`] | what the meta store knows of a move |
+//! | [`step`] | what a coordinator does to the world, one call or compare-and-swap each |
+//! | [`machine`] | which steps are next |
+//! | [`preview`] | what a move will cost |
+//!
+//! Three rules carry the rest:
+//!
+//! 1. Only a compare-and-swap of the record changes what may happen: to begin an attempt, to give it up, to decide (R15),
+//!    to turn round. Calls to stores follow from the record that was written, never the other way round.
+//! 2. Each of these takes a new **term**, and stores refuse calls of a lower term than they have seen of the move. So a
+//!    call that was delayed or sent twice cannot undo what came after it: a late `Freeze` finds the `Unfreeze` that
+//!    followed, a late `Unfreeze` the next `Freeze`. A coordinator that was taken over is fenced by the same rule.
+//! 3. Every call may be repeated. Who takes over repeats all that the record does not exclude.
+
+pub mod machine;
+pub mod preview;
+pub mod record;
+pub mod step;

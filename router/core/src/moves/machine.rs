@@ -1,0 +1,448 @@
+//! The coordinator of one move: answers in, steps out. No I/O and no clock: whoever owns the machine polls it after each
+//! answer and every [`TICK`], runs the steps, and answers each once.
+//!
+//! What to do next is a function of the record and of what this coordinator has learnt since it took over, so a step that
+//! failed is simply still to be done, and a coordinator that begins in the middle does what it cannot rule out again.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kindred_partition_config::ids::{Epoch, Revision, Term};
+
+use super::{
+    record::{Goal, MoveRecord, Phase},
+    step::{Answer, Step, StepName, Ticket, UnitAt, UnitCall, What},
+};
+
+mod next;
+
+/// How often to poll when no answer comes.
+pub const TICK: Duration = Duration::from_millis(20);
+
+/// What may be chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// From the first freeze of an attempt to its decision; later it is given up (R15).
+    pub budget: Duration,
+    /// From an attempt that was given up to the next one.
+    pub backoff: Duration,
+    /// From a step that failed to its repetition.
+    pub retry: Duration,
+    /// Between rounds of following.
+    pub follow_every: Duration,
+    /// How far behind a follower may be when an attempt begins.
+    pub ready_lag: Duration,
+    /// How long the way back stays open when nobody says otherwise.
+    pub reverse_window: Duration,
+    /// How many units are copied or compared at a time.
+    pub concurrent: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            budget: Duration::from_millis(500),
+            backoff: Duration::from_secs(2),
+            retry: Duration::from_millis(100),
+            follow_every: Duration::from_millis(50),
+            ready_lag: Duration::from_millis(100),
+            reverse_window: Duration::from_secs(600),
+            concurrent: 2,
+        }
+    }
+}
+
+/// What an operator may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Give the move up; what has moved already goes back.
+    Abort,
+    /// Switch back.
+    Reverse,
+    /// Close the way back.
+    Complete,
+}
+
+/// Why a request is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Not in this phase.
+    #[error("the move is {phase}: {what_to_do}")]
+    Phase {
+        /// How far it is.
+        phase: &'static str,
+        /// What can be asked for instead.
+        what_to_do: &'static str,
+    },
+    /// Another request came first.
+    #[error("another request is being carried out: ask again in a moment")]
+    Busy,
+    /// The old owner does not have all that the new one has.
+    #[error(
+        "the way back is not usable: store {store} does not follow yet; see the move's status, and ask again"
+    )]
+    NoWayBack {
+        /// The store that would own it again.
+        store: kindred_partition_config::map::StoreIdx,
+    },
+}
+
+/// Whether there is something left to do for this coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// Poll it.
+    Running,
+    /// Another coordinator has taken over.
+    Fenced,
+    /// The move is over.
+    Over,
+}
+
+/// What this coordinator knows of a unit.
+#[derive(Debug, Clone, Default)]
+struct UnitState {
+    tracked: bool,
+    copied: bool,
+    leased: bool,
+    /// How far the follower is behind; `None` before the first round.
+    lag: Option<Duration>,
+    follow_at: Duration,
+    verified: bool,
+    frozen: Option<Revision>,
+    imported: bool,
+    sealed: bool,
+    /// To do: the owner may be frozen by an attempt that was given up.
+    unfreeze: bool,
+    /// To do: after a decision.
+    release: bool,
+    open: bool,
+    dropped: bool,
+    forgotten: bool,
+    /// Not before this, after a failure.
+    retry_at: Duration,
+}
+
+/// The coordinator. `me` must be new with every incarnation of a router: a record that names it was written by this
+/// machine.
+#[derive(Debug)]
+pub struct Machine {
+    me: String,
+    settings: Settings,
+    record: MoveRecord,
+    version: i64,
+    /// Who had it when this machine began.
+    before: String,
+    /// Whether this coordinator has taken the move over.
+    holds: bool,
+    status: Status,
+    units: BTreeMap<UnitAt, UnitState>,
+    tickets: u64,
+    /// Calls to stores.
+    calls: BTreeMap<Ticket, (StepName, UnitAt)>,
+    /// The one access to meta that is under way.
+    meta: Option<(Ticket, StepName)>,
+    meta_retry_at: Duration,
+    read: bool,
+    /// Of the attempt: when its first freeze was sent.
+    frozen_at: Option<Duration>,
+    give_up: Option<String>,
+    attempt_not_before: Duration,
+    redirect: Option<(Goal, Option<String>)>,
+    complete: bool,
+    switched_at: Option<Duration>,
+}
+
+impl Machine {
+    /// A coordinator that will take over the move with this record, whose version is `version`.
+    #[must_use]
+    pub fn new(me: String, settings: Settings, record: MoveRecord, version: i64) -> Self {
+        let units = record.legs.iter().enumerate().flat_map(|(leg, of_leg)| {
+            (0..of_leg.transfers.len()).map(move |transfer| (UnitAt { leg, transfer }, UnitState::default()))
+        });
+        let status = if record.phase.is_over() { Status::Over } else { Status::Running };
+        Self {
+            units: units.collect(),
+            before: record.coordinator.clone(),
+            me,
+            settings,
+            record,
+            version,
+            holds: false,
+            status,
+            tickets: 0,
+            calls: BTreeMap::new(),
+            meta: None,
+            meta_retry_at: Duration::ZERO,
+            read: false,
+            frozen_at: None,
+            give_up: None,
+            attempt_not_before: Duration::ZERO,
+            redirect: None,
+            complete: false,
+            switched_at: None,
+        }
+    }
+
+    /// Whether to poll on.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// The record as last seen.
+    #[must_use]
+    pub fn record(&self) -> &MoveRecord {
+        &self.record
+    }
+
+    /// How far the furthest follower is behind; `None` while one has not followed yet.
+    #[must_use]
+    pub fn lag(&self) -> Option<Duration> {
+        self.units.values().map(|unit| unit.lag).try_fold(Duration::ZERO, |most, lag| Some(most.max(lag?)))
+    }
+
+    /// Takes an operator's request, to be carried out by the next polls.
+    ///
+    /// # Errors
+    /// When the move is not in a phase for it, or cannot do it.
+    pub fn request(&mut self, request: Request) -> Result<(), Refusal> {
+        if self.redirect.is_some() || self.complete {
+            return Err(Refusal::Busy);
+        }
+        let refused = |phase, what_to_do| Err(Refusal::Phase { phase, what_to_do });
+        match (request, self.record.phase) {
+            (_, Phase::Done | Phase::Aborted) => refused("over", "begin another one"),
+            (_, Phase::Completing) => refused("completing", "begin another one when it is done"),
+            (_, Phase::Aborting) => refused("being aborted", "wait until it is"),
+            (Request::Complete, Phase::Switched) => {
+                self.complete = true;
+                Ok(())
+            }
+            (Request::Complete, _) => refused("not switched yet", "wait until it is, or abort it"),
+            (Request::Reverse, Phase::Switched) => {
+                self.usable_way_back()?;
+                let goal = if self.record.goal == Goal::There { Goal::Back } else { Goal::There };
+                self.redirect = Some((goal, None));
+                Ok(())
+            }
+            (Request::Reverse, _) => refused("not switched yet", "abort it"),
+            (Request::Abort, Phase::Switched) => refused("switched", "reverse it, then complete it"),
+            (Request::Abort, _) if self.record.goal != Goal::There => refused("on its way back", "wait"),
+            (Request::Abort, _) => {
+                self.usable_way_back()?;
+                self.redirect = Some((Goal::Abort, Some("on request".to_owned())));
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether all followers of legs that have been switched follow.
+    fn usable_way_back(&self) -> Result<(), Refusal> {
+        for (at, unit) in &self.units {
+            let leg = &self.record.legs[at.leg];
+            let is_there = unit.copied && unit.lag.is_some() && !unit.release && !unit.open;
+            if leg.epoch.is_some() && self.record.phase == Phase::Switched && !is_there {
+                return Err(Refusal::NoWayBack { store: leg.follower() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the answer to a step. Answers to steps of an older term are ignored: they have been asked for again.
+    pub fn answer(&mut self, ticket: Ticket, answer: Answer, now: Duration) {
+        if self.status != Status::Running {
+            return;
+        }
+        if self.meta.is_some_and(|(of_meta, _)| of_meta == ticket) {
+            let name = self.meta.take().map(|(_, name)| name);
+            self.of_meta(name, answer, now);
+        } else if let Some((name, at)) = self.calls.remove(&ticket) {
+            self.of_unit(name, at, answer, now);
+        }
+    }
+
+    fn of_meta(&mut self, name: Option<StepName>, answer: Answer, now: Duration) {
+        match answer {
+            Answer::Swapped { record, version } | Answer::Record { record, version } => {
+                self.read = false;
+                self.adopt(*record, version, now);
+            }
+            Answer::NoRecord => self.status = Status::Over,
+            Answer::Refused { reason } => self.give_up = Some(reason),
+            _ => {
+                // Whatever was to be written: it may have been, and it may be yet, if only this version is still there.
+                self.read = true;
+                if !matches!(answer, Answer::Conflict) || name == Some(StepName::Read) {
+                    self.meta_retry_at = now + self.settings.retry;
+                }
+            }
+        }
+    }
+
+    /// Takes the record that is in meta, after a swap of this coordinator or a read.
+    fn adopt(&mut self, record: MoveRecord, version: i64, now: Duration) {
+        let mine = record.coordinator == self.me;
+        if !mine && (self.holds || record.coordinator != self.before) {
+            self.status = Status::Fenced;
+            return;
+        }
+        let old = std::mem::replace(&mut self.record, record);
+        self.version = version;
+        if self.record.phase.is_over() {
+            self.status = Status::Over;
+            return;
+        }
+        if mine && !self.holds {
+            self.holds = true;
+            self.began();
+        }
+        if old.term != self.record.term {
+            // What is under way has a term that stores may refuse by now: it is asked for again.
+            self.calls.clear();
+        }
+        for leg in 0..self.record.legs.len() {
+            if self.record.legs[leg].moved != old.legs[leg].moved {
+                self.changed_hands(leg);
+            }
+        }
+        if let (Phase::Switching { leg, .. }, true) = (old.phase, self.record.phase != old.phase) {
+            self.frozen_at = None;
+            self.give_up = None;
+            if self.record.legs[leg].moved == old.legs[leg].moved {
+                self.attempt_not_before = now + self.settings.backoff;
+                for unit in self.of_leg(leg) {
+                    (unit.frozen, unit.imported, unit.sealed) = (None, false, false);
+                    unit.unfreeze = true;
+                }
+            }
+        }
+        if self.record.goal != old.goal {
+            self.redirect = None;
+        }
+        if self.record.phase != Phase::Switched {
+            self.switched_at = None;
+            self.complete = false;
+        }
+    }
+
+    /// What a coordinator that begins in the middle cannot rule out.
+    fn began(&mut self) {
+        let attempted = self.record.attempts > 0;
+        let decided: Vec<bool> = self.record.legs.iter().map(|leg| leg.epoch.is_some()).collect();
+        for (at, unit) in &mut self.units {
+            unit.unfreeze = attempted;
+            unit.release = decided[at.leg];
+            unit.open = decided[at.leg];
+            // Compared before it was switched.
+            unit.verified = decided[at.leg];
+        }
+    }
+
+    /// The follower owns the leg, and the owner will follow: it has everything.
+    fn changed_hands(&mut self, leg: usize) {
+        for unit in self.of_leg(leg) {
+            *unit = UnitState {
+                copied: true,
+                leased: true,
+                verified: true,
+                release: true,
+                open: true,
+                ..UnitState::default()
+            };
+        }
+    }
+
+    fn of_leg(&mut self, leg: usize) -> impl Iterator<Item = &mut UnitState> {
+        self.units.iter_mut().filter(move |(at, _)| at.leg == leg).map(|(_, unit)| unit)
+    }
+
+    fn of_unit(&mut self, name: StepName, at: UnitAt, answer: Answer, now: Duration) {
+        let Some(unit) = self.units.get_mut(&at) else { return };
+        match answer {
+            Answer::Followed { lag } => {
+                unit.lag = Some(lag);
+                unit.follow_at = now + self.settings.follow_every;
+            }
+            Answer::Frozen { final_revision } => unit.frozen = Some(final_revision),
+            Answer::Done => match name {
+                StepName::Track => unit.tracked = true,
+                StepName::Copy => unit.copied = true,
+                StepName::AttachLeases => unit.leased = true,
+                StepName::Verify => unit.verified = true,
+                StepName::ImportLast => unit.imported = true,
+                StepName::Seal => unit.sealed = true,
+                StepName::Release => unit.release = false,
+                StepName::Open => unit.open = false,
+                StepName::Unfreeze => unit.unfreeze = false,
+                StepName::Drop => unit.dropped = true,
+                StepName::Forget => unit.forgotten = true,
+                _ => {}
+            },
+            Answer::Lost { reason } => {
+                (unit.copied, unit.leased, unit.lag, unit.verified) = (false, false, None, false);
+                unit.retry_at = now + self.settings.retry;
+                if matches!(self.record.phase, Phase::Switching { .. }) {
+                    self.give_up = Some(reason);
+                }
+            }
+            Answer::Different { reason } => {
+                if self.record.goal == Goal::There {
+                    self.redirect = Some((Goal::Abort, Some(reason)));
+                }
+            }
+            Answer::Stale => {
+                unit.retry_at = now + self.settings.retry;
+                self.read = true;
+            }
+            _ => {
+                // Within the budget of an attempt there is no time to wait for long.
+                let retry = self.settings.retry;
+                let frozen = matches!(self.record.phase, Phase::Switching { .. });
+                unit.retry_at = now + if frozen { retry.min(TICK) } else { retry };
+            }
+        }
+    }
+
+    fn step(&mut self, name: StepName, what: What) -> Step {
+        self.tickets += 1;
+        Step { ticket: Ticket(self.tickets), name, what }
+    }
+
+    fn meta_step(&mut self, name: StepName, what: What) -> Vec<Step> {
+        let step = self.step(name, what);
+        self.meta = Some((step.ticket, name));
+        vec![step]
+    }
+
+    fn swap(&mut self, name: StepName, record: MoveRecord) -> Vec<Step> {
+        let version = self.version;
+        self.meta_step(name, What::Swap { record: Box::new(record), version })
+    }
+
+    /// A call about a unit, unless the same is under way or has just failed.
+    fn call(&mut self, name: StepName, at: UnitAt, now: Duration, steps: &mut Vec<Step>) {
+        let Some(state) = self.units.get(&at) else { return };
+        if now < state.retry_at || self.calls.values().any(|call| *call == (name, at)) {
+            return;
+        }
+        let leg = &self.record.legs[at.leg];
+        let call = UnitCall {
+            at,
+            unit: leg.transfers[at.transfer].unit.clone(),
+            term: self.record.term,
+            owner: leg.owner(),
+            follower: leg.follower(),
+            final_revision: state.frozen.unwrap_or(Revision::ZERO),
+            epoch: leg.epoch.unwrap_or(Epoch(0)),
+        };
+        let step = self.step(name, What::Unit(call));
+        self.calls.insert(step.ticket, (name, at));
+        steps.push(step);
+    }
+
+    fn next_record(&self) -> MoveRecord {
+        MoveRecord { term: Term(self.record.term.0 + 1), ..self.record.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

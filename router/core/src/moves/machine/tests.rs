@@ -1,0 +1,329 @@
+use kindred_partition_config::{
+    ids::{Epoch, MoveId, StoreName},
+    map::StoreIdx,
+    parse::parse_config,
+    state::ClusterState,
+};
+
+use super::*;
+
+/// A move of pods, on b from "m" on, to c: two legs, the first with two units.
+fn record() -> MoveRecord {
+    let config = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}, {name: c, slot: 3}]\npartitions:\n\
+        - {metadata: {name: p}, resource: pods, serviceGroupId: a, rangeEnd: m, isRangeEndValid: true}\n\
+        - {metadata: {name: q}, resource: pods, serviceGroupId: b, rangeStart: m, isRangeStartValid: true}\n";
+    let state = ClusterState::bootstrap(&parse_config(config).unwrap()).unwrap();
+    let change = state.move_kind("pods", &StoreName("c".to_owned())).unwrap();
+    MoveRecord::new(MoveId(7), &change.transfers).unwrap()
+}
+
+/// A machine, and a world in which every step is done at once unless told otherwise.
+struct Bench {
+    machine: Machine,
+    record: MoveRecord,
+    version: i64,
+    now: Duration,
+    /// What was begun, meta steps and calls, with the leg of calls.
+    log: Vec<String>,
+    answers: Box<dyn Fn(StepName) -> Option<Answer>>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::with(record())
+    }
+
+    fn with(record: MoveRecord) -> Self {
+        let machine = Machine::new("r1.1".to_owned(), Settings::default(), record.clone(), 1);
+        Self {
+            machine,
+            record,
+            version: 1,
+            now: Duration::ZERO,
+            log: Vec::new(),
+            answers: Box::new(|_| None),
+        }
+    }
+
+    fn run(&mut self, step: &Step) -> Answer {
+        let swapped =
+            |bench: &Self| Answer::Swapped { record: Box::new(bench.record.clone()), version: bench.version };
+        match &step.what {
+            What::Read => Answer::Record { record: Box::new(self.record.clone()), version: self.version },
+            What::Swap { version, .. } | What::Decide { version, .. } if *version != self.version => {
+                Answer::Conflict
+            }
+            What::Swap { record, .. } => {
+                self.record = (**record).clone();
+                self.version += 1;
+                swapped(self)
+            }
+            What::Decide { record, leg, .. } => {
+                self.record = record.decided(*leg, Epoch(10 + self.version as u64));
+                self.version += 1;
+                swapped(self)
+            }
+            What::Unit(_) => match step.name {
+                StepName::Freeze => Answer::Frozen { final_revision: Revision(100) },
+                StepName::Tail | StepName::ReverseTail => Answer::Followed { lag: Duration::ZERO },
+                _ => Answer::Done,
+            },
+        }
+    }
+
+    /// Polls and answers until `until`, or for so long.
+    fn go(&mut self, time: Duration, until: impl Fn(&MoveRecord) -> bool) {
+        let end = self.now + time;
+        while self.now < end && !until(&self.record) && self.machine.status() == Status::Running {
+            let steps = self.machine.poll(self.now);
+            for step in steps {
+                let text = match &step.what {
+                    What::Unit(call) => {
+                        format!("{} {}.{}", step.name.as_str(), call.at.leg, call.at.transfer)
+                    }
+                    _ => step.name.as_str().to_owned(),
+                };
+                if !matches!(step.name, StepName::Tail | StepName::ReverseTail) {
+                    self.log.push(text);
+                }
+                let answer = match (self.answers)(step.name) {
+                    Some(answer) => answer,
+                    None => self.run(&step),
+                };
+                self.machine.answer(step.ticket, answer, self.now);
+            }
+            self.now += TICK;
+        }
+    }
+
+    fn to(&mut self, phase: Phase) {
+        self.go(Duration::from_secs(60), |record| record.phase == phase);
+        assert_eq!(self.record.phase, phase, "{:?}", self.log);
+    }
+
+    fn count(&self, text: &str) -> usize {
+        self.log.iter().filter(|line| line.starts_with(text)).count()
+    }
+}
+
+#[test]
+fn from_the_first_step_to_the_last() {
+    let mut bench = Bench::new();
+    bench.to(Phase::Switched);
+    assert_eq!(bench.log[..4], ["take-term", "track 0.0", "track 0.1", "track 1.0"].map(str::to_owned));
+    let from = bench.log.iter().position(|line| line == "begin-switch").unwrap();
+    // One leg after the other, and nothing of the second before the first is open.
+    assert_eq!(
+        bench.log[from..],
+        [
+            "begin-switch",
+            "freeze 0.0",
+            "freeze 0.1",
+            "import-last 0.0",
+            "import-last 0.1",
+            "seal 0.0",
+            "seal 0.1",
+            "decide",
+            "release 0.0",
+            "open 0.0",
+            "release 0.1",
+            "open 0.1",
+            "advance",
+            "track 0.0",
+            "track 0.1",
+            "begin-switch",
+            "freeze 1.0",
+            "import-last 1.0",
+            "seal 1.0",
+            "decide",
+        ]
+    );
+    assert!(bench.record.legs.iter().all(|leg| leg.moved && leg.owner() == StoreIdx(2)));
+    bench.machine.request(Request::Complete).unwrap();
+    bench.to(Phase::Done);
+    assert_eq!((bench.count("open"), bench.count("drop"), bench.count("forget")), (3, 3, 3));
+    assert_eq!(
+        bench.machine.request(Request::Abort).unwrap_err().to_string(),
+        "the move is over: begin another one"
+    );
+}
+
+#[test]
+fn the_way_back_closes_by_itself() {
+    let mut bench = Bench::new();
+    bench.to(Phase::Switched);
+    let window = Settings::default().reverse_window;
+    bench.go(window - Duration::from_secs(1), |record| record.phase != Phase::Switched);
+    assert_eq!(bench.record.phase, Phase::Switched);
+    bench.to(Phase::Done);
+}
+
+#[test]
+fn back_and_there_again() {
+    let mut bench = Bench::new();
+    bench.to(Phase::Switched);
+    assert!(
+        matches!(bench.machine.request(Request::Reverse), Err(Refusal::NoWayBack { .. })),
+        "it does not follow yet"
+    );
+    bench.go(Duration::from_secs(1), |_| false);
+    bench.machine.request(Request::Reverse).unwrap();
+    assert_eq!(bench.machine.request(Request::Reverse), Err(Refusal::Busy));
+    bench.to(Phase::Ready);
+    assert_eq!(bench.record.goal, Goal::Back);
+    bench.to(Phase::Switched);
+    assert!(bench.record.legs.iter().all(|leg| !leg.moved && leg.epoch.is_some()));
+    bench.go(Duration::from_secs(1), |_| false);
+    bench.machine.request(Request::Reverse).unwrap();
+    bench.to(Phase::CatchingUp);
+    bench.to(Phase::Switched);
+    assert!(bench.record.legs.iter().all(|leg| leg.moved));
+    assert_eq!(bench.record.attempts, 6);
+}
+
+#[test]
+fn a_follower_that_lost_its_copy_is_no_way_back() {
+    let mut bench = Bench::new();
+    bench.to(Phase::Switched);
+    let lost = |name| {
+        let lost = Answer::Lost { reason: "restarted".to_owned() };
+        matches!(name, StepName::ReverseTail | StepName::Copy).then_some(lost)
+    };
+    bench.answers = Box::new(lost);
+    bench.go(Duration::from_secs(1), |_| false);
+    assert!(matches!(bench.machine.request(Request::Reverse), Err(Refusal::NoWayBack { .. })));
+    // It is copied again, and then there is one.
+    bench.answers = Box::new(|_| None);
+    bench.go(Duration::from_secs(1), |_| false);
+    assert_eq!(bench.machine.request(Request::Reverse), Ok(()));
+}
+
+#[test]
+fn an_attempt_that_takes_too_long_is_given_up_first_and_unfrozen_then() {
+    let mut bench = Bench::new();
+    bench.answers = Box::new(|name| {
+        (name == StepName::Seal).then(|| Answer::Failed { reason: "unreachable".to_owned() })
+    });
+    bench.to(Phase::Switching { attempt: 1, leg: 0 });
+    let began = bench.now;
+    bench.go(Duration::from_secs(60), |record| record.phase == Phase::CatchingUp);
+    assert!(bench.now - began <= Duration::from_millis(600), "{:?}", bench.now - began);
+    assert_eq!(bench.record.reason.as_deref(), Some("not decided within 500 ms of the first freeze"));
+    assert_eq!(bench.count("unfreeze"), 0, "not before the abort is written");
+    let term = bench.record.term;
+    bench.answers = Box::new(|_| None);
+    bench.go(Duration::from_secs(60), |record| matches!(record.phase, Phase::Switching { .. }));
+    assert!(bench.now - began >= Settings::default().backoff, "it waits before the next attempt");
+    assert_eq!((bench.count("unfreeze 0"), bench.count("unfreeze 1")), (2, 0));
+    assert!(bench.record.term > term, "every attempt has a term of its own");
+    bench.to(Phase::Switched);
+}
+
+#[test]
+fn aborts() {
+    let mut early = Bench::new();
+    early.to(Phase::Verifying);
+    early.machine.request(Request::Abort).unwrap();
+    early.to(Phase::Aborted);
+    assert_eq!((early.count("drop"), early.count("unfreeze"), early.count("decide")), (3, 0, 0));
+    // What has moved already goes back first.
+    let mut late = Bench::new();
+    late.to(Phase::Switching { attempt: 2, leg: 1 });
+    late.machine.request(Request::Abort).unwrap();
+    late.to(Phase::Aborted);
+    assert!(late.record.legs.iter().all(|leg| !leg.moved));
+    assert_eq!((late.count("decide"), late.count("drop")), (2, 3));
+    let mut switched = Bench::new();
+    switched.to(Phase::Switched);
+    assert!(matches!(
+        switched.machine.request(Request::Abort),
+        Err(Refusal::Phase { phase: "switched", .. })
+    ));
+    // What is different is not switched.
+    let mut different = Bench::new();
+    different.answers =
+        Box::new(|name| (name == StepName::Verify).then(|| Answer::Different { reason: "key x".to_owned() }));
+    different.to(Phase::Aborted);
+    assert_eq!((different.record.reason.as_deref(), different.count("begin-switch")), (Some("key x"), 0));
+}
+
+#[test]
+fn who_takes_over_gives_up_what_was_not_decided_and_finishes_what_was() {
+    let mut first = Bench::new();
+    first.to(Phase::Switching { attempt: 1, leg: 0 });
+    let mut undecided = Bench::with(first.record.clone());
+    undecided.machine = Machine::new("r2.1".to_owned(), Settings::default(), first.record.clone(), 1);
+    undecided.go(Duration::from_millis(30), |_| false);
+    assert_eq!(undecided.log[0], "take-term");
+    assert!(!matches!(undecided.record.phase, Phase::Switching { .. }));
+    assert_eq!(undecided.count("unfreeze"), 3);
+    undecided.to(Phase::Switched);
+
+    let mut first = Bench::new();
+    first.to(Phase::Switched);
+    let mut decided = Bench::with(first.record.clone());
+    decided.machine = Machine::new("r2.1".to_owned(), Settings::default(), first.record, 1);
+    decided.go(Duration::from_millis(50), |_| false);
+    assert_eq!((decided.count("release"), decided.count("open")), (3, 3));
+}
+
+#[test]
+fn who_was_taken_over_stops() {
+    let mut bench = Bench::new();
+    bench.to(Phase::Copying);
+    bench.go(Duration::from_millis(20), |_| false);
+    bench.record.coordinator = "r2.1".to_owned();
+    bench.record.term.0 += 1;
+    bench.version += 1;
+    bench.go(Duration::from_secs(5), |_| false);
+    assert_eq!(bench.machine.status(), Status::Fenced);
+    assert_eq!(bench.machine.poll(bench.now), []);
+}
+
+#[test]
+fn an_answer_that_was_lost_is_found_out_by_reading() {
+    let mut bench = Bench::new();
+    bench.to(Phase::Switching { attempt: 1, leg: 0 });
+    bench.go(Duration::from_millis(60), |_| false);
+    // The decision is written, but nobody says so.
+    let mut lost = Bench::with(bench.record.clone());
+    lost.machine = Machine::new("r2.1".to_owned(), Settings::default(), bench.record.clone(), 1);
+    lost.to(Phase::Ready);
+    let steps = loop {
+        lost.now += TICK;
+        let steps = lost.machine.poll(lost.now);
+        if steps.iter().any(|step| step.name == StepName::Decide) {
+            break steps;
+        }
+        for step in steps {
+            let answer = lost.run(&step);
+            lost.machine.answer(step.ticket, answer, lost.now);
+        }
+    };
+    for step in steps {
+        let answer = lost.run(&step);
+        let unknown = Answer::Failed { reason: "timeout".to_owned() };
+        let answer = if step.name == StepName::Decide { unknown } else { answer };
+        lost.machine.answer(step.ticket, answer, lost.now);
+    }
+    lost.log.clear();
+    lost.go(Duration::from_millis(300), |_| false);
+    assert_eq!((lost.log[0].as_str(), lost.count("cancel-attempt")), ("read", 0));
+    assert!(lost.count("open") > 0);
+}
+
+#[test]
+fn records_as_text() {
+    let mut bench = Bench::new();
+    bench.to(Phase::Switching { attempt: 2, leg: 1 });
+    let text = String::from_utf8(bench.record.to_json()).unwrap();
+    assert_eq!(MoveRecord::from_json(text.as_bytes()), Ok(bench.record.clone()));
+    assert!(text.contains(r#""phase":{"switching":{"attempt":2,"leg":1}}"#), "{text}");
+    for (from, to) in
+        [(r#""version":1"#, r#""version":2"#), (r#""term""#, r#""trem""#), (r#""leg":1"#, r#""leg":2"#)]
+    {
+        assert!(MoveRecord::from_json(text.replace(from, to).as_bytes()).is_err(), "{to}");
+    }
+    let names: std::collections::BTreeSet<_> = StepName::ALL.iter().map(|name| name.as_str()).collect();
+    assert_eq!(names.len(), StepName::ALL.len());
+}

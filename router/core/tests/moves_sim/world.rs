@@ -1,0 +1,624 @@
+//! Two routers, three stores, a meta store, clients, and a network that delays, repeats and loses; all of it from a seed.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kindred_partition_config::{
+    ids::{Epoch, MoveId, Revision, StoreName, Term},
+    parse::parse_config,
+    state::{Change, ClusterState, ConfigChange},
+};
+use kindred_router_core::moves::{
+    machine::{Machine, Request, Settings, Status, TICK},
+    record::MoveRecord,
+    step::{Answer, Step, StepName, Ticket, UnitAt, UnitCall, What},
+};
+
+use crate::{
+    Mutation,
+    invariants::{Broken, Watcher},
+    shard::{Export, Shard},
+};
+
+/// Until then routers crash and stall, calls go astray, and operators change their minds.
+const TROUBLE_MS: u64 = 15_000;
+/// A call that was not answered by then has failed for the one who asked.
+const DEADLINE_MS: u64 = 1_000;
+/// How late a call can still arrive.
+const LATEST_MS: u64 = 4_000;
+/// A coordinator that was not heard of for so long may be replaced.
+const LEASE_MS: u64 = 3_000;
+/// Nothing goes on for longer.
+const HORIZON_MS: u64 = 120_000;
+const CLIENTS: usize = 3;
+const KEYS: [&str; 6] = ["a", "c", "e", "m", "p", "x"];
+
+/// SplitMix64.
+pub struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// A call of a step, to one process.
+#[derive(Debug, Clone)]
+enum Call {
+    Meta(What),
+    Store { store: usize, name: StepName },
+    Through,
+    Export { after: Option<i64> },
+    Import(Export),
+    Verify(Export),
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Tick(usize),
+    Elect,
+    Arrive { from: Asker, sent: Box<(Step, Call)>, wanted: bool },
+    Reply { to: Asker, ticket: Ticket, reply: Reply },
+    Deadline { of: Asker, ticket: Ticket },
+    MapOf(usize),
+    Crash,
+    Operate,
+    Client(usize),
+    Again { client: usize, op: Op },
+    AtStore { client: usize, op: Op, store: usize },
+    Back { client: usize, op: Op, outcome: Option<Option<i64>> },
+}
+
+/// A router and its incarnation.
+type Asker = (usize, u64);
+
+#[derive(Debug, Clone)]
+enum Reply {
+    Answer(Answer),
+    Through(Option<i64>),
+    Exported(Option<Export>),
+}
+
+#[derive(Debug, Clone)]
+struct Op {
+    key: String,
+    /// The value to write, and the revision that the key must have.
+    write: Option<(u64, Option<i64>)>,
+    router: usize,
+    /// What was acknowledged before it began.
+    floor: i64,
+    until: u64,
+}
+
+struct Router {
+    incarnation: u64,
+    state: ClusterState,
+    machine: Option<Machine>,
+    open: BTreeMap<Ticket, (Step, Option<i64>)>,
+    stalled_until: u64,
+    /// Which of all takeovers its last one was.
+    reign: u64,
+}
+
+struct Meta {
+    record: MoveRecord,
+    version: i64,
+    state: ClusterState,
+}
+
+/// What a run did.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counts {
+    pub events: u64,
+    pub writes: u64,
+    pub reads: u64,
+    pub refusals: u64,
+    pub switches: u64,
+    pub cancelled: u64,
+    pub takeovers: u64,
+    pub fenced: u64,
+    pub done: u64,
+    pub aborted: u64,
+    pub reversed: u64,
+}
+
+pub struct World {
+    now: u64,
+    sequence: u64,
+    random: Random,
+    queue: BTreeMap<(u64, u64), Event>,
+    meta: Meta,
+    shards: Vec<Shard>,
+    routers: Vec<Router>,
+    heard_at: u64,
+    seen: BTreeMap<String, i64>,
+    values: u64,
+    over_at: Option<u64>,
+    mutation: Option<Mutation>,
+    watcher: Watcher,
+    pub counts: Counts,
+}
+
+fn store(name: &str) -> StoreName {
+    StoreName(name.to_owned())
+}
+
+/// The change that is the move.
+fn scenario(random: &mut Random) -> Change {
+    let partitions = match random.below(3) {
+        0 => "- {metadata: {name: p}, resource: pods, serviceGroupId: a}",
+        1 => {
+            "- {metadata: {name: p}, resource: pods, serviceGroupId: a, rangeEnd: d, isRangeEndValid: true}\n\
+             - {metadata: {name: q}, resource: pods, serviceGroupId: b, rangeStart: d, isRangeStartValid: true}"
+        }
+        _ => "- {metadata: {name: p}, resource: pods, ring: {stores: [a, b]}}",
+    };
+    let text = format!(
+        "default: a\nstores: [{{name: a, slot: 1}}, {{name: b, slot: 2}}, {{name: c, slot: 3}}]\npartitions:\n{partitions}\n"
+    );
+    let state = ClusterState::bootstrap(&parse_config(&text).unwrap()).unwrap();
+    let mut wider = state.configs[0].clone();
+    wider.ring = Some(kindred_partition_config::model::RingConfig {
+        stores: vec![store("a"), store("b"), store("c")],
+    });
+    wider.service_group_id = None;
+    let change = match random.below(4) {
+        0 => state.split("pods", "n", &store("c")),
+        1 => state.apply_configs(&[ConfigChange::Update(wider)]),
+        _ => state.move_kind("pods", &store("c")),
+    };
+    change.unwrap()
+}
+
+impl World {
+    pub fn new(seed: u64, mutation: Option<Mutation>) -> Self {
+        let mut random = Random(seed);
+        let change = scenario(&mut random);
+        let record = MoveRecord::new(MoveId(1), &change.transfers).unwrap();
+        let state = change.state;
+        let shards = (1..=3)
+            .map(|slot| Shard::new(slot, i64::try_from(random.below(8_000)).unwrap() - 4_000, mutation));
+        let router = || Router {
+            incarnation: 0,
+            state: state.clone(),
+            machine: None,
+            open: BTreeMap::new(),
+            stalled_until: 0,
+            reign: 0,
+        };
+        let mut world = Self {
+            now: 0,
+            sequence: 0,
+            queue: BTreeMap::new(),
+            routers: vec![router(), router()],
+            shards: shards.collect(),
+            meta: Meta { record, version: 1, state },
+            heard_at: 0,
+            seen: BTreeMap::new(),
+            values: 0,
+            over_at: None,
+            mutation,
+            watcher: Watcher::default(),
+            counts: Counts::default(),
+            random,
+        };
+        world.after(0, Event::Elect);
+        for client in 0..CLIENTS {
+            world.after(client as u64, Event::Client(client));
+        }
+        for _ in 0..world.random.below(4) {
+            let at = world.random.below(TROUBLE_MS);
+            world.after(at, Event::Crash);
+        }
+        for _ in 0..world.random.below(3) {
+            let at = world.random.below(TROUBLE_MS);
+            world.after(at, Event::Operate);
+        }
+        world
+    }
+
+    fn after(&mut self, delay: u64, event: Event) {
+        self.sequence += 1;
+        self.queue.insert((self.now + delay, self.sequence), event);
+    }
+
+    fn is_trouble(&self) -> bool {
+        self.now < TROUBLE_MS
+    }
+
+    /// How long a message takes: mostly little.
+    fn delay(&mut self) -> u64 {
+        match self.is_trouble() && self.random.one_in(25) {
+            true => 1 + self.random.below(LATEST_MS),
+            false => 1 + self.random.below(12),
+        }
+    }
+
+    /// Runs to the end.
+    pub fn run(&mut self) -> Result<(), Broken> {
+        while let Some(((at, _), event)) = self.queue.pop_first() {
+            self.now = at;
+            self.counts.events += 1;
+            self.step(event)?;
+            self.watcher.no_lock_is_left(&self.shards, self.now)?;
+            // Everything that was delayed has arrived by then.
+            if self.over_at.is_some_and(|over| self.now > over.max(TROUBLE_MS) + 2 * LATEST_MS)
+                || self.now > HORIZON_MS
+            {
+                break;
+            }
+        }
+        self.watcher.at_the_end(&self.shards, &self.meta.record, &self.meta.state)
+    }
+
+    fn step(&mut self, event: Event) -> Result<(), Broken> {
+        match event {
+            Event::Tick(router) => self.tick(router),
+            Event::Elect => self.elect(),
+            Event::Arrive { from, sent, wanted } => self.arrive(from, &sent.0, sent.1, wanted),
+            Event::Reply { to, ticket, reply } => self.reply(to, ticket, reply),
+            Event::Deadline { of, ticket } => {
+                let failed = Answer::Failed { reason: "deadline".to_owned() };
+                self.reply(of, ticket, Reply::Answer(failed));
+            }
+            Event::MapOf(router) => self.routers[router].state = self.meta.state.clone(),
+            Event::Crash => {
+                let router = self.random.below(2) as usize;
+                match self.random.one_in(2) {
+                    true => self.crash(router),
+                    false => self.routers[router].stalled_until = self.now + self.random.below(2 * LEASE_MS),
+                }
+            }
+            Event::Operate => {
+                let request =
+                    [Request::Abort, Request::Reverse, Request::Complete][self.random.below(3) as usize];
+                for router in &mut self.routers {
+                    if let Some(machine) = &mut router.machine {
+                        // Refused where it makes no sense.
+                        let _ = machine.request(request);
+                    }
+                }
+            }
+            Event::Client(client) => self.begin(client),
+            // By whatever map the router has by then.
+            Event::Again { client, op } => self.send_op(client, op),
+            Event::AtStore { client, op, store } => self.at_store(client, op, store)?,
+            Event::Back { client, op, outcome } => self.back(client, op, outcome)?,
+        }
+        Ok(())
+    }
+
+    fn crash(&mut self, router: usize) {
+        let router = &mut self.routers[router];
+        router.incarnation += 1;
+        router.machine = None;
+        router.open.clear();
+        // It begins with whatever map it has on its disk.
+    }
+
+    /// Lets a router coordinate when none was heard of for the time of a lease.
+    fn elect(&mut self) {
+        if self.over_at.is_none() {
+            let idle = self.routers.iter().all(|router| router.machine.is_none());
+            let router = self.random.below(2) as usize;
+            let free = self.counts.takeovers == 0 || self.now >= self.heard_at + LEASE_MS;
+            if (free || idle && self.random.one_in(4)) && self.routers[router].stalled_until <= self.now {
+                self.counts.takeovers += 1;
+                self.heard_at = self.now;
+                self.routers[router].reign = self.counts.takeovers;
+                self.routers[router].incarnation += 1;
+                self.routers[router].open.clear();
+                let me = format!("{router}.{}", self.routers[router].incarnation);
+                let settings = Settings {
+                    follow_every: Duration::from_millis(300),
+                    reverse_window: Duration::from_millis(1 + self.random.below(6_000)),
+                    ..Settings::default()
+                };
+                let meta = &self.meta;
+                self.routers[router].machine =
+                    Some(Machine::new(me, settings, meta.record.clone(), meta.version));
+                self.after(0, Event::Tick(router));
+            }
+            self.after(500, Event::Elect);
+        }
+    }
+
+    fn tick(&mut self, router: usize) {
+        self.poll(router);
+        if self.routers[router].machine.is_some() {
+            self.after(2 * TICK.as_millis() as u64, Event::Tick(router));
+        }
+    }
+
+    fn poll(&mut self, at: usize) {
+        let now = Duration::from_millis(self.now);
+        let router = &mut self.routers[at];
+        if router.stalled_until > self.now {
+            return;
+        }
+        let Some(machine) = &mut router.machine else { return };
+        let steps = machine.poll(now);
+        match machine.status() {
+            Status::Running => self.heard_at = self.now,
+            Status::Fenced => {
+                self.counts.fenced += 1;
+                router.machine = None;
+            }
+            Status::Over => {
+                router.machine = None;
+                if self.over_at.is_none() && self.meta.record.phase.is_over() {
+                    self.over_at = Some(self.now);
+                }
+            }
+        }
+        for mut step in steps {
+            if let (Some(Mutation::AttemptsShareATerm), What::Unit(call)) = (self.mutation, &mut step.what) {
+                call.term = Term(self.routers[at].reign);
+            }
+            let asker = (at, self.routers[at].incarnation);
+            self.routers[at].open.insert(step.ticket, (step.clone(), None));
+            self.after(DEADLINE_MS, Event::Deadline { of: asker, ticket: step.ticket });
+            if self.mutation == Some(Mutation::UnfreezeFirst) && step.name == StepName::CancelAttempt {
+                self.unfreeze_all();
+            }
+            let call = match (&step.what, step.name) {
+                (
+                    What::Unit(_),
+                    StepName::Copy | StepName::Tail | StepName::ReverseTail | StepName::ImportLast,
+                ) => Call::Through,
+                (What::Unit(_), StepName::Verify) => Call::Export { after: None },
+                (What::Unit(call), name) => {
+                    let at_follower = matches!(name, StepName::Seal | StepName::Release | StepName::Drop);
+                    let store = if at_follower { call.follower } else { call.owner };
+                    Call::Store { store: usize::from(store.0), name }
+                }
+                (what, _) => Call::Meta(what.clone()),
+            };
+            self.send(asker, step, call);
+        }
+    }
+
+    fn unfreeze_all(&mut self) {
+        let record = self.meta.record.clone();
+        for leg in &record.legs {
+            for transfer in &leg.transfers {
+                let call = UnitCall {
+                    at: UnitAt { leg: 0, transfer: 0 },
+                    unit: transfer.unit.clone(),
+                    term: record.term,
+                    owner: leg.owner(),
+                    follower: leg.follower(),
+                    final_revision: Revision::ZERO,
+                    epoch: Epoch(0),
+                };
+                let _ = self.shards[usize::from(leg.owner().0)].call(StepName::Unfreeze, &call, self.now);
+            }
+        }
+    }
+
+    fn send(&mut self, from: Asker, step: Step, call: Call) {
+        let sent = Box::new((step, call));
+        let lost = self.is_trouble() && self.random.one_in(40);
+        if !lost {
+            let delay = self.delay();
+            self.after(delay, Event::Arrive { from, sent: sent.clone(), wanted: true });
+        }
+        if self.is_trouble() && self.random.one_in(20) {
+            let delay = 1 + self.random.below(LATEST_MS);
+            self.after(delay, Event::Arrive { from, sent, wanted: false });
+        }
+    }
+
+    fn arrive(&mut self, from: Asker, step: &Step, call: Call, wanted: bool) {
+        let reply = match (call, &step.what) {
+            (Call::Meta(what), _) => Reply::Answer(self.at_meta(what)),
+            (Call::Store { store, name }, What::Unit(unit)) => {
+                Reply::Answer(self.shards[store].call(name, unit, self.now))
+            }
+            (call, What::Unit(unit)) => {
+                let (owner, follower) = (usize::from(unit.owner.0), usize::from(unit.follower.0));
+                let at = if matches!(call, Call::Export { .. }) { owner } else { follower };
+                match (self.shards[at].admits(unit.term), call) {
+                    (false, _) => Reply::Answer(Answer::Stale),
+                    (true, Call::Through) => Reply::Through(self.shards[at].through(&unit.unit)),
+                    (true, Call::Export { after }) => {
+                        Reply::Exported(self.shards[at].export(&unit.unit, after))
+                    }
+                    (true, Call::Import(export)) => {
+                        Reply::Answer(self.shards[at].import(&unit.unit, &export))
+                    }
+                    (true, Call::Verify(export)) => {
+                        Reply::Answer(self.shards[at].verify(&unit.unit, &export))
+                    }
+                    (true, Call::Meta(_) | Call::Store { .. }) => return,
+                }
+            }
+            _ => return,
+        };
+        if wanted && !(self.is_trouble() && self.random.one_in(40)) {
+            let delay = self.delay();
+            self.after(delay, Event::Reply { to: from, ticket: step.ticket, reply });
+        }
+    }
+
+    /// The next call of the step, or its answer.
+    fn reply(&mut self, to: Asker, ticket: Ticket, reply: Reply) {
+        let router = &mut self.routers[to.0];
+        if router.incarnation != to.1 {
+            return;
+        }
+        let Some((step, through)) = router.open.get_mut(&ticket) else { return };
+        let What::Unit(unit) = &step.what else {
+            let Reply::Answer(answer) = reply else { return };
+            return self.answer(to, ticket, answer);
+        };
+        let call = match (reply, step.name) {
+            (Reply::Answer(answer), name) => {
+                let followed =
+                    matches!(name, StepName::Tail | StepName::ReverseTail) && answer == Answer::Done;
+                let answer =
+                    if followed { Answer::Followed { lag: Duration::from_millis(10) } } else { answer };
+                return self.answer(to, ticket, answer);
+            }
+            (Reply::Through(Some(_)), StepName::Copy) => return self.answer(to, ticket, Answer::Done),
+            (Reply::Through(None), StepName::Copy) => Call::Export { after: None },
+            (Reply::Through(None), _) => {
+                return self.answer(to, ticket, Answer::Lost { reason: "no copy".to_owned() });
+            }
+            (Reply::Through(Some(at)), StepName::ImportLast) if at >= unit.final_revision.get() => {
+                return self.answer(to, ticket, Answer::Done);
+            }
+            (Reply::Through(Some(at)), _) => {
+                *through = Some(at);
+                Call::Export { after: Some(at) }
+            }
+            (Reply::Exported(None), _) => {
+                return self.answer(to, ticket, Answer::Failed { reason: "not the owner".to_owned() });
+            }
+            (Reply::Exported(Some(export)), StepName::Verify) => Call::Verify(export),
+            (Reply::Exported(Some(export)), _) => Call::Import(export),
+        };
+        let step = step.clone();
+        self.send(to, step, call);
+    }
+
+    fn answer(&mut self, to: Asker, ticket: Ticket, answer: Answer) {
+        let router = &mut self.routers[to.0];
+        if router.open.remove(&ticket).is_none() {
+            return;
+        }
+        if let Some(machine) = &mut router.machine {
+            machine.answer(ticket, answer, Duration::from_millis(self.now));
+        }
+        self.poll(to.0);
+    }
+
+    fn at_meta(&mut self, what: What) -> Answer {
+        let meta = &mut self.meta;
+        let unguarded = self.mutation == Some(Mutation::DecideUnguarded);
+        match what {
+            What::Read => {
+                return Answer::Record { record: Box::new(meta.record.clone()), version: meta.version };
+            }
+            What::Swap { version, .. } if version != meta.version => return Answer::Conflict,
+            What::Decide { version, .. } if version != meta.version && !unguarded => return Answer::Conflict,
+            What::Swap { record, .. } => {
+                self.counts.cancelled +=
+                    u64::from(record.attempts > 0 && record.reason != meta.record.reason);
+                self.counts.reversed += u64::from(record.goal != meta.record.goal);
+                meta.record = *record;
+            }
+            What::Decide { record, leg, .. } => {
+                match meta.state.with_transfers(&record.legs[leg].next_transfers()) {
+                    Err(error) => return Answer::Refused { reason: error.to_string() },
+                    Ok(state) => {
+                        meta.record = record.decided(leg, state.generation);
+                        meta.state = state;
+                        self.counts.switches += 1;
+                        for router in 0..2 {
+                            let slow = self.random.one_in(4);
+                            let delay = 1 + self.random.below(if slow { 5_000 } else { 30 });
+                            self.after(delay, Event::MapOf(router));
+                        }
+                    }
+                }
+            }
+            What::Unit(_) => return Answer::Conflict,
+        }
+        self.meta.version += 1;
+        if self.meta.record.phase.is_over() && self.over_at.is_none() {
+            self.over_at = Some(self.now);
+            let done = self.meta.record.phase == kindred_router_core::moves::record::Phase::Done;
+            self.counts.done += u64::from(done);
+            self.counts.aborted += u64::from(!done);
+        }
+        Answer::Swapped { record: Box::new(self.meta.record.clone()), version: self.meta.version }
+    }
+
+    fn begin(&mut self, client: usize) {
+        if self.over_at.is_some_and(|over| self.now > over.max(TROUBLE_MS) + LATEST_MS) {
+            return;
+        }
+        let name = KEYS[self.random.below(KEYS.len() as u64) as usize];
+        let key = format!("/registry/pods/{name}");
+        let write = self.random.below(10) < 6;
+        self.values += 1;
+        let guarded = self.random.one_in(2);
+        let expected = if guarded { Some(self.seen.get(&key).copied().unwrap_or(0)) } else { None };
+        let op = Op {
+            floor: self.watcher.acknowledged(&key),
+            write: write.then_some((self.values, expected)),
+            router: self.random.below(2) as usize,
+            until: self.now + 5_000,
+            key,
+        };
+        self.send_op(client, op);
+    }
+
+    fn send_op(&mut self, client: usize, op: Op) {
+        let store = usize::from(self.routers[op.router].state.map.store_of(op.key.as_bytes()).0);
+        let delay = self.delay();
+        self.after(delay, Event::AtStore { client, op, store });
+    }
+
+    fn at_store(&mut self, client: usize, op: Op, store: usize) -> Result<(), Broken> {
+        let shard = &mut self.shards[store];
+        let outcome = if shard.serves(&op.key, op.write.is_some()) {
+            let current = shard.current(&op.key).map_or(0, |(at, _)| at);
+            Some(match op.write {
+                Some((value, expected)) if expected.is_none_or(|expected| expected == current) => {
+                    let at = shard.write(&op.key, value, self.now);
+                    self.watcher.accepted(&op.key, store, at, value, &self.meta.state)?;
+                    self.counts.writes += 1;
+                    Some(at)
+                }
+                Some(_) => None,
+                None => Some(current),
+            })
+        } else {
+            None
+        };
+        let delay = self.delay();
+        self.after(delay, Event::Back { client, op, outcome });
+        Ok(())
+    }
+
+    fn back(&mut self, client: usize, op: Op, outcome: Option<Option<i64>>) -> Result<(), Broken> {
+        match outcome {
+            None => {
+                self.counts.refusals += 1;
+                if self.now < op.until {
+                    let wait = 5 + self.random.below(40);
+                    self.after(wait, Event::Again { client, op });
+                    return Ok(());
+                }
+            }
+            Some(at) => {
+                if let Some(at) = at {
+                    self.seen.insert(op.key.clone(), at);
+                }
+                match op.write {
+                    Some(_) => at.into_iter().for_each(|at| self.watcher.acknowledge(&op.key, at)),
+                    None => {
+                        self.counts.reads += 1;
+                        self.watcher.a_read_sees_what_was_acknowledged(&op.key, op.floor, at.unwrap_or(0))?;
+                    }
+                }
+            }
+        }
+        let think = 40 + self.random.below(300);
+        self.after(think, Event::Client(client));
+        Ok(())
+    }
+}
