@@ -17,6 +17,7 @@ use tonic::Status;
 use crate::feeds::{self, Feeds};
 use crate::hold::Hold;
 use crate::leases::Leases;
+use crate::meta::Cluster;
 use crate::metrics::Metrics;
 use crate::stores::Stores;
 use kindred_router_core::routes::Routes;
@@ -84,6 +85,8 @@ pub struct App {
     pub hold: Hold,
     /// The stores.
     pub stores: Stores,
+    /// The state of the cluster and where it comes from.
+    pub cluster: Cluster,
     /// Who this router is.
     pub identity: Identity,
     /// The header patch of this router, encoded.
@@ -111,6 +114,7 @@ impl App {
     pub fn new(
         routes: Routes,
         stores: Stores,
+        cluster: Cluster,
         identity: Identity,
         scope: RevisionScope,
         drain: Drain,
@@ -125,6 +129,7 @@ impl App {
             metrics: Metrics::new(),
             feeds: Feeds::new(stores.clone(), feeds, drain.killed()),
             stores,
+            cluster,
             identity,
             header_tail,
             leases: Leases::default(),
@@ -202,10 +207,21 @@ mod tests {
     async fn who_waits_hears_of_a_newer_map_and_an_older_one_is_not_taken() {
         let stores =
             Stores::new(Connector::default(), StoreIx(0), kindred_transport::clock::WallClock::System);
+        let config =
+            kindred_partition_config::parse::parse_config(kindred_partition_config::parse::DEFAULT_CONFIG);
+        let state = kindred_partition_config::state::ClusterState::bootstrap(&config.unwrap()).unwrap();
+        let cluster = Cluster::new(state, None);
         let identity = Identity { cluster_id: 1, member_id: 1, name: String::new(), client_urls: Vec::new() };
         let drain = Drain::new(Duration::ZERO);
-        let app =
-            App::new(routes(1), stores, identity, RevisionScope::Kind, drain, feeds::Options::default());
+        let app = App::new(
+            routes(1),
+            stores,
+            cluster,
+            identity,
+            RevisionScope::Kind,
+            drain,
+            feeds::Options::default(),
+        );
         let mut known = app.generations();
         let waiting =
             tokio::spawn(async move { known.wait_for(|known| *known > 1).await.map(|known| *known) });

@@ -16,6 +16,7 @@ use kindred_transport::tls::{ClientTls, ServerTls, ServerTlsArgs, StoreTlsArgs};
 use kindred_transport::{Endpoint, ListenAddr};
 
 use crate::feeds;
+use crate::meta::MetaSettings;
 use crate::stores::StoreSpec;
 use kindred_router_core::routes::Routes;
 
@@ -31,7 +32,14 @@ pub struct Args {
     /// Stores and partitions, YAML or JSON [default: one store for each busy Kind, see `default.yaml`].
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where a store of the configuration listens; wins over the file. May be given several times.
+    /// The meta store: any etcd v3 endpoints, comma-separated; the cluster's stores and partitions are kept there, and
+    /// --config is only the first configuration of a cluster whose meta store is empty.
+    #[arg(long, value_name = "URL[,URL]")]
+    pub meta: Option<String>,
+    /// Where the last state of the meta store is kept, for a start while it is away. It wins over --config.
+    #[arg(long, value_name = "FILE", requires = "meta")]
+    pub meta_cache: Option<PathBuf>,
+    /// Where a store listens; wins over the file, and is written to the meta store. May be given several times.
     #[arg(long = "store", value_name = "NAME=URL[,URL]")]
     pub stores: Vec<String>,
     /// What MemberList tells clients to connect to, comma-separated [default: the listen addresses].
@@ -100,6 +108,10 @@ pub struct Settings {
     pub tls: Option<ServerTls>,
     /// TLS towards stores.
     pub store_tls: Option<ClientTls>,
+    /// The meta store; without it the configuration is fixed.
+    pub meta: Option<MetaSettings>,
+    /// The configuration, with the flags over it; with a meta store only the first one of its cluster.
+    pub config: KindredConfig,
     /// The stores, in the order of the map.
     pub stores: Vec<StoreSpec>,
     /// The default store.
@@ -161,8 +173,11 @@ impl Args {
         }
         let tls = errors.keep(self.tls.load());
         let store_tls = errors.keep(self.store_tls.load());
-        let stores = self.file(&mut errors).and_then(|config| placed(&config, &mut errors));
-        if let (true, Some(admin), Some(tls), Some(store_tls), Some((stores, default, routes))) =
+        let meta = self.meta_settings(&mut errors);
+        let stores = self
+            .file(&mut errors)
+            .and_then(|config| Some((placed(&config, meta.is_some(), &mut errors)?, config)));
+        if let (true, Some(admin), Some(tls), Some(store_tls), Some(((stores, default, routes), config))) =
             (errors.0.is_empty(), admin, tls, store_tls, stores)
         {
             return Ok(Settings {
@@ -183,6 +198,8 @@ impl Args {
                 max_request_bytes: self.max_request_bytes,
                 tls,
                 store_tls,
+                meta,
+                config,
                 stores,
                 default,
                 routes,
@@ -192,6 +209,25 @@ impl Args {
             });
         }
         Err(ConfigErrors(errors.0))
+    }
+
+    fn meta_settings(&self, errors: &mut Errors) -> Option<MetaSettings> {
+        let urls = self.meta.as_deref()?;
+        let endpoints: Vec<_> =
+            parts(urls).filter_map(|url| errors.keep(Endpoint::parse_field("--meta", url))).collect();
+        if endpoints.is_empty() {
+            errors.add("--meta: no address; give one such as http://127.0.0.1:2390");
+        }
+        let addresses = self.stores.iter().filter_map(|flag| flag.split_once('='));
+        let addresses = addresses
+            .map(|(name, urls)| (StoreName(name.to_owned()), parts(urls).map(str::to_owned).collect()))
+            .collect();
+        Some(MetaSettings {
+            endpoints,
+            cache: self.meta_cache.clone(),
+            addresses,
+            config: self.config.clone(),
+        })
     }
 
     /// The file, or the embedded default, with the flags over it.
@@ -215,6 +251,8 @@ impl Args {
             };
             match config.stores.iter_mut().find(|store| store.name.0 == name) {
                 Some(store) => store.endpoints = parts(urls).map(str::to_owned).collect(),
+                // The state in the meta store may have it.
+                None if self.meta.is_some() => {}
                 None => {
                     let known: Vec<_> = config.stores.iter().map(|store| store.name.0.as_str()).collect();
                     errors.add(format!(
@@ -234,7 +272,12 @@ fn parts(list: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Stores, default store and map of a configuration; `None` after errors were added.
-fn placed(config: &KindredConfig, errors: &mut Errors) -> Option<(Vec<StoreSpec>, StoreIx, Routes)> {
+/// With a meta store the addresses may come later.
+fn placed(
+    config: &KindredConfig,
+    meta: bool,
+    errors: &mut Errors,
+) -> Option<(Vec<StoreSpec>, StoreIx, Routes)> {
     let validated = match validate(config) {
         Ok(validated) => validated,
         Err(wrong) => {
@@ -245,7 +288,7 @@ fn placed(config: &KindredConfig, errors: &mut Errors) -> Option<(Vec<StoreSpec>
     let mut specs = Vec::new();
     for (i, store) in validated.stores.iter().enumerate() {
         let field = format!("stores[{i}].endpoints");
-        if store.endpoints.is_empty() {
+        if store.endpoints.is_empty() && !meta {
             let name = &store.name;
             errors.add(format!("{field}: store {name} has no address; add one, or give --store {name}=URL"));
         }

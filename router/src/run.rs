@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kindred_partition_config::ids::fnv;
+use kindred_partition_config::state::ClusterState;
 use kindred_proto::etcdserverpb::{
     cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
 };
@@ -16,8 +17,10 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::admin as admin_routes;
 use crate::app::{App, Identity};
-use crate::config::{Args, Settings};
+use crate::config::{Args, ConfigErrors, Settings};
 use crate::endpoint::{auth, cluster, kv, lease, maintenance, refuse, watch};
+use crate::meta::client::MetaClient;
+use crate::meta::{self, Cluster, Meta};
 use crate::metrics as own_metrics;
 use crate::stores::{Stores, background};
 
@@ -110,9 +113,24 @@ pub async fn bind(
         network: settings.network,
         ..ConnectOptions::default()
     });
+    let (cluster, routes) = match settings.meta {
+        None => {
+            let state = ClusterState::bootstrap(&settings.config)
+                .map_err(|errors| ConfigErrors(errors.iter().map(ToString::to_string).collect()))?;
+            (Cluster::new(state, None), settings.routes)
+        }
+        Some(at) => {
+            let client = MetaClient::new(&at.endpoints, &connector)?;
+            let state = meta::start::state(&client, &at, &settings.config).await?;
+            let routes = meta::take::routes(&state).map_err(anyhow::Error::msg)?;
+            (Cluster::new(state, Some(Meta::new(client, at))), routes)
+        }
+    };
     let stores = Stores::new(connector, settings.default, settings.wall_clock);
-    for spec in settings.stores {
-        stores.add(spec)?;
+    if cluster.meta.is_none() {
+        for spec in settings.stores {
+            stores.add(spec)?;
+        }
     }
     let client_urls = if settings.advertise.is_empty() { listen.clone() } else { settings.advertise };
     let identity = Identity {
@@ -122,7 +140,10 @@ pub async fn bind(
         client_urls,
     };
     let app =
-        App::new(settings.routes, stores, identity, settings.revision_scope, drain.clone(), settings.feeds);
+        App::new(routes, stores, cluster, identity, settings.revision_scope, drain.clone(), settings.feeds);
+    if app.cluster.meta.is_some() {
+        app.take(app.cluster.state());
+    }
     start_background(&app, recorder.clone());
     // Clients wait in the listen queue meanwhile: a store that is there is never called unavailable at the start.
     let known = async {
@@ -149,8 +170,10 @@ fn start_background(app: &Arc<App>, recorder: Option<PrometheusHandle>) {
         let killed = app.drain.killed();
         tokio::spawn(async move { killed.run_until_cancelled(task).await });
     };
-    for store in app.stores.iter() {
-        background::start(app, store);
+    match app.cluster.meta.clone() {
+        // Its stores were started as they were taken.
+        Some(meta) => until_stopped(Box::pin(meta::follow::run(app.clone(), meta))),
+        None => app.stores.iter().for_each(|store| background::start(app, store)),
     }
     until_stopped(Box::pin(app.clone().settle_compactions()));
     if let Some(recorder) = recorder {

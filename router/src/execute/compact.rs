@@ -111,6 +111,14 @@ impl App {
         self.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Every shard owes this compaction, as far as this router knows.
+    pub fn owe_all(&self, revision: Revision) {
+        let mut owed = self.lock_owed();
+        for store in self.stores.iter().filter(|store| store.is_shard()) {
+            owed.note(store.index, revision);
+        }
+    }
+
     /// Lets stores that come back catch up with what they owe, for ever.
     pub async fn settle_compactions(self: Arc<Self>) {
         loop {

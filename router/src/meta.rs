@@ -1,0 +1,223 @@
+//! The cluster's state, kept in a meta store: any etcd v3 endpoints, apart from the stores that hold clients' keys.
+//!
+//! * Under `/kindred/` there are `state` (one [`ClusterState`], changed only by compare-and-swap), `moves/<id>`,
+//!   `coordinators/<id>` and `compaction` (the highest accepted client compaction).
+//! * Every router follows all of it ([`follow`]), swaps in newer maps ([`take`]) and keeps the last state in a file
+//!   ([`cache`]). The source at a start is, in this order: meta, the file, `--config`, the embedded default ([`start`]).
+//! * Meta down: traffic goes on with the last map; changes are refused with [`MetaError::Unavailable`].
+//! * A state is newer by its numbers, not by meta's revision: a meta store that comes back without its data, or with old
+//!   data, gets the newest state that a router has.
+
+pub mod cache;
+pub mod client;
+mod compactions;
+pub mod follow;
+pub mod start;
+pub mod take;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kindred_partition_config::ids::StoreName;
+use kindred_partition_config::state::{ClusterState, StateError};
+use kindred_transport::Endpoint;
+use tokio::sync::watch;
+
+use crate::app::App;
+use client::{Entries, Expect, MetaClient, Write};
+
+/// Everything of kindred's is below.
+pub const PREFIX: &str = "/kindred/";
+/// The cluster's state.
+pub const STATE: &str = "/kindred/state";
+/// Records of moves.
+pub const MOVES: &str = "/kindred/moves/";
+/// The highest client compaction that was accepted.
+pub const COMPACTION: &str = "/kindred/compaction";
+/// How often a change is tried while others change the state, too.
+const ATTEMPTS: usize = 32;
+
+/// Where meta is.
+#[derive(Debug, Clone)]
+pub struct MetaSettings {
+    /// Its client addresses.
+    pub endpoints: Vec<Endpoint>,
+    /// Where the last state is kept for a start without meta.
+    pub cache: Option<PathBuf>,
+    /// `--store`: where stores listen, written to the state at the start.
+    pub addresses: Vec<(StoreName, Vec<String>)>,
+    /// `--config`, if it was given.
+    pub config: Option<PathBuf>,
+}
+
+/// Why meta did not do what was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MetaError {
+    /// Nothing was changed.
+    #[error("the meta store cannot be used: {0}; traffic goes on with the last map, changes have to wait")]
+    Unavailable(String),
+    /// The connection was lost while a change was under way.
+    #[error("the meta store's answer was lost ({0}): see whether the change was made before trying again")]
+    Unknown(String),
+    /// It answered with an error.
+    #[error("the meta store refused: {0}")]
+    Refused(String),
+    /// The history asked for is gone there.
+    #[error("the meta store has compacted what was asked for")]
+    Compacted,
+    /// What it holds cannot be read.
+    #[error("{STATE}: {0}")]
+    State(#[from] StateError),
+    /// Others were faster every time.
+    #[error("the cluster state was changed by others {ATTEMPTS} times meanwhile; try again")]
+    Contended,
+    /// This router has its map from a file.
+    #[error("this router has no meta store, its configuration is fixed; start it with --meta")]
+    None,
+}
+
+/// Why a change was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError<E> {
+    /// The change itself is refused.
+    #[error("{0}")]
+    Refused(E),
+    /// Meta did not take it.
+    #[error(transparent)]
+    Meta(#[from] MetaError),
+}
+
+/// A change: the state after it, and what else is written in the same transaction.
+#[derive(Debug)]
+pub struct Next {
+    /// The state.
+    pub state: ClusterState,
+    /// Other keys, such as records of moves.
+    pub writes: Vec<Write>,
+    /// What other keys must be for it, by their mod_revision.
+    pub expects: Vec<Expect>,
+}
+
+impl From<ClusterState> for Next {
+    fn from(state: ClusterState) -> Self {
+        Self { state, writes: Vec::new(), expects: Vec::new() }
+    }
+}
+
+/// The order of states of one cluster.
+#[must_use]
+pub fn order(state: &ClusterState) -> (u64, u64) {
+    (state.generation.0, state.revision)
+}
+
+/// The connection to meta and what it last held.
+#[derive(Debug)]
+pub struct Meta {
+    /// For what is not here.
+    pub client: MetaClient,
+    settings: MetaSettings,
+    entries: watch::Sender<Arc<Entries>>,
+    problem: watch::Sender<Option<String>>,
+}
+
+impl Meta {
+    /// Nothing has been read yet.
+    #[must_use]
+    pub fn new(client: MetaClient, settings: MetaSettings) -> Arc<Self> {
+        let problem = watch::Sender::new(Some("not connected yet".to_owned()));
+        Arc::new(Self { client, settings, entries: watch::Sender::default(), problem })
+    }
+
+    /// All keys as last seen, the state's included; for those who follow other keys than the state.
+    #[must_use]
+    pub fn entries(&self) -> watch::Receiver<Arc<Entries>> {
+        self.entries.subscribe()
+    }
+
+    /// Why meta is not followed now; `None` while it is.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        self.problem.borrow().clone()
+    }
+
+    fn set_problem(&self, problem: Option<String>) {
+        self.problem.send_if_modified(|old| {
+            let changed = old.is_some() != problem.is_some();
+            match &problem {
+                None if changed => tracing::info!("the meta store is followed"),
+                Some(why) if changed => {
+                    tracing::warn!(why, "the meta store is away: traffic goes on, changes wait")
+                }
+                _ => {}
+            }
+            *old = problem;
+            true
+        });
+    }
+}
+
+/// The state that this router goes by, and where it comes from.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The state that is in use.
+    pub(crate) known: watch::Sender<Arc<ClusterState>>,
+    /// `None` with a map from a file.
+    pub meta: Option<Arc<Meta>>,
+}
+
+impl Cluster {
+    /// This state is in use.
+    #[must_use]
+    pub fn new(state: ClusterState, meta: Option<Arc<Meta>>) -> Self {
+        Self { known: watch::Sender::new(Arc::new(state)), meta }
+    }
+
+    /// The state that is in use.
+    #[must_use]
+    pub fn state(&self) -> Arc<ClusterState> {
+        self.known.borrow().clone()
+    }
+
+    /// To hear of newer ones.
+    #[must_use]
+    pub fn states(&self) -> watch::Receiver<Arc<ClusterState>> {
+        self.known.subscribe()
+    }
+}
+
+impl App {
+    /// Changes the state by compare-and-swap. `change` is called anew with what others made of it meanwhile; when this
+    /// returns, this router goes by the new state.
+    ///
+    /// # Errors
+    /// What `change` says, or why meta did not take it.
+    pub async fn change_state<E>(
+        self: &Arc<Self>,
+        mut change: impl FnMut(&ClusterState) -> Result<Next, E>,
+    ) -> Result<Arc<ClusterState>, ChangeError<E>> {
+        let meta = self.cluster.meta.as_ref().ok_or(MetaError::None)?;
+        for _ in 0..ATTEMPTS {
+            let Some(stored) = meta.client.get(STATE).await? else {
+                return Err(MetaError::Unavailable("it has no state yet".to_owned()).into());
+            };
+            let state = ClusterState::from_json(&stored.value).map_err(MetaError::from)?;
+            if order(&state) < order(&self.cluster.state()) {
+                let why = "it has lost its latest data and gets it back from the routers";
+                return Err(MetaError::Unavailable(why.to_owned()).into());
+            }
+            let Next { state: next, mut writes, mut expects } =
+                change(&state).map_err(ChangeError::Refused)?;
+            if next == state && writes.is_empty() {
+                return Ok(Arc::new(next));
+            }
+            expects.push(Expect { key: STATE.to_owned(), mod_revision: stored.mod_revision });
+            writes.push(Write::put(STATE, next.to_json()));
+            if meta.client.commit(&expects, writes).await?.is_some() {
+                let next = Arc::new(next);
+                self.take(next.clone());
+                return Ok(next);
+            }
+        }
+        Err(MetaError::Contended.into())
+    }
+}

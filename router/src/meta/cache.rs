@@ -1,0 +1,84 @@
+//! The last state on disk: for a start while meta is away, and for a meta store that has lost its data.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use kindred_partition_config::state::{ClusterState, StateError};
+
+/// Why the file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// The file system said so.
+    #[error("--meta-cache {path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not what was written.
+    #[error("--meta-cache {path}: {source}; remove the file to go on without it")]
+    State {
+        /// The file.
+        path: String,
+        /// Why.
+        source: StateError,
+    },
+}
+
+/// Reads the file; `None` when there is none.
+///
+/// # Errors
+/// When it is there and cannot be read: a start with something else in its place would be a start with an old map.
+pub fn read(path: &Path) -> Result<Option<ClusterState>, CacheError> {
+    let named = || path.display().to_string();
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(CacheError::Io { path: named(), source }),
+    };
+    ClusterState::from_json(&bytes).map(Some).map_err(|source| CacheError::State { path: named(), source })
+}
+
+/// Writes the file: after a crash there is the old one or the new one, whole.
+///
+/// # Errors
+/// When the file system refuses.
+pub fn write(path: &Path, state: &ClusterState) -> Result<(), CacheError> {
+    write_bytes(path, &state.to_json())
+        .map_err(|source| CacheError::Io { path: path.display().to_string(), source })
+}
+
+fn write_bytes(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    let mut file = File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_and_what_was_not_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        assert!(read(&path).unwrap().is_none());
+        let state = ClusterState::bootstrap(&parse_config(DEFAULT_CONFIG).unwrap()).unwrap();
+        write(&path, &state).unwrap();
+        write(&path, &state).unwrap();
+        assert_eq!(read(&path).unwrap(), Some(state));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+        fs::write(&path, "{").unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("state.json"));
+    }
+}

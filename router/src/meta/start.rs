@@ -1,0 +1,176 @@
+//! Which state a router starts with: meta's, else the file's (`--meta-cache`), else that of `--config`, else of the
+//! embedded default. Whoever finds meta empty creates the state there; of several, one wins and all go by it.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use kindred_partition_config::ids::StoreName;
+use kindred_partition_config::model::{DataPartitionConfig, KindredConfig};
+use kindred_partition_config::state::ClusterState;
+use tokio::time::Instant;
+
+use super::client::{Expect, MetaClient, Write};
+use super::{MetaError, MetaSettings, STATE, cache, order};
+
+/// How long a start without a file waits for meta.
+const WAIT: Duration = Duration::from_secs(30);
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// Finds the state.
+///
+/// # Errors
+/// When meta cannot be reached and there is no file, or what was found cannot be read.
+pub async fn state(
+    client: &MetaClient,
+    settings: &MetaSettings,
+    config: &KindredConfig,
+) -> anyhow::Result<ClusterState> {
+    let cached = settings.cache.as_deref().map(cache::read).transpose()?.flatten();
+    let own = match &cached {
+        Some(cached) => addressed(cached.clone(), &settings.addresses),
+        None => ClusterState::bootstrap(config)
+            .map_err(|errors| anyhow::anyhow!(errors.iter().map(|e| format!("\n  {e}")).collect::<String>()))
+            .context("the first configuration of the cluster has errors")?,
+    };
+    let until = Instant::now() + WAIT;
+    let (state, source) = loop {
+        match found_or_created(client, &own).await {
+            Ok(found) => break found,
+            Err(error @ (MetaError::Unavailable(_) | MetaError::Unknown(_))) if cached.is_some() => {
+                tracing::warn!(%error, "starting with the last state of --meta-cache");
+                break (own.clone(), "--meta-cache, as the meta store cannot be reached");
+            }
+            Err(MetaError::State(error)) => bail!("{STATE} in the meta store: {error}"),
+            Err(error) if Instant::now() >= until => bail!(
+                "{error} (no answer for {} s, and no --meta-cache file of an earlier run to start with)",
+                WAIT.as_secs()
+            ),
+            Err(_) => tokio::time::sleep(AGAIN).await,
+        }
+    };
+    let source = match (source, cached.is_some()) {
+        (CREATED, true) => "--meta-cache (the meta store was empty)",
+        (CREATED, false) => "the configuration (the meta store was empty)",
+        (other, _) => other,
+    };
+    tracing::info!(source, generation = state.generation.0, revision = state.revision, "cluster state");
+    if let Some(path) = &settings.config {
+        let differences = differences(&state, config);
+        if !differences.is_empty() {
+            tracing::warn!(
+                config = %path.display(), in_use = source, differences = differences.join("; "),
+                "--config is only the first configuration of a cluster: the state in use wins, as it may have been \
+                 changed since; change it by the admin API"
+            );
+        }
+    }
+    Ok(state)
+}
+
+const CREATED: &str = "created";
+
+/// What meta has, after it was given `own` if it had nothing.
+async fn found_or_created(
+    client: &MetaClient,
+    own: &ClusterState,
+) -> Result<(ClusterState, &'static str), MetaError> {
+    loop {
+        if let Some(stored) = client.get(STATE).await? {
+            let found = ClusterState::from_json(&stored.value)?;
+            if order(&found) < order(own) {
+                // It is put back once meta is followed.
+                return Ok((own.clone(), "--meta-cache (the meta store has an older one)"));
+            }
+            return Ok((found, "the meta store"));
+        }
+        let absent = [Expect { key: STATE.to_owned(), mod_revision: 0 }];
+        match client.commit(&absent, vec![Write::put(STATE, own.to_json())]).await {
+            Ok(Some(_)) => return Ok((own.clone(), CREATED)),
+            // Another router was faster, or our own answer was lost: what is there now tells.
+            Ok(None) | Err(MetaError::Unknown(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The state with these addresses of stores, as far as it has the stores.
+#[must_use]
+pub fn addressed(mut state: ClusterState, addresses: &[(StoreName, Vec<String>)]) -> ClusterState {
+    for (name, endpoints) in addresses {
+        match state.store(name).map(|(_, store)| store.endpoints == *endpoints) {
+            Some(true) => {}
+            Some(false) => match state.readdress_store(name, endpoints.clone()) {
+                Ok(next) => state = next,
+                Err(errors) => {
+                    for error in errors {
+                        tracing::warn!("--store {name}: {error}");
+                    }
+                }
+            },
+            None => tracing::warn!("--store {name}: the cluster has no such store; the flag is left out"),
+        }
+    }
+    state
+}
+
+/// In which objects a configuration differs from the state in use, addresses aside.
+#[must_use]
+pub fn differences(state: &ClusterState, config: &KindredConfig) -> Vec<String> {
+    let mut found = Vec::new();
+    if state.etcd_prefix != config.etcd_prefix {
+        found.push(format!("etcdPrefix {:?} in place of {:?}", state.etcd_prefix, config.etcd_prefix));
+    }
+    if state.default != config.default {
+        found.push(format!("default {} in place of {}", state.default, config.default));
+    }
+    for store in &config.stores {
+        match state.store(&store.name) {
+            None => found.push(format!("no store {}", store.name)),
+            Some((_, object)) if object.config().slot != store.slot => {
+                found.push(format!("store {} has another slot", store.name));
+            }
+            Some(_) => {}
+        }
+    }
+    let bare = |config: &DataPartitionConfig| {
+        let mut config = config.clone();
+        config.metadata.resource_version = None;
+        config
+    };
+    for partition in &config.partitions {
+        let name = &partition.metadata.name;
+        match state.config(name) {
+            None => found.push(format!("no config {name}")),
+            Some(object) if bare(object) != bare(partition) => {
+                found.push(format!("config {name} is another"))
+            }
+            Some(_) => {}
+        }
+    }
+    let configured = |name: &str| config.partitions.iter().any(|partition| partition.metadata.name == name);
+    let more = state.configs.iter().map(|config| &config.metadata.name).filter(|name| !configured(name));
+    found.extend(more.map(|name| format!("config {name} as well")));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_differs_is_told_by_object() {
+        let config = parse_config(DEFAULT_CONFIG).unwrap();
+        let state = ClusterState::bootstrap(&config).unwrap();
+        assert!(differences(&state, &config).is_empty());
+        let addresses = [(StoreName("pods".to_owned()), vec!["127.0.0.1:7".to_owned()])];
+        let addressed = addressed(state, &addresses);
+        assert!(differences(&addressed, &config).is_empty(), "addresses come and go");
+        let mut other = config;
+        other.partitions[0].resource = "secrets".to_owned();
+        other.partitions.pop();
+        let told = differences(&addressed, &other);
+        assert_eq!(told, ["config leases is another", "config events as well"]);
+    }
+}
