@@ -35,6 +35,22 @@ pub fn parse_partition(text: &str) -> Result<DataPartitionConfig, ParseError> {
     parse(text)
 }
 
+/// Reads any object.
+///
+/// # Errors
+/// When the text is neither YAML nor JSON, or has other fields or types than the object.
+pub fn parse_object<T: DeserializeOwned>(text: &str) -> Result<T, ParseError> {
+    parse(text)
+}
+
+/// Writes an object as YAML.
+///
+/// # Errors
+/// When it has something that YAML cannot say, such as a map with keys that are no strings.
+pub fn to_yaml<T: serde::Serialize>(object: &T) -> Result<String, String> {
+    serde_saphyr::to_string(object).map_err(|error| error.to_string())
+}
+
 /// The only place that knows the YAML library.
 fn parse<T: DeserializeOwned>(text: &str) -> Result<T, ParseError> {
     serde_saphyr::from_str(text).map_err(|error| {

@@ -1,5 +1,12 @@
 //! The admin port: probes, metrics, and what the router knows of stores and partitions.
 
+mod api;
+pub mod changes;
+pub mod objects;
+mod schema;
+pub mod status;
+mod watch;
+
 use std::sync::Arc;
 
 use axum::Json;
@@ -27,6 +34,7 @@ pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
         .routes()
         .route("/api/v1/stores", get(move || std::future::ready(Json(list_stores(&stores)))))
         .route("/api/v1/partitions", get(move || std::future::ready(Json(list_partitions(&partitions)))))
+        .merge(api::routes(app))
 }
 
 /// Ready while any store can be reached: a dead one must not take all others from the load balancer. Each store is
@@ -37,6 +45,10 @@ fn checks(app: &App) -> Vec<Check> {
         Check::new("stores", if any { Ok(()) } else { Err("no store can be reached") }),
         Check::new("running", if app.drain.is_stopping() { Err("stopping") } else { Ok(()) }),
     ];
+    if let Some(problem) = app.cluster.meta.as_ref().and_then(|meta| meta.problem()) {
+        // Traffic goes on without it: no reason to take the router from the load balancer.
+        checks.push(Check::new(format!("meta ({problem})"), Ok::<(), String>(())));
+    }
     for store in app.stores.iter() {
         let state = store.state().phase();
         let name = match &*state {
@@ -92,5 +104,5 @@ fn list_partitions(app: &App) -> Value {
             "epoch": partition.epoch.0,
         })
     });
-    json!({ "partitions": partitions.collect::<Vec<_>>() })
+    json!({ "generation": routes.generation(), "partitions": partitions.collect::<Vec<_>>() })
 }

@@ -29,15 +29,21 @@ pub struct Shard {
     child: Option<Child>,
     binary: PathBuf,
     slot: u16,
+    flags: Vec<String>,
     dir: tempfile::TempDir,
     socket: PathBuf,
 }
 
 impl Shard {
     pub fn start(binary: &Path, slot: u16) -> Self {
+        Self::start_with(binary, slot, &[])
+    }
+
+    pub fn start_with(binary: &Path, slot: u16, flags: &[&str]) -> Self {
+        let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s.sock");
-        let mut shard = Self { child: None, binary: binary.to_owned(), slot, dir, socket };
+        let mut shard = Self { child: None, binary: binary.to_owned(), slot, flags, dir, socket };
         shard.again();
         shard
     }
@@ -49,6 +55,7 @@ impl Shard {
             .arg(self.url())
             .arg("--data-dir")
             .arg(self.dir.path().join("data"))
+            .args(&self.flags)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .kill_on_drop(true)

@@ -1,0 +1,136 @@
+//! What a request changes, as a function from one state to the next. Pure but for the types of its errors.
+
+use kindred_partition_config::ids::StoreName;
+use kindred_partition_config::model::DataPartitionConfig;
+use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreState};
+
+use super::objects::{Resource, ServiceGroup};
+use super::status::ApiError;
+use crate::meta::Next;
+
+/// A checked request to change one object.
+#[derive(Debug, Clone)]
+pub enum Edit {
+    /// Make a config.
+    CreateConfig(DataPartitionConfig),
+    /// Put a config in the place of the one of its name.
+    UpdateConfig(DataPartitionConfig),
+    /// Make a store.
+    CreateGroup(Box<ServiceGroup>),
+    /// Change a store's endpoints or state.
+    UpdateGroup(Box<ServiceGroup>),
+    /// Remove an object.
+    Delete(Resource, String, Option<String>),
+}
+
+impl Edit {
+    /// The kind and name of the object.
+    #[must_use]
+    pub fn object(&self) -> (Resource, String) {
+        match self {
+            Self::CreateConfig(config) | Self::UpdateConfig(config) => {
+                (Resource::Configs, config.metadata.name.clone())
+            }
+            Self::CreateGroup(group) | Self::UpdateGroup(group) => {
+                (Resource::Groups, group.metadata.name.clone())
+            }
+            Self::Delete(resource, name, _) => (*resource, name.clone()),
+        }
+    }
+
+    /// The state after it.
+    ///
+    /// # Errors
+    /// Why it cannot be; the state is as it was.
+    pub fn apply(&self, state: &ClusterState) -> Result<Next, ApiError> {
+        let (resource, name) = self.object();
+        let there = resource.one(state, &name);
+        let what = format!("{} {name:?}", resource.plural());
+        match (self, &there) {
+            (Self::CreateConfig(_) | Self::CreateGroup(_), Some(_)) => {
+                return Err(ApiError::AlreadyExists(format!("{what} already exists")));
+            }
+            (Self::CreateConfig(_) | Self::CreateGroup(_), None) => {}
+            (_, None) => return Err(ApiError::NotFound(format!("{what} not found"))),
+            (_, Some(object)) => {
+                if let Some(version) = self.version().filter(|version| *version != object.version) {
+                    return Err(ApiError::Conflict(format!(
+                        "{what}: the object has been modified (it is {}, the request is for {version}); \
+                         get it again and make the change to what is there now",
+                        object.version
+                    )));
+                }
+            }
+        }
+        match self {
+            Self::CreateConfig(config) => {
+                at_once(state.apply_configs(&[ConfigChange::Create(config.clone())])?)
+            }
+            Self::UpdateConfig(config) => {
+                at_once(state.apply_configs(&[ConfigChange::Update(config.clone())])?)
+            }
+            Self::Delete(Resource::Configs, name, version) => {
+                let delete = ConfigChange::Delete { name: name.clone(), resource_version: version.clone() };
+                at_once(state.apply_configs(&[delete])?)
+            }
+            Self::CreateGroup(group) => Ok(state.add_store(group.config())?.0.into()),
+            Self::UpdateGroup(group) => update_group(state, group),
+            Self::Delete(Resource::Groups, name, _) => {
+                Ok(state.remove_store(&StoreName(name.clone()))?.into())
+            }
+        }
+    }
+
+    fn version(&self) -> Option<&str> {
+        match self {
+            Self::CreateConfig(config) | Self::UpdateConfig(config) => {
+                config.metadata.resource_version.as_deref()
+            }
+            Self::CreateGroup(group) | Self::UpdateGroup(group) => group.metadata.resource_version.as_deref(),
+            Self::Delete(_, _, version) => version.as_deref(),
+        }
+    }
+}
+
+/// A change that moves no key. Others need a coordinator of moves, and are refused until there is one.
+fn at_once(change: Change) -> Result<Next, ApiError> {
+    if change.transfers.is_empty() {
+        return Ok(change.state.into());
+    }
+    let moves = change.by_kind().into_iter().map(|(kind, transfers)| {
+        let kind = kind.map_or_else(|| "keys of no Kind".to_owned(), |kind| kind.to_string());
+        let from_to = transfers.iter().map(|transfer| {
+            format!("{} to {}", change.state.store_name(transfer.from), change.state.store_name(transfer.to))
+        });
+        format!("{kind} from {}", from_to.collect::<Vec<_>>().join(", "))
+    });
+    Err(ApiError::NotImplemented(format!(
+        "this change moves data ({}), and live moves are not built into this version; nothing was changed",
+        moves.collect::<Vec<_>>().join("; ")
+    )))
+}
+
+fn update_group(state: &ClusterState, group: &ServiceGroup) -> Result<Next, ApiError> {
+    let name = group.name();
+    let Some((_, object)) = state.store(&name) else {
+        return Err(ApiError::NotFound(format!("servicegroups {:?} not found", name.0)));
+    };
+    let fixed =
+        |field: &str| ApiError::BadRequest(format!("servicegroups {:?}: {field} never changes", name.0));
+    if group.store_type != object.store_type {
+        return Err(fixed("type"));
+    }
+    if group.slot.is_some() && group.slot != object.slot.map(u32::from) {
+        return Err(fixed("slot"));
+    }
+    let mut next = state.clone();
+    if group.endpoints != object.endpoints {
+        next = next.readdress_store(&name, group.endpoints.clone())?;
+    }
+    match group.state.unwrap_or(object.state) {
+        wanted if wanted == object.state => Ok(next.into()),
+        StoreState::Active => Ok(next.activate_store(&name)?.into()),
+        StoreState::Draining => at_once(next.drain_store(&name, None)?),
+        StoreState::Removed => Err(ApiError::BadRequest("state: delete the object to remove it".to_owned())),
+    }
+}

@@ -1,0 +1,204 @@
+//! Partition configs and stores as the admin API shows them: objects with `apiVersion`, `kind` and `metadata`.
+
+use kindred_partition_config::ids::StoreName;
+use kindred_partition_config::model::{DataPartitionConfig, StoreConfig, StoreType};
+use kindred_partition_config::state::{ClusterState, StoreObject, StoreState};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// What a path names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resource {
+    /// `datapartitionconfigs`.
+    Configs,
+    /// `servicegroups`: the stores.
+    Groups,
+}
+
+/// One object as a watch compares it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Object {
+    /// Its name.
+    pub name: String,
+    /// The state's revision at its last change.
+    pub version: String,
+    /// The whole.
+    pub value: Value,
+}
+
+impl Resource {
+    /// As in paths.
+    #[must_use]
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Configs => "datapartitionconfigs",
+            Self::Groups => "servicegroups",
+        }
+    }
+
+    /// As in objects.
+    #[must_use]
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Configs => "DataPartitionConfig",
+            Self::Groups => "ServiceGroup",
+        }
+    }
+
+    /// All of them, in the order of the state.
+    #[must_use]
+    pub fn all(self, state: &ClusterState) -> Vec<Object> {
+        match self {
+            Self::Configs => state.configs.iter().map(config).collect(),
+            Self::Groups => {
+                let there = state.stores.iter().filter(|store| store.state != StoreState::Removed);
+                there.map(|store| group(store, store.name == state.default)).collect()
+            }
+        }
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn one(self, state: &ClusterState, name: &str) -> Option<Object> {
+        self.all(state).into_iter().find(|object| object.name == name)
+    }
+
+    /// The list object.
+    #[must_use]
+    pub fn list(self, state: &ClusterState) -> Value {
+        let items: Vec<Value> = self.all(state).into_iter().map(|object| object.value).collect();
+        json!({
+            "apiVersion": "v1", "kind": format!("{}List", self.kind()),
+            "metadata": { "resourceVersion": state.revision.to_string() }, "items": items,
+        })
+    }
+
+    /// The objects as `kubectl` prints them.
+    #[must_use]
+    pub fn table(self, state: &ClusterState, objects: &[Object]) -> Value {
+        let columns: &[&str] = match self {
+            Self::Configs => &["Name", "Resource", "Start", "End", "Stores"],
+            Self::Groups => &["Name", "Type", "Slot", "State", "Default", "Endpoints"],
+        };
+        let columns: Vec<Value> = columns
+            .iter()
+            .map(|name| json!({ "name": name, "type": "string", "format": "", "description": "", "priority": 0 }))
+            .collect();
+        let rows: Vec<Value> = objects
+            .iter()
+            .map(|object| {
+                let meta = json!({ "metadata": object.value["metadata"] });
+                json!({ "cells": self.cells(&object.value), "object": meta })
+            })
+            .collect();
+        json!({
+            "kind": "Table", "apiVersion": "meta.k8s.io/v1",
+            "metadata": { "resourceVersion": state.revision.to_string() },
+            "columnDefinitions": columns, "rows": rows,
+        })
+    }
+
+    fn cells(self, object: &Value) -> Vec<Value> {
+        let joined = |list: &Value| {
+            let names = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+            Value::from(names.collect::<Vec<_>>().join(","))
+        };
+        let bound = |valid: &str, key: &str| match object[valid].as_bool() {
+            Some(true) => object[key].clone(),
+            _ => Value::from("<open>"),
+        };
+        let name = object["metadata"]["name"].clone();
+        match self {
+            Self::Configs => {
+                let stores = match object.get("ring") {
+                    Some(ring) => joined(&ring["stores"]),
+                    None => object["serviceGroupId"].clone(),
+                };
+                let start = bound("isRangeStartValid", "rangeStart");
+                vec![name, object["resource"].clone(), start, bound("isRangeEndValid", "rangeEnd"), stores]
+            }
+            Self::Groups => vec![
+                name,
+                object["type"].clone(),
+                Value::from(object["slot"].as_u64().map_or("<none>".to_owned(), |slot| slot.to_string())),
+                object["state"].clone(),
+                Value::from(object["default"].to_string()),
+                joined(&object["endpoints"]),
+            ],
+        }
+    }
+}
+
+fn config(config: &DataPartitionConfig) -> Object {
+    // A struct of strings and flags always serialises.
+    let mut value = serde_json::to_value(config).unwrap_or_default();
+    value["apiVersion"] = json!("v1");
+    value["kind"] = json!("DataPartitionConfig");
+    Object {
+        name: config.metadata.name.clone(),
+        version: config.metadata.resource_version.clone().unwrap_or_default(),
+        value,
+    }
+}
+
+fn group(store: &StoreObject, default: bool) -> Object {
+    let version = store.resource_version.to_string();
+    let value = json!({
+        "apiVersion": "v1", "kind": "ServiceGroup",
+        "metadata": { "name": store.name, "resourceVersion": version },
+        "type": store.store_type, "slot": store.slot, "endpoints": store.endpoints, "uuid": store.uuid,
+        "state": store.state, "default": default,
+    });
+    Object { name: store.name.0.clone(), version, value }
+}
+
+/// A service group as clients write it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ServiceGroup {
+    /// Not looked at.
+    #[serde(default)]
+    pub api_version: Option<String>,
+    /// Not looked at.
+    #[serde(default)]
+    pub kind: Option<String>,
+    /// Name and version.
+    pub metadata: kindred_partition_config::model::Metadata,
+    /// Shard unless given; never changes.
+    #[serde(default, rename = "type")]
+    pub store_type: StoreType,
+    /// Allotted unless given; never changes.
+    #[serde(default)]
+    pub slot: Option<u32>,
+    /// Where it listens.
+    #[serde(default)]
+    pub endpoints: Vec<String>,
+    /// Shown, not written.
+    #[serde(default)]
+    pub uuid: Option<String>,
+    /// `draining` empties it, `active` lets configs name it again.
+    #[serde(default)]
+    pub state: Option<StoreState>,
+    /// Shown, not written.
+    #[serde(default)]
+    pub default: Option<bool>,
+}
+
+impl ServiceGroup {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> StoreName {
+        StoreName(self.metadata.name.clone())
+    }
+
+    /// As a new store.
+    #[must_use]
+    pub fn config(&self) -> StoreConfig {
+        StoreConfig {
+            name: self.name(),
+            slot: self.slot,
+            endpoints: self.endpoints.clone(),
+            store_type: self.store_type,
+        }
+    }
+}

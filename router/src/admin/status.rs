@@ -1,0 +1,98 @@
+//! Errors of the admin API as Kubernetes shows them: a `Status` object, with a cause for each field.
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use kindred_partition_config::validate::FieldError;
+use serde_json::{Value, json};
+
+use crate::meta::{ChangeError, MetaError};
+
+/// Why a request was not done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ApiError {
+    /// The body or the query cannot be read.
+    BadRequest(String),
+    /// There is no such object.
+    NotFound(String),
+    /// There is one of the name.
+    AlreadyExists(String),
+    /// The object has been changed since it was read.
+    Conflict(String),
+    /// The history asked for is not there any more.
+    Expired(String),
+    /// What is wrong, by field.
+    Invalid(Vec<FieldError>),
+    /// Not built yet.
+    NotImplemented(String),
+    /// Meta cannot be used; the change may or may not have been made only if it says so.
+    Unavailable(String),
+}
+
+impl ApiError {
+    fn code(&self) -> (StatusCode, &'static str) {
+        match self {
+            Self::BadRequest(_) => (StatusCode::BAD_REQUEST, "BadRequest"),
+            Self::NotFound(_) => (StatusCode::NOT_FOUND, "NotFound"),
+            Self::AlreadyExists(_) => (StatusCode::CONFLICT, "AlreadyExists"),
+            Self::Conflict(_) => (StatusCode::CONFLICT, "Conflict"),
+            Self::Expired(_) => (StatusCode::GONE, "Expired"),
+            Self::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"),
+            Self::NotImplemented(_) => (StatusCode::NOT_IMPLEMENTED, "NotImplemented"),
+            Self::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable"),
+        }
+    }
+
+    /// The object.
+    #[must_use]
+    pub fn object(&self) -> Value {
+        let (code, reason) = self.code();
+        let mut status = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": self.message(), "reason": reason, "code": code.as_u16(),
+        });
+        if let Self::Invalid(errors) = self {
+            let causes = errors.iter().map(|error| {
+                let message = format!("{}; {}", error.message, error.what_to_do);
+                json!({ "reason": "FieldValueInvalid", "message": message, "field": error.path })
+            });
+            status["details"] = json!({ "causes": causes.collect::<Vec<_>>() });
+        }
+        status
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Self::Invalid(errors) => errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
+            Self::BadRequest(text)
+            | Self::NotFound(text)
+            | Self::AlreadyExists(text)
+            | Self::Conflict(text)
+            | Self::Expired(text)
+            | Self::NotImplemented(text)
+            | Self::Unavailable(text) => text.clone(),
+        }
+    }
+}
+
+impl From<Vec<FieldError>> for ApiError {
+    fn from(errors: Vec<FieldError>) -> Self {
+        Self::Invalid(errors)
+    }
+}
+
+impl From<ChangeError<ApiError>> for ApiError {
+    fn from(error: ChangeError<ApiError>) -> Self {
+        match error {
+            ChangeError::Refused(error) => error,
+            ChangeError::Meta(MetaError::None) => Self::NotImplemented(MetaError::None.to_string()),
+            ChangeError::Meta(MetaError::Contended) => Self::Conflict(MetaError::Contended.to_string()),
+            ChangeError::Meta(error) => Self::Unavailable(error.to_string()),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        (self.code().0, axum::Json(self.object())).into_response()
+    }
+}

@@ -1,0 +1,250 @@
+//! Routers with a meta store: one state for all, changed by the admin API, and what happens while meta is away.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::time::Duration;
+
+use kindred_router::run::Bound;
+use kindred_transport::Drain;
+use serde_json::{Value, json};
+use support::{Shard, all_up, put, router_with, shard_binary};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tonic::transport::Channel;
+
+struct Rig {
+    meta: Shard,
+    default: Shard,
+    pods: Shard,
+}
+
+impl Rig {
+    fn start() -> Self {
+        let binary = shard_binary();
+        let meta = Shard::start_with(&binary, 0, &["--revisions", "dense"]);
+        Self { meta, default: Shard::start(&binary, 1), pods: Shard::start(&binary, 4) }
+    }
+
+    fn config(&self, history: &str) -> String {
+        format!(
+            "default: default\nstores:\n- {{name: default, slot: 1, endpoints: ['{}']}}\n\
+             - {{name: pods, slot: 4, endpoints: ['{}']}}\npartitions:\n\
+             - {{metadata: {{name: pods}}, resource: pods, serviceGroupId: pods, historyMax: {history}}}\n",
+            self.default.url(),
+            self.pods.url()
+        )
+    }
+
+    async fn router(&self, history: &str, flags: &[&str]) -> (Bound, Drain, Channel) {
+        let meta = self.meta.url();
+        let flags: Vec<&str> = ["--meta", &meta].into_iter().chain(flags.iter().copied()).collect();
+        router_with(&self.config(history), &flags).await
+    }
+}
+
+async fn send(bound: &Bound, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(bound.admin.trim_start_matches("http://")).await.unwrap();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream
+}
+
+/// Status and body, whatever it is.
+async fn raw(bound: &Bound, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+    let mut stream = send(bound, method, path, headers, body).await;
+    let mut text = String::new();
+    tokio::time::timeout(Duration::from_secs(20), stream.read_to_string(&mut text)).await.unwrap().unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+async fn ask(bound: &Bound, method: &str, path: &str, body: &Value) -> (u16, Value) {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let (code, text) = raw(bound, method, path, "", &body).await;
+    (code, serde_json::from_str(&text).unwrap())
+}
+
+const CONFIGS: &str = "/api/v1/datapartitionconfigs";
+const GROUPS: &str = "/api/v1/servicegroups";
+
+/// Waits until this router's state has the revision.
+async fn reached(bound: &Bound, revision: u64) {
+    let mut states = bound.app.cluster.states();
+    let reached = states.wait_for(|state| state.revision >= revision);
+    tokio::time::timeout(Duration::from_secs(20), reached).await.expect("the change arrives").unwrap();
+}
+
+/// Changes are possible: meta is followed.
+async fn followed(bound: &Bound) {
+    let meta = bound.app.cluster.meta.clone().unwrap();
+    tokio::time::timeout(Duration::from_secs(20), async {
+        while meta.problem().is_some() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("meta is followed");
+}
+
+#[tokio::test]
+async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
+    let rig = Rig::start();
+    // Each brings another configuration; one of them becomes the cluster's.
+    let ((a, _drain_a, kv_a), (b, _drain_b, kv_b)) =
+        tokio::join!(rig.router("10m", &[]), rig.router("20m", &[]));
+    all_up(&a).await;
+    all_up(&b).await;
+    assert_eq!(a.app.cluster.state(), b.app.cluster.state());
+    assert_eq!((a.app.routes.load().generation(), b.app.routes.load().generation()), (1, 1));
+    put(&kv_a, "/registry/pods/x/1").await;
+    put(&kv_b, "/registry/pods/x/2").await;
+    followed(&a).await;
+    followed(&b).await;
+
+    // A watch at B; the list begins it.
+    let (code, list) = ask(&b, "GET", CONFIGS, &Value::Null).await;
+    assert_eq!(
+        (code, list["kind"].as_str(), list["items"].as_array().unwrap().len()),
+        (200, Some("DataPartitionConfigList"), 1)
+    );
+    let from = list["metadata"]["resourceVersion"].as_str().unwrap();
+    let watch = send(&b, "GET", &format!("{CONFIGS}?watch=true&resourceVersion={from}"), "", "").await;
+    let mut events = BufReader::new(watch).lines();
+
+    // Settings alone move nothing.
+    let mut pods = list["items"][0].clone();
+    pods["historyMax"] = json!("30m");
+    let stale = pods.clone();
+    let (code, updated) = ask(&a, "PUT", &format!("{CONFIGS}/pods"), &pods).await;
+    assert_eq!((code, &updated["historyMax"]), (200, &json!("30m")), "{updated}");
+    let (code, conflict) = ask(&b, "PUT", &format!("{CONFIGS}/pods"), &stale).await;
+    assert_eq!(
+        (code, conflict["reason"].as_str(), conflict["kind"].as_str()),
+        (409, Some("Conflict"), Some("Status"))
+    );
+
+    // A config that says where keys are anyway changes the map, but nothing has to move.
+    let yaml =
+        "kind: DataPartitionConfig\nmetadata: {name: secrets}\nresource: secrets\nserviceGroupId: default\n";
+    let (code, made) =
+        raw(&a, "POST", CONFIGS, "Content-Type: application/yaml\r\nAccept: application/yaml\r\n", yaml)
+            .await;
+    assert!(code == 201 && made.contains("serviceGroupId: default"), "{code} {made}");
+    assert_eq!(
+        ask(&a, "POST", CONFIGS, &json!({"metadata": {"name": "secrets"}, "resource": "secrets"})).await.0,
+        409
+    );
+    let revision = a.app.cluster.state().revision;
+    reached(&b, revision).await;
+    assert_eq!(b.app.cluster.state(), a.app.cluster.state());
+    assert_eq!(b.app.routes.load().generation(), a.app.cluster.state().generation.0);
+
+    let mut seen = Vec::new();
+    while seen.len() < 2 {
+        let line = tokio::time::timeout(Duration::from_secs(20), events.next_line())
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+        if line.starts_with('{') {
+            let event: Value = serde_json::from_str(&line).unwrap();
+            seen.push((event["type"].clone(), event["object"]["metadata"]["name"].clone()));
+        }
+    }
+    assert_eq!(seen, [(json!("MODIFIED"), json!("pods")), (json!("ADDED"), json!("secrets"))]);
+    let (code, gone) = ask(&b, "GET", &format!("{CONFIGS}?watch=1&resourceVersion=1"), &Value::Null).await;
+    assert_eq!((code, gone["reason"].as_str()), (410, Some("Expired")));
+
+    // What is wrong is told by field, and what would move data is refused; neither changes anything.
+    let wrong = json!({"metadata": {"name": "x"}, "resource": "podz", "serviceGroupId": "nowhere"});
+    let (code, status) = ask(&a, "POST", CONFIGS, &wrong).await;
+    let causes = status["details"]["causes"].as_array().unwrap();
+    let names = |field: &str| causes.iter().any(|cause| cause["field"].as_str().unwrap().contains(field));
+    assert!(code == 422 && names("serviceGroupId"), "{status}");
+    let (_, mut pods) = ask(&a, "GET", &format!("{CONFIGS}/pods"), &Value::Null).await;
+    pods["serviceGroupId"] = json!("default");
+    let (code, status) = ask(&a, "PUT", &format!("{CONFIGS}/pods"), &pods).await;
+    assert!(code == 501 && status["message"].as_str().unwrap().contains("pods to default"), "{status}");
+    assert_eq!(a.app.cluster.state().revision, revision);
+    assert_eq!(ask(&a, "GET", &format!("{CONFIGS}/x"), &Value::Null).await.0, 404);
+
+    // A store comes to all routers, gets a slot, changes its address and goes.
+    let third = Shard::start(&shard_binary(), 2);
+    let group = json!({"metadata": {"name": "third"}, "endpoints": ["127.0.0.1:1"]});
+    let (code, made) = ask(&a, "POST", GROUPS, &group).await;
+    assert_eq!((code, &made["slot"], &made["state"]), (201, &json!(2), &json!("active")), "{made}");
+    let mut moved = made;
+    moved["endpoints"] = json!([third.url()]);
+    assert_eq!(ask(&b, "PUT", &format!("{GROUPS}/third"), &moved).await.0, 200);
+    reached(&a, b.app.cluster.state().revision).await;
+    all_up(&a).await;
+    all_up(&b).await;
+    assert_eq!(a.app.stores.iter().count(), 3);
+    let (_, table) = raw(&a, "GET", GROUPS, "Accept: application/json;as=Table\r\n", "").await;
+    let table: Value = serde_json::from_str(&table).unwrap();
+    assert_eq!((table["kind"].as_str(), &table["rows"][2]["cells"][0]), (Some("Table"), &json!("third")));
+    assert_eq!(ask(&b, "DELETE", &format!("{GROUPS}/third"), &Value::Null).await.0, 200);
+    assert_eq!(b.app.stores.iter().count(), 2);
+    let (code, status) = ask(&b, "DELETE", &format!("{GROUPS}/pods"), &Value::Null).await;
+    assert!(code == 422 && status["message"].as_str().unwrap().contains("still owns"), "{status}");
+}
+
+#[tokio::test]
+async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_it_back() {
+    let mut rig = Rig::start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.json");
+    let (a, drain_a, kv_a) = rig.router("10m", &["--meta-cache", file.to_str().unwrap()]).await;
+    let (b, _drain_b, kv_b) = rig.router("10m", &[]).await;
+    all_up(&a).await;
+    all_up(&b).await;
+    followed(&a).await;
+    followed(&b).await;
+    let secrets =
+        json!({"metadata": {"name": "secrets"}, "resource": "secrets", "serviceGroupId": "default"});
+    assert_eq!(ask(&a, "POST", CONFIGS, &secrets).await.0, 201);
+    let before = a.app.cluster.state();
+    reached(&b, before.revision).await;
+
+    rig.meta.kill().await;
+    put(&kv_a, "/registry/pods/x/1").await;
+    put(&kv_b, "/registry/secrets/x/1").await;
+    let nodes = json!({"metadata": {"name": "nodes"}, "resource": "nodes", "serviceGroupId": "default"});
+    let (code, status) = ask(&a, "POST", CONFIGS, &nodes).await;
+    assert!(code == 503 && status["reason"] == "ServiceUnavailable", "{status}");
+    assert_eq!(ask(&b, "GET", CONFIGS, &Value::Null).await.1["items"].as_array().unwrap().len(), 2);
+
+    // The file is enough for a start, and wins over the configuration.
+    for _ in 0..200 {
+        if kindred_router::meta::cache::read(&file).unwrap().as_ref() == Some(&*before) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    drain_a.kill();
+    let (c, _drain_c, kv_c) = rig.router("99m", &["--meta-cache", file.to_str().unwrap()]).await;
+    assert_eq!(c.app.cluster.state(), before);
+    all_up(&c).await;
+    put(&kv_c, "/registry/pods/x/2").await;
+
+    // Its data was in memory: the routers put the state back, and changes go on.
+    rig.meta.again();
+    let changed = tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            let (code, status) = ask(&c, "POST", CONFIGS, &nodes).await;
+            match code {
+                201 => break status,
+                503 => tokio::time::sleep(Duration::from_millis(50)).await,
+                other => panic!("{other}: {status}"),
+            }
+        }
+    });
+    changed.await.expect("meta is used again");
+    reached(&b, before.revision + 1).await;
+    assert_eq!(b.app.cluster.state(), c.app.cluster.state());
+    assert_eq!(b.app.cluster.state().configs.len(), 3);
+}
