@@ -20,6 +20,7 @@ use crate::leases::Leases;
 use crate::meta::Cluster;
 use crate::metrics::Metrics;
 use crate::stores::Stores;
+use crate::stores::releases::PinNames;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::shown::ShownRevisions;
 
@@ -100,6 +101,8 @@ pub struct App {
     /// The highest revision that a client compacted through this router: watches do not begin below it, though a feed
     /// may still hold what came before.
     pub compacted: AtomicI64,
+    /// Names for the pins of reads over several stores.
+    pub pins: PinNames,
     /// What was shown of Kinds on several stores.
     pub shown: ShownRevisions,
     /// What it counts.
@@ -135,6 +138,7 @@ impl App {
             leases: Leases::default(),
             owed: Mutex::default(),
             compacted: AtomicI64::new(0),
+            pins: PinNames::default(),
             shown: ShownRevisions::new(scope),
             drain,
         })

@@ -81,11 +81,11 @@ impl Deadline {
     }
 
     /// The same for a read of a Kind on several stores: the store answers at or above `at_least` if it can, and what it
-    /// shows stays readable while the others are asked (R5). `generation` as [`by_map`].
+    /// shows stays readable while the others are asked (R5), until the pin is released.
     #[must_use]
-    pub fn pinned<T>(self, message: T, at_least: Revision, generation: u64) -> Request<T> {
-        let mut request = by_map(self.at_least(message, at_least), generation);
-        request.metadata_mut().insert(PIN, MetadataValue::from_static("1"));
+    pub fn pinned<T>(self, message: T, at_least: Revision, pin: u64) -> Request<T> {
+        let mut request = self.at_least(message, at_least);
+        request.metadata_mut().insert(PIN, MetadataValue::from(pin));
         request
     }
 

@@ -9,6 +9,7 @@ pub mod clocks;
 pub mod failure;
 mod list;
 pub mod monitor;
+pub mod releases;
 pub mod state;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,6 +29,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 pub use list::{STORES_MAX, StoreListError, Stores};
+use releases::Releases;
 use state::{Phase, StateCell};
 
 /// Connections for watch streams of one store: a client that stops reading holds part of a connection's window.
@@ -85,6 +87,7 @@ pub struct Store {
     relinking: Mutex<()>,
     /// Ends its tasks; it serves no keys any more.
     removed: CancellationToken,
+    releases: Releases,
 }
 
 impl Store {
@@ -102,6 +105,7 @@ impl Store {
             state: StateCell::default(),
             relinking: Mutex::new(()),
             removed: CancellationToken::new(),
+            releases: Releases::default(),
         })
     }
 
@@ -157,6 +161,12 @@ impl Store {
     #[must_use]
     pub fn state(&self) -> &StateCell {
         &self.state
+    }
+
+    /// Pins to be released there.
+    #[must_use]
+    pub fn releases(&self) -> &Releases {
+        &self.releases
     }
 
     /// Whether requests may be sent to it.

@@ -349,3 +349,42 @@ async fn deletes_compaction_hash_and_a_dead_store() {
     assert!(spread.bound.app.stores.iter().any(|store| store.name() == "s3"));
     spread.drain.begin();
 }
+
+/// However a list ends, a compaction does not wait for it: with what lists leave behind, these would take 5 s each.
+#[tokio::test]
+async fn r5_a_compaction_does_not_wait_for_lists_that_have_ended() {
+    let spread = Spread::start().await;
+    let value = "v".repeat(64 << 10);
+    for name in ["a", "k", "t"] {
+        for i in 0..20 {
+            write(&spread.channel, &format!("/registry/pods/{name}/{i}"), Some(&value)).await;
+        }
+    }
+    let all = async {
+        for round in 0..12 {
+            let at = put(&spread.channel, "/registry/pods/k/0").await;
+            match round % 4 {
+                0 => drop(spread.range(all_of("/registry/pods/")).await),
+                1 => {
+                    let list = spread.kv().range_stream(all_of("/registry/pods/")).await.unwrap();
+                    let mut chunks = list.into_inner();
+                    while chunks.message().await.unwrap().is_some() {}
+                }
+                2 => {
+                    // Its client goes away after the first chunk.
+                    let list = spread.kv().range_stream(all_of("/registry/pods/")).await.unwrap();
+                    assert!(list.into_inner().message().await.unwrap().is_some());
+                }
+                // The list fails.
+                _ => {
+                    let future = pb::RangeRequest { revision: i64::MAX, ..all_of("/registry/pods/") };
+                    spread.kv().range(future).await.unwrap_err();
+                }
+            }
+            put(&spread.channel, "/registry/pods/a/0").await;
+            let compact = pb::CompactionRequest { revision: at, physical: true };
+            spread.kv().compact(compact).await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), all).await.unwrap();
+}

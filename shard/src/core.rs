@@ -9,7 +9,7 @@ use std::{
 };
 
 use kindred_engine::{
-    engine::{Engine, FeedId, MonoMillis, OpenRange, StreamId},
+    engine::{Engine, FeedId, MonoMillis, OpenRange, PinId, StreamId},
     error::EngineError,
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery, RevisionFilter},
     version::Version,
@@ -211,6 +211,15 @@ impl Core {
         }
     }
 
+    /// What was pinned under these names need not stay readable any more (R5).
+    pub fn release(&mut self, pins: &[PinId]) {
+        if self.engine.release(pins) {
+            for (_, compaction) in std::mem::take(&mut self.compactions) {
+                self.start_compaction(compaction);
+            }
+        }
+    }
+
     /// When the next compaction that waits may go on.
     #[must_use]
     pub fn compact_deadline(&self) -> Option<MonoMillis> {
@@ -249,9 +258,9 @@ impl Core {
             self.engine.raise_if_allowed(self.clock.wall(), ranges, at_least);
         }
         let started = self.start_read(query, owner)?;
-        if wish.pin {
+        if let Some(pin) = wish.pin {
             let (Started::Whole(RangeAnswer { header, .. }) | Started::Long { header, .. }) = &started;
-            self.engine.hold(self.clock.mono(), *header);
+            self.engine.hold(self.clock.mono(), *header, pin);
         }
         Ok(started)
     }
@@ -292,18 +301,18 @@ impl Core {
         Ok(self.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, CHUNK_BYTES))
     }
 
-    /// Raises ranges (see [`Engine::raise`]) and tells whether anything there changed above `since`; when `pin`, what it
+    /// Raises ranges (see [`Engine::raise`]) and tells whether anything there changed above `since`; with a `pin`, what it
     /// answers stays readable for a while.
     pub fn raise(
         &mut self,
         ranges: &[KeyRange],
         to: Revision,
         since: Revision,
-        pin: bool,
+        pin: Option<PinId>,
     ) -> Result<(Revision, bool), KvError> {
         let current = self.engine.raise(self.clock.wall(), ranges, to)?;
-        if pin {
-            self.engine.hold(self.clock.mono(), current);
+        if let Some(pin) = pin {
+            self.engine.hold(self.clock.mono(), current, pin);
         }
         Ok((current, self.engine.changed(ranges, since)))
     }

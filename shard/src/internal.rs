@@ -17,6 +17,7 @@ use crate::{
     etcd::Member,
     etcd_status::{KvError, status},
     identity::Identity,
+    wish::pin_id,
 };
 
 pub mod feed;
@@ -25,6 +26,8 @@ pub mod feed;
 pub const PROTOCOL_VERSION: u32 = 1;
 /// Optional parts of the protocol that this shard knows; none yet.
 pub const FEATURES: u64 = 0;
+/// Pins that one call may release: it looks at all that are held.
+const RELEASES_MAX: usize = 4096;
 /// Ended leases that wait for a listener; one that is further behind asks anew.
 const ENDED_MAX: usize = 1024;
 
@@ -127,10 +130,24 @@ impl Shard for ShardService {
         request: Request<pb::RaiseSinceRequest>,
     ) -> Result<Response<pb::RaiseSinceResponse>, Status> {
         let pb::RaiseSinceRequest { ranges, to, since, pin, .. } = request.into_inner();
-        let ranges = key_ranges(ranges);
+        let (ranges, pin) = (key_ranges(ranges), pin_id(pin));
         let call = move |core: &mut Core| core.raise(&ranges, Revision(to), Revision(since), pin);
         let (current, changed) = self.member.handle.call_visible(call).await??;
         Ok(Response::new(pb::RaiseSinceResponse { current: current.get(), changed }))
+    }
+
+    async fn release_pins(
+        &self,
+        request: Request<pb::ReleasePinsRequest>,
+    ) -> Result<Response<pb::ReleasePinsResponse>, Status> {
+        let pins = request.into_inner().pins;
+        if pins.len() > RELEASES_MAX {
+            let text = format!("kindred: {} pins in one ReleasePins, at most {RELEASES_MAX}", pins.len());
+            return Err(Status::invalid_argument(text));
+        }
+        let pins: Vec<_> = pins.into_iter().filter_map(pin_id).collect();
+        self.member.handle.call(move |core| core.release(&pins)).await?;
+        Ok(Response::new(pb::ReleasePinsResponse {}))
     }
 
     async fn lease_attach(

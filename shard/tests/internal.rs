@@ -163,12 +163,12 @@ async fn r5_a_pinned_revision_stays_readable_and_says_what_changed() {
     let first = client.put("/registry/pods/a", "1").await;
     let raise =
         |since, pin| shard::RaiseSinceRequest { ranges: pods(), to: first, since, pin, ..Default::default() };
-    let pinned = shard.raise_since(raise(first, true)).await.unwrap().into_inner();
+    let pinned = shard.raise_since(raise(first, 1)).await.unwrap().into_inner();
     assert_eq!((pinned.current, pinned.changed), (first, false));
     client.put("/registry/minions/n", "1").await;
-    assert!(!shard.raise_since(raise(first, false)).await.unwrap().into_inner().changed);
+    assert!(!shard.raise_since(raise(first, 0)).await.unwrap().into_inner().changed);
     let second = client.put("/registry/pods/a", "2").await;
-    let changed = shard.raise_since(raise(first, false)).await.unwrap().into_inner();
+    let changed = shard.raise_since(raise(first, 0)).await.unwrap().into_inner();
     assert_eq!((changed.current, changed.changed), (second, true));
 
     // A compaction above the pin waits for it, and for nothing that is pinned since.
@@ -185,12 +185,42 @@ async fn r5_a_pinned_revision_stays_readable_and_says_what_changed() {
             Ok(read) => assert_eq!(read.kvs[0].value, "1"),
             Err(_) => assert!(elapsed >= std::time::Duration::from_millis(4_500), "{elapsed:?}"),
         }
-        shard.raise_since(raise(first, true)).await.unwrap();
+        shard.raise_since(raise(first, 1)).await.unwrap();
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     compacting.await.unwrap().unwrap();
     assert!(began.elapsed() < std::time::Duration::from_secs(8), "{:?}", began.elapsed());
     assert!(client.range(at_first()).await.is_err());
+}
+
+#[tokio::test]
+async fn r5_a_compaction_goes_on_once_what_it_waits_for_is_released() {
+    let running = Shard::start().await;
+    let (client, mut shard) = (running.client().await, ShardClient::new(running.channel().await));
+    let first = client.put("/registry/pods/a", "1").await;
+    let mut kv = KVClient::new(running.channel().await);
+    for pin in ["7", "8"] {
+        let range = Bytes::from(range_request("/registry/pods/a", "").encode_to_vec());
+        kv.range(wishing(range, &[("kindred-pin", pin.to_owned())])).await.unwrap();
+    }
+    let second = client.put("/registry/pods/a", "2").await;
+    let compacting = tokio::spawn({
+        let client = client.clone();
+        async move { client.compact(second, true).await }
+    });
+    let handle = &running.running.handle;
+    let waits = || async { handle.call(|core| core.compact_deadline().is_some()).await.unwrap() };
+    common::eventually("the compaction waits", waits).await;
+    let at_first = || pb::RangeRequest { revision: first, ..range_request("/registry/pods/a", "") };
+    let release = |pins: &[u64]| shard::ReleasePinsRequest { pins: pins.to_vec() };
+    // One of two, and what nobody pinned.
+    shard.release_pins(release(&[7, 99, 0])).await.unwrap();
+    assert_eq!(client.range(at_first()).await.unwrap().kvs[0].value, "1");
+    shard.release_pins(release(&[8])).await.unwrap();
+    assert!(client.range(at_first()).await.is_err(), "compacted at once");
+    compacting.await.unwrap().unwrap();
+    let many = shard.release_pins(release(&[1; 5000])).await.unwrap_err();
+    assert_eq!(many.code(), tonic::Code::InvalidArgument);
 }
 
 #[tokio::test]

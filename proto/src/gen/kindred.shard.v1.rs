@@ -78,9 +78,10 @@ pub struct RaiseSinceRequest {
     /// For `changed`.
     #[prost(int64, tag = "3")]
     pub since: i64,
-    /// Keep `current` readable for 5 s at least (R5): a compaction above it waits that long.
-    #[prost(bool, tag = "4")]
-    pub pin: bool,
+    /// Keep `current` readable for 5 s at least (R5), or until it is released: a compaction above it waits that long. The
+    /// name of the pin, which the caller chooses unlike any other's; 0 = do not pin.
+    #[prost(uint64, tag = "4")]
+    pub pin: u64,
     /// As the metadata kindred-map; 0 = not checked.
     #[prost(uint64, tag = "5")]
     pub generation: u64,
@@ -95,6 +96,14 @@ pub struct RaiseSinceResponse {
     #[prost(bool, tag = "2")]
     pub changed: bool,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReleasePinsRequest {
+    /// At most 4096.
+    #[prost(uint64, repeated, tag = "1")]
+    pub pins: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReleasePinsResponse {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FeedRequest {
     #[prost(oneof = "feed_request::Request", tags = "1, 2")]
@@ -657,6 +666,32 @@ pub mod shard_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Shard", "RaiseSince"));
             self.inner.unary(req, path, codec).await
         }
+        /// Reads are done: what was pinned under these names need not stay readable any more (R5). What is not pinned is not
+        /// an error, and a lost call only makes compactions wait until the pins are too old.
+        pub async fn release_pins(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReleasePinsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReleasePinsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Shard/ReleasePins",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Shard", "ReleasePins"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Leases (R12). The home store owns the lease; other stores only keep keys attached to it.
         /// At the home: note that `store` will hold keys of this lease. Refused (NotFound) when revoked or expired.
         pub async fn lease_attach(
@@ -868,6 +903,15 @@ pub mod shard_server {
             request: tonic::Request<super::RaiseSinceRequest>,
         ) -> std::result::Result<
             tonic::Response<super::RaiseSinceResponse>,
+            tonic::Status,
+        >;
+        /// Reads are done: what was pinned under these names need not stay readable any more (R5). What is not pinned is not
+        /// an error, and a lost call only makes compactions wait until the pins are too old.
+        async fn release_pins(
+            &self,
+            request: tonic::Request<super::ReleasePinsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReleasePinsResponse>,
             tonic::Status,
         >;
         /// Leases (R12). The home store owns the lease; other stores only keep keys attached to it.
@@ -1123,6 +1167,49 @@ pub mod shard_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RaiseSinceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Shard/ReleasePins" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReleasePinsSvc<T: Shard>(pub Arc<T>);
+                    impl<T: Shard> tonic::server::UnaryService<super::ReleasePinsRequest>
+                    for ReleasePinsSvc<T> {
+                        type Response = super::ReleasePinsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReleasePinsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Shard>::release_pins(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReleasePinsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

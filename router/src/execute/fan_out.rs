@@ -131,7 +131,7 @@ impl App {
         let request = pb::RangeRequest::decode(body.clone()).map_err(|error| undecodable(&error))?;
         let Some(ask) = Ask::of(request) else {
             // Not for several stores to refuse.
-            return shards.range(fan_out.parts[0].stores[0], body, Revision::ZERO).await;
+            return shards.range(fan_out.parts[0].stores[0], body, Revision::ZERO, false).await;
         };
         let mut attempts = 1;
         let mut follows = ask.revision();

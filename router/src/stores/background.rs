@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Store, monitor};
+use super::{Store, monitor, releases};
 use crate::app::App;
 use crate::leases::ended;
 
@@ -15,6 +15,7 @@ pub fn start(app: &Arc<App>, store: &Arc<Store>) {
     );
     if store.is_shard() {
         until_removed(app, store, ended::follow(app.clone(), store.clone()));
+        until_removed(app, store, releases::run(store.clone()));
     }
 }
 

@@ -272,6 +272,7 @@ impl shard_server::Shard for Fake {
 
     unused! {
         raise_since(RaiseSinceRequest) -> RaiseSinceResponse,
+        release_pins(ReleasePinsRequest) -> ReleasePinsResponse,
         lease_attach(LeaseAttachRequest) -> LeaseAttachResponse,
         lease_adopt(LeaseAdoptRequest) -> LeaseAdoptResponse,
         lease_end(LeaseEndRequest) -> LeaseEndResponse,

@@ -150,7 +150,7 @@ impl World {
         let mono = self.mono();
         for at in over {
             let engine = &mut self.shards[*at].engine;
-            engine.hold(mono, cut);
+            engine.hold(mono, cut, PinId(1));
             let asked = RangeQuery { revision: Some(cut), ..query(kind(of)) };
             assert!(engine.range(&asked).expect("readable at the cut").header >= cut);
         }

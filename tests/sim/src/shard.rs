@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use kindred_engine::engine::{
-    Engine, EngineConfig, FeedId, MonoMillis, OpenRange, RevisionMode, StreamId, WallMicros, WatchId,
+    Engine, EngineConfig, FeedId, MonoMillis, OpenRange, PinId, RevisionMode, StreamId, WallMicros, WatchId,
     WatchOut, WatchSpec,
 };
 use kindred_engine::error::EngineError;
@@ -36,6 +36,8 @@ const CHUNK_KEYS: usize = 2;
 const PULL_BYTES: usize = 400;
 /// Messages made ahead of a router.
 const UNREAD_MAX: usize = 6;
+/// Pins last their whole time here: every release is lost, which is harmless.
+const UNRELEASED: PinId = PinId(1);
 /// A pin that a compaction has passed is dropped after this.
 const PIN_MAX: Micros = 60 * SECOND;
 
@@ -403,7 +405,7 @@ impl Shard {
             Item::Request(Request::RaiseSince { ranges, to, since }, respond) => {
                 let reply = core.engine.raise(wall, &ranges, to).map(|current| {
                     if self.sabotage != Some(Sabotage::NoPins) {
-                        core.engine.hold(mono, current);
+                        core.engine.hold(mono, current, UNRELEASED);
                     }
                     let changed = self.sabotage != Some(Sabotage::NothingChanges)
                         && core.engine.changed(&ranges, since);
@@ -435,7 +437,7 @@ impl Shard {
                 && (1..=WHOLE_KEYS).contains(&query.limit));
         let held = |core: &mut Core, header| {
             if pin && self.sabotage != Some(Sabotage::NoPins) {
-                core.engine.hold(self.mono(), header);
+                core.engine.hold(self.mono(), header, UNRELEASED);
             }
         };
         if short {

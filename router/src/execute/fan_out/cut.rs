@@ -28,15 +28,17 @@ pub struct Raised {
 
 /// The stores, as a read needs them: real ones, or a test's.
 pub trait Shards: Sync {
-    /// `KV/Range`, raised to `at_least` before if the store can; what it shows stays readable for a while.
+    /// `KV/Range`, raised to `at_least` before if the store can; what it shows stays readable for a while if `pin`.
     fn range(
         &self,
         store: StoreIx,
         request: Bytes,
         at_least: Revision,
+        pin: bool,
     ) -> impl Future<Output = Result<Bytes, Status>> + Send;
 
-    /// The current revision of the source's range, raised to `to`, which stays readable for a while.
+    /// The current revision of the source's range, raised to `to`, which stays readable for a while if it is compared with
+    /// `since`.
     fn raise(
         &self,
         source: &Source,
@@ -152,7 +154,8 @@ impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S
 
     async fn page(&self, store: StoreIx, at: Option<Revision>, at_least: Revision) -> Result<Page, Status> {
         let request = Bytes::from((self.ask)(store.0, at).encode_to_vec());
-        let answer = self.shards.range(self.sources[store.0].store, request, at_least).await?;
+        // A revision that is named is the client's, or pinned already.
+        let answer = self.shards.range(self.sources[store.0].store, request, at_least, at.is_none()).await?;
         Page::parse(&answer).map_err(malformed)
     }
 

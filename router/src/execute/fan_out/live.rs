@@ -1,5 +1,7 @@
 //! Real shards, as a read over several of them needs them.
 
+use std::sync::{Mutex, PoisonError};
+
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1 as shard;
@@ -9,7 +11,7 @@ use tonic::Status;
 use super::ask::{Source, on_wire};
 use super::cut::{Raised, Shards};
 use crate::app::App;
-use crate::execute::{Deadline, Effect, call};
+use crate::execute::{Deadline, Effect, by_map, call};
 use crate::stores::Stores;
 
 /// The stores of a router, for one request.
@@ -18,33 +20,73 @@ pub struct Live {
     stores: Stores,
     deadline: Deadline,
     generation: u64,
+    /// The name of this request's pins.
+    pin: u64,
+    /// Where there may be one.
+    pinned: Mutex<Vec<StoreIx>>,
+}
+
+impl Live {
+    fn pinning(&self, store: StoreIx) {
+        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        if !pinned.contains(&store) {
+            pinned.push(store);
+        }
+    }
+}
+
+/// However the request ends, nothing of it stands in a compaction's way (R5).
+impl Drop for Live {
+    fn drop(&mut self) {
+        let pinned = self.pinned.get_mut().unwrap_or_else(PoisonError::into_inner);
+        pinned.iter().for_each(|store| self.stores.get(*store).releases().push(self.pin));
+    }
 }
 
 impl App {
     /// The stores, for one request that was planned by the map of this generation.
     pub(super) fn live(&self, generation: u64, deadline: Deadline) -> Live {
-        Live { stores: self.stores.clone(), deadline, generation }
+        let (pin, pinned) = (self.pins.next(), Mutex::default());
+        Live { stores: self.stores.clone(), deadline, generation, pin, pinned }
     }
 }
 
 impl Shards for Live {
-    async fn range(&self, store: StoreIx, request: Bytes, at_least: Revision) -> Result<Bytes, Status> {
+    async fn range(
+        &self,
+        store: StoreIx,
+        request: Bytes,
+        at_least: Revision,
+        pin: bool,
+    ) -> Result<Bytes, Status> {
+        if pin {
+            self.pinning(store);
+        }
         let store = self.stores.get(store);
         let deadline = self.deadline.renewed(Effect::Read);
         call(store, Effect::Read, deadline, || async {
-            store.kv().range(deadline.pinned(request.clone(), at_least, self.generation)).await
+            let request = match pin {
+                true => deadline.pinned(request.clone(), at_least, self.pin),
+                false => deadline.at_least(request.clone(), at_least),
+            };
+            store.kv().range(by_map(request, self.generation)).await
         })
         .await
     }
 
     async fn raise(&self, source: &Source, to: Revision, since: Option<Revision>) -> Result<Raised, Status> {
+        // Without data to compare with there is nothing to read again.
+        let pin = since.is_some();
+        if pin {
+            self.pinning(source.store);
+        }
         let store = self.stores.get(source.store);
         let (key, range_end) = on_wire(&source.range);
         let request = shard::RaiseSinceRequest {
             ranges: vec![shard::KeyRange { key, range_end }],
             to: to.get(),
             since: since.map_or(0, Revision::get),
-            pin: true,
+            pin: if pin { self.pin } else { 0 },
             generation: self.generation,
         };
         let deadline = self.deadline.renewed(Effect::Read);

@@ -158,7 +158,8 @@ impl<S: Shards> Merging<'_, S> {
     ) -> Result<(SourceIx, Page), Status> {
         let from = &self.layout.sources[source.0];
         let request = self.ask.page(from, after.as_ref(), Some(self.at), items);
-        let answer = self.shards.range(from.store, Bytes::from(request.encode_to_vec()), self.at).await?;
+        let answer =
+            self.shards.range(from.store, Bytes::from(request.encode_to_vec()), self.at, false).await?;
         Ok((source, Page::parse(&answer).map_err(malformed)?))
     }
 

@@ -140,7 +140,13 @@ impl State {
 }
 
 impl Shards for Cluster {
-    async fn range(&self, store: StoreIx, request: Bytes, at_least: Revision) -> Result<Bytes, Status> {
+    async fn range(
+        &self,
+        store: StoreIx,
+        request: Bytes,
+        at_least: Revision,
+        _: bool,
+    ) -> Result<Bytes, Status> {
         let mut state = self.state.lock().unwrap();
         let store = state.call(store)?;
         store.current = store.current.max(at_least.get());

@@ -2,7 +2,7 @@
 
 use kindred_partition_config::{ids::Revision, key::KeyRange};
 
-use super::{Engine, MonoMillis, WallMicros};
+use super::{Engine, MonoMillis, PinId, WallMicros};
 use crate::{
     error::EngineError,
     ops::{Op, OpAnswer},
@@ -86,9 +86,14 @@ impl Engine {
         since < self.floor || ranges.iter().any(&mut changed)
     }
 
-    /// Keeps `at`, which is current somewhere, readable for five seconds and hardly longer (R5): until then
-    /// [`Engine::compact`] does not pass it.
-    pub fn hold(&mut self, now: MonoMillis, at: Revision) {
-        self.holds.hold(now, at);
+    /// Keeps `at`, which is current somewhere, readable until [`Engine::release`], or for five seconds and hardly longer
+    /// (R5): until then [`Engine::compact`] does not pass it.
+    pub fn hold(&mut self, now: MonoMillis, at: Revision, pin: PinId) {
+        self.holds.hold(now, at, pin);
+    }
+
+    /// Ends what is held under these names. Whether anything was: then a compaction that waits is to be tried again.
+    pub fn release(&mut self, pins: &[PinId]) -> bool {
+        self.holds.release(pins)
     }
 }

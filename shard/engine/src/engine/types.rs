@@ -16,6 +16,10 @@ pub struct WallMicros(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MonoMillis(pub u64);
 
+/// What a read over several shards calls the revisions that are held for it (R5): the asker's choice, unlike any other's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PinId(pub u64);
+
 /// How revisions are assigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RevisionMode {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use kindred_engine::{
-    engine::{Engine, EngineConfig, MonoMillis, OpenRange, RevisionMode, WallMicros},
+    engine::{Engine, EngineConfig, MonoMillis, OpenRange, PinId, RevisionMode, WallMicros},
     error::EngineError,
     ops::*,
     version::Version,
@@ -92,6 +92,7 @@ pub enum Step {
     Progress(Index),
     Time(u64),
     Hold(Index),
+    Release(Index),
     FeedOpen(Vec<Index>, Option<Index>),
     FeedAdvance(Index, i64),
     FeedPull(Index, usize),
@@ -168,6 +169,7 @@ pub fn step() -> impl Strategy<Value = Step> {
         2 => any::<Index>().prop_map(Step::Progress),
         2 => (0..3_u64).prop_map(Step::Time),
         1 => any::<Index>().prop_map(Step::Hold),
+        1 => any::<Index>().prop_map(Step::Release),
         3 => (prop::collection::vec(any::<Index>(), 1..4), prop::option::weighted(0.6, any::<Index>()))
             .prop_map(|(ranges, start)| Step::FeedOpen(ranges, start)),
         2 => (any::<Index>(), prop_oneof![4 => -2000..5000_i64, 1 => Just(1_i64 << 40)])
@@ -198,7 +200,7 @@ pub struct World {
     now: WallMicros,
     mono: MonoMillis,
     /// Revisions that must stay readable, and until when.
-    holds: Vec<(Revision, MonoMillis)>,
+    holds: Vec<(Revision, MonoMillis, PinId)>,
     opens: Vec<Open>,
     pub dense: bool,
 }
@@ -319,6 +321,7 @@ impl World {
                 self.mono.0 += by * 1_500;
             }
             Step::Hold(range) => self.hold(&pick(range)),
+            Step::Release(which) => self.release(which),
             Step::Changed(range, since) => self.changed(&pick(range), since),
             step @ (Step::FeedOpen(..) | Step::FeedAdvance(..) | Step::FeedPull(..) | Step::FeedClose(_)) => {
                 crate::feeds::step(self, step);
@@ -327,14 +330,28 @@ impl World {
         }
         self.engine.validate();
         let floor = self.engine.floor();
-        let held = |(at, until): &(Revision, MonoMillis)| *until <= self.mono || *at >= floor;
+        let held = |(at, until, _): &(Revision, MonoMillis, PinId)| *until <= self.mono || *at >= floor;
         assert!(self.holds.iter().all(held), "R5: the floor {floor} passed one of {:?}", self.holds);
     }
 
     fn hold(&mut self, range: &KeyRange) {
         let current = self.engine.current(std::slice::from_ref(range));
-        self.engine.hold(self.mono, current);
-        self.holds.push((current, MonoMillis(self.mono.0 + 5_000)));
+        // A few names, as when one read asks several times.
+        let pin = PinId(self.holds.len() as u64 % 7);
+        self.engine.hold(self.mono, current, pin);
+        self.holds.push((current, MonoMillis(self.mono.0 + 5_000), pin));
+    }
+
+    fn release(&mut self, which: &Index) {
+        let pin = PinId(which.index(7) as u64);
+        let live = |(_, until, held): &(Revision, MonoMillis, PinId)| *held == pin && *until > self.mono;
+        let held = self.holds.iter().any(live);
+        assert!(self.engine.release(&[pin]) || !held, "{pin:?} was held");
+        for hold in &mut self.holds {
+            if hold.2 == pin {
+                hold.1 = MonoMillis(0);
+            }
+        }
     }
 
     fn changed(&mut self, range: &KeyRange, since: &Index) {
@@ -383,7 +400,11 @@ impl World {
             Ok(Some(until)) => {
                 assert_eq!(self.engine.floor(), floor, "it waits");
                 assert!(until > self.mono && until.0 <= self.mono.0 + 5_050, "for some seconds");
-                assert!(self.holds.iter().any(|(held, _)| *held < at));
+                let grain = 50;
+                let held = |(held, end, _): &(Revision, MonoMillis, PinId)| {
+                    *held < at && end.0 + grain > self.mono.0
+                };
+                assert!(self.holds.iter().any(held), "for something that is not released");
                 // What is held from now on does not put it off.
                 self.hold(&KeyRange::everything());
                 self.hold(&pick(index));

@@ -1,0 +1,92 @@
+//! Pins that reads over several stores left at a store, on their way to be released (R5): without that a client's
+//! compaction would wait for the longest possible read after every one. A lost release is made up for by the pin's age.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kindred_proto::shard_v1::ReleasePinsRequest;
+use tokio::sync::Notify;
+
+use super::Store;
+
+/// Releases that wait for one call, as many as a shard takes; more are left to their age.
+const WAITING_MAX: usize = 4096;
+/// Between two calls, so that under load one call carries the releases of many reads.
+const PAUSE: Duration = Duration::from_millis(10);
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Gives every read a name for its pins that no other read of any router has.
+#[derive(Debug)]
+pub struct PinNames(AtomicU64);
+
+impl Default for PinNames {
+    fn default() -> Self {
+        // Each router counts from a place of its own, far from those of the others.
+        Self(AtomicU64::new(RandomState::new().build_hasher().finish()))
+    }
+}
+
+impl PinNames {
+    /// The next name; never 0, which is none.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed).max(1)
+    }
+}
+
+/// What waits to be released at one store.
+#[derive(Debug, Default)]
+pub struct Releases {
+    pins: Mutex<Vec<u64>>,
+    ready: Notify,
+}
+
+impl Releases {
+    /// The read of this name is done with the store.
+    pub fn push(&self, pin: u64) {
+        let mut pins = self.pins.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if pins.len() < WAITING_MAX {
+            pins.push(pin);
+            self.ready.notify_one();
+        }
+    }
+
+    fn take(&self) -> Vec<u64> {
+        std::mem::take(&mut self.pins.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+}
+
+/// Releases at a store what is to be released, for ever.
+pub async fn run(store: Arc<Store>) {
+    loop {
+        store.releases().ready.notified().await;
+        let pins = store.releases().take();
+        if !pins.is_empty() && store.state().is_up() {
+            // What it answers changes nothing.
+            let _ =
+                tokio::time::timeout(TIMEOUT, store.shard().release_pins(ReleasePinsRequest { pins })).await;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_never_none() {
+        let names = PinNames(AtomicU64::new(u64::MAX));
+        assert_eq!([names.next(), names.next(), names.next()], [u64::MAX, 1, 1]);
+    }
+
+    #[test]
+    fn what_waits_is_bounded() {
+        let releases = Releases::default();
+        (0..10_000).for_each(|pin| releases.push(pin));
+        assert_eq!(releases.take().len(), WAITING_MAX);
+        assert!(releases.take().is_empty());
+    }
+}
