@@ -7,11 +7,13 @@
 //! | header cluster_id, member_id, raft_term | they name the server |
 //! | LeaseTimeToLive TTL | seconds pass between the two sides; compared to within [`TTL_SLACK_SECONDS`] |
 //! | LeaseTimeToLive keys | etcd lists them in the order of a Go map; compared as a set |
-//! | HashKV at the revision of a compaction: hash, compact_revision | etcd answers the hash that it stored when it compacted, over what was there then |
+//! | HashKV at the revision of a compaction: hash, compact_revision, also that it is compacted by now | etcd answers the hash that it stored when it compacted, over what was there then, also of its last few compactions |
 //! | prev_kv of an event exactly at the revision of a compaction | etcd has lost it by then; kindred still has it, which spares a client the loss of its watch |
 //! | where RangeStream cuts its chunks | not part of the contract; the merged answer is compared |
 //! | mapped mode: header revision of lease and compaction answers, and of a txn without operations | they have no kind, and the stores no common counter |
-//! | mapped mode: header revision of `created` | it shows what the router's feed has been promised, which may trail; what follows on a watch without a start proves it |
+//! | several stores: a DeleteRange or the end of a lease is one revision, and one answer on a watch, for each store | each store does its part at once; their events are compared in the order of keys |
+//! | several stores: the keys of a txn | one over several stores is refused; those here are on one (`layout.rs`) |
+//! | mapped mode: header revision of `created`, of a watch with a start: below etcd's | it shows what the router's feed has been promised so far, so that such a watch costs no question to the stores; one without a start is compared |
 
 use bytes::Bytes;
 use kindred_proto::{
@@ -165,11 +167,7 @@ impl View<'_> {
             // Not promised for more than one counter: etcd itself sends 0 here when compacted.
             answer.header = None;
         }
-        if answer.created {
-            self.unscoped(&mut answer.header)
-        } else {
-            self.header(&mut answer.header)
-        }
+        self.header(&mut answer.header);
         answer.compact_revision = self.history.exact(self.who, answer.compact_revision);
     }
 }

@@ -10,6 +10,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use crate::{
     generate_txn,
     keys::{self, KINDS},
+    layout::Layout,
     operation::{Action, Operation},
     revision::{Mode, Scope, Symbol},
 };
@@ -24,19 +25,20 @@ const LEASES: i64 = 6;
 const TOO_LARGE_BYTES: usize = 1_600_000;
 
 /// The operations of a seed.
-pub fn sequence(seed: u64, length: usize, mode: Mode) -> Vec<Operation> {
-    let mut generator = Generator { rng: StdRng::seed_from_u64(seed), mode };
+pub fn sequence(seed: u64, length: usize, mode: Mode, layout: &Layout) -> Vec<Operation> {
+    let mut generator = Generator { rng: StdRng::seed_from_u64(seed), mode, layout };
     let mut operations: Vec<Operation> = (1..length).map(|_| generator.operation()).collect();
     operations.push(Operation { scope: Scope::All, action: Action::Drain });
     operations
 }
 
-pub struct Generator {
+pub struct Generator<'a> {
     pub rng: StdRng,
     pub mode: Mode,
+    layout: &'a Layout,
 }
 
-impl Generator {
+impl Generator<'_> {
     pub fn chance(&mut self, percent: u32) -> bool {
         self.rng.random_range(0..100) < percent
     }
@@ -168,7 +170,11 @@ impl Generator {
             290..480 => Action::Range(self.range(kind)),
             480..510 => Action::RangeStream(self.range_stream(kind)),
             510..580 => Action::DeleteRange(self.delete_range(kind)),
-            580..780 => Action::Txn(generate_txn::txn(self, kind)),
+            580..780 => {
+                let mut txn = generate_txn::txn(self, kind);
+                self.layout.confine(&mut txn, kind);
+                Action::Txn(txn)
+            }
             780..800 => return self.compact(),
             800..870 => return self.lease_operation(),
             870..880 => return self.hash(),
@@ -183,7 +189,7 @@ impl Generator {
                 value: Bytes::from(vec![b'x'; TOO_LARGE_BYTES]),
                 ..Default::default()
             }),
-            _ => return self.read_of_all(),
+            _ => return self.across_kinds(),
         };
         Operation { scope, action }
     }
@@ -231,16 +237,27 @@ impl Generator {
         Operation { scope: Scope::All, action }
     }
 
-    /// A read over several kinds: merged by a router, one range to a shard.
-    fn read_of_all(&mut self) -> Operation {
-        let mut request = self.range(0);
-        (request.key, request.range_end) =
-            (Bytes::from_static(b"/registry/"), Bytes::from_static(b"/registry0"));
-        request.sort_target = 0;
-        request.sort_order = 0;
-        request.revision = 0;
-        let action = if self.chance(30) { Action::RangeStream(request) } else { Action::Range(request) };
-        Operation { scope: Scope::All, action }
+    /// A read, a delete or a watch over several kinds: merged by a router, one range to a shard.
+    fn across_kinds(&mut self) -> Operation {
+        let (key, range_end, kinds) = keys::several(&mut self.rng);
+        let action = match self.rng.random_range(0..10) {
+            0..6 => {
+                let mut request = RangeRequest { key, range_end, ..self.range(0) };
+                if request.sort_target != 0 {
+                    // etcd's sort of equal ones: see `range`.
+                    (request.sort_order, request.sort_target) = (0, 0);
+                }
+                if self.chance(30) { Action::RangeStream(request) } else { Action::Range(request) }
+            }
+            6 => Action::DeleteRange(DeleteRangeRequest { key, range_end, prev_kv: self.chance(40) }),
+            _ => {
+                let Action::WatchCreate { stream, request } = self.watch_create(0).action else {
+                    return self.compact();
+                };
+                Action::WatchCreate { stream, request: WatchCreateRequest { key, range_end, ..request } }
+            }
+        };
+        Operation { scope: Scope::Several(kinds), action }
     }
 
     fn watch_create(&mut self, kind: usize) -> Operation {

@@ -12,7 +12,7 @@ const DEPTH_MAX: u32 = 2;
 /// etcd's limit is 128.
 const TOO_MANY_OPS: usize = 129;
 
-pub fn txn(generator: &mut Generator, kind: usize) -> TxnRequest {
+pub fn txn(generator: &mut Generator<'_>, kind: usize) -> TxnRequest {
     if generator.chance(40) {
         return kubernetes(generator, kind);
     }
@@ -20,7 +20,7 @@ pub fn txn(generator: &mut Generator, kind: usize) -> TxnRequest {
 }
 
 /// As kube-apiserver sends it: one compare, one write, one read of the same key.
-fn kubernetes(generator: &mut Generator, kind: usize) -> TxnRequest {
+fn kubernetes(generator: &mut Generator<'_>, kind: usize) -> TxnRequest {
     let put = generator.put(kind);
     let key = put.key.clone();
     let expected = if generator.chance(25) { 0 } else { Symbol::KeyMod.code() };
@@ -50,7 +50,7 @@ fn kubernetes(generator: &mut Generator, kind: usize) -> TxnRequest {
     }
 }
 
-fn random(generator: &mut Generator, kind: usize, depth: u32) -> TxnRequest {
+fn random(generator: &mut Generator<'_>, kind: usize, depth: u32) -> TxnRequest {
     let compares = generator.rng.random_range(0..4);
     let compare = (0..compares).map(|_| compare(generator, kind)).collect();
     let success = branch(generator, kind, depth);
@@ -58,7 +58,7 @@ fn random(generator: &mut Generator, kind: usize, depth: u32) -> TxnRequest {
     TxnRequest { compare, success, failure }
 }
 
-fn branch(generator: &mut Generator, kind: usize, depth: u32) -> Vec<RequestOp> {
+fn branch(generator: &mut Generator<'_>, kind: usize, depth: u32) -> Vec<RequestOp> {
     if depth == 0 && generator.rng.random_range(0..200) == 0 {
         let range = generator.range(kind);
         return vec![RequestOp { request: Some(Request::RequestRange(range)) }; TOO_MANY_OPS];
@@ -67,7 +67,7 @@ fn branch(generator: &mut Generator, kind: usize, depth: u32) -> Vec<RequestOp> 
     (0..length).map(|_| op(generator, kind, depth)).collect()
 }
 
-fn op(generator: &mut Generator, kind: usize, depth: u32) -> RequestOp {
+fn op(generator: &mut Generator<'_>, kind: usize, depth: u32) -> RequestOp {
     let request = match generator.rng.random_range(0..100) {
         0..45 => Some(Request::RequestPut(generator.put(kind))),
         45..70 => Some(Request::RequestRange(generator.range(kind))),
@@ -81,7 +81,7 @@ fn op(generator: &mut Generator, kind: usize, depth: u32) -> RequestOp {
     RequestOp { request }
 }
 
-fn compare(generator: &mut Generator, kind: usize) -> Compare {
+fn compare(generator: &mut Generator<'_>, kind: usize) -> Compare {
     let (key, range_end) =
         if generator.chance(20) { generator.span(kind) } else { (generator.key(kind), Bytes::new()) };
     let target = generator.rng.random_range(0..5);

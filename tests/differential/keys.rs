@@ -3,6 +3,8 @@
 use bytes::Bytes;
 use rand::{Rng, rngs::StdRng};
 
+use crate::revision::Kinds;
+
 /// A kind: its keys are `prefix` + a name.
 #[derive(Debug)]
 pub struct Kind {
@@ -24,7 +26,7 @@ const NAMESPACED: &[&str] = &[
 ];
 const PLAIN: &[&str] = &["node-1", "node-10", "node-2", "node-3", "node-4", "z"];
 
-/// Each is placed by its prefix alone, so that an operation within one never spans stores.
+/// Each is a Kind with a placement of its own, or no Kind and on the default store.
 pub const KINDS: &[Kind] = &[
     Kind { prefix: "/registry/pods/", names: NAMESPACED },
     Kind { prefix: "/registry/leases/", names: NAMESPACED },
@@ -58,6 +60,30 @@ const ODD: &[&[u8]] = &[
 pub fn key(rng: &mut StdRng, kind: usize) -> Bytes {
     let Kind { prefix, names } = &KINDS[kind];
     Bytes::from(format!("{prefix}{}", names[rng.random_range(0..names.len())]))
+}
+
+/// All keys of the kind.
+pub fn names(kind: usize) -> Vec<Bytes> {
+    let Kind { prefix, names } = &KINDS[kind];
+    names.iter().map(|name| Bytes::from(format!("{prefix}{name}"))).collect()
+}
+
+/// Keys of several kinds: some of the Kubernetes ones, all of those, or the whole key space.
+pub fn several(rng: &mut StdRng) -> (Bytes, Bytes, Kinds) {
+    let (key, end): (&[u8], &[u8]) = match rng.random_range(0..6) {
+        0 => (b"/registry/", b"/registry0"),
+        1 => (b"/registry/pod", b"/registry/poe"),
+        2 => (b"/registry/services/", b"/registry/services0"),
+        // From the middle of one kind into the middle of another.
+        3 => (b"/registry/leases/ns-b/p2", b"/registry/pods/ns-b/p2"),
+        4 => (b"/registry/events/ns-c", b"\0"),
+        _ => (b"\0", b"\0"),
+    };
+    let has_some = |kind: &usize| {
+        names(*kind).iter().any(|name| name.as_ref() >= key && (end == b"\0" || name.as_ref() < end))
+    };
+    let kinds = Kinds::of((0..KINDS.len()).filter(has_some));
+    (Bytes::from_static(key), Bytes::from_static(end), kinds)
 }
 
 pub fn odd(rng: &mut StdRng) -> Bytes {

@@ -8,6 +8,7 @@ mod answer;
 mod generate;
 mod generate_txn;
 mod keys;
+mod layout;
 mod operation;
 mod revision;
 mod run;
@@ -22,6 +23,7 @@ use kindred_tests::{
     scenario::{self, env_number, report},
     servers::{Etcd, Shard, Up},
 };
+use layout::Layout;
 use operation::Operation;
 use revision::Mode;
 use run::{Counts, Mismatch, Run};
@@ -34,8 +36,19 @@ pub enum Subject {
     /// Another etcd: the test of this test.
     Etcd,
     Shard,
-    Up,
+    /// A whole kindred with the default configuration, or another.
+    Up(Option<Map>),
 }
+
+/// A configuration: its name in reports, and its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Map {
+    name: &'static str,
+    config: &'static str,
+}
+
+const RANGES: Map = Map { name: "ranges", config: include_str!("configs/ranges.yaml") };
+const RING: Map = Map { name: "ring", config: include_str!("configs/ring.yaml") };
 
 /// One comparison: its name in reports and replay commands, and its two sides.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +69,12 @@ impl Right {
         Ok(match subject {
             Subject::Etcd => Self::Etcd(Etcd::start(dir, name).await?),
             Subject::Shard => Self::Shard(Shard::start(dir, name, &["--revisions=dense".to_owned()]).await?),
-            Subject::Up => Self::Up(Up::start(dir, name, &[]).await?),
+            Subject::Up(None) => Self::Up(Up::start(dir, name, &[]).await?),
+            Subject::Up(Some(map)) => {
+                let file = dir.join(format!("{name}.yaml"));
+                fs::write(&file, map.config)?;
+                Self::Up(Up::start(dir, name, &[format!("--config={}", file.display())]).await?)
+            }
         })
     }
 
@@ -99,9 +117,13 @@ impl Comparison {
             env_number("KINDRED_SEEDS", if std::env::var_os("KINDRED_SEED").is_some() { 1 } else { seeds })?;
         let length = usize::try_from(env_number("KINDRED_OPS", length)?)?;
         let mut total = Counts::default();
-        // Together: a compaction waits for young pins (R5), and a seed with it.
+        let layout = &match self.subject {
+            Subject::Up(Some(map)) => Layout::of(map.config)?,
+            _ => Layout::default(),
+        };
+        // Together: each waits for its servers most of the time.
         let runs = (first..first + seeds).map(|seed| async move {
-            let operations = generate::sequence(seed, length, self.mode);
+            let operations = generate::sequence(seed, length, self.mode, layout);
             let outcome = self.run(dir, &format!("seed{seed}"), &operations).await;
             outcome.map(|outcome| (seed, operations, outcome))
         });
@@ -130,7 +152,7 @@ impl Comparison {
             }
         }
         report(&format!(
-            "differential mode={} subject={} ops={} errors={} watches={} watch_events={} seeds={first}..{} \
+            "differential mode={} subject={} map={} ops={} errors={} watches={} watch_events={} seeds={first}..{} \
              mismatches={}",
             match self.mode {
                 Mode::Dense => "dense",
@@ -139,7 +161,12 @@ impl Comparison {
             match self.subject {
                 Subject::Etcd => "etcd",
                 Subject::Shard => "kindred-shard",
-                Subject::Up => "kindred",
+                Subject::Up(_) => "kindred",
+            },
+            match self.subject {
+                Subject::Up(Some(map)) => map.name,
+                Subject::Up(None) => "default",
+                Subject::Etcd | Subject::Shard => "none",
             },
             total.operations,
             total.errors,
@@ -178,5 +205,21 @@ fn shard_equals_etcd() {
 
 #[test]
 fn kindred_equals_etcd() {
-    compare(Comparison { test: "kindred_equals_etcd", mode: Mode::Mapped, subject: Subject::Up }, 5, 2500);
+    compare(
+        Comparison { test: "kindred_equals_etcd", mode: Mode::Mapped, subject: Subject::Up(None) },
+        5,
+        2500,
+    );
+}
+
+#[test]
+fn kindred_in_ranges_equals_etcd() {
+    let test = "kindred_in_ranges_equals_etcd";
+    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(RANGES)) }, 5, 2500);
+}
+
+#[test]
+fn kindred_on_a_ring_equals_etcd() {
+    let test = "kindred_on_a_ring_equals_etcd";
+    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(RING)) }, 5, 2500);
 }

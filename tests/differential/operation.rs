@@ -9,7 +9,7 @@ use kindred_proto::etcdserverpb::{
     compare::TargetUnion, request_op::Request,
 };
 
-use crate::revision::{History, KeyRevisions, Scope, Symbol};
+use crate::revision::{History, KeyRevisions, Scope, Symbol, Use};
 
 /// What is done. Revision fields may hold symbols.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,9 +72,10 @@ impl Operation {
     pub fn resolve(&self, history: &History, keys: &KeyTable) -> [Action; 2] {
         let mut sides = [self.action.clone(), self.action.clone()];
         for (side, action) in sides.iter_mut().enumerate() {
+            let of = if matches!(action, Action::WatchCreate { .. }) { Use::Start } else { Use::Read };
             let resolve = |code: i64, key: Option<&Bytes>| {
                 let key = key.and_then(|key| keys.get(key)).copied();
-                history.resolve(self.scope, code, key)[side]
+                history.resolve(self.scope, code, key, of)[side]
             };
             match action {
                 Action::Range(request) | Action::RangeStream(request) => range(request, &resolve),

@@ -72,7 +72,22 @@ pub enum Who {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     Kind(usize),
+    Several(Kinds),
     All,
+}
+
+/// A set of kinds: one bit for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kinds(u32);
+
+impl Kinds {
+    pub fn of(kinds: impl Iterator<Item = usize>) -> Self {
+        Self(kinds.fold(0, |set, kind| set | 1 << kind))
+    }
+
+    fn has(self, kind: usize) -> bool {
+        self.0 & 1 << kind != 0
+    }
 }
 
 /// How revisions of the two sides relate.
@@ -87,13 +102,46 @@ pub enum Mode {
 /// Hybrid clocks count microseconds in steps of 1024: an hour ahead is not reached while a test runs.
 const HOUR: i64 = 3_600_000_000 << 10;
 
+/// A write: its revision on the left, and the first and last that it has on the right, which are two where it was done in
+/// parts on several stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Step {
+    left: i64,
+    first: i64,
+    last: i64,
+}
+
+impl Step {
+    const fn same(revision: i64) -> Self {
+        Self { left: revision, first: revision, last: revision }
+    }
+
+    /// Its last revision on a side.
+    fn last(&self, who: Who) -> i64 {
+        match who {
+            Who::Left => self.left,
+            Who::Right => self.last,
+        }
+    }
+}
+
+/// What a revision is for: of a write with several revisions, a read is to have seen them all, a watch from there on is
+/// to see them all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    Read,
+    Start,
+}
+
 /// Every revision that an event had, on both sides.
 #[derive(Debug)]
 pub struct History {
     pub mode: Mode,
-    /// For each kind (one only in dense mode) the revisions of its events, left and right, in order.
-    kinds: Vec<Vec<[i64; 2]>>,
+    /// For each kind (one only in dense mode) its writes, in order.
+    kinds: Vec<Vec<Step>>,
     right_to_left: HashMap<i64, i64>,
+    /// Left revisions of writes that have several on the right, over all kinds.
+    split: BTreeSet<i64>,
     /// Where the last compaction was, left and right.
     compacted: [i64; 2],
     /// Left revisions of all compactions.
@@ -108,34 +156,42 @@ impl History {
             mode,
             kinds: vec![Vec::new(); kinds],
             right_to_left: HashMap::new(),
+            split: BTreeSet::new(),
             compacted: [0, 0],
             compactions: BTreeSet::new(),
             base,
         };
         if mode == Mode::Dense {
             // An empty etcd is at revision 1.
-            history.kinds = vec![vec![[1, 1]]];
+            history.kinds = vec![vec![Step::same(1)]];
         }
         history
     }
 
-    /// Adds the next event revision of a kind.
-    pub fn push(&mut self, kind: usize, revisions: [i64; 2]) {
-        self.kinds[kind].push(revisions);
-        self.right_to_left.insert(revisions[1], revisions[0]);
+    /// Adds the next write of a kind: its revision on the left, and that of each of its events on the right.
+    pub fn push(&mut self, kind: usize, left: i64, rights: &[i64]) {
+        let (Some(&first), Some(&last)) = (rights.iter().min(), rights.iter().max()) else { return };
+        let elsewhere = self.kinds.iter().flatten().rev().find(|step| step.left == left);
+        if first != last || elsewhere.is_some_and(|step| step.last != last) {
+            self.split.insert(left);
+        }
+        self.kinds[kind].push(Step { left, first, last });
+        for &right in rights {
+            self.right_to_left.insert(right, left);
+        }
+    }
+
+    /// Whether the write of a left revision has several on the right side.
+    pub fn is_split(&self, left: i64) -> bool {
+        self.split.contains(&left)
     }
 
     /// Dense mode: everything up to `revision` has been used by writes.
     pub fn extend_dense(&mut self, revision: i64) {
         while self.last(Scope::All, Who::Left) < revision {
             let next = self.last(Scope::All, Who::Left) + 1;
-            self.kinds[0].push([next, next]);
+            self.kinds[0].push(Step::same(next));
         }
-    }
-
-    /// How many event revisions of a kind are known.
-    pub fn steps_of(&self, kind: usize) -> usize {
-        self.kinds[kind].len()
     }
 
     pub fn set_compacted(&mut self, sides: [i64; 2]) {
@@ -154,32 +210,52 @@ impl History {
     }
 
     /// The steps that a scope may name, in the order of the left side, and so that the right side's order agrees.
-    fn steps(&self, scope: Scope) -> Vec<[i64; 2]> {
-        let mut steps: Vec<[i64; 2]> = match (self.mode, scope) {
+    fn steps(&self, scope: Scope) -> Vec<Step> {
+        let mut steps: Vec<Step> = match (self.mode, scope) {
             (Mode::Mapped, Scope::Kind(kind)) => self.kinds[kind].clone(),
+            (Mode::Mapped, Scope::Several(kinds)) => self.of_several(kinds).flatten().copied().collect(),
             _ => self.kinds.iter().flatten().copied().collect(),
         };
         steps.sort_unstable();
         steps
     }
 
-    /// Left revisions at which the right side, too, has seen exactly the same events of all kinds.
-    fn cuts(&self) -> Vec<[i64; 2]> {
-        let steps = self.steps(Scope::All);
-        let mut highest_before = i64::MIN;
-        let mut cuts = Vec::new();
+    /// Writes before and behind which the right side, too, has exactly the same events of all kinds. Only those with one
+    /// revision: of another, a compaction would leave a part.
+    fn cuts(&self) -> Vec<Step> {
+        let mut steps = self.steps(Scope::All);
+        // One for a write of several kinds.
+        steps.dedup_by(|next, step| {
+            let same = next.left == step.left;
+            if same {
+                (step.first, step.last) = (step.first.min(next.first), step.last.max(next.last));
+            }
+            same
+        });
         let mut lowest_after = vec![i64::MAX; steps.len() + 1];
         for index in (0..steps.len()).rev() {
-            lowest_after[index] = lowest_after[index + 1].min(steps[index][1]);
+            lowest_after[index] = lowest_after[index + 1].min(steps[index].first);
         }
-        for (index, step) in steps.iter().enumerate() {
-            highest_before = highest_before.max(step[1]);
-            let last_of_write = steps.get(index + 1).is_none_or(|next| next[0] != step[0]);
-            if last_of_write && highest_before < lowest_after[index + 1] {
-                cuts.push([step[0], highest_before]);
+        let mut highest_before = i64::MIN;
+        let mut cuts = Vec::new();
+        for (index, step) in steps.into_iter().enumerate() {
+            let alone = highest_before < step.first && step.last < lowest_after[index + 1];
+            highest_before = highest_before.max(step.last);
+            if alone && step.first == step.last {
+                cuts.push(step);
             }
         }
         cuts
+    }
+
+    fn of_several(&self, kinds: Kinds) -> impl Iterator<Item = &Vec<Step>> {
+        self.kinds.iter().enumerate().filter(move |(kind, _)| kinds.has(*kind)).map(|(_, steps)| steps)
+    }
+
+    /// The cuts that are writes of some of these kinds: another's revision may be in the future of them.
+    fn cuts_of(&self, kinds: Kinds) -> Vec<Step> {
+        let own: BTreeSet<i64> = self.of_several(kinds).flatten().map(|step| step.left).collect();
+        self.cuts().into_iter().filter(|cut| own.contains(&cut.left)).collect()
     }
 
     fn first_base(&self) -> [i64; 2] {
@@ -194,32 +270,34 @@ impl History {
         let column = who as usize;
         match (self.mode, scope) {
             (Mode::Mapped, Scope::Kind(kind)) => {
-                self.kinds[kind].last().map_or(self.base[kind][column], |step| step[column])
+                self.kinds[kind].last().map_or(self.base[kind][column], |step| step.last(who))
             }
-            _ => self
-                .kinds
-                .iter()
-                .filter_map(|steps| steps.last())
-                .map(|step| step[column])
-                .max()
-                .unwrap_or(self.first_base()[column]),
+            _ => {
+                let steps = self.steps(scope).into_iter();
+                steps.map(|step| step.last(who)).max().unwrap_or(self.first_base()[column])
+            }
         }
     }
 
     /// The numbers, left and right, that a revision field gets.
-    pub fn resolve(&self, scope: Scope, code: i64, key: Option<[KeyRevisions; 2]>) -> [i64; 2] {
+    pub fn resolve(&self, scope: Scope, code: i64, key: Option<[KeyRevisions; 2]>, of: Use) -> [i64; 2] {
         let Some(symbol) = Symbol::of(code) else { return [code, code] };
         let steps = match scope {
-            Scope::All => self.cuts(),
+            Scope::Several(kinds) if self.mode == Mode::Mapped => self.cuts_of(kinds),
             Scope::Kind(_) => self.steps(scope),
+            _ => self.cuts(),
         };
         let base = match scope {
             Scope::Kind(kind) => self.base[kind],
-            Scope::All => self.first_base(),
+            _ => self.first_base(),
         };
-        let compacted = steps.partition_point(|step| step[0] < self.compacted[0]);
+        let compacted = steps.partition_point(|step| step.left < self.compacted[0]);
         let at = |index: usize| {
-            let [left, right] = steps.get(index.min(steps.len().saturating_sub(1))).copied().unwrap_or(base);
+            let step = steps.get(index.min(steps.len().saturating_sub(1)));
+            let [left, right] = step.map_or(base, |step| match of {
+                Use::Read => [step.left, step.last],
+                Use::Start => [step.left, step.first],
+            });
             // A kind without an event since may show a number below a compaction that left nothing of it out.
             let kept = left >= self.compacted[0];
             [left, if kept { right.max(self.compacted[1]) } else { right }]
@@ -268,10 +346,10 @@ impl History {
         if self.mode == Mode::Dense {
             return revision;
         }
-        let column = who as usize;
-        let count = |steps: &Vec<[i64; 2]>| steps.partition_point(|step| step[column] <= revision);
+        let count = |steps: &Vec<Step>| steps.partition_point(|step| step.last(who) <= revision);
         let events: usize = match scope {
             Scope::Kind(kind) => count(&self.kinds[kind]),
+            Scope::Several(kinds) => self.of_several(kinds).map(count).sum(),
             Scope::All => self.kinds.iter().map(count).sum(),
         };
         i64::try_from(events).unwrap_or(i64::MAX)

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-
+use kindred_proto::etcdserverpb::WatchResponse;
 use kindred_tests::scenario::report;
 
 use crate::{
@@ -45,6 +45,8 @@ pub struct Run {
     /// In mapped mode: a watch of each kind on each side, from which the history learns the revisions.
     recorders: Option<[WatchStream; 2]>,
     history: History,
+    /// For each kind how many of its events the history knows.
+    known: Vec<usize>,
     /// Writes on the right side alone, so that its revisions differ: how the mapped comparison itself is tested.
     noise: bool,
     /// For looking at what else differs: answers that differ are reported and counted, and do not end the run.
@@ -82,6 +84,7 @@ impl Run {
             sides,
             recorders,
             history,
+            known: vec![0; KINDS.len()],
             noise,
             keep_going: std::env::var_os("KINDRED_KEEP_GOING").is_some(),
             reported: BTreeSet::new(),
@@ -164,6 +167,12 @@ impl Run {
             View { history: &self.history, scope: operation.scope, who }.normalise(answer);
         }
         forgive_stored_hash(&self.history, &mut answers);
+        if let (Action::WatchCreate { request, .. }, [Answer::Watch(left), Answer::Watch(right)]) =
+            (&watch, &mut answers)
+            && request.start_revision > 0
+        {
+            left.iter().zip(right).for_each(|(left, right)| self.history.mode.forgive_trailing(left, right));
+        }
         if answers[0] != answers[1] {
             let difference = format!(
                 "sent\n{}\nleft answered (etcd)\n{}\nright answered\n{}",
@@ -201,16 +210,18 @@ impl Run {
         };
         left.flush(revision).await.context("left recorder")?;
         for (kind, keys) in KINDS.iter().enumerate() {
-            let known = self.history.steps_of(kind);
-            let fresh = revisions(&left.watches[kind].items);
+            let ours = revisions(&left.watches[kind].items);
             right
-                .until(kind, |items| revisions(items).len() >= fresh.len())
+                .until(kind, |items| revisions(items).len() >= ours.len())
                 .await
                 .with_context(|| format!("right recorder, {}", keys.prefix))?;
             let theirs = revisions(&right.watches[kind].items);
-            for step in known..fresh.len() {
-                self.history.push(kind, [fresh[step], theirs[step]]);
+            let mut from = self.known[kind];
+            for write in ours[from..].chunk_by(|one, next| one == next) {
+                self.history.push(kind, write[0], &theirs[from..from + write.len()]);
+                from += write.len();
             }
+            self.known[kind] = from;
         }
         Ok(())
     }
@@ -266,11 +277,18 @@ impl Run {
         let [left, right] = [&self.sides[0].streams[stream], &self.sides[1].streams[stream]];
         for (index, (ours, theirs)) in left.watches.iter().zip(&right.watches).enumerate() {
             let view = |who| View { history: &self.history, scope: ours.scope, who };
-            let lengths = [ours.items.len(), theirs.items.len()];
+            let from_now = ours.from_now;
+            let ours = comparable(&ours.items, view(Who::Left), complete);
+            let theirs = comparable(&theirs.items, view(Who::Right), complete);
+            let lengths = [ours.len(), theirs.len()];
             for position in 0..lengths[0].max(lengths[1]) {
-                let ours = ours.items.get(position).map(|item| normalised(item, view(Who::Left)));
-                let mut theirs = theirs.items.get(position).map(|item| normalised(item, view(Who::Right)));
+                let (ours, mut theirs) = (ours.get(position).cloned(), theirs.get(position).cloned());
                 forgive_kept_prev(history, ours.as_ref(), &mut theirs);
+                if let (Some(Item::Control(ours)), Some(Item::Control(theirs)), false) =
+                    (&ours, &mut theirs, from_now)
+                {
+                    history.mode.forgive_trailing(ours, theirs);
+                }
                 let both = ours.is_some() && theirs.is_some();
                 if ours != theirs && (complete || both) {
                     let difference = format!(
@@ -312,6 +330,25 @@ fn forgive_stored_hash(history: &History, answers: &mut [Answer; 2]) {
     {
         (right.hash, right.compact_revision) = (left.hash, left.compact_revision);
     }
+    if let [Answer::HashKv(left), right @ Answer::Error { .. }] = answers
+        && history.is_compaction(left.hash_revision)
+        && history.is_compacted(left.hash_revision)
+        && matches!(right, Answer::Error { message, .. } if message.ends_with("revision has been compacted"))
+    {
+        *right = Answer::HashKv(left.clone());
+    }
+}
+
+impl Mode {
+    /// See the table in `answer.rs`.
+    fn forgive_trailing(self, ours: &WatchResponse, theirs: &mut WatchResponse) {
+        if let (Self::Mapped, true, Some(ours), Some(theirs)) =
+            (self, ours.created && theirs.created, &ours.header, &mut theirs.header)
+            && theirs.revision < ours.revision
+        {
+            theirs.revision = ours.revision;
+        }
+    }
 }
 
 /// See the table in `answer.rs`.
@@ -320,6 +357,37 @@ fn forgive_kept_prev(history: &History, ours: Option<&Item>, theirs: &mut Option
     let at_compaction = ours.kv.as_ref().is_some_and(|kv| history.is_compaction(kv.mod_revision));
     if at_compaction && ours.prev_kv.is_none() {
         theirs.prev_kv = None;
+    }
+}
+
+/// What a watch was sent, in the form in which it is compared. Events of a write in several parts are in the order of
+/// keys; while some of them may be missing they are left out.
+fn comparable(items: &[Item], view: View<'_>, complete: bool) -> Vec<Item> {
+    let mut items: Vec<Item> = items.iter().map(|item| normalised(item, view)).collect();
+    let same = |one: &Item, next: &Item| revision(one).is_some() && revision(one) == revision(next);
+    for write in items.chunk_by_mut(same) {
+        if revision(&write[0]).is_some_and(|left| view.history.is_split(left)) {
+            write.sort_by(|one, next| key(one).cmp(&key(next)));
+        }
+    }
+    let last = items.last().and_then(revision).filter(|left| !complete && view.history.is_split(*left));
+    if last.is_some() {
+        items.retain(|item| revision(item) != last);
+    }
+    items
+}
+
+fn revision(item: &Item) -> Option<i64> {
+    match item {
+        Item::Event(event) => event.kv.as_ref().map(|kv| kv.mod_revision),
+        Item::Control(_) => None,
+    }
+}
+
+fn key(item: &Item) -> Option<&[u8]> {
+    match item {
+        Item::Event(event) => event.kv.as_ref().map(|kv| kv.key.as_ref()),
+        Item::Control(_) => None,
     }
 }
 
@@ -335,17 +403,9 @@ fn normalised(item: &Item, view: View<'_>) -> Item {
     item
 }
 
-/// The different revisions of the events, in order.
+/// The revision of each event, in order.
 fn revisions(items: &[Item]) -> Vec<i64> {
-    let mut revisions: Vec<i64> = items
-        .iter()
-        .filter_map(|item| match item {
-            Item::Event(event) => event.kv.as_ref().map(|kv| kv.mod_revision),
-            Item::Control(_) => None,
-        })
-        .collect();
-    revisions.dedup();
-    revisions
+    items.iter().filter_map(revision).collect()
 }
 
 async fn recorder(side: &Side) -> anyhow::Result<WatchStream> {

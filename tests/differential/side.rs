@@ -16,6 +16,9 @@ use crate::{
     watches::WatchStream,
 };
 
+/// The key of [`Side::noise`].
+pub const NOISE: &[u8] = b"~noise";
+
 pub struct Side {
     client: Client,
     is_etcd: bool,
@@ -40,10 +43,11 @@ impl Side {
         WatchStream::open(&self.client, self.is_etcd)
     }
 
-    /// A write that the other side does not make.
+    /// Writes that the other side does not make, and that leave nothing.
     pub async fn noise(&mut self) -> anyhow::Result<()> {
-        let key = Bytes::from_static(b"~noise");
-        self.client.kv.put(PutRequest { key, ..Default::default() }).await?;
+        let key = Bytes::from_static(NOISE);
+        self.client.kv.put(PutRequest { key: key.clone(), ..Default::default() }).await?;
+        self.client.kv.delete_range(DeleteRangeRequest { key, ..Default::default() }).await?;
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 
-use crate::revision::Scope;
+use crate::{revision::Scope, side::NOISE};
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const PROGRESS_EVERY: Duration = Duration::from_millis(20);
@@ -40,6 +40,8 @@ pub struct Watch {
     pub items: Vec<Item>,
     /// As this side numbers it.
     pub start: i64,
+    /// It was created without a start.
+    pub from_now: bool,
     pub live: bool,
     fragment: bool,
     last_event: i64,
@@ -118,6 +120,7 @@ impl WatchStream {
                 scope,
                 items: vec![Item::Control(answer.clone())],
                 start,
+                from_now: request.start_revision == 0,
                 live,
                 fragment,
                 last_event: 0,
@@ -299,7 +302,9 @@ impl Watch {
                 bail!("event {revision} on a watch from {}", self.start);
             }
             self.last_event = revision;
-            self.items.push(Item::Event(event));
+            if event.kv.as_ref().is_none_or(|kv| kv.key != NOISE) {
+                self.items.push(Item::Event(event));
+            }
         }
         self.inside = answer.fragment;
         if header < self.last_event {

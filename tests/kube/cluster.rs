@@ -102,18 +102,44 @@ pub enum Certificates {
     Auto,
 }
 
+/// Which configuration kindred gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Map {
+    /// The default one, or that of `KINDRED_TEST_CONFIG`.
+    Default,
+    /// Every Kind that the run writes much of in three ranges of names.
+    Ranges,
+    /// Every such Kind on a ring of four stores.
+    Ring,
+}
+
+impl Map {
+    fn text(self) -> anyhow::Result<Option<String>> {
+        Ok(match self {
+            Self::Ranges => Some(include_str!("configs/ranges.yaml").to_owned()),
+            Self::Ring => Some(include_str!("configs/ring.yaml").to_owned()),
+            Self::Default => match std::env::var_os("KINDRED_TEST_CONFIG") {
+                Some(path) => {
+                    let read = fs::read_to_string(&path);
+                    Some(read.with_context(|| format!("KINDRED_TEST_CONFIG={}", path.display()))?)
+                }
+                None => None,
+            },
+        })
+    }
+}
+
 impl Kindred {
-    /// Starts one with the configuration of `KINDRED_TEST_CONFIG`, or the default.
-    async fn start(dir: &Path, certificates: Certificates) -> anyhow::Result<Self> {
+    /// Starts one.
+    async fn start(dir: &Path, certificates: Certificates, map: Map) -> anyhow::Result<Self> {
         let mut flags = Vec::new();
-        let text = match std::env::var_os("KINDRED_TEST_CONFIG") {
-            Some(path) => {
-                let path = fs::canonicalize(&path).with_context(|| format!("{}", path.display()))?;
-                flags.push(format!("--config={}", path.display()));
-                fs::read_to_string(path)?
-            }
-            None => parse::DEFAULT_CONFIG.to_owned(),
-        };
+        let text = map.text()?;
+        if let Some(text) = &text {
+            let file = dir.join("config.yaml");
+            fs::write(&file, text)?;
+            flags.push(format!("--config={}", file.display()));
+        }
+        let text = text.unwrap_or_else(|| parse::DEFAULT_CONFIG.to_owned());
         let mut client_tls = None;
         match certificates {
             Certificates::Auto => flags.push("--auto-tls".to_owned()),
@@ -178,10 +204,10 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts the store (`KINDRED_KUBE_STORE=etcd`: a real etcd) and the first apiserver.
-    pub async fn start(dir: &Path, certificates: Certificates) -> anyhow::Result<Self> {
+    pub async fn start(dir: &Path, certificates: Certificates, map: Map) -> anyhow::Result<Self> {
         let store = match std::env::var("KINDRED_KUBE_STORE").as_deref() {
             Ok("etcd") => Store::Etcd(Box::new(Etcd::start(dir, "etcd").await?)),
-            Ok("kindred") | Err(_) => Store::Kindred(Box::new(Kindred::start(dir, certificates).await?)),
+            Ok("kindred") | Err(_) => Store::Kindred(Box::new(Kindred::start(dir, certificates, map).await?)),
             Ok(other) => bail!("KINDRED_KUBE_STORE={other} is neither kindred nor etcd"),
         };
         let mut etcd_flags = vec![

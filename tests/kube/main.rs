@@ -12,8 +12,8 @@
 //! | [`placement`] | each shard asked what it holds |
 //! | [`health`] | what the apiserver's own metrics say |
 //!
-//! `KINDRED_TEST_CONFIG=FILE` gives kindred another configuration; the expected places are read from it.
-//! `tests/kube/configs` has two that split every Kind that the run writes much of.
+//! The run is done with the default configuration and with two that split every Kind that it writes much of, by name and
+//! by hash (`configs`); the expected places are read from them. `KINDRED_TEST_CONFIG=FILE` replaces the default one.
 //! `KINDRED_KUBE_STORE=etcd` runs on one real etcd instead: the test of these tests.
 
 mod cluster;
@@ -29,28 +29,34 @@ mod writes;
 
 use std::time::{Duration, Instant};
 
-use cluster::{Certificates, Cluster};
+use cluster::{Certificates, Cluster, Map};
 use kindred_tests::scenario::{self, report};
+use parking_lot::Mutex;
 
 const LIMIT: Duration = Duration::from_secs(480);
 
 /// Says how long a step took: which one is slow, and how far a failed run came.
 struct Steps {
+    test: &'static str,
     started: Instant,
 }
 
 impl Steps {
     fn done(&mut self, name: &str) {
-        report(&format!("kube step {name} seconds={:.1}", self.started.elapsed().as_secs_f64()));
+        let seconds = self.started.elapsed().as_secs_f64();
+        report(&format!("kube step {name} seconds={seconds:.1} test={}", self.test));
         self.started = Instant::now();
     }
 }
 
-#[test]
-fn kubernetes_over_mtls() {
-    scenario::run("kubernetes_over_mtls", LIMIT, |dir| async move {
-        let mut steps = Steps { started: Instant::now() };
-        let mut cluster = Cluster::start(&dir, Certificates::Given).await?;
+/// Two whole clusters at once are more than a small machine can do in the time that Kubernetes allows.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn over_mtls(name: &'static str, map: Map) {
+    let _alone = ONE_AT_A_TIME.lock();
+    scenario::run(name, LIMIT, |dir| async move {
+        let mut steps = Steps { test: name, started: Instant::now() };
+        let mut cluster = Cluster::start(&dir, Certificates::Given, map).await?;
         let at_start = health::Baseline::take(&cluster).await?;
         steps.done("start");
         load::run(&cluster).await?;
@@ -76,15 +82,30 @@ fn kubernetes_over_mtls() {
         writes::delete_all(&cluster).await?;
         after_restart.undisturbed(&cluster, killed.as_deref()).await?;
         steps.done("end");
-        report(&cluster.stop().await?.line());
+        report(&format!("{} test={name}", cluster.stop().await?.line()));
         Ok(())
     });
 }
 
 #[test]
+fn kubernetes_over_mtls() {
+    over_mtls("kubernetes_over_mtls", Map::Default);
+}
+
+#[test]
+fn kubernetes_over_ranges() {
+    over_mtls("kubernetes_over_ranges", Map::Ranges);
+}
+
+#[test]
+fn kubernetes_over_a_ring() {
+    over_mtls("kubernetes_over_a_ring", Map::Ring);
+}
+
+#[test]
 fn kubernetes_with_auto_tls() {
     scenario::run("kubernetes_with_auto_tls", LIMIT, |dir| async move {
-        let cluster = Cluster::start(&dir, Certificates::Auto).await?;
+        let cluster = Cluster::start(&dir, Certificates::Auto, Map::Default).await?;
         load::run(&cluster).await?;
         placement::check(&cluster).await?;
         report(&cluster.stop().await?.line());
