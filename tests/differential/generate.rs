@@ -198,6 +198,8 @@ impl Generator<'_> {
         let mut request = self.range(kind);
         if self.chance(80) {
             request.sort_order = 0;
+        }
+        if request.sort_order == 0 {
             request.sort_target = 0;
         }
         request
@@ -247,7 +249,11 @@ impl Generator<'_> {
                     // etcd's sort of equal ones: see `range`.
                     (request.sort_order, request.sort_target) = (0, 0);
                 }
-                if self.chance(30) { Action::RangeStream(request) } else { Action::Range(request) }
+                if self.chance(30) && (request.sort_order, request.sort_target) == (0, 0) {
+                    Action::RangeStream(request)
+                } else {
+                    Action::Range(request)
+                }
             }
             6 => Action::DeleteRange(DeleteRangeRequest { key, range_end, prev_kv: self.chance(40) }),
             _ => {

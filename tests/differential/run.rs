@@ -335,7 +335,7 @@ fn forgive_stored_hash(history: &History, answers: &mut [Answer; 2]) {
         && history.is_compacted(left.hash_revision)
         && matches!(right, Answer::Error { message, .. } if message.ends_with("revision has been compacted"))
     {
-        *right = Answer::HashKv(left.clone());
+        *right = Answer::HashKv(*left);
     }
 }
 
