@@ -9,6 +9,7 @@ use kindred_partition_config::model::{KindredConfig, StoreType};
 use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
 use kindred_partition_config::validate::validate;
 use kindred_router_core::consistent_read::RevisionScope;
+use kindred_router_core::moves::machine;
 use kindred_router_core::store::{StoreIx, StoreKind};
 use kindred_transport::clock::WallClock;
 use kindred_transport::network::Network;
@@ -17,6 +18,7 @@ use kindred_transport::{Endpoint, ListenAddr};
 
 use crate::feeds;
 use crate::meta::MetaSettings;
+use crate::moves;
 use crate::stores::StoreSpec;
 use kindred_router_core::routes::Routes;
 
@@ -39,6 +41,12 @@ pub struct Args {
     /// Where the last state of the meta store is kept, for a start while it is away. It wins over --config.
     #[arg(long, value_name = "FILE", requires = "meta")]
     pub meta_cache: Option<PathBuf>,
+    /// Bytes that this router copies in a second when Kinds move, in all; 0 = as fast as it goes.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub move_bytes_per_second: u64,
+    /// How long the way back of a move stays open when nobody completes it, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub reverse_window: u64,
     /// Where a store listens; wins over the file, and is written to the meta store. May be given several times.
     #[arg(long = "store", value_name = "NAME=URL[,URL]")]
     pub stores: Vec<String>,
@@ -110,6 +118,8 @@ pub struct Settings {
     pub store_tls: Option<ClientTls>,
     /// The meta store; without it the configuration is fixed.
     pub meta: Option<MetaSettings>,
+    /// How Kinds move.
+    pub moves: moves::Settings,
     /// The configuration, with the flags over it; with a meta store only the first one of its cluster.
     pub config: KindredConfig,
     /// The stores, in the order of the map.
@@ -199,6 +209,13 @@ impl Args {
                 tls,
                 store_tls,
                 meta,
+                moves: moves::Settings {
+                    copy_bytes_per_second: self.move_bytes_per_second,
+                    machine: machine::Settings {
+                        reverse_window: std::time::Duration::from_secs(self.reverse_window),
+                        ..machine::Settings::default()
+                    },
+                },
                 config,
                 stores,
                 default,

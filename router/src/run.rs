@@ -22,6 +22,7 @@ use crate::endpoint::{auth, cluster, kv, lease, maintenance, refuse, watch};
 use crate::meta::client::MetaClient;
 use crate::meta::{self, Cluster, Meta};
 use crate::metrics as own_metrics;
+use crate::moves;
 use crate::stores::{Stores, background};
 
 /// What a decoder lets through beyond the largest request, as etcd's: the message around it.
@@ -144,7 +145,7 @@ pub async fn bind(
     if app.cluster.meta.is_some() {
         app.take(app.cluster.state());
     }
-    start_background(&app, recorder.clone());
+    start_background(&app, settings.moves, recorder.clone());
     // Clients wait in the listen queue meanwhile: a store that is there is never called unavailable at the start.
     let known = async {
         for store in app.stores.iter() {
@@ -165,14 +166,17 @@ pub async fn bind(
 }
 
 /// Tasks that run as long as the router and have nothing to finish when it stops.
-fn start_background(app: &Arc<App>, recorder: Option<PrometheusHandle>) {
+fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<PrometheusHandle>) {
     let until_stopped = |task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
         let killed = app.drain.killed();
         tokio::spawn(async move { killed.run_until_cancelled(task).await });
     };
     match app.cluster.meta.clone() {
         // Its stores were started as they were taken.
-        Some(meta) => until_stopped(Box::pin(meta::follow::run(app.clone(), meta))),
+        Some(meta) => {
+            until_stopped(Box::pin(meta::follow::run(app.clone(), meta.clone())));
+            until_stopped(Box::pin(moves::run(app.clone(), meta, moves)));
+        }
         None => app.stores.iter().for_each(|store| background::start(app, store)),
     }
     until_stopped(Box::pin(app.clone().settle_compactions()));

@@ -19,7 +19,9 @@ use arc_swap::ArcSwap;
 use kindred_partition_config::ids::{Slot, StoreName};
 use kindred_proto::etcdserverpb::{lease_client::LeaseClient, maintenance_client::MaintenanceClient};
 use kindred_proto::raw::{kv::k_v_client::KVClient, watch::watch_client::WatchClient};
-use kindred_proto::shard_v1::{feeds_client::FeedsClient, shard_client::ShardClient};
+use kindred_proto::shard_v1::{
+    feeds_client::FeedsClient, shard_client::ShardClient, units_client::UnitsClient,
+};
 use kindred_router_core::store::{Member, StoreIx, StoreKind};
 use kindred_transport::connect::ConnectError;
 use kindred_transport::{Connector, Endpoint};
@@ -246,6 +248,14 @@ impl Store {
     #[must_use]
     pub fn shard(&self) -> ShardClient<Channel> {
         ShardClient::new(self.unary()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// The shard's units: for calls that say little, or for those that carry data, which then stand before nobody's
+    /// answer. Only for stores of that kind.
+    #[must_use]
+    pub fn units(&self, bulk: bool) -> UnitsClient<Channel> {
+        let channel = if bulk { self.watch_channel() } else { self.unary() };
+        UnitsClient::new(channel).max_decoding_message_size(usize::MAX)
     }
 
     /// Whether it is a shard.

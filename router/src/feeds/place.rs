@@ -11,7 +11,8 @@ pub fn wire_ranges(key: &FeedKey, at: usize) -> Vec<pb::KeyRange> {
 }
 
 /// In etcd's convention. A start of no bytes is all keys, which etcd writes as a zero byte.
-fn wire(range: &KeyRange) -> pb::KeyRange {
+#[must_use]
+pub fn wire(range: &KeyRange) -> pb::KeyRange {
     let zero = || bytes::Bytes::from_static(&[0]);
     let some = |key: &bytes::Bytes| if key.is_empty() { zero() } else { key.clone() };
     match range {

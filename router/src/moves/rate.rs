@@ -1,0 +1,59 @@
+//! How fast copies go: a budget of bytes a second, shared by all moves of a router.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A bucket that fills with time. What does not fit yet waits.
+#[derive(Debug)]
+pub struct Rate {
+    bytes_per_second: u64,
+    /// When all that was taken so far has been paid for. Never locked across an await.
+    paid: Mutex<Instant>,
+}
+
+impl Rate {
+    /// So many bytes a second; 0 = as fast as it goes.
+    #[must_use]
+    pub fn new(bytes_per_second: u64) -> Self {
+        Self { bytes_per_second, paid: Mutex::new(Instant::now()) }
+    }
+
+    /// Takes bytes, and waits until the ones before are paid for: a message may be larger than a second's budget.
+    pub async fn take(&self, bytes: usize) {
+        let Some(cost) = self.cost(bytes) else { return };
+        let due = {
+            let mut paid = self.paid.lock().unwrap_or_else(PoisonError::into_inner);
+            let due = (*paid).max(Instant::now());
+            *paid = due + cost;
+            due
+        };
+        tokio::time::sleep_until(due).await;
+    }
+
+    fn cost(&self, bytes: usize) -> Option<Duration> {
+        if self.bytes_per_second == 0 || bytes == 0 {
+            return None;
+        }
+        let nanos = u128::try_from(bytes).ok()? * 1_000_000_000 / u128::from(self.bytes_per_second);
+        Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn bytes_are_paid_with_time() {
+        let rate = Rate::new(1_000_000);
+        assert_eq!(rate.cost(500_000), Some(Duration::from_millis(500)));
+        assert_eq!(Rate::new(0).cost(500_000), None);
+        let began = Instant::now();
+        // The first is free, the second waits for it.
+        rate.take(20_000).await;
+        rate.take(1).await;
+        assert!(began.elapsed() >= Duration::from_millis(20));
+    }
+}

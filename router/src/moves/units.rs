@@ -1,0 +1,414 @@
+//! The steps of a move that call stores: one function each. All may be repeated, and all end in bounded time.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use kindred_partition_config::ids::{LeaseId, MoveId, Revision};
+use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::unit::Unit;
+use kindred_proto::shard_v1 as pb;
+use kindred_router_core::moves::step::{Answer, StepName, UnitCall};
+use kindred_router_core::parts::store_ix;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Status, Streaming};
+
+use super::rate::Rate;
+use super::runner::Copied;
+use crate::app::App;
+use crate::execute::Deadline;
+use crate::feeds::place::wire;
+use crate::stores::Store;
+
+/// How long a store has to answer a call that does little.
+const CALL_MAX: Duration = Duration::from_secs(2);
+/// How long a stream of a copy, a tail or a comparison may say nothing.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// What one round of a tail imports at most before it says how far it is.
+const ROUND_MAX: Duration = Duration::from_secs(5);
+/// Leases attached at a time.
+const LEASES_AT_ONCE: usize = 64;
+
+/// One unit of one move, and who has to do with it.
+pub(super) struct UnitSteps<'a> {
+    pub app: &'a App,
+    pub id: MoveId,
+    pub call: &'a UnitCall,
+    pub rate: &'a Rate,
+    pub copied: &'a Copied,
+}
+
+/// How a call failed, for the coordinator.
+enum Failed {
+    /// The store has seen a higher term.
+    Stale,
+    /// The follower does not have what it is to have.
+    Lost(String),
+    /// It differs.
+    Different(String),
+    Other(String),
+}
+
+impl From<Status> for Failed {
+    fn from(status: Status) -> Self {
+        let text = status.message();
+        match status.code() {
+            Code::FailedPrecondition if text.contains("has a coordinator of term") => Self::Stale,
+            _ => Self::Other(text.to_owned()),
+        }
+    }
+}
+
+impl From<Failed> for Answer {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Stale => Self::Stale,
+            Failed::Lost(reason) => Self::Lost { reason },
+            Failed::Different(reason) => Self::Different { reason },
+            Failed::Other(reason) => Self::Failed { reason },
+        }
+    }
+}
+
+impl UnitSteps<'_> {
+    /// Runs a step.
+    pub(super) async fn run(&self, name: StepName) -> Answer {
+        let done = |()| Answer::Done;
+        let result = match name {
+            StepName::Track => self.track().await,
+            StepName::Copy => self.copy().await.map(done),
+            StepName::AttachLeases => self.attach_leases().await.map(done),
+            StepName::Tail | StepName::ReverseTail => self.tail().await,
+            StepName::Verify => self.verify().await.map(done),
+            StepName::Freeze => self.freeze().await,
+            StepName::ImportLast => self.import_last().await.map(done),
+            StepName::Seal => self.seal().await.map(done),
+            StepName::Release => self.release().await.map(done),
+            StepName::Open => self.open().await.map(done),
+            StepName::Unfreeze => self.unfreeze().await.map(done),
+            StepName::Drop => self.drop_data().await.map(done),
+            StepName::Forget => self.forget().await.map(done),
+            other => Err(Failed::Other(format!("{} is no step of a store", other.as_str()))),
+        };
+        result.unwrap_or_else(Answer::from)
+    }
+
+    fn owner(&self) -> &Store {
+        self.app.stores.get(store_ix(self.call.owner))
+    }
+
+    fn follower(&self) -> &Store {
+        self.app.stores.get(store_ix(self.call.follower))
+    }
+
+    fn unit_move(&self) -> Option<pb::UnitMove> {
+        let unit = Some(on_wire(&self.call.unit));
+        Some(pb::UnitMove { r#move: self.id.0, term: self.call.term.0, unit })
+    }
+
+    async fn track(&self) -> Result<Answer, Failed> {
+        let request = pb::TrackRequest { r#move: self.unit_move() };
+        let tracked = bounded(self.owner(), |store, deadline| async move {
+            store.units(false).track(deadline.request(request)).await
+        })
+        .await?;
+        Ok(if tracked.ready { Answer::Done } else { Answer::NotReady })
+    }
+
+    /// How far the follower has everything; `None` when it has no whole copy.
+    async fn through(&self) -> Result<Option<Revision>, Failed> {
+        let records = bounded(self.follower(), |store, deadline| async move {
+            store.units(false).list(deadline.request(pb::UnitsListRequest {})).await
+        })
+        .await?
+        .records;
+        let unit = Some(on_wire(&self.call.unit));
+        let ours = records.into_iter().find(|record| {
+            record.state == pb::UnitState::Following as i32
+                && record.r#move.as_ref().is_some_and(|by| by.r#move == self.id.0 && by.unit == unit)
+        });
+        Ok(ours.and_then(|record| Revision::from_wire(record.through)))
+    }
+
+    async fn copy(&self) -> Result<(), Failed> {
+        if self.through().await?.is_some() {
+            return Ok(());
+        }
+        let request = pb::CopyRequest { r#move: self.unit_move(), ..Default::default() };
+        let owner = self.owner();
+        let mut copied =
+            bounded(owner, |store, _| async move { store.units(true).copy(Request::new(request)).await })
+                .await?;
+        let (mut at, mut floor) = (0, 0);
+        while let Some(chunk) = next(owner, &mut copied).await? {
+            if chunk.at > 0 {
+                (at, floor) = (chunk.at, chunk.floor);
+            }
+            self.count(chunk.keys.len(), chunk.keys.iter().map(weight).sum()).await;
+            self.import(pb::ImportRequest { keys: chunk.keys, floor, ..Default::default() }).await?;
+        }
+        if at == 0 {
+            return Err(Failed::Other(format!("store {:?} ended the copy at once", owner.name())));
+        }
+        // Only now is it whole: who takes over before begins again.
+        self.import(pb::ImportRequest { floor, through: at, ..Default::default() }).await.map(drop)
+    }
+
+    /// Counts what is about to be imported, and waits for its turn.
+    async fn count(&self, keys: usize, bytes: usize) {
+        self.copied.keys.fetch_add(keys as u64, Ordering::Relaxed);
+        self.copied.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.rate.take(bytes).await;
+    }
+
+    async fn import(&self, import: pb::ImportRequest) -> Result<Revision, Failed> {
+        let request = pb::ImportRequest { r#move: self.unit_move(), ..import };
+        let imported = bounded(self.follower(), |store, deadline| async move {
+            store.units(true).import(deadline.request(request)).await
+        })
+        .await?;
+        Ok(Revision(imported.through))
+    }
+
+    async fn attach_leases(&self) -> Result<(), Failed> {
+        let request = pb::UnitLeasesRequest { r#move: self.unit_move() };
+        let ids = bounded(self.owner(), |store, deadline| async move {
+            store.units(false).leases(deadline.request(request)).await
+        })
+        .await?
+        .ids;
+        let ids: Vec<LeaseId> = ids.into_iter().filter_map(LeaseId::from_wire).collect();
+        for some in ids.chunks(LEASES_AT_ONCE) {
+            self.app.attach_all(some, self.follower(), Deadline::within(CALL_MAX)).await?;
+        }
+        Ok(())
+    }
+
+    /// Imports what the owner has said since, until it has nothing more to say.
+    async fn tail(&self) -> Result<Answer, Failed> {
+        let began = Instant::now();
+        let imported = self.follow(|watermark, _| watermark.is_some(), began + ROUND_MAX).await?;
+        Ok(Answer::Followed { lag: imported.elapsed() })
+    }
+
+    async fn import_last(&self) -> Result<(), Failed> {
+        let last = self.call.final_revision;
+        let end = Instant::now() + CALL_MAX;
+        self.follow(|watermark, _| watermark.is_some_and(|watermark| watermark >= last), end).await?;
+        // Those of the last events; the others are known to be attached, and cost nothing.
+        self.attach_leases().await
+    }
+
+    /// Follows the owner from where the follower is until `enough` of the last watermark, or until `end`. When the last
+    /// message came.
+    async fn follow(
+        &self,
+        enough: impl Fn(Option<Revision>, usize) -> bool,
+        end: Instant,
+    ) -> Result<Instant, Failed> {
+        let Some(through) = self.through().await? else {
+            return Err(Failed::Lost(format!("store {:?} has no whole copy", self.follower().name())));
+        };
+        let owner = self.owner();
+        let open = pb::FeedOpen {
+            ranges: vec![wire(&self.call.unit.range)],
+            start: through.next().get(),
+            generation: 0,
+            unit: Some(on_wire(&self.call.unit)),
+        };
+        let (asks, requests) = mpsc::channel(1);
+        let open = pb::feed_request::Request::Open(open);
+        // The queue is empty.
+        let _ = asks.try_send(pb::FeedRequest { request: Some(open) });
+        let mut feed = bounded(owner, |store, _| async move {
+            store.feeds(false).feed(Request::new(ReceiverStream::new(requests))).await
+        })
+        .await?;
+        loop {
+            let Some(said) = next(owner, &mut feed).await? else {
+                return Err(Failed::Other(format!("store {:?} ended the tail", owner.name())));
+            };
+            let came = Instant::now();
+            if said.compacted > 0 {
+                let reason = format!("its history at store {:?} is compacted", owner.name());
+                self.forget_copy().await?;
+                return Err(Failed::Lost(reason));
+            }
+            let watermark = Revision::from_wire(said.watermark.max(said.moved));
+            let events = said.events.len();
+            if events > 0 || watermark.is_some() {
+                self.count(0, said.events.iter().map(|event| event.event.len()).sum()).await;
+                let through = watermark.map_or(0, Revision::get);
+                self.import(pb::ImportRequest { events: said.events, through, ..Default::default() }).await?;
+            }
+            if enough(watermark, events) {
+                return Ok(came);
+            }
+            if Instant::now() >= end {
+                return Err(Failed::Other(format!(
+                    "the tail of store {:?} did not come to its end",
+                    owner.name()
+                )));
+            }
+        }
+    }
+
+    /// The follower's copy is too old to be followed further.
+    async fn forget_copy(&self) -> Result<(), Failed> {
+        let request = pb::DropRequest { r#move: self.unit_move(), epoch: self.call.epoch.0 };
+        bounded(self.follower(), |store, deadline| async move {
+            store.units(false).drop(deadline.request(request)).await
+        })
+        .await
+        .map(drop)
+        .map_err(Failed::from)
+    }
+
+    /// Compares both sides at a revision that the follower has, key by key, with their history.
+    async fn verify(&self) -> Result<(), Failed> {
+        let Some(at) = self.through().await? else {
+            return Err(Failed::Lost(format!("store {:?} has no whole copy", self.follower().name())));
+        };
+        let request = |floor: i64| pb::VerifyRequest {
+            r#move: self.unit_move(),
+            floor,
+            at: at.get(),
+            after: bytes::Bytes::new(),
+        };
+        let floor = self.floor().await?;
+        let (owner, follower) = (self.owner(), self.follower());
+        let (left, right) = (request(floor), request(floor));
+        let mut left =
+            bounded(owner, |store, _| async move { store.units(true).verify(Request::new(left)).await })
+                .await?;
+        let mut right =
+            bounded(follower, |store, _| async move { store.units(true).verify(Request::new(right)).await })
+                .await?;
+        loop {
+            match (next(owner, &mut left).await?, next(follower, &mut right).await?) {
+                (None, None) => return Ok(()),
+                (Some(left), Some(right)) if left == right => {}
+                (left, right) => {
+                    let key = [&left, &right].into_iter().flatten().map(|digest| &digest.last_key).min();
+                    return Err(Failed::Different(format!(
+                        "stores {:?} and {:?} differ at revision {at} at or before key {:?}",
+                        owner.name(),
+                        follower.name(),
+                        key.map(|key| String::from_utf8_lossy(key).into_owned()).unwrap_or_default(),
+                    )));
+                }
+            }
+        }
+    }
+
+    /// The owner's floor of the unit: what both sides have.
+    async fn floor(&self) -> Result<i64, Failed> {
+        let request = pb::TrackRequest { r#move: self.unit_move() };
+        let tracked = bounded(self.owner(), |store, deadline| async move {
+            store.units(false).track(deadline.request(request)).await
+        })
+        .await?;
+        Ok(tracked.floor)
+    }
+
+    async fn freeze(&self) -> Result<Answer, Failed> {
+        let request = pb::FreezeRequest { r#move: self.unit_move() };
+        let frozen = bounded(self.owner(), |store, deadline| async move {
+            store.units(false).freeze(deadline.request(request)).await
+        })
+        .await?;
+        Ok(Answer::Frozen { final_revision: Revision(frozen.final_revision) })
+    }
+
+    async fn seal(&self) -> Result<(), Failed> {
+        let final_revision = self.call.final_revision.get();
+        let request = pb::SealRequest { r#move: self.unit_move(), final_revision };
+        bounded(self.follower(), |store, deadline| async move {
+            store.units(false).seal(deadline.request(request)).await
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// After the decision the record names the new owner: the one that was is the follower.
+    async fn release(&self) -> Result<(), Failed> {
+        let request = pb::ReleaseRequest { r#move: self.unit_move(), epoch: self.call.epoch.0 };
+        bounded(self.follower(), |store, deadline| async move {
+            store.units(false).release(deadline.request(request)).await
+        })
+        .await?;
+        Ok(())
+    }
+
+    async fn open(&self) -> Result<(), Failed> {
+        let request = pb::OpenRequest { r#move: self.unit_move(), epoch: self.call.epoch.0 };
+        bounded(self.owner(), |store, deadline| async move {
+            store.units(false).open(deadline.request(request)).await
+        })
+        .await?;
+        Ok(())
+    }
+
+    async fn unfreeze(&self) -> Result<(), Failed> {
+        let request = pb::UnfreezeRequest { r#move: self.unit_move() };
+        bounded(self.owner(), |store, deadline| async move {
+            store.units(false).unfreeze(deadline.request(request)).await
+        })
+        .await?;
+        Ok(())
+    }
+
+    async fn drop_data(&self) -> Result<(), Failed> {
+        self.forget_copy().await
+    }
+
+    async fn forget(&self) -> Result<(), Failed> {
+        let request = pb::ForgetRequest { r#move: self.unit_move() };
+        bounded(self.owner(), |store, deadline| async move {
+            store.units(false).forget(deadline.request(request)).await
+        })
+        .await?;
+        Ok(())
+    }
+}
+
+/// One call, or the opening of a stream, in bounded time.
+async fn bounded<'s, T, Fut>(
+    store: &'s Store,
+    call: impl FnOnce(&'s Store, Deadline) -> Fut,
+) -> Result<T, Status>
+where
+    Fut: Future<Output = Result<tonic::Response<T>, Status>>,
+{
+    store.ready()?;
+    let answer = tokio::time::timeout(CALL_MAX, call(store, Deadline::within(CALL_MAX))).await;
+    match answer {
+        Ok(answer) => answer.map(tonic::Response::into_inner),
+        Err(_) => Err(store.unavailable("no answer in time")),
+    }
+}
+
+/// The next message of a stream.
+async fn next<T>(store: &Store, stream: &mut Streaming<T>) -> Result<Option<T>, Status> {
+    match tokio::time::timeout(SILENCE_MAX, stream.message()).await {
+        Ok(message) => message,
+        Err(_) => Err(store.unavailable("a stream of a move says nothing")),
+    }
+}
+
+fn weight(key: &pb::CopiedKey) -> usize {
+    key.key.len() + key.versions.iter().map(|version| version.kv.len()).sum::<usize>()
+}
+
+/// A unit as stores read it.
+pub(super) fn on_wire(unit: &Unit) -> pb::Unit {
+    let (buckets, prefix_len) = unit.buckets_to_wire();
+    let KeyRange::Span { .. } = &unit.range else {
+        // Units are spans; a single key would be a span of one.
+        let range =
+            KeyRange::Span { start: unit.range.start().clone(), end: Some(unit.range.start().successor()) };
+        return pb::Unit { range: Some(wire(&range)), buckets, prefix_len };
+    };
+    pb::Unit { range: Some(wire(&unit.range)), buckets, prefix_len }
+}
