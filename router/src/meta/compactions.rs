@@ -32,10 +32,11 @@ pub async fn run(app: &Arc<App>, meta: &Arc<Meta>) {
             }
             settled = recorded;
         }
-        if own > recorded && meta.problem().is_none() {
-            if let Err(error) = record(meta, own).await {
-                tracing::debug!(%error, "a compaction is not recorded yet");
-            }
+        if own > recorded
+            && meta.problem().is_none()
+            && let Err(error) = record(meta, own).await
+        {
+            tracing::debug!(%error, "a compaction is not recorded yet");
         }
     }
 }

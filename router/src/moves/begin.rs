@@ -78,7 +78,8 @@ mod tests {
         let known = BTreeMap::from([(record.id, (record.clone(), 7))]);
         let refused = begin(&change, &known).unwrap_err();
         assert!(refused.to_string().contains("by move 1"), "{refused}");
-        let over = MoveRecord { phase: kindred_router_core::moves::record::Phase::Done, ..record };
+        let mut over = record;
+        over.phase = kindred_router_core::moves::record::Phase::Done;
         let (_, ids) = begin(&change, &BTreeMap::from([(over.id, (over, 9))])).unwrap();
         assert_eq!(ids, [MoveId(2)]);
     }
