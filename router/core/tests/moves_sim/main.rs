@@ -41,6 +41,8 @@ pub enum Mutation {
     DecideUnguarded,
     /// An event is left out of what follows.
     LosesAnEvent,
+    /// Events that follow a copy are taken without a copy: its store has restarted.
+    EventsToNothing,
     /// What is dropped stays.
     DropIgnored,
 }
@@ -68,6 +70,7 @@ fn add(sum: &mut Counts, of_run: Counts) {
         done,
         aborted,
         reversed,
+        copies_lost,
     } = of_run;
     sum.events += events;
     sum.writes += writes;
@@ -80,6 +83,7 @@ fn add(sum: &mut Counts, of_run: Counts) {
     sum.done += done;
     sum.aborted += aborted;
     sum.reversed += reversed;
+    sum.copies_lost += copies_lost;
 }
 
 #[test]
@@ -129,6 +133,7 @@ fn ten_thousand_seeds() {
             sum.done,
             sum.aborted,
             sum.reversed,
+            sum.copies_lost,
         ];
         assert!(
             all.iter().all(|count| *count > 100),
@@ -180,6 +185,9 @@ mutations! {
         "two owners never accept a write at overlapping revisions" | "an acknowledged write is never lost" | "a move ends done or aborted" | "no lock is left",
     a_lost_event_is_noticed: LosesAnEvent =>
         "an acknowledged write is never lost" | "reads see every acknowledged write" | "revisions of a key only rise",
+    events_without_a_copy_are_noticed: EventsToNothing =>
+        "an acknowledged write is never lost" | "reads see every acknowledged write" | "revisions of a key only rise"
+        | "two owners never accept a write at overlapping revisions",
     a_clock_that_stays_behind_is_noticed: SealKeepsClock =>
         "two owners never accept a write at overlapping revisions" | "revisions of a key only rise",
     a_decision_without_check_is_noticed: DecideUnguarded =>

@@ -153,6 +153,7 @@ impl Shard {
             (Some(State::Following { through }), Some(after)) if after <= through => through,
             (Some(State::Following { .. }), Some(_)) => return failed("a gap"),
             (None | Some(State::Gone), None) => -1,
+            (None | Some(State::Gone), Some(_)) if self.is(Mutation::EventsToNothing) => -1,
             (None | Some(State::Gone), Some(_)) => {
                 return Answer::Lost { reason: "nothing to follow".into() };
             }
@@ -180,6 +181,21 @@ impl Shard {
         } else {
             Answer::Different { reason: "versions".into() }
         }
+    }
+
+    /// Forgets the keys of units that it follows and does not own, but not that it does not own them; how many units.
+    pub fn lose_copies(&mut self, owns: impl Fn(&Unit) -> bool) -> u64 {
+        let (mut lost, data) = (0, &mut self.data);
+        self.records.retain_mut(|record| {
+            if !matches!(record.state, State::Following { .. }) || owns(&record.unit) {
+                return true;
+            }
+            data.retain(|key, _| !record.unit.contains(key.as_bytes()));
+            lost += 1;
+            record.state = State::Gone;
+            record.epoch != Epoch(0)
+        });
+        lost
     }
 
     /// Every other call.

@@ -6,10 +6,11 @@ use kindred_partition_config::{
     ids::{Epoch, MoveId, Revision, StoreName, Term},
     parse::parse_config,
     state::{Change, ClusterState, ConfigChange},
+    unit::Unit,
 };
 use kindred_router_core::moves::{
     machine::{Machine, Request, Settings, Status, TICK},
-    record::MoveRecord,
+    record::{MoveRecord, Phase},
     step::{Answer, Step, StepName, Ticket, UnitAt, UnitCall, What},
 };
 
@@ -73,6 +74,7 @@ enum Event {
     Deadline { of: Asker, ticket: Ticket },
     MapOf(usize),
     Crash,
+    Restart,
     Operate,
     Client(usize),
     Again { client: usize, op: Op },
@@ -131,6 +133,7 @@ pub struct Counts {
     pub done: u64,
     pub aborted: u64,
     pub reversed: u64,
+    pub copies_lost: u64,
 }
 
 pub struct World {
@@ -223,6 +226,10 @@ impl World {
         }
         for _ in 0..world.random.below(3) {
             let at = world.random.below(TROUBLE_MS);
+            world.after(at, Event::Restart);
+        }
+        for _ in 0..world.random.below(3) {
+            let at = world.random.below(TROUBLE_MS);
             world.after(at, Event::Operate);
         }
         world
@@ -280,6 +287,7 @@ impl World {
                     false => self.routers[router].stalled_until = self.now + self.random.below(2 * LEASE_MS),
                 }
             }
+            Event::Restart => self.lose_a_copy(),
             Event::Operate => {
                 let request =
                     [Request::Abort, Request::Reverse, Request::Complete][self.random.below(3) as usize];
@@ -305,6 +313,18 @@ impl World {
         router.machine = None;
         router.open.clear();
         // It begins with whatever map it has on its disk.
+    }
+
+    /// A store that follows, and keeps nothing on disk, restarts. During an attempt it must not: what it has sealed is
+    /// relied upon from then on.
+    fn lose_a_copy(&mut self) {
+        let store = self.random.below(3) as usize;
+        if !matches!(self.meta.record.phase, Phase::Switching { .. }) {
+            let legs = self.meta.record.legs.iter().filter(|leg| usize::from(leg.owner().0) == store);
+            let owned: Vec<_> = legs.flat_map(|leg| &leg.transfers).map(|transfer| &transfer.unit).collect();
+            let owns = |unit: &Unit| owned.contains(&unit);
+            self.counts.copies_lost += self.shards[store].lose_copies(owns);
+        }
     }
 
     /// Lets a router coordinate when none was heard of for the time of a lease.
@@ -539,7 +559,7 @@ impl World {
         self.meta.version += 1;
         if self.meta.record.phase.is_over() && self.over_at.is_none() {
             self.over_at = Some(self.now);
-            let done = self.meta.record.phase == kindred_router_core::moves::record::Phase::Done;
+            let done = self.meta.record.phase == Phase::Done;
             self.counts.done += u64::from(done);
             self.counts.aborted += u64::from(!done);
         }
