@@ -14,9 +14,10 @@ use std::{
 use anyhow::{Context, bail};
 use clap::Args;
 use kindred_partition_config::{model::KindredConfig, parse};
+use kindred_router::meta::{self, cache};
 use kindred_transport::{ListenAddr, auto_tls, tls::ServerTlsArgs};
 
-use layout::InternalTls;
+use layout::{InternalTls, Plan};
 
 /// How long a child may take to stop before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(15);
@@ -30,10 +31,14 @@ pub struct UpArgs {
     /// The admin port: health, readiness, metrics, stores.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:2381")]
     pub admin: String,
-    /// Stores and partitions (YAML or JSON); the built-in default when not given. A store without endpoints is run here.
+    /// Stores and partitions to begin with (YAML or JSON); the built-in default when not given. A store without endpoints
+    /// is run here. Changes are made by the admin API from then on.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where identities, certificates and the router's configuration are kept.
+    /// Routers, on consecutive ports; all of them serve the same.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub routers: u16,
+    /// Where identities, certificates and the last state of the cluster are kept. That state wins over --config.
     #[arg(long, value_name = "DIR", default_value = "kindred.data")]
     pub data_dir: PathBuf,
     /// URLs that member lists show to clients; by default those of --listen.
@@ -91,9 +96,28 @@ pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
     fs::create_dir_all(&args.data_dir)
         .with_context(|| format!("--data-dir {}: cannot be made", args.data_dir.display()))?;
     let _lock = lock(&args.data_dir)?;
+    let plan = plan(&args, &config)?;
     let internal = prepare_tls(&mut args)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(supervise::run(args, config, internal))
+    runtime.block_on(supervise::run(args, plan, internal))
+}
+
+/// What to run: by the state that the routers had last, or by the configuration at the first start.
+fn plan(args: &UpArgs, config: &KindredConfig) -> anyhow::Result<Plan> {
+    let mut last = None;
+    for router in 0..64 {
+        let Some(state) = cache::read(&layout::state_file(&args.data_dir, router))? else { continue };
+        // A router that was stopped before the others has an older one.
+        if last.as_ref().is_none_or(|last| meta::order(last) < meta::order(&state)) {
+            last = Some(state);
+        }
+    }
+    Ok(match last {
+        Some(state) => {
+            layout::plan_of_state(&state, config, |name| args.data_dir.join("stores").join(name).is_dir())
+        }
+        None => layout::plan_of_config(config),
+    })
 }
 
 fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {

@@ -9,6 +9,7 @@ mod cluster;
 mod commands;
 mod crash;
 mod leases;
+mod meta;
 mod spread;
 mod stalled;
 mod tls;

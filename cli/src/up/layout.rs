@@ -5,9 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::{Context, bail};
 use kindred_partition_config::{
     ids::DEFAULT_CLUSTER_ID,
     model::{KindredConfig, StoreType},
+    state::{ClusterState, StoreState},
 };
 
 use super::{UpArgs, child::Spec};
@@ -50,6 +52,129 @@ pub fn local_shards(config: &KindredConfig) -> Vec<LocalShard> {
         .collect()
 }
 
+/// Which stores there are, and which of them are run here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// kube-apiserver's `--etcd-prefix`.
+    pub prefix: String,
+    /// Run here.
+    pub local: Vec<LocalShard>,
+    /// Run elsewhere, with their endpoints.
+    pub external: Vec<(String, Vec<String>)>,
+}
+
+/// At the first start.
+#[must_use]
+pub fn plan_of_config(config: &KindredConfig) -> Plan {
+    let external = config.stores.iter().filter(|store| !store.endpoints.is_empty());
+    Plan {
+        prefix: config.etcd_prefix.clone(),
+        local: local_shards(config),
+        external: external.map(|store| (store.name.to_string(), store.endpoints.clone())).collect(),
+    }
+}
+
+/// By the last state. It has an address for every store, so a store is run here if it has a folder here, or stands in the
+/// configuration without one.
+#[must_use]
+pub fn plan_of_state(
+    state: &ClusterState,
+    config: &KindredConfig,
+    has_folder: impl Fn(&str) -> bool,
+) -> Plan {
+    let configured = local_shards(config);
+    let mut plan = Plan { prefix: state.etcd_prefix.clone(), local: Vec::new(), external: Vec::new() };
+    for (index, store) in state.stores.iter().enumerate() {
+        if store.state == StoreState::Removed {
+            continue;
+        }
+        let name = store.name.to_string();
+        let here = store.endpoints.is_empty()
+            || has_folder(&name)
+            || configured.iter().any(|shard| shard.name == name);
+        match (store.store_type, here) {
+            (StoreType::Shard, true) => {
+                plan.local.push(LocalShard { index, name, slot: store.slot.unwrap_or_default().into() });
+            }
+            _ => plan.external.push((name, store.endpoints.clone())),
+        }
+    }
+    plan
+}
+
+/// Where a router keeps the last state; routers are counted from 0.
+#[must_use]
+pub fn state_file(data_dir: &Path, router: u16) -> PathBuf {
+    data_dir.join(format!("{}.state.json", router_name(router)))
+}
+
+fn router_name(router: u16) -> String {
+    if router == 0 { "router".to_owned() } else { format!("router-{}", router + 1) }
+}
+
+/// The address of the router counted from 0: every port that many higher, port 0 as it is.
+///
+/// # Errors
+/// For a Unix socket, or when the ports do not suffice.
+pub fn nth_address(flag: &str, list: &str, router: u16) -> anyhow::Result<String> {
+    if router == 0 {
+        return Ok(list.to_owned());
+    }
+    let one = |address: &str| {
+        let address = address.trim();
+        let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
+        let Some((host, port)) = parts else {
+            bail!("{flag} {address}: has no port to count on from; give host:port, or run one router");
+        };
+        let next = if port == 0 { Some(0) } else { port.checked_add(router) };
+        let next =
+            next.with_context(|| format!("{flag} {address}: no port is left for router {}", router + 1))?;
+        Ok(format!("{host}:{next}"))
+    };
+    let addresses: anyhow::Result<Vec<String>> = list.split(',').map(one).collect();
+    Ok(addresses?.join(","))
+}
+
+/// The meta store's process: counts densely, is no store of the map, and no router passes clients on to it.
+#[must_use]
+pub fn meta(program: &Path, args: &UpArgs, listen: SocketAddr, tls: Option<&InternalTls>) -> Spec {
+    let mut words: Vec<String> = ["shard", "--exit-with-parent"].map(str::to_owned).to_vec();
+    let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
+    flag("name", "meta".to_owned());
+    flag("slot", "0".to_owned());
+    flag("revisions", "dense".to_owned());
+    flag("listen", listen.to_string());
+    flag("admin-listen", "127.0.0.1:0".to_owned());
+    flag("data-dir", args.data_dir.join("meta").display().to_string());
+    flag("log-level", args.log_level.clone());
+    shard_tls(&mut words, tls);
+    Spec {
+        name: "meta store".to_owned(),
+        program: program.to_owned(),
+        args: words,
+        ready_prefix: "kindred-shard ready",
+    }
+}
+
+fn shard_tls(words: &mut Vec<String>, tls: Option<&InternalTls>) {
+    let Some(tls) = tls else { return };
+    for (flag, file) in
+        [("--cert-file", &tls.server.0), ("--key-file", &tls.server.1), ("--trusted-ca-file", &tls.ca)]
+    {
+        words.extend([flag.to_owned(), file.display().to_string()]);
+    }
+    words.push("--client-cert-auth".to_owned());
+}
+
+/// What routers are told of the processes beside them.
+#[derive(Debug, Clone)]
+pub struct Beside {
+    /// The meta store.
+    pub meta: SocketAddr,
+    /// The stores that are run here.
+    pub stores: Vec<(String, SocketAddr)>,
+}
+
 /// The process of one shard, listening on `listen` (port 0 at the first start, then the port that it got, so that a
 /// restarted shard is where the router looks for it).
 #[must_use]
@@ -72,13 +197,7 @@ pub fn shard(
     flag("etcd-prefix", prefix.to_owned());
     flag("log-level", args.log_level.clone());
     words.push("--in-cluster".to_owned());
-    let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
-    if let Some(tls) = tls {
-        flag("cert-file", tls.server.0.display().to_string());
-        flag("key-file", tls.server.1.display().to_string());
-        flag("trusted-ca-file", tls.ca.display().to_string());
-        words.push("--client-cert-auth".to_owned());
-    }
+    shard_tls(&mut words, tls);
     Spec {
         name: format!("shard {}", shard.name),
         program: program.to_owned(),
@@ -102,22 +221,29 @@ pub fn with_endpoints(
     config
 }
 
-/// The router's process.
+/// The process of the router counted from 0.
 #[must_use]
 pub fn router(
     program: &Path,
     args: &UpArgs,
-    listen: &str,
-    admin: &str,
-    config: &Path,
+    (router, listen, admin): (u16, &str, &str),
+    beside: &Beside,
     tls: Option<&InternalTls>,
 ) -> Spec {
     let mut words: Vec<String> = ["router", "--exit-with-parent"].map(str::to_owned).to_vec();
     let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
-    flag("name", "router".to_owned());
+    flag("name", router_name(router));
     flag("listen", listen.to_owned());
     flag("admin", admin.to_owned());
-    flag("config", config.display().to_string());
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    flag("meta", format!("{scheme}://{}", beside.meta));
+    flag("meta-cache", state_file(&args.data_dir, router).display().to_string());
+    if let Some(config) = &args.config {
+        flag("config", config.display().to_string());
+    }
+    for (name, at) in &beside.stores {
+        flag("store", format!("{name}={scheme}://{at}"));
+    }
     flag("cluster-id", format!("{DEFAULT_CLUSTER_ID:#x}"));
     flag("log-level", args.log_level.clone());
     if let Some(urls) = &args.advertise_client_urls {
@@ -130,9 +256,46 @@ pub fn router(
     }
     words.extend(args.client_tls_flags());
     Spec {
-        name: "router".to_owned(),
+        name: router_name(router).replace('-', " "),
         program: program.to_owned(),
         args: words,
         ready_prefix: "kindred-router ready",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_partition_config::{ids::StoreName, model::StoreConfig, parse};
+
+    use super::*;
+
+    #[test]
+    fn routers_have_consecutive_ports() {
+        let nth = |list: &str, router| nth_address("--listen", list, router);
+        assert_eq!(nth("127.0.0.1:2379,[::1]:2379", 2).unwrap(), "127.0.0.1:2381,[::1]:2381");
+        assert_eq!(nth("127.0.0.1:0", 1).unwrap(), "127.0.0.1:0");
+        assert_eq!(nth("unix:/run/k", 0).unwrap(), "unix:/run/k");
+        assert!(nth("unix:/run/k", 1).unwrap_err().to_string().contains("--listen unix:/run/k"));
+        assert!(nth("127.0.0.1:65535", 1).is_err());
+    }
+
+    #[test]
+    fn after_a_restart_the_stores_of_the_state_are_run() {
+        let config = parse::parse_config(parse::DEFAULT_CONFIG).unwrap();
+        let first = plan_of_config(&config);
+        assert_eq!((first.local.len(), first.external.len()), (5, 0));
+        let mut state = ClusterState::bootstrap(&config).unwrap();
+        let added = |name: &str| StoreConfig {
+            name: StoreName(name.to_owned()),
+            slot: None,
+            endpoints: vec!["127.0.0.1:1".to_owned()],
+            store_type: StoreType::Shard,
+        };
+        state = state.add_store(added("here")).unwrap().0;
+        state = state.add_store(added("there")).unwrap().0;
+        let plan = plan_of_state(&state, &config, |name| name == "here");
+        assert_eq!(plan.local[..5], first.local[..]);
+        assert_eq!(plan.local[5], LocalShard { index: 5, name: "here".to_owned(), slot: 6 });
+        assert_eq!(plan.external, [("there".to_owned(), vec!["127.0.0.1:1".to_owned()])]);
     }
 }

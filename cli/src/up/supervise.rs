@@ -3,12 +3,11 @@
 use std::{
     fs,
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
 use anyhow::Context;
-use kindred_partition_config::model::KindredConfig;
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
@@ -19,7 +18,7 @@ use tracing::{info, warn};
 use super::{
     STOP_GRACE, UpArgs, check_addresses,
     child::{Backoff, Ready, Running, Spec},
-    layout::{self, InternalTls, LocalShard},
+    layout::{self, Beside, InternalTls, LocalShard, Plan},
 };
 
 /// A shard that serves.
@@ -31,7 +30,7 @@ struct Started {
 }
 
 /// Starts everything, then supervises it until SIGINT or SIGTERM.
-pub async fn run(args: UpArgs, config: KindredConfig, tls: Option<InternalTls>) -> anyhow::Result<()> {
+pub async fn run(args: UpArgs, plan: Plan, tls: Option<InternalTls>) -> anyhow::Result<()> {
     check_addresses("--listen", &args.listen)?;
     check_addresses("--admin", &args.admin)?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -40,56 +39,83 @@ pub async fn run(args: UpArgs, config: KindredConfig, tls: Option<InternalTls>) 
     let stop_router = CancellationToken::new();
     let stop_shards = CancellationToken::new();
 
-    let started = start_shards(&program, &args, &config, tls.as_ref()).await?;
-    let listens: Vec<_> = started.iter().map(|s| (s.shard.clone(), s.listen)).collect();
     let mut shards = JoinSet::new();
+    let meta = start_meta(&program, &args, tls.as_ref(), &mut shards, &stop_shards).await?;
+    let started = start_shards(&program, &args, &plan, tls.as_ref()).await?;
+    let stores: Vec<_> = started.iter().map(|s| (s.shard.name.clone(), s.listen)).collect();
     for one in started {
         shards.spawn(keep(one.spec, one.running, stop_shards.clone()));
     }
-    let file = write_router_config(&args, &config, &listens, tls.is_some())?;
-    let first = layout::router(&program, &args, &args.listen, &args.admin, &file, tls.as_ref());
-    let (running, ready) = first.start().await?;
-    // A restarted router listens where the first one did, also when the flags said port 0.
-    let (listen, admin) = (resolved(&ready, "listen", &args.listen), resolved(&ready, "admin", &args.admin));
-    let again = layout::router(&program, &args, &listen, &admin, &file, tls.as_ref());
-    let router = tokio::spawn(keep(again, running, stop_router.clone()));
+    let beside = Beside { meta, stores };
+    let mut routers = JoinSet::new();
+    let (mut listens, mut admins) = (Vec::new(), Vec::new());
+    for router in 0..args.routers {
+        let listen = layout::nth_address("--listen", &args.listen, router)?;
+        let admin = layout::nth_address("--admin", &args.admin, router)?;
+        let first = layout::router(&program, &args, (router, &listen, &admin), &beside, tls.as_ref());
+        let (running, ready) = first.start().await?;
+        // A restarted router listens where the first one did, also when the flags said port 0.
+        let (listen, admin) = (resolved(&ready, "listen", &listen), resolved(&ready, "admin", &admin));
+        let again = layout::router(&program, &args, (router, &listen, &admin), &beside, tls.as_ref());
+        routers.spawn(keep(again, running, stop_router.clone()));
+        listens.push(listen);
+        admins.push(admin);
+    }
 
-    announce(&args, &config, &listen, &admin, &listens)?;
+    announce(&args, &plan, &listens.join(","), &admins.join(","), &beside)?;
     tokio::select! {
         _ = terminate.recv() => info!("SIGTERM: stopping"),
         _ = interrupt.recv() => info!("interrupted: stopping"),
     }
-    // The router first, so that clients are told to go elsewhere while the shards still answer what is under way.
+    // The routers first, so that clients are told to go elsewhere while the shards still answer what is under way.
     stop_router.cancel();
-    let _ = router.await;
+    while routers.join_next().await.is_some() {}
     stop_shards.cancel();
     while shards.join_next().await.is_some() {}
     Ok(())
 }
 
+async fn start_meta(
+    program: &Path,
+    args: &UpArgs,
+    tls: Option<&InternalTls>,
+    into: &mut JoinSet<()>,
+    stop: &CancellationToken,
+) -> anyhow::Result<SocketAddr> {
+    fs::create_dir_all(args.data_dir.join("meta"))?;
+    let any: SocketAddr = ([127, 0, 0, 1], 0).into();
+    let (running, ready) = layout::meta(program, args, any, tls).start().await?;
+    let listen = listen_of(&ready)?;
+    into.spawn(keep(layout::meta(program, args, listen, tls), running, stop.clone()));
+    Ok(listen)
+}
+
+fn listen_of(ready: &Ready) -> anyhow::Result<SocketAddr> {
+    let listen = ready.get("listen").context("the shard's ready line names no listen address")?;
+    listen.parse().with_context(|| format!("the shard's address {listen}"))
+}
+
 async fn start_shards(
     program: &Path,
     args: &UpArgs,
-    config: &KindredConfig,
+    plan: &Plan,
     tls: Option<&InternalTls>,
 ) -> anyhow::Result<Vec<Started>> {
     let any: SocketAddr = ([127, 0, 0, 1], 0).into();
     let mut starting = JoinSet::new();
-    for shard in layout::local_shards(config) {
+    for shard in plan.local.clone() {
         fs::create_dir_all(args.data_dir.join("stores").join(&shard.name))?;
-        let spec = layout::shard(program, args, &config.etcd_prefix, &shard, any, tls);
+        let spec = layout::shard(program, args, &plan.prefix, &shard, any, tls);
         starting.spawn(async move {
             let (running, ready) = spec.start().await?;
-            let listen = ready.get("listen").context("the shard's ready line names no listen address")?;
-            let listen: SocketAddr =
-                listen.parse().with_context(|| format!("the shard's address {listen}"))?;
+            let listen = listen_of(&ready)?;
             anyhow::Ok((shard, running, listen))
         });
     }
     let mut started = Vec::new();
     while let Some(one) = starting.join_next().await {
         let (shard, running, listen) = one.context("starting a shard")??;
-        let spec = layout::shard(program, args, &config.etcd_prefix, &shard, listen, tls);
+        let spec = layout::shard(program, args, &plan.prefix, &shard, listen, tls);
         started.push(Started { shard, spec, running, listen });
     }
     started.sort_by_key(|s| s.shard.index);
@@ -98,19 +124,6 @@ async fn start_shards(
 
 fn resolved(ready: &Ready, key: &str, flag: &str) -> String {
     ready.get(key).unwrap_or(flag).to_owned()
-}
-
-fn write_router_config(
-    args: &UpArgs,
-    config: &KindredConfig,
-    listens: &[(LocalShard, SocketAddr)],
-    tls: bool,
-) -> anyhow::Result<PathBuf> {
-    let full = layout::with_endpoints(config, listens, tls);
-    let path = args.data_dir.join("router.json");
-    let text = serde_json::to_string_pretty(&full).context("writing the router's configuration")?;
-    fs::write(&path, text).with_context(|| format!("{}: cannot be written", path.display()))?;
-    Ok(path)
 }
 
 /// Waits for the child's end and starts it again, until told to stop.
@@ -152,21 +165,15 @@ async fn restart(spec: &Spec, backoff: &mut Backoff, stop: &CancellationToken) -
 
 /// The one line that says everything serves, after a few that say what.
 #[allow(clippy::print_stdout)]
-fn announce(
-    args: &UpArgs,
-    config: &KindredConfig,
-    listen: &str,
-    admin: &str,
-    listens: &[(LocalShard, SocketAddr)],
-) -> anyhow::Result<()> {
-    let mut stores: Vec<String> = listens.iter().map(|(shard, at)| format!("{}={at}", shard.name)).collect();
-    let external = config.stores.iter().filter(|store| !store.endpoints.is_empty());
-    stores.extend(external.map(|store| format!("{}={}", store.name, store.endpoints.join(","))));
+fn announce(args: &UpArgs, plan: &Plan, listen: &str, admin: &str, beside: &Beside) -> anyhow::Result<()> {
+    let mut stores: Vec<String> = beside.stores.iter().map(|(name, at)| format!("{name}={at}")).collect();
+    stores.extend(plan.external.iter().map(|(name, urls)| format!("{name}={}", urls.join(","))));
     if args.auto_tls {
         let dir = args.data_dir.join("auto-tls");
         println!("certificates for clients: {}", dir.display());
     }
-    println!("kindred ready listen={listen} admin={admin} stores={}", stores.join(";"));
+    let (stores, meta) = (stores.join(";"), beside.meta);
+    println!("kindred ready listen={listen} admin={admin} stores={stores} meta={meta}");
     use std::io::Write;
     std::io::stdout().flush().context("standard output")
 }
