@@ -71,6 +71,37 @@ impl Unit {
         buckets && self.range.intersection(&other.range) == other.range
     }
 
+    /// The keys of this unit that are not `other`'s, as units that do not overlap; `None` when the two hash different parts
+    /// of a key, so that nobody can say.
+    #[must_use]
+    pub fn minus(&self, other: &Self) -> Option<Vec<Self>> {
+        let both = self.range.intersection(&other.range);
+        if both.is_empty() {
+            return Some(vec![self.clone()]);
+        }
+        let KeyRange::Span { start, end } = &both else { return None };
+        let before = KeyRange::Span { start: self.range.start().clone(), end: Some(start.clone()) };
+        let last = match &self.range {
+            KeyRange::Span { end, .. } => end.clone(),
+            KeyRange::Single(_) => return None,
+        };
+        let after = end.as_ref().map(|end| KeyRange::Span { start: end.clone(), end: last });
+        let outside = [Some(before), after].into_iter().flatten().filter(|range| !range.is_empty());
+        let mut rest: Vec<Self> = outside.map(|range| Self { range, buckets: self.buckets }).collect();
+        let inside = match (&self.buckets, &other.buckets) {
+            (_, None) => return Some(rest),
+            (None, Some(theirs)) => UnitBuckets { set: BucketSet::ALL - theirs.set, ..*theirs },
+            (Some(ours), Some(theirs)) if ours.prefix_len == theirs.prefix_len => {
+                UnitBuckets { set: ours.set - theirs.set, ..*ours }
+            }
+            _ => return None,
+        };
+        if !inside.set.is_empty() {
+            rest.push(Self { range: both, buckets: Some(inside) });
+        }
+        Some(rest)
+    }
+
     /// The wire's buckets: 32 bytes with bit n % 8 of byte n / 8 for bucket n, and how many bytes come before what is
     /// hashed. Empty for all keys of the range.
     #[must_use]
@@ -137,6 +168,10 @@ mod tests {
             }
             if a.covers(&b) && b.contains(&key) {
                 prop_assert!(a.contains(&key));
+            }
+            if let Some(rest) = a.minus(&b) {
+                let held = rest.iter().filter(|unit| unit.contains(&key)).count();
+                prop_assert_eq!(held, usize::from(a.contains(&key) && !b.contains(&key)));
             }
             prop_assert!(a.covers(&a));
             prop_assert_eq!(a.overlaps(&KeyRange::Single(key.clone())), a.contains(&key));

@@ -282,7 +282,13 @@ impl Core {
     fn open(&mut self, query: &RangeQuery, first: usize, owner: &Weak<()>) -> Result<Started, KvError> {
         let mut open = self.engine.open_range(&query.range, query.revision)?;
         let (header, count) = (open.header, open.count);
-        let first = self.engine.next_chunk(&mut open, first, CHUNK_BYTES);
+        let first = match self.engine.next_chunk(&mut open, first, CHUNK_BYTES) {
+            Ok(first) => first,
+            Err(refused) => {
+                self.engine.close_range(open);
+                return Err(refused.into());
+            }
+        };
         if first.len() as u64 >= count {
             self.engine.close_range(open);
             return Ok(Started::Long { header, count, first, cursor: None });
@@ -298,7 +304,7 @@ impl Core {
         let Some(cursor) = self.cursors.get_mut(&id) else {
             return Err(EngineError::Compacted { floor: self.engine.floor() }.into());
         };
-        Ok(self.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, CHUNK_BYTES))
+        Ok(self.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, CHUNK_BYTES)?)
     }
 
     /// Raises ranges (see [`Engine::raise`]) and tells whether anything there changed above `since`; with a `pin`, what it

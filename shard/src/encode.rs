@@ -281,6 +281,11 @@ pub fn watch(ids: &ServerIds, item: &WatchOut, fragment_bytes: usize, mut send: 
             let head = WatchHead { canceled: true, compact_revision, ..head(Revision::ZERO, id.0) };
             send(watch_message(&head, 0).into());
         }
+        WatchOut::Moved { id, header } => {
+            let reason = "kindred: keys of the watch are moving to another store; watch them again";
+            let head = WatchHead { canceled: true, cancel_reason: reason, ..head(*header, id.0) };
+            send(watch_message(&head, 0).into());
+        }
         WatchOut::Progress { id, header } => {
             let id = id.map_or(NO_WATCH, |id| id.0);
             send(watch_message(&head(*header, id), 0).into());

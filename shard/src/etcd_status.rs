@@ -1,6 +1,6 @@
 //! The one place where a shard's refusals become etcd's errors, and those gRPC statuses.
 
-use kindred_engine::error::EngineError;
+use kindred_engine::{error::EngineError, units::NotOwned};
 use kindred_wire::{error::EtcdError, refusal::KindredError};
 use tonic::Status;
 
@@ -55,7 +55,9 @@ pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
             EngineError::LeaseNotFound(_) => EtcdError::LeaseNotFound,
             EngineError::LeaseExists(_) => EtcdError::LeaseExists,
             EngineError::LeaseTtlTooLarge(_) => EtcdError::LeaseTtlTooLarge,
-            EngineError::ClockOffset { .. } | EngineError::DuplicateWatchId => return None,
+            EngineError::ClockOffset { .. } | EngineError::DuplicateWatchId | EngineError::NotOwned(_) => {
+                return None;
+            }
         },
         KvError::Invalid(error) => *error,
         KvError::NoSpace => EtcdError::NoSpace,
@@ -65,6 +67,16 @@ pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
     })
 }
 
+/// A refusal for ownership: its metadata tells a router since which map another store owns the keys.
+#[must_use]
+pub fn not_owned(refused: &NotOwned) -> Status {
+    let NotOwned { key, epoch } = refused;
+    let error = KindredError::NotOwned { key: key.to_vec(), epoch: *epoch };
+    let mut status = kindred_transport::grpc::refusal(&error);
+    status.metadata_mut().insert("kindred-not-owned", (*epoch).into());
+    status
+}
+
 /// The gRPC status of a refusal.
 #[must_use]
 pub fn status(error: &KvError) -> Status {
@@ -72,6 +84,7 @@ pub fn status(error: &KvError) -> Status {
         return kindred_transport::grpc::status(etcd);
     }
     match error {
+        KvError::Engine(EngineError::NotOwned(refused)) => not_owned(refused),
         KvError::AwaitsClock => {
             let waiting_for = "a router's handshake that finds this store's clock within 10 s of the others'";
             kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for: waiting_for.to_owned() })

@@ -180,7 +180,7 @@ impl Shard for ShardService {
             let now = core.clock.wall();
             core.engine.lease_end(now, id)
         });
-        Ok(Response::new(pb::LeaseEndResponse { revision: call.await?.get() }))
+        Ok(Response::new(pb::LeaseEndResponse { revision: call.await?.map_err(KvError::from)?.get() }))
     }
 
     async fn lease_revoke(

@@ -26,7 +26,6 @@ pub(crate) struct Applier<'a> {
     pub clock: &'a mut Clock,
     pub leases: &'a mut LeaseTable,
     pub now: WallMicros,
-    pub floor: Revision,
     /// What the answer shows at least; the clock has come to it.
     pub at_least: Revision,
 }
@@ -51,6 +50,7 @@ impl Applier<'_> {
         }
         let mut touched = Vec::new();
         touch(&op, &mut path.iter(), &mut touched);
+        touched.iter().try_for_each(|range| self.space.check(range, None, None))?;
         let scopes: Vec<Scope> = touched.iter().map(|range| self.space.scope(range)).collect();
         let begin = scopes.iter().map(|scope| self.space.applied(scope)).max().unwrap_or(Revision::ZERO);
         // A transaction without any operation shows the present of everything.
@@ -93,7 +93,9 @@ impl Applier<'_> {
         begin: Revision,
     ) -> Result<(), EngineError> {
         match op {
-            Op::Range(query) => read::check_revision(query.revision, self.floor, begin),
+            Op::Range(query) => {
+                read::check_revision(query.revision, self.space.floor_of(&query.range), begin)
+            }
             Op::Put(put) => self.check_put(put),
             Op::Delete(_) => Ok(()),
             Op::Txn(txn) => taken(txn, path).iter().try_for_each(|op| self.check(op, path, begin)),

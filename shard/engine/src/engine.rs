@@ -17,6 +17,7 @@ use crate::{
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
     read,
     space::Space,
+    units::{NotOwned, UnitState},
     version::Version,
     watch::{Watches, feed::Feeds},
 };
@@ -25,6 +26,7 @@ mod feeds;
 mod leases;
 mod raises;
 mod types;
+mod units;
 
 pub use self::types::*;
 
@@ -39,7 +41,6 @@ pub struct Engine {
     leases: LeaseTable,
     watches: Watches,
     feeds: Feeds,
-    floor: Revision,
     pins: Pins,
     holds: Holds,
     /// Whether a pin below the floor ended since the last scrub.
@@ -57,12 +58,16 @@ impl Engine {
         let dense = config.revisions == RevisionMode::Dense;
         let start = clock.last();
         Self {
-            space: Space::new(config.kinds.clone(), dense, start),
+            space: Space::new(
+                config.kinds.clone(),
+                dense,
+                start,
+                if dense { NEVER_COMPACTED } else { start },
+            ),
             clock,
             leases: LeaseTable::new(),
             watches: Watches::default(),
             feeds: Feeds::default(),
-            floor: if dense { NEVER_COMPACTED } else { start },
             pins: Pins::new(),
             holds: Holds::default(),
             unpinned: false,
@@ -86,14 +91,7 @@ impl Engine {
     }
 
     fn applier(&mut self, now: WallMicros, at_least: Revision) -> Applier<'_> {
-        Applier {
-            space: &mut self.space,
-            clock: &mut self.clock,
-            leases: &mut self.leases,
-            now,
-            floor: self.floor,
-            at_least,
-        }
+        Applier { space: &mut self.space, clock: &mut self.clock, leases: &mut self.leases, now, at_least }
     }
 
     /// Makes everything applied so far visible and hands events to the watches.
@@ -112,8 +110,9 @@ impl Engine {
     /// Does not pass a revision that is held (R5): answers when to ask again, and that time is not put off by what is
     /// held in between.
     pub fn compact(&mut self, now: MonoMillis, at: Revision) -> Result<Option<MonoMillis>, EngineError> {
-        if at <= self.floor {
-            return Err(EngineError::Compacted { floor: self.floor });
+        let floors = self.space.units.records.iter().map(|record| record.floor);
+        if at <= floors.fold(self.space.floor, Revision::min) {
+            return Err(EngineError::Compacted { floor: self.space.floor });
         }
         let current = self.current_all();
         if at > current {
@@ -124,31 +123,30 @@ impl Engine {
         self.space.raise_visible(&everything, at);
         let until = self.holds.below(now, at);
         if until.is_none() {
-            self.floor = at;
+            for record in &mut self.space.units.records {
+                record.floor = record.floor.max(at);
+            }
+            if at <= self.space.floor {
+                // Only of units that came with a history of their own.
+                return Err(EngineError::Compacted { floor: self.space.floor });
+            }
+            self.space.floor = at;
         }
         Ok(until)
     }
 
     /// Frees versions below the floor that no pin needs, at most about `budget` of them; `true` when there is more to do.
     pub fn scrub(&mut self, budget: usize) -> bool {
-        let (floor, pins) = (self.floor, &self.pins);
         let unpinned = std::mem::take(&mut self.unpinned);
-        let mut left = budget;
-        let mut more = false;
-        for keys in self.space.keyspaces_mut() {
-            if unpinned {
-                keys.release_held();
-            }
-            left = keys.scrub(floor, pins, left);
-            more |= keys.wants_scrub(floor);
-        }
-        more
+        let mut budget = budget;
+        let dropping = self.unit_scrub(&mut budget);
+        self.space.scrub(&self.pins, unpinned, budget) | dropping
     }
 
-    /// Whether a pin ended since the last scrub that held what is below the floor.
+    /// Whether a pin ended since the last scrub that held what is below the floor, or a unit is to be removed.
     #[must_use]
     pub fn wants_scrub(&self) -> bool {
-        self.unpinned
+        self.unpinned || self.space.units.records.iter().any(|record| record.state == UnitState::Dropping)
     }
 
     // ---- reads
@@ -165,9 +163,14 @@ impl Engine {
         range: &KeyRange,
         asked: Option<Revision>,
     ) -> Result<(Revision, Revision), EngineError> {
+        self.space.check(range, None, asked)?;
         let scope = self.space.scope(range);
-        read::check_revision(asked, self.floor, self.space.visible(&scope))?;
-        let header = self.space.show(&scope);
+        read::check_revision(asked, self.space.floor_of(range), self.space.visible(&scope))?;
+        let mut header = self.space.show(&scope);
+        if !self.space.units.is_empty() {
+            // A frozen unit shows nothing above its final revision (R15a).
+            header = header.min(self.space.units.last_of(range).unwrap_or(header));
+        }
         Ok((asked.unwrap_or(header), header))
     }
 
@@ -179,14 +182,33 @@ impl Engine {
     ) -> Result<OpenRange, EngineError> {
         let (at, header) = self.read_at(range, revision)?;
         *self.pins.entry(at).or_insert(0) += 1;
-        Ok(OpenRange { at, header, count: self.space.count(range, at), rest: range.clone() })
+        Ok(OpenRange {
+            at,
+            header,
+            count: self.space.count(range, at),
+            rest: range.clone(),
+            view: self.view_since(),
+        })
     }
 
-    /// The next keys of a long read, at most `max_keys` / about `max_bytes`; empty when done.
-    pub fn next_chunk(&mut self, open: &mut OpenRange, max_keys: usize, max_bytes: usize) -> Vec<Version> {
-        let (chunk, rest) = self.space.chunk(&open.rest, open.at, max_keys.max(1), max_bytes);
+    /// The next keys of a long read, at most `max_keys` / about `max_bytes`; empty when done. Refused when keys that it saw
+    /// at its beginning have since moved to another store and are dropped here.
+    pub fn next_chunk(
+        &mut self,
+        open: &mut OpenRange,
+        max_keys: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<Version>, EngineError> {
+        for record in &self.space.units.records {
+            let dropped = matches!(record.state, UnitState::Dropping | UnitState::Gone);
+            if dropped && open.view.sees(record) && record.by.unit.overlaps(&open.rest) {
+                let (key, epoch) = (open.rest.start().clone(), record.epoch);
+                return Err(NotOwned { key, epoch }.into());
+            }
+        }
+        let (chunk, rest) = self.space.chunk(&open.rest, open.at, &open.view, max_keys.max(1), max_bytes);
         open.rest = rest;
-        chunk
+        Ok(chunk)
     }
 
     /// Ends a long read and its pin. Must be called (the shard's guard does).
@@ -196,7 +218,7 @@ impl Engine {
             if *count == 0 {
                 self.pins.remove(&open.at);
                 // A pin at or above the floor holds nothing that the floor does not.
-                self.unpinned |= open.at < self.floor;
+                self.unpinned |= open.at < self.space.floor;
             }
         }
     }
@@ -204,7 +226,7 @@ impl Engine {
     /// The floor: the last compaction; zero when there was none.
     #[must_use]
     pub fn floor(&self) -> Revision {
-        self.floor.max(Revision::ZERO)
+        self.space.floor.max(Revision::ZERO)
     }
 
     /// etcd's HashKV over the versions at or below `at` (`None` = current): (hash, revision hashed, compact revision).
@@ -213,9 +235,10 @@ impl Engine {
         let current = self.current_all();
         let at = at.unwrap_or(current);
         if at >= Revision::ZERO {
-            read::check_revision(Some(at), self.floor, current)?;
+            read::check_revision(Some(at), self.space.floor, current)?;
         }
-        Ok((hash::hash_kv(&self.space, self.floor, at), at, self.floor))
+        let floor = self.space.floor;
+        Ok((hash::hash_kv(&self.space, floor, at), at, floor))
     }
 
     /// Sizes.
@@ -230,7 +253,7 @@ impl Engine {
             feeds: self.feeds.len() as u64,
             leases: self.leases.len() as u64,
         };
-        for keyspace in self.space.keyspaces() {
+        for keyspace in self.space.all() {
             let (keys, events, live_bytes, total_bytes) = keyspace.sizes();
             stats.keys += keys;
             stats.events += events;
@@ -250,7 +273,7 @@ impl Engine {
     /// Adds a watch; its `Created` (and `Compacted`, when its start is) come out of `watch_pull`. A watch on an empty
     /// range is the caller's to refuse, as etcd does; here it would wait for ever.
     pub fn watch_create(&mut self, stream: StreamId, spec: WatchSpec) -> Result<WatchId, EngineError> {
-        self.watches.create(&mut self.space, self.floor, stream, spec)
+        self.watches.create(&mut self.space, stream, spec)
     }
 
     /// Ends a watch; `Canceled` comes out of `watch_pull`. False when the stream has no such watch.
@@ -283,7 +306,7 @@ impl Engine {
     /// a bounded number of events: when it had to stop among events that are not for this stream, the stream is woken
     /// again at once.
     pub fn watch_pull(&mut self, stream: StreamId, max_bytes: usize) -> Vec<WatchOut> {
-        self.watches.pull(&mut self.space, self.floor, stream, max_bytes)
+        self.watches.pull(&mut self.space, stream, max_bytes)
     }
 
     /// The client is gone.
@@ -302,6 +325,7 @@ impl Engine {
         self.watches.validate();
         self.feeds.validate();
         let current = self.space.visible(&self.space.everything());
-        assert!(self.floor <= current, "floor {} above current {current}", self.floor);
+        let floor = self.space.floor;
+        assert!(floor <= current, "floor {floor} above current {current}");
     }
 }

@@ -2,6 +2,8 @@
 
 use kindred_partition_config::ids::{LeaseId, Revision};
 
+use crate::units::NotOwned;
+
 /// A refusal that changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
@@ -37,6 +39,9 @@ pub enum EngineError {
         /// The shard's present as a revision.
         now: Revision,
     },
+    /// Keys of the request are not this shard's now.
+    #[error(transparent)]
+    NotOwned(#[from] NotOwned),
     /// The watch id is already in use on its stream.
     #[error("duplicate watch ID")]
     DuplicateWatchId,

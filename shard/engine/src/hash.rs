@@ -10,7 +10,7 @@ pub(crate) fn hash_kv(space: &Space, floor: Revision, at: Revision) -> u32 {
     let mut versions: Vec<(&Version, bool)> = Vec::new();
     // etcd leaves out what a compaction at `at` would not keep, but only when it would keep anything at all.
     let mut keeps_any = false;
-    for object in space.keyspaces().flat_map(|keys| keys.objects()) {
+    for object in space.owned().flat_map(|keys| keys.objects()) {
         let current = object.at(at).map(Version::order);
         keeps_any |= current.is_some();
         let held = retained(object, floor).filter(|v| v.mod_revision() <= at);

@@ -1,7 +1,7 @@
 //! The keys of one Kind (or the keys of no Kind): objects by hash and in order, their event log, and the log of creates
 //! and deletions from which an older count is told.
 
-use std::hash::BuildHasher;
+use std::{collections::BTreeMap, hash::BuildHasher};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use kindred_partition_config::{ids::Revision, key::Key};
@@ -13,6 +13,13 @@ use crate::{
     order_index::OrderIndex,
     version::Version,
 };
+
+mod transfer;
+
+pub(crate) use self::transfer::{Clearing, Taken};
+
+/// Where an event stands among those that were not appended in their order: by its own order, and then as they came.
+type Place = (Revision, u32, u64);
 
 /// A half-open interval of keys.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +47,12 @@ pub(crate) struct Keyspace {
     log: ChunkedLog<Event>,
     /// The events that made a key exist or not exist.
     flips: ChunkedLog<Version>,
+    /// Events of other keyspaces' logs that came with their keys.
+    early: BTreeMap<Place, Event>,
+    /// The same of their flips.
+    early_flips: BTreeMap<Place, Version>,
+    /// How many came.
+    came: u64,
     /// The revision of the last of them, also when it is no longer in `flips`.
     last_flip: Revision,
     /// Keys of objects that keep a version for a pin only, each once.
@@ -60,6 +73,9 @@ impl Keyspace {
             by_order: OrderIndex::new(),
             log: ChunkedLog::default(),
             flips: ChunkedLog::default(),
+            early: BTreeMap::new(),
+            early_flips: BTreeMap::new(),
+            came: 0,
             last_flip: Revision::ZERO,
             held: Vec::new(),
             released: Vec::new(),
@@ -85,6 +101,17 @@ impl Keyspace {
 
     /// Adds the newest version of its key (a tombstone only of a key that exists) and answers the one before.
     pub(crate) fn write(&mut self, version: Version) -> Option<Version> {
+        let (prev, before, flips) = self.chain(&version);
+        if flips {
+            self.flips.push(version.clone());
+        }
+        self.log.push(Event { is_delete: version.is_tombstone(), kv: version, prev: before });
+        prev
+    }
+
+    /// Adds the newest version of its key to the objects; answers the one before, what its event tells of that, and
+    /// whether the key came or went.
+    fn chain(&mut self, version: &Version) -> (Option<Version>, Option<Version>, bool) {
         let found = self.find(version.key());
         let object = found.and_then(|id| self.by_id(id));
         let prev = object.and_then(Object::live).cloned();
@@ -111,20 +138,19 @@ impl Keyspace {
                     object.push(version.clone());
                 }
             }
-            None => self.insert(version.clone()),
+            None => self.insert(Object::new(version.clone())),
         }
-        if prev.is_some() == version.is_tombstone() {
-            self.last_flip = version.mod_revision();
-            self.flips.push(version.clone());
+        let flips = prev.is_some() == version.is_tombstone();
+        if flips {
+            self.last_flip = self.last_flip.max(version.mod_revision());
         }
-        self.log.push(Event { is_delete: version.is_tombstone(), kv: version, prev: before });
-        prev
+        (prev, before, flips)
     }
 
-    fn insert(&mut self, version: Version) {
-        let key = Key::copy_from(version.key());
-        let hash = self.hasher.hash_one(version.key());
-        let live = !version.is_tombstone();
+    fn insert(&mut self, object: Object) {
+        let key = Key::copy_from(object.key());
+        let hash = self.hasher.hash_one(object.key());
+        let live = object.live().is_some();
         let id = match self.free.pop() {
             Some(id) => id,
             None => {
@@ -133,7 +159,7 @@ impl Keyspace {
                     .expect("4 billion keys do not fit into one process")
             }
         };
-        self.objects[id as usize] = Some(Object::new(version));
+        self.objects[id as usize] = Some(object);
         let Self { by_hash, objects, hasher, .. } = self;
         by_hash.insert_unique(hash, id, |id| {
             hasher.hash_one(objects.get(*id as usize).and_then(Option::as_ref).map_or(&[][..], Object::key))
@@ -141,17 +167,18 @@ impl Keyspace {
         self.by_order.insert(key, id, live);
     }
 
-    fn remove(&mut self, key: &[u8]) {
-        let Some(id) = self.find(key) else { return };
+    fn remove(&mut self, key: &[u8]) -> Option<Object> {
+        let id = self.find(key)?;
         let hash = self.hasher.hash_one(key);
         if let Ok(entry) = self.by_hash.find_entry(hash, |other| *other == id) {
             entry.remove();
         }
         self.by_order.remove(key);
-        if let Some(object) = self.objects.get_mut(id as usize).and_then(Option::take) {
-            self.total_bytes -= object.versions().map(Version::footprint).sum::<u64>();
-        }
+        let object = self.objects.get_mut(id as usize).and_then(Option::take)?;
+        self.total_bytes -= object.versions().map(Version::footprint).sum::<u64>();
+        self.live_bytes -= object.live().map_or(0, Version::footprint);
         self.free.push(id);
+        Some(object)
     }
 
     // ---- reads
@@ -159,9 +186,12 @@ impl Keyspace {
     /// Keys of `span` that existed at `at`. Costs O(log n) and what was created and deleted since.
     pub(crate) fn count(&self, span: Span<'_>, at: Revision) -> u64 {
         let now = self.by_order.count_live(span.start, span.end);
-        let since =
-            self.flips.iter_rev().take_while(|v| v.mod_revision() > at).filter(|v| span.contains(v.key()));
-        since.fold(now, |count, flip| if flip.is_tombstone() { count + 1 } else { count - 1 })
+        let early = self.early_flips.range((at.next(), 0, 0)..).map(|(_, flip)| flip);
+        let since = self.flips.iter_rev().take_while(|v| v.mod_revision() > at).chain(early);
+        // Steps in no order: what is between them may be below zero.
+        since
+            .filter(|v| span.contains(v.key()))
+            .fold(now, |count, flip| count.wrapping_add_signed(if flip.is_tombstone() { 1 } else { -1 }))
     }
 
     /// What existed in `span` at `at`, in key order.
@@ -181,18 +211,25 @@ impl Keyspace {
         self.log.iter_from(move |event| event.kv.mod_revision() < from)
     }
 
-    /// The event log from its end backwards.
-    pub(crate) fn events_rev(&self) -> impl Iterator<Item = &Event> {
-        self.log.iter_rev()
+    /// Events that came with their keys, which stand beside the log, from `from` on; `None` when there are none at all.
+    pub(crate) fn early_from(&self, from: Revision) -> Option<impl Iterator<Item = &Event>> {
+        (!self.early.is_empty()).then(|| self.early.range((from, 0, 0)..).map(|(_, event)| event))
     }
 
-    /// The events of one key from `from` on, without walking those of others.
-    pub(crate) fn events_of<'s>(&'s self, key: &[u8], from: Revision) -> impl Iterator<Item = &'s Event> {
-        let chain = self.object(key).map(|o| o.versions()).into_iter().flatten();
-        chain.filter(move |v| v.mod_revision() >= from).filter_map(|version| {
-            let order = version.order();
-            self.log.iter_from(move |event| event.kv.order() < order).next().filter(|e| e.kv.order() == order)
-        })
+    /// The event log from its end backwards, down to and without those of `since`; then those that came with their keys.
+    pub(crate) fn events_above(&self, since: Revision) -> impl Iterator<Item = &Event> {
+        let early = self.early.range((since.next(), 0, 0)..).map(|(_, event)| event);
+        self.log.iter_rev().take_while(move |event| event.kv.mod_revision() > since).chain(early)
+    }
+
+    /// The event of a version, if it is held here.
+    pub(crate) fn event_of(&self, version: &Version) -> Option<&Event> {
+        let order = version.order();
+        let log = self.log.iter_from(move |event| event.kv.order() < order);
+        let early = self.early.range((order.0, order.1, 0)..).map(|(_, event)| event);
+        let same = move |event: &&Event| event.kv.order() == order;
+        let key = |event: &&Event| event.kv.key() == version.key();
+        log.take_while(same).find(key).or_else(|| early.take_while(same).find(key))
     }
 
     /// Every object, in no order that means anything.
@@ -206,6 +243,17 @@ impl Keyspace {
     pub(crate) fn scrub(&mut self, floor: Revision, pins: &Pins, mut budget: usize) -> usize {
         while self.flips.front().is_some_and(|v| v.mod_revision() <= floor) {
             self.flips.pop();
+        }
+        while self.early_flips.first_key_value().is_some_and(|(place, _)| place.0 <= floor) {
+            self.early_flips.pop_first();
+        }
+        while budget > 0
+            && let Some(first) = self.early.first_entry()
+            && first.key().0 < floor
+        {
+            let event = first.remove();
+            self.prune(event.kv.key(), |object| object.prune(floor, pins));
+            budget -= 1;
         }
         // The floor itself can still be watched from, so its events stay.
         while budget > 0 && self.log.front().is_some_and(|e| e.kv.mod_revision() < floor) {
@@ -224,7 +272,9 @@ impl Keyspace {
 
     /// Whether [`Keyspace::scrub`] has something to do.
     pub(crate) fn wants_scrub(&self, floor: Revision) -> bool {
-        !self.released.is_empty() || self.log.front().is_some_and(|e| e.kv.mod_revision() < floor)
+        !self.released.is_empty()
+            || self.early.first_key_value().is_some_and(|(place, _)| place.0 < floor)
+            || self.log.front().is_some_and(|e| e.kv.mod_revision() < floor)
     }
 
     /// A pin below the floor ended: what was kept for pins is looked at again by the next scrubs.
@@ -248,7 +298,12 @@ impl Keyspace {
 
     /// Live keys, events held, bytes of live versions, bytes of all.
     pub(crate) fn sizes(&self) -> (u64, u64, u64, u64) {
-        (self.by_order.live_len(), self.log.len() as u64, self.live_bytes, self.total_bytes)
+        (
+            self.by_order.live_len(),
+            (self.log.len() + self.early.len()) as u64,
+            self.live_bytes,
+            self.total_bytes,
+        )
     }
 
     // ---- invariants
@@ -283,8 +338,8 @@ impl Keyspace {
         assert_eq!(self.by_hash.len() as u64, count);
         assert_eq!((self.live_bytes, self.total_bytes), (live_bytes, total_bytes));
         let log: Vec<&Event> = self.log.iter_from(|_| false).collect();
-        assert!(log.windows(2).all(|pair| pair[0].kv.order() < pair[1].kv.order()), "log order");
-        for event in log {
+        assert!(log.windows(2).all(|pair| pair[0].kv.order() <= pair[1].kv.order()), "log order");
+        for event in log.into_iter().chain(self.early.values()) {
             assert_eq!(event.is_delete, event.kv.is_tombstone());
             let (revision, key) = (event.kv.mod_revision(), event.kv.key());
             assert!(event.prev.as_ref().is_none_or(|p| p.mod_revision() < revision && p.key() == key));

@@ -177,6 +177,15 @@ impl LeaseTable {
             .collect()
     }
 
+    /// A home lease that is due is not ended now but looked at again a little later.
+    pub(crate) fn put_off(&mut self, now: MonoMillis, id: LeaseId, by_ms: u64) {
+        if let Some(Lease { place: Place::Home { deadline, .. }, .. }) = self.live.get_mut(&id) {
+            self.deadlines.remove(&(*deadline, id));
+            *deadline = MonoMillis(now.0.saturating_add(by_ms));
+            self.deadlines.insert((*deadline, id));
+        }
+    }
+
     /// Ends a home lease. Answers its keys here, sorted, which are the caller's to delete now, and the other stores that
     /// hold keys of it, for which it is remembered until [`LeaseTable::forget`]. `None` when no such lease is live with
     /// its home here, so also the second time.

@@ -8,11 +8,13 @@ const CHUNK: usize = 1024;
 pub(crate) struct ChunkedLog<T> {
     chunks: VecDeque<VecDeque<T>>,
     len: usize,
+    /// Chunks that were taken from the front since the beginning.
+    popped: u64,
 }
 
 impl<T> Default for ChunkedLog<T> {
     fn default() -> Self {
-        Self { chunks: VecDeque::new(), len: 0 }
+        Self { chunks: VecDeque::new(), len: 0, popped: 0 }
     }
 }
 
@@ -44,9 +46,38 @@ impl<T> ChunkedLog<T> {
         let entry = first.pop_front();
         if first.is_empty() {
             self.chunks.pop_front();
+            self.popped += 1;
         }
         self.len -= usize::from(entry.is_some());
         entry
+    }
+
+    pub(crate) fn back(&self) -> Option<&T> {
+        self.chunks.back()?.back()
+    }
+
+    /// A place behind everything that is there, for [`ChunkedLog::extract`].
+    pub(crate) fn end(&self) -> u64 {
+        self.popped + self.chunks.len() as u64
+    }
+
+    /// Takes some entries out of the chunk before a place, in their order; answers the place to go on at, with nothing of
+    /// theirs left behind it. `None` at the beginning.
+    pub(crate) fn extract(&mut self, before: u64, wanted: impl Fn(&T) -> bool) -> Option<(u64, Vec<T>)> {
+        let place = before.checked_sub(1).filter(|place| *place >= self.popped)?;
+        let index = usize::try_from(place - self.popped).ok()?;
+        let Some(chunk) = self.chunks.get_mut(index) else { return Some((place, Vec::new())) };
+        let mut taken = Vec::new();
+        if chunk.iter().any(&wanted) {
+            let (out, kept): (Vec<T>, Vec<T>) = std::mem::take(chunk).into_iter().partition(&wanted);
+            taken = out;
+            *chunk = kept.into();
+            self.len -= taken.len();
+        }
+        if chunk.is_empty() {
+            self.chunks.remove(index);
+        }
+        Some((place, taken))
     }
 
     /// The entries from the first one for which `before` does not hold. `before` must hold for a prefix of the log.
@@ -65,6 +96,26 @@ impl<T> ChunkedLog<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn some_are_taken_out_while_others_come_and_go() {
+        let mut log = ChunkedLog::default();
+        (0..5000_u32).for_each(|i| log.push(i));
+        let (mut place, mut taken) = (log.end(), Vec::new());
+        while let Some((next, mut out)) = log.extract(place, |i| i % 3 == 0 || (1024..2048).contains(i)) {
+            place = next;
+            out.append(&mut taken);
+            taken = out;
+            log.push(6001 + 3 * u32::try_from(place).unwrap());
+            log.pop();
+        }
+        let rest: Vec<u32> = log.iter_from(|_| false).copied().collect();
+        assert!(rest.windows(2).all(|pair| pair[0] < pair[1] || pair[1] > 6000), "in order");
+        assert!(rest.iter().all(|i| i % 3 != 0 && !(1024..2048).contains(i)));
+        assert!(taken.windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!(log.len(), rest.len());
+        assert_eq!((taken.contains(&4998), taken.contains(&1025)), (true, true));
+    }
 
     #[test]
     fn behaves_as_one_queue() {

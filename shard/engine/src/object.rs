@@ -74,6 +74,11 @@ impl Object {
         self.older.get_or_insert_default().versions.push_back(before);
     }
 
+    /// Whether the keyspace was told that versions are kept for pins only.
+    pub(crate) fn is_held(&self) -> bool {
+        self.older.as_ref().is_some_and(|older| older.noted)
+    }
+
     /// What the key was at `at`; `None` when it did not exist then.
     pub(crate) fn at(&self, at: Revision) -> Option<&Version> {
         let found = if self.head.mod_revision() <= at {

@@ -19,11 +19,14 @@ use kindred_partition_config::{
 
 use crate::{
     keyspace::{Keyspace, Span},
+    units::table::{UnitId, Units, View},
     version::Version,
 };
 
+mod parts;
 mod revisions;
 
+pub(crate) use self::parts::Splitting;
 use self::revisions::Frontier;
 
 /// Which keyspace.
@@ -37,6 +40,8 @@ struct Kind {
     prefix: Key,
     end: Option<Key>,
     keys: Keyspace,
+    /// Keys that stand in a unit's own keyspace; nearly always none.
+    parts: Vec<(UnitId, Keyspace)>,
     frontier: Frontier,
     /// Whether it stands in `dirty`.
     dirty: bool,
@@ -64,17 +69,22 @@ pub(crate) struct Space {
     by_prefix: HashMap<Key, KindId>,
     in_order: BTreeMap<Key, KindId>,
     others: Frontier,
+    /// What the shard does not simply own.
+    pub(crate) units: Units,
+    /// Nothing below is readable, but of units that came with a history of their own.
+    pub(crate) floor: Revision,
     dirty: Vec<KindId>,
     /// Events that are applied and not published.
     unpublished: Vec<(KindId, Version)>,
 }
 
 impl Space {
-    pub(crate) fn new(scheme: KindScheme, dense: bool, start: Revision) -> Self {
+    pub(crate) fn new(scheme: KindScheme, dense: bool, start: Revision, floor: Revision) -> Self {
         let misc = Kind {
             prefix: Key::copy_from(b""),
             end: None,
             keys: Keyspace::new(),
+            parts: Vec::new(),
             frontier: Frontier::at(start),
             dirty: false,
         };
@@ -85,6 +95,8 @@ impl Space {
             by_prefix: HashMap::new(),
             in_order: BTreeMap::new(),
             others: Frontier::at(start),
+            units: Units::new(),
+            floor,
             dirty: Vec::new(),
             unpublished: Vec::new(),
         }
@@ -98,20 +110,6 @@ impl Space {
         self.kinds.get_mut(id.0).expect("ids are made here and keyspaces are never removed")
     }
 
-    pub(crate) fn keys(&self, id: KindId) -> &Keyspace {
-        &self.kind(id).keys
-    }
-
-    /// Every keyspace.
-    pub(crate) fn keyspaces(&self) -> impl Iterator<Item = &Keyspace> {
-        self.kinds.iter().map(|kind| &kind.keys)
-    }
-
-    /// Every keyspace, to free memory.
-    pub(crate) fn keyspaces_mut(&mut self) -> impl Iterator<Item = &mut Keyspace> {
-        self.kinds.iter_mut().map(|kind| &mut kind.keys)
-    }
-
     /// The keyspace of a Kind prefix, made when it is not there.
     fn open_kind(&mut self, prefix: &[u8]) -> KindId {
         if let Some(id) = self.by_prefix.get(prefix) {
@@ -123,7 +121,14 @@ impl Space {
         self.in_order.insert(prefix.clone(), id);
         let end = prefix.prefix_end();
         let frontier = self.others;
-        self.kinds.push(Kind { prefix, end, keys: Keyspace::new(), frontier, dirty: false });
+        self.kinds.push(Kind {
+            prefix,
+            end,
+            keys: Keyspace::new(),
+            parts: Vec::new(),
+            frontier,
+            dirty: false,
+        });
         if frontier.applied > frontier.visible {
             self.mark_dirty(id);
         }
@@ -167,7 +172,7 @@ impl Space {
             let Located::Pseudo { stem } = self.scheme.locate(key) else { return Scope::One(MISC) };
             let known = self.by_prefix.get([stem, b"/"].concat().as_slice()).copied();
             // An ordinary key with the name of a pseudo-key has the revisions of both.
-            let exists = self.keys(MISC).object(key).is_some();
+            let exists = self.object(key, &View::Now).is_some();
             return match (known, exists) {
                 (Some(kind), false) => Scope::One(kind),
                 (Some(kind), true) => Scope::Many { kinds: vec![MISC, kind], others: false },
@@ -191,7 +196,7 @@ impl Space {
                 (range, self.scheme.locate(range.start()))
             {
                 let kind = self.open_kind(&[stem, b"/"].concat());
-                let exists = self.keys(MISC).object(key).is_some();
+                let exists = self.object(key, &View::Now).is_some();
                 return if exists {
                     Scope::Many { kinds: vec![MISC, kind], others: false }
                 } else {
@@ -278,24 +283,22 @@ impl Space {
     // ---- reads
 
     pub(crate) fn get(&self, key: &[u8]) -> Option<&Version> {
-        self.keys(self.home_of(key)?).object(key)?.live()
+        self.object(key, &View::Now)?.live()
     }
 
     /// What existed in the range at `at`, in key order, at most `limit` (0 = all).
     pub(crate) fn collect(&self, range: &KeyRange, at: Revision, limit: usize) -> Vec<Version> {
         let limit = if limit == 0 { usize::MAX } else { limit };
         if let KeyRange::Single(key) = range {
-            let object = self.home_of(key).and_then(|home| self.keys(home).object(key));
+            let object = self.object(key, &View::Now);
             return object.and_then(|o| o.at(at)).cloned().into_iter().take(limit).collect();
         }
-        let mut scratch = None;
-        let segments = self.segments(range, &mut scratch);
-        segments
-            .into_iter()
-            .flat_map(|(id, span)| self.keys(id).scan(span, at))
-            .take(limit)
-            .cloned()
-            .collect()
+        let mut found = Vec::new();
+        self.walk(range, at, &View::Now, |version| {
+            found.push(version.clone());
+            found.len() < limit
+        });
+        found
     }
 
     /// How many keys of the range existed at `at`.
@@ -304,7 +307,11 @@ impl Space {
             return self.collect(range, at, 1).len() as u64;
         }
         let mut scratch = None;
-        self.segments(range, &mut scratch).into_iter().map(|(id, span)| self.keys(id).count(span, at)).sum()
+        let counts = self
+            .segments(range, &mut scratch)
+            .into_iter()
+            .map(|(id, span)| self.spaces(id, &View::Now).map(|keys| keys.count(span, at)).sum::<u64>());
+        counts.sum()
     }
 
     /// The first keys of what is left of a long read, at least one if there is one, and what is left then.
@@ -312,26 +319,45 @@ impl Space {
         &self,
         range: &KeyRange,
         at: Revision,
+        view: &View,
         max_keys: usize,
         max_bytes: usize,
     ) -> (Vec<Version>, KeyRange) {
         let done = KeyRange::Span { start: Key::copy_from(b""), end: Some(Key::copy_from(b"")) };
-        if let KeyRange::Single(_) = range {
-            return (self.collect(range, at, 1), done);
+        if let KeyRange::Single(key) = range {
+            return (self.object(key, view).and_then(|o| o.at(at)).cloned().into_iter().collect(), done);
         }
-        let mut scratch = None;
         let mut chunk: Vec<Version> = Vec::new();
         let mut bytes = 0;
-        let segments = self.segments(range, &mut scratch);
-        for version in segments.into_iter().flat_map(|(id, span)| self.keys(id).scan(span, at)) {
+        let mut next = None;
+        self.walk(range, at, view, |version| {
             bytes += version.encoded().len();
             if chunk.len() == max_keys || (bytes > max_bytes && !chunk.is_empty()) {
-                let end = bounds(range).1.map(Key::copy_from);
-                return (chunk, KeyRange::Span { start: Key::copy_from(version.key()), end });
+                next = Some(Key::copy_from(version.key()));
+                return false;
             }
             chunk.push(version.clone());
+            true
+        });
+        let rest = next.map(|start| KeyRange::Span { start, end: bounds(range).1.map(Key::copy_from) });
+        (chunk, rest.unwrap_or(done))
+    }
+
+    /// Gives what existed in a span at `at`, in key order, until it is told to stop.
+    fn walk(&self, range: &KeyRange, at: Revision, view: &View, mut give: impl FnMut(&Version) -> bool) {
+        let mut scratch = None;
+        for (id, span) in self.segments(range, &mut scratch) {
+            let kind = self.kind(id);
+            let goes_on = if kind.parts.is_empty() && view.sees_rest() {
+                kind.keys.scan(span, at).all(&mut give)
+            } else {
+                let spaces: Vec<&Keyspace> = self.spaces(id, view).collect();
+                parts::merged(&spaces, span, at).all(&mut give)
+            };
+            if !goes_on {
+                return;
+            }
         }
-        (chunk, done)
     }
 
     // ---- writes
@@ -344,7 +370,7 @@ impl Space {
         };
         let revision = version.mod_revision();
         self.unpublished.push((home, version.clone()));
-        let before = self.kind_mut(home).keys.write(version);
+        let before = self.space_to_write(home, version.key()).write(version);
         self.raise_applied(&Scope::One(home), revision);
         before
     }
@@ -382,6 +408,7 @@ impl Space {
         }
         for (i, kind) in self.kinds.iter().enumerate() {
             kind.keys.validate();
+            self.validate_parts(kind);
             assert_eq!(kind.dirty, self.dirty.contains(&KindId(i)));
             assert!(kind.dirty || kind.frontier.applied == kind.frontier.visible, "{:?}", kind.prefix);
         }

@@ -22,6 +22,8 @@ use kindred_partition_config::{
 
 use crate::version::Version;
 
+pub(crate) mod table;
+
 /// What a call for a move names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitMove {

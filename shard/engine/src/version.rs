@@ -3,6 +3,10 @@
 use kindred_partition_config::ids::{LeaseId, Revision};
 use triomphe::ThinArc;
 
+mod wire;
+
+pub use self::wire::BadVersion;
+
 /// Everything about a version but its bytes.
 #[derive(Clone, Copy)]
 struct Meta {

@@ -18,10 +18,12 @@ use crate::{
     engine::{StreamId, WatchId, WatchOut, WatchSpec},
     error::EngineError,
     space::{KindId, Space},
+    units::table::View,
     version::Version,
 };
 
 mod cursor;
+mod ending;
 pub(crate) mod feed;
 mod progress;
 mod pull;
@@ -53,6 +55,12 @@ struct Watch {
     pending: bool,
     /// Had no events since the last periodic progress.
     quiet: bool,
+    /// It ends behind this revision: keys of it are moving.
+    end: Option<Revision>,
+    /// Whose keys it sees.
+    view: View,
+    /// What it should see before its end is dropped.
+    lost: bool,
 }
 
 impl Watch {
@@ -64,6 +72,8 @@ impl Watch {
             prev_kv: *prev_kv,
             no_put: *no_put,
             no_delete: *no_delete,
+            view: &self.view,
+            unit: None,
         }
     }
 }
@@ -140,10 +150,11 @@ impl Watches {
     pub(crate) fn create(
         &mut self,
         space: &mut Space,
-        floor: Revision,
         stream_id: StreamId,
         spec: WatchSpec,
     ) -> Result<WatchId, EngineError> {
+        space.check(&spec.range, None, None)?;
+        let floor = space.floor_of(&spec.range);
         let Some(stream) = self.streams.get_mut(&stream_id) else {
             return Ok(spec.id.unwrap_or(WatchId(0)));
         };
@@ -168,8 +179,19 @@ impl Watches {
                 range => space.kind_to_watch(range).map_or(Place::Wide, Place::Kind),
             };
             self.places(&place).push(key);
-            let watch =
-                Watch { stream: stream_id, spec, id, place, start, next: start, pending, quiet: true };
+            let watch = Watch {
+                stream: stream_id,
+                spec,
+                id,
+                place,
+                start,
+                next: start,
+                pending,
+                quiet: true,
+                end: None,
+                view: View::Now,
+                lost: false,
+            };
             self.watches.insert(key, watch);
         }
         Self::wake(&mut self.streams, &mut self.wakes, stream_id);

@@ -225,7 +225,7 @@ fn a_long_read_is_not_disturbed_by_compaction() {
     }
     let mut open = engine.open_range(&KeyRange::everything(), None).expect("current");
     assert_eq!((open.count, open.at), (10, Revision(11)));
-    let mut got = engine.next_chunk(&mut open, 3, 1 << 20);
+    let mut got = engine.next_chunk(&mut open, 3, 1 << 20).unwrap();
     for i in 0..10 {
         write(&mut engine, if i % 2 == 0 { delete(&format!("k{i}")) } else { put(&format!("k{i}"), "new") });
     }
@@ -234,7 +234,7 @@ fn a_long_read_is_not_disturbed_by_compaction() {
     while engine.scrub(1) {}
     engine.validate();
     loop {
-        let chunk = engine.next_chunk(&mut open, 4, 1 << 20);
+        let chunk = engine.next_chunk(&mut open, 4, 1 << 20).unwrap();
         if chunk.is_empty() {
             break;
         }

@@ -13,6 +13,7 @@ const OPENED: u32 = 1;
 const EVENTS: u32 = 2;
 const WATERMARK: u32 = 3;
 const COMPACTED: u32 = 4;
+const MOVED: u32 = 5;
 /// Fields of a `FeedEvent`.
 const REVISION: u32 = 1;
 const EVENT: u32 = 2;
@@ -25,13 +26,14 @@ pub fn response(out: &FeedOut) -> Bytes {
     let events: Vec<(Revision, EventRef<'_>)> = out.events.iter().map(event).collect();
     // A tag and a length of at most five bytes each.
     let room = |(_, event): &(Revision, EventRef<'_>)| event.encoded_len() + NUMBER_BYTES_MAX + 12;
-    let mut bytes = Vec::with_capacity(3 * NUMBER_BYTES_MAX + events.iter().map(room).sum::<usize>());
+    let mut bytes = Vec::with_capacity(4 * NUMBER_BYTES_MAX + events.iter().map(room).sum::<usize>());
     put_revision(&mut bytes, OPENED, out.opened);
     for (revision, event) in events {
         put_event(&mut bytes, revision, &event);
     }
     put_revision(&mut bytes, WATERMARK, out.watermark);
     put_revision(&mut bytes, COMPACTED, out.compacted);
+    put_revision(&mut bytes, MOVED, out.moved);
     bytes.into()
 }
 

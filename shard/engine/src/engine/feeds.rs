@@ -7,6 +7,8 @@ use super::{Engine, FeedId, FeedOut, WallMicros};
 impl Engine {
     /// Opens a feed of the ranges, which are not empty, from `start` on or from now on (R8). A start below the floor ends
     /// it at once.
+    ///
+    /// The caller asks [`Engine::owns`] first: a feed that touches a unit that is not owned here is not to be opened.
     pub fn feed_open(&mut self, ranges: Vec<KeyRange>, start: Option<Revision>) -> FeedId {
         self.feeds.open(&mut self.space, ranges, start)
     }
@@ -24,7 +26,7 @@ impl Engine {
     /// What the feed has to say next, about `max_bytes` of it; `None` when there is nothing now. One pull looks at a
     /// bounded number of events: when it had to stop among events of others, the feed is woken again at once.
     pub fn feed_pull(&mut self, id: FeedId, max_bytes: usize) -> Option<FeedOut> {
-        self.feeds.pull(&mut self.space, self.floor, id, max_bytes)
+        self.feeds.pull(&mut self.space, id, max_bytes)
     }
 
     /// The router is gone.

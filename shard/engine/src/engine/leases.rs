@@ -8,10 +8,15 @@ use kindred_partition_config::{
 use super::{EndedLease, Engine, LeaseView, MonoMillis, WallMicros};
 use crate::error::EngineError;
 
+/// How long an expiry waits that would delete keys that are moving.
+const WAIT_MS: u64 = 100;
+
 impl Engine {
     /// A new lease whose home is this store. `id` is never zero (the caller generates one). Answers the granted TTL.
     pub fn lease_grant(&mut self, now: MonoMillis, id: LeaseId, ttl_s: i64) -> Result<i64, EngineError> {
-        self.leases.grant(now, id, ttl_s, self.config.min_lease_ttl_s)
+        let granted = self.leases.grant(now, id, ttl_s, self.config.min_lease_ttl_s)?;
+        self.unit_leases_known(id);
+        Ok(granted)
     }
 
     /// Keeps it alive; answers the TTL.
@@ -26,6 +31,7 @@ impl Engine {
         wall: WallMicros,
         id: LeaseId,
     ) -> Result<(Revision, Vec<Slot>), EngineError> {
+        self.lease_waits(id)?;
         let (keys, stores) = self.leases.begin_end(id).ok_or(EngineError::LeaseNotFound(id))?;
         Ok((self.delete_leased(wall, &keys), stores))
     }
@@ -33,6 +39,10 @@ impl Engine {
     /// Ends what has expired, at most `max` leases; `true` when more are due.
     pub fn lease_expire(&mut self, wall: WallMicros, now: MonoMillis, max: usize) -> bool {
         for id in self.leases.due(now, max) {
+            if self.lease_waits(id).is_err() {
+                self.leases.put_off(now, id, WAIT_MS);
+                continue;
+            }
             if let Some((keys, _)) = self.leases.begin_end(id) {
                 self.delete_leased(wall, &keys);
             }
@@ -50,7 +60,7 @@ impl Engine {
     pub fn lease_view(&self, now: MonoMillis, id: LeaseId, keys: bool) -> Result<LeaseView, EngineError> {
         let mut view = self.leases.view(now, id)?;
         if keys {
-            view.keys = self.leases.keys(id).unwrap_or_default();
+            view.keys = self.lease_keys(id).unwrap_or_default();
         }
         Ok(view)
     }
@@ -68,13 +78,25 @@ impl Engine {
 
     /// At another store: know a lease whose home is elsewhere; it never expires here.
     pub fn lease_adopt(&mut self, id: LeaseId, granted_ttl_s: i64, home: Slot) -> Result<(), EngineError> {
-        self.leases.adopt(id, granted_ttl_s, home)
+        self.leases.adopt(id, granted_ttl_s, home)?;
+        self.unit_leases_known(id);
+        Ok(())
     }
 
-    /// At another store: delete its keys in one revision and forget it.
-    pub fn lease_end(&mut self, wall: WallMicros, id: LeaseId) -> Revision {
+    /// At another store: delete its keys in one revision and forget it. Refused, to be asked again, while one of them is
+    /// moving.
+    pub fn lease_end(&mut self, wall: WallMicros, id: LeaseId) -> Result<Revision, EngineError> {
+        self.lease_waits(id)?;
         let keys = self.leases.end_adopted(id);
-        self.delete_leased(wall, &keys)
+        Ok(self.delete_leased(wall, &keys))
+    }
+
+    /// The end of a lease waits for its keys to have one owner who can delete them.
+    fn lease_waits(&self, id: LeaseId) -> Result<(), EngineError> {
+        match self.leases.keys(id) {
+            Some(keys) if !self.space.units.is_empty() => Ok(self.keys_wait(&keys)?),
+            _ => Ok(()),
+        }
     }
 
     /// At the home: nobody holds keys of it any more.
@@ -91,7 +113,11 @@ impl Engine {
     /// Keys of a lease here, sorted; `None` when it is unknown.
     #[must_use]
     pub fn lease_keys(&self, id: LeaseId) -> Option<Vec<Key>> {
-        self.leases.keys(id)
+        let mut keys = self.leases.keys(id)?;
+        if !self.space.units.is_empty() {
+            keys.retain(|key| self.space.get(key).is_some());
+        }
+        Some(keys)
     }
 
     fn delete_leased(&mut self, wall: WallMicros, keys: &[Key]) -> Revision {

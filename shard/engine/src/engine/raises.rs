@@ -7,6 +7,7 @@ use crate::{
     error::EngineError,
     ops::{Op, OpAnswer},
     space::Scope,
+    units::table::View,
 };
 
 /// Events that [`Engine::changed`] looks at, at most.
@@ -34,6 +35,7 @@ impl Engine {
         ranges: &[KeyRange],
         to: Revision,
     ) -> Result<Revision, EngineError> {
+        self.owns(ranges, None)?;
         self.clock.raise(now, to, self.config.max_clock_offset_micros)?;
         let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope_to_raise(range)).collect();
         self.space.raise_all(&scopes, to);
@@ -66,15 +68,14 @@ impl Engine {
         let mut changed = |range: &KeyRange| {
             let homes = self.space.homes(range);
             if let KeyRange::Single(key) = range {
-                let versions = homes.iter().filter_map(|home| self.space.keys(*home).object(key));
-                let mut newest = versions.flat_map(|object| object.versions().rev());
-                let newest = newest.find(|version| published(version.mod_revision()));
+                let object = self.space.object(key, &View::Now);
+                let newest = object.and_then(|object| {
+                    object.versions().rev().find(|version| published(version.mod_revision()))
+                });
                 return newest.is_some_and(|version| version.mod_revision() > since);
             }
-            let events = homes.iter().flat_map(|home| {
-                let events = self.space.keys(*home).events_rev();
-                events.take_while(|event| event.kv.mod_revision() > since)
-            });
+            let spaces = homes.iter().flat_map(|home| self.space.spaces(*home, &View::Now));
+            let events = spaces.flat_map(|keys| keys.events_above(since));
             for event in events {
                 if look == 0 || (published(event.kv.mod_revision()) && range.contains(event.kv.key())) {
                     return true;
@@ -83,7 +84,7 @@ impl Engine {
             }
             false
         };
-        since < self.floor || ranges.iter().any(&mut changed)
+        since < self.space.floor || ranges.iter().any(&mut changed)
     }
 
     /// Keeps `at`, which is current somewhere, readable until [`Engine::release`], or for five seconds and hardly longer

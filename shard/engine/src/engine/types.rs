@@ -6,7 +6,7 @@ use kindred_partition_config::{
     kind::KindScheme,
 };
 
-use crate::version::Version;
+use crate::{units::table::View, version::Version};
 
 /// Wall clock, microseconds since the Unix epoch; passed in, never read here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +53,8 @@ pub struct OpenRange {
     pub count: u64,
     /// What is still to be read.
     pub(crate) rest: KeyRange,
+    /// Whose keys it reads.
+    pub(crate) view: View,
 }
 
 /// A client's watch stream.
@@ -104,6 +106,8 @@ pub enum WatchOut {
     Events { id: WatchId, header: Revision, events: Vec<Event>, prev_kv: bool, fragment: bool },
     /// The watch ended because its next revision is compacted.
     Compacted { id: WatchId, floor: Revision },
+    /// The watch ended behind everything at or below `header`, because keys of it are moving to another store (R15a).
+    Moved { id: WatchId, header: Revision },
     /// The client cancelled it.
     Canceled { id: WatchId, header: Revision },
     /// A promise for one watch (periodic), or for all of the stream (`None`, on request): R7.
@@ -125,6 +129,8 @@ pub struct FeedOut {
     pub watermark: Option<Revision>,
     /// The end: the next event wanted may be below this floor.
     pub compacted: Option<Revision>,
+    /// The end: keys of the feed are moving. Everything at or below this was said, and nothing above it is.
+    pub moved: Option<Revision>,
 }
 
 impl FeedOut {
@@ -135,6 +141,7 @@ impl FeedOut {
             || !self.events.is_empty()
             || self.watermark.is_some()
             || self.compacted.is_some()
+            || self.moved.is_some()
     }
 }
 

@@ -126,6 +126,11 @@ impl Space {
         });
     }
 
+    /// Raises one Kind to a revision that the clock has come to, while nothing is unpublished.
+    pub(crate) fn raise_kind(&mut self, id: KindId, to: Revision) {
+        self.raise_all(&[Scope::One(id)], to);
+    }
+
     /// Every keyspace and those to come.
     pub(crate) fn everything(&self) -> Scope {
         Scope::Many { kinds: (0..self.kinds.len()).map(KindId).collect(), others: true }

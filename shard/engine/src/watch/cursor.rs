@@ -2,11 +2,13 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use kindred_partition_config::{ids::Revision, key::KeyRange};
+use kindred_partition_config::{ids::Revision, key::KeyRange, unit::Unit};
 
 use crate::{
     engine::Event,
+    keyspace::Keyspace,
     space::{KindId, Space},
+    units::table::View,
     version::Version,
 };
 
@@ -22,6 +24,10 @@ pub(super) struct Want<'a> {
     pub no_put: bool,
     /// Without deletions.
     pub no_delete: bool,
+    /// Of these keyspaces.
+    pub view: &'a View,
+    /// Only keys of this unit.
+    pub unit: Option<&'a Unit>,
 }
 
 impl Want<'_> {
@@ -30,6 +36,7 @@ impl Want<'_> {
         !filtered
             && version.mod_revision() >= self.from
             && self.ranges.iter().any(|range| range.contains(version.key()))
+            && self.unit.is_none_or(|unit| unit.contains(version.key()))
     }
 }
 
@@ -58,16 +65,23 @@ pub(super) fn read(space: &Space, want: &Want<'_>, bounds: &Bounds) -> Batch {
     let mut homes: Vec<KindId> = want.ranges.iter().flat_map(|range| space.homes(range)).collect();
     homes.sort_unstable();
     homes.dedup();
-    match (want.ranges, homes.as_slice()) {
-        ([KeyRange::Single(key)], [home]) => {
-            consume(space, want, bounds, space.keys(*home).events_of(key, want.from))
-        }
-        (_, [home]) => consume(space, want, bounds, space.keys(*home).events_from(want.from)),
-        (_, homes) => {
-            let logs = homes.iter().map(|home| space.keys(*home).events_from(want.from)).collect();
-            consume(space, want, bounds, Merge::new(logs))
+    if let ([KeyRange::Single(key)], [home]) = (want.ranges, homes.as_slice()) {
+        return consume(space, want, bounds, space.events_of(*home, key, want.from, want.view));
+    }
+    let spaces: Vec<&Keyspace> = homes.iter().flat_map(|home| space.spaces(*home, want.view)).collect();
+    if let [keys] = spaces.as_slice()
+        && keys.early_from(want.from).is_none()
+    {
+        return consume(space, want, bounds, keys.events_from(want.from));
+    }
+    let mut logs: Vec<Box<dyn Iterator<Item = &Event>>> = Vec::new();
+    for keys in spaces {
+        logs.push(Box::new(keys.events_from(want.from)));
+        if let Some(early) = keys.early_from(want.from) {
+            logs.push(Box::new(early));
         }
     }
+    consume(space, want, bounds, Merge::new(logs))
 }
 
 fn consume<'e>(

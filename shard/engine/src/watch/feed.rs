@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
-use kindred_partition_config::{ids::Revision, key::KeyRange};
+use kindred_partition_config::{ids::Revision, key::KeyRange, unit::Unit};
 
 use super::{
     cursor::{self, Bounds, Want},
@@ -16,6 +16,7 @@ use super::{
 use crate::{
     engine::{FeedId, FeedOut},
     space::{KindId, Scope, Space},
+    units::table::{UnitId, View},
     version::Version,
 };
 
@@ -35,12 +36,28 @@ struct Feed {
     quiet: bool,
     /// Its end was said.
     over: bool,
+    /// It ends behind this: keys of it are moving.
+    end: Option<Revision>,
+    /// Whose keys it sees.
+    view: View,
+    /// What it should see before its end is dropped.
+    lost: bool,
+    /// Only keys of this unit.
+    unit: Option<Unit>,
     woken: bool,
 }
 
 impl Feed {
     fn want(&self) -> Want<'_> {
-        Want { ranges: &self.ranges, from: self.next, prev_kv: true, no_put: false, no_delete: false }
+        Want {
+            ranges: &self.ranges,
+            from: self.next,
+            prev_kv: true,
+            no_put: false,
+            no_delete: false,
+            view: &self.view,
+            unit: self.unit.as_ref(),
+        }
     }
 
     fn scopes(&self, space: &mut Space) -> Vec<Scope> {
@@ -50,7 +67,19 @@ impl Feed {
     /// What the ranges show; it becomes readable in all of them.
     fn current(&self, space: &mut Space) -> Revision {
         let scopes = self.scopes(space);
-        space.show_all(&scopes)
+        let current = space.show_all(&scopes);
+        match &self.unit {
+            // Of a frozen unit nothing above its final revision is promised.
+            Some(unit) => current.min(space.units.last_of(&unit.range).unwrap_or(current)),
+            None => current,
+        }
+    }
+
+    /// Nothing below can be given to it.
+    fn floor(&self, space: &Space) -> Revision {
+        let floors = self.ranges.iter().map(|range| space.floor_of(range));
+        let floor = floors.max().unwrap_or(Revision::ZERO);
+        if self.lost { floor.max(self.end.map_or(floor, Revision::next)) } else { floor }
     }
 
     fn owe(&mut self, watermark: Revision) {
@@ -82,6 +111,28 @@ impl Feeds {
         ranges: Vec<KeyRange>,
         start: Option<Revision>,
     ) -> FeedId {
+        self.open_with(space, ranges, start, View::Now, None)
+    }
+
+    /// See [`crate::engine::Engine::unit_feed_open`].
+    pub(crate) fn open_unit(
+        &mut self,
+        space: &mut Space,
+        id: UnitId,
+        unit: Unit,
+        start: Option<Revision>,
+    ) -> FeedId {
+        self.open_with(space, vec![unit.range.clone()], start, View::Only(id), Some(unit))
+    }
+
+    fn open_with(
+        &mut self,
+        space: &mut Space,
+        ranges: Vec<KeyRange>,
+        start: Option<Revision>,
+        view: View,
+        unit: Option<Unit>,
+    ) -> FeedId {
         let id = FeedId(self.next_id);
         self.next_id += 1;
         let kinds: Option<Vec<KindId>> = ranges.iter().map(|range| space.kind_to_watch(range)).collect();
@@ -103,6 +154,10 @@ impl Feeds {
             owed: None,
             quiet: true,
             over: false,
+            end: None,
+            view,
+            lost: false,
+            unit,
             woken: false,
         };
         let current = feed.current(space);
@@ -179,6 +234,17 @@ impl Feeds {
     /// Raises a feed's ranges to `to`, which the clock has come to, and owes a watermark not below it.
     pub(crate) fn raise(&mut self, space: &mut Space, id: FeedId, to: Revision) {
         let Some(feed) = self.feeds.get_mut(&id) else { return };
+        if feed.end.is_some() {
+            // Nothing is promised above its end, and that is on its way.
+            return;
+        }
+        if let Some(unit) = &feed.unit
+            && space.units.last_of(&unit.range).is_some_and(|last| to > last)
+        {
+            feed.owe(Revision::ZERO);
+            self.wake(id);
+            return;
+        }
         let scopes = feed.scopes(space);
         space.raise_all(&scopes, to);
         feed.owe(to);
@@ -206,32 +272,104 @@ impl Feeds {
         }
     }
 
-    /// See [`crate::engine::Engine::feed_pull`].
-    pub(crate) fn pull(
+    /// Feeds that touch `range` end behind `last`, which the clock has come to.
+    pub(crate) fn end(
         &mut self,
         space: &mut Space,
-        floor: Revision,
-        id: FeedId,
-        max_bytes: usize,
-    ) -> Option<FeedOut> {
+        range: &KeyRange,
+        last: Revision,
+        see: impl Fn(&mut View),
+    ) {
+        let touched = |feed: &&mut Feed| feed.unit.is_none() && feed.ranges.iter().any(|r| r.overlaps(range));
+        let mut ended = Vec::new();
+        for (id, feed) in self.feeds.iter_mut() {
+            if !feed.over && touched(&feed) {
+                see(&mut feed.view);
+                if feed.end.is_none() {
+                    let scopes = feed.scopes(space);
+                    space.raise_all(&scopes, last);
+                    feed.end = Some(last);
+                    ended.push(*id);
+                }
+            }
+        }
+        ended.into_iter().for_each(|id| self.wake(id));
+    }
+
+    /// Feeds that touch `range` end behind what they show.
+    pub(crate) fn end_now(&mut self, space: &mut Space, range: &KeyRange, see: impl Fn(&mut View)) {
+        let mut ended = Vec::new();
+        for (id, feed) in self.feeds.iter_mut() {
+            let touched = feed.unit.is_none() && feed.ranges.iter().any(|r| r.overlaps(range));
+            if !feed.over && touched {
+                see(&mut feed.view);
+                if feed.end.is_none() {
+                    feed.end = Some(feed.current(space));
+                    ended.push(*id);
+                }
+            }
+        }
+        ended.into_iter().for_each(|id| self.wake(id));
+    }
+
+    /// A unit is frozen: feeds of it alone say how far it is.
+    pub(crate) fn final_watermark(&mut self, id: UnitId, last: Revision) {
+        let ids: Vec<FeedId> =
+            self.feeds.iter().filter(|(_, f)| f.view == View::Only(id)).map(|(id, _)| *id).collect();
+        for id in ids {
+            if let Some(feed) = self.feeds.get_mut(&id) {
+                feed.owe(last);
+            }
+            self.wake(id);
+        }
+    }
+
+    /// A unit is hidden: feeds of it alone are over where they are.
+    pub(crate) fn over(&mut self, id: UnitId, last: Revision) {
+        let mut ended = Vec::new();
+        for (feed_id, feed) in self.feeds.iter_mut() {
+            if feed.view == View::Only(id) && feed.end.is_none() {
+                feed.end = Some(last);
+                ended.push(*feed_id);
+            }
+        }
+        ended.into_iter().for_each(|id| self.wake(id));
+    }
+
+    /// A unit that ending feeds go on to see is dropped: those that have not come to their end have lost it.
+    pub(crate) fn lost(&mut self, id: UnitId) {
+        let mut ended = Vec::new();
+        for (feed_id, feed) in self.feeds.iter_mut() {
+            if !feed.over && (feed.view.keeps(id) || feed.view == View::Only(id)) {
+                feed.lost = true;
+                ended.push(*feed_id);
+            }
+        }
+        ended.into_iter().for_each(|id| self.wake(id));
+    }
+
+    /// See [`crate::engine::Engine::feed_pull`].
+    pub(crate) fn pull(&mut self, space: &mut Space, id: FeedId, max_bytes: usize) -> Option<FeedOut> {
         let feed = self.feeds.get_mut(&id)?;
         if feed.over {
             return None;
         }
-        if feed.pending && feed.next < floor {
+        let floor = feed.floor(space);
+        if (feed.pending || feed.lost) && feed.next < floor {
             feed.over = true;
             self.unlist(id);
             return Some(FeedOut { compacted: Some(floor), ..FeedOut::default() });
         }
         let mut out = FeedOut { opened: feed.opened.take(), ..FeedOut::default() };
         if feed.pending {
-            let bounds = Bounds { last: Revision(i64::MAX), max_bytes, scan: SCAN_MAX };
+            let bounds = Bounds { last: feed.end.unwrap_or(Revision(i64::MAX)), max_bytes, scan: SCAN_MAX };
             let batch = cursor::read(space, &feed.want(), &bounds);
             if let Some(last) = batch.events.last() {
                 feed.next = last.kv.mod_revision().next();
             }
             out.events = batch.events;
-            if let Some(next) = batch.next {
+            let more = batch.next.filter(|next| feed.end.is_none_or(|end| *next <= end));
+            if let Some(next) = more {
                 feed.next = next;
                 let silent = out.events.is_empty() && out.opened.is_none();
                 if silent {
@@ -241,6 +379,13 @@ impl Feeds {
                 return (!silent).then_some(out);
             }
             feed.pending = false;
+        }
+        if let Some(end) = feed.end {
+            out.watermark = Some(end);
+            out.moved = Some(end);
+            feed.over = true;
+            self.unlist(id);
+            return Some(out);
         }
         if feed.owed.is_some() || !out.events.is_empty() {
             let current = feed.current(space);

@@ -17,7 +17,6 @@ struct Pull {
     bytes: usize,
     max_bytes: usize,
     scan: usize,
-    floor: Revision,
 }
 
 impl Pull {
@@ -30,16 +29,9 @@ impl Pull {
 impl Watches {
     /// See [`crate::engine::Engine::watch_pull`]. Control messages come first, so that `Created` stands before events;
     /// then events of the pending watches in turn, up to the progress that is due, if some is; then that; then the rest.
-    pub(crate) fn pull(
-        &mut self,
-        space: &mut Space,
-        floor: Revision,
-        id: StreamId,
-        max_bytes: usize,
-    ) -> Vec<WatchOut> {
+    pub(crate) fn pull(&mut self, space: &mut Space, id: StreamId, max_bytes: usize) -> Vec<WatchOut> {
         let Some(stream) = self.streams.get_mut(&id) else { return Vec::new() };
-        let mut pull =
-            Pull { out: stream.control.drain(..).collect(), bytes: 0, max_bytes, scan: SCAN_MAX, floor };
+        let mut pull = Pull { out: stream.control.drain(..).collect(), bytes: 0, max_bytes, scan: SCAN_MAX };
         loop {
             self.deliver(space, id, &mut pull);
             if pull.is_over() {
@@ -94,14 +86,19 @@ impl Watches {
             return false;
         };
         let scope = space.scope(&watch.spec.range);
-        if watch.next < pull.floor {
-            pull.out.push(WatchOut::Compacted { id: watch.id, floor: pull.floor });
+        let mut floor = space.floor_of(&watch.spec.range);
+        if watch.lost {
+            floor = floor.max(watch.end.map_or(floor, Revision::next));
+        }
+        if watch.next < floor {
+            pull.out.push(WatchOut::Compacted { id: watch.id, floor });
             stream.pending.pop_back();
             stream.watches.remove(&watch.id);
             stream.over.insert(watch.id);
             self.forget(key);
             return false;
         }
+        let last = watch.end.map_or(last, |end| end.min(last));
         let max_bytes = pull.max_bytes.saturating_sub(pull.bytes);
         let batch = cursor::read(space, &watch.want(), &cursor::Bounds { last, max_bytes, scan: pull.scan });
         pull.scan = batch.scan;
@@ -109,16 +106,18 @@ impl Watches {
         let said = batch.events.last().map(|event| event.kv.mod_revision());
         if let Some(next) = batch.next {
             watch.next = next;
-        } else {
+        } else if watch.end.is_none() {
             watch.pending = false;
             stream.pending.pop_back();
         }
+        // With nothing left at or below its end, it is over.
+        let end = watch.end.filter(|end| batch.next.is_none_or(|next| next > *end));
         if let Some(said) = said {
             watch.quiet = false;
             watch.next = watch.next.max(said.next());
             stream.said(said);
             // With more to come the header must not pass what was said.
-            let header = if batch.next.is_some() { said } else { space.show(&scope) };
+            let header = if batch.next.is_some() || watch.end.is_some() { said } else { space.show(&scope) };
             pull.out.push(WatchOut::Events {
                 id: watch.id,
                 header,
@@ -127,7 +126,13 @@ impl Watches {
                 fragment: watch.spec.fragment,
             });
         }
-        watch.pending
+        let Some(end) = end else { return watch.pending };
+        pull.out.push(WatchOut::Moved { id: watch.id, header: end });
+        stream.pending.pop_back();
+        stream.watches.remove(&watch.id);
+        stream.over.insert(watch.id);
+        self.forget(key);
+        false
     }
 }
 

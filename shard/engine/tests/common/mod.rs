@@ -126,6 +126,7 @@ fn line(out: &WatchOut) -> String {
         WatchOut::Created { id, .. } => format!("created {}", id.0),
         WatchOut::Compacted { id, floor, .. } => format!("compacted {} at {floor}", id.0),
         WatchOut::Canceled { id, .. } => format!("canceled {}", id.0),
+        WatchOut::Moved { id, header } => format!("moved {} at {header}", id.0),
         WatchOut::Progress { id: None, header } => format!("progress * {header}"),
         WatchOut::Progress { id: Some(id), header } => format!("progress {} {header}", id.0),
         WatchOut::Events { id, events, .. } => {

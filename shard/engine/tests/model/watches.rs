@@ -169,6 +169,7 @@ fn hear(world: &mut World, stream: usize, message: WatchOut) {
             let before = missed.is_some_and(|missed| missed < floor) || client.start < Some(floor);
             assert!(before, "cancelled although nothing was lost");
         }
+        WatchOut::Moved { .. } => panic!("nothing moves here"),
         WatchOut::Canceled { id, .. } => {
             assert!(world.clients.clients[position(world, stream, id)].cancelled)
         }

@@ -481,7 +481,7 @@ impl World {
         }
         let which = which.index(self.opens.len());
         let Open { open, rest } = &mut self.opens[which];
-        let chunk = self.engine.next_chunk(open, keys, bytes);
+        let chunk = self.engine.next_chunk(open, keys, bytes).expect("nothing is dropped");
         assert!(chunk.len() <= keys && chunk.is_empty() == rest.is_empty());
         let got: Vec<(Vec<u8>, Kv)> = chunk.iter().map(from_version).collect();
         assert_eq!(got, rest[..got.len()], "a pin holds what was current");
@@ -494,7 +494,7 @@ impl World {
             while !self.opens[which].rest.is_empty() {
                 let index = which;
                 let Open { open, rest } = &mut self.opens[index];
-                let chunk = self.engine.next_chunk(open, 2, 1 << 20);
+                let chunk = self.engine.next_chunk(open, 2, 1 << 20).expect("nothing is dropped");
                 let got: Vec<(Vec<u8>, Kv)> = chunk.iter().map(from_version).collect();
                 assert_eq!(got, rest[..got.len()]);
                 rest.drain(..got.len());

@@ -1,0 +1,530 @@
+//! Units that this shard owns, gives away and takes in; see [`crate::units`].
+
+use kindred_partition_config::{
+    ids::{LeaseId, Revision},
+    key::{Key, KeyRange},
+    unit::Unit,
+};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{Engine, FeedId, WallMicros};
+use crate::{
+    read::LATEST,
+    units::{
+        CopyChunk, Import, NotOwned, Tracking, UnitDigest, UnitError, UnitMove, UnitRecord, UnitState,
+        table::{Record, UnitId, View},
+    },
+    version::Version,
+};
+
+/// Keys of one digest.
+const DIGEST_KEYS: u64 = 1024;
+/// Leases that a refusal names.
+const NAMED_MAX: usize = 100;
+
+impl Engine {
+    /// Whether a request over these ranges may be executed here: single keys are decided by the record that holds them;
+    /// spans by every record that they touch, and by its epoch where the generation of the request's map is named.
+    pub fn owns(&self, ranges: &[KeyRange], generation: Option<u64>) -> Result<(), NotOwned> {
+        ranges.iter().try_for_each(|range| self.space.check(range, generation, None))
+    }
+
+    /// As [`Engine::owns`], for a read at a revision: of a frozen unit that is not above the final one is readable.
+    pub fn owns_at(
+        &self,
+        range: &KeyRange,
+        generation: Option<u64>,
+        at: Option<Revision>,
+    ) -> Result<(), NotOwned> {
+        self.space.check(range, generation, at)
+    }
+
+    /// All records, the oldest first.
+    #[must_use]
+    pub fn unit_records(&self) -> Vec<UnitRecord> {
+        self.space.units.records.iter().map(|record| record.view(self.unit_keys(record.id))).collect()
+    }
+
+    fn unit_keys(&self, id: UnitId) -> u64 {
+        self.space.parts_of(id).map(|(_, keys)| keys.live_keys()).sum()
+    }
+
+    fn unit_is_whole(&self, unit: &Unit, by: &UnitMove, call: &'static str) -> Result<&Record, UnitError> {
+        let record = self.space.units.of(unit).ok_or(UnitError::Unknown(by.id))?;
+        if record.is_whole() { Ok(record) } else { Err(record.refuse(call)) }
+    }
+
+    fn published(&self) -> Result<(), UnitError> {
+        if self.space.has_unpublished() { Err(UnitError::Unpublished) } else { Ok(()) }
+    }
+
+    // ---- source
+
+    /// Brings the unit's keys and events into keyspaces of its own, about `budget` of them; to be called until `ready`.
+    /// It stays owned and served throughout.
+    pub fn unit_track(&mut self, by: &UnitMove, budget: usize) -> Result<Tracking, UnitError> {
+        self.space.units.fence(by)?;
+        let id = match self.space.units.of(&by.unit) {
+            Some(record) if record.state == UnitState::Owned => record.id,
+            Some(record) if record.by.id == by.id && matches!(record.state, UnitState::Tracked { .. }) => {
+                record.id
+            }
+            Some(record) if record.state != UnitState::Gone => return Err(record.refuse("Track")),
+            _ => {
+                self.may_split(by)?;
+                let floor = self.space.floor_of(&by.unit.range);
+                self.space.units.add(by.clone(), UnitState::Tracked { ready: false }, floor, true)
+            }
+        };
+        if let Some(record) = self.space.units.get_mut(id) {
+            record.by = by.clone();
+            match record.state {
+                UnitState::Owned => record.state = UnitState::Tracked { ready: true },
+                UnitState::Tracked { ready: false } => {
+                    let mut at = std::mem::take(&mut record.splitting);
+                    let ready = self.space.split_off(id, &mut at, budget);
+                    if let Some(record) = self.space.units.get_mut(id) {
+                        record.splitting = at;
+                        record.state = UnitState::Tracked { ready };
+                    }
+                    if ready {
+                        self.space.units.trim(id);
+                        self.unpinned = true;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let record = self.space.units.get(id).ok_or(UnitError::Unknown(by.id))?;
+        let ready = record.state == UnitState::Tracked { ready: true };
+        let mut tracking = Tracking { ready, keys: 0, bytes: 0, events: 0, floor: record.floor };
+        for (_, space) in self.space.parts_of(id) {
+            let (keys, events, _, bytes) = space.sizes();
+            tracking.keys += keys;
+            tracking.events += events;
+            tracking.bytes += bytes;
+        }
+        Ok(tracking)
+    }
+
+    /// Whether all of a unit is owned and none of it is moving.
+    fn may_split(&self, by: &UnitMove) -> Result<(), UnitError> {
+        for record in self.space.units.records.iter().rev() {
+            if !record.by.unit.overlaps_unit(&by.unit) {
+                continue;
+            }
+            if record.state != UnitState::Owned {
+                let state = record.state_name();
+                return Err(UnitError::Overlaps { id: by.id, other: record.by.id, state });
+            }
+            if record.by.unit.covers(&by.unit) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The unit is tracked no longer; it stays owned. Nothing happens where it is unknown or owned.
+    pub fn unit_forget(&mut self, by: &UnitMove) -> Result<(), UnitError> {
+        match self.space.units.by(by) {
+            Err(UnitError::Unknown(_)) => Ok(()),
+            Err(refused) => Err(refused),
+            Ok(record) => match record.state {
+                UnitState::Tracked { ready: true } => {
+                    record.state = UnitState::Owned;
+                    Ok(())
+                }
+                UnitState::Owned => Ok(()),
+                // What is half done is finished first.
+                UnitState::Tracked { ready: false } => Err(UnitError::NotReady(by.id)),
+                _ => Err(record.refuse("Forget")),
+            },
+        }
+    }
+
+    /// Where a copy begins: a feed of the unit that starts behind this tells what the copy does not.
+    pub fn unit_copy_begin(&mut self, by: &UnitMove) -> Result<Revision, UnitError> {
+        self.space.units.fence(by)?;
+        self.unit_is_whole(&by.unit, by, "Copy")?;
+        let scope = self.space.scope(&by.unit.range);
+        Ok(self.space.show(&scope))
+    }
+
+    /// Keys behind `after`, each with what it is now and was since the floor; nothing that is not published. A key may have
+    /// versions above the copy's beginning: an import leaves out the events that it has already.
+    pub fn unit_copy(
+        &self,
+        by: &UnitMove,
+        after: Option<&Key>,
+        max_keys: usize,
+        max_bytes: usize,
+    ) -> Result<CopyChunk, UnitError> {
+        let record = self.unit_is_whole(&by.unit, by, "Copy")?;
+        let unpublished = self.space.first_unpublished();
+        let mut chunk = CopyChunk { keys: Vec::new(), floor: record.floor, after: None };
+        let (mut bytes, mut looked, mut last) = (0, 0, None);
+        self.space.walk_unit(record, after, |keys, object| {
+            if looked == max_keys.max(1) || bytes >= max_bytes {
+                chunk.after = last.take();
+                return false;
+            }
+            looked += 1;
+            last = Some(Key::copy_from(object.key()));
+            if let Some(copied) = keys.copied(object, record.floor, unpublished) {
+                bytes += copied.versions.iter().map(|version| version.encoded().len()).sum::<usize>();
+                chunk.keys.push(copied);
+            }
+            true
+        });
+        Ok(chunk)
+    }
+
+    /// Nothing of the unit is executed, read or promised above the answer from now on (R13, R15a). Feeds and watches that
+    /// touch it get everything up to there and end. To be called when everything applied is published and flushed.
+    pub fn unit_freeze(&mut self, now: WallMicros, by: &UnitMove) -> Result<Revision, UnitError> {
+        self.published()?;
+        let last = self.clock.promise(now);
+        let record = self.space.units.by(by)?;
+        match record.state {
+            UnitState::Frozen { last } => return Ok(last),
+            UnitState::Tracked { ready: true } => record.state = UnitState::Frozen { last },
+            _ => return Err(record.refuse("Freeze")),
+        }
+        let (id, range) = (record.id, by.unit.range.clone());
+        let scope = self.space.scope_to_raise(&range);
+        self.space.raise_all(&[scope], last);
+        self.feeds.final_watermark(id, last);
+        self.watches.end(&mut self.space, &range, last, |view| view.keep(id));
+        self.feeds.end(&mut self.space, &range, last, |view| view.keep(id));
+        Ok(last)
+    }
+
+    /// The unit is served again, after a committed abort of the attempt (R15).
+    pub fn unit_unfreeze(&mut self, by: &UnitMove) -> Result<(), UnitError> {
+        let record = self.space.units.by(by)?;
+        match record.state {
+            UnitState::Frozen { .. } => {
+                record.state = UnitState::Tracked { ready: true };
+                Ok(())
+            }
+            UnitState::Tracked { ready: true } => Ok(()),
+            _ => Err(record.refuse("Unfreeze")),
+        }
+    }
+
+    /// Another store owns the unit since map `epoch`. Here it is hidden, and may follow.
+    pub fn unit_release(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
+        let record = self.space.units.by(by)?;
+        match record.state {
+            UnitState::Frozen { last } => {
+                record.state = UnitState::Following { through: last, sealed: None };
+                record.epoch = epoch;
+                record.newest = last;
+                let id = record.id;
+                self.feeds.over(id, last);
+                Ok(())
+            }
+            UnitState::Following { .. } if record.epoch == epoch => Ok(()),
+            _ => Err(record.refuse("Release")),
+        }
+    }
+
+    /// A feed of the unit alone, whoever owns it; up to the final revision while it is frozen. It ends at its release.
+    pub fn unit_feed_open(&mut self, unit: &Unit, start: Option<Revision>) -> Result<FeedId, UnitError> {
+        let record = self.space.units.of(unit);
+        let record = record.filter(|record| record.is_visible() && record.is_whole());
+        let Some(record) = record else { return Err(UnitError::BadUnit) };
+        let id = record.id;
+        Ok(self.feeds.open_unit(&mut self.space, id, unit.clone(), start))
+    }
+
+    // ---- target
+
+    /// Takes copied keys, or events that follow a copy, into a hidden unit, which is made by the first import. Answers up
+    /// to where everything is there.
+    pub fn unit_import(&mut self, by: &UnitMove, import: Import) -> Result<Revision, UnitError> {
+        self.space.units.fence(by)?;
+        let stray = |key: &[u8]| UnitError::Key {
+            id: by.id,
+            key: Key::copy_from(key),
+            what: "is not one of the unit",
+        };
+        let mut keys = import.keys.iter().flat_map(|copied| &copied.versions);
+        let outside = keys.find(|version| !by.unit.contains(version.key()));
+        let event = import.events.iter().map(|event| &event.version);
+        if let Some(version) = outside.or(event.into_iter().find(|v| !by.unit.contains(v.key()))) {
+            return Err(stray(version.key()));
+        }
+        let id = match self.space.units.of(&by.unit) {
+            Some(record) if matches!(record.state, UnitState::Following { .. }) && record.by.id == by.id => {
+                record.id
+            }
+            Some(record) if !matches!(record.state, UnitState::Gone) => return Err(record.refuse("Import")),
+            _ => self.unit_make_room(by)?,
+        };
+        let Some(record) = self.space.units.get_mut(id) else { return Err(UnitError::Unknown(by.id)) };
+        record.by.term = by.term;
+        let UnitState::Following { through, .. } = record.state else { return Err(record.refuse("Import")) };
+        record.floor = record.floor.max(import.floor.unwrap_or(record.floor));
+        let (floor, mut newest) = (record.floor, record.newest);
+        for copied in import.keys {
+            let Some(head) = copied.versions.last().cloned() else { continue };
+            newest = newest.max(head.mod_revision());
+            let keys = self.space.part_for(id, copied.key());
+            let known = keys.object(copied.key()).map(|object| object.head().mod_revision());
+            let before = keys.import_key(&copied, floor);
+            if known < Some(head.mod_revision()) {
+                self.unit_lease(id, before.as_ref(), &head);
+            }
+        }
+        for event in import.events.iter().filter(|event| event.version.mod_revision() > through) {
+            let version = &event.version;
+            newest = newest.max(version.mod_revision());
+            let keys = self.space.part_for(id, version.key());
+            let before = keys.object(version.key()).and_then(|object| object.live()).cloned();
+            if keys.import_event(event) {
+                self.unit_lease(id, before.as_ref(), version);
+            }
+        }
+        let through = through.max(import.through.unwrap_or(through));
+        if let Some(record) = self.space.units.get_mut(id) {
+            record.newest = newest;
+            record.state = UnitState::Following { through, sealed: None };
+        }
+        Ok(through)
+    }
+
+    /// A record for a unit that is not here.
+    fn unit_make_room(&mut self, by: &UnitMove) -> Result<UnitId, UnitError> {
+        for record in self.space.units.records.iter().filter(|r| r.by.unit.overlaps_unit(&by.unit)) {
+            if record.state != UnitState::Gone {
+                let state = record.state_name();
+                return Err(UnitError::Overlaps { id: by.id, other: record.by.id, state });
+            }
+        }
+        if let Some(key) = self.space.any_live(&by.unit) {
+            return Err(UnitError::Key { id: by.id, key, what: "is here already" });
+        }
+        let state = UnitState::Following { through: Revision::ZERO, sealed: None };
+        Ok(self.space.units.add(by.clone(), state, Revision::ZERO, false))
+    }
+
+    /// A hidden key has another lease now.
+    fn unit_lease(&mut self, id: UnitId, before: Option<&Version>, now: &Version) {
+        let key = Key::copy_from(now.key());
+        let old = before.and_then(Version::lease_id);
+        let new = now.lease_id().filter(|_| !now.is_tombstone());
+        if old == new {
+            return;
+        }
+        let Some(record) = self.space.units.get_mut(id) else { return };
+        if let Some(old) = old
+            && !self.leases.detach_key(old, &key)
+            && let Some(keys) = record.unattached.get_mut(&old)
+        {
+            keys.remove(&key);
+            if keys.is_empty() {
+                record.unattached.remove(&old);
+            }
+        }
+        if let Some(new) = new
+            && self.leases.attach_key(new, &key).is_err()
+        {
+            record.unattached.entry(new).or_default().insert(key);
+        }
+    }
+
+    /// A lease is known now: imported keys that carry it are attached.
+    pub(super) fn unit_leases_known(&mut self, id: LeaseId) {
+        for record in &mut self.space.units.records {
+            for key in record.unattached.remove(&id).unwrap_or_default() {
+                let attached = self.leases.attach_key(id, &key);
+                debug_assert!(attached.is_ok(), "it is known");
+            }
+        }
+    }
+
+    /// Prepares the switch (R15b): everything up to the source's final revision is here, and the clock is there. Requests
+    /// that touch the unit wait until it is opened, or imports go on.
+    pub fn unit_seal(&mut self, now: WallMicros, by: &UnitMove, last: Revision) -> Result<(), UnitError> {
+        let offset = self.config.max_clock_offset_micros;
+        let record = self.space.units.by(by)?;
+        let UnitState::Following { through, .. } = record.state else { return Err(record.refuse("Seal")) };
+        if through < last {
+            return Err(UnitError::Behind { id: by.id, through, last });
+        }
+        if record.newest > last {
+            return Err(record.refuse("Seal at a revision below one that was imported"));
+        }
+        if !record.unattached.is_empty() {
+            let leases = record.unattached.keys().copied().take(NAMED_MAX).collect();
+            return Err(UnitError::Leases { id: by.id, leases });
+        }
+        self.clock.raise(now, last, offset)?;
+        record.state = UnitState::Following { through, sealed: Some(last) };
+        Ok(())
+    }
+
+    /// After the decision: the unit is owned since map `epoch`, and visible. Feeds and watches that touch it end behind what
+    /// they could see without it.
+    pub fn unit_open(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
+        self.published()?;
+        let record = self.space.units.by(by)?;
+        let last = match record.state {
+            UnitState::Following { sealed: Some(last), .. } => last,
+            UnitState::Owned if record.epoch == epoch => return Ok(()),
+            _ => return Err(record.refuse("Open")),
+        };
+        let id = record.id;
+        for home in self.space.parts_of(id).map(|(home, _)| home).collect::<Vec<_>>() {
+            self.space.raise_kind(home, last);
+        }
+        let scope = self.space.scope_to_raise(&by.unit.range);
+        self.space.raise_all(&[scope], last);
+        self.watches.end_now(&mut self.space, &by.unit.range, |view| view.leave_out(id));
+        self.feeds.end_now(&mut self.space, &by.unit.range, |view| view.leave_out(id));
+        if let Some(record) = self.space.units.get_mut(id) {
+            record.state = UnitState::Owned;
+            record.epoch = epoch;
+        }
+        self.space.units.trim(id);
+        Ok(())
+    }
+
+    // ---- either side
+
+    /// The data of a hidden unit goes, a little at each [`Engine::scrub`]. With an epoch, that of the map by which another
+    /// store owns it, the refusal of those who do not know stays.
+    pub fn unit_drop(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
+        let record = match self.space.units.by(by) {
+            Err(UnitError::Unknown(_)) => return Ok(()),
+            found => found?,
+        };
+        match record.state {
+            UnitState::Following { .. } => {
+                record.state = UnitState::Dropping;
+                record.epoch = record.epoch.max(epoch);
+                record.unattached.clear();
+                let id = record.id;
+                self.watches.lost(id);
+                self.feeds.lost(id);
+                Ok(())
+            }
+            UnitState::Dropping | UnitState::Gone => Ok(()),
+            _ => Err(record.refuse("Drop")),
+        }
+    }
+
+    /// Removes what is to be dropped; true when there is more.
+    pub(super) fn unit_scrub(&mut self, budget: &mut usize) -> bool {
+        let dropping = |record: &&Record| record.state == UnitState::Dropping;
+        while let Some(id) = self.space.units.records.iter().find(dropping).map(|record| record.id) {
+            if *budget == 0 {
+                return true;
+            }
+            let (objects, gone) = self.space.drain(id, budget);
+            for version in objects.iter().filter_map(|object| object.live()) {
+                if let Some(lease) = version.lease_id() {
+                    self.leases.detach_key(lease, &Key::copy_from(version.key()));
+                }
+            }
+            if gone {
+                let record = self.space.units.get_mut(id);
+                match record.filter(|record| record.epoch > 0) {
+                    Some(record) => record.state = UnitState::Gone,
+                    None => self.space.units.remove(id),
+                }
+            }
+        }
+        false
+    }
+
+    /// The digest of the next 1,024 keys behind `after`: of their versions at or above `floor` and at or below `at`, and of
+    /// what was current at the floor. `None` at the end. Both sides of a move say the same when they hold the same, be
+    /// they compacted differently below the floor.
+    pub fn unit_verify(
+        &self,
+        unit: &Unit,
+        floor: Revision,
+        at: Revision,
+        after: Option<&Key>,
+    ) -> Result<Option<UnitDigest>, UnitError> {
+        let record =
+            self.space.units.of(unit).filter(|record| record.is_whole()).ok_or(UnitError::BadUnit)?;
+        let mut hash = Xxh3::new();
+        let (mut keys, mut versions, mut last_key) = (0, 0, None);
+        self.space.walk_unit(record, after, |_, object| {
+            let current = object.at(floor).map(Version::order);
+            let wanted = |v: &&Version| {
+                v.mod_revision() <= at && (v.mod_revision() >= floor || Some(v.order()) == current)
+            };
+            let mut counted = false;
+            for version in object.versions().filter(wanted) {
+                counted = true;
+                versions += 1;
+                digest(&mut hash, version);
+            }
+            if counted {
+                keys += 1;
+                last_key = Some(Key::copy_from(object.key()));
+            }
+            keys < DIGEST_KEYS
+        });
+        Ok(last_key.map(|last_key| UnitDigest { last_key, keys, versions, hash: hash.digest() }))
+    }
+
+    /// Leases of live keys behind `after`, of which `max_keys` are looked at; and the key to go on behind.
+    pub fn unit_leases(
+        &self,
+        unit: &Unit,
+        after: Option<&Key>,
+        max_keys: usize,
+    ) -> Result<(Vec<LeaseId>, Option<Key>), UnitError> {
+        let record =
+            self.space.units.of(unit).filter(|record| record.is_whole()).ok_or(UnitError::BadUnit)?;
+        let (mut leases, mut looked, mut last, mut next) = (Vec::new(), 0, None, None);
+        self.space.walk_unit(record, after, |_, object| {
+            if looked == max_keys.max(1) {
+                next = last.take();
+                return false;
+            }
+            looked += 1;
+            last = Some(Key::copy_from(object.key()));
+            leases.extend(object.at(LATEST).and_then(Version::lease_id));
+            true
+        });
+        leases.sort_unstable();
+        leases.dedup();
+        Ok((leases, next))
+    }
+
+    /// Whether one of these keys is frozen or hidden here: its deletion is not this shard's to decide now.
+    pub(super) fn keys_wait(&self, keys: &[Key]) -> Result<(), NotOwned> {
+        if self.space.units.is_empty() {
+            return Ok(());
+        }
+        let wait = |refused: NotOwned| NotOwned { epoch: 0, ..refused };
+        keys.iter().try_for_each(|key| self.space.units.check_key(key, None).map_err(wait))
+    }
+
+    /// The view of a long read that begins now.
+    pub(super) fn view_since(&self) -> View {
+        if self.space.units.is_empty() {
+            // Whatever comes later is split off, or was not there.
+            return View::Since { next: self.space.units.next_id(), seen: Vec::new() };
+        }
+        let seen = self.space.units.records.iter().filter(|r| r.is_visible()).map(|r| r.id).collect();
+        View::Since { next: self.space.units.next_id(), seen }
+    }
+}
+
+fn digest(hash: &mut Xxh3, version: &Version) {
+    for part in [version.key(), version.value()] {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let (create, modified) = (version.create_revision().get(), version.mod_revision().get());
+    for number in [create, modified, version.version(), version.lease(), i64::from(version.is_tombstone())] {
+        hash.update(&number.to_le_bytes());
+    }
+}

@@ -1,0 +1,359 @@
+//! Units on their way between two engines (R13-R16).
+
+mod common;
+
+use common::*;
+use kindred_engine::{engine::*, error::EngineError, ops::*, units::*, version::Version};
+use kindred_partition_config::{
+    ids::{MoveId, Revision, Slot, Term},
+    key::KeyRange,
+    ring::{Bucket, BucketSet},
+    unit::{Unit, UnitBuckets},
+};
+
+const PODS: &str = "/registry/pods/";
+
+fn shard(slot: u16) -> Engine {
+    engine(RevisionMode::Hlc(Slot::new(slot).expect("below 1024")))
+}
+
+fn by(id: u64, unit: &Unit) -> UnitMove {
+    UnitMove { id: MoveId(id), term: Term(1), unit: unit.clone() }
+}
+
+fn all_pods() -> Unit {
+    Unit::of_range(prefix(PODS))
+}
+
+/// Every second bucket of the pods.
+fn half_the_ring() -> Unit {
+    let set: BucketSet = (0..=255).filter(|bucket| bucket % 2 == 0).map(Bucket).collect();
+    Unit { range: prefix(PODS), buckets: Some(UnitBuckets { prefix_len: PODS.len(), set }) }
+}
+
+fn track(source: &mut Engine, by: &UnitMove) {
+    while !source.unit_track(by, 3).expect("tracked").ready {
+        source.validate();
+    }
+    source.validate();
+}
+
+/// As it comes over the wire.
+fn encoded(version: &Version, sub: u32) -> Version {
+    Version::from_wire(version.encoded(), version.is_tombstone(), sub).expect("an encoded version")
+}
+
+fn copy(source: &Engine, target: &mut Engine, by: &UnitMove) {
+    let mut after = None;
+    loop {
+        let chunk = source.unit_copy(by, after.as_ref(), 2, 1 << 20).expect("a chunk");
+        let carry = |key: &CopiedKey| CopiedKey {
+            versions: key.versions.iter().map(|version| encoded(version, version.sub())).collect(),
+        };
+        let keys = chunk.keys.iter().map(carry).collect();
+        let import = Import { keys, floor: Some(chunk.floor), ..Import::default() };
+        target.unit_import(by, import).expect("imported");
+        target.validate();
+        let Some(next) = chunk.after else { return };
+        after = Some(next);
+    }
+}
+
+/// Takes what the tail says to the other side.
+fn follow(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId) {
+    while let Some(out) = source.feed_pull(tail, 64) {
+        let (mut sub, mut last) = (0, Revision::ZERO);
+        let carry = |event: &Event| {
+            sub = if event.kv.mod_revision() == last { sub + 1 } else { 0 };
+            last = event.kv.mod_revision();
+            let prev = event.prev.as_ref().map(|prev| encoded(prev, 0));
+            FollowedEvent { version: encoded(&event.kv, sub), prev }
+        };
+        let events = out.events.iter().map(carry).collect();
+        let import = Import { events, through: out.watermark, ..Import::default() };
+        target.unit_import(by, import).expect("followed");
+        target.validate();
+    }
+}
+
+/// From the copy to the caught up target.
+fn prepare(source: &mut Engine, target: &mut Engine, by: &UnitMove) -> FeedId {
+    track(source, by);
+    let at = source.unit_copy_begin(by).expect("tracked");
+    let tail = source.unit_feed_open(&by.unit, Some(at.next())).expect("tracked");
+    copy(source, target, by);
+    follow(source, target, by, tail);
+    tail
+}
+
+/// Freeze, the last events, seal, release, open.
+fn switch(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId, epoch: u64) -> Revision {
+    let last = source.unit_freeze(NOW, by).expect("frozen");
+    source.feed_advance(NOW, tail, last);
+    follow(source, target, by, tail);
+    target.unit_seal(NOW, by, last).expect("all is there");
+    source.unit_release(by, epoch).expect("released");
+    target.unit_open(by, epoch).expect("opened");
+    source.validate();
+    target.validate();
+    last
+}
+
+fn count(engine: &mut Engine, range: KeyRange, at: Option<Revision>) -> u64 {
+    let answer = engine.range(&RangeQuery { count_only: true, revision: at, ..query(range) });
+    answer.expect("readable").count
+}
+
+fn digests(engine: &Engine, unit: &Unit, floor: Revision, at: Revision) -> Vec<UnitDigest> {
+    let (mut after, mut all) = (None, Vec::new());
+    while let Some(digest) = engine.unit_verify(unit, floor, at, after.as_ref()).expect("a record") {
+        after = Some(digest.last_key.clone());
+        all.push(digest);
+    }
+    all
+}
+
+fn events(engine: &mut Engine, range: KeyRange, start: Revision) -> Vec<String> {
+    let feed = engine.feed_open(vec![range], Some(start));
+    let mut said = Vec::new();
+    while let Some(out) = engine.feed_pull(feed, 1 << 20) {
+        said.extend(out.events.iter().map(|event| {
+            let prev = event.prev.as_ref().map(Version::mod_revision);
+            format!("{:?} {} {prev:?}", event.kv, event.is_delete)
+        }));
+        if out.watermark.is_some() || out.compacted.is_some() || out.moved.is_some() {
+            break;
+        }
+    }
+    engine.feed_close(feed);
+    said
+}
+
+fn fill(engine: &mut Engine, keys: usize) -> Vec<Revision> {
+    let mut at = vec![engine.current_all()];
+    for i in 0..keys {
+        at.push(write(engine, put(&format!("{PODS}a/{i:03}"), "1")));
+    }
+    for i in (0..keys).step_by(3) {
+        at.push(write(engine, put(&format!("{PODS}a/{i:03}"), "2")));
+        at.push(write(engine, delete(&format!("{PODS}a/{:03}", i + 1))));
+    }
+    at
+}
+
+#[test]
+fn a_move_keeps_every_revision_and_every_event() {
+    for unit in [all_pods(), half_the_ring()] {
+        let (mut a, mut b, mut still) = (shard(3), shard(4), shard(3));
+        let at = fill(&mut a, 30);
+        assert_eq!(at, fill(&mut still, 30));
+        let by = by(1, &unit);
+        let tail = prepare(&mut a, &mut b, &by);
+        // Writes go on while it is copied.
+        let during = vec![
+            write(&mut a, put(&format!("{PODS}a/000"), "3")),
+            write(&mut a, delete(&format!("{PODS}a/002"))),
+            write(&mut a, put(&format!("{PODS}b/new"), "1")),
+        ];
+        write(&mut still, put(&format!("{PODS}a/000"), "3"));
+        write(&mut still, delete(&format!("{PODS}a/002")));
+        write(&mut still, put(&format!("{PODS}b/new"), "1"));
+        follow(&mut a, &mut b, &by, tail);
+        let last = switch(&mut a, &mut b, &by, tail, 2);
+        for revision in at.iter().chain(&during) {
+            let ours = |engine: &mut Engine| {
+                let answer = engine.range(&RangeQuery { revision: Some(*revision), ..query(prefix(PODS)) });
+                let mut kvs = answer.map(|answer| answer.kvs).unwrap_or_default();
+                kvs.retain(|kv| unit.contains(kv.key()));
+                kvs.iter().map(|kv| format!("{kv:?}")).collect::<Vec<_>>()
+            };
+            if *revision > b.floor() {
+                assert_eq!(ours(&mut b), ours(&mut still), "at {revision}");
+            }
+            // What a store that is younger owned of the other buckets then, nobody knows there.
+            if unit.buckets.is_some() && *revision < b.floor() {
+                continue;
+            }
+            let only: Vec<String> = events(&mut b, prefix(PODS), *revision);
+            let mut want = events(&mut still, prefix(PODS), *revision);
+            let named = |said: &String| {
+                let key = said.split('@').next().unwrap_or_default();
+                unit.contains(key.as_bytes())
+            };
+            want.retain(named);
+            assert_eq!(only, want, "watched from {revision}");
+        }
+        let total = count(&mut still, prefix(PODS), None);
+        let there = count(&mut b, prefix(PODS), None);
+        let here = if unit.buckets.is_some() { count(&mut a, prefix(PODS), None) } else { 0 };
+        assert_eq!(there + here, total);
+        assert!(b.current(&[prefix(PODS)]) >= last, "R15b");
+        let floor = a.floor();
+        assert_eq!(digests(&a, &unit, floor, last), digests(&b, &unit, floor, last));
+        assert!(!digests(&a, &unit, floor, last).is_empty());
+    }
+}
+
+#[test]
+fn counts_are_exact_while_an_import_is_under_way() {
+    for unit in [all_pods(), half_the_ring()] {
+        let (mut a, mut b) = (shard(3), shard(4));
+        fill(&mut a, 30);
+        // What the target owns: other buckets of the ring between the imported ones, and other Kinds.
+        let mut own = vec!["/registry/minions/n1".to_owned(), "/registry/zzz/a".to_owned()];
+        own.extend((100..140).map(|i| format!("{PODS}a/{i}")).filter(|key| !unit.contains(key.as_bytes())));
+        own.iter().for_each(|key| drop(write(&mut b, put(key, "mine"))));
+        let mine = own.len() as u64;
+        let by = by(1, &unit);
+        track(&mut a, &by);
+        let total = count(&mut a, KeyRange::everything(), None);
+        let moving = a.unit_records()[0].keys;
+        let mut after = None;
+        let early = b.current_all();
+        loop {
+            let chunk = a.unit_copy(&by, after.as_ref(), 3, 1 << 20).unwrap();
+            b.unit_import(&by, Import { keys: chunk.keys, ..Import::default() }).unwrap();
+            assert_eq!(count(&mut b, KeyRange::everything(), None), mine, "hidden keys do not count");
+            assert_eq!(count(&mut b, KeyRange::everything(), Some(early)), mine);
+            assert_eq!(b.range(&all()).unwrap().kvs.len() as u64, mine);
+            assert_eq!(b.range(&RangeQuery { limit: 1, ..all() }).unwrap().count, mine);
+            let Some(next) = chunk.after else { break };
+            after = Some(next);
+        }
+        assert_eq!(b.unit_records()[0].keys, moving);
+        let then = a.range(&RangeQuery { revision: Some(early), ..query(prefix(PODS)) }).unwrap().kvs;
+        let older = then.iter().filter(|kv| unit.contains(kv.key())).count() as u64;
+        let tail = a.unit_feed_open(&unit, None).unwrap();
+        switch(&mut a, &mut b, &by, tail, 2);
+        assert_eq!(count(&mut b, KeyRange::everything(), None), mine + moving);
+        assert_eq!(count(&mut b, KeyRange::everything(), Some(early)), mine + older);
+        assert_eq!(count(&mut a, KeyRange::everything(), None), total - moving);
+    }
+}
+
+#[test]
+fn a_feed_ends_with_the_final_watermark_and_nothing_above() {
+    let (mut a, mut b) = (shard(3), shard(4));
+    fill(&mut a, 6);
+    let unit = half_the_ring();
+    let by = by(1, &unit);
+    let tail = prepare(&mut a, &mut b, &by);
+    let begin = a.current_all();
+    let slow = a.feed_open(vec![prefix(PODS)], Some(begin.next()));
+    let stream = a.watch_open();
+    a.watch_create(stream, watch(prefix(PODS), Some(begin.next()))).unwrap();
+    let said: Vec<Revision> = (0..4).map(|i| write(&mut a, put(&format!("{PODS}c/{i}"), "1"))).collect();
+    let last = switch(&mut a, &mut b, &by, tail, 2);
+    // The Kind's other buckets go on, above what these may say.
+    let others: Vec<String> = (0..20).map(|i| format!("{PODS}d/{i}")).collect();
+    for key in others.iter().filter(|key| !unit.contains(key.as_bytes())) {
+        assert!(write(&mut a, put(key, "1")) > last);
+    }
+    a.progress_tick(WallMicros(9_000_000));
+    a.feed_advance(WallMicros(9_000_000), slow, a_later(last));
+    let (mut got, mut end) = (Vec::new(), None);
+    while let Some(out) = a.feed_pull(slow, 64) {
+        assert_eq!(end, None, "nothing after the end");
+        assert!(out.watermark.is_none_or(|watermark| watermark <= last), "R15a");
+        got.extend(out.events.iter().map(|event| event.kv.mod_revision()));
+        end = out.moved;
+    }
+    assert_eq!((got, end), (said.clone(), Some(last)), "everything up to the end, hidden by now or not");
+    a.validate();
+    let lines = pull(&mut a, stream, 1 << 20);
+    let last_line = format!("moved 0 at {last}");
+    assert_eq!(lines.last(), Some(&last_line), "{lines:?}");
+    assert_eq!(lines.iter().flat_map(|line| line.matches("+")).count(), said.len());
+    a.validate();
+}
+
+fn a_later(revision: Revision) -> Revision {
+    Revision(revision.get() + 4096)
+}
+
+#[test]
+fn a_frozen_unit_answers_only_what_is_settled() {
+    let (mut a, unit) = (shard(3), all_pods());
+    let at = fill(&mut a, 6);
+    let by = by(1, &unit);
+    track(&mut a, &by);
+    let last = a.unit_freeze(NOW, &by).unwrap();
+    assert_eq!(a.unit_freeze(WallMicros(5_000_000), &by), Ok(last), "again is the same");
+    let refused =
+        |error: Option<EngineError>| matches!(error, Some(EngineError::NotOwned(NotOwned { epoch: 0, .. })));
+    assert!(refused(a.apply(NOW, put(&format!("{PODS}a/000"), "9")).err()));
+    assert!(refused(
+        a.apply(
+            NOW,
+            txn(vec![], vec![put("/registry/minions/x", "1"), delete(&format!("{PODS}a/000"))], vec![])
+        )
+        .err()
+    ));
+    assert!(refused(a.range(&query(prefix(PODS))).err()), "R13: reads too");
+    assert!(refused(a.range(&query(single(&format!("{PODS}a/000")))).err()));
+    assert!(refused(a.range(&all()).err()));
+    assert!(refused(a.range(&query(single("/registry/pods"))).err()), "the probe of the Kind");
+    assert!(refused(a.raise(NOW, &[prefix(PODS)], last).err()));
+    let stream = a.watch_open();
+    assert!(refused(a.watch_create(stream, watch(prefix(PODS), None)).err()));
+    let floor = a.floor();
+    for revision in at.iter().filter(|at| **at > floor) {
+        let answer = a.range(&RangeQuery { revision: Some(*revision), ..query(prefix(PODS)) }).unwrap();
+        assert!(answer.header <= last);
+    }
+    assert!(write(&mut a, put("/registry/minions/x", "1")) > last, "others go on");
+    a.unit_unfreeze(&by).unwrap();
+    assert!(write(&mut a, put(&format!("{PODS}a/000"), "9")) > last);
+    assert_eq!(
+        a.unit_freeze(NOW, &UnitMove { term: Term(0), ..by.clone() }).unwrap_err(),
+        UnitError::StaleTerm { id: by.id, term: Term(0), seen: Term(1) }
+    );
+    a.validate();
+}
+
+#[test]
+fn no_event_comes_twice_after_going_there_and_back() {
+    for unit in [all_pods(), half_the_ring()] {
+        let (mut a, mut b, mut still) = (shard(3), shard(4), shard(3));
+        let begin = fill(&mut a, 12)[0];
+        fill(&mut still, 12);
+        let (there, back) = (by(1, &unit), UnitMove { term: Term(2), ..by(1, &unit) });
+        let tail = prepare(&mut a, &mut b, &there);
+        let last = switch(&mut a, &mut b, &there, tail, 2);
+        let key = (0..).map(|i| format!("{PODS}e/{i}")).find(|key| unit.contains(key.as_bytes())).unwrap();
+        // Written there, followed here.
+        let tail = {
+            while !b.unit_track(&back, 100).unwrap().ready {}
+            b.unit_feed_open(&unit, Some(last.next()))
+        };
+        let tail = tail.unwrap();
+        let moved = write(&mut b, put(&key, "there"));
+        follow(&mut b, &mut a, &back, tail);
+        let last = switch(&mut b, &mut a, &back, tail, 3);
+        assert!(last >= moved);
+        let got = events(&mut a, prefix(PODS), begin);
+        let mut want = events(&mut still, prefix(PODS), begin);
+        want.push(format!("{key}@{moved}.0 v1 (created {moved}) false None"));
+        assert_eq!(got, want);
+        assert!(write(&mut a, put(&key, "back")) > last);
+        // The other side drops it, and no trace is left but the refusal.
+        b.unit_drop(&back, 3).unwrap();
+        while b.scrub(2) {
+            b.validate();
+        }
+        assert_eq!(b.unit_records()[0].state, UnitState::Gone);
+        assert_eq!((b.stats().keys, b.stats().events), (0, 0));
+        let refused = b.range(&query(single(&key))).unwrap_err();
+        assert!(matches!(refused, EngineError::NotOwned(NotOwned { epoch: 3, .. })));
+        // And takes it again.
+        let again = by(2, &unit);
+        let tail = prepare(&mut a, &mut b, &again);
+        switch(&mut a, &mut b, &again, tail, 4);
+        let floor = b.floor();
+        let moved_again = events(&mut b, prefix(PODS), floor);
+        let mut here = events(&mut a, prefix(PODS), floor);
+        here.retain(|said| unit.contains(said.split('@').next().unwrap().as_bytes()));
+        assert!(here.is_empty(), "hidden");
+        assert_eq!(moved_again.len(), moved_again.iter().collect::<std::collections::BTreeSet<_>>().len());
+    }
+}
