@@ -202,7 +202,9 @@ fn counts_are_exact_while_an_import_is_under_way() {
         // What the target owns: other buckets of the ring between the imported ones, and other Kinds.
         let mut own = vec!["/registry/minions/n1".to_owned(), "/registry/zzz/a".to_owned()];
         own.extend((100..140).map(|i| format!("{PODS}a/{i}")).filter(|key| !unit.contains(key.as_bytes())));
-        own.iter().for_each(|key| drop(write(&mut b, put(key, "mine"))));
+        for key in &own {
+            write(&mut b, put(key, "mine"));
+        }
         let mine = own.len() as u64;
         let by = by(1, &unit);
         track(&mut a, &by);

@@ -358,7 +358,14 @@ impl Shard {
                     due.push(Due::Answer(respond, Err(EngineError::Compacted { floor })));
                     return;
                 }
-                let chunk = core.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, usize::MAX);
+                let chunk = match core.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, usize::MAX) {
+                    Ok(chunk) => chunk,
+                    Err(refused) => {
+                        core.engine.close_range(cursor.open);
+                        due.push(Due::Answer(respond, Err(refused)));
+                        return;
+                    }
+                };
                 if chunk.is_empty() {
                     finish(core, *cursor, respond, due);
                 } else {
@@ -452,7 +459,14 @@ impl Shard {
             Err(error) => due.push(Due::Answer(respond, Err(error))),
             Ok(mut open) => {
                 held(core, open.header);
-                let kvs = core.engine.next_chunk(&mut open, WHOLE_KEYS, usize::MAX);
+                let kvs = match core.engine.next_chunk(&mut open, WHOLE_KEYS, usize::MAX) {
+                    Ok(kvs) => kvs,
+                    Err(refused) => {
+                        core.engine.close_range(open);
+                        due.push(Due::Answer(respond, Err(refused)));
+                        return;
+                    }
+                };
                 let whole = kvs.len() as u64 >= open.count;
                 let cursor = Cursor { open, query, kvs, since: self.world.now() };
                 if whole {
@@ -501,10 +515,7 @@ impl Shard {
             Request::LeaseAdopt { id, ttl_s, home } => {
                 engine.lease_adopt(id, ttl_s, home).map(|()| Reply::Done)
             }
-            Request::LeaseEnd { id } => {
-                engine.lease_end(wall, id);
-                Ok(Reply::Done)
-            }
+            Request::LeaseEnd { id } => engine.lease_end(wall, id).map(|_| Reply::Done),
             Request::LeaseForget { id } => {
                 engine.lease_forget(id);
                 Ok(Reply::Done)

@@ -127,7 +127,7 @@ impl Session {
             WatchOut::Created { id, header } => self.on_created(store, id.0, header),
             WatchOut::Progress { id: None, header } => self.on_progressed(Origin::Store(store), header),
             WatchOut::Compacted { id, floor } => self.on_end(id.0, Some(floor)),
-            WatchOut::Canceled { id, .. } => self.on_end(id.0, None),
+            WatchOut::Canceled { id, .. } | WatchOut::Moved { id, .. } => self.on_end(id.0, None),
             WatchOut::Progress { id: Some(id), header } => {
                 let uid = id.0;
                 self.show(uid, header);
