@@ -90,6 +90,16 @@ impl Change {
     }
 }
 
+/// What a document said of a Kind before a change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Said {
+    /// The default store.
+    pub default: StoreName,
+    /// The Kind's configs.
+    pub configs: Vec<DataPartitionConfig>,
+}
+
 /// What of the map a change may change.
 #[derive(Default)]
 struct Touched {
@@ -216,6 +226,37 @@ impl ClusterState {
         let generation = Epoch(self.generation.0 + 1);
         let map = transfers::with_transfers(&self.map, transfers, generation)?;
         Ok(Self { generation, map, ..self.clone() })
+    }
+
+    /// What the document says of a Kind, or of the keys of no Kind, to be put back when a move of them is given up.
+    #[must_use]
+    pub fn said_of(&self, kind: Option<&KindPrefix>) -> Said {
+        let configs = self.configs.iter().filter(|config| self.is_of(config, kind)).cloned().collect();
+        Said { default: self.default.clone(), configs }
+    }
+
+    /// The document that says this of a Kind again, where the map is, or is back to, what it says. One revision on.
+    #[must_use]
+    pub fn with_said_of(&self, kind: Option<&KindPrefix>, said: &Said) -> Self {
+        let mut next = Self { revision: self.revision + 1, ..self.clone() };
+        if kind.is_none() {
+            next.default = said.default.clone();
+        }
+        next.configs.retain(|config| !self.is_of(config, kind));
+        for config in &said.configs {
+            // Its name may be another config's by now.
+            let mut config = config.clone();
+            if next.config(&config.metadata.name).is_some() {
+                config.metadata.name = next.fresh_name(&config.metadata.name);
+            }
+            config.metadata.resource_version = Some(next.revision.to_string());
+            next.configs.push(config);
+        }
+        next
+    }
+
+    fn is_of(&self, config: &DataPartitionConfig, kind: Option<&KindPrefix>) -> bool {
+        self.scheme().resolve(&config.resource).ok().as_ref() == kind
     }
 
     /// Default, settings and map by the configs, rings built on the map in use.

@@ -295,7 +295,7 @@ impl ClusterState {
     }
 
     /// `base-2`, or the next number that is free.
-    fn fresh_name(&self, base: &str) -> String {
+    pub(super) fn fresh_name(&self, base: &str) -> String {
         let stem = match base.rsplit_once('-') {
             Some((stem, number)) if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => stem,
             _ => base,

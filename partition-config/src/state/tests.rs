@@ -46,6 +46,12 @@ fn done(change: &Change) -> ClusterState {
     change.state.with_transfers(&change.transfers).unwrap()
 }
 
+impl ClusterState {
+    fn configured_map(&self) -> PartitionMap {
+        self.placed().unwrap().2
+    }
+}
+
 fn owner(state: &ClusterState, key: &str) -> String {
     state.store_name(state.map.store_of(key.as_bytes()))
 }
@@ -107,6 +113,27 @@ fn what_moves_nothing_is_in_force_at_once() {
     fsync.durability = Some(crate::model::Durability::Fsync);
     let change = change.state.apply_configs(&[ConfigChange::Update(fsync)]).unwrap();
     assert_eq!((change.transfers.len(), change.state.generation, change.state.revision), (0, Epoch(2), 3));
+}
+
+#[test]
+fn a_move_that_is_given_up_leaves_the_configs_as_they_were() {
+    let before = state(&["resource: pods, serviceGroupId: a", "resource: nodes, serviceGroupId: b"]);
+    let split = before.split("pods", "m", &name("c")).unwrap().state;
+    let pods = before.scheme().resolve("pods").unwrap();
+    let back = split.with_said_of(Some(&pods), &before.said_of(Some(&pods)));
+    let says = |state: &ClusterState| {
+        let mut configs = state.configs.clone();
+        configs.iter_mut().for_each(|config| config.metadata.resource_version = None);
+        configs.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+        configs
+    };
+    assert_eq!(says(&back), says(&before));
+    assert_eq!((back.revision, back.generation), (split.revision + 1, split.generation));
+    assert_eq!(back.configured_map(), before.map);
+    // The rest of the keys is the default's.
+    let mut moved = before.clone();
+    moved.default = name("c");
+    assert_eq!(moved.with_said_of(None, &before.said_of(None)).default, name("a"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kindred_partition_config::ids::MoveId;
-use kindred_partition_config::state::Change;
+use kindred_partition_config::state::{Change, ClusterState};
 use kindred_router_core::moves::record::MoveRecord;
 
 use super::record_key;
@@ -23,12 +23,13 @@ pub enum BeginError {
     },
 }
 
-/// The change with a record for each Kind that moves, and the numbers of the moves. `known` are the records that there
+/// The change of `before` with a record for each Kind that moves, and the numbers of the moves. `known` are the records that there
 /// are: if there are newer ones, the transaction does not commit, as their numbers are the same.
 ///
 /// # Errors
 /// When keys of the change are moving already.
 pub fn begin(
+    before: &ClusterState,
     change: &Change,
     known: &BTreeMap<MoveId, (MoveRecord, i64)>,
 ) -> Result<(Next, Vec<MoveId>), BeginError> {
@@ -46,6 +47,7 @@ pub fn begin(
         }
         last += 1;
         let Some(record) = MoveRecord::new(MoveId(last), &transfers) else { continue };
+        let record = record.after(before.said_of(kind.as_ref()));
         next.expects.push(Expect { key: record_key(record.id), mod_revision: 0 });
         next.writes.push(Write::put(record_key(record.id), record.to_json()));
         ids.push(record.id);
@@ -57,7 +59,6 @@ pub fn begin(
 mod tests {
     use kindred_partition_config::ids::StoreName;
     use kindred_partition_config::parse::parse_config;
-    use kindred_partition_config::state::ClusterState;
 
     use super::*;
 
@@ -70,17 +71,19 @@ mod tests {
     #[test]
     fn a_kind_moves_once_at_a_time() {
         let change = state().move_kind("pods", &StoreName("b".to_owned())).unwrap();
-        let (next, ids) = begin(&change, &BTreeMap::new()).unwrap();
+        let (next, ids) = begin(&state(), &change, &BTreeMap::new()).unwrap();
         assert_eq!(ids, [MoveId(1)]);
+        let record = MoveRecord::from_json(next.writes[0].value.as_ref().unwrap()).unwrap();
+        assert_eq!(record.before.unwrap().configs, state().configs);
         assert_eq!(next.state.map, state().map, "the map changes when the move is decided");
         assert_eq!(next.expects, [Expect { key: "/kindred/moves/1".to_owned(), mod_revision: 0 }]);
         let record = MoveRecord::from_json(next.writes[0].value.as_ref().unwrap()).unwrap();
         let known = BTreeMap::from([(record.id, (record.clone(), 7))]);
-        let refused = begin(&change, &known).unwrap_err();
+        let refused = begin(&state(), &change, &known).unwrap_err();
         assert!(refused.to_string().contains("by move 1"), "{refused}");
         let mut over = record;
         over.phase = kindred_router_core::moves::record::Phase::Done;
-        let (_, ids) = begin(&change, &BTreeMap::from([(over.id, (over, 9))])).unwrap();
+        let (_, ids) = begin(&state(), &change, &BTreeMap::from([(over.id, (over, 9))])).unwrap();
         assert_eq!(ids, [MoveId(2)]);
     }
 }

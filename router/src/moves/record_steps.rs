@@ -27,12 +27,43 @@ pub(super) async fn read(meta: &Meta, id: MoveId) -> Answer {
     }
 }
 
-/// Writes the record in place of the one of this version.
-pub(super) async fn swap(meta: &Meta, record: Box<MoveRecord>, version: i64) -> Answer {
+/// Writes the record in place of the one of this version. With the last one of a move that was given up, the
+/// configuration says again what it said before, in the same transaction.
+pub(super) async fn swap(app: &Arc<App>, meta: &Meta, record: Box<MoveRecord>, version: i64) -> Answer {
+    if record.to_put_back().is_some() {
+        return put_back(app, meta, record, version).await;
+    }
     let key = record_key(record.id);
     let expect = Expect { key: key.clone(), mod_revision: version };
     match meta.client.commit(&[expect], vec![Write::put(key, record.to_json())]).await {
         Ok(Some(version)) => Answer::Swapped { record, version },
+        Ok(None) => Answer::Conflict,
+        Err(error) => failed(&error),
+    }
+}
+
+async fn put_back(app: &Arc<App>, meta: &Meta, record: Box<MoveRecord>, version: i64) -> Answer {
+    let (state, stored) = match state(meta).await {
+        Ok(state) => state,
+        Err(error) => return failed(&error),
+    };
+    let kind = record.kind.as_ref().and_then(|kind| state.scheme().kind_prefix(kind.as_bytes()));
+    let next = match record.to_put_back() {
+        Some(said) => state.with_said_of(kind.as_ref(), said),
+        None => state,
+    };
+    let key = record_key(record.id);
+    let expects = [
+        Expect { key: key.clone(), mod_revision: version },
+        Expect { key: STATE.to_owned(), mod_revision: stored },
+    ];
+    let writes = vec![Write::put(key, record.to_json()), Write::put(STATE, next.to_json())];
+    match meta.client.commit(&expects, writes).await {
+        Ok(Some(version)) => {
+            app.take(Arc::new(next));
+            Answer::Swapped { record, version }
+        }
+        // The record is read again, which tells what has changed.
         Ok(None) => Answer::Conflict,
         Err(error) => failed(&error),
     }

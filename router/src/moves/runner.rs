@@ -125,7 +125,7 @@ impl Runner {
             failpoint::reach(name.as_str(), "before").await;
             let answer = match what {
                 What::Read => record_steps::read(&meta, id).await,
-                What::Swap { record, version } => record_steps::swap(&meta, record, version).await,
+                What::Swap { record, version } => record_steps::swap(&app, &meta, record, version).await,
                 What::Decide { record, version, leg } => {
                     record_steps::decide(&app, &meta, &record, version, leg).await
                 }

@@ -7,6 +7,7 @@ use kindred_partition_config::{
     key::KeyRange,
     kind::KindPrefix,
     map::StoreIdx,
+    state::Said,
     transfers::Transfer,
 };
 use serde::{Deserialize, Serialize};
@@ -133,6 +134,9 @@ pub struct MoveRecord {
     pub reason: Option<String>,
     /// What moves.
     pub legs: Vec<Leg>,
+    /// What the configuration said of the Kind before: it says so again when the move ends where it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Said>,
 }
 
 /// Why bytes are no record.
@@ -169,7 +173,20 @@ impl MoveRecord {
             attempts: 0,
             reason: None,
             legs: pairs.into_iter().map(leg).collect(),
+            before: None,
         })
+    }
+
+    /// The same with what the configuration said before the change that it is of.
+    #[must_use]
+    pub fn after(self, before: Said) -> Self {
+        Self { before: Some(before), ..self }
+    }
+
+    /// What the configuration is to say again: the move is over, and everything is where it was.
+    #[must_use]
+    pub fn to_put_back(&self) -> Option<&Said> {
+        self.before.as_ref().filter(|_| self.phase.is_over() && self.goal != Goal::There)
     }
 
     /// Reads a record.
