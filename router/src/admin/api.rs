@@ -12,11 +12,12 @@ use kindred_partition_config::parse;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::changes::Edit;
+use super::changes::{Edit, Moves};
 use super::objects::{Object, Resource, ServiceGroup};
 use super::status::ApiError;
 use super::{schema, watch};
 use crate::app::App;
+use crate::moves::records;
 
 /// What a query may ask.
 #[derive(Debug, Default, Deserialize)]
@@ -142,7 +143,7 @@ async fn delete(
     headers: &HeaderMap,
 ) -> Response {
     let edit = Edit::Delete(resource, name.to_owned(), options.resource_version);
-    let changed = app.change_state(|state| edit.apply(state)).await;
+    let changed = app.change_state(|state| edit.apply(state, &known_moves(app))).await;
     match changed {
         Ok(_) => shown(
             headers,
@@ -155,13 +156,18 @@ async fn delete(
 
 async fn edited(app: &Arc<App>, edit: Edit, code: StatusCode, headers: &HeaderMap) -> Response {
     let (resource, name) = edit.object();
-    match app.change_state(|state| edit.apply(state)).await {
+    match app.change_state(|state| edit.apply(state, &known_moves(app))).await {
         Ok(state) => match resource.one(&state, &name) {
             Some(object) => shown(headers, code, &object.value),
             None => missing(resource, &name).into_response(),
         },
         Err(error) => ApiError::from(error).into_response(),
     }
+}
+
+fn known_moves(app: &App) -> Moves {
+    let entries = app.cluster.meta.as_ref().map(|meta| meta.entries().borrow().clone());
+    entries.map(|entries| records(&entries)).unwrap_or_default()
 }
 
 fn text(body: &[u8]) -> Result<&str, ApiError> {

@@ -1,12 +1,16 @@
 //! What a request changes, as a function from one state to the next. Pure but for the types of its errors.
 
-use kindred_partition_config::ids::StoreName;
+use std::collections::BTreeMap;
+
+use kindred_partition_config::ids::{MoveId, StoreName};
 use kindred_partition_config::model::DataPartitionConfig;
 use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreState};
+use kindred_router_core::moves::record::MoveRecord;
 
 use super::objects::{Resource, ServiceGroup};
 use super::status::ApiError;
 use crate::meta::Next;
+use crate::moves::begin::begin;
 
 /// A checked request to change one object.
 #[derive(Debug, Clone)]
@@ -42,7 +46,7 @@ impl Edit {
     ///
     /// # Errors
     /// Why it cannot be; the state is as it was.
-    pub fn apply(&self, state: &ClusterState) -> Result<Next, ApiError> {
+    pub fn apply(&self, state: &ClusterState, moves: &Moves) -> Result<Next, ApiError> {
         let (resource, name) = self.object();
         let there = resource.one(state, &name);
         let what = format!("{} {name:?}", resource.plural());
@@ -64,17 +68,17 @@ impl Edit {
         }
         match self {
             Self::CreateConfig(config) => {
-                at_once(state.apply_configs(&[ConfigChange::Create(config.clone())])?)
+                changed(state, &state.apply_configs(&[ConfigChange::Create(config.clone())])?, moves)
             }
             Self::UpdateConfig(config) => {
-                at_once(state.apply_configs(&[ConfigChange::Update(config.clone())])?)
+                changed(state, &state.apply_configs(&[ConfigChange::Update(config.clone())])?, moves)
             }
             Self::Delete(Resource::Configs, name, version) => {
                 let delete = ConfigChange::Delete { name: name.clone(), resource_version: version.clone() };
-                at_once(state.apply_configs(&[delete])?)
+                changed(state, &state.apply_configs(&[delete])?, moves)
             }
             Self::CreateGroup(group) => Ok(state.add_store(group.config())?.0.into()),
-            Self::UpdateGroup(group) => update_group(state, group),
+            Self::UpdateGroup(group) => update_group(state, group, moves),
             Self::Delete(Resource::Groups, name, _) => {
                 Ok(state.remove_store(&StoreName(name.clone()))?.into())
             }
@@ -92,25 +96,16 @@ impl Edit {
     }
 }
 
-/// A change that moves no key. Others need a coordinator of moves, and are refused until there is one.
-fn at_once(change: Change) -> Result<Next, ApiError> {
-    if change.transfers.is_empty() {
-        return Ok(change.state.into());
-    }
-    let moves = change.by_kind().into_iter().map(|(kind, transfers)| {
-        let kind = kind.map_or_else(|| "keys of no Kind".to_owned(), |kind| kind.to_string());
-        let from_to = transfers.iter().map(|transfer| {
-            format!("{} to {}", change.state.store_name(transfer.from), change.state.store_name(transfer.to))
-        });
-        format!("{kind} from {}", from_to.collect::<Vec<_>>().join(", "))
-    });
-    Err(ApiError::NotImplemented(format!(
-        "this change moves data ({}), and live moves are not built into this version; nothing was changed",
-        moves.collect::<Vec<_>>().join("; ")
-    )))
+/// The moves that there are, with the versions of their records.
+pub type Moves = BTreeMap<MoveId, (MoveRecord, i64)>;
+
+/// A change, with a move for each Kind whose keys it gives to another store.
+fn changed(state: &ClusterState, change: &Change, moves: &Moves) -> Result<Next, ApiError> {
+    let begun = begin(state, change, moves).map_err(|error| ApiError::Conflict(error.to_string()))?;
+    Ok(begun.0)
 }
 
-fn update_group(state: &ClusterState, group: &ServiceGroup) -> Result<Next, ApiError> {
+fn update_group(state: &ClusterState, group: &ServiceGroup, moves: &Moves) -> Result<Next, ApiError> {
     let name = group.name();
     let Some((_, object)) = state.store(&name) else {
         return Err(ApiError::NotFound(format!("servicegroups {:?} not found", name.0)));
@@ -130,7 +125,7 @@ fn update_group(state: &ClusterState, group: &ServiceGroup) -> Result<Next, ApiE
     match group.state.unwrap_or(object.state) {
         wanted if wanted == object.state => Ok(next.into()),
         StoreState::Active => Ok(next.activate_store(&name)?.into()),
-        StoreState::Draining => at_once(next.drain_store(&name, None)?),
+        StoreState::Draining => changed(state, &next.drain_store(&name, None)?, moves),
         StoreState::Removed => Err(ApiError::BadRequest("state: delete the object to remove it".to_owned())),
     }
 }
