@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use kindred_engine::{engine::*, error::EngineError, ops::*, units::*, version::Version};
 use kindred_partition_config::{
-    ids::{MoveId, Revision, Slot, Term},
+    ids::{LeaseId, MoveId, Revision, Slot, Term},
     key::KeyRange,
     ring::{Bucket, BucketSet},
     unit::{Unit, UnitBuckets},
@@ -358,4 +358,71 @@ fn no_event_comes_twice_after_going_there_and_back() {
         assert!(here.is_empty(), "hidden");
         assert_eq!(moved_again.len(), moved_again.iter().collect::<std::collections::BTreeSet<_>>().len());
     }
+}
+
+#[test]
+fn a_lease_ends_where_its_keys_are_owned() {
+    let (mut a, mut b, unit) = (shard(3), shard(4), all_pods());
+    let (lease, key) = (LeaseId(7), format!("{PODS}leased"));
+    a.lease_grant(MonoMillis(0), lease, 5).unwrap();
+    write(&mut a, leased(&key, Some(lease)));
+    let by = by(1, &unit);
+    let tail = prepare(&mut a, &mut b, &by);
+    assert_eq!(a.unit_leases(&unit, None, 10).unwrap(), (vec![lease], None));
+    let last = a.unit_freeze(NOW, &by).unwrap();
+    let waits = |refused: EngineError| matches!(refused, EngineError::NotOwned(NotOwned { epoch: 0, .. }));
+    assert!(waits(a.lease_revoke(NOW, lease).unwrap_err()), "R12: `wait`, never `done`");
+    assert!(!a.lease_expire(NOW, MonoMillis(60_000), 10), "looked at again later");
+    assert_eq!(a.lease_deadline(), Some(MonoMillis(60_100)));
+    follow(&mut a, &mut b, &by, tail);
+    let missing = UnitError::Leases { id: by.id, leases: vec![lease] };
+    assert_eq!(b.unit_seal(NOW, &by, last), Err(missing), "attached before the switch");
+    b.lease_adopt(lease, 5, Slot::new(3).unwrap()).unwrap();
+    assert!(b.lease_keys(lease).unwrap().is_empty(), "hidden");
+    assert!(waits(b.lease_end(NOW, lease).unwrap_err()));
+    b.unit_seal(NOW, &by, last).unwrap();
+    a.unit_release(&by, 2).unwrap();
+    b.unit_open(&by, 2).unwrap();
+    assert!(waits(a.lease_revoke(NOW, lease).unwrap_err()), "not before its key is gone there");
+    assert_eq!(b.lease_keys(lease).unwrap().len(), 1);
+    b.lease_end(NOW, lease).unwrap();
+    b.publish();
+    assert_eq!(count(&mut b, prefix(PODS), None), 0);
+    // The deletion comes back, and the home is done.
+    let back = UnitMove { term: Term(2), ..by };
+    while !b.unit_track(&back, 10).unwrap().ready {}
+    let tail = b.unit_feed_open(&unit, Some(last.next())).unwrap();
+    follow(&mut b, &mut a, &back, tail);
+    a.lease_revoke(NOW, lease).unwrap();
+    a.validate();
+    b.validate();
+}
+
+#[test]
+fn maps_that_are_behind_are_refused_and_what_is_dropped_is_not_read_on() {
+    let (mut a, mut b, unit) = (shard(3), shard(4), half_the_ring());
+    fill(&mut a, 40);
+    let by = by(1, &unit);
+    let mut open = a.open_range(&prefix(PODS), None).unwrap();
+    let (mut got, want) = (a.next_chunk(&mut open, 2, 1 << 20).unwrap().len() as u64, open.count);
+    let tail = prepare(&mut a, &mut b, &by);
+    assert_eq!(b.owns(&[prefix(PODS)], Some(1)), Ok(()), "without it, as by the map");
+    switch(&mut a, &mut b, &by, tail, 2);
+    for engine in [&a, &b] {
+        let behind = engine.owns(&[prefix(PODS)], Some(1)).unwrap_err();
+        assert_eq!(behind.epoch, 2);
+        assert_eq!(engine.owns(&[prefix(PODS)], Some(2)), Ok(()));
+        assert_eq!(engine.owns(&[prefix("/registry/minions/")], Some(1)), Ok(()), "no other Kind");
+    }
+    // A read that began before goes on here; one of the other side does not see it twice.
+    got += a.next_chunk(&mut open, 10, 1 << 20).unwrap().len() as u64;
+    a.unit_drop(&by, 2).unwrap();
+    assert!(got < want, "the test wants a read in progress");
+    assert!(matches!(a.next_chunk(&mut open, 10, 1 << 20), Err(EngineError::NotOwned(_))));
+    a.close_range(open);
+    while a.scrub(3) {}
+    a.validate();
+    let overlapping = UnitMove { id: MoveId(2), term: Term(1), unit: all_pods() };
+    assert!(matches!(b.unit_import(&overlapping, Import::default()), Err(UnitError::Overlaps { .. })));
+    assert!(matches!(a.unit_track(&overlapping, 10), Err(UnitError::Overlaps { .. })));
 }

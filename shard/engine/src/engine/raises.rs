@@ -84,7 +84,7 @@ impl Engine {
             }
             false
         };
-        since < self.space.floor || ranges.iter().any(&mut changed)
+        ranges.iter().any(|range| since < self.space.floor_of(range) || changed(range))
     }
 
     /// Keeps `at`, which is current somewhere, readable until [`Engine::release`], or for five seconds and hardly longer
