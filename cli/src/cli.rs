@@ -2,12 +2,25 @@
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{health::HealthArgs, parent::ParentArgs, up::UpArgs};
+use clap_complete::Shell;
+
+use crate::{
+    admin::{
+        EXIT_STATUS,
+        args::{AdminCommand, Connect},
+    },
+    health::HealthArgs,
+    parent::ParentArgs,
+    up::UpArgs,
+};
 
 /// One etcd endpoint for Kubernetes that is many stores behind.
 #[derive(Debug, Parser)]
-#[command(name = "kindred", version, propagate_version = true)]
+#[command(name = "kindred", version, propagate_version = true, after_help = EXIT_STATUS)]
 pub struct Cli {
+    /// Whom the commands that talk to a router ask; may stand behind the command, too.
+    #[command(flatten)]
+    pub connect: Connect,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -24,6 +37,15 @@ pub enum Command {
     Router(Box<RouterCommand>),
     /// Ask a router's admin port whether it serves; exit status 0 when it does.
     Health(HealthArgs),
+    /// The commands that talk to a router.
+    #[command(flatten)]
+    Admin(Box<AdminCommand>),
+    /// Print a completion script: `source <(kindred completion bash)`.
+    Completion {
+        /// Of which shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
 }
 
 /// `kindred shard`.

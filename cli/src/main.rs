@@ -1,5 +1,6 @@
 //! `kindred`: one command that starts a router with its shards, and the tools around it.
 
+mod admin;
 mod cli;
 #[cfg(test)]
 mod deploy_tests;
@@ -9,7 +10,7 @@ mod up;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser, error::ErrorKind};
 
 use cli::{Cli, Command};
 
@@ -17,7 +18,11 @@ use cli::{Cli, Command};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let Cli { command } = Cli::parse();
+    let Cli { connect, command } = Cli::parse();
+    if !connect.is_empty() && !matches!(command, Command::Admin(_)) {
+        let message = "--admin and what belongs to it stand before commands that talk to a router; write it behind this one";
+        Cli::command().error(ErrorKind::ArgumentConflict, message).exit();
+    }
     let result = match command {
         Command::Up(args) => up::run(*args),
         Command::Shard(args) => {
@@ -29,6 +34,11 @@ fn main() -> ExitCode {
             kindred_router::run::run(&args.args)
         }
         Command::Health(args) => health::run(&args),
+        Command::Admin(command) => return admin::run(*command, &connect),
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "kindred", &mut std::io::stdout());
+            Ok(())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,104 @@
+//! Commands that talk to a router's admin port: objects, moves, stores. What each says of how it ended is an exit status.
+
+pub mod args;
+mod client;
+mod context;
+mod document;
+mod edit;
+#[cfg(test)]
+mod fake;
+mod objects;
+mod output;
+mod overview;
+mod store;
+mod verbs;
+mod wait;
+
+use std::process::ExitCode;
+
+use args::{AdminCommand, Connect};
+use client::Client;
+
+/// Why a command did not do what it was asked. The number is the exit status, which scripts may rely on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// 1: refused, or failed.
+    #[error("{0}")]
+    Refused(String),
+    /// 2: the command line or a file cannot be understood; nothing was asked.
+    #[error("{0}")]
+    Usage(String),
+    /// 3: no router, or no meta store behind it, can be reached.
+    #[error("{0}")]
+    Unreachable(String),
+    /// 4: a move was aborted.
+    #[error("{0}")]
+    Aborted(String),
+    /// 5: the wait ended before the move did; the move goes on.
+    #[error("{0}")]
+    StillRunning(String),
+}
+
+impl Failure {
+    /// The exit status.
+    #[must_use]
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Refused(_) => 1,
+            Self::Usage(_) => 2,
+            Self::Unreachable(_) => 3,
+            Self::Aborted(_) => 4,
+            Self::StillRunning(_) => 5,
+        }
+    }
+}
+
+/// What `kindred --help` says of exit statuses.
+pub const EXIT_STATUS: &str = "\
+Exit status of get, apply, delete, edit, plan, move, split, merge, drain, status and store:
+  0  done
+  1  refused or failed; nothing was changed unless the message says so
+  2  the command line or a file cannot be understood
+  3  no router, or no meta store, can be reached
+  4  the move was aborted: everything is where it was
+  5  the wait ended before the move (--timeout, Ctrl-C); the move goes on";
+
+/// Runs a command to its end.
+pub fn run(command: AdminCommand, outer: &Connect) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return said(&Failure::Refused(format!("cannot start the runtime: {error}"))),
+    };
+    match runtime.block_on(dispatch(command, outer)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => said(&failure),
+    }
+}
+
+fn said(failure: &Failure) -> ExitCode {
+    #[allow(clippy::print_stderr)]
+    {
+        eprintln!("kindred: {failure}");
+    }
+    ExitCode::from(failure.code())
+}
+
+async fn dispatch(command: AdminCommand, outer: &Connect) -> Result<(), Failure> {
+    let client = |inner: &Connect| Client::new(&context::address(&inner.over(outer))?);
+    match command {
+        AdminCommand::Get(args) => objects::get(&client(&args.connect)?, &args).await,
+        AdminCommand::Apply(args) => objects::apply(&client(&args.run.connect)?, &args).await,
+        AdminCommand::Delete(args) => objects::delete(&client(&args.run.connect)?, &args).await,
+        AdminCommand::Edit(args) => edit::edit(&client(&args.run.connect)?, &args).await,
+        AdminCommand::Plan(args) => objects::plan(&client(&args.connect)?, &args).await,
+        AdminCommand::Move(args) => match &args.existing {
+            Some(existing) => verbs::existing(&client(existing.connect())?, existing).await,
+            None => verbs::move_kind(&client(&args.run.connect)?, &args).await,
+        },
+        AdminCommand::Split(args) => verbs::split(&client(&args.run.connect)?, &args).await,
+        AdminCommand::Merge(args) => verbs::merge(&client(&args.run.connect)?, &args).await,
+        AdminCommand::Drain(args) => verbs::drain(&client(&args.run.connect)?, &args).await,
+        AdminCommand::Status(args) => overview::status(&client(&args.connect)?, &args).await,
+        AdminCommand::Store(args) => store::run(&client(args.command.connect())?, &args.command).await,
+    }
+}

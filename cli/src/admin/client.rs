@@ -1,0 +1,203 @@
+//! HTTP to an admin port: one connection a request, everything with a deadline, errors as the API says them.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use kindred_transport::{Connector, Endpoint};
+use serde_json::Value;
+
+use super::{Failure, context::Address};
+
+/// For a whole request: the router itself waits for its meta store and its stores, a few seconds each.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// What an answer may have at most.
+const BODY_MAX: usize = 64 << 20;
+
+/// How the answer is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// The objects.
+    Objects,
+    /// A table of them, as `kubectl` asks for it.
+    Table,
+}
+
+/// The admin ports of a cluster.
+#[derive(Debug)]
+pub struct Client {
+    endpoints: Vec<Endpoint>,
+    connector: Connector,
+}
+
+impl Client {
+    /// A client; connects at each request.
+    ///
+    /// # Errors
+    /// When an address is none, or a TLS file cannot be used.
+    pub fn new(address: &Address) -> Result<Self, Failure> {
+        let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
+        let urls = address.urls.split(',').map(str::trim).filter(|url| !url.is_empty());
+        let endpoints: Result<Vec<_>, _> = urls.map(|url| Endpoint::parse_field("--admin", url)).collect();
+        let endpoints = endpoints.map_err(|error| usage(&error))?;
+        if endpoints.is_empty() {
+            return Err(Failure::Usage(
+                "--admin: no address; give one such as http://127.0.0.1:2381".to_owned(),
+            ));
+        }
+        let tls = address.tls.load().map_err(|error| usage(&error))?;
+        Ok(Self { endpoints, connector: Connector::with_tls(tls) })
+    }
+
+    /// Reads.
+    ///
+    /// # Errors
+    /// When nobody answers, or the answer is an error.
+    pub async fn get(&self, path: &str, form: Form) -> Result<Value, Failure> {
+        self.send(Method::GET, path, form, None).await
+    }
+
+    /// Changes.
+    ///
+    /// # Errors
+    /// When nobody answers, or the change is refused.
+    pub async fn change(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+        self.send(method, path, Form::Objects, body).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        form: Form,
+        body: Option<&Value>,
+    ) -> Result<Value, Failure> {
+        let mut failed = None;
+        // Another router is asked only when one could not even be connected to: it may have done what it was asked.
+        for endpoint in &self.endpoints {
+            let connection = match self.connector.connect(endpoint).await {
+                Ok(connection) => connection,
+                Err(error) => {
+                    failed = Some(error.to_string());
+                    continue;
+                }
+            };
+            let asked = exchange(connection, endpoint, method.clone(), path, form, body);
+            return match tokio::time::timeout(DEADLINE, asked).await {
+                Ok(Ok((status, bytes))) => understood(status, &bytes, endpoint),
+                Ok(Err(error)) => Err(lost(endpoint, &method, &error.to_string())),
+                Err(_) => Err(lost(endpoint, &method, &format!("no answer within {} s", DEADLINE.as_secs()))),
+            };
+        }
+        Err(Failure::Unreachable(format!(
+            "no router can be reached: {}; is it running, and is this its admin port? Give --admin or KINDRED_ADMIN",
+            failed.unwrap_or_default()
+        )))
+    }
+}
+
+fn lost(endpoint: &Endpoint, method: &Method, why: &str) -> Failure {
+    let then =
+        if *method == Method::GET { "" } else { "; see whether the change was made before trying again" };
+    Failure::Unreachable(format!("{endpoint}: {why}{then}"))
+}
+
+async fn exchange(
+    connection: kindred_transport::connect::ClientConnection,
+    endpoint: &Endpoint,
+    method: Method,
+    path: &str,
+    form: Form,
+    body: Option<&Value>,
+) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(connection)).await?;
+    let accept = match form {
+        Form::Objects => "application/json",
+        Form::Table => "application/json;as=Table;v=v1;g=meta.k8s.io",
+    };
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, endpoint.authority())
+        .header(header::USER_AGENT, concat!("kindred/", env!("CARGO_PKG_VERSION")))
+        .header(header::ACCEPT, accept)
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(body.map(|body| Bytes::from(body.to_string())).unwrap_or_default()))?;
+    // Ends with the answer; what it says beyond that is of no use.
+    let driven = tokio::spawn(connection);
+    let answer = sender.send_request(request).await?;
+    let status = answer.status();
+    let bytes = Limited::new(answer.into_body(), BODY_MAX).collect().await?.to_bytes();
+    driven.abort();
+    Ok((status, bytes))
+}
+
+/// The answer's object, or why it is none.
+fn understood(status: StatusCode, bytes: &[u8], endpoint: &Endpoint) -> Result<Value, Failure> {
+    let value: Option<Value> = serde_json::from_slice(bytes).ok();
+    match (status.is_success(), value) {
+        (true, Some(value)) => Ok(value),
+        (false, Some(value)) if value["kind"] == "Status" => {
+            let message = value["message"].as_str().unwrap_or("refused").to_owned();
+            Err(match status {
+                StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
+                    Failure::Unreachable(message)
+                }
+                _ => Failure::Refused(message),
+            })
+        }
+        (_, _) => {
+            let text = String::from_utf8_lossy(bytes);
+            let first = text.lines().next().unwrap_or_default();
+            let what = if status == StatusCode::NOT_FOUND {
+                "it knows no such path; is this the admin port of a router of this version?"
+            } else {
+                first
+            };
+            Err(Failure::Refused(format!("{endpoint} answered {status}: {what}")))
+        }
+    }
+}
+
+/// A name as part of a path.
+#[must_use]
+pub fn escaped(name: &str) -> String {
+    use std::fmt::Write as _;
+    let mut path = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            path.push(char::from(byte));
+        } else {
+            // Writing to a String cannot fail.
+            let _ = write!(path, "%{byte:02X}");
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_one_part_of_a_path() {
+        assert_eq!(escaped("pods-2"), "pods-2");
+        assert_eq!(escaped("a/b?c é"), "a%2Fb%3Fc%20%C3%A9");
+    }
+
+    #[test]
+    fn what_an_answer_means() {
+        let endpoint: Endpoint = "http://127.0.0.1:2381".parse().unwrap();
+        let status = |code: u16, body: &str| {
+            understood(StatusCode::from_u16(code).unwrap(), body.as_bytes(), &endpoint)
+        };
+        assert_eq!(status(200, "{}"), Ok(serde_json::json!({})));
+        let invalid = r#"{"kind":"Status","message":"kind: unknown"}"#;
+        assert_eq!(status(422, invalid), Err(Failure::Refused("kind: unknown".to_owned())));
+        assert_eq!(status(503, invalid).unwrap_err().code(), 3);
+        assert!(status(404, "").unwrap_err().to_string().contains("no such path"));
+    }
+}

@@ -1,0 +1,353 @@
+//! Commands against a small admin API in this process: what they send, what they print, how they end.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::Request,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use clap::Parser;
+use serde_json::{Value, json};
+
+use super::{Failure, dispatch, output};
+use crate::cli::{Cli, Command};
+
+/// What the fake has been asked, and what it answers next to each request line.
+#[derive(Debug, Default)]
+struct Script {
+    asked: Vec<(String, Value)>,
+    answers: Vec<(String, VecDeque<(u16, Value)>)>,
+}
+
+struct Fake {
+    url: String,
+    script: Arc<Mutex<Script>>,
+}
+
+impl Fake {
+    /// Answers to request lines, in order; the last one again and again.
+    async fn start(answers: &[(&str, &[(u16, Value)])]) -> Self {
+        let answers = answers.iter().map(|(line, all)| ((*line).to_owned(), all.iter().cloned().collect()));
+        let script = Arc::new(Mutex::new(Script { asked: Vec::new(), answers: answers.collect() }));
+        let shared = script.clone();
+        let app = Router::new().fallback(move |request: Request| answer(shared.clone(), request));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        Self { url, script }
+    }
+
+    /// Runs a command; what it printed.
+    async fn run(&self, words: &[&str]) -> (Result<(), Failure>, String) {
+        run(&self.url, words).await
+    }
+
+    fn asked(&self) -> Vec<(String, Value)> {
+        self.script.lock().unwrap().asked.clone()
+    }
+}
+
+async fn run(url: &str, words: &[&str]) -> (Result<(), Failure>, String) {
+    let line: Vec<&str> = ["kindred", "--admin", url].iter().chain(words).copied().collect();
+    let Cli { connect, command } = Cli::try_parse_from(line).unwrap();
+    let Command::Admin(command) = command else { panic!("{words:?} asks no router") };
+    output::CAPTURED.take();
+    let ended = dispatch(*command, &connect).await;
+    (ended, output::CAPTURED.take())
+}
+
+async fn answer(script: Arc<Mutex<Script>>, request: Request) -> Response {
+    let table = request.headers()["accept"].to_str().unwrap().contains("as=Table");
+    let line = format!("{} {}{}", request.method(), request.uri(), if table { " as a table" } else { "" });
+    let body: Bytes = axum::body::to_bytes(request.into_body(), 1 << 20).await.unwrap();
+    let mut script = script.lock().unwrap();
+    script.asked.push((line.clone(), serde_json::from_slice(&body).unwrap_or_default()));
+    let Some((_, answers)) = script.answers.iter_mut().find(|(of, _)| *of == line) else {
+        return (StatusCode::NOT_FOUND, "no route").into_response();
+    };
+    let (code, value) = if answers.len() > 1 { answers.pop_front().unwrap() } else { answers[0].clone() };
+    (StatusCode::from_u16(code).unwrap(), axum::Json(value)).into_response()
+}
+
+fn refusal(code: u16, message: &str) -> (u16, Value) {
+    (code, json!({ "kind": "Status", "status": "Failure", "message": message, "code": code }))
+}
+
+fn moved(phase: &str, goal: &str, keys: u64) -> (u16, Value) {
+    let there = matches!(phase, "Switched" | "Done") && goal == "there";
+    let shown = json!({
+        "kind": "Move", "metadata": { "name": "7" }, "resource": "pods", "phase": phase, "goal": goal,
+        "over": matches!(phase, "Done" | "Aborted"), "reason": if goal == "abort" { json!("on request") } else { Value::Null },
+        "legs": [{ "from": "pods", "to": "pods2", "moved": there }],
+        "progress": { "router": "r", "keysCopied": keys, "bytesCopied": keys * 100, "pauseMicros": 5200 },
+    });
+    (200, shown)
+}
+
+fn begun() -> (u16, Value) {
+    let plan = json!({ "moves": [{ "resource": "pods", "keys": 2000, "bytes": 200_000, "legs": [{
+        "from": "pods", "to": "pods2", "keys": 2000, "bytes": 200_000, "millis": 40, "pauseMicros": 4000,
+    }] }] });
+    let objects = json!([{ "object": "datapartitionconfigs/pods", "change": "configured" }]);
+    (200, json!({ "kind": "Change", "dryRun": false, "objects": objects, "moves": [7], "plan": plan }))
+}
+
+const MOVE: &str = "GET /api/v1/moves/7";
+
+#[tokio::test]
+async fn a_move_is_followed_until_it_has_switched() {
+    let phases = [
+        moved("Copying", "there", 900),
+        moved("CatchingUp", "there", 2000),
+        moved("Switched", "there", 2040),
+    ];
+    let fake = Fake::start(&[("POST /api/v1/move", &[begun()]), (MOVE, &phases)]).await;
+    let (ended, printed) = fake.run(&["move", "pods", "--to", "pods2"]).await;
+    assert_eq!(ended, Ok(()));
+    assert_eq!(fake.asked()[0].1, json!({ "kind": "pods", "to": "pods2" }));
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(
+        lines[..3],
+        [
+            "datapartitionconfigs/pods configured",
+            "KIND   FROM   TO      KEYS     BYTES        TIME       WRITE PAUSE",
+            "pods   pods   pods2   ~2,000   ~195.3 KiB   ~40.0 ms   ~4.0 ms",
+        ]
+    );
+    assert!(printed.contains("move 7: pods is on pods2; 2,040 keys, 199.2 KiB in "), "{printed}");
+    assert!(printed.contains("longest write pause 5.2 ms"), "{printed}");
+}
+
+#[tokio::test]
+async fn the_ends_of_a_wait_have_their_exit_status() {
+    let aborted = Fake::start(&[
+        ("POST /api/v1/drain", &[begun()]),
+        (MOVE, &[moved("Copying", "there", 1), moved("Aborted", "abort", 1)]),
+    ])
+    .await;
+    let (ended, _) = aborted.run(&["drain", "pods"]).await;
+    let failure = ended.unwrap_err();
+    assert_eq!(failure, Failure::Aborted("move 7 was aborted: on request; pods is on pods".to_owned()));
+    assert_eq!(failure.code(), 4);
+
+    let slow =
+        Fake::start(&[("POST /api/v1/merge", &[begun()]), (MOVE, &[moved("Copying", "there", 1)])]).await;
+    let (ended, _) = slow.run(&["merge", "pods", "--timeout", "0s"]).await;
+    assert_eq!(ended.unwrap_err().code(), 5);
+    let (ended, printed) = slow.run(&["merge", "pods", "--no-wait"]).await;
+    assert_eq!(ended, Ok(()));
+    assert!(printed.contains("move 7 has begun"), "{printed}");
+
+    let refuses = Fake::start(&[(
+        "POST /api/v1/move",
+        &[refusal(422, "kind: pdos is no Kind that is configured; did you mean pods?")],
+    )])
+    .await;
+    let (ended, printed) = refuses.run(&["move", "pdos", "--to", "x"]).await;
+    assert_eq!((ended.unwrap_err().code(), printed.as_str()), (1, ""));
+
+    let away = Fake::start(&[("POST /api/v1/move", &[refusal(503, "the meta store cannot be used")])]).await;
+    assert_eq!(away.run(&["move", "pods", "--to", "x"]).await.0.unwrap_err().code(), 3);
+    let closed = {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        format!("http://{}", listener.local_addr().unwrap())
+    };
+    let (ended, _) = run(&closed, &["status"]).await;
+    assert_eq!(ended.unwrap_err().code(), 3);
+    // The first that answers.
+    let (ended, _) = run(&format!("{closed},{}", slow.url), &["get", "moves", "7", "-o", "json"]).await;
+    assert_eq!(ended, Ok(()));
+}
+
+#[tokio::test]
+async fn reverse_complete_and_abort_wait_for_their_own_end() {
+    let list = |items: Vec<Value>| (200, json!({ "kind": "MoveList", "items": items }));
+    let one = list(vec![moved("Switched", "there", 1).1]);
+    let fake = Fake::start(&[
+        ("GET /api/v1/moves", &[one]),
+        ("POST /api/v1/moves/7/reverse", &[(200, json!({}))]),
+        (
+            MOVE,
+            &[moved("Switched", "there", 1), moved("CatchingUp", "back", 1), moved("Switched", "back", 1)],
+        ),
+    ])
+    .await;
+    let (ended, printed) = fake.run(&["move", "reverse"]).await;
+    assert_eq!(ended, Ok(()));
+    assert!(printed.contains("move 7: pods is on pods;"), "{printed}");
+
+    let fake = Fake::start(&[
+        ("POST /api/v1/moves/7/complete", &[(200, json!({}))]),
+        (MOVE, &[moved("Switched", "there", 1), moved("Completing", "there", 1), moved("Done", "there", 1)]),
+    ])
+    .await;
+    let (ended, printed) = fake.run(&["moves", "complete", "7"]).await;
+    assert_eq!(ended, Ok(()));
+    assert!(printed.contains("move 7 is done: pods is on pods2, and there is no way back"), "{printed}");
+
+    let fake = Fake::start(&[
+        ("POST /api/v1/moves/7/abort", &[(200, json!({}))]),
+        (MOVE, &[moved("Copying", "there", 1), moved("Aborting", "abort", 1), moved("Aborted", "abort", 1)]),
+    ])
+    .await;
+    assert_eq!(fake.run(&["move", "abort", "7"]).await.0, Ok(()));
+
+    let none = Fake::start(&[("GET /api/v1/moves", &[list(vec![moved("Done", "there", 1).1])])]).await;
+    assert_eq!(none.run(&["move", "abort"]).await.0.unwrap_err().code(), 1);
+    let mut other = moved("Copying", "there", 1).1;
+    other["metadata"]["name"] = json!("8");
+    let two =
+        Fake::start(&[("GET /api/v1/moves", &[list(vec![moved("Copying", "there", 1).1, other])])]).await;
+    let failure = two.run(&["move", "abort"]).await.0.unwrap_err();
+    assert_eq!(failure, Failure::Usage("several moves are under way: name one of 7, 8".to_owned()));
+}
+
+#[tokio::test]
+async fn objects_as_tables_json_and_yaml() {
+    let table = json!({ "kind": "Table", "columnDefinitions": [{ "name": "Name" }, { "name": "Stores" }],
+        "rows": [{ "cells": ["pods", "pods"] }] });
+    let object = json!({ "kind": "DataPartitionConfig", "metadata": { "name": "pods" }, "resource": "pods" });
+    let fake = Fake::start(&[
+        ("GET /api/v1/datapartitionconfigs as a table", &[(200, table)]),
+        ("GET /api/v1/datapartitionconfigs/pods", &[(200, object.clone())]),
+        ("GET /api/v1/datapartitionconfigs/x%2Fy", &[refusal(404, "datapartitionconfigs \"x/y\" not found")]),
+    ])
+    .await;
+    let (_, printed) = fake.run(&["get", "datapartitionconfigs"]).await;
+    assert_eq!(printed, "NAME   STORES\npods   pods\n");
+    let (_, printed) = fake.run(&["get", "dpc", "pods", "-o", "json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&printed).unwrap(), object);
+    let (_, printed) = fake.run(&["get", "config", "pods", "-o", "yaml"]).await;
+    assert!(printed.contains("resource: pods\n"), "{printed}");
+    let (ended, _) = fake.run(&["get", "dpc", "x/y", "-o", "json"]).await;
+    assert_eq!(ended, Err(Failure::Refused("datapartitionconfigs \"x/y\" not found".to_owned())));
+}
+
+#[tokio::test]
+async fn a_file_is_applied_or_planned_as_a_whole() {
+    let nothing =
+        json!({ "kind": "Change", "dryRun": true, "objects": [], "moves": [], "plan": { "moves": [] } });
+    let fake = Fake::start(&[
+        ("POST /api/v1/apply?dryRun=All", &[(200, nothing.clone())]),
+        ("POST /api/v1/plan?dryRun=All", &[(200, nothing)]),
+    ])
+    .await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "kind: DataPartitionConfig\nmetadata: {name: a}\nresource: pods\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let (ended, printed) = fake.run(&["apply", "-f", path, "--dry-run"]).await;
+    assert_eq!((ended, printed.as_str()), (Ok(()), "no key moves\n"));
+    let (ended, _) = fake.run(&["plan", "-f", path]).await;
+    assert_eq!(ended, Ok(()));
+    let sent = fake.asked();
+    assert_eq!(sent[0].1["items"][0]["metadata"]["name"], "a");
+    assert_eq!(sent[0].1, sent[1].1);
+    let (ended, _) = fake.run(&["plan", "-f", "/nowhere"]).await;
+    assert_eq!(ended.unwrap_err().code(), 2);
+    assert_eq!(fake.asked().len(), 2);
+}
+
+#[tokio::test]
+async fn a_store_is_waited_for() {
+    let stores = |state: &str| {
+        (200, json!({ "stores": [{ "name": "pods2", "state": state, "endpoints": ["http://h:1"] }] }))
+    };
+    let fake = Fake::start(&[
+        ("POST /api/v1/servicegroups", &[(201, json!({ "slot": 6 }))]),
+        ("GET /api/v1/stores", &[(200, json!({ "stores": [] })), stores("connecting"), stores("up")]),
+    ])
+    .await;
+    let (ended, printed) = fake.run(&["store", "add", "pods2", "--local"]).await;
+    assert_eq!(
+        (ended, printed.as_str()),
+        (Ok(()), "store pods2 added, slot 6\nstore pods2 is up at http://h:1\n")
+    );
+    assert_eq!(fake.asked()[0].1.get("endpoints"), None);
+    let words = ["store", "add", "e", "--endpoint", "http://h:2,http://h:3", "--etcd", "--no-wait"];
+    assert_eq!(fake.run(&words).await.0, Ok(()));
+    let sent = fake.asked().last().unwrap().1.clone();
+    assert_eq!(
+        (sent["endpoints"].clone(), sent["type"].clone()),
+        (json!(["http://h:2", "http://h:3"]), json!("etcd"))
+    );
+}
+
+#[tokio::test]
+async fn the_state_of_a_cluster() {
+    let stores = json!({ "stores": [{ "name": "pods", "type": "shard", "slot": 4, "state": "up", "default": false,
+        "endpoints": ["http://h:1"], "lastError": null }] });
+    let map = json!({ "generation": 3, "partitions": [{ "start": "", "end": null, "stores": ["pods"], "ring": false, "epoch": 1 }] });
+    let moves = [(200, json!({ "items": [moved("Copying", "there", 1).1] })), refusal(501, "no meta store")];
+    let fake = Fake::start(&[
+        ("GET /api/v1/stores", &[(200, stores)]),
+        ("GET /api/v1/partitions", &[(200, map)]),
+        ("GET /api/v1/moves", &moves),
+    ])
+    .await;
+    let (_, printed) = fake.run(&["status"]).await;
+    for part in
+        ["pods    shard   4      up", "Map 3\n", "MOVE   KIND   FROM   TO      PHASE     GOAL    ROUTER\n7 "]
+    {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+    let (ended, printed) = fake.run(&["status"]).await;
+    assert_eq!(ended, Ok(()));
+    assert!(printed.contains("Moves: no meta store\n"), "{printed}");
+}
+
+#[test]
+fn command_lines() {
+    let parses = |words: &[&str]| Cli::try_parse_from(["kindred"].iter().chain(words)).is_ok();
+    for line in [
+        "move pods --to b",
+        "move status",
+        "moves status 3",
+        "move reverse 3 --timeout 10m",
+        "move --to b leases.coordination.k8s.io",
+        "split pods --at m --to b",
+        "merge pods --at m",
+        "drain a --to b --no-wait -o json",
+        "get sg",
+        "get stores pods -o yaml --admin http://h:1",
+        "apply -f x --dry-run",
+        "edit dpc pods",
+        "store add a --local",
+        "store add a --endpoint http://h:1",
+        "store remove a",
+        "completion zsh",
+        "health",
+    ] {
+        assert!(parses(&line.split(' ').collect::<Vec<_>>()), "{line}");
+    }
+    for line in [
+        "move pods",
+        "move --to b",
+        "move pods --to b status",
+        "split pods --to b",
+        "drain",
+        "apply",
+        "get pods",
+        "store add a",
+        "store add a --local --endpoint http://h:1",
+        "store add a --local --etcd",
+        "move pods --to b --timeout soon",
+        "status --admin a --context b",
+    ] {
+        assert!(!parses(&line.split(' ').collect::<Vec<_>>()), "{line}");
+    }
+}
+
+#[test]
+fn completion_knows_the_commands() {
+    use clap::CommandFactory as _;
+    for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "kindred", &mut script);
+        let script = String::from_utf8(script).unwrap();
+        assert!(["drain", "reverse", "no-wait"].iter().all(|word| script.contains(word)), "{shell}");
+    }
+}

@@ -1,0 +1,101 @@
+//! `get`, `apply`, `delete`, `plan`.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use super::{
+    Failure,
+    args::{ApplyArgs, DeleteArgs, GetArgs, Output, PlanArgs, Resource, Run},
+    client::{Client, Form, escaped},
+    document::Document,
+    output::{self, Table, text},
+    verbs,
+};
+
+/// `kindred get`.
+pub async fn get(client: &Client, args: &GetArgs) -> Result<(), Failure> {
+    if args.resource == Resource::Partitions {
+        return partitions(client, args).await;
+    }
+    let mut path = format!("/api/v1/{}", args.resource.plural());
+    if let Some(name) = &args.name {
+        path = format!("{path}/{}", escaped(name));
+    }
+    shown(client, &path, args.output).await
+}
+
+/// Prints what is at a path.
+pub async fn shown(client: &Client, path: &str, output: Output) -> Result<(), Failure> {
+    if output != Output::Table {
+        let value = client.get(path, Form::Objects).await?;
+        return output::print(&output::rendered(&value, output)?);
+    }
+    let value = client.get(path, Form::Table).await?;
+    match Table::of(&value) {
+        Some(table) => output::print(&table.render()),
+        None => Err(Failure::Refused("the router answered with no table; try -o json".to_owned())),
+    }
+}
+
+async fn partitions(client: &Client, args: &GetArgs) -> Result<(), Failure> {
+    if args.name.is_some() {
+        return Err(Failure::Usage("partitions have no names: leave it out".to_owned()));
+    }
+    let value = client.get("/api/v1/partitions", Form::Objects).await?;
+    match args.output {
+        Output::Table => output::print(&map(&value).render()),
+        output => output::print(&output::rendered(&value, output)?),
+    }
+}
+
+/// The map as a table.
+#[must_use]
+pub fn map(value: &Value) -> Table {
+    let mut table = Table::new(&["start", "end", "stores", "ring", "epoch"]);
+    for partition in value["partitions"].as_array().into_iter().flatten() {
+        let stores = partition["stores"].as_array().into_iter().flatten().map(text);
+        let end = partition["end"].as_str().map_or("<open>".to_owned(), str::to_owned);
+        table.row(vec![
+            text(&partition["start"]),
+            end,
+            stores.collect::<Vec<_>>().join(","),
+            text(&partition["ring"]),
+            text(&partition["epoch"]),
+        ]);
+    }
+    table
+}
+
+/// `kindred apply`.
+pub async fn apply(client: &Client, args: &ApplyArgs) -> Result<(), Failure> {
+    let document = Document::read(&args.filename)?;
+    verbs::change(client, "/api/v1/apply", &document.body(), &args.run).await
+}
+
+/// `kindred plan`.
+pub async fn plan(client: &Client, args: &PlanArgs) -> Result<(), Failure> {
+    let document = Document::read(&args.filename)?;
+    let run = Run { dry_run: true, output: args.output, ..Run::default() };
+    verbs::change(client, "/api/v1/plan", &document.body(), &run).await
+}
+
+/// `kindred delete`.
+pub async fn delete(client: &Client, args: &DeleteArgs) -> Result<(), Failure> {
+    match args.resource {
+        Resource::Configs => {
+            verbs::change(client, "/api/v1/apply", &json!({ "delete": [args.name] }), &args.run).await
+        }
+        Resource::Groups if args.run.dry_run => Err(Failure::Usage(
+            "--dry-run: not for servicegroups; a store that owns data is never removed".to_owned(),
+        )),
+        Resource::Groups => {
+            let path = format!("/api/v1/servicegroups/{}", escaped(&args.name));
+            client.change(Method::DELETE, &path, None).await?;
+            output::print(&format!("servicegroups/{} deleted\n", args.name))
+        }
+        Resource::Moves => Err(Failure::Usage("a move is not deleted: see kindred move abort".to_owned())),
+        Resource::Partitions => {
+            Err(Failure::Usage("partitions follow from datapartitionconfigs: delete those".to_owned()))
+        }
+    }
+}

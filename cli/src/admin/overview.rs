@@ -1,0 +1,82 @@
+//! `kindred status`.
+
+use serde_json::{Value, json};
+
+use super::{
+    Failure,
+    args::{Output, StatusArgs},
+    client::{Client, Form},
+    objects,
+    output::{self, Table, text},
+};
+
+/// Stores, who serves what, moves under way.
+pub async fn status(client: &Client, args: &StatusArgs) -> Result<(), Failure> {
+    let stores = client.get("/api/v1/stores", Form::Objects).await?;
+    let map = client.get("/api/v1/partitions", Form::Objects).await?;
+    let moves = client.get("/api/v1/moves", Form::Objects).await;
+    // A router without a meta store has no moves, and no way to make them.
+    let (moves, fixed) = match moves {
+        Ok(moves) => (moves, None),
+        Err(Failure::Refused(why)) => (json!({ "items": [] }), Some(why)),
+        Err(failure) => return Err(failure),
+    };
+    if args.output != Output::Table {
+        let all = json!({
+            "stores": stores["stores"], "generation": map["generation"], "partitions": map["partitions"],
+            "moves": moves["items"],
+        });
+        return output::print(&output::rendered(&all, args.output)?);
+    }
+    let mut out = list_stores(&stores).render();
+    out += &format!("\nMap {}\n", text(&map["generation"]));
+    out += &objects::map(&map).render();
+    out.push('\n');
+    out += &match (list_moves(&moves), fixed) {
+        (_, Some(why)) => format!("Moves: {why}\n"),
+        (None, None) => "No move is under way.\n".to_owned(),
+        (Some(table), None) => table.render(),
+    };
+    output::print(&out)
+}
+
+fn list_stores(value: &Value) -> Table {
+    let mut table = Table::new(&["store", "type", "slot", "state", "default", "endpoints", "last error"]);
+    for store in value["stores"].as_array().into_iter().flatten() {
+        let endpoints = store["endpoints"].as_array().into_iter().flatten().map(text);
+        table.row(vec![
+            text(&store["name"]),
+            text(&store["type"]),
+            text(&store["slot"]),
+            text(&store["state"]),
+            text(&store["default"]),
+            endpoints.collect::<Vec<_>>().join(","),
+            text(&store["lastError"]),
+        ]);
+    }
+    table
+}
+
+/// The moves that are not over; `None` when there are none.
+fn list_moves(value: &Value) -> Option<Table> {
+    let mut table = Table::new(&["move", "kind", "from", "to", "phase", "goal", "router"]);
+    let mut any = false;
+    for item in value["items"].as_array().into_iter().flatten().filter(|item| item["over"] != true) {
+        any = true;
+        let legs = || item["legs"].as_array().into_iter().flatten();
+        let mut from: Vec<_> = legs().map(|leg| text(&leg["from"])).collect();
+        let mut to: Vec<_> = legs().map(|leg| text(&leg["to"])).collect();
+        from.dedup();
+        to.dedup();
+        table.row(vec![
+            text(&item["metadata"]["name"]),
+            text(&item["resource"]),
+            from.join(","),
+            to.join(","),
+            text(&item["phase"]),
+            text(&item["goal"]),
+            text(&item["progress"]["router"]),
+        ]);
+    }
+    any.then_some(table)
+}

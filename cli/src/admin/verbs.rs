@@ -1,0 +1,155 @@
+//! Changes as people mean them, and what is asked of moves that have begun.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use super::{
+    Failure,
+    args::{DrainArgs, Existing, MergeArgs, MoveArgs, OfMove, Output, Run, SplitArgs},
+    client::{Client, Form},
+    objects,
+    output::{self, Table, bytes, count, text, time},
+    wait::{self, Until},
+};
+
+/// `kindred move KIND --to STORE`.
+pub async fn move_kind(client: &Client, args: &MoveArgs) -> Result<(), Failure> {
+    change(client, "/api/v1/move", &json!({ "kind": args.kind, "to": args.to }), &args.run).await
+}
+
+/// `kindred split`.
+pub async fn split(client: &Client, args: &SplitArgs) -> Result<(), Failure> {
+    let body = json!({ "kind": args.kind, "at": args.at, "to": args.to });
+    change(client, "/api/v1/split", &body, &args.run).await
+}
+
+/// `kindred merge`.
+pub async fn merge(client: &Client, args: &MergeArgs) -> Result<(), Failure> {
+    let body = json!({ "kind": args.kind, "at": args.at, "to": args.to });
+    change(client, "/api/v1/merge", &body, &args.run).await
+}
+
+/// `kindred drain`.
+pub async fn drain(client: &Client, args: &DrainArgs) -> Result<(), Failure> {
+    let body = json!({ "store": args.store, "to": args.to });
+    change(client, "/api/v1/drain", &body, &args.run).await
+}
+
+/// Asks for a change, says what it does, and waits for its moves.
+pub async fn change(client: &Client, path: &str, body: &Value, run: &Run) -> Result<(), Failure> {
+    let query = if run.dry_run { "?dryRun=All" } else { "" };
+    let answer = client.change(Method::POST, &format!("{path}{query}"), Some(body)).await?;
+    if run.output != Output::Table && (run.dry_run || run.no_wait) {
+        return output::print(&output::rendered(&answer, run.output)?);
+    }
+    let to_print = said(&answer);
+    if run.output == Output::Table {
+        output::print(&to_print)?;
+    }
+    let moves: Vec<u64> =
+        answer["moves"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+    if run.dry_run {
+        return Ok(());
+    }
+    if run.no_wait {
+        let hints = moves.iter().map(|id| format!("move {id} has begun; see kindred move status {id}\n"));
+        return output::print(&hints.collect::<String>());
+    }
+    let planned = |id: &u64| {
+        let at = moves.iter().position(|other| other == id)?;
+        answer["plan"]["moves"][at]["keys"].as_u64()
+    };
+    let waited = moves.iter().map(|id| (*id, planned(id))).collect();
+    wait::all(client, waited, Until::Switched, run).await
+}
+
+/// What a change does, or would do.
+#[must_use]
+pub fn said(answer: &Value) -> String {
+    let dry = answer["dryRun"].as_bool() == Some(true);
+    let mut out = String::new();
+    for object in answer["objects"].as_array().into_iter().flatten() {
+        let suffix = if dry { " (dry run)" } else { "" };
+        out += &format!("{} {}{suffix}\n", text(&object["object"]), text(&object["change"]));
+    }
+    let moves = answer["plan"]["moves"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if moves.is_empty() {
+        return out + "no key moves\n";
+    }
+    let mut table = Table::new(&["kind", "from", "to", "keys", "bytes", "time", "write pause"]);
+    for planned in moves {
+        for leg in planned["legs"].as_array().into_iter().flatten() {
+            let figure = |field: &str, form: fn(u64) -> String| {
+                leg[field]
+                    .as_u64()
+                    .map_or_else(|| "unknown".to_owned(), |number| format!("~{}", form(number)))
+            };
+            table.row(vec![
+                text(&planned["resource"]),
+                text(&leg["from"]),
+                text(&leg["to"]),
+                figure("keys", count),
+                figure("bytes", bytes),
+                figure("millis", |millis| time(std::time::Duration::from_millis(millis))),
+                figure("pauseMicros", |micros| time(std::time::Duration::from_micros(micros))),
+            ]);
+        }
+    }
+    out += &table.render();
+    for planned in moves {
+        for problem in planned["problems"].as_array().into_iter().flatten() {
+            out += &format!("{}: {}\n", text(&planned["resource"]), text(problem));
+        }
+    }
+    out
+}
+
+/// `kindred move status|reverse|complete|abort`.
+pub async fn existing(client: &Client, existing: &Existing) -> Result<(), Failure> {
+    let (verb, until) = match existing {
+        Existing::Status(of) => return status(client, of).await,
+        Existing::Reverse(_) => ("reverse", Until::Back),
+        Existing::Complete(_) => ("complete", Until::Done),
+        Existing::Abort(_) => ("abort", Until::Aborted),
+    };
+    let of = existing.of();
+    if of.run.dry_run {
+        return Err(Failure::Usage(format!(
+            "--dry-run: there is nothing to plan for {verb}; see kindred move status"
+        )));
+    }
+    let id = match of.id {
+        Some(id) => id,
+        None => the_one(client, verb).await?,
+    };
+    let before = client.get(&format!("/api/v1/moves/{id}"), Form::Objects).await?;
+    // Reversed once more, it goes there again.
+    let until = if until == Until::Back && before["goal"] == "back" { Until::Switched } else { until };
+    client.change(Method::POST, &format!("/api/v1/moves/{id}/{verb}"), None).await?;
+    if of.run.no_wait {
+        return output::print(&format!("move {id}: {verb} has begun; see kindred move status {id}\n"));
+    }
+    wait::all(client, vec![(id, None)], until, &of.run).await
+}
+
+async fn status(client: &Client, of: &OfMove) -> Result<(), Failure> {
+    match of.id {
+        Some(id) => objects::shown(client, &format!("/api/v1/moves/{id}"), of.run.output).await,
+        None => objects::shown(client, "/api/v1/moves", of.run.output).await,
+    }
+}
+
+/// The move that is meant when none is named.
+async fn the_one(client: &Client, verb: &str) -> Result<u64, Failure> {
+    let list = client.get("/api/v1/moves", Form::Objects).await?;
+    let open = list["items"].as_array().into_iter().flatten().filter(|item| item["over"] != true);
+    let ids: Vec<u64> = open.filter_map(|item| text(&item["metadata"]["name"]).parse().ok()).collect();
+    match ids[..] {
+        [id] => Ok(id),
+        [] => Err(Failure::Refused(format!("no move is under way, so there is none to {verb}"))),
+        _ => {
+            let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
+            Err(Failure::Usage(format!("several moves are under way: name one of {}", ids.join(", "))))
+        }
+    }
+}

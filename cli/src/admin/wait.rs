@@ -1,0 +1,305 @@
+//! Waits for moves and shows how far they are: a bar on a terminal, plain lines in a pipe.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::{
+    Failure,
+    args::{Output, Run},
+    client::{Client, Form},
+    output::{self, bytes, count, text, time},
+};
+
+/// How often to ask.
+const EVERY: Duration = Duration::from_millis(250);
+/// How often a pipe gets a line while the phase stays.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+/// How long no router may be reached before the wait is given up.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+const BAR: usize = 24;
+
+/// What is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// The keys are at their new stores.
+    Switched,
+    /// They are back.
+    Back,
+    /// The way back is closed.
+    Done,
+    /// It is aborted.
+    Aborted,
+}
+
+/// How a move stands with regard to what is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    On,
+    Reached,
+    /// Aborted though that was not asked for.
+    Aborted,
+    /// Over in another way.
+    Missed,
+}
+
+fn standing(shown: &Value, until: Until) -> Standing {
+    let (phase, goal) =
+        (shown["phase"].as_str().unwrap_or_default(), shown["goal"].as_str().unwrap_or_default());
+    let settled = matches!(phase, "Switched" | "Completing" | "Done");
+    match (until, phase) {
+        (Until::Aborted, "Aborted") => Standing::Reached,
+        (_, "Aborted") => Standing::Aborted,
+        (Until::Switched, _) if settled && goal == "there" => Standing::Reached,
+        (Until::Back, _) if settled && goal == "back" => Standing::Reached,
+        (Until::Done, "Done") => Standing::Reached,
+        (_, "Done") => Standing::Missed,
+        // A move that had switched in part is back when it was aborted, and ends so.
+        _ => Standing::On,
+    }
+}
+
+/// Waits for all of them; each comes with the number of keys that it was planned to move.
+///
+/// # Errors
+/// When one is aborted, the time is over, or no router answers any more.
+pub async fn all(
+    client: &Client,
+    moves: Vec<(u64, Option<u64>)>,
+    until: Until,
+    run: &Run,
+) -> Result<(), Failure> {
+    let began = Instant::now();
+    let mut ended: Vec<Value> = Vec::new();
+    let mut failed = None;
+    for (id, keys) in moves {
+        match one(client, (id, keys), until, run, began).await {
+            Ok(shown) => ended.push(shown),
+            Err(Failure::Aborted(why)) => failed = Some(Failure::Aborted(why)),
+            Err(failure) => return Err(failure),
+        }
+    }
+    if run.output != Output::Table {
+        output::print(&output::rendered(&json!({ "kind": "MoveList", "items": ended }), run.output)?)?;
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+async fn one(
+    client: &Client,
+    (id, keys): (u64, Option<u64>),
+    until: Until,
+    run: &Run,
+    began: Instant,
+) -> Result<Value, Failure> {
+    let mut screen = Screen::new(id, keys, run.output == Output::Table, began);
+    let path = format!("/api/v1/moves/{id}");
+    let mut heard = Instant::now();
+    loop {
+        match client.get(&path, Form::Objects).await {
+            Ok(shown) => {
+                heard = Instant::now();
+                screen.progress(&shown);
+                match standing(&shown, until) {
+                    Standing::On => {}
+                    Standing::Reached => {
+                        screen.clear();
+                        if run.output == Output::Table {
+                            output::print(&screen.figures(&shown, until))?;
+                        }
+                        return Ok(screen.with_figures(shown));
+                    }
+                    Standing::Aborted | Standing::Missed => {
+                        screen.clear();
+                        let why = shown["reason"].as_str().unwrap_or("it was ended by somebody else");
+                        return Err(Failure::Aborted(format!(
+                            "move {id} was aborted: {why}; {}",
+                            left(&shown)
+                        )));
+                    }
+                }
+            }
+            Err(Failure::Unreachable(why)) if heard.elapsed() >= SILENCE_MAX => {
+                screen.clear();
+                return Err(Failure::Unreachable(format!("{why}; move {id} goes on without this command")));
+            }
+            // A router that restarts, or one behind another address: the move has been taken over meanwhile.
+            Err(Failure::Unreachable(_)) => {}
+            Err(failure) => {
+                screen.clear();
+                return Err(failure);
+            }
+        }
+        let over = run.timeout.is_some_and(|timeout| began.elapsed() >= timeout);
+        let stopped = if over { true } else { paused().await };
+        if stopped {
+            screen.clear();
+            let why = if over { "the time is over" } else { "interrupted" };
+            return Err(Failure::StillRunning(format!(
+                "{why}; move {id} goes on: see kindred move status {id}, or give it up by kindred move abort {id}"
+            )));
+        }
+    }
+}
+
+/// True when the user does not want to wait any longer.
+async fn paused() -> bool {
+    tokio::select! {
+        () = tokio::time::sleep(EVERY) => false,
+        interrupted = tokio::signal::ctrl_c() => interrupted.is_ok(),
+    }
+}
+
+/// Where the keys are after a move that did not reach its end.
+fn left(shown: &Value) -> String {
+    let legs = shown["legs"].as_array().into_iter().flatten();
+    let owners: Vec<_> =
+        legs.map(|leg| text(if leg["moved"] == true { &leg["to"] } else { &leg["from"] })).collect();
+    format!("{} is on {}", text(&shown["resource"]), owners.join(", "))
+}
+
+/// What has been shown of one move.
+struct Screen {
+    id: u64,
+    keys: Option<u64>,
+    began: Instant,
+    /// `None` when nothing is to be shown on the way.
+    bar: Option<bool>,
+    phase: String,
+    line_at: Option<Instant>,
+    /// Kept, as a move that is over has no coordinator to say them.
+    progress: Value,
+}
+
+impl Screen {
+    fn new(id: u64, keys: Option<u64>, show: bool, began: Instant) -> Self {
+        let bar = show.then(|| std::io::stdout().is_terminal());
+        Self { id, keys, began, bar, phase: String::new(), line_at: None, progress: Value::Null }
+    }
+
+    fn progress(&mut self, shown: &Value) {
+        if shown["progress"].is_object() {
+            self.progress = shown["progress"].clone();
+        }
+        let phase = text(&shown["phase"]);
+        let line = self.line(&phase);
+        match self.bar {
+            None => {}
+            Some(true) => write(&format!("\r\x1b[2K{}{line}", self.bar_of())),
+            Some(false) => {
+                let due = self.line_at.is_none_or(|at| at.elapsed() >= LINE_EVERY);
+                if due || phase != self.phase {
+                    write(&format!("{line}\n"));
+                    self.line_at = Some(Instant::now());
+                }
+            }
+        }
+        self.phase = phase;
+    }
+
+    fn bar_of(&self) -> String {
+        let copied = self.progress["keysCopied"].as_u64().unwrap_or(0);
+        let Some(keys) = self.keys.filter(|keys| *keys > 0) else { return String::new() };
+        let share = (copied as f64 / keys as f64).min(1.0);
+        let full = (share * BAR as f64) as usize;
+        format!("[{}{}] {:3.0}% ", "#".repeat(full), "-".repeat(BAR - full), share * 100.0)
+    }
+
+    fn line(&self, phase: &str) -> String {
+        let progress = &self.progress;
+        let mut words = vec![format!("move {}: {phase}", self.id)];
+        if let Some(copied) = progress["keysCopied"].as_u64() {
+            let of = self.keys.map(|keys| format!(" of ~{}", count(keys))).unwrap_or_default();
+            words.push(format!("{}{of} keys", count(copied)));
+        }
+        words.extend(progress["bytesCopied"].as_u64().map(bytes));
+        words.extend(
+            progress["lagMicros"].as_u64().map(|lag| format!("lag {}", time(Duration::from_micros(lag)))),
+        );
+        words.push(time(self.began.elapsed()));
+        words.join(", ")
+    }
+
+    fn clear(&self) {
+        if self.bar == Some(true) {
+            write("\r\x1b[2K");
+        }
+    }
+
+    /// The last line: what it cost.
+    fn figures(&self, shown: &Value, until: Until) -> String {
+        let mut line = match until {
+            Until::Switched | Until::Back => format!("move {}: {}", self.id, left(shown)),
+            Until::Done => format!("move {} is done: {}, and there is no way back", self.id, left(shown)),
+            Until::Aborted => format!("move {} is aborted: {}", self.id, left(shown)),
+        };
+        if let (Some(keys), Some(size)) =
+            (self.progress["keysCopied"].as_u64(), self.progress["bytesCopied"].as_u64())
+        {
+            line += &format!("; {} keys, {}", count(keys), bytes(size));
+        }
+        line += &format!(" in {}", time(self.began.elapsed()));
+        if let Some(pause) = self.progress["pauseMicros"].as_u64() {
+            line += &format!("; longest write pause {}", time(Duration::from_micros(pause)));
+        }
+        line.push('\n');
+        if matches!(until, Until::Switched | Until::Back) && shown["phase"] == "Switched" {
+            line += &format!(
+                "the way back is open: kindred move reverse {0} takes it, kindred move complete {0} closes it\n",
+                self.id
+            );
+        }
+        line
+    }
+
+    fn with_figures(&self, mut shown: Value) -> Value {
+        if shown["progress"].is_null() {
+            shown["progress"] = self.progress.clone();
+        }
+        shown["waitedMillis"] = json!(u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX));
+        shown
+    }
+}
+
+/// Progress is no result: that it cannot be written is none either.
+fn write(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn when_the_wait_is_over() {
+        let shown = |phase: &str, goal: &str| json!({ "phase": phase, "goal": goal });
+        assert_eq!(standing(&shown("Copying", "there"), Until::Switched), Standing::On);
+        assert_eq!(standing(&shown("Switched", "there"), Until::Switched), Standing::Reached);
+        assert_eq!(standing(&shown("Switched", "there"), Until::Back), Standing::On);
+        assert_eq!(standing(&shown("Switched", "back"), Until::Back), Standing::Reached);
+        assert_eq!(standing(&shown("Switched", "there"), Until::Done), Standing::On);
+        assert_eq!(standing(&shown("Done", "there"), Until::Done), Standing::Reached);
+        assert_eq!(standing(&shown("Aborting", "abort"), Until::Aborted), Standing::On);
+        assert_eq!(standing(&shown("Aborted", "abort"), Until::Aborted), Standing::Reached);
+        assert_eq!(standing(&shown("Aborted", "abort"), Until::Switched), Standing::Aborted);
+        assert_eq!(standing(&shown("Done", "there"), Until::Back), Standing::Missed);
+    }
+
+    #[test]
+    fn what_is_said_of_a_move() {
+        let mut screen = Screen::new(3, Some(1000), false, Instant::now());
+        screen.progress = json!({ "keysCopied": 250, "bytesCopied": 2048, "lagMicros": 1500 });
+        assert!(
+            screen.line("Copying").starts_with("move 3: Copying, 250 of ~1,000 keys, 2.0 KiB, lag 1.5 ms, ")
+        );
+        assert_eq!(screen.bar_of(), "[######------------------]  25% ");
+        screen.progress["pauseMicros"] = json!(18_300);
+        let shown = json!({ "resource": "pods", "phase": "Switched", "goal": "there",
+            "legs": [{ "from": "a", "to": "b", "moved": true }] });
+        let figures = screen.figures(&shown, Until::Switched);
+        assert!(figures.starts_with("move 3: pods is on b; 250 keys, 2.0 KiB in "), "{figures}");
+        assert!(figures.contains("longest write pause 18.3 ms\nthe way back is open"), "{figures}");
+    }
+}
