@@ -1,8 +1,9 @@
 //! `kindred-bench`: CPU per operation of a shard alone, a router with a shard, and a real etcd, side by side in one run.
 //! Rounds are interleaved over the servers, so that a noisy machine disturbs all alike; ratios count, not single numbers.
-//! `kindred-bench spread` measures what it costs that a Kind is on several stores.
+//! `kindred-bench during` runs a command under load, and `kindred-bench spread` measures what it costs that a Kind is on several stores.
 
 mod cpu;
+mod during;
 mod load;
 mod pace;
 mod servers;
@@ -54,6 +55,8 @@ struct Args {
 enum Mode {
     /// What it costs that a Kind is on several stores: watch latency, CPU per event, lists and probes.
     Spread(spread::Options),
+    /// What clients see while a command changes the cluster, such as a move.
+    During(during::Options),
 }
 
 /// One measured round: CPU microseconds per operation by role, and latencies.
@@ -131,8 +134,10 @@ fn row(kind: Kind, name: &str, samples: &[Sample], etcd: f64) {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    if let Some(Mode::Spread(options)) = args.mode {
-        return spread::run(options).await;
+    match args.mode {
+        Some(Mode::Spread(options)) => return spread::run(options).await,
+        Some(Mode::During(options)) => return during::run(options).await,
+        None => {}
     }
     let shape = Shape {
         connections: args.connections,
