@@ -184,6 +184,11 @@ where
     }
 }
 
+/// Whether this is etcd's answer to a revision that is still to come.
+fn is_future(status: &Status) -> bool {
+    grpc::etcd_error(status) == Some(EtcdError::FutureRevision)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

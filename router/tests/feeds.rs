@@ -5,14 +5,19 @@
 mod fake;
 mod support;
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fake::Fake;
 use kindred_proto::etcdserverpb as pb;
 use kindred_router::run::Bound;
+use kindred_router::watch::session::Session;
 use pb::watch_request::RequestUnion;
+use prost::Message as _;
 use support::{WatchStream, all_up, router_with, spread_config};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
 struct World {
@@ -58,6 +63,53 @@ async fn progress(watch: &mut WatchStream) -> i64 {
     let answer = watch.next().await;
     assert_eq!((answer.watch_id, answer.events.len()), (-1, 0), "{answer:?}");
     answer.header.unwrap().revision
+}
+
+/// R7: a round in which one feed has come to the target and another one has not costs nothing while it waits.
+#[tokio::test]
+async fn r7_a_round_that_waits_for_a_feed_does_nothing() {
+    let world = world(&[]).await;
+    world.stores[0].at(2000);
+    let (requests, queue) = mpsc::channel(16);
+    let (to, mut answers) = mpsc::channel(16);
+    let polls = Arc::new(AtomicUsize::new(0));
+    let mut session = Box::pin(Session::serve(world.bound.app.clone(), ReceiverStream::new(queue), to));
+    let polled = polls.clone();
+    tokio::spawn(std::future::poll_fn(move |context| {
+        polled.fetch_add(1, Ordering::Relaxed);
+        session.as_mut().poll(context)
+    }));
+    let send = async |union| {
+        let request = pb::WatchRequest { request_union: Some(union) };
+        requests.send(Ok(request.encode_to_vec().into())).await.unwrap();
+    };
+    for (watch_id, name) in [(1, "a"), (2, "z")] {
+        send(RequestUnion::CreateRequest(pb::WatchCreateRequest {
+            key: format!("/registry/pods/{name}/").into(),
+            range_end: format!("/registry/pods/{name}0").into(),
+            watch_id,
+            ..Default::default()
+        }))
+        .await;
+        let created = pb::WatchResponse::decode(answers.recv().await.unwrap().unwrap()).unwrap();
+        assert!(created.created && !created.canceled, "{created:?}");
+    }
+    let silent = &world.stores[2];
+    silent.mute(true);
+    send(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    let asked = async {
+        while silent.asked().1 == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), asked).await.unwrap();
+    let before = polls.load(Ordering::Relaxed);
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    let during = polls.load(Ordering::Relaxed) - before;
+    assert!(during < 100, "{during} turns of a session that waits");
+    assert!(answers.try_recv().is_err(), "a promise that the silent store has not made");
 }
 
 async fn pods(world: &World, start: i64) -> WatchStream {

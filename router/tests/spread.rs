@@ -298,6 +298,49 @@ async fn the_probe_covers_every_acknowledged_write_and_never_falls() {
     drop(second);
 }
 
+/// R4: what one router has shown of a Kind is no future to another one, whichever stores of the Kind it asks.
+#[tokio::test]
+async fn r4_a_revision_of_another_store_is_not_the_future() {
+    let spread = Spread::start().await;
+    let (second, other_drain, other, _dir) = router(&spread.shards).await;
+    let future = "etcdserver: mvcc: required revision is a future revision";
+    let pods = |start: &str, end: &str| pb::RangeRequest {
+        key: format!("/registry/pods/{start}").into(),
+        range_end: format!("/registry/pods/{end}").into(),
+        ..Default::default()
+    };
+    put(&spread.channel, "/registry/pods/a").await;
+    put(&spread.channel, "/registry/pods/k").await;
+    // The first two stores of three, and the second alone.
+    for (part, expected) in [(pods("a", "p"), 2), (pods("i", "p"), 1)] {
+        // The third store's revision, of which the other two and the second router know nothing.
+        let revision = put(&spread.channel, "/registry/pods/z").await;
+        let request = pb::RangeRequest { revision, ..part.clone() };
+        let answer = KvClient::new(other.clone()).range(request).await.unwrap().into_inner();
+        assert_eq!(answer.count, expected);
+        assert!(answer.header.unwrap().revision >= revision);
+
+        let revision = put(&spread.channel, "/registry/pods/z").await;
+        let request = pb::RangeRequest { revision, ..part.clone() };
+        let mut chunks = KvClient::new(other.clone()).range_stream(request).await.unwrap().into_inner();
+        let mut last = None;
+        while let Some(chunk) = chunks.message().await.unwrap() {
+            last = chunk.range_response;
+        }
+        let last = last.unwrap();
+        assert_eq!(last.count, expected);
+        assert!(last.header.unwrap().revision >= revision);
+
+        let request = pb::RangeRequest { revision: revision + 1, ..part };
+        let refused = KvClient::new(other.clone()).range(request.clone()).await.unwrap_err();
+        assert_eq!(refused.message(), future);
+        let refused = KvClient::new(other.clone()).range_stream(request).await.unwrap_err();
+        assert_eq!(refused.message(), future);
+    }
+    other_drain.begin();
+    drop(second);
+}
+
 #[tokio::test]
 async fn deletes_compaction_hash_and_a_dead_store() {
     let mut spread = Spread::start().await;

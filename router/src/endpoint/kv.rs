@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status};
 
 use crate::app::{App, append, refused};
 use crate::execute::one::To;
-use crate::execute::{Deadline, Effect, by_map, call};
+use crate::execute::{Deadline, Effect};
 use crate::hold::{NotOwned, Waiting};
 use crate::stores::Store;
 
@@ -188,13 +188,8 @@ impl Kv {
             Plan::Health => (self.app.stores.default_store(), Vec::new()),
         };
         let store = self.app.stores.get(index).clone();
-        let at_least = self.app.shown.of(&spread);
-        let chunks = call(&store, Effect::Read, deadline, || async {
-            let request = deadline.at_least(body.clone(), at_least);
-            let generation = if store.is_shard() { generation } else { 0 };
-            store.kv().range_stream(by_map(request, generation)).await
-        })
-        .await?;
+        let to = To { store: &store, at_least: self.app.shown.of(&spread), generation };
+        let chunks = self.app.range_stream_of_one(to, &spread, body, deadline).await?;
         let mut tail = Vec::new();
         RangePatch { header: self.app.identity.patch(), more: None, count: None }.append_to_stream(&mut tail);
         let app = self.app.clone();

@@ -22,7 +22,7 @@ use ask::{Ask, KeyValue, Resort, Source};
 use cut::{Cut, Shards, malformed};
 use pages::{Ending, Layout, Sink, merge};
 
-use super::Deadline;
+use super::{Deadline, is_future};
 use crate::app::App;
 
 /// Items of a first page: what kube-apiserver asks for at once; in a stream, where nothing else says how heavy they are,
@@ -148,9 +148,7 @@ impl App {
                 // It may be one that a store outside of this range has assigned and another router has shown (R4).
                 Err(status) if is_future(&status) && follows.is_some() => {
                     let Some(wanted) = follows.take() else { return Err(status) };
-                    if self.kind_at(&fan_out.spread, wanted, generation, deadline).await?.is_none() {
-                        return Err(status);
-                    }
+                    self.kind_at(&fan_out.spread, wanted, generation, deadline).await?.ok_or(status)?;
                 }
                 Err(status) => return Err(status),
             }
@@ -180,10 +178,6 @@ impl App {
 
 fn is_compacted(status: &Status) -> bool {
     kindred_transport::grpc::etcd_error(status) == Some(kindred_wire::error::EtcdError::Compacted)
-}
-
-fn is_future(status: &Status) -> bool {
-    kindred_transport::grpc::etcd_error(status) == Some(kindred_wire::error::EtcdError::FutureRevision)
 }
 
 fn undecodable(error: &prost::DecodeError) -> Status {

@@ -6,13 +6,11 @@ use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::plan::{Call, plan_watch_parts};
-use kindred_transport::grpc;
-use kindred_wire::error::EtcdError;
 use kindred_wire::peek;
-use tonic::Status;
+use tonic::{Status, Streaming};
 
 use super::compact::raise;
-use super::{Deadline, Effect, by_map, call};
+use super::{Deadline, Effect, by_map, call, is_future};
 use crate::app::{App, refused};
 use crate::stores::Store;
 
@@ -57,6 +55,16 @@ impl To<'_> {
         })
         .await
     }
+
+    /// Sends a `RangeStream`, and gives the store's answer.
+    async fn open(self, body: Bytes, deadline: Deadline) -> Result<Streaming<Bytes>, Status> {
+        let generation = if self.store.is_shard() { self.generation } else { 0 };
+        call(self.store, Effect::Read, deadline, || async {
+            let request = deadline.at_least(body.clone(), self.at_least);
+            self.store.kv().range_stream(by_map(request, generation)).await
+        })
+        .await
+    }
 }
 
 impl App {
@@ -72,20 +80,49 @@ impl App {
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Bytes, Status> {
-        let answered = to.send(Call::Range, Effect::Read, body.clone(), deadline).await;
-        let Err(status) = answered else { return answered };
-        if spread.is_empty() || grpc::etcd_error(&status) != Some(EtcdError::FutureRevision) {
-            return Err(status);
-        }
-        let Ok(request) = peek::RangeRequest::parse(&body) else { return Err(status) };
-        let wanted = Revision(request.revision);
-        match self.kind_at(spread, wanted, to.generation, deadline).await? {
-            Some(range) => {
-                raise(to.store, vec![range], wanted, to.generation, deadline).await?;
+        match to.send(Call::Range, Effect::Read, body.clone(), deadline).await {
+            Err(status) if is_future(&status) => {
+                self.follow(to, spread, &body, deadline, status).await?;
                 to.send(Call::Range, Effect::Read, body, deadline).await
             }
-            None => Err(status),
+            answered => answered,
         }
+    }
+
+    /// A `RangeStream` on one store, which follows as for a `Range`.
+    ///
+    /// # Errors
+    /// The store's own.
+    pub async fn range_stream_of_one(
+        &self,
+        to: To<'_>,
+        spread: &[KindPrefix],
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Streaming<Bytes>, Status> {
+        match to.open(body.clone(), deadline).await {
+            Err(status) if is_future(&status) => {
+                self.follow(to, spread, &body, deadline, status).await?;
+                to.open(body, deadline).await
+            }
+            opened => opened,
+        }
+    }
+
+    /// Makes a store for which the request's revision is in the future follow; where no store of the Kind has come to it
+    /// the answer stands.
+    async fn follow(
+        &self,
+        to: To<'_>,
+        spread: &[KindPrefix],
+        body: &Bytes,
+        deadline: Deadline,
+        answer: Status,
+    ) -> Result<(), Status> {
+        let Ok(request) = peek::RangeRequest::parse(body) else { return Err(answer) };
+        let wanted = Revision(request.revision);
+        let kind = self.kind_at(spread, wanted, to.generation, deadline).await?.ok_or(answer)?;
+        raise(to.store, vec![kind], wanted, to.generation, deadline).await.map(drop)
     }
 
     /// The Kind of which some store has come to this revision, if one has; all its stores follow, and it is shown (R4).

@@ -22,6 +22,8 @@ struct Log {
     raises: usize,
     /// It says nothing any more.
     hangs: bool,
+    /// Its feeds say nothing any more.
+    mute: bool,
     wall_offset_micros: i64,
     reference_micros: u64,
     /// Its keys are moving.
@@ -129,6 +131,11 @@ impl Fake {
         self.change(|log| log.hangs = hangs);
     }
 
+    /// Silences its feeds alone.
+    pub fn mute(&self, mute: bool) {
+        self.change(|log| log.mute = mute);
+    }
+
     /// Feeds opened, advances and raises asked so far.
     pub fn asked(&self) -> (usize, usize, usize) {
         let log = self.log.lock().unwrap();
@@ -138,7 +145,7 @@ impl Fake {
     /// What a feed gets next, from behind `sent`; with a watermark when it asked.
     fn more(&self, next: &mut i64, asked: &mut bool) -> Option<Result<pb::FeedResponse, i64>> {
         let log = self.log.lock().unwrap();
-        if log.hangs {
+        if log.hangs || log.mute {
             return None;
         }
         if *next < log.floor {

@@ -8,7 +8,7 @@ use kindred_partition_config::ids::Revision;
 use kindred_proto::{etcdserverpb as pb, raw::kv::k_v_server::KV as Kv};
 use prost::Message;
 use tokio::sync::mpsc;
-use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use super::Member;
@@ -62,7 +62,7 @@ impl Kv for KvService {
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
         let Incoming { message, wish, .. } = decode::<pb::RangeRequest>(request)?;
         let query = convert::range_stream(message).map_err(KvError::from)?;
-        let (sender, chunks) = mpsc::channel(STREAM_CHUNKS_MAX);
+        let (sender, mut chunks) = mpsc::channel(STREAM_CHUNKS_MAX);
         let member = self.0.clone();
         // Ends with the last chunk, or when the client goes away and `chunks` with it.
         tokio::spawn(async move {
@@ -70,7 +70,9 @@ impl Kv for KvService {
                 let _ = sender.send(Err(error.into())).await;
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(chunks))))
+        // What is refused is refused at once, as by etcd: nothing of a stream has begun that could not be asked again.
+        let first = chunks.recv().await.transpose()?.map(Ok);
+        Ok(Response::new(Box::pin(tokio_stream::iter(first).chain(ReceiverStream::new(chunks)))))
     }
 
     async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {

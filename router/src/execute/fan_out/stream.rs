@@ -15,7 +15,7 @@ use super::cut::malformed;
 use super::pages::{Sink, merge};
 use super::{FIRST_ITEMS_STREAMED, end, layout, open, undecodable};
 use crate::app::App;
-use crate::execute::Deadline;
+use crate::execute::{Deadline, is_future};
 
 /// What a message of a stream may weigh before it is sent; one item more when that is heavy.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -69,7 +69,17 @@ impl App {
         let Some(ask) = Ask::of(request).filter(|ask| ask.streams()) else { return Ok(None) };
         let shards = self.live(generation, deadline);
         let layout = layout(&fan_out, &ask, FIRST_ITEMS_STREAMED);
-        let cut = open(&shards, &layout, &ask, self.shown.of(&fan_out.spread)).await?;
+        let mut follows = ask.revision();
+        let cut = loop {
+            match open(&shards, &layout, &ask, self.shown.of(&fan_out.spread)).await {
+                // As for a `Range` (R4).
+                Err(status) if is_future(&status) && follows.is_some() => {
+                    let Some(wanted) = follows.take() else { return Err(status) };
+                    self.kind_at(&fan_out.spread, wanted, generation, deadline).await?.ok_or(status)?;
+                }
+                opened => break opened?,
+            }
+        };
         self.shown.show(&fan_out.spread, cut.header);
         let (to, chunks) = mpsc::channel(CHUNKS_MAX);
         let header = self.identity.header(cut.header.get());
