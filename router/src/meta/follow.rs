@@ -32,7 +32,7 @@ pub async fn run(app: Arc<App>, meta: Arc<Meta>) {
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }
     };
-    tokio::join!(following, compact(&meta), compactions::run(&app, &meta));
+    tokio::join!(following, keep(&app, &meta), compact(&meta), compactions::run(&app, &meta));
 }
 
 /// Until something is lost.
@@ -94,17 +94,27 @@ async fn saw(app: &Arc<App>, meta: &Meta, entries: &Entries) -> Result<(), MetaE
     };
     let changed = meta.entries.borrow().keys.get(STATE) != Some(stored);
     if changed {
-        let state = Arc::new(ClusterState::from_json(&stored.value)?);
-        app.take(state.clone());
-        if let Some(path) = meta.settings.cache.clone() {
-            let written = tokio::task::spawn_blocking(move || cache::write(&path, &state)).await;
-            if let Ok(Err(error)) = written {
-                tracing::error!(%error, "the state was not written; a start without the meta store would use an older one");
-            }
-        }
+        app.take(Arc::new(ClusterState::from_json(&stored.value)?));
     }
     meta.entries.send_replace(Arc::new(entries.clone()));
     Ok(())
+}
+
+/// Writes every state that is taken to the file, also one that this router has changed itself and whose event is lost
+/// with meta.
+async fn keep(app: &App, meta: &Meta) {
+    let Some(path) = &meta.settings.cache else { return };
+    let mut states = app.cluster.states();
+    loop {
+        let (path, state) = (path.clone(), states.borrow_and_update().clone());
+        let written = tokio::task::spawn_blocking(move || cache::write(&path, &state)).await;
+        if let Ok(Err(error)) = written {
+            tracing::error!(%error, "the state was not written; a start without the meta store would use an older one");
+        }
+        if states.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Lets meta forget: its history is only for watches that resume. An etcd that kindred shares with others is compacted
