@@ -14,11 +14,10 @@ run:
 test: peers build
 	$(CARGO) test --workspace --locked $(TESTARGS)
 
-## netsim: SEEDS more seeds of the simulated network, from FIRST on
-SEEDS ?= 500
+## netsim: SEEDS (500) more seeds of the simulated network, from FIRST on
 FIRST ?= 1
 netsim:
-	KINDRED_NETSIM_FIRST=$(FIRST) KINDRED_NETSIM_SEEDS=$(SEEDS) $(CARGO) test --locked -p kindred-netsim --test netsim seeds -- --nocapture
+	KINDRED_NETSIM_FIRST=$(FIRST) KINDRED_NETSIM_SEEDS=$(or $(SEEDS),500) $(CARGO) test --locked -p kindred-netsim --test netsim seeds -- --nocapture
 
 build:
 	$(CARGO) build --workspace --locked --bins
