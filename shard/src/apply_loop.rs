@@ -11,7 +11,6 @@ use kindred_engine::{
     ops::{Op, OpAnswer, RangeQuery},
     version::Version,
 };
-use kindred_partition_config::ids::Revision;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
@@ -42,7 +41,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// What the loop is asked. Hot requests are variants; the rest runs as a closure.
 pub(crate) enum Request {
     /// A write or a txn.
-    Apply { op: Op, at_least: Option<Revision>, answer: oneshot::Sender<Result<OpAnswer, KvError>> },
+    Apply { op: Op, wish: Wish, answer: oneshot::Sender<Result<OpAnswer, KvError>> },
     /// A read that may turn out to be long.
     Read { query: RangeQuery, wish: Wish, owner: Weak<()>, answer: oneshot::Sender<Result<Started, KvError>> },
     /// More of a long read.
@@ -158,7 +157,7 @@ impl ApplyLoop {
     fn execute(&mut self, request: Request) {
         let core = &mut self.core;
         self.answers.push(match request {
-            Request::Apply { op, at_least, answer } => Answer::Apply(answer, core.apply(op, at_least)),
+            Request::Apply { op, wish, answer } => Answer::Apply(answer, core.apply(op, wish)),
             Request::Read { query, wish, owner, answer } if core.waits(&query, wish) => {
                 let read = move |core: &mut Core| drop(answer.send(core.read(&query, wish, &owner)));
                 return self.late.push(Box::new(read));
@@ -207,6 +206,7 @@ impl ApplyLoop {
             self.sweep_at = now + SWEEP_INTERVAL;
             self.core.sweep();
             let (reads, streams) = self.core.open_counts();
+            self.metrics.units(&self.core.engine.unit_records());
             self.metrics.sizes(&self.core.engine.stats(), self.core.applied, reads, streams);
         }
     }

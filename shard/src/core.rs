@@ -17,6 +17,7 @@ use kindred_engine::{
 use kindred_partition_config::{
     ids::{Revision, Slot},
     key::KeyRange,
+    unit::Unit,
 };
 use kindred_proto::etcdserverpb::AlarmType;
 use tokio::{
@@ -29,6 +30,7 @@ use kindred_wire::error::EtcdError;
 use crate::{clock::Clock, etcd_status::KvError, wish::Wish};
 
 mod leases;
+mod units;
 
 use self::leases::EndedWatcher;
 
@@ -72,6 +74,29 @@ pub enum Started {
         /// Where the rest comes from; `None` when there is none.
         cursor: Option<CursorId>,
     },
+}
+
+/// What a feed is to carry.
+#[derive(Debug)]
+pub struct FeedWanted {
+    /// Of which keys.
+    pub of: FeedOf,
+    /// The first revision; `None` = from now on.
+    pub start: Option<Revision>,
+}
+
+/// The keys of a feed.
+#[derive(Debug)]
+pub enum FeedOf {
+    /// Those of some ranges, which are this shard's by the map of the generation (`None` = not checked).
+    Ranges {
+        /// Not empty.
+        ranges: Vec<KeyRange>,
+        /// See [`Wish::generation`].
+        generation: Option<u64>,
+    },
+    /// Those of a unit that moves, whoever owns it: the tail of a copy.
+    Unit(Unit),
 }
 
 /// Where the answer to a compaction goes.
@@ -141,7 +166,8 @@ impl Core {
     // ---- writes
 
     /// Runs a write, or a txn of reads.
-    pub fn apply(&mut self, op: Op, at_least: Option<Revision>) -> Result<OpAnswer, KvError> {
+    pub fn apply(&mut self, op: Op, wish: Wish) -> Result<OpAnswer, KvError> {
+        self.owns(&op, wish.generation)?;
         let cost = cost(&op);
         if cost > 0 {
             self.check_room(cost)?;
@@ -151,7 +177,7 @@ impl Core {
         }
         self.applied += 1;
         let wall = self.clock.wall();
-        Ok(match at_least {
+        Ok(match wish.at_least {
             None => self.engine.apply(wall, op)?,
             Some(wish) => self.engine.apply_above(wall, op, wish)?,
         })
@@ -253,6 +279,7 @@ impl Core {
 
     /// Answers a short read, or begins a long one.
     pub fn read(&mut self, query: &RangeQuery, wish: Wish, owner: &Weak<()>) -> Result<Started, KvError> {
+        self.owns_read(query, wish.generation)?;
         if let Some(at_least) = wish.at_least {
             let ranges = std::slice::from_ref(&query.range);
             self.engine.raise_if_allowed(self.clock.wall(), ranges, at_least);
@@ -307,16 +334,30 @@ impl Core {
         Ok(self.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, CHUNK_BYTES)?)
     }
 
-    /// Raises ranges (see [`Engine::raise`]) and tells whether anything there changed above `since`; with a `pin`, what it
-    /// answers stays readable for a while.
+    /// Raises ranges (see [`Engine::raise`]) that are this shard's by the map of `generation`.
     pub fn raise(
+        &mut self,
+        ranges: &[KeyRange],
+        to: Revision,
+        generation: Option<u64>,
+    ) -> Result<Revision, KvError> {
+        if generation.is_some() {
+            self.engine.owns(ranges, generation)?;
+        }
+        Ok(self.engine.raise(self.clock.wall(), ranges, to)?)
+    }
+
+    /// The same, and tells whether anything there changed above `since`; with a `pin`, what it answers stays readable for a
+    /// while.
+    pub fn raise_since(
         &mut self,
         ranges: &[KeyRange],
         to: Revision,
         since: Revision,
         pin: Option<PinId>,
+        generation: Option<u64>,
     ) -> Result<(Revision, bool), KvError> {
-        let current = self.engine.raise(self.clock.wall(), ranges, to)?;
+        let current = self.raise(ranges, to, generation)?;
         if let Some(pin) = pin {
             self.engine.hold(self.clock.mono(), current, pin);
         }
@@ -350,14 +391,20 @@ impl Core {
     /// A new feed; `wake` is notified when it has something to say.
     pub fn feed_open(
         &mut self,
-        ranges: Vec<KeyRange>,
-        start: Option<Revision>,
+        wanted: FeedWanted,
         wake: Arc<Notify>,
         owner: Weak<()>,
-    ) -> FeedId {
-        let id = self.engine.feed_open(ranges, start);
+    ) -> Result<FeedId, KvError> {
+        let FeedWanted { of, start } = wanted;
+        let id = match of {
+            FeedOf::Unit(unit) => self.engine.unit_feed_open(&unit, start)?,
+            FeedOf::Ranges { ranges, generation } => {
+                self.engine.owns(&ranges, generation)?;
+                self.engine.feed_open(ranges, start)
+            }
+        };
         self.feeds.insert(id, Stream { wake, owner });
-        id
+        Ok(id)
     }
 
     /// Raises a feed's ranges; answered in the feed.

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use kindred_engine::{
-    engine::{Event, WatchOut},
+    engine::{Event, WatchId, WatchOut},
     ops::{Contents, OpAnswer, RangeAnswer, TxnAnswer},
     version::Version,
 };
@@ -13,6 +13,7 @@ use kindred_proto::etcdserverpb::ResponseHeader;
 use kindred_wire::{
     kv::{self, EventRef, EventType, KeyValueRef, ResponseOp, WatchHead, encode_key_value, part_len},
     peek as wire,
+    refusal::KindredError,
 };
 use prost::encoding::{WireType, encode_key, encode_varint};
 
@@ -246,12 +247,13 @@ fn watch_message(head: &WatchHead<'_>, room: usize) -> Vec<u8> {
     out
 }
 
-/// A watch refused at its creation.
+/// A watch refused at its creation: as etcd, under no id, or under the one that was asked for, so that whoever has created
+/// several knows which.
 #[must_use]
-pub fn watch_refused(ids: &ServerIds, header: Revision, reason: &str) -> Bytes {
+pub fn watch_refused(ids: &ServerIds, header: Revision, id: Option<WatchId>, reason: &str) -> Bytes {
     let head = WatchHead {
         header: ids.wire(header),
-        watch_id: NO_WATCH,
+        watch_id: id.map_or(NO_WATCH, |id| id.0),
         created: true,
         canceled: true,
         cancel_reason: reason,
@@ -282,8 +284,8 @@ pub fn watch(ids: &ServerIds, item: &WatchOut, fragment_bytes: usize, mut send: 
             send(watch_message(&head, 0).into());
         }
         WatchOut::Moved { id, header } => {
-            let reason = "kindred: keys of the watch are moving to another store; watch them again";
-            let head = WatchHead { canceled: true, cancel_reason: reason, ..head(*header, id.0) };
+            let reason = KindredError::NotOwned { key: Vec::new(), epoch: 0 }.message();
+            let head = WatchHead { canceled: true, cancel_reason: &reason, ..head(*header, id.0) };
             send(watch_message(&head, 0).into());
         }
         WatchOut::Progress { id, header } => {

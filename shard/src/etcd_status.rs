@@ -1,8 +1,15 @@
 //! The one place where a shard's refusals become etcd's errors, and those gRPC statuses.
 
-use kindred_engine::{error::EngineError, units::NotOwned};
+use kindred_engine::{
+    error::EngineError,
+    units::{NotOwned, UnitError},
+};
 use kindred_wire::{error::EtcdError, refusal::KindredError};
-use tonic::Status;
+use tonic::{Status, metadata::MetadataValue};
+
+/// The metadata of a refusal for ownership: the generation of the map since which another store owns the keys, 0 while that
+/// is being decided.
+pub const NOT_OWNED: &str = "kindred-not-owned";
 
 /// Why a shard did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -10,6 +17,12 @@ pub enum KvError {
     /// The engine refuses.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The shard does not own the keys now (R13); nothing was executed.
+    #[error(transparent)]
+    NotOwned(#[from] NotOwned),
+    /// A call for a move is refused.
+    #[error(transparent)]
+    Unit(#[from] UnitError),
     /// The request is one that etcd refuses before it looks at the data.
     #[error(transparent)]
     Invalid(#[from] EtcdError),
@@ -63,18 +76,12 @@ pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
         KvError::NoSpace => EtcdError::NoSpace,
         KvError::Corrupt => EtcdError::Corrupt,
         KvError::Stopped => EtcdError::Stopped,
-        KvError::AwaitsClock | KvError::Malformed(_) | KvError::Unsupported { .. } => return None,
+        KvError::NotOwned(_)
+        | KvError::Unit(_)
+        | KvError::AwaitsClock
+        | KvError::Malformed(_)
+        | KvError::Unsupported { .. } => return None,
     })
-}
-
-/// A refusal for ownership: its metadata tells a router since which map another store owns the keys.
-#[must_use]
-pub fn not_owned(refused: &NotOwned) -> Status {
-    let NotOwned { key, epoch } = refused;
-    let error = KindredError::NotOwned { key: key.to_vec(), epoch: *epoch };
-    let mut status = kindred_transport::grpc::refusal(&error);
-    status.metadata_mut().insert("kindred-not-owned", (*epoch).into());
-    status
 }
 
 /// The gRPC status of a refusal.
@@ -84,7 +91,10 @@ pub fn status(error: &KvError) -> Status {
         return kindred_transport::grpc::status(etcd);
     }
     match error {
-        KvError::Engine(EngineError::NotOwned(refused)) => not_owned(refused),
+        KvError::NotOwned(refused) | KvError::Engine(EngineError::NotOwned(refused)) => {
+            not_owned_status(refused)
+        }
+        KvError::Unit(refused) => unit_status(refused),
         KvError::AwaitsClock => {
             let waiting_for = "a router's handshake that finds this store's clock within 10 s of the others'";
             kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for: waiting_for.to_owned() })
@@ -96,6 +106,46 @@ pub fn status(error: &KvError) -> Status {
             kindred_transport::grpc::refusal(&KindredError::Unsupported { what, instead })
         }
         other => Status::failed_precondition(format!("kindred: {other}")),
+    }
+}
+
+/// The refusal of keys that the shard does not own, as its text is told to requests and to watches.
+#[must_use]
+pub fn not_owned(refused: &NotOwned) -> KindredError {
+    KindredError::NotOwned { key: refused.key.to_vec(), epoch: refused.epoch }
+}
+
+fn not_owned_status(refused: &NotOwned) -> Status {
+    crate::metrics::not_owned();
+    let mut status = kindred_transport::grpc::refusal(&not_owned(refused));
+    status.metadata_mut().insert(NOT_OWNED, MetadataValue::from(refused.epoch));
+    status
+}
+
+/// The status of a refused call for a move: `InvalidArgument` for what no state allows, `Unavailable` for what may be
+/// called again as it is, else `FailedPrecondition`.
+fn unit_status(refused: &UnitError) -> Status {
+    match refused {
+        UnitError::StaleTerm { id, term, seen } => {
+            kindred_transport::grpc::refusal(&KindredError::StaleTerm {
+                move_id: id.0,
+                term: term.0,
+                seen: seen.0,
+            })
+        }
+        UnitError::BadUnit => Status::invalid_argument(format!("kindred: {refused}")),
+        UnitError::NotReady(_) => Status::unavailable(format!("kindred: {refused}")),
+        // A bug here: such calls run between batches.
+        UnitError::Unpublished => Status::internal(format!("kindred: {refused}")),
+        UnitError::Unknown(_)
+        | UnitError::State { .. }
+        | UnitError::Overlaps { .. }
+        | UnitError::Key { .. }
+        | UnitError::Behind { .. }
+        | UnitError::Leases { .. }
+        | UnitError::Clock(_) => {
+            kindred_transport::grpc::refusal(&KindredError::UnitState { reason: refused.to_string() })
+        }
     }
 }
 

@@ -7,12 +7,12 @@ use kindred_engine::{
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
     version::Version,
 };
-use kindred_partition_config::{ids::Revision, key::KeyRange};
+use kindred_partition_config::ids::Revision;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
     apply_loop::Request,
-    core::{Core, CursorId, Started},
+    core::{Core, CursorId, FeedWanted, Started},
     etcd_status::KvError,
     read,
     wish::Wish,
@@ -35,9 +35,9 @@ impl Handle {
     }
 
     /// A write, or a txn; its revision is above the one wished for if the clock may follow.
-    pub async fn apply(&self, op: Op, at_least: Option<Revision>) -> Result<OpAnswer, KvError> {
+    pub async fn apply(&self, op: Op, wish: Wish) -> Result<OpAnswer, KvError> {
         let (answer, answered) = oneshot::channel();
-        self.send(Request::Apply { op, at_least, answer }, answered).await?
+        self.send(Request::Apply { op, wish, answer }, answered).await?
     }
 
     /// Runs something that writes nothing once everything before it, and in the same batch, is visible.
@@ -115,10 +115,10 @@ impl Handle {
     }
 
     /// Opens a feed.
-    pub async fn feed(&self, ranges: Vec<KeyRange>, start: Option<Revision>) -> Result<FeedStream, KvError> {
+    pub async fn feed(&self, wanted: FeedWanted) -> Result<FeedStream, KvError> {
         let (wake, alive) = (Arc::new(Notify::new()), Arc::new(()));
         let (notify, owner) = (wake.clone(), Arc::downgrade(&alive));
-        let id = self.call_visible(move |core| core.feed_open(ranges, start, notify, owner)).await?;
+        let id = self.call_visible(move |core| core.feed_open(wanted, notify, owner)).await??;
         Ok(FeedStream { handle: self.clone(), id, wake, _alive: alive })
     }
 

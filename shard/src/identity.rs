@@ -71,6 +71,13 @@ impl Identity {
         }
     }
 
+    /// That of a process that keeps nothing: as it cannot count its starts, its incarnation is random, so that nobody takes
+    /// the next process on the same address for this one.
+    #[must_use]
+    pub fn of_process() -> Self {
+        Self { incarnation: (random() >> 32).max(2), ..Self::random() }
+    }
+
     /// The identity kept in `directory`, one incarnation further; a new one if there is none yet.
     ///
     /// # Errors

@@ -17,10 +17,11 @@ use crate::{
     etcd::Member,
     etcd_status::{KvError, status},
     identity::Identity,
-    wish::pin_id,
+    wish::{checked, pin_id},
 };
 
 pub mod feed;
+pub mod units;
 
 /// The version of this protocol.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -56,6 +57,12 @@ impl ShardService {
     #[must_use]
     pub fn new(member: Member, joined: Joined) -> Self {
         Self { member, joined }
+    }
+
+    /// New after every unclean start.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.joined.identity.incarnation
     }
 }
 
@@ -115,13 +122,11 @@ impl Shard for ShardService {
     }
 
     async fn raise(&self, request: Request<pb::RaiseRequest>) -> Result<Response<pb::RaiseResponse>, Status> {
-        let pb::RaiseRequest { ranges, to, .. } = request.into_inner();
+        let pb::RaiseRequest { ranges, to, generation } = request.into_inner();
         let ranges = key_ranges(ranges);
-        let call = self.member.handle.call_visible(move |core| {
-            let now = core.clock.wall();
-            core.engine.raise(now, &ranges, Revision(to))
-        });
-        let current = call.await?.map_err(KvError::from)?;
+        let generation = checked(generation);
+        let call = move |core: &mut Core| core.raise(&ranges, Revision(to), generation);
+        let current = self.member.handle.call_visible(call).await??;
         Ok(Response::new(pb::RaiseResponse { current: current.get() }))
     }
 
@@ -129,9 +134,10 @@ impl Shard for ShardService {
         &self,
         request: Request<pb::RaiseSinceRequest>,
     ) -> Result<Response<pb::RaiseSinceResponse>, Status> {
-        let pb::RaiseSinceRequest { ranges, to, since, pin, .. } = request.into_inner();
-        let (ranges, pin) = (key_ranges(ranges), pin_id(pin));
-        let call = move |core: &mut Core| core.raise(&ranges, Revision(to), Revision(since), pin);
+        let pb::RaiseSinceRequest { ranges, to, since, pin, generation } = request.into_inner();
+        let (ranges, pin, generation) = (key_ranges(ranges), pin_id(pin), checked(generation));
+        let call =
+            move |core: &mut Core| core.raise_since(&ranges, Revision(to), Revision(since), pin, generation);
         let (current, changed) = self.member.handle.call_visible(call).await??;
         Ok(Response::new(pb::RaiseSinceResponse { current: current.get(), changed }))
     }
@@ -180,7 +186,8 @@ impl Shard for ShardService {
             let now = core.clock.wall();
             core.engine.lease_end(now, id)
         });
-        Ok(Response::new(pb::LeaseEndResponse { revision: call.await?.map_err(KvError::from)?.get() }))
+        let revision = call.await?.map_err(KvError::from)?;
+        Ok(Response::new(pb::LeaseEndResponse { revision: revision.get() }))
     }
 
     async fn lease_revoke(

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use kindred_engine::engine::EngineStats;
+use kindred_engine::{
+    engine::EngineStats,
+    units::{UnitRecord, UnitState},
+};
 use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tonic::Code;
@@ -60,6 +63,11 @@ metrics! {
     LONG_READS = Gauge Count "kindred_shard_long_reads", "Reads that hold a pin.";
     BATCH_REQUESTS = Histogram Count "kindred_shard_batch_requests", "Requests applied in one batch.";
     BATCH_SECONDS = Histogram Seconds "kindred_shard_batch_seconds", "Time in which a batch was applied.";
+    UNITS = Gauge Count "kindred_shard_units", "Units that this shard has a record of, by state.";
+    UNIT_KEYS_COPIED = Counter Count "kindred_shard_unit_keys_copied_total", "Keys given to copies of units.";
+    UNIT_KEYS_IMPORTED = Counter Count "kindred_shard_unit_keys_imported_total", "Keys imported from copies of units.";
+    UNIT_EVENTS_IMPORTED = Counter Count "kindred_shard_unit_events_imported_total", "Events imported that followed a copy.";
+    NOT_OWNED = Counter Count "kindred_shard_not_owned_total", "Calls refused because the keys are another store's, or are moving.";
     CALLS_STARTED = Counter Count "grpc_server_started_total", "Calls begun, by service and method.";
     CALLS_HANDLED = Counter Count "grpc_server_handled_total", "Calls answered (streams: opened), by service, method and code.";
 }
@@ -102,8 +110,24 @@ fn install() -> Option<PrometheusHandle> {
 /// What the apply loop reports.
 pub struct LoopMetrics {
     sizes: [Gauge; 9],
+    units: [Gauge; UNIT_STATES.len()],
     batch_requests: Histogram,
     batch_seconds: Histogram,
+}
+
+/// States of a unit's record, as labels.
+const UNIT_STATES: [&str; 6] = ["tracked", "frozen", "following", "owned", "dropping", "gone"];
+
+/// Its place in [`UNIT_STATES`].
+fn state_index(state: UnitState) -> usize {
+    match state {
+        UnitState::Tracked { .. } => 0,
+        UnitState::Frozen { .. } => 1,
+        UnitState::Following { .. } => 2,
+        UnitState::Owned => 3,
+        UnitState::Dropping => 4,
+        UnitState::Gone => 5,
+    }
 }
 
 impl Default for LoopMetrics {
@@ -129,6 +153,7 @@ impl LoopMetrics {
                 &WATCH_STREAMS,
             ]
             .map(gauge),
+            units: UNIT_STATES.map(|state| metrics::gauge!(UNITS.name, "state" => state)),
             batch_requests: histogram(&BATCH_REQUESTS),
             batch_seconds: histogram(&BATCH_SECONDS),
         }
@@ -138,6 +163,17 @@ impl LoopMetrics {
     pub fn batch(&self, requests: usize, took: Duration) {
         self.batch_requests.record(requests as f64);
         self.batch_seconds.record(took.as_secs_f64());
+    }
+
+    /// How many records there are in each state.
+    pub fn units(&self, records: &[UnitRecord]) {
+        let mut counts = [0_u32; UNIT_STATES.len()];
+        for record in records {
+            counts[state_index(record.state)] += 1;
+        }
+        for (gauge, count) in self.units.iter().zip(counts) {
+            gauge.set(f64::from(count));
+        }
     }
 
     /// How much there is, in the order of [`Self::new`].
@@ -157,6 +193,43 @@ impl LoopMetrics {
             gauge.set(number as f64);
         }
     }
+}
+
+/// What service `Units` reports.
+pub struct UnitMetrics {
+    keys_copied: Counter,
+    keys_imported: Counter,
+    events_imported: Counter,
+}
+
+impl UnitMetrics {
+    /// Those of the process; [`recorder`] comes first.
+    #[must_use]
+    pub fn get() -> &'static Self {
+        static METRICS: LazyLock<UnitMetrics> = LazyLock::new(|| UnitMetrics {
+            keys_copied: metrics::counter!(UNIT_KEYS_COPIED.name),
+            keys_imported: metrics::counter!(UNIT_KEYS_IMPORTED.name),
+            events_imported: metrics::counter!(UNIT_EVENTS_IMPORTED.name),
+        });
+        &METRICS
+    }
+
+    /// Keys were given to a copy.
+    pub fn copied(&self, keys: usize) {
+        self.keys_copied.increment(keys as u64);
+    }
+
+    /// Keys and events were taken in.
+    pub fn imported(&self, keys: usize, events: usize) {
+        self.keys_imported.increment(keys as u64);
+        self.events_imported.increment(events as u64);
+    }
+}
+
+/// A call was refused for ownership.
+pub fn not_owned() {
+    static REFUSED: LazyLock<Counter> = LazyLock::new(|| metrics::counter!(NOT_OWNED.name));
+    REFUSED.increment(1);
 }
 
 /// 1 while the process serves, 0 when it stops.
@@ -263,7 +336,8 @@ mod tests {
         for metric in ALL {
             assert!(metric.help.ends_with('.'), "{}", metric.name);
             assert!(metric.name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{}", metric.name);
-            assert_eq!(metric.kind == Kind::Counter, metric.name.starts_with("grpc_"), "{}", metric.name);
+            let counts = metric.name.ends_with("_total") && !metric.name.starts_with("etcd_");
+            assert_eq!(metric.kind == Kind::Counter, counts, "{}", metric.name);
         }
     }
 }

@@ -112,7 +112,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     let admin_options = ListenOptions::of_admin(&settings.admin_listen, tls.clone()).on(&settings.network);
     let admin = Listener::bind(&settings.admin_listen, admin_options).await?;
     let listen: Vec<_> = listeners.iter().map(|listener| listener.local_endpoint().clone()).collect();
-    let identity = settings.data_dir.as_deref().map_or_else(|| Ok(Identity::random()), Identity::open)?;
+    let identity = settings.data_dir.as_deref().map_or_else(|| Ok(Identity::of_process()), Identity::open)?;
 
     let ids = ServerIds {
         cluster_id: settings.cluster_id.unwrap_or(identity.cluster_id),

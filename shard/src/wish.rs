@@ -1,4 +1,5 @@
-//! What a router asks for beside a request, in the call's metadata: wishes, which are fulfilled or ignored (R5, R8).
+//! What a router says beside a request, in the call's metadata: wishes, which are fulfilled or ignored (R5, R8), and by which
+//! map it came here (R13).
 
 use kindred_engine::engine::PinId;
 use kindred_partition_config::ids::Revision;
@@ -8,6 +9,8 @@ use tonic::metadata::MetadataMap;
 pub const AT_LEAST: &str = "kindred-at-least";
 /// A name, not 0: the answer's header revision is to stay readable for a while, or until that name is released.
 pub const PIN: &str = "kindred-pin";
+/// The generation of the map by which a request over a span of keys was sent here.
+pub const MAP: &str = "kindred-map";
 
 /// The wishes of one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -16,15 +19,23 @@ pub struct Wish {
     pub at_least: Option<Revision>,
     /// See [`PIN`].
     pub pin: Option<PinId>,
+    /// See [`MAP`]; `None` = not checked.
+    pub generation: Option<u64>,
 }
 
 impl Wish {
     /// The wishes in a call's metadata; what is no revision is none.
     #[must_use]
     pub fn of(metadata: &MetadataMap) -> Self {
-        let at_least = metadata.get(AT_LEAST).and_then(|value| value.to_str().ok()?.parse().ok());
-        let pin = metadata.get(PIN).and_then(|value| value.to_str().ok()?.parse().ok());
-        Self { at_least: at_least.and_then(Revision::from_wire), pin: pin.and_then(pin_id) }
+        let text = |name| metadata.get(name)?.to_str().ok();
+        let at_least = text(AT_LEAST).and_then(|text| text.parse().ok());
+        let pin = text(PIN).and_then(|text| text.parse().ok());
+        let generation = text(MAP).and_then(|text| text.parse().ok());
+        Self {
+            at_least: at_least.and_then(Revision::from_wire),
+            pin: pin.and_then(pin_id),
+            generation: generation.and_then(checked),
+        }
     }
 }
 
@@ -32,6 +43,12 @@ impl Wish {
 #[must_use]
 pub fn pin_id(pin: u64) -> Option<PinId> {
     (pin != 0).then_some(PinId(pin))
+}
+
+/// A generation as the wire has it; 0 is that of a map that never changes, so that nothing is to be checked.
+#[must_use]
+pub fn checked(generation: u64) -> Option<u64> {
+    (generation != 0).then_some(generation)
 }
 
 #[cfg(test)]
@@ -55,6 +72,11 @@ mod tests {
             let mut metadata = MetadataMap::new();
             metadata.insert(PIN, text.parse().unwrap());
             assert_eq!(Wish::of(&metadata).pin, expected.map(PinId), "{text:?}");
+        }
+        for (text, expected) in [("7", Some(7)), ("0", None), ("-7", None), ("x", None)] {
+            let mut metadata = MetadataMap::new();
+            metadata.insert(MAP, text.parse().unwrap());
+            assert_eq!(Wish::of(&metadata).generation, expected, "{text:?}");
         }
     }
 }

@@ -17,7 +17,7 @@ use kindred_proto::{
         feeds::feeds_server::FeedsServer, kv::k_v_server::KVServer as KvServer,
         watch::watch_server::WatchServer,
     },
-    shard_v1::shard_server::ShardServer,
+    shard_v1::{shard_server::ShardServer, units_server::UnitsServer},
 };
 use tonic::{
     Code, Status,
@@ -31,7 +31,11 @@ use super::{
 };
 use crate::{
     etcd_status::{KvError, status},
-    internal::{ShardService, feed::FeedService},
+    internal::{
+        ShardService,
+        feed::FeedService,
+        units::{self, UnitService},
+    },
     metrics::{CallMetrics, call_metrics},
 };
 
@@ -63,12 +67,14 @@ pub struct Front {
     cluster: ClusterServer<ClusterService>,
     shard: ShardServer<ShardService>,
     feeds: FeedsServer<FeedService>,
+    units: UnitsServer<UnitService>,
 }
 
 impl Front {
     /// The services of a member.
     #[must_use]
     pub fn new(member: Member, shard: ShardService) -> Self {
+        let units = UnitService::new(member.clone(), shard.incarnation());
         let bytes_max = member.receive_bytes_max();
         Self {
             kv: KvServer::new(KvService(member.clone())).max_decoding_message_size(bytes_max),
@@ -78,6 +84,7 @@ impl Front {
             cluster: ClusterServer::new(ClusterService(member.clone())),
             shard: ShardServer::new(shard),
             feeds: FeedsServer::new(FeedService(member.clone())),
+            units: UnitsServer::new(units).max_decoding_message_size(units::MESSAGE_BYTES_MAX),
             member,
         }
     }
@@ -140,6 +147,8 @@ impl Service<http::Request<Body>> for Front {
             self.shard.call(request)
         } else if path.starts_with("/kindred.shard.v1.Feeds/") {
             self.feeds.call(request)
+        } else if path.starts_with("/kindred.shard.v1.Units/") {
+            self.units.call(request)
         } else {
             self.by_path(request)
         };

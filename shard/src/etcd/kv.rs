@@ -23,7 +23,7 @@ pub struct KvService(pub Member);
 
 impl KvService {
     async fn write(&self, op: Op, wish: Wish) -> Result<Response<Bytes>, Status> {
-        let answer = self.0.handle.apply(op, wish.at_least).await?;
+        let answer = self.0.handle.apply(op, wish).await?;
         Ok(Response::new(encode::answer(&self.0.ids, &answer)))
     }
 }

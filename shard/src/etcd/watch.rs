@@ -25,7 +25,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{Member, front::transport_status};
 use crate::{
     encode,
-    etcd_status::{KvError, status},
+    etcd_status::{KvError, not_owned, status},
     handle::WatchStream,
 };
 
@@ -129,22 +129,27 @@ impl Session {
             Ok(spec) => spec,
             Err(refusal) => {
                 let header = self.member.handle.current().await?;
-                self.refuse(header, refusal.reason());
+                self.refuse(header, None, refusal.reason());
                 return Ok(());
             }
         };
+        let id = spec.id;
         match self.stream.create(spec).await? {
             Ok(_) => {}
             Err((KvError::Engine(EngineError::DuplicateWatchId), header)) => {
-                self.refuse(header, WatchRefusal::DuplicateId.reason());
+                self.refuse(header, None, WatchRefusal::DuplicateId.reason());
             }
-            Err((error, header)) => self.refuse(header, &error.to_string()),
+            // Whoever asked is to ask elsewhere, and has asked for others too: it must know for which.
+            Err((KvError::Engine(EngineError::NotOwned(refused)), header)) => {
+                self.refuse(header, id, &not_owned(&refused).message());
+            }
+            Err((error, header)) => self.refuse(header, None, &error.to_string()),
         }
         Ok(())
     }
 
-    fn refuse(&mut self, header: Revision, reason: &str) {
-        self.ready.push_back(encode::watch_refused(&self.member.ids, header, reason));
+    fn refuse(&mut self, header: Revision, id: Option<WatchId>, reason: &str) {
+        self.ready.push_back(encode::watch_refused(&self.member.ids, header, id, reason));
     }
 }
 

@@ -4,7 +4,8 @@
 use std::pin::Pin;
 
 use bytes::Bytes;
-use kindred_partition_config::{ids::Revision, key::KeyRange};
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::key::KeyRange;
 use kindred_proto::{
     raw::feeds::feeds_server::Feeds,
     shard_v1::{self as pb, feed_request::Request as FeedCall},
@@ -14,11 +15,13 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::key_ranges;
+use super::{key_ranges, units::convert};
 use crate::{
+    core::{FeedOf, FeedWanted},
     encode,
     etcd::{Member, front::transport_status},
     etcd_status::{KvError, status},
+    wish::checked,
 };
 
 /// Messages that wait for the connection to take them.
@@ -45,7 +48,7 @@ impl Feeds for FeedService {
     }
 }
 
-/// Ends when the router is gone, the feed is compacted, or the process stops.
+/// Ends when the router is gone, the feed is compacted or its keys move, or the process stops.
 async fn run(member: Member, requests: Streaming<Bytes>, to: Outbound) {
     let stopping = member.stopping.clone();
     let served = tokio::select! {
@@ -63,8 +66,7 @@ async fn serve(member: &Member, mut requests: Streaming<Bytes>, to: &Outbound) -
     let FeedCall::Open(open) = call(first)? else {
         return Err(Status::invalid_argument("kindred: a feed begins with open"));
     };
-    let (ranges, start) = wanted(open)?;
-    let feed = member.handle.feed(ranges, start).await?;
+    let feed = member.handle.feed(wanted(open)?).await?;
     let woken = feed.woken();
     let (mut pull, mut half_closed) = (true, false);
     loop {
@@ -85,7 +87,7 @@ async fn serve(member: &Member, mut requests: Streaming<Bytes>, to: &Outbound) -
                 pull = out.is_some();
                 let Some(out) = out else { continue };
                 room.send(Ok(encode::feed::response(&out)));
-                if out.compacted.is_some() {
+                if out.compacted.is_some() || out.moved.is_some() {
                     return Ok(());
                 }
             }
@@ -98,14 +100,17 @@ fn call(message: Result<Bytes, Status>) -> Result<FeedCall, Status> {
     message.request.ok_or_else(|| Status::invalid_argument("kindred: a feed's request says nothing"))
 }
 
-fn wanted(open: pb::FeedOpen) -> Result<(Vec<KeyRange>, Option<Revision>), Status> {
-    let ranges = key_ranges(open.ranges);
+fn wanted(open: pb::FeedOpen) -> Result<FeedWanted, Status> {
+    let pb::FeedOpen { ranges, start, generation, unit } = open;
+    let start = convert::revision(start, "start")?;
+    if let Some(unit) = unit {
+        // Its ranges say nothing that the unit does not.
+        return Ok(FeedWanted { of: FeedOf::Unit(convert::unit(unit)?), start });
+    }
+    let ranges = key_ranges(ranges);
     if ranges.is_empty() || ranges.len() > RANGES_MAX || ranges.iter().any(KeyRange::is_empty) {
         let reason = format!("kindred: a feed has 1 to {RANGES_MAX} ranges, none of them empty");
         return Err(Status::invalid_argument(reason));
     }
-    if open.start < 0 {
-        return Err(Status::invalid_argument("kindred: a feed starts at a revision"));
-    }
-    Ok((ranges, Revision::from_wire(open.start)))
+    Ok(FeedWanted { of: FeedOf::Ranges { ranges, generation: checked(generation) }, start })
 }

@@ -18,6 +18,8 @@ use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{Status, Streaming, transport::Channel};
 
+pub mod moves;
+
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Shard {
