@@ -15,11 +15,14 @@ use std::{
 use bytes::Bytes;
 use common::{moves::*, *};
 use kindred_proto::{
-    etcdserverpb as pb, mvccpb::event::EventType, raw::kv::k_v_client::KVClient, shard_v1 as shard,
+    etcdserverpb::{self as pb, lease_client::LeaseClient},
+    mvccpb::event::EventType,
+    raw::kv::k_v_client::KVClient,
+    shard_v1::{self as shard, feed_request, feeds_client::FeedsClient, shard_client::ShardClient},
 };
 use kindred_shard::config::Options;
 use prost::Message;
-use tonic::{Code, Status, transport::Channel};
+use tonic::{Code, Status, Streaming, transport::Channel};
 
 const PODS: &str = "/registry/pods/";
 
@@ -119,6 +122,14 @@ async fn ranged(
 ) -> Result<pb::RangeResponse, Status> {
     let answer = store.range(by_map(Bytes::from(request.encode_to_vec()), generation)).await?;
     Ok(pb::RangeResponse::decode(answer.into_inner()).unwrap())
+}
+
+/// A router's feed of the pods, from now on.
+async fn feed(shard: &Shard, generation: u64) -> Streaming<shard::FeedResponse> {
+    let open = shard::FeedOpen { ranges: vec![prefix(PODS)], generation, ..Default::default() };
+    let open = shard::FeedRequest { request: Some(feed_request::Request::Open(open)) };
+    // Half-closed, a feed goes on.
+    FeedsClient::new(shard.channel().await).feed(tokio_stream::once(open)).await.unwrap().into_inner()
 }
 
 fn all_pods() -> pb::RangeRequest {
@@ -229,8 +240,16 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     assert_eq!(ours, theirs);
     assert!(ours.len() >= 2 && ours.iter().map(|digest| digest.versions).sum::<u64>() >= 1650, "{ours:?}");
 
+    let mut fed = feed(&source, 1).await;
     let last = freeze(&mut at_source, &there).await;
     assert!(last >= mark);
+    // A router's feed ends at the final revision.
+    let (mut watermark, mut ended) = (0, 0);
+    while let Some(message) = fed.message().await.unwrap() {
+        assert!(message.watermark <= last && message.events.iter().all(|event| event.revision <= last));
+        (watermark, ended) = (message.watermark.max(watermark), message.moved.max(ended));
+    }
+    assert_eq!(ended, last, "{watermark}");
     tail.until(last).await;
     assert_eq!(tail.through, last, "nothing is promised above it");
     seal(&mut at_target, &there, last).await.unwrap();
@@ -249,6 +268,12 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     let mut old = routed.stores[0].clone();
     assert_eq!(not_owned(&ranged(&mut old, all_pods(), 1).await.unwrap_err()), 2);
     assert_eq!(not_owned(&ranged(&mut old, range_request(&pod(1000), ""), 1).await.unwrap_err()), 2);
+    let raise = shard::RaiseRequest { ranges: vec![prefix(PODS)], to: 0, generation: 1 };
+    let mut raises = ShardClient::new(source.channel().await);
+    assert_eq!(not_owned(&raises.raise(raise).await.unwrap_err()), 2);
+    let since = shard::RaiseSinceRequest { ranges: vec![prefix(PODS)], generation: 1, ..Default::default() };
+    assert_eq!(not_owned(&raises.raise_since(since).await.unwrap_err()), 2);
+    assert_eq!(not_owned(&feed(&source, 1).await.message().await.unwrap_err()), 2);
     // One that has may ask for more than the unit.
     let nodes = ranged(&mut old, range_request("/registry/", "/registry0"), 2).await.unwrap();
     assert_eq!(nodes.kvs.iter().map(|kv| text(&kv.key)).collect::<Vec<_>>(), ["/registry/minions/n"]);
@@ -303,4 +328,169 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     assert_eq!(not_owned(&ranged(&mut routed.stores[1].clone(), all_pods(), 2).await.unwrap_err()), epoch);
     let more = range_request("/registry/", "/registry0");
     assert_eq!(ranged(&mut routed.stores[1].clone(), more, epoch).await.unwrap().count, 0);
+}
+
+/// A tracked unit with a few keys, copied to the other store.
+async fn copied(source: &Shard, target: &Shard, by: &shard::UnitMove) -> (Units, Units, i64) {
+    let client = source.client().await;
+    for i in 0..10 {
+        client.put(pod(i), "v").await;
+    }
+    let (mut at_source, mut at_target) = (units(source).await, units(target).await);
+    track(&mut at_source, by).await;
+    let (at, keys) = copy(&mut at_source, &mut at_target, by).await;
+    assert_eq!(keys, 10);
+    (at_source, at_target, at)
+}
+
+#[tokio::test]
+async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
+    let (source, target) = pair().await;
+    let by = moved(1, 1, PODS);
+    let (mut at_source, mut at_target, _) = copied(&source, &target, &by).await;
+    let client = source.client().await;
+    let mut watch = client.watch().await;
+    watch.create(pb::WatchCreateRequest { watch_id: 5, ..watch_prefix(PODS, 0) }).await;
+    watch.create(pb::WatchCreateRequest { watch_id: 6, ..watch_prefix("/registry/minions/", 0) }).await;
+
+    let last = freeze(&mut at_source, &by).await;
+    assert_eq!(freeze(&mut at_source, &by).await, last, "as often as one likes");
+    assert_eq!(records(&mut at_source).await, [(shard::UnitState::Frozen, 0, 10)]);
+    let key = pod(1);
+    let in_txn = |op| pb::TxnRequest { success: vec![op], ..Default::default() };
+    let list = op(pb::request_op::Request::RequestRange(all_pods()));
+    let refused = [
+        client.put_request(put_request(&key, "w")).await.unwrap_err(),
+        client.delete(PODS, "/registry/pods0").await.unwrap_err(),
+        client.range(range_request(&key, "")).await.unwrap_err(),
+        client.range(all_pods()).await.unwrap_err(),
+        client.range_stream(all_pods()).await.unwrap_err(),
+        client.txn(in_txn(put_op(&key, "w"))).await.unwrap_err(),
+        client.txn(in_txn(list)).await.unwrap_err(),
+        client
+            .txn(pb::TxnRequest {
+                compare: vec![mod_is(&key, 0)],
+                success: vec![put_op("/registry/minions/n", "w")],
+                ..Default::default()
+            })
+            .await
+            .unwrap_err(),
+    ];
+    for refused in &refused {
+        assert_eq!(not_owned(refused), 0, "{refused:?}");
+    }
+    let at_last = client.range(pb::RangeRequest { revision: last, ..all_pods() }).await.unwrap();
+    assert_eq!((at_last.count, at_last.header.unwrap().revision <= last), (10, true));
+    client.put("/registry/minions/n", "served").await;
+
+    // The watch of the unit ends under its own id, the other goes on; a new one is refused under the id that it wants.
+    let (mut ended, mut minion) = (None, None);
+    while ended.is_none() || minion.is_none() {
+        let answer = watch.next().await;
+        match answer.watch_id {
+            5 => ended = Some(answer),
+            id => minion = Some((id, answer.events.len())),
+        }
+    }
+    let ended = ended.unwrap();
+    assert!(ended.canceled && kindred_wire::refusal::is_not_owned(&ended.cancel_reason), "{ended:?}");
+    assert!(ended.header.unwrap().revision <= last);
+    assert_eq!(minion, Some((6, 1)));
+    let refused = watch.create(pb::WatchCreateRequest { watch_id: 9, ..watch_prefix(PODS, 0) }).await;
+    assert!(refused.canceled && refused.watch_id == 9, "{refused:?}");
+    assert!(kindred_wire::refusal::is_not_owned(&refused.cancel_reason), "{refused:?}");
+
+    // The attempt is given up, and with it the move.
+    let next = moved(1, 2, PODS);
+    unfreeze(&mut at_source, &next).await;
+    assert!(client.put(&key, "w").await > last);
+    assert_eq!(client.range(all_pods()).await.unwrap().count, 10);
+    drop_unit(&mut at_target, &next, 0).await;
+    assert_eq!(records(&mut at_target).await, [], "it never owned anything");
+    let keys = target.running.handle.call(|core| core.engine.stats().keys).await.unwrap();
+    assert_eq!(keys, 0);
+    at_source.forget(shard::ForgetRequest { r#move: Some(next.clone()) }).await.unwrap();
+    assert_eq!(client.range(all_pods()).await.unwrap().count, 10);
+
+    // Who was taken over is told so, whatever the call.
+    let stale = at_source.freeze(shard::FreezeRequest { r#move: Some(by.clone()) }).await.unwrap_err();
+    assert_eq!(stale.code(), Code::FailedPrecondition);
+    assert!(stale.message().contains("has a coordinator of term 2"), "{stale:?}");
+    let request = shard::CopyRequest { r#move: Some(by.clone()), ..Default::default() };
+    let mut stale = at_source.copy(request).await.unwrap().into_inner();
+    assert_eq!(stale.message().await.unwrap_err().code(), Code::FailedPrecondition);
+}
+
+#[tokio::test]
+async fn a_seal_wants_all_events_and_all_leases() {
+    let (source, target) = pair().await;
+    let by = moved(7, 1, PODS);
+    let mut at_home = LeaseClient::new(source.channel().await);
+    let id = at_home.lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 0 }).await.unwrap().into_inner().id;
+    let client = source.client().await;
+    client.put_request(pb::PutRequest { lease: id, ..put_request(pod(3), "v") }).await.unwrap();
+    let (mut at_source, mut at_target) = (units(&source).await, units(&target).await);
+    track(&mut at_source, &by).await;
+    assert_eq!(leases(&mut at_source, &by).await, [id]);
+    let (at, _) = copy(&mut at_source, &mut at_target, &by).await;
+    let written = client.put(pod(4), "v").await;
+    let last = freeze(&mut at_source, &by).await;
+    let behind = seal(&mut at_target, &by, last).await.unwrap_err();
+    assert_eq!(behind.code(), Code::FailedPrecondition, "{behind:?}");
+    // Frozen, it cannot delete what it may not own any more: the end of the lease waits.
+    let waits = at_home.lease_revoke(pb::LeaseRevokeRequest { id }).await.unwrap_err();
+    assert_eq!(not_owned(&waits), 0);
+
+    let mut tail = Tail::begin(&source, at_target.clone(), &by, at).await;
+    tail.until(last).await;
+    assert!(written <= last);
+    let unknown = seal(&mut at_target, &by, last).await.unwrap_err();
+    assert!(unknown.message().contains("leases of its keys are not attached"), "{unknown:?}");
+    let adopt = shard::LeaseAdoptRequest { id, granted_ttl: 600, home_slot: 1 };
+    ShardClient::new(target.channel().await).lease_adopt(adopt).await.unwrap();
+    seal(&mut at_target, &by, last).await.unwrap();
+    release(&mut at_source, &by, 5).await;
+    open(&mut at_target, &by, 5).await;
+    let kept = target.client().await.range(range_request(&pod(3), "")).await.unwrap();
+    assert_eq!(kept.kvs[0].lease, id);
+}
+
+#[tokio::test]
+async fn calls_that_make_no_sense_are_refused_and_without_records_all_is_as_it_was() {
+    let (shard, other) = pair().await;
+    let mut here = units(&shard).await;
+    let client = shard.client().await;
+    client.put(pod(1), "v").await;
+    assert_eq!(records(&mut here).await, []);
+    // Whatever map a request was sent by.
+    let mut kv = KVClient::new(shard.channel().await);
+    assert_eq!(ranged(&mut kv, all_pods(), 1_000).await.unwrap().count, 1);
+    let mut raises = ShardClient::new(shard.channel().await);
+    let raise = shard::RaiseRequest { ranges: vec![prefix(PODS)], to: 0, generation: 9 };
+    assert!(raises.raise(raise).await.unwrap().into_inner().current > 0);
+
+    let by = moved(1, 1, PODS);
+    let bare = |unit| shard::TrackRequest { r#move: Some(shard::UnitMove { r#move: 1, term: 1, unit }) };
+    let single = shard::KeyRange { key: "k".into(), range_end: Bytes::new() };
+    let unit = |range, buckets: &'static [u8]| {
+        Some(shard::Unit { range: Some(range), buckets: buckets.into(), prefix_len: 0 })
+    };
+    for wrong in [bare(None), bare(unit(single, b"")), bare(unit(prefix(PODS), b"short"))] {
+        assert_eq!(here.track(wrong).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+    assert_eq!(seal(&mut here, &by, 0).await.unwrap_err().code(), Code::InvalidArgument);
+    let open = shard::OpenRequest { r#move: Some(by.clone()), epoch: 0 };
+    assert_eq!(here.open(open).await.unwrap_err().code(), Code::InvalidArgument);
+    // Of what is not there, or is already.
+    let unknown = here.freeze(shard::FreezeRequest { r#move: Some(by.clone()) }).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::FailedPrecondition);
+    let import = shard::ImportRequest { r#move: Some(by.clone()), through: 1, ..Default::default() };
+    let occupied = here.import(import).await.unwrap_err();
+    assert!(occupied.message().contains("is here already"), "{occupied:?}");
+    let event = shard::FeedEvent { revision: 5, event: Bytes::from_static(b"\x0f") };
+    let import = shard::ImportRequest { r#move: Some(by), events: vec![event], ..Default::default() };
+    let broken = units(&other).await.import(import).await.unwrap_err();
+    assert_eq!(broken.code(), Code::InvalidArgument, "{broken:?}");
+    assert_eq!(records(&mut units(&other).await).await, []);
+    client.put(pod(1), "still").await;
 }
