@@ -70,7 +70,7 @@ impl Routed {
 
     fn map(&self) -> (u64, KVClient<Channel>) {
         let generation = self.generation.load(Ordering::SeqCst);
-        (generation, self.stores[usize::from(generation % 2 == 0)].clone())
+        (generation, self.stores[usize::from(generation.is_multiple_of(2))].clone())
     }
 
     /// Sends until it is not refused for ownership (R11: a refusal is certain).
@@ -170,7 +170,7 @@ async fn follow(routed: Routed, shards: [Client; 2], start: i64) -> Vec<(i64, St
     let (mut seen, mut next, mut over) = (Vec::new(), start, false);
     while !over {
         let generation = routed.generation.load(Ordering::SeqCst);
-        let mut watch = shards[usize::from(generation % 2 == 0)].watch().await;
+        let mut watch = shards[usize::from(generation.is_multiple_of(2))].watch().await;
         let mut create = watch_prefix(PODS, next);
         create.watch_id = 77;
         let created = watch.create(create).await;
@@ -274,6 +274,8 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     let since = shard::RaiseSinceRequest { ranges: vec![prefix(PODS)], generation: 1, ..Default::default() };
     assert_eq!(not_owned(&raises.raise_since(since).await.unwrap_err()), 2);
     assert_eq!(not_owned(&feed(&source, 1).await.message().await.unwrap_err()), 2);
+    // So is who asks how far the Kind is.
+    assert_eq!(not_owned(&ranged(&mut old, range_request("/registry/pods", ""), 1).await.unwrap_err()), 2);
     // One that has may ask for more than the unit.
     let nodes = ranged(&mut old, range_request("/registry/", "/registry0"), 2).await.unwrap();
     assert_eq!(nodes.kvs.iter().map(|kv| text(&kv.key)).collect::<Vec<_>>(), ["/registry/minions/n"]);
