@@ -2,9 +2,12 @@
 
 mod api;
 pub mod changes;
+mod moves;
 pub mod objects;
 mod schema;
+mod sizes;
 pub mod status;
+pub mod verbs;
 mod watch;
 
 use std::sync::Arc;
@@ -35,6 +38,8 @@ pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
         .route("/api/v1/stores", get(move || std::future::ready(Json(list_stores(&stores)))))
         .route("/api/v1/partitions", get(move || std::future::ready(Json(list_partitions(&partitions)))))
         .merge(api::routes(app))
+        .merge(verbs::routes(app))
+        .merge(moves::routes(app))
 }
 
 /// Ready while any store can be reached: a dead one must not take all others from the load balancer. Each store is

@@ -280,7 +280,12 @@ async fn a_store_is_waited_for() {
 async fn the_state_of_a_cluster() {
     let stores = json!({ "stores": [{ "name": "pods", "type": "shard", "slot": 4, "state": "up", "default": false,
         "endpoints": ["http://h:1"], "lastError": null }] });
-    let map = json!({ "generation": 3, "partitions": [{ "start": "", "end": null, "stores": ["pods"], "ring": false, "epoch": 1 }] });
+    let map = json!({ "generation": 3, "partitions": [
+        { "start": "", "end": "/registry/pods/m", "kind": null, "stores": ["default"], "ring": false, "epoch": 1 },
+        { "start": "/registry/pods/m", "end": "/registry/pods0", "kind": "/registry/pods/", "stores": ["pods"],
+          "ring": false, "epoch": 2 },
+        { "start": "/registry/pods0", "end": null, "kind": null, "stores": ["default"], "ring": false, "epoch": 1 },
+    ] });
     let moves = [(200, json!({ "items": [moved("Copying", "there", 1).1] })), refusal(501, "no meta store")];
     let fake = Fake::start(&[
         ("GET /api/v1/stores", &[(200, stores)]),
@@ -289,9 +294,11 @@ async fn the_state_of_a_cluster() {
     ])
     .await;
     let (_, printed) = fake.run(&["status"]).await;
-    for part in
-        ["pods    shard   4      up", "Map 3\n", "MOVE   KIND   FROM   TO      PHASE     GOAL    ROUTER\n7 "]
-    {
+    for part in [
+        "pods    shard   4      up",
+        "Map 3\nKIND              FROM   UP TO    STORES    EPOCH\n/registry/pods/   m      <open>   pods      2\n",
+        "MOVE   KIND   FROM   TO      PHASE     GOAL    ROUTER\n7 ",
+    ] {
         assert!(printed.contains(part), "{part}: {printed}");
     }
     let (ended, printed) = fake.run(&["status"]).await;

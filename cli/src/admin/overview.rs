@@ -6,7 +6,6 @@ use super::{
     Failure,
     args::{Output, StatusArgs},
     client::{Client, Form},
-    objects,
     output::{self, Table, text},
 };
 
@@ -30,7 +29,7 @@ pub async fn status(client: &Client, args: &StatusArgs) -> Result<(), Failure> {
     }
     let mut out = list_stores(&stores).render();
     out += &format!("\nMap {}\n", text(&map["generation"]));
-    out += &objects::map(&map).render();
+    out += &by_kind(&map).render();
     out.push('\n');
     out += &match (list_moves(&moves), fixed) {
         (_, Some(why)) => format!("Moves: {why}\n"),
@@ -54,6 +53,33 @@ fn list_stores(value: &Value) -> Table {
             text(&store["lastError"]),
         ]);
     }
+    table
+}
+
+/// Who serves which names of each Kind; `get partitions` shows every key.
+fn by_kind(map: &Value) -> Table {
+    let mut table = Table::new(&["kind", "from", "up to", "stores", "epoch"]);
+    let mut rest: Vec<String> = Vec::new();
+    for partition in map["partitions"].as_array().into_iter().flatten() {
+        let stores: Vec<_> = partition["stores"].as_array().into_iter().flatten().map(text).collect();
+        let Some(kind) = partition["kind"].as_str() else {
+            rest.extend(stores.into_iter().filter(|store| !rest.contains(store)).collect::<Vec<_>>());
+            continue;
+        };
+        let name = |bound: &Value| bound.as_str().and_then(|key| key.strip_prefix(kind)).map(str::to_owned);
+        // The pseudo-key by which kube-apiserver asks for a Kind's revision goes with the Kind.
+        let Some(from) = name(&partition["start"]) else { continue };
+        let up_to = name(&partition["end"]).filter(|name| !name.is_empty());
+        let open = |name: String| if name.is_empty() { "<open>".to_owned() } else { name };
+        table.row(vec![
+            kind.to_owned(),
+            open(from),
+            open(up_to.unwrap_or_default()),
+            stores.join(","),
+            text(&partition["epoch"]),
+        ]);
+    }
+    table.row(vec!["<all else>".to_owned(), String::new(), String::new(), rest.join(","), String::new()]);
     table
 }
 

@@ -9,15 +9,16 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use kindred_partition_config::parse;
+use kindred_partition_config::state::ClusterState;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::changes::{Edit, Moves};
+use super::changes::Edit;
 use super::objects::{Object, Resource, ServiceGroup};
 use super::status::ApiError;
+use super::verbs::{self, Verb};
 use super::{schema, watch};
 use crate::app::App;
-use crate::moves::records;
 
 /// What a query may ask.
 #[derive(Debug, Default, Deserialize)]
@@ -29,6 +30,25 @@ pub struct Options {
     /// Where a watch begins, or what a delete is for.
     #[serde(default)]
     pub resource_version: Option<String>,
+    /// `All`: only say what a change would do.
+    #[serde(default)]
+    pub dry_run: Option<String>,
+}
+
+impl Options {
+    /// Whether nothing is to be changed.
+    ///
+    /// # Errors
+    /// When it is said in words that are not known: a change must not be made by mistake.
+    pub fn is_dry_run(&self) -> Result<bool, ApiError> {
+        match self.dry_run.as_deref() {
+            None | Some("") => Ok(false),
+            Some("All") => Ok(true),
+            Some(other) => {
+                Err(ApiError::BadRequest(format!("dryRun: {other:?} is not known; write dryRun=All")))
+            }
+        }
+    }
 }
 
 /// The routes.
@@ -43,8 +63,8 @@ pub fn routes(app: &Arc<App>) -> Router {
                 get(move |query: Query<Options>, headers: HeaderMap| async move {
                     list(&list_app, resource, &query, &headers)
                 })
-                .post(move |headers: HeaderMap, body: Bytes| async move {
-                    create(&create_app, resource, &headers, &body).await
+                .post(move |query: Query<Options>, headers: HeaderMap, body: Bytes| async move {
+                    create(&create_app, resource, &query, &headers, &body).await
                 }),
             )
             .route(
@@ -58,9 +78,11 @@ pub fn routes(app: &Arc<App>) -> Router {
                         None => missing(resource, &name).into_response(),
                     }
                 })
-                .put(move |name: Path<String>, headers: HeaderMap, body: Bytes| async move {
-                    update(&update_app, resource, &name, &headers, &body).await
-                })
+                .put(
+                    move |name: Path<String>, query: Query<Options>, headers: HeaderMap, body: Bytes| async move {
+                        update(&update_app, resource, (&name, &query), &headers, &body).await
+                    },
+                )
                 .delete(
                     move |name: Path<String>, query: Query<Options>, headers: HeaderMap| async move {
                         delete(&delete_app, resource, &name, query.0, &headers).await
@@ -89,16 +111,17 @@ fn list(app: &Arc<App>, resource: Resource, query: &Options, headers: &HeaderMap
     shown(headers, StatusCode::OK, &value)
 }
 
-fn get_value(
-    headers: &HeaderMap,
-    resource: Resource,
-    state: &kindred_partition_config::state::ClusterState,
-    object: Object,
-) -> Value {
+fn get_value(headers: &HeaderMap, resource: Resource, state: &ClusterState, object: Object) -> Value {
     if wants(headers, "as=Table") { resource.table(state, &[object]) } else { object.value }
 }
 
-async fn create(app: &Arc<App>, resource: Resource, headers: &HeaderMap, body: &[u8]) -> Response {
+async fn create(
+    app: &Arc<App>,
+    resource: Resource,
+    options: &Options,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Response {
     let edit = match resource {
         Resource::Configs => {
             text(body).and_then(|text| Ok(Edit::CreateConfig(read(parse::parse_partition(text))?)))
@@ -106,7 +129,7 @@ async fn create(app: &Arc<App>, resource: Resource, headers: &HeaderMap, body: &
         Resource::Groups => group(body).map(|group| Edit::CreateGroup(Box::new(group))),
     };
     match edit {
-        Ok(edit) => edited(app, edit, StatusCode::CREATED, headers).await,
+        Ok(edit) => edited(app, edit, StatusCode::CREATED, options, headers).await,
         Err(error) => error.into_response(),
     }
 }
@@ -114,7 +137,7 @@ async fn create(app: &Arc<App>, resource: Resource, headers: &HeaderMap, body: &
 async fn update(
     app: &Arc<App>,
     resource: Resource,
-    name: &str,
+    (name, options): (&str, &Options),
     headers: &HeaderMap,
     body: &[u8],
 ) -> Response {
@@ -130,7 +153,7 @@ async fn update(
             edit.object().1
         ))
         .into_response(),
-        Ok(edit) => edited(app, edit, StatusCode::OK, headers).await,
+        Ok(edit) => edited(app, edit, StatusCode::OK, options, headers).await,
         Err(error) => error.into_response(),
     }
 }
@@ -142,35 +165,50 @@ async fn delete(
     options: Options,
     headers: &HeaderMap,
 ) -> Response {
-    let edit = Edit::Delete(resource, name.to_owned(), options.resource_version);
-    let changed = app.change_state(|state| edit.apply(state, &known_moves(app))).await;
-    match changed {
-        Ok(_) => shown(
+    let edit = Edit::Delete(resource, name.to_owned(), options.resource_version.clone());
+    match made(app, edit, &options).await {
+        Err(error) => error.into_response(),
+        Ok(Made::Plan(plan)) => shown(headers, StatusCode::OK, &plan),
+        Ok(Made::State(_)) => shown(
             headers,
             StatusCode::OK,
             &serde_json::json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" }),
         ),
-        Err(error) => ApiError::from(error).into_response(),
     }
 }
 
-async fn edited(app: &Arc<App>, edit: Edit, code: StatusCode, headers: &HeaderMap) -> Response {
+async fn edited(
+    app: &Arc<App>,
+    edit: Edit,
+    code: StatusCode,
+    options: &Options,
+    headers: &HeaderMap,
+) -> Response {
     let (resource, name) = edit.object();
-    match app.change_state(|state| edit.apply(state, &known_moves(app))).await {
-        Ok(state) => match resource.one(&state, &name) {
+    match made(app, edit, options).await {
+        Err(error) => error.into_response(),
+        Ok(Made::Plan(plan)) => shown(headers, StatusCode::OK, &plan),
+        Ok(Made::State(state)) => match resource.one(&state, &name) {
             Some(object) => shown(headers, code, &object.value),
             None => missing(resource, &name).into_response(),
         },
-        Err(error) => ApiError::from(error).into_response(),
     }
 }
 
-fn known_moves(app: &App) -> Moves {
-    let entries = app.cluster.meta.as_ref().map(|meta| meta.entries().borrow().clone());
-    entries.map(|entries| records(&entries)).unwrap_or_default()
+enum Made {
+    State(Arc<ClusterState>),
+    Plan(Value),
 }
 
-fn text(body: &[u8]) -> Result<&str, ApiError> {
+async fn made(app: &Arc<App>, edit: Edit, options: &Options) -> Result<Made, ApiError> {
+    let verb = Verb::Edit(edit);
+    if options.is_dry_run()? {
+        return verbs::planned(app, std::slice::from_ref(&verb)).await.map(Made::Plan);
+    }
+    Ok(Made::State(verbs::make(app, &verb).await?.state))
+}
+
+pub(super) fn text(body: &[u8]) -> Result<&str, ApiError> {
     std::str::from_utf8(body).map_err(|error| ApiError::BadRequest(format!("the body is not UTF-8: {error}")))
 }
 
@@ -178,11 +216,11 @@ fn group(body: &[u8]) -> Result<ServiceGroup, ApiError> {
     read(parse::parse_object(text(body)?))
 }
 
-fn read<T>(parsed: Result<T, parse::ParseError>) -> Result<T, ApiError> {
+pub(super) fn read<T>(parsed: Result<T, parse::ParseError>) -> Result<T, ApiError> {
     parsed.map_err(|error| ApiError::BadRequest(format!("the body is not such an object: {error}")))
 }
 
-fn wants(headers: &HeaderMap, word: &str) -> bool {
+pub(super) fn wants(headers: &HeaderMap, word: &str) -> bool {
     headers
         .get_all(header::ACCEPT)
         .iter()
@@ -191,7 +229,7 @@ fn wants(headers: &HeaderMap, word: &str) -> bool {
 }
 
 /// The answer as the client wants it: YAML if it says so, else JSON.
-fn shown(headers: &HeaderMap, code: StatusCode, value: &Value) -> Response {
+pub(super) fn shown(headers: &HeaderMap, code: StatusCode, value: &Value) -> Response {
     if wants(headers, "yaml")
         && let Ok(text) = parse::to_yaml(value)
     {

@@ -1,16 +1,11 @@
 //! What a request changes, as a function from one state to the next. Pure but for the types of its errors.
 
-use std::collections::BTreeMap;
-
-use kindred_partition_config::ids::{MoveId, StoreName};
+use kindred_partition_config::ids::StoreName;
 use kindred_partition_config::model::DataPartitionConfig;
 use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreState};
-use kindred_router_core::moves::record::MoveRecord;
 
 use super::objects::{Resource, ServiceGroup};
 use super::status::ApiError;
-use crate::meta::Next;
-use crate::moves::begin::begin;
 
 /// A checked request to change one object.
 #[derive(Debug, Clone)]
@@ -42,11 +37,11 @@ impl Edit {
         }
     }
 
-    /// The state after it.
+    /// The change of the state.
     ///
     /// # Errors
     /// Why it cannot be; the state is as it was.
-    pub fn apply(&self, state: &ClusterState, moves: &Moves) -> Result<Next, ApiError> {
+    pub fn change(&self, state: &ClusterState) -> Result<Change, ApiError> {
         let (resource, name) = self.object();
         let there = resource.one(state, &name);
         let what = format!("{} {name:?}", resource.plural());
@@ -67,20 +62,16 @@ impl Edit {
             }
         }
         match self {
-            Self::CreateConfig(config) => {
-                changed(state, &state.apply_configs(&[ConfigChange::Create(config.clone())])?, moves)
-            }
-            Self::UpdateConfig(config) => {
-                changed(state, &state.apply_configs(&[ConfigChange::Update(config.clone())])?, moves)
-            }
+            Self::CreateConfig(config) => Ok(state.apply_configs(&[ConfigChange::Create(config.clone())])?),
+            Self::UpdateConfig(config) => Ok(state.apply_configs(&[ConfigChange::Update(config.clone())])?),
             Self::Delete(Resource::Configs, name, version) => {
                 let delete = ConfigChange::Delete { name: name.clone(), resource_version: version.clone() };
-                changed(state, &state.apply_configs(&[delete])?, moves)
+                Ok(state.apply_configs(&[delete])?)
             }
-            Self::CreateGroup(group) => Ok(state.add_store(group.config())?.0.into()),
-            Self::UpdateGroup(group) => update_group(state, group, moves),
+            Self::CreateGroup(group) => Ok(still(state, state.add_store(group.config())?.0)),
+            Self::UpdateGroup(group) => update_group(state, group),
             Self::Delete(Resource::Groups, name, _) => {
-                Ok(state.remove_store(&StoreName(name.clone()))?.into())
+                Ok(still(state, state.remove_store(&StoreName(name.clone()))?))
             }
         }
     }
@@ -96,16 +87,16 @@ impl Edit {
     }
 }
 
-/// The moves that there are, with the versions of their records.
-pub type Moves = BTreeMap<MoveId, (MoveRecord, i64)>;
-
-/// A change, with a move for each Kind whose keys it gives to another store.
-fn changed(state: &ClusterState, change: &Change, moves: &Moves) -> Result<Next, ApiError> {
-    let begun = begin(state, change, moves).map_err(|error| ApiError::Conflict(error.to_string()))?;
-    Ok(begun.0)
+/// The document after a change that moves nothing.
+fn still(state: &ClusterState, next: ClusterState) -> Change {
+    Change { state: next, desired: state.map.clone(), transfers: Vec::new() }
 }
 
-fn update_group(state: &ClusterState, group: &ServiceGroup, moves: &Moves) -> Result<Next, ApiError> {
+/// A store as it is to be.
+///
+/// # Errors
+/// What never changes, and what is wrong with the rest.
+pub fn update_group(state: &ClusterState, group: &ServiceGroup) -> Result<Change, ApiError> {
     let name = group.name();
     let Some((_, object)) = state.store(&name) else {
         return Err(ApiError::NotFound(format!("servicegroups {:?} not found", name.0)));
@@ -123,9 +114,9 @@ fn update_group(state: &ClusterState, group: &ServiceGroup, moves: &Moves) -> Re
         next = next.readdress_store(&name, group.endpoints.clone())?;
     }
     match group.state.unwrap_or(object.state) {
-        wanted if wanted == object.state => Ok(next.into()),
-        StoreState::Active => Ok(next.activate_store(&name)?.into()),
-        StoreState::Draining => changed(state, &next.drain_store(&name, None)?, moves),
+        wanted if wanted == object.state => Ok(still(state, next)),
+        StoreState::Active => Ok(still(state, next.activate_store(&name)?)),
+        StoreState::Draining => Ok(next.drain_store(&name, None)?),
         StoreState::Removed => Err(ApiError::BadRequest("state: delete the object to remove it".to_owned())),
     }
 }

@@ -1,0 +1,232 @@
+//! `/api/v1/moves`: the moves with how far they are, and what is asked of them: abort, reverse, complete.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Path;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use kindred_partition_config::ids::MoveId;
+use kindred_partition_config::state::ClusterState;
+use kindred_router_core::moves::record::{Goal, MoveRecord, Phase};
+use serde_json::{Value, json};
+
+use super::status::ApiError;
+use super::{api, sizes, verbs::known_moves};
+use crate::app::App;
+use crate::meta::client::{Expect, Write};
+use crate::meta::{Meta, MetaError};
+use crate::moves::runner::Asked;
+use crate::moves::{self, Progress};
+
+/// How long a coordinator has to answer a request.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
+/// The routes.
+pub fn routes(app: &Arc<App>) -> Router {
+    let (list_app, get_app, ask_app) = (app.clone(), app.clone(), app.clone());
+    Router::new()
+        .route(
+            "/api/v1/moves",
+            get(move |headers: HeaderMap| async move {
+                match meta(&list_app) {
+                    Ok(meta) => api::shown(&headers, StatusCode::OK, &list(&list_app, meta, &headers)),
+                    Err(error) => error.into_response(),
+                }
+            }),
+        )
+        .route(
+            "/api/v1/moves/{id}",
+            get(move |id: Path<String>, headers: HeaderMap| async move {
+                match one(&get_app, &id, &headers) {
+                    Ok(value) => api::shown(&headers, StatusCode::OK, &value),
+                    Err(error) => error.into_response(),
+                }
+            }),
+        )
+        .route(
+            "/api/v1/moves/{id}/{verb}",
+            post(move |path: Path<(String, String)>| async move {
+                let Path((id, verb)) = path;
+                asked(&ask_app, &id, &verb).await
+            }),
+        )
+}
+
+fn meta(app: &App) -> Result<&Arc<Meta>, ApiError> {
+    app.cluster.meta.as_ref().ok_or_else(|| ApiError::NotImplemented(MetaError::None.to_string()))
+}
+
+fn found(app: &App, id: &str) -> Result<(MoveRecord, i64), ApiError> {
+    let number = id.parse().map_err(|_| ApiError::BadRequest(format!("{id:?} is no number of a move")))?;
+    let found = known_moves(app).remove(&MoveId(number));
+    found.ok_or_else(|| ApiError::NotFound(format!("moves {id:?} not found")))
+}
+
+fn progress(meta: &Meta, id: MoveId) -> Option<Progress> {
+    moves::progress(&meta.entries().borrow(), id)
+}
+
+fn list(app: &App, meta: &Meta, headers: &HeaderMap) -> Value {
+    let state = app.cluster.state();
+    let known = known_moves(app);
+    let items =
+        known.values().map(|(record, version)| object(&state, record, *version, progress(meta, record.id)));
+    let items: Vec<Value> = items.collect();
+    if api::wants(headers, "as=Table") {
+        return table(&items);
+    }
+    json!({ "apiVersion": "v1", "kind": "MoveList", "metadata": {}, "items": items })
+}
+
+fn one(app: &App, id: &str, headers: &HeaderMap) -> Result<Value, ApiError> {
+    let meta = meta(app)?;
+    let (record, version) = found(app, id)?;
+    let value = object(&app.cluster.state(), &record, version, progress(meta, record.id));
+    Ok(if api::wants(headers, "as=Table") { table(&[value]) } else { value })
+}
+
+/// A move as it is shown.
+fn object(state: &ClusterState, record: &MoveRecord, version: i64, progress: Option<Progress>) -> Value {
+    let kind = record.legs.first().and_then(|leg| leg.transfers.first()?.kind.as_ref());
+    let legs = record.legs.iter().map(|leg| {
+        json!({
+            "from": state.store_name(leg.from), "to": state.store_name(leg.to), "moved": leg.moved,
+            "units": leg.transfers.iter().map(|transfer| sizes::unit(&transfer.unit)).collect::<Vec<_>>(),
+        })
+    });
+    json!({
+        "apiVersion": "v1", "kind": "Move",
+        "metadata": { "name": record.id.0.to_string(), "resourceVersion": version.to_string() },
+        "resource": kind.map_or_else(|| "<rest>".to_owned(), |kind| state.scheme().name_of(kind)),
+        "phase": word(record.phase), "goal": goal(record.goal), "over": record.phase.is_over(),
+        "attempts": record.attempts, "reason": record.reason, "coordinator": record.coordinator,
+        "legs": legs.collect::<Vec<_>>(), "progress": progress,
+    })
+}
+
+fn word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Copying => "Copying",
+        Phase::CatchingUp => "CatchingUp",
+        Phase::Verifying => "Verifying",
+        Phase::Ready => "Ready",
+        Phase::Switching { .. } => "Switching",
+        Phase::Switched => "Switched",
+        Phase::Completing => "Completing",
+        Phase::Done => "Done",
+        Phase::Aborting => "Aborting",
+        Phase::Aborted => "Aborted",
+    }
+}
+
+fn goal(goal: Goal) -> &'static str {
+    match goal {
+        Goal::There => "there",
+        Goal::Back => "back",
+        Goal::Abort => "abort",
+    }
+}
+
+/// The moves as `kubectl` prints them.
+fn table(items: &[Value]) -> Value {
+    let names =
+        ["Move", "Kind", "From", "To", "Phase", "Goal", "Keys", "Bytes", "Lag ms", "Pause ms", "Reason"];
+    let columns = names.map(
+        |name| json!({ "name": name, "type": "string", "format": "", "description": "", "priority": 0 }),
+    );
+    let rows = items.iter().map(|item| {
+        let stores = |end: &str| {
+            let legs = item["legs"].as_array().into_iter().flatten();
+            let mut names: Vec<_> = legs.filter_map(|leg| leg[end].as_str()).collect();
+            names.dedup();
+            names.join(",")
+        };
+        let progress = &item["progress"];
+        let millis = |field: &str| {
+            progress[field]
+                .as_u64()
+                .map_or_else(String::new, |micros| format!("{:.1}", micros as f64 / 1000.0))
+        };
+        let cells = json!([
+            item["metadata"]["name"],
+            item["resource"],
+            stores("from"),
+            stores("to"),
+            item["phase"],
+            item["goal"],
+            progress["keysCopied"],
+            progress["bytesCopied"],
+            millis("lagMicros"),
+            millis("pauseMicros"),
+            item["reason"],
+        ]);
+        json!({ "cells": cells, "object": { "metadata": item["metadata"] } })
+    });
+    json!({
+        "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {},
+        "columnDefinitions": columns, "rows": rows.collect::<Vec<_>>(),
+    })
+}
+
+async fn asked(app: &Arc<App>, id: &str, verb: &str) -> Response {
+    match ask(app, id, verb).await {
+        Ok(()) => {
+            let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" });
+            (StatusCode::OK, axum::Json(status)).into_response()
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Puts the request where the coordinator hears of it, and waits for its answer.
+async fn ask(app: &Arc<App>, id: &str, verb: &str) -> Result<(), ApiError> {
+    if !["abort", "reverse", "complete"].contains(&verb) {
+        return Err(ApiError::NotFound(format!(
+            "a move cannot be asked to {verb:?}: abort, reverse or complete"
+        )));
+    }
+    let meta = meta(app)?;
+    let (record, _) = found(app, id)?;
+    if record.phase.is_over() {
+        return Err(ApiError::Conflict(format!(
+            "move {id} is over ({}): begin another one",
+            word(record.phase)
+        )));
+    }
+    let key = moves::request_key(record.id);
+    let unavailable = |error: MetaError| ApiError::Unavailable(error.to_string());
+    let before = meta.client.get(&key).await.map_err(unavailable)?.map_or(0, |stored| stored.mod_revision);
+    let request = Asked { request: verb.to_owned(), refused: None };
+    // A struct of strings always serialises.
+    let write = Write::put(key.clone(), serde_json::to_vec(&request).unwrap_or_default());
+    let expect = Expect { key: key.clone(), mod_revision: before };
+    let mut entries = meta.entries();
+    let Some(written) = meta.client.commit(&[expect], vec![write]).await.map_err(unavailable)? else {
+        return Err(ApiError::Conflict(format!("somebody else asks something of move {id}: try again")));
+    };
+    let answer = entries.wait_for(|entries| {
+        let stored = entries.keys.get(&key);
+        stored.is_some_and(|stored| stored.mod_revision > written)
+    });
+    let answered = match tokio::time::timeout(ANSWER_WITHIN, answer).await {
+        Ok(Ok(entries)) => {
+            entries.keys.get(&key).and_then(|stored| serde_json::from_slice::<Asked>(&stored.value).ok())
+        }
+        _ => {
+            return Err(ApiError::Unavailable(format!(
+                "no coordinator has answered within {} s; the request stands: see the move's status",
+                ANSWER_WITHIN.as_secs()
+            )));
+        }
+    };
+    match answered {
+        Some(Asked { request, refused: Some(why) }) if request == verb => match why.as_str() {
+            "" => Ok(()),
+            why => Err(ApiError::Conflict(why.to_owned())),
+        },
+        _ => Err(ApiError::Conflict(format!("somebody else asks something of move {id}: try again"))),
+    }
+}

@@ -1,0 +1,480 @@
+//! Changes as people mean them: `/api/v1/{move,split,merge,drain,apply}`, and `/api/v1/plan`, which only says what they
+//! would do. Every change of the cluster's state goes through [`make`]: the state and the records of its moves are one
+//! transaction.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::Query;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use kindred_partition_config::ids::{MoveId, StoreName};
+use kindred_partition_config::model::DataPartitionConfig;
+use kindred_partition_config::parse;
+use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreState};
+use kindred_partition_config::validate::FieldError;
+use kindred_router_core::moves::record::MoveRecord;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use super::api::{self, Options};
+use super::changes::{Edit, update_group};
+use super::objects::{Resource, ServiceGroup};
+use super::sizes;
+use super::status::ApiError;
+use crate::app::App;
+use crate::meta::Next;
+use crate::moves::begin::begin;
+use crate::moves::records;
+
+/// A change.
+#[derive(Debug, Clone)]
+pub enum Verb {
+    /// One store for all of a Kind.
+    Move(MoveBody),
+    /// Another store for the names from one on.
+    Split(SplitBody),
+    /// One range where there are several.
+    Merge(MergeBody),
+    /// Nothing for a store any more.
+    Drain(DrainBody),
+    /// Several objects at once.
+    Apply(ApplyBody),
+    /// One object.
+    Edit(Edit),
+}
+
+/// Of `move`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveBody {
+    kind: String,
+    to: StoreName,
+}
+
+/// Of `split`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SplitBody {
+    kind: String,
+    at: String,
+    to: StoreName,
+}
+
+/// Of `merge`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MergeBody {
+    kind: String,
+    #[serde(default)]
+    at: Option<String>,
+    #[serde(default)]
+    to: Option<StoreName>,
+}
+
+/// Of `drain`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DrainBody {
+    store: StoreName,
+    #[serde(default)]
+    to: Option<StoreName>,
+}
+
+/// Of `apply`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApplyBody {
+    /// Configs and service groups to create or update.
+    #[serde(default)]
+    items: Vec<Value>,
+    /// Names of configs to delete.
+    #[serde(default)]
+    delete: Vec<String>,
+    /// Configs that are not among the items are deleted.
+    #[serde(default)]
+    prune: bool,
+    /// What the default store must be.
+    #[serde(default)]
+    default: Option<StoreName>,
+}
+
+/// Of `plan`: as `apply`, or several changes, each planned by itself.
+#[derive(Debug, Deserialize)]
+struct PlanBody {
+    #[serde(default)]
+    verbs: Vec<PlannedVerb>,
+    #[serde(flatten)]
+    apply: ApplyBody,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PlannedVerb {
+    Move(MoveBody),
+    Split(SplitBody),
+    Merge(MergeBody),
+    Drain(DrainBody),
+}
+
+/// The routes.
+pub fn routes(app: &Arc<App>) -> Router {
+    let verb = |read: fn(&[u8]) -> Result<Verb, ApiError>| {
+        let app = app.clone();
+        post(move |query: Query<Options>, headers: HeaderMap, body: Bytes| async move {
+            answered(run(&app, read(&body), &query).await, &headers)
+        })
+    };
+    let plan = app.clone();
+    Router::new()
+        .route("/api/v1/move", verb(|body| Ok(Verb::Move(read(body)?))))
+        .route("/api/v1/split", verb(|body| Ok(Verb::Split(read(body)?))))
+        .route("/api/v1/merge", verb(|body| Ok(Verb::Merge(read(body)?))))
+        .route("/api/v1/drain", verb(|body| Ok(Verb::Drain(read(body)?))))
+        .route("/api/v1/apply", verb(|body| Ok(Verb::Apply(read(body)?))))
+        .route(
+            "/api/v1/plan",
+            post(move |headers: HeaderMap, body: Bytes| async move {
+                let planned = match read_plan(&body) {
+                    Ok(verbs) => planned(&plan, &verbs).await,
+                    Err(error) => Err(error),
+                };
+                answered(planned, &headers)
+            }),
+        )
+}
+
+fn answered(result: Result<Value, ApiError>, headers: &HeaderMap) -> Response {
+    match result {
+        Ok(value) => api::shown(headers, StatusCode::OK, &value),
+        Err(error) => error.into_response(),
+    }
+}
+
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    api::read(parse::parse_object(api::text(body)?))
+}
+
+fn read_plan(body: &[u8]) -> Result<Vec<Verb>, ApiError> {
+    let plan: PlanBody = read(body)?;
+    if plan.verbs.is_empty() {
+        return Ok(vec![Verb::Apply(plan.apply)]);
+    }
+    let verbs = plan.verbs.into_iter().map(|verb| match verb {
+        PlannedVerb::Move(body) => Verb::Move(body),
+        PlannedVerb::Split(body) => Verb::Split(body),
+        PlannedVerb::Merge(body) => Verb::Merge(body),
+        PlannedVerb::Drain(body) => Verb::Drain(body),
+    });
+    Ok(verbs.collect())
+}
+
+async fn run(app: &Arc<App>, verb: Result<Verb, ApiError>, options: &Options) -> Result<Value, ApiError> {
+    let verb = verb?;
+    if options.is_dry_run()? {
+        return planned(app, &[verb]).await;
+    }
+    // Sizes are those before the change: they are what the moves are measured by. A change that cannot be is refused
+    // below, by the state that is in meta.
+    let before = app.cluster.state();
+    let sized = match verb.change(&before) {
+        Ok(change) => sizes::moves(app, &change).await,
+        Err(_) => Vec::new(),
+    };
+    let made = make(app, &verb).await?;
+    let ids: Vec<u64> = made.moves.iter().map(|id| id.0).collect();
+    Ok(json!({
+        "kind": "Change", "apiVersion": "v1", "dryRun": false, "objects": objects(&made.before, &made.state),
+        "moves": ids, "plan": { "moves": sized },
+    }))
+}
+
+/// What these changes would do, each by itself.
+///
+/// # Errors
+/// Why one of them cannot be made.
+pub async fn planned(app: &Arc<App>, verbs: &[Verb]) -> Result<Value, ApiError> {
+    let state = app.cluster.state();
+    let (mut changed, mut sized) = (Vec::new(), Vec::new());
+    for verb in verbs {
+        let change = verb.change(&state)?;
+        begun(&state, &change, app)?;
+        changed.extend(objects(&state, &change.state));
+        sized.extend(sizes::moves(app, &change).await);
+    }
+    Ok(json!({
+        "kind": "Change", "apiVersion": "v1", "dryRun": true, "objects": changed, "moves": [],
+        "plan": { "moves": sized },
+    }))
+}
+
+/// A change that was made.
+#[derive(Debug)]
+pub struct Made {
+    /// What was before it.
+    pub before: ClusterState,
+    /// What is now.
+    pub state: Arc<ClusterState>,
+    /// The moves that have begun.
+    pub moves: Vec<MoveId>,
+}
+
+/// Makes a change, and begins its moves, all in one transaction of the meta store.
+///
+/// # Errors
+/// Why it is refused, or why meta did not take it; nothing was changed, unless the error says that nobody knows.
+pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
+    let mut last = None;
+    let state = app
+        .change_state(|state| {
+            let change = verb.change(state)?;
+            let (next, moves) = begun(state, &change, app)?;
+            let same =
+                objects(state, &next.state).is_empty() && next.state.map == state.map && moves.is_empty();
+            last = Some((state.clone(), moves));
+            Ok(if same { state.clone().into() } else { next })
+        })
+        .await?;
+    let (before, moves) = last.unwrap_or_else(|| ((*state).clone(), Vec::new()));
+    Ok(Made { before, state, moves })
+}
+
+fn begun(state: &ClusterState, change: &Change, app: &App) -> Result<(Next, Vec<MoveId>), ApiError> {
+    begin(state, change, &known_moves(app)).map_err(|error| ApiError::Conflict(error.to_string()))
+}
+
+/// The moves that meta knew of last. If it knows of more by now, a transaction that begins one fails, and is tried again.
+pub(super) fn known_moves(app: &App) -> BTreeMap<MoveId, (MoveRecord, i64)> {
+    let entries = app.cluster.meta.as_ref().map(|meta| meta.entries().borrow().clone());
+    entries.map(|entries| records(&entries)).unwrap_or_default()
+}
+
+/// The objects that differ, and how.
+fn objects(before: &ClusterState, after: &ClusterState) -> Vec<Value> {
+    let mut changed = Vec::new();
+    for resource in [Resource::Groups, Resource::Configs] {
+        let (old, new) = (resource.all(before), resource.all(after));
+        let name = |object: &str| format!("{}/{object}", resource.plural());
+        for object in &new {
+            let how = match old.iter().find(|other| other.name == object.name) {
+                None => "created",
+                Some(other) if unversioned(&other.value) != unversioned(&object.value) => "configured",
+                Some(_) => continue,
+            };
+            changed.push(json!({ "object": name(&object.name), "change": how }));
+        }
+        for object in old.iter().filter(|object| new.iter().all(|other| other.name != object.name)) {
+            changed.push(json!({ "object": name(&object.name), "change": "deleted" }));
+        }
+    }
+    changed
+}
+
+fn unversioned(object: &Value) -> Value {
+    let mut object = object.clone();
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.remove("resourceVersion");
+    }
+    object
+}
+
+impl Verb {
+    /// The change of the state.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it, by field.
+    pub fn change(&self, state: &ClusterState) -> Result<Change, ApiError> {
+        Ok(match self {
+            Self::Move(body) => state.move_kind(&body.kind, &body.to)?,
+            Self::Split(body) => state.split(&body.kind, &body.at, &body.to)?,
+            Self::Merge(body) => state.merge(&body.kind, body.at.as_deref(), body.to.as_ref())?,
+            Self::Drain(body) => state.drain_store(&body.store, body.to.as_ref())?,
+            Self::Apply(body) => return body.change(state),
+            Self::Edit(edit) => return edit.change(state),
+        })
+    }
+}
+
+fn wrong(path: String, message: impl Into<String>, what_to_do: impl Into<String>) -> FieldError {
+    FieldError { path, message: message.into(), what_to_do: what_to_do.into() }
+}
+
+impl ApplyBody {
+    fn change(&self, state: &ClusterState) -> Result<Change, ApiError> {
+        let (groups, configs) = self.read()?;
+        if let Some(default) = self.default.as_ref().filter(|default| **default != state.default) {
+            let message = format!("the default store is {:?}, not {:?}", state.default.0, default.0);
+            let what_to_do = format!("to give its keys to another store run kindred drain {}", state.default);
+            return Err(vec![wrong("default".to_owned(), message, what_to_do)].into());
+        }
+        // Stores first: configs of the same request may name them.
+        let mut with_stores = state.clone();
+        for group in &groups {
+            with_stores = with_group(&with_stores, group)?;
+        }
+        let changes = if self.prune {
+            vec![ConfigChange::Replace(configs)]
+        } else {
+            let deletes = self.delete.iter();
+            let deletes =
+                deletes.map(|name| ConfigChange::Delete { name: name.clone(), resource_version: None });
+            let puts = configs.into_iter().map(|config| match state.config(&config.metadata.name) {
+                Some(_) => ConfigChange::Update(config),
+                None => ConfigChange::Create(config),
+            });
+            deletes.chain(puts).collect()
+        };
+        Ok(with_stores.apply_configs(&changes)?)
+    }
+
+    /// The objects by what they are.
+    fn read(&self) -> Result<(Vec<ServiceGroup>, Vec<DataPartitionConfig>), ApiError> {
+        let (mut groups, mut configs, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, item) in self.items.iter().enumerate() {
+            let name = item["metadata"]["name"].as_str().map_or_else(|| at.to_string(), str::to_owned);
+            let said = |error: serde_json::Error| {
+                wrong(format!("items/{name}"), error.to_string(), "see /api/v1/schema for its fields")
+            };
+            match item["kind"].as_str() {
+                Some("ServiceGroup") => match serde_json::from_value(item.clone()) {
+                    Ok(group) => groups.push(group),
+                    Err(error) => errors.push(said(error)),
+                },
+                Some("DataPartitionConfig") => match serde_json::from_value(item.clone()) {
+                    Ok(config) => configs.push(as_kept(config)),
+                    Err(error) => errors.push(said(error)),
+                },
+                other => errors.push(wrong(
+                    format!("items/{name}.kind"),
+                    format!(
+                        "{:?} is neither DataPartitionConfig nor ServiceGroup",
+                        other.unwrap_or_default()
+                    ),
+                    "correct it",
+                )),
+            }
+        }
+        if errors.is_empty() { Ok((groups, configs)) } else { Err(errors.into()) }
+    }
+}
+
+/// Without what every object of the kind has: it is shown, not kept.
+fn as_kept(config: DataPartitionConfig) -> DataPartitionConfig {
+    DataPartitionConfig { api_version: None, kind: None, ..config }
+}
+
+/// The state with the store as it is to be.
+fn with_group(state: &ClusterState, group: &ServiceGroup) -> Result<ClusterState, ApiError> {
+    let name = group.name();
+    let Some((_, there)) = state.store(&name) else {
+        return Ok(state.add_store(group.config())?.0);
+    };
+    let path = format!("servicegroups/{name}");
+    let version = there.resource_version.to_string();
+    if group.metadata.resource_version.as_ref().is_some_and(|asked| *asked != version) {
+        return Err(ApiError::Conflict(format!(
+            "{path}: the object has been modified (it is {version}); get it again and make the change to what is there now"
+        )));
+    }
+    if group.state == Some(StoreState::Draining) && there.state == StoreState::Active {
+        let what_to_do = format!("run kindred drain {name}");
+        return Err(vec![wrong(
+            format!("{path}.state"),
+            "a store is not drained together with others",
+            what_to_do,
+        )]
+        .into());
+    }
+    let mut group = group.clone();
+    if group.endpoints.is_empty() {
+        // A file need not know where `kindred up` has its shards listen.
+        group.endpoints.clone_from(&there.endpoints);
+    }
+    Ok(update_group(state, &group)?.state)
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_partition_config::parse::parse_config;
+
+    use super::*;
+
+    fn state() -> ClusterState {
+        let config = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}]\n\
+                      partitions: [{metadata: {name: pods}, resource: pods, serviceGroupId: a}]\n";
+        ClusterState::bootstrap(&parse_config(config).unwrap()).unwrap()
+    }
+
+    fn apply(body: Value) -> Result<Change, ApiError> {
+        Verb::Apply(serde_json::from_value(body).unwrap()).change(&state())
+    }
+
+    fn config(name: &str, store: &str) -> Value {
+        json!({ "kind": "DataPartitionConfig", "apiVersion": "v1", "metadata": { "name": name }, "resource": name, "serviceGroupId": store })
+    }
+
+    fn said(error: ApiError) -> String {
+        error.object()["message"].as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_store_and_the_config_that_names_it_come_together() {
+        let group =
+            json!({ "kind": "ServiceGroup", "metadata": { "name": "c" }, "endpoints": ["http://h:1"] });
+        let change = apply(json!({ "items": [config("nodes", "c"), group] })).unwrap();
+        assert_eq!(change.by_kind().len(), 1);
+        assert_eq!(
+            objects(&state(), &change.state),
+            [
+                json!({ "object": "servicegroups/c", "change": "created" }),
+                json!({ "object": "datapartitionconfigs/nodes", "change": "created" }),
+            ]
+        );
+        assert!(said(apply(json!({ "items": [config("nodes", "c")] })).unwrap_err()).contains("c"));
+    }
+
+    #[test]
+    fn what_is_as_it_was_is_no_change() {
+        let change = apply(json!({ "items": [config("pods", "a")] })).unwrap();
+        assert_eq!((objects(&state(), &change.state), change.transfers), (Vec::new(), Vec::new()));
+        let pruned =
+            apply(json!({ "items": [config("nodes", "a")], "prune": true, "default": "a" })).unwrap();
+        assert_eq!(objects(&state(), &pruned.state).len(), 2);
+        let deleted = apply(json!({ "delete": ["pods"] })).unwrap();
+        assert_eq!(
+            objects(&state(), &deleted.state),
+            [json!({ "object": "datapartitionconfigs/pods", "change": "deleted" })]
+        );
+    }
+
+    #[test]
+    fn refusals_name_the_field() {
+        let wrong =
+            said(apply(json!({ "items": [{ "kind": "Pod", "metadata": { "name": "x" } }] })).unwrap_err());
+        assert!(wrong.contains("items/x.kind") && wrong.contains("\"Pod\""), "{wrong}");
+        let mut typo = config("pods", "a");
+        typo["rangeStrat"] = json!("x");
+        let wrong = said(apply(json!({ "items": [typo] })).unwrap_err());
+        assert!(wrong.contains("items/pods") && wrong.contains("rangeStrat"), "{wrong}");
+        let drained = json!({ "kind": "ServiceGroup", "metadata": { "name": "b" }, "state": "draining" });
+        assert!(said(apply(json!({ "items": [drained] })).unwrap_err()).contains("kindred drain b"));
+        assert!(
+            said(apply(json!({ "items": [], "default": "b" })).unwrap_err())
+                .contains("the default store is \"a\"")
+        );
+        let verb = Verb::Move(serde_json::from_value(json!({ "kind": "pdos", "to": "b" })).unwrap());
+        assert!(said(verb.change(&state()).unwrap_err()).contains("pods"), "a suggestion");
+    }
+
+    #[test]
+    fn plans_are_verbs_or_objects() {
+        let verbs =
+            read_plan(br#"{"verbs": [{"move": {"kind": "pods", "to": "b"}}, {"drain": {"store": "b"}}]}"#);
+        assert!(matches!(verbs.unwrap()[..], [Verb::Move(_), Verb::Drain(_)]));
+        let items = read_plan(b"items: []\nprune: true\n").unwrap();
+        assert!(matches!(&items[..], [Verb::Apply(body)] if body.prune));
+    }
+}
