@@ -384,6 +384,15 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     let at_last = client.range(pb::RangeRequest { revision: last, ..all_pods() }).await.unwrap();
     assert_eq!((at_last.count, at_last.header.unwrap().revision <= last), (10, true));
     client.put("/registry/minions/n", "served").await;
+    // A raise of the whole shard, as a compaction needs, is not held up; one of the unit is.
+    let mut raises = ShardClient::new(source.channel().await);
+    let raise = |range, generation| shard::RaiseRequest { ranges: vec![range], to: last + 5, generation };
+    let all = shard::KeyRange { key: Bytes::from_static(&[0]), range_end: Bytes::from_static(&[0]) };
+    assert!(raises.raise(raise(all, 0)).await.unwrap().into_inner().current >= last + 5);
+    assert_eq!(not_owned(&raises.raise(raise(prefix(PODS), 1)).await.unwrap_err()), 0);
+    let at_last = client.range(pb::RangeRequest { revision: last, ..all_pods() }).await.unwrap();
+    assert!(at_last.header.unwrap().revision <= last);
+    client.compact(last, false).await.unwrap();
 
     // The watch of the unit ends under its own id, the other goes on; a new one is refused under the id that it wants.
     let (mut ended, mut minion) = (None, None);

@@ -36,6 +36,17 @@ impl Engine {
         to: Revision,
     ) -> Result<Revision, EngineError> {
         self.owns(ranges, None)?;
+        self.raise_whole(now, ranges, to)
+    }
+
+    /// As [`Engine::raise`], for who means the shard and not its keys (a compaction): units that are frozen or another
+    /// store's do not refuse it. A frozen one goes on showing nothing above its final revision.
+    pub fn raise_whole(
+        &mut self,
+        now: WallMicros,
+        ranges: &[KeyRange],
+        to: Revision,
+    ) -> Result<Revision, EngineError> {
         self.clock.raise(now, to, self.config.max_clock_offset_micros)?;
         let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope_to_raise(range)).collect();
         self.space.raise_all(&scopes, to);
