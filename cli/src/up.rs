@@ -2,6 +2,7 @@
 
 mod child;
 mod layout;
+mod local;
 mod supervise;
 
 use std::{

@@ -50,7 +50,7 @@ fn list_stores(value: &Value) -> Table {
             text(&store["state"]),
             text(&store["default"]),
             endpoints.collect::<Vec<_>>().join(","),
-            text(&store["lastError"]),
+            if store["state"] == "up" { String::new() } else { text(&store["lastError"]) },
         ]);
     }
     table

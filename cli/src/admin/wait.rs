@@ -18,6 +18,8 @@ const EVERY: Duration = Duration::from_millis(250);
 const LINE_EVERY: Duration = Duration::from_secs(5);
 /// How long no router may be reached before the wait is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// How long the figures of a switch are waited for.
+const FIGURES_WITHIN: Duration = Duration::from_secs(3);
 const BAR: usize = 24;
 
 /// What is waited for.
@@ -96,6 +98,7 @@ async fn one(
     let mut screen = Screen::new(id, keys, run.output == Output::Table, began);
     let path = format!("/api/v1/moves/{id}");
     let mut heard = Instant::now();
+    let mut reached = None;
     loop {
         match client.get(&path, Form::Objects).await {
             Ok(shown) => {
@@ -103,6 +106,11 @@ async fn one(
                 screen.progress(&shown);
                 match standing(&shown, until) {
                     Standing::On => {}
+                    // The figures of the switch come right behind it.
+                    Standing::Reached
+                        if shown["phase"] == "Switched"
+                            && screen.progress["pauseMicros"].is_null()
+                            && reached.get_or_insert_with(Instant::now).elapsed() < FIGURES_WITHIN => {}
                     Standing::Reached => {
                         screen.clear();
                         if run.output == Output::Table {

@@ -1,6 +1,7 @@
 //! The supervisor: starts every child, says so once all serve, restarts what dies, stops all in order.
 
 use std::{
+    collections::BTreeMap,
     fs,
     net::SocketAddr,
     path::Path,
@@ -19,6 +20,7 @@ use super::{
     STOP_GRACE, UpArgs, check_addresses,
     child::{Backoff, Ready, Running, Spec},
     layout::{self, Beside, InternalTls, LocalShard, Plan},
+    local::{Local, Shard},
 };
 
 /// A shard that serves.
@@ -43,9 +45,20 @@ pub async fn run(args: UpArgs, plan: Plan, tls: Option<InternalTls>) -> anyhow::
     let meta = start_meta(&program, &args, tls.as_ref(), &mut shards, &stop_shards).await?;
     let started = start_shards(&program, &args, &plan, tls.as_ref()).await?;
     let stores: Vec<_> = started.iter().map(|s| (s.shard.name.clone(), s.listen)).collect();
-    for one in started {
-        shards.spawn(keep(one.spec, one.running, stop_shards.clone()));
+    let mut local = Local {
+        program: program.clone(),
+        args: args.clone(),
+        tls: tls.clone(),
+        meta,
+        stop: stop_shards.clone(),
+        running: BTreeMap::new(),
+    };
+    for Started { shard, spec, running, listen } in started {
+        let stop = stop_shards.child_token();
+        let kept = tokio::spawn(keep(spec, running, stop.clone()));
+        local.running.insert(shard.slot, Shard { name: shard.name, listen, stop, kept });
     }
+    shards.spawn(local.run());
     let beside = Beside { meta, stores };
     let mut routers = JoinSet::new();
     let (mut listens, mut admins) = (Vec::new(), Vec::new());
@@ -90,7 +103,8 @@ async fn start_meta(
     Ok(listen)
 }
 
-fn listen_of(ready: &Ready) -> anyhow::Result<SocketAddr> {
+/// Where a shard says that it listens.
+pub fn listen_of(ready: &Ready) -> anyhow::Result<SocketAddr> {
     let listen = ready.get("listen").context("the shard's ready line names no listen address")?;
     listen.parse().with_context(|| format!("the shard's address {listen}"))
 }
@@ -127,7 +141,7 @@ fn resolved(ready: &Ready, key: &str, flag: &str) -> String {
 }
 
 /// Waits for the child's end and starts it again, until told to stop.
-async fn keep(spec: Spec, mut running: Running, stop: CancellationToken) {
+pub async fn keep(spec: Spec, mut running: Running, stop: CancellationToken) {
     let mut backoff = Backoff::new(Instant::now());
     loop {
         let how = tokio::select! {

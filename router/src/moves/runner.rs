@@ -57,6 +57,8 @@ pub(super) struct Runner {
     reported: Progress,
     /// The version of the last request that was answered.
     answered: i64,
+    /// There is something that operators wait for.
+    report_now: bool,
 }
 
 impl Runner {
@@ -77,6 +79,7 @@ impl Runner {
             pause: None,
             reported: Progress::default(),
             answered: 0,
+            report_now: false,
         }
     }
 
@@ -91,6 +94,9 @@ impl Runner {
                 self.spawn(step);
             }
             self.note_phase();
+            if std::mem::take(&mut self.report_now) {
+                report.reset_immediately();
+            }
             match self.machine.status() {
                 Status::Running => {}
                 Status::Fenced => {
@@ -150,6 +156,7 @@ impl Runner {
             Answer::Done if name == StepName::Open || name == StepName::Unfreeze => {
                 if let Some(frozen_at) = self.frozen_at {
                     self.pause = Some(frozen_at.elapsed());
+                    self.report_now = true;
                 }
             }
             _ => {}
