@@ -122,8 +122,10 @@ impl Runner {
 
     fn spawn(&mut self, step: Step) {
         let Step { ticket, name, what } = step;
-        if name == StepName::Freeze && self.frozen_at.is_none() {
-            self.frozen_at = Some(Instant::now());
+        match name {
+            StepName::BeginSwitch => self.frozen_at = None,
+            StepName::Freeze if self.frozen_at.is_none() => self.frozen_at = Some(Instant::now()),
+            _ => {}
         }
         let (app, meta, id) = (self.app.clone(), self.meta.clone(), self.id);
         let (rate, copied) = (self.rate.clone(), self.copied.clone());
@@ -169,9 +171,6 @@ impl Runner {
         if record.phase != self.phase {
             let (id, phase, reason) = (self.id.0, record.phase, record.reason.clone());
             tracing::info!(move_id = id, ?phase, reason, pause = ?self.pause, "a move goes on");
-            if matches!(phase, Phase::Switching { .. }) {
-                self.frozen_at = None;
-            }
             self.phase = phase;
         }
     }
