@@ -6,7 +6,7 @@ use common::*;
 use kindred_engine::{engine::*, error::EngineError, ops::*, units::*, version::Version};
 use kindred_partition_config::{
     ids::{LeaseId, MoveId, Revision, Slot, Term},
-    key::KeyRange,
+    key::{Key, KeyRange},
     ring::{Bucket, BucketSet},
     unit::{Unit, UnitBuckets},
 };
@@ -425,4 +425,51 @@ fn maps_that_are_behind_are_refused_and_what_is_dropped_is_not_read_on() {
     let overlapping = UnitMove { id: MoveId(2), term: Term(1), unit: all_pods() };
     assert!(matches!(b.unit_import(&overlapping, Import::default()), Err(UnitError::Overlaps { .. })));
     assert!(matches!(a.unit_track(&overlapping, 10), Err(UnitError::Overlaps { .. })));
+}
+
+/// A move of this unit from one to the other, and the end of its way back.
+fn moved(from: &mut Engine, to: &mut Engine, by: &UnitMove, epoch: u64) {
+    let tail = prepare(from, to, by);
+    switch(from, to, by, tail, epoch);
+    from.feed_close(tail);
+    from.unit_drop(by, epoch).expect("released");
+    while from.scrub(100) {}
+    from.validate();
+}
+
+#[test]
+fn a_part_of_what_came_as_a_whole_goes_and_comes_back() {
+    let (mut a, mut b) = (shard(3), shard(4));
+    fill(&mut a, 12);
+    let keys = count(&mut a, prefix(PODS), None);
+    let (start, end) = (Key::from(&*format!("{PODS}a/006")), Key::from(&*format!("{PODS}z")));
+    let upper = Unit::of_range(KeyRange::Span { start, end: Some(end) });
+    let (start, end) = (Key::from(&*format!("{PODS}a/003")), Key::from(&*format!("{PODS}z")));
+    let more = Unit::of_range(KeyRange::Span { start, end: Some(end) });
+    moved(&mut a, &mut b, &by(1, &all_pods()), 2);
+    moved(&mut b, &mut a, &by(2, &all_pods()), 3);
+    // A split, and a merge.
+    moved(&mut a, &mut b, &by(3, &upper), 4);
+    let (low, high) = (count(&mut a, prefix(PODS), None), count(&mut b, upper.range.clone(), None));
+    assert!(low > 0 && high > 0 && low + high == keys, "{low} + {high} of {keys}");
+    // Not with a part that is owned here.
+    let refused = a.unit_import(&by(9, &more), Import::default()).unwrap_err();
+    assert!(matches!(refused, UnitError::Overlaps { state: "owned", .. }), "{refused}");
+    moved(&mut b, &mut a, &by(4, &upper), 5);
+    assert_eq!(count(&mut a, prefix(PODS), None), keys);
+    write(&mut a, put(&format!("{PODS}a/006"), "again"));
+    moved(&mut a, &mut b, &by(5, &all_pods()), 6);
+    assert_eq!(count(&mut b, prefix(PODS), None), keys);
+    // A part that was to move, and did not, is not left behind by the whole.
+    track(&mut b, &by(6, &upper));
+    b.unit_forget(&by(6, &upper)).expect("tracked");
+    moved(&mut b, &mut a, &by(7, &all_pods()), 7);
+    assert_eq!((count(&mut a, prefix(PODS), None), count(&mut a, upper.range.clone(), None)), (keys, high));
+    // All of it went in parts, and comes back at once.
+    for (id, part) in all_pods().minus(&upper).expect("ranges").iter().chain([&upper]).enumerate() {
+        moved(&mut a, &mut b, &by(10 + id as u64, part), 10 + id as u64);
+    }
+    assert_eq!(count(&mut b, prefix(PODS), None), keys);
+    moved(&mut b, &mut a, &by(20, &all_pods()), 20);
+    assert_eq!(count(&mut a, prefix(PODS), None), keys);
 }

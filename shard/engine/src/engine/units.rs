@@ -65,11 +65,15 @@ impl Engine {
     pub fn unit_track(&mut self, by: &UnitMove, budget: usize) -> Result<Tracking, UnitError> {
         self.space.units.fence(by)?;
         let id = match self.space.units.of(&by.unit) {
-            Some(record) if record.state == UnitState::Owned => record.id,
+            Some(record) if record.state == UnitState::Owned && !self.space.units.is_overlaid(record) => {
+                record.id
+            }
             Some(record) if record.by.id == by.id && matches!(record.state, UnitState::Tracked { .. }) => {
                 record.id
             }
-            Some(record) if record.state != UnitState::Gone => return Err(record.refuse("Track")),
+            Some(record) if !matches!(record.state, UnitState::Gone | UnitState::Owned) => {
+                return Err(record.refuse("Track"));
+            }
             _ => {
                 self.may_split(by)?;
                 let floor = self.space.floor_of(&by.unit.range);
@@ -88,7 +92,7 @@ impl Engine {
                         record.state = UnitState::Tracked { ready };
                     }
                     if ready {
-                        self.space.units.trim(id);
+                        self.space.trim(id);
                         self.unpinned = true;
                     }
                 }
@@ -259,7 +263,10 @@ impl Engine {
             Some(record) if matches!(record.state, UnitState::Following { .. }) && record.by.id == by.id => {
                 record.id
             }
-            Some(record) if !matches!(record.state, UnitState::Gone) => return Err(record.refuse("Import")),
+            // Of what was owned here something, or all, may have gone since: looked at closely.
+            Some(record) if !matches!(record.state, UnitState::Gone | UnitState::Owned) => {
+                return Err(record.refuse("Import"));
+            }
             _ => self.unit_make_room(by)?,
         };
         let Some(record) = self.space.units.get_mut(id) else { return Err(UnitError::Unknown(by.id)) };
@@ -296,10 +303,21 @@ impl Engine {
 
     /// A record for a unit that is not here.
     fn unit_make_room(&mut self, by: &UnitMove) -> Result<UnitId, UnitError> {
-        for record in self.space.units.records.iter().filter(|r| r.by.unit.overlaps_unit(&by.unit)) {
-            if record.state != UnitState::Gone {
-                let state = record.state_name();
-                return Err(UnitError::Overlaps { id: by.id, other: record.by.id, state });
+        // What no newer tombstone holds: the newest record decides over each key.
+        let mut left = vec![by.unit.clone()];
+        for record in self.space.units.records.iter().rev().filter(|r| r.by.unit.overlaps_unit(&by.unit)) {
+            match record.state {
+                UnitState::Gone => {
+                    // Units that hash something else stay: refused below, if at all.
+                    let rest = |unit: Unit| unit.minus(&record.by.unit).unwrap_or_else(|| vec![unit]);
+                    left = left.into_iter().flat_map(rest).collect();
+                }
+                // What went from here since is not of it any more.
+                UnitState::Owned if !left.iter().any(|unit| unit.overlaps_unit(&record.by.unit)) => {}
+                _ => {
+                    let state = record.state_name();
+                    return Err(UnitError::Overlaps { id: by.id, other: record.by.id, state });
+                }
             }
         }
         if let Some(key) = self.space.any_live(&by.unit) {
@@ -387,7 +405,7 @@ impl Engine {
             record.state = UnitState::Owned;
             record.epoch = epoch;
         }
-        self.space.units.trim(id);
+        self.space.trim(id);
         Ok(())
     }
 

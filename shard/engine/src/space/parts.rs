@@ -246,6 +246,15 @@ impl Space {
         false
     }
 
+    /// A newer record's unit is not the older ones' any more; of those that are over by it, nothing stays.
+    pub(crate) fn trim(&mut self, id: UnitId) {
+        self.units.trim(id);
+        let units = &self.units;
+        for kind in &mut self.kinds {
+            kind.parts.retain(|(of, keys)| units.get(*of).is_some() || !keys.is_empty());
+        }
+    }
+
     /// Removes about `budget` objects and events of a unit; answers the objects, and whether it is all gone.
     pub(crate) fn drain(&mut self, id: UnitId, budget: &mut usize) -> (Vec<Object>, bool) {
         let mut objects = Vec::new();

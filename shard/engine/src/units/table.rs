@@ -189,6 +189,11 @@ impl Units {
         self.records.iter().rev().find(|record| record.by.unit == *unit)
     }
 
+    /// Whether a newer record decides over a part of this one's unit, and has what stands there.
+    pub(crate) fn is_overlaid(&self, record: &Record) -> bool {
+        self.records.iter().any(|other| other.id > record.id && other.by.unit.overlaps_unit(&record.by.unit))
+    }
+
     /// The record of this unit by this move.
     pub(crate) fn by(&mut self, by: &UnitMove) -> Result<&mut Record, UnitError> {
         self.fence(by)?;
