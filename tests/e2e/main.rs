@@ -10,6 +10,7 @@ mod commands;
 mod crash;
 mod leases;
 mod meta;
+mod moves;
 mod spread;
 mod stalled;
 mod tls;

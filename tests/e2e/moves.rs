@@ -1,0 +1,157 @@
+//! `kindred` as an operator uses it beside `kindred up`: objects, plans, refusals, and Kinds that move under a watch.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context, ensure};
+use kindred_tests::{
+    etcdctl::{self, Etcdctl},
+    process::our_binary,
+    scenario::{self, report},
+    servers::Up,
+};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+const LIMIT: Duration = Duration::from_secs(180);
+const LINE_LIMIT: Duration = Duration::from_secs(30);
+/// Transactions of a hundred pods.
+const BATCHES: usize = 20;
+
+struct Cli {
+    program: PathBuf,
+    admin: String,
+}
+
+impl Cli {
+    fn new(up: &Up) -> anyhow::Result<Self> {
+        Ok(Self { program: our_binary("kindred")?, admin: format!("http://{}", up.admin) })
+    }
+
+    async fn output(&self, words: &[&str]) -> anyhow::Result<etcdctl::Output> {
+        let all: Vec<&str> = ["--admin", &self.admin].iter().chain(words).copied().collect();
+        etcdctl::run(&self.program, &all, "").await
+    }
+
+    async fn ok(&self, words: &[&str]) -> anyhow::Result<String> {
+        self.output(words).await?.ok().with_context(|| format!("kindred {}", words.join(" ")))
+    }
+
+    /// What it says when it refuses.
+    async fn refused(&self, words: &[&str]) -> anyhow::Result<String> {
+        self.output(words).await?.failed().with_context(|| format!("kindred {}", words.join(" ")))
+    }
+}
+
+async fn pods(etcdctl: &Etcdctl) -> anyhow::Result<i64> {
+    let fields = etcdctl.ok(&["get", "/registry/pods/", "--prefix", "--count-only", "-w", "fields"]).await?;
+    let count = fields.lines().find_map(|line| line.strip_prefix("\"Count\" : "));
+    Ok(count.context("count")?.parse()?)
+}
+
+async fn fill(etcdctl: &Etcdctl) -> anyhow::Result<()> {
+    let value = "x".repeat(500);
+    for batch in 0..BATCHES {
+        let puts = (0..100).map(|at| format!("put /registry/pods/ns/pod-{batch:02}-{at:02} {value}\n"));
+        let txn = format!("\n{}\n\n", puts.collect::<String>());
+        ensure!(etcdctl.output(&["txn"], &txn).await?.ok()?.starts_with("SUCCESS"));
+    }
+    Ok(())
+}
+
+#[test]
+fn the_command_line_shows_plans_and_refuses() {
+    scenario::run("operate", LIMIT, |dir| async move {
+        let up = Up::start(&dir, "operate", &[]).await?;
+        let cli = Cli::new(&up)?;
+        let table = cli.ok(&["get", "datapartitionconfigs"]).await?;
+        ensure!(table.starts_with("NAME "), "{table}");
+        ensure!(table.lines().any(|line| line.starts_with("pods ") && line.ends_with(" pods")), "{table}");
+        let yaml = cli.ok(&["get", "dpc", "pods", "-o", "yaml"]).await?;
+        ensure!(yaml.contains("serviceGroupId: pods\n"), "{yaml}");
+        let status = cli.ok(&["status"]).await?;
+        ensure!(status.contains("No move is under way."), "{status}");
+
+        // A file that gives pods to another store: planned, and nothing has changed.
+        let file = dir.join("pods.yaml");
+        std::fs::write(&file, yaml.replace("serviceGroupId: pods", "serviceGroupId: nodes"))?;
+        let path = file.to_str().context("path")?;
+        for words in [vec!["plan", "-f", path], vec!["apply", "-f", path, "--dry-run"]] {
+            let planned = cli.ok(&words).await?;
+            ensure!(planned.starts_with("datapartitionconfigs/pods configured (dry run)\n"), "{planned}");
+            ensure!(planned.lines().any(|line| line.starts_with("pods   pods   nodes ")), "{planned}");
+        }
+        ensure!(cli.ok(&["get", "dpc", "pods", "-o", "yaml"]).await? == yaml);
+        // As it is: nothing happens.
+        std::fs::write(&file, &yaml)?;
+        ensure!(cli.ok(&["apply", "-f", path]).await? == "no key moves\n");
+
+        let half =
+            "kind: DataPartitionConfig\nmetadata: {name: more}\nresource: pods\nserviceGroupId: nodes\n";
+        std::fs::write(&file, half)?;
+        let refusals: [(&[&str], &str); 7] = [
+            (&["move", "pdos", "--to", "nodes"], "did you mean \"pods\"?"),
+            (&["move", "pods", "--to", "moon"], "there is no store \"moon\"; name one of default, leases"),
+            (&["apply", "-f", path], "datapartitionconfigs/more"),
+            (&["merge", "pods"], "pods is one range already"),
+            (&["store", "remove", "pods"], "it still owns pods; run kindred drain pods"),
+            (&["move", "status", "7"], "moves \"7\" not found"),
+            (&["move", "abort"], "no move is under way"),
+        ];
+        for (words, expected) in refusals {
+            let said = cli.refused(words).await?;
+            ensure!(said.contains(expected), "{words:?}: {said}");
+        }
+        ensure!(cli.ok(&["get", "dpc", "-o", "json"]).await?.contains("\"resourceVersion\": \"1\""));
+        report("3 shows, 3 plans and 7 refusals changed nothing");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_kind_moves_under_a_watch_and_comes_back() {
+    scenario::run("move", LIMIT, |dir| async move {
+        let up = Up::start(&dir, "move", &[]).await?;
+        let (cli, etcdctl) = (Cli::new(&up)?, Etcdctl::new(&up.address));
+        fill(&etcdctl).await?;
+        let keys = (BATCHES * 100) as i64;
+        ensure!(pods(&etcdctl).await? == keys);
+        let mut watch = etcdctl.start(&["watch", "/registry/pods/", "--prefix"])?;
+        let mut lines = BufReader::new(watch.stdout.take().context("stdout")?).lines();
+
+        let added = cli.ok(&["store", "add", "pods2", "--local"]).await?;
+        ensure!(added.starts_with("store pods2 added, slot 6\nstore pods2 is up at "), "{added}");
+        let steps: [(&[&str], &str); 6] = [
+            (&["move", "pods", "--to", "pods2"], "pods is on pods2; "),
+            (&["move", "reverse"], "pods is on pods; "),
+            (&["move", "complete"], "and there is no way back"),
+            (&["split", "pods", "--at", "ns/pod-10", "--to", "pods2"], "pods is on pods2; "),
+            (&["move", "complete"], "and there is no way back"),
+            (&["merge", "pods"], "pods is on pods; "),
+        ];
+        for (at, (words, expected)) in steps.into_iter().enumerate() {
+            let said = cli.ok(words).await?;
+            ensure!(said.contains(expected), "{words:?}: {said}");
+            if words[1] != "complete" {
+                ensure!(said.contains("longest write pause "), "{words:?}: {said}");
+            }
+            // What is written is read and seen, in either place.
+            for name in ["pod-00", "pod-15"] {
+                let key = format!("/registry/pods/ns/{name}-00");
+                etcdctl.ok(&["put", &key, &format!("after {at}")]).await?;
+                for expected in ["PUT", &key, &format!("after {at}")] {
+                    let line = tokio::time::timeout(LINE_LIMIT, lines.next_line()).await;
+                    let line = line.with_context(|| format!("the watch says nothing after {words:?}"))??;
+                    ensure!(line.as_deref() == Some(expected), "{words:?}: {line:?}, expected {expected}");
+                }
+            }
+            ensure!(pods(&etcdctl).await? == keys, "{words:?}");
+        }
+        ensure!(cli.refused(&["move", "abort"]).await?.contains("reverse it"));
+        cli.ok(&["move", "complete"]).await?;
+        // Nothing is left there, so it may go.
+        let removed = cli.ok(&["store", "remove", "pods2"]).await?;
+        ensure!(removed == "store pods2 removed\n", "{removed}");
+        watch.kill().await?;
+        report(&format!("{keys} pods moved, came back, were split and merged under one watch"));
+        Ok(())
+    });
+}
