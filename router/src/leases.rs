@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::lease_attach::{Attaching, Command, Next, Reply};
@@ -17,14 +18,21 @@ use kindred_router_core::store::StoreIx;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
 use kindred_wire::refusal::KindredError;
+use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
+use crate::hold::{NotOwned, Waiting};
 use crate::stores::Store;
 
 /// Most pairs remembered; beyond, all are forgotten and attached again as they come.
 const ATTACHED_MAX: usize = 1 << 16;
+
+/// How long a store has to end a lease.
+const END_MAX: Duration = Duration::from_secs(5);
+/// How long the end of a lease waits for a move of its keys; beyond, whoever follows the home's list goes on.
+const MOVING_MAX: Duration = Duration::from_secs(1);
 
 /// The pairs seen attached. A leaf cache, never locked across an await.
 #[derive(Debug, Default)]
@@ -195,29 +203,46 @@ impl App {
         .map(|_| ())
     }
 
+    /// The same at a store of whose keys some may be moving: it refuses as long as another store may come to own them.
+    async fn end_moving_at(&self, lease: LeaseId, store: &Store) -> Result<(), Status> {
+        let deadline = Deadline::within(END_MAX);
+        let mut waiting = Waiting::new(self, Effect::Write, Instant::now() + MOVING_MAX);
+        loop {
+            let known = *self.generations().borrow();
+            match self.end_at(lease, store, deadline).await {
+                Err(status) if NotOwned::of(&status).is_some() => {
+                    if waiting.wait(known, &[]).await.is_err() {
+                        return Err(status);
+                    }
+                }
+                ended => return ended,
+            }
+        }
+    }
+
     /// Ends a lease at the stores that hold keys of it and drops its record at the home. Idempotent: several routers may
     /// do it at once. `false` when a store could not be reached; the home keeps the record and tells again.
     pub async fn finish_lease(&self, lease: LeaseId, home: &Store, attached: &[u32]) -> bool {
-        let deadline = Deadline::within(Duration::from_secs(5));
-        let mut finished = true;
-        for slot in attached {
+        // All at once: a store that moves keys away is done only when the one that takes them over is.
+        let ends = attached.iter().map(|slot| async move {
             let Some(store) = self.stores.by_slot(*slot) else {
                 tracing::warn!(%lease, slot, "a lease has keys on a store that the configuration does not have");
-                finished = false;
-                continue;
+                return false;
             };
             self.leases.forget(lease, store.index);
             if store.index == home.index {
-                continue;
+                return true;
             }
-            if let Err(status) = self.end_at(lease, store, deadline).await {
+            let ended = self.end_moving_at(lease, store).await;
+            if let Err(status) = &ended {
                 tracing::info!(%lease, store = store.name(), error = status.message(), "lease not ended there yet");
-                finished = false;
             }
-        }
-        if !finished {
+            ended.is_ok()
+        });
+        if join_all(ends).await.contains(&false) {
             return false;
         }
+        let deadline = Deadline::within(END_MAX);
         let request = shard::LeaseForgetRequest { id: lease.get() };
         let forgotten = call(home, Effect::Read, deadline, || async {
             home.shard().lease_forget(deadline.request(request)).await

@@ -14,6 +14,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
+use crate::hold::{NotOwned, Waiting};
 use crate::stores::Store;
 
 /// Keepalives of one client under way at a time.
@@ -126,8 +127,17 @@ impl pb::lease_server::Lease for Lease {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
         let id = request.into_inner().id;
         let lease = LeaseId(id);
-        let revoked = self.app.at_home(lease, |home| async move { revoke_at(&home, id, deadline).await });
-        let Some((home, (revision, attached))) = revoked.await? else {
+        let mut waiting = Waiting::new(&self.app, Effect::Write, deadline.at());
+        let revoked = loop {
+            let known = *self.app.generations().borrow();
+            let revoked = self.app.at_home(lease, |home| async move { revoke_at(&home, id, deadline).await });
+            match revoked.await {
+                // Keys of it at its home are moving: nothing was done.
+                Err(status) if NotOwned::of(&status).is_some() => waiting.wait(known, &[]).await?,
+                revoked => break revoked?,
+            }
+        };
+        let Some((home, (revision, attached))) = revoked else {
             return Err(grpc::status(EtcdError::LeaseNotFound));
         };
         if home.is_shard() {

@@ -12,7 +12,7 @@ use kindred_wire::refusal::is_not_owned;
 use kindred_wire::scan::WireError;
 
 use super::message::{self, NO_WATCH};
-use super::session::{Due, Origin, Session};
+use super::session::{Due, Origin, Session, UID_BITS};
 use super::upstream::{Inbound, What};
 
 /// What may be held for a progress round, in bytes; beyond, the round is given up.
@@ -67,12 +67,12 @@ impl Session {
             self.on_progressed(Origin::Store(store), Revision(revision));
             return Ok(());
         }
-        let uid = response.watch_id;
-        self.show(uid, revision);
-        let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.on(store)) else {
-            // Cancelled by the client while this was under way.
+        let Some(uid) = self.there(store, response.watch_id) else {
+            // Cancelled by the client while this was under way, or placed elsewhere.
             return Ok(());
         };
+        self.show(uid, revision);
+        let Some(watch) = self.watches.get_mut(&uid) else { return Ok(()) };
         let client_id = watch.client_id;
         if response.canceled && is_displaced(&response) {
             self.displaced(uid);
@@ -112,11 +112,11 @@ impl Session {
     fn on_created(&mut self, store: StoreIx, bytes: &Bytes, response: &WatchResponse<'_>, revision: i64) {
         let uid = match response.watch_id {
             NO_WATCH => self.first_unconfirmed(store),
-            uid => Some(uid),
+            id => self.there(store, id),
         };
         let Some(uid) = uid else { return };
         self.show(uid, revision);
-        let Some(watch) = self.watches.get_mut(&uid).filter(|watch| watch.on(store)) else { return };
+        let Some(watch) = self.watches.get_mut(&uid) else { return };
         let (client_id, announced) = (watch.client_id, watch.announced);
         if response.canceled && is_displaced(response) {
             return self.displaced(uid);
@@ -151,14 +151,21 @@ impl Session {
             return;
         }
         watch.announced = true;
-        let cancel = watch.cancel;
+        let (cancel, upstream_id) = (watch.cancel, watch.upstream_id(uid));
         self.outgoing.push_back(message::for_client(bytes.clone(), &self.app.identity, client_id));
         self.settle(uid);
         if let Some(upstream) = self.upstreams.get(&store).filter(|_| cancel) {
-            let _ = upstream.send(message::cancel(uid));
+            let _ = upstream.send(message::cancel(upstream_id));
         }
         self.watches_changed();
         self.advance_creates();
+    }
+
+    /// The watch that has this id at the store now.
+    fn there(&self, store: StoreIx, upstream_id: i64) -> Option<i64> {
+        let uid = upstream_id & ((1 << UID_BITS) - 1);
+        let watch = self.watches.get(&uid)?;
+        (watch.on(store) && watch.upstream_id(uid) == upstream_id).then_some(uid)
     }
 
     fn first_unconfirmed(&self, store: StoreIx) -> Option<i64> {

@@ -4,6 +4,7 @@
 //! A position is a revision, and the new owner has the whole history of what it took over, so a watch that is behind reads
 //! the rest there. What its old place sends after that is not listened to.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kindred_partition_config::kind::KindPrefix;
@@ -63,11 +64,15 @@ impl Session {
         for (uid, placed) in moved {
             self.move_watch(uid, placed, generation, &mut creating);
         }
+        let mut opened = BTreeSet::new();
         for (store, uid) in creating {
-            match self.upstreams.contains_key(&store) {
-                true => self.send_create(uid, store),
-                // Takes the others along.
-                false => self.open(store, 0),
+            if opened.contains(&store) {
+                // Its stream began with this one too.
+            } else if self.upstreams.contains_key(&store) {
+                self.send_create(uid, store);
+            } else {
+                self.open(store, 0);
+                opened.insert(store);
             }
         }
         self.leave_empty();
@@ -125,8 +130,9 @@ impl Session {
             && let Some(upstream) = self.upstreams.get(&store)
         {
             // A queue that is full or closed belongs to a stream about to break, and this watch is not opened again there.
-            let _ = upstream.send(message::cancel(uid));
+            let _ = upstream.send(message::cancel(watch.upstream_id(uid)));
         }
+        watch.places = watch.places.wrapping_add(1);
         match placed {
             Err(refusal) => self.refuse(uid, announced, &refusal.to_string()),
             Ok((Placed::Store(store), spread)) => {

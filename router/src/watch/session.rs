@@ -37,6 +37,10 @@ const CREATES_MAX: usize = 1024;
 /// Messages from all upstream streams of a session that wait for it.
 const INBOUND_MAX: usize = 16;
 
+/// Bits of the ids that stores see which are the session's number of a watch; above is how often it was placed anew.
+pub(super) const UID_BITS: u32 = 40;
+const PLACES_MASK: u32 = (1 << 22) - 1;
+
 /// Where the events of a watch come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
@@ -77,9 +81,17 @@ pub(super) struct Watch {
     pub cancel: bool,
     /// Its store has said that the keys are moving.
     pub displaced: bool,
+    /// How often it was placed anew.
+    pub places: u32,
 }
 
 impl Watch {
+    /// Its id at its store: another one at each of its places, so that what an upstream stream still sends for a place that
+    /// the watch has left is not taken for the next one.
+    pub(super) fn upstream_id(&self, uid: i64) -> i64 {
+        uid | (i64::from(self.places & PLACES_MASK) << UID_BITS)
+    }
+
     pub(super) fn on(&self, store: StoreIx) -> bool {
         self.origin == Origin::Store(store)
     }
@@ -304,6 +316,7 @@ impl Session {
                     in_fragment: false,
                     cancel: false,
                     displaced: false,
+                    places: 0,
                 };
                 self.watches.insert(uid, watch);
                 match origin {
@@ -390,7 +403,7 @@ impl Session {
 
     pub(super) fn send_create(&mut self, uid: i64, store: StoreIx) {
         let Some(watch) = self.watches.get(&uid) else { return };
-        let request = message::create(&watch.create, uid, watch.next);
+        let request = message::create(&watch.create, watch.upstream_id(uid), watch.next);
         if let Some(upstream) = self.upstreams.get(&store) {
             // A queue that is full or closed belongs to a stream about to break: it is opened again with this watch.
             let _ = upstream.send(request);
@@ -409,7 +422,7 @@ impl Session {
         for (uid, watch) in &mut self.watches {
             if watch.on(store) && (watch.announced || !waiting(*uid)) {
                 (watch.live, watch.displaced) = (false, false);
-                first.push(message::create(&watch.create, *uid, watch.next));
+                first.push(message::create(&watch.create, watch.upstream_id(*uid), watch.next));
             }
         }
         if first.is_empty() {
@@ -431,12 +444,12 @@ impl Session {
             watch.cancel = true;
             return;
         }
-        let live = watch.live;
+        let (live, upstream_id) = (watch.live, watch.upstream_id(uid));
         let upstream = match watch.origin {
             Origin::Store(store) => self.upstreams.get(&store),
             Origin::Feed(_) => None,
         };
-        if upstream.is_some_and(|upstream| upstream.send(message::cancel(uid))) && live {
+        if upstream.is_some_and(|upstream| upstream.send(message::cancel(upstream_id))) && live {
             // The store's answer ends it, behind the events that are under way.
             return;
         }
@@ -495,8 +508,8 @@ impl Session {
         self.outgoing.push_back(message::refused(self.app.identity.header(self.seen), status.message()));
         self.creates.pop_front();
         // Its create may be queued: when the stream opens, the store must not keep a watch that nobody has.
-        if let Some(upstream) = self.upstreams.get(&store.index) {
-            let _ = upstream.send(message::cancel(uid));
+        if let (Some(upstream), Some(watch)) = (self.upstreams.get(&store.index), self.watches.get(&uid)) {
+            let _ = upstream.send(message::cancel(watch.upstream_id(uid)));
         }
         self.remove(uid);
         self.advance_creates();
