@@ -3,39 +3,19 @@
 
 use std::{fs, time::Duration};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use bytes::Bytes;
 use kindred_proto::etcdserverpb::PutRequest;
 use kindred_tests::{
+    admin::Admin,
     client::Client,
     scenario::{self, report, wait_for},
     servers::Up,
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
 };
 
 const LIMIT: Duration = Duration::from_secs(180);
 const CHANGE_LIMIT: Duration = Duration::from_secs(60);
 const CONFIGS: &str = "/api/v1/datapartitionconfigs";
-
-fn addresses(up: &Up, key: &str) -> anyhow::Result<Vec<String>> {
-    let field = up.process.ready_field(key)?;
-    Ok(field.split(',').map(|url| url.trim_start_matches("http://").to_owned()).collect())
-}
-
-/// What curl would show: the status and the body.
-async fn ask(admin: &str, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
-    let mut stream = TcpStream::connect(admin).await?;
-    let head = format!("{method} {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\nContent-Length: ");
-    stream.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).await?;
-    let mut answer = String::new();
-    tokio::time::timeout(Duration::from_secs(20), stream.read_to_string(&mut answer)).await??;
-    let (head, body) = answer.split_once("\r\n\r\n").context("an answer with a head")?;
-    let code = head.split(' ').nth(1).context("a status line")?.parse()?;
-    Ok((code, body.to_owned()))
-}
 
 async fn put(client: &mut Client, key: &'static str) -> anyhow::Result<()> {
     let request = PutRequest { key: Bytes::from(key), value: Bytes::from_static(b"x"), ..Default::default() };
@@ -51,7 +31,7 @@ fn config(name: &str) -> String {
 async fn has(admin: &str, name: &str) -> anyhow::Result<()> {
     let path = format!("{CONFIGS}/{name}");
     wait_for("the config at the router", CHANGE_LIMIT, || async {
-        Ok((ask(admin, "GET", &path, "").await?.0 == 200).then_some(()))
+        Ok((Admin::at(admin).ask("GET", &path, "").await?.0 == 200).then_some(()))
     })
     .await
 }
@@ -60,9 +40,9 @@ async fn has(admin: &str, name: &str) -> anyhow::Result<()> {
 fn two_routers_and_their_meta_store() {
     scenario::run("meta", LIMIT, |dir| async move {
         let mut up = Up::start(&dir, "kindred", &["--routers=2".to_owned()]).await?;
-        let (admins, clients) = (addresses(&up, "admin")?, addresses(&up, "listen")?);
+        let (admins, clients) = (up.addresses("admin")?, up.addresses("listen")?);
         ensure!(admins.len() == 2 && clients.len() == 2, "{admins:?} {clients:?}");
-        let made = ask(&admins[0], "POST", CONFIGS, &config("secrets")).await?;
+        let made = Admin::at(&admins[0]).ask("POST", CONFIGS, &config("secrets")).await?;
         ensure!(made.0 == 201, "{made:?}");
         has(&admins[1], "secrets").await?;
 
@@ -78,22 +58,25 @@ fn two_routers_and_their_meta_store() {
         }
         // It is started again, empty, gets the state back, and takes changes.
         wait_for("a change after the meta store's return", CHANGE_LIMIT, || async {
-            let (code, body) = ask(&admins[1], "POST", CONFIGS, &config("configmaps")).await?;
+            let (code, body) = Admin::at(&admins[1]).ask("POST", CONFIGS, &config("configmaps")).await?;
             ensure!([201, 503].contains(&code), "{code} {body}");
             Ok((code == 201).then_some(()))
         })
         .await?;
         has(&admins[0], "configmaps").await?;
-        ensure!(ask(&admins[0], "GET", &format!("{CONFIGS}/secrets"), "").await?.0 == 200, "it was lost");
+        ensure!(
+            Admin::at(&admins[0]).ask("GET", &format!("{CONFIGS}/secrets"), "").await?.0 == 200,
+            "it was lost"
+        );
 
         // The next one on the folder, with another configuration.
         up.process.stop().await?;
         let other = dir.join("other.yaml");
         fs::write(&other, "default: default\nstores:\n- {name: default, slot: 1}\n")?;
         let again = Up::start(&dir, "kindred", &[format!("--config={}", other.display())]).await?;
-        let admin = &addresses(&again, "admin")?[0];
+        let admin = &again.addresses("admin")?[0];
         for name in ["secrets", "configmaps", "pods"] {
-            let (code, body) = ask(admin, "GET", &format!("{CONFIGS}/{name}"), "").await?;
+            let (code, body) = Admin::at(admin).ask("GET", &format!("{CONFIGS}/{name}"), "").await?;
             ensure!(code == 200, "{name}: {code} {body}");
         }
         let mut client = Client::connect(&again.address).await?;

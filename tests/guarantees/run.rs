@@ -7,38 +7,25 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use kindred_checker::{
     Counts, check,
-    history::{DefiniteError, History, Outcome, Request, Revision},
+    history::{DefiniteError, History, Outcome, Request},
 };
-use kindred_tests::{
-    scenario::wait_for,
-    workload::{
-        caller::{Caller, NO_LEASE},
-        keys::{self, KINDS},
-        recorder::{Recorder, kind_of_request},
-        watchers::{Targets, Watcher},
-        workers::{self, Worker},
-    },
+use kindred_tests::workload::{
+    crowd::Crowd,
+    keys::KINDS,
+    recorder::{Recorder, kind_of_request},
 };
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
     stored,
     system::{Assumptions, Order, System, Target},
 };
 
-const WRITERS: usize = 6;
-const READERS: usize = 3;
-const WATCHERS: usize = 5;
 /// How long clients work before and after a fault, or in all without one.
 pub const WORK: Duration = Duration::from_millis(2500);
-const WORK_LIMIT: Duration = Duration::from_secs(60);
-const OPERATIONS_MIN: usize = 500;
-const EVENTS_MIN: usize = 1000;
-const TICK: Duration = Duration::from_millis(50);
 
 /// What happens in the middle of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,44 +110,12 @@ impl Suite {
         seed: u64,
     ) -> anyhow::Result<()> {
         let mut rng = StdRng::seed_from_u64(seed);
-        let (stop_workers, stopped) = watch::channel(false);
-        let (set_targets, targets) = watch::channel(None);
-        let mut workers = JoinSet::new();
-        let mut watchers = JoinSet::new();
-        for _ in 0..WRITERS {
-            workers.spawn(workers::write(worker(recorder, system, &mut rng, &stopped)?));
-        }
-        for _ in 0..READERS {
-            workers.spawn(workers::read(worker(recorder, system, &mut rng, &stopped)?));
-        }
-        workers.spawn(workers::compact(worker(recorder, system, &mut rng, &stopped)?));
         let careful = self.target == Target::Etcd;
-        for _ in 0..WATCHERS {
-            let worker = worker(recorder, system, &mut rng, &stopped)?;
-            watchers.spawn(Watcher::new(worker, targets.clone(), careful).run());
-        }
-        enough_work(recorder).await?;
+        let crowd = Crowd::gather(recorder, &system.endpoints, rng.random(), careful)?;
+        crowd.enough(WORK / 2).await?;
         self.strike(system, assumptions, &mut rng).await?;
-        enough_work(recorder).await?;
-        stop_workers.send_replace(true);
-        all_done(workers).await?;
-        set_targets.send_replace(Some(last_revisions(recorder, system, &mut rng).await?));
-        if assumptions.order == Order::PerKind {
-            return all_done(watchers).await;
-        }
-        // etcd answers no progress request while a watch of the stream waits for a revision that is not yet there.
-        let mut caller = Caller::new(recorder.clone(), system.endpoints.clone(), &mut rng)?;
-        let ticking = async {
-            loop {
-                let (key, value) = (keys::key(&mut rng, 0), recorder.value().into());
-                caller.call(&mut rng, Request::Put { key, value, lease: NO_LEASE }).await?;
-                tokio::time::sleep(TICK).await;
-            }
-        };
-        tokio::select! {
-            done = all_done(watchers) => done,
-            failed = ticking => failed,
-        }
+        crowd.enough(WORK / 2).await?;
+        crowd.finish(assumptions.order != Order::PerKind).await
     }
 
     async fn strike(
@@ -210,57 +165,6 @@ impl Suite {
         }
         found.into_iter().map(|(what, times)| format!("{times} times {what}")).collect()
     }
-}
-
-fn worker(
-    recorder: &Arc<Recorder>,
-    system: &System,
-    rng: &mut StdRng,
-    done: &watch::Receiver<bool>,
-) -> anyhow::Result<Worker> {
-    let caller = Caller::new(recorder.clone(), system.endpoints.clone(), rng)?;
-    Ok(Worker::new(caller, rng.random(), done.clone()))
-}
-
-/// Half of a run: a time, and on a busy machine until enough was done in it.
-async fn enough_work(recorder: &Recorder) -> anyhow::Result<()> {
-    let before = recorder.amounts();
-    tokio::time::sleep(WORK / 2).await;
-    wait_for("clients to get on", WORK_LIMIT, || async {
-        let (operations, events) = recorder.amounts();
-        Ok((operations - before.0 >= OPERATIONS_MIN && events - before.1 >= EVENTS_MIN).then_some(()))
-    })
-    .await
-}
-
-async fn all_done(mut tasks: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> {
-    while let Some(done) = tasks.join_next().await {
-        done??;
-    }
-    Ok(())
-}
-
-/// The current revision of each Kind, after the last write.
-async fn last_revisions(
-    recorder: &Arc<Recorder>,
-    system: &System,
-    rng: &mut StdRng,
-) -> anyhow::Result<Targets> {
-    let mut caller = Caller::new(recorder.clone(), system.endpoints.clone(), rng)?;
-    let mut targets = [Revision(0); KINDS.len()];
-    for (kind, target) in targets.iter_mut().enumerate() {
-        for request in [Request::get(keys::probe(kind)), list_of(kind)] {
-            let outcome = caller.call(rng, request).await?;
-            let header =
-                outcome.header().with_context(|| format!("a read of {kind} at the end: {outcome:?}"))?;
-            *target = header.max(*target);
-        }
-    }
-    Ok(targets)
-}
-
-fn list_of(kind: usize) -> Request {
-    Request::List(kindred_checker::history::List::current(keys::whole(kind)))
 }
 
 /// A run in which little happened proves little.

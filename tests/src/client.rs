@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use kindred_proto::etcdserverpb::{
-    cluster_client::ClusterClient, kv_client::KvClient, lease_client::LeaseClient,
-    maintenance_client::MaintenanceClient, watch_client::WatchClient,
+use kindred_proto::{
+    etcdserverpb::{
+        cluster_client::ClusterClient, kv_client::KvClient, lease_client::LeaseClient,
+        maintenance_client::MaintenanceClient, watch_client::WatchClient,
+    },
+    shard_v1::units_client::UnitsClient,
 };
 use tonic::transport::{Channel, Endpoint};
 
@@ -21,6 +24,8 @@ pub struct Client {
     pub lease: LeaseClient<Channel>,
     pub cluster: ClusterClient<Channel>,
     pub maintenance: MaintenanceClient<Channel>,
+    /// Only a shard has this one.
+    pub units: UnitsClient<Channel>,
 }
 
 impl Client {
@@ -50,7 +55,8 @@ impl Client {
             watch: WatchClient::new(channel.clone()).max_decoding_message_size(usize::MAX),
             lease: LeaseClient::new(channel.clone()),
             cluster: ClusterClient::new(channel.clone()),
-            maintenance: MaintenanceClient::new(channel),
+            maintenance: MaintenanceClient::new(channel.clone()),
+            units: UnitsClient::new(channel),
         }
     }
 }

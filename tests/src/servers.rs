@@ -165,6 +165,14 @@ impl Up {
         Ok(stores.map(|(name, address)| (name.to_owned(), bare(address))).collect())
     }
 
+    /// All addresses of a field of the ready line (`listen`, `admin`), one a router, as `host:port`.
+    ///
+    /// # Errors
+    /// When the ready line does not have it.
+    pub fn addresses(&self, field: &str) -> anyhow::Result<Vec<String>> {
+        Ok(self.process.ready_field(field)?.split(',').map(bare).collect())
+    }
+
     /// The process of a shard: the child of ours that was given its name.
     ///
     /// # Errors

@@ -3,7 +3,9 @@
 //! processes (`guarantees`) and in a simulation (`netsim`) alike.
 
 pub mod caller;
+pub mod crowd;
 pub mod keys;
+pub mod leased;
 pub mod recorder;
 pub mod stream;
 pub mod watchers;

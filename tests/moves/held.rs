@@ -1,0 +1,56 @@
+//! What the shards hold when all moves are over: nothing that is not theirs, and no lock.
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use kindred_partition_config::{parse, validate::validate};
+use kindred_proto::{
+    etcdserverpb::RangeRequest,
+    shard_v1::{UnitState, UnitsListRequest},
+};
+use kindred_tests::{client::Client, servers::Up, workload::keys::KINDS};
+
+/// The metadata of a shard's refusal for ownership.
+const NOT_OWNED: &str = "kindred-not-owned";
+
+/// Every record of every shard is settled, and each key is where the map says. How many keys there are.
+///
+/// # Errors
+/// When it is not so.
+pub async fn settled(up: &Up, config: &str) -> anyhow::Result<u64> {
+    let mut config = parse::parse_config(config)?;
+    let stores = up.stores()?;
+    for (name, address) in &stores {
+        let store = config.stores.iter_mut().find(|store| store.name.0 == *name);
+        store.context("a store of the config")?.endpoints = vec![address.clone()];
+    }
+    let config = validate(&config).map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
+    let mut keys = 0;
+    for (name, address) in &stores {
+        let client = Client::connect(address).await?;
+        for record in client.units.clone().list(UnitsListRequest {}).await?.into_inner().records {
+            let state = UnitState::try_from(record.state)?;
+            ensure!(matches!(state, UnitState::Owned | UnitState::Gone), "store {name} still has {record:?}");
+        }
+        for kind in &KINDS {
+            let mut end = kind.prefix.as_bytes().to_vec();
+            if let Some(last) = end.last_mut() {
+                *last += 1;
+            }
+            let all =
+                RangeRequest { key: kind.prefix.into(), range_end: Bytes::from(end), ..Default::default() };
+            let kvs = match client.kv.clone().range(all).await {
+                Ok(answer) => answer.into_inner().kvs,
+                // It has been moved away as a whole, and whoever asks without a map is sent elsewhere.
+                Err(status) if status.metadata().contains_key(NOT_OWNED) => continue,
+                Err(status) => return Err(status.into()),
+            };
+            for kv in kvs {
+                let owner = &config.stores[usize::from(config.map.store_of(&kv.key).0)].name.0;
+                let key = String::from_utf8_lossy(&kv.key).into_owned();
+                ensure!(owner == name, "store {name} shows {key}, which is of store {owner}");
+                keys += 1;
+            }
+        }
+    }
+    Ok(keys)
+}

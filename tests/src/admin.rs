@@ -1,0 +1,110 @@
+//! The admin API of a router without TLS: requests as `curl` sends them, and moves.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::scenario::wait_for;
+
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+
+/// Where the admin port of a router is.
+#[derive(Debug, Clone)]
+pub struct Admin {
+    address: String,
+}
+
+impl Admin {
+    /// Of a router whose admin port is `host:port`.
+    #[must_use]
+    pub fn at(address: &str) -> Self {
+        Self { address: address.to_owned() }
+    }
+
+    /// What curl would show: the status and the body.
+    ///
+    /// # Errors
+    /// When nobody answers in time, or not in HTTP.
+    pub async fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
+        let mut stream = TcpStream::connect(&self.address).await?;
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.address);
+        stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).await?;
+        let mut answer = String::new();
+        tokio::time::timeout(ANSWER_LIMIT, stream.read_to_string(&mut answer)).await??;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer with a head")?;
+        let code = head.split(' ').nth(1).context("a status line")?.parse()?;
+        Ok((code, body.to_owned()))
+    }
+
+    /// The answer to a request that must work.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub async fn ok(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let (code, answer) = self.ask(method, path, &body.to_string()).await?;
+        ensure!((200..300).contains(&code), "{method} {path} {body}: {code} {answer}");
+        serde_json::from_str(&answer).with_context(|| format!("{method} {path}: {answer}"))
+    }
+
+    /// Makes a change by a verb (`move`, `split`, `merge`, `drain`, `apply`): the numbers of the moves that have begun.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub async fn change(&self, verb: &str, body: &Value) -> anyhow::Result<Vec<u64>> {
+        let made = self.ok("POST", &format!("/api/v1/{verb}"), body).await?;
+        let moves = made["moves"].as_array().with_context(|| format!("the moves of {made}"))?;
+        Ok(moves.iter().filter_map(Value::as_u64).collect())
+    }
+
+    /// A move as it is shown; null when this router has not heard of it yet.
+    ///
+    /// # Errors
+    /// When it cannot be told.
+    pub async fn shown(&self, id: u64) -> anyhow::Result<Value> {
+        let (code, answer) = self.ask("GET", &format!("/api/v1/moves/{id}"), "").await?;
+        match code {
+            404 => Ok(Value::Null),
+            200 => Ok(serde_json::from_str(&answer)?),
+            _ => bail!("move {id}: {code} {answer}"),
+        }
+    }
+
+    /// Asks something of a move: `abort`, `reverse`, `complete`.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub async fn request(&self, id: u64, what: &str) -> anyhow::Result<()> {
+        self.ok("POST", &format!("/api/v1/moves/{id}/{what}"), &json!({})).await.map(drop)
+    }
+
+    /// Waits until a move is as `wanted`; fails when it is over otherwise.
+    ///
+    /// # Errors
+    /// When that does not come.
+    pub async fn until(
+        &self,
+        id: u64,
+        limit: Duration,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<Value> {
+        let what = format!("move {id}");
+        let reached = wait_for(&what, limit, || async {
+            let shown = self.shown(id).await?;
+            if !shown.is_null() && wanted(&shown) {
+                return Ok(Some(shown));
+            }
+            ensure!(shown["over"] != true, "move {id} is over: {shown}");
+            Ok(None)
+        });
+        let reached = reached.await;
+        match reached {
+            Ok(shown) => Ok(shown),
+            Err(error) => Err(error.context(format!("{}", self.shown(id).await?))),
+        }
+    }
+}

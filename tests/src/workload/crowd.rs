@@ -1,0 +1,165 @@
+//! All clients of a run: they work until told to stop, then every watch must get everything.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context;
+use kindred_checker::history::{KeyRange, List, Request, Revision};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use tokio::{sync::watch, task::JoinSet};
+
+use super::{
+    caller::{Caller, Endpoints, NO_LEASE},
+    keys::{self, KINDS},
+    leased,
+    recorder::Recorder,
+    watchers::{Targets, Watcher},
+    workers::{self, Worker},
+};
+use crate::scenario::wait_for;
+
+const WRITERS: usize = 6;
+const READERS: usize = 3;
+const WATCHERS: usize = 5;
+const WORK_LIMIT: Duration = Duration::from_secs(60);
+const OPERATIONS_MIN: usize = 500;
+const EVENTS_MIN: usize = 1000;
+const TICK: Duration = Duration::from_millis(50);
+
+/// Clients at work.
+#[derive(Debug)]
+pub struct Crowd {
+    recorder: Arc<Recorder>,
+    endpoints: Arc<Endpoints>,
+    rng: StdRng,
+    stop_workers: watch::Sender<bool>,
+    stopped: watch::Receiver<bool>,
+    set_targets: watch::Sender<Option<Targets>>,
+    workers: JoinSet<anyhow::Result<()>>,
+    watchers: JoinSet<anyhow::Result<()>>,
+}
+
+impl Crowd {
+    /// Writers, readers, one who compacts, and watchers. `careful`: as real etcd needs it.
+    ///
+    /// # Errors
+    /// When an endpoint is no address.
+    pub fn gather(
+        recorder: &Arc<Recorder>,
+        endpoints: &Arc<Endpoints>,
+        seed: u64,
+        careful: bool,
+    ) -> anyhow::Result<Self> {
+        let (stop_workers, stopped) = watch::channel(false);
+        let (set_targets, targets) = watch::channel(None);
+        let mut crowd = Self {
+            recorder: recorder.clone(),
+            endpoints: endpoints.clone(),
+            rng: StdRng::seed_from_u64(seed),
+            stop_workers,
+            stopped,
+            set_targets,
+            workers: JoinSet::new(),
+            watchers: JoinSet::new(),
+        };
+        for _ in 0..WRITERS {
+            let worker = crowd.worker()?;
+            crowd.workers.spawn(workers::write(worker));
+        }
+        for _ in 0..READERS {
+            let worker = crowd.worker()?;
+            crowd.workers.spawn(workers::read(worker));
+        }
+        let worker = crowd.worker()?;
+        crowd.workers.spawn(workers::compact(worker));
+        for _ in 0..WATCHERS {
+            let watcher = Watcher::new(crowd.worker()?, targets.clone(), careful);
+            crowd.watchers.spawn(watcher.run());
+        }
+        Ok(crowd)
+    }
+
+    /// Clients beside the others, with leases of their own. No store may be lost meanwhile.
+    ///
+    /// # Errors
+    /// When an endpoint is no address.
+    pub fn add_leased(&mut self, clients: usize) -> anyhow::Result<()> {
+        for number in 0..clients {
+            let worker = self.worker()?;
+            self.workers.spawn(leased::work(worker, number));
+        }
+        Ok(())
+    }
+
+    fn worker(&mut self) -> anyhow::Result<Worker> {
+        let caller = Caller::new(self.recorder.clone(), self.endpoints.clone(), &mut self.rng)?;
+        Ok(Worker::new(caller, self.rng.random(), self.stopped.clone()))
+    }
+
+    /// Waits for a time, and on a busy machine until enough was done in it.
+    ///
+    /// # Errors
+    /// When clients do not get on.
+    pub async fn enough(&self, time: Duration) -> anyhow::Result<()> {
+        let before = self.recorder.amounts();
+        tokio::time::sleep(time).await;
+        wait_for("clients to get on", WORK_LIMIT, || async {
+            let (operations, events) = self.recorder.amounts();
+            Ok((operations - before.0 >= OPERATIONS_MIN && events - before.1 >= EVENTS_MIN).then_some(()))
+        })
+        .await
+    }
+
+    /// Stops the writers and waits until every watch has everything. `ticking`: etcd answers no progress request while a
+    /// watch of the stream waits for a revision that is not yet there, so somebody writes on.
+    ///
+    /// # Errors
+    /// When a client fails, or a watch does not get everything.
+    pub async fn finish(mut self, ticking: bool) -> anyhow::Result<()> {
+        self.stop_workers.send_replace(true);
+        all_done(std::mem::take(&mut self.workers)).await?;
+        let targets = self.last_revisions().await?;
+        self.set_targets.send_replace(Some(targets));
+        if !ticking {
+            return all_done(self.watchers).await;
+        }
+        let mut caller = Caller::new(self.recorder.clone(), self.endpoints.clone(), &mut self.rng)?;
+        let (recorder, mut rng) = (self.recorder, self.rng);
+        let ticking = async {
+            loop {
+                let (key, value) = (keys::key(&mut rng, 0), recorder.value().into());
+                caller.call(&mut rng, Request::Put { key, value, lease: NO_LEASE }).await?;
+                tokio::time::sleep(TICK).await;
+            }
+        };
+        tokio::select! {
+            done = all_done(self.watchers) => done,
+            failed = ticking => failed,
+        }
+    }
+
+    /// The current revision of each Kind, after the last write.
+    async fn last_revisions(&mut self) -> anyhow::Result<Targets> {
+        let mut caller = Caller::new(self.recorder.clone(), self.endpoints.clone(), &mut self.rng)?;
+        let mut targets = [Revision(0); KINDS.len()];
+        for (kind, target) in targets.iter_mut().enumerate() {
+            for request in [Request::get(keys::probe(kind)), list_of(keys::whole(kind))] {
+                let outcome = caller.call(&mut self.rng, request).await?;
+                let header =
+                    outcome.header().with_context(|| format!("a read of {kind} at the end: {outcome:?}"))?;
+                *target = header.max(*target);
+            }
+        }
+        Ok(targets)
+    }
+}
+
+fn list_of(range: KeyRange) -> Request {
+    Request::List(List::current(range))
+}
+
+async fn all_done(mut tasks: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> {
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
