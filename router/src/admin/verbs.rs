@@ -201,7 +201,7 @@ pub async fn planned(app: &Arc<App>, verbs: &[Verb]) -> Result<Value, ApiError> 
     let (mut changed, mut sized) = (Vec::new(), Vec::new());
     for verb in verbs {
         let change = verb.change(&state)?;
-        begun(&state, &change, app)?;
+        begun(verb, &state, &change, app)?;
         changed.extend(objects(&state, &change.state));
         sized.extend(sizes::moves(app, &change).await);
     }
@@ -231,7 +231,7 @@ pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
     let state = app
         .change_state(|state| {
             let change = verb.change(state)?;
-            let (next, moves) = begun(state, &change, app)?;
+            let (next, moves) = begun(verb, state, &change, app)?;
             let same =
                 objects(state, &next.state).is_empty() && next.state.map == state.map && moves.is_empty();
             last = Some((state.clone(), moves));
@@ -242,8 +242,20 @@ pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
     Ok(Made { before, state, moves })
 }
 
-fn begun(state: &ClusterState, change: &Change, app: &App) -> Result<(Next, Vec<MoveId>), ApiError> {
-    begin(state, change, &known_moves(app)).map_err(|error| ApiError::Conflict(error.to_string()))
+fn begun(
+    verb: &Verb,
+    state: &ClusterState,
+    change: &Change,
+    app: &App,
+) -> Result<(Next, Vec<MoveId>), ApiError> {
+    let known = known_moves(app);
+    if let Some(id) = verb.under_way(state, change, &known) {
+        return Err(ApiError::Conflict(format!(
+            "the configuration says so already, and move {} of the Kind is not over: see kindred move status {0}",
+            id.0
+        )));
+    }
+    begin(state, change, &known).map_err(|error| ApiError::Conflict(error.to_string()))
 }
 
 /// The moves that meta knew of last. If it knows of more by now, a transaction that begins one fails, and is tried again.
@@ -282,6 +294,24 @@ fn unversioned(object: &Value) -> Value {
 }
 
 impl Verb {
+    /// A move that is not over, and whose Kind this is to move, where the configs say nothing else: they are put back
+    /// only when a move ends that was reversed. To say that nothing is to be done would not be true then.
+    fn under_way(
+        &self,
+        state: &ClusterState,
+        change: &Change,
+        known: &BTreeMap<MoveId, (MoveRecord, i64)>,
+    ) -> Option<MoveId> {
+        let Self::Move(MoveBody { kind, .. }) = self else { return None };
+        if !change.transfers.is_empty() || !objects(state, &change.state).is_empty() {
+            return None;
+        }
+        let kind = state.scheme().resolve(kind).ok()?.to_string();
+        let record = known.values().map(|(record, _)| record);
+        let mut of_kind = record.filter(|record| record.kind.as_ref() == Some(&kind));
+        of_kind.find(|record| !record.phase.is_over()).map(|record| record.id)
+    }
+
     /// The change of the state.
     ///
     /// # Errors
@@ -467,6 +497,23 @@ mod tests {
         );
         let verb = Verb::Move(serde_json::from_value(json!({ "kind": "pdos", "to": "b" })).unwrap());
         assert!(said(verb.change(&state()).unwrap_err()).contains("pods"), "a suggestion");
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_not_called_done() {
+        let verb =
+            |to: &str| Verb::Move(serde_json::from_value(json!({ "kind": "pods", "to": to })).unwrap());
+        let change = verb("b").change(&state()).unwrap();
+        let (_, transfers) = change.by_kind().pop_first().unwrap();
+        let record = MoveRecord::new(MoveId(3), &transfers).unwrap();
+        let known = BTreeMap::from([(record.id, (record, 1))]);
+        // The configs say b by now.
+        let next = change.state;
+        let again = verb("b").change(&next).unwrap();
+        assert_eq!(verb("b").under_way(&next, &again, &known), Some(MoveId(3)));
+        assert_eq!(verb("b").under_way(&next, &again, &BTreeMap::new()), None);
+        let other = verb("a").change(&next).unwrap();
+        assert_eq!(verb("a").under_way(&next, &other, &known), None, "the configs change");
     }
 
     #[test]
