@@ -17,7 +17,7 @@ use crate::{
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
     read,
     space::Space,
-    units::{NotOwned, UnitState},
+    units::UnitState,
     version::Version,
     watch::{Watches, feed::Feeds},
 };
@@ -112,6 +112,7 @@ impl Engine {
     pub fn compact(&mut self, now: MonoMillis, at: Revision) -> Result<Option<MonoMillis>, EngineError> {
         let floors = self.space.units.records.iter().map(|record| record.floor);
         if at <= floors.fold(self.space.floor, Revision::min) {
+            self.space.compacted = self.space.compacted.max(at);
             return Err(EngineError::Compacted { floor: self.space.floor });
         }
         let current = self.current_all();
@@ -123,6 +124,7 @@ impl Engine {
         self.space.raise_visible(&everything, at);
         let until = self.holds.below(now, at);
         if until.is_none() {
+            self.space.compacted = self.space.compacted.max(at);
             for record in &mut self.space.units.records {
                 record.floor = record.floor.max(at);
             }
@@ -187,7 +189,7 @@ impl Engine {
             header,
             count: self.space.count(range, at),
             rest: range.clone(),
-            view: self.view_since(),
+            view: self.space.units.since(),
         })
     }
 
@@ -199,13 +201,7 @@ impl Engine {
         max_keys: usize,
         max_bytes: usize,
     ) -> Result<Vec<Version>, EngineError> {
-        for record in &self.space.units.records {
-            let dropped = matches!(record.state, UnitState::Dropping | UnitState::Gone);
-            if dropped && open.view.sees(record) && record.by.unit.overlaps(&open.rest) {
-                let (key, epoch) = (open.rest.start().clone(), record.epoch);
-                return Err(NotOwned { key, epoch }.into());
-            }
-        }
+        self.space.units.go_on(&mut open.view, &open.rest)?;
         let (chunk, rest) = self.space.chunk(&open.rest, open.at, &open.view, max_keys.max(1), max_bytes);
         open.rest = rest;
         Ok(chunk)
@@ -234,10 +230,12 @@ impl Engine {
     pub fn hash_kv(&mut self, at: Option<Revision>) -> Result<(u32, Revision, Revision), EngineError> {
         let current = self.current_all();
         let at = at.unwrap_or(current);
+        // What every unit still holds: of one that came with more, no more counts.
+        let visible = self.space.units.records.iter().filter(|record| record.is_visible());
+        let floor = visible.map(|record| record.floor).fold(self.space.floor, Revision::max);
         if at >= Revision::ZERO {
-            read::check_revision(Some(at), self.space.floor, current)?;
+            read::check_revision(Some(at), floor, current)?;
         }
-        let floor = self.space.floor;
         Ok((hash::hash_kv(&self.space, floor, at), at, floor))
     }
 

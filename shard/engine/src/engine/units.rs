@@ -10,9 +10,10 @@ use xxhash_rust::xxh3::Xxh3;
 use super::{Engine, FeedId, WallMicros};
 use crate::{
     read::LATEST,
+    space::Splitting,
     units::{
         CopyChunk, Import, NotOwned, Tracking, UnitDigest, UnitError, UnitMove, UnitRecord, UnitState,
-        table::{Record, UnitId, View},
+        table::{Record, Room, UnitId},
     },
     version::Version,
 };
@@ -21,6 +22,8 @@ use crate::{
 const DIGEST_KEYS: u64 = 1024;
 /// Leases that a refusal names.
 const NAMED_MAX: usize = 100;
+/// Keys and events that one import looks at to make room.
+const ROOM_STEPS: usize = 8192;
 
 impl Engine {
     /// Whether a request over these ranges may be executed here: single keys are decided by the record that holds them;
@@ -65,18 +68,14 @@ impl Engine {
     pub fn unit_track(&mut self, by: &UnitMove, budget: usize) -> Result<Tracking, UnitError> {
         self.space.units.fence(by)?;
         let id = match self.space.units.of(&by.unit) {
-            Some(record) if record.state == UnitState::Owned && !self.space.units.is_overlaid(record) => {
-                record.id
-            }
+            Some(record) if record.state == UnitState::Owned => record.id,
             Some(record) if record.by.id == by.id && matches!(record.state, UnitState::Tracked { .. }) => {
                 record.id
             }
-            Some(record) if !matches!(record.state, UnitState::Gone | UnitState::Owned) => {
-                return Err(record.refuse("Track"));
-            }
+            Some(record) if record.state != UnitState::Gone => return Err(record.refuse("Track")),
             _ => {
                 self.may_split(by)?;
-                let floor = self.space.floor_of(&by.unit.range);
+                let floor = self.space.floor_of_unit(&by.unit);
                 self.space.units.add(by.clone(), UnitState::Tracked { ready: false }, floor, true)
             }
         };
@@ -86,13 +85,14 @@ impl Engine {
                 UnitState::Owned => record.state = UnitState::Tracked { ready: true },
                 UnitState::Tracked { ready: false } => {
                     let mut at = std::mem::take(&mut record.splitting);
-                    let ready = self.space.split_off(id, &mut at, budget);
+                    let ready = self.space.split_off(id, &mut at, budget, true);
                     if let Some(record) = self.space.units.get_mut(id) {
                         record.splitting = at;
                         record.state = UnitState::Tracked { ready };
                     }
                     if ready {
-                        self.space.trim(id);
+                        let over = self.space.units.trim(id);
+                        self.space.forget_parts(&over);
                         self.unpinned = true;
                     }
                 }
@@ -113,19 +113,14 @@ impl Engine {
 
     /// Whether all of a unit is owned and none of it is moving.
     fn may_split(&self, by: &UnitMove) -> Result<(), UnitError> {
-        for record in self.space.units.records.iter().rev() {
-            if !record.by.unit.overlaps_unit(&by.unit) {
-                continue;
-            }
-            if record.state != UnitState::Owned {
+        let (records, _) = self.space.units.over(&by.unit);
+        match records.into_iter().find(|record| record.state != UnitState::Owned) {
+            Some(record) => {
                 let state = record.state_name();
-                return Err(UnitError::Overlaps { id: by.id, other: record.by.id, state });
+                Err(UnitError::Overlaps { id: by.id, other: record.by.id, state })
             }
-            if record.by.unit.covers(&by.unit) {
-                break;
-            }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// The unit is tracked no longer; it stays owned. Nothing happens where it is unknown or owned.
@@ -263,12 +258,12 @@ impl Engine {
             Some(record) if matches!(record.state, UnitState::Following { .. }) && record.by.id == by.id => {
                 record.id
             }
-            // Of what was owned here something, or all, may have gone since: looked at closely.
             Some(record) if !matches!(record.state, UnitState::Gone | UnitState::Owned) => {
                 return Err(record.refuse("Import"));
             }
-            _ => self.unit_make_room(by)?,
+            _ => self.unit_begin(by)?,
         };
+        self.unit_make_room(by, id)?;
         let Some(record) = self.space.units.get_mut(id) else { return Err(UnitError::Unknown(by.id)) };
         record.by.term = by.term;
         let UnitState::Following { through, .. } = record.state else { return Err(record.refuse("Import")) };
@@ -302,29 +297,49 @@ impl Engine {
     }
 
     /// A record for a unit that is not here.
-    fn unit_make_room(&mut self, by: &UnitMove) -> Result<UnitId, UnitError> {
-        // What no newer tombstone holds: the newest record decides over each key.
-        let mut left = vec![by.unit.clone()];
-        for record in self.space.units.records.iter().rev().filter(|r| r.by.unit.overlaps_unit(&by.unit)) {
-            match record.state {
-                UnitState::Gone => {
-                    // Units that hash something else stay: refused below, if at all.
-                    let rest = |unit: Unit| unit.minus(&record.by.unit).unwrap_or_else(|| vec![unit]);
-                    left = left.into_iter().flat_map(rest).collect();
-                }
-                // What went from here since is not of it any more.
-                UnitState::Owned if !left.iter().any(|unit| unit.overlaps_unit(&record.by.unit)) => {}
-                _ => {
-                    let state = record.state_name();
-                    return Err(UnitError::Overlaps { id: by.id, other: record.by.id, state });
-                }
-            }
-        }
-        if let Some(key) = self.space.any_live(&by.unit) {
-            return Err(UnitError::Key { id: by.id, key, what: "is here already" });
+    fn unit_begin(&mut self, by: &UnitMove) -> Result<UnitId, UnitError> {
+        let (records, _) = self.space.units.over(&by.unit);
+        if let Some(record) = records.iter().find(|record| record.state != UnitState::Gone) {
+            let state = record.state_name();
+            return Err(UnitError::Overlaps { id: by.id, other: record.by.id, state });
         }
         let state = UnitState::Following { through: Revision::ZERO, sealed: None };
-        Ok(self.space.units.add(by.clone(), state, Revision::ZERO, false))
+        let id = self.space.units.add(by.clone(), state, self.space.compacted, false);
+        if let Some(record) = self.space.units.get_mut(id) {
+            record.clearing = Some(Room::Look(by.unit.range.clone()));
+        }
+        Ok(id)
+    }
+
+    /// Looks whether keys of the unit are here already, which must not be, and removes what is left of those that were, a
+    /// little at each call.
+    fn unit_make_room(&mut self, by: &UnitMove, id: UnitId) -> Result<(), UnitError> {
+        let room = self.space.units.get_mut(id).and_then(|record| record.clearing.take());
+        let left = match room {
+            None => return Ok(()),
+            Some(Room::Look(left)) => {
+                let (found, left) = self.space.any_live(&by.unit, &left, ROOM_STEPS);
+                if let Some(key) = found {
+                    self.space.units.remove(id);
+                    return Err(UnitError::Key { id: by.id, key, what: "is here already" });
+                }
+                if left.is_empty() { Room::Clear(Splitting::default()) } else { Room::Look(left) }
+            }
+            clear => clear.unwrap_or(Room::Clear(Splitting::default())),
+        };
+        let left = match left {
+            Room::Clear(mut at) => {
+                if self.space.split_off(id, &mut at, ROOM_STEPS, false) {
+                    return Ok(());
+                }
+                Room::Clear(at)
+            }
+            look => look,
+        };
+        if let Some(record) = self.space.units.get_mut(id) {
+            record.clearing = Some(left);
+        }
+        Err(UnitError::NotReady(by.id))
     }
 
     /// A hidden key has another lease now.
@@ -397,15 +412,17 @@ impl Engine {
         for home in self.space.parts_of(id).map(|(home, _)| home).collect::<Vec<_>>() {
             self.space.raise_kind(home, last);
         }
-        let scope = self.space.scope_to_raise(&by.unit.range);
+        let scope = self.space.scope_to_open(&by.unit.range);
         self.space.raise_all(&[scope], last);
-        self.watches.end_now(&mut self.space, &by.unit.range, |view| view.leave_out(id));
-        self.feeds.end_now(&mut self.space, &by.unit.range, |view| view.leave_out(id));
+        self.watches.end_now(&mut self.space, &by.unit.range, |view| view.leave_out(id, &by.unit));
+        self.feeds.end_now(&mut self.space, &by.unit.range, |view| view.leave_out(id, &by.unit));
+        self.space.units.turned(id, None);
         if let Some(record) = self.space.units.get_mut(id) {
             record.state = UnitState::Owned;
             record.epoch = epoch;
         }
-        self.space.trim(id);
+        let over = self.space.units.trim(id);
+        self.space.forget_parts(&over);
         Ok(())
     }
 
@@ -423,7 +440,8 @@ impl Engine {
                 record.state = UnitState::Dropping;
                 record.epoch = record.epoch.max(epoch);
                 record.unattached.clear();
-                let id = record.id;
+                let (id, epoch) = (record.id, record.epoch);
+                self.space.units.turned(id, Some(epoch));
                 self.watches.lost(id);
                 self.feeds.lost(id);
                 Ok(())
@@ -523,16 +541,6 @@ impl Engine {
         }
         let wait = |refused: NotOwned| NotOwned { epoch: 0, ..refused };
         keys.iter().try_for_each(|key| self.space.units.check_key(key, None).map_err(wait))
-    }
-
-    /// The view of a long read that begins now.
-    pub(super) fn view_since(&self) -> View {
-        if self.space.units.is_empty() {
-            // Whatever comes later is split off, or was not there.
-            return View::Since { next: self.space.units.next_id(), seen: Vec::new() };
-        }
-        let seen = self.space.units.records.iter().filter(|r| r.is_visible()).map(|r| r.id).collect();
-        View::Since { next: self.space.units.next_id(), seen }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Keys with their history on the way from one keyspace to another: of this shard, or of another one as copies.
 
+use std::collections::BTreeMap;
+
 use kindred_partition_config::{ids::Revision, key::Key, unit::Unit};
 
-use super::{Keyspace, Span};
+use super::{Keyspace, Place, Span};
 use crate::{
     engine::Event,
     object::Object,
@@ -20,9 +22,29 @@ pub(crate) enum Clearing {
     Keys(Key),
     /// The log before this place, and the flips before that one.
     Logs(Option<(u64, u64)>),
-    /// What came early from this key of the map on.
-    Early,
+    /// What came early from this place on.
+    Early(Place),
+    /// Its flips.
+    EarlyFlips(Place),
     Done,
+}
+
+/// Before every place.
+const FIRST: Place = (Revision(i64::MIN), 0, 0);
+
+/// Takes those that are wanted out of the next ones of a map; and where to go on, when there are more.
+fn some<T>(
+    map: &mut BTreeMap<Place, T>,
+    from: Place,
+    budget: &mut usize,
+    wanted: impl Fn(&T) -> bool,
+) -> (Vec<T>, Option<Place>) {
+    let mut looked = map.range(from..).map(|(place, entry)| (*place, wanted(entry)));
+    let now: Vec<(Place, bool)> = looked.by_ref().take(*budget).collect();
+    let next = looked.next().map(|(place, _)| place);
+    *budget = budget.saturating_sub(now.len().max(1));
+    let ours = now.into_iter().filter(|(_, ours)| *ours);
+    (ours.filter_map(|(place, _)| map.remove(&place)).collect(), next)
 }
 
 /// What is taken out of a keyspace.
@@ -41,7 +63,8 @@ impl Taken {
 
 impl Keyspace {
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_order.is_empty() && self.log.len() == 0 && self.early.is_empty()
+        let flips = self.flips.len() + self.early_flips.len();
+        self.by_order.is_empty() && self.log.len() + self.early.len() + flips == 0
     }
 
     /// Live keys.
@@ -107,7 +130,7 @@ impl Keyspace {
                     let events = self.log.extract(*log, |event| unit.contains(event.kv.key()));
                     let flipped = self.flips.extract(*flips, |flip| unit.contains(flip.key()));
                     if events.is_none() && flipped.is_none() {
-                        *at = Clearing::Early;
+                        *at = Clearing::Early(FIRST);
                         continue;
                     }
                     *budget = budget.saturating_sub(1024);
@@ -120,12 +143,17 @@ impl Keyspace {
                         taken.flips.extend(flipped);
                     }
                 }
-                Clearing::Early => {
-                    let wanted = |event: &Event| unit.contains(event.kv.key());
-                    taken.events.extend(self.early.extract_if(.., |_, event| wanted(event)).map(|(_, e)| e));
-                    let flips = self.early_flips.extract_if(.., |_, flip| unit.contains(flip.key()));
-                    taken.flips.extend(flips.map(|(_, flip)| flip));
-                    *at = Clearing::Done;
+                Clearing::Early(from) => {
+                    let (events, next) =
+                        some(&mut self.early, *from, budget, |event| unit.contains(event.kv.key()));
+                    taken.events.extend(events);
+                    *at = next.map_or(Clearing::EarlyFlips(FIRST), Clearing::Early);
+                }
+                Clearing::EarlyFlips(from) => {
+                    let (flips, next) =
+                        some(&mut self.early_flips, *from, budget, |flip| unit.contains(flip.key()));
+                    taken.flips.extend(flips);
+                    *at = next.map_or(Clearing::Done, Clearing::EarlyFlips);
                 }
                 Clearing::Done => break,
             }
@@ -228,6 +256,9 @@ impl Keyspace {
         *budget -= keys.len();
         let objects = keys.iter().filter_map(|key| self.remove(key)).collect();
         while *budget > 0 && (self.log.pop().is_some() | self.early.pop_first().is_some()) {
+            *budget -= 1;
+        }
+        while *budget > 0 && (self.flips.pop().is_some() | self.early_flips.pop_first().is_some()) {
             *budget -= 1;
         }
         objects

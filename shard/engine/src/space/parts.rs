@@ -5,6 +5,7 @@ use kindred_partition_config::{
     ids::Revision,
     key::{Key, KeyRange},
     kind::Located,
+    unit::Unit,
 };
 
 use super::{Kind, KindId, Space, View, bounds};
@@ -18,6 +19,10 @@ use crate::{
     },
     version::Version,
 };
+
+fn range_of(span: Span<'_>) -> KeyRange {
+    KeyRange::Span { start: Key::copy_from(span.start), end: span.end.map(Key::copy_from) }
+}
 
 /// Several keyspaces as one, in key order.
 pub(super) fn merged<'s>(
@@ -69,6 +74,9 @@ impl Space {
         if kind.parts.is_empty() && view.sees_rest() {
             return kind.keys.object(key);
         }
+        if view.leaves_out(key) {
+            return None;
+        }
         self.spaces(home, view).find_map(|keys| keys.object(key))
     }
 
@@ -117,11 +125,53 @@ impl Space {
         if self.units.is_empty() {
             return self.floor;
         }
-        if let Some(floor) = self.units.floor_within(range) {
-            return floor;
+        match range {
+            KeyRange::Single(key) => self.units.deciding(key).map_or(self.floor, |record| match record {
+                record if record.is_visible() => record.floor,
+                _ => self.floor,
+            }),
+            KeyRange::Span { .. } => self.floor_of_unit(&Unit::of_range(range.clone())),
         }
-        let inside = self.units.records.iter().filter(|r| r.is_visible() && r.by.unit.overlaps(range));
-        inside.map(|record| record.floor).fold(self.floor, Revision::max)
+    }
+
+    /// The floor of a unit: the highest of the units of which it has keys; and of what stands in none, the store's own,
+    /// which is the last compaction or the store's beginning, whatever is later.
+    ///
+    /// The store's beginning hides what an earlier life of the store may have held (R10). So it does not limit a Kind
+    /// of which the store has units, and of which it was asked for nothing else since it began: of that Kind it owns
+    /// nothing else, and the units came with their history. Otherwise a move to a new store would cancel every watch (R16).
+    pub(crate) fn floor_of_unit(&self, unit: &Unit) -> Revision {
+        let (records, rest) = self.units.over(unit);
+        let visible = || records.iter().filter(|record| record.is_visible());
+        let mut floor = visible().map(|record| record.floor).fold(self.compacted, Revision::max);
+        for piece in rest {
+            let mut scratch = None;
+            let limits = self.segments(&piece.range, &mut scratch).into_iter().any(|(home, span)| {
+                let kind = self.kind(home);
+                let span = if home == super::MISC {
+                    range_of(span)
+                } else {
+                    KeyRange::Span { start: kind.prefix.clone(), end: kind.end.clone() }
+                };
+                kind.asked || !visible().any(|record| record.by.unit.range.overlaps(&span))
+            });
+            if limits {
+                floor = floor.max(self.floor);
+            }
+        }
+        floor
+    }
+
+    /// Notes that a Kind was asked for that has no units; beside units only a write shows that more of it is owned.
+    pub(super) fn ask(&mut self, home: KindId) {
+        let kind = self.kind(home);
+        if kind.asked {
+            return;
+        }
+        let all = KeyRange::Span { start: kind.prefix.clone(), end: kind.end.clone() };
+        if !self.units.records.iter().any(|record| record.by.unit.overlaps(&all)) {
+            self.kind_mut(home).asked = true;
+        }
     }
 
     // ---- writes
@@ -129,10 +179,14 @@ impl Space {
     /// Where the next version of a key goes. A key of a unit that is being split off moves there first.
     pub(super) fn space_to_write(&mut self, home: KindId, key: &[u8]) -> &mut Keyspace {
         if self.units.is_empty() {
-            return &mut self.kind_mut(home).keys;
+            let kind = self.kind_mut(home);
+            kind.asked = true;
+            return &mut kind.keys;
         }
         let Some(record) = self.units.deciding(key).filter(|record| record.is_visible()) else {
-            return &mut self.kind_mut(home).keys;
+            let kind = self.kind_mut(home);
+            kind.asked = true;
+            return &mut kind.keys;
         };
         let (id, whole) = (record.id, record.is_whole());
         if !whole && self.part(home, id).is_none_or(|keys| keys.object(key).is_none()) {
@@ -193,21 +247,32 @@ impl Space {
         }
     }
 
-    /// A live key of a unit among what stands in none; for one that is to be imported.
-    pub(crate) fn any_live(&self, unit: &kindred_partition_config::unit::Unit) -> Option<Key> {
-        let mut found = None;
-        self.walk(&unit.range, crate::read::LATEST, &View::Now, |version| {
-            let ours = unit.contains(version.key());
-            found = ours.then(|| Key::copy_from(version.key()));
-            !ours
-        });
-        found
+    /// Looks at about `budget` of the keys in what is left of a range; one of the unit's, if there is one, and what is left
+    /// then.
+    pub(crate) fn any_live(&self, unit: &Unit, left: &KeyRange, budget: usize) -> (Option<Key>, KeyRange) {
+        let (versions, left) = self.chunk(left, crate::read::LATEST, &View::Now, budget.max(1), usize::MAX);
+        let ours = versions.iter().find(|version| unit.contains(version.key()));
+        (ours.map(|version| Key::copy_from(version.key())), left)
+    }
+
+    /// Removes the keyspaces of records that are gone, from which everything was taken.
+    pub(crate) fn forget_parts(&mut self, over: &[UnitId]) {
+        if !over.is_empty() {
+            self.kinds.iter_mut().for_each(|kind| kind.parts.retain(|(id, _)| !over.contains(id)));
+        }
     }
 
     // ---- splitting off, dropping, freeing
 
-    /// Brings about `budget` keys and events of a unit from where they are into its keyspaces; true when all are there.
-    pub(crate) fn split_off(&mut self, id: UnitId, at: &mut Splitting, mut budget: usize) -> bool {
+    /// Brings about `budget` keys and events of a unit from where they are into its keyspaces, or just takes them out; true
+    /// when there are no more.
+    pub(crate) fn split_off(
+        &mut self,
+        id: UnitId,
+        at: &mut Splitting,
+        mut budget: usize,
+        keep: bool,
+    ) -> bool {
         let Some(unit) = self.units.get(id).map(|record| record.by.unit.clone()) else { return true };
         while budget > 0 {
             let Some(kind) = self.kinds.get_mut(at.kind) else { return true };
@@ -234,7 +299,7 @@ impl Space {
                 continue;
             };
             let taken = source.clear(&unit, Span { start: from, end }, &mut at.at, &mut budget);
-            if !taken.is_nothing() {
+            if keep && !taken.is_nothing() {
                 let home = KindId(at.kind);
                 self.part_mut(home, id).settle(taken);
             }
@@ -244,15 +309,6 @@ impl Space {
             }
         }
         false
-    }
-
-    /// A newer record's unit is not the older ones' any more; of those that are over by it, nothing stays.
-    pub(crate) fn trim(&mut self, id: UnitId) {
-        self.units.trim(id);
-        let units = &self.units;
-        for kind in &mut self.kinds {
-            kind.parts.retain(|(of, keys)| units.get(*of).is_some() || !keys.is_empty());
-        }
     }
 
     /// Removes about `budget` objects and events of a unit; answers the objects, and whether it is all gone.

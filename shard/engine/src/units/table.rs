@@ -1,6 +1,6 @@
 //! The records of a shard, who may see what, and which requests they refuse.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kindred_partition_config::{
     ids::{LeaseId, MoveId, Revision, Term},
@@ -23,10 +23,11 @@ const TERMS_MAX: usize = 4096;
 pub(crate) enum View {
     /// What is owned at the time of each read.
     Now,
-    /// What was owned when a long read began: these, and what was since split off from what is seen.
-    Since { next: UnitId, seen: Vec<UnitId> },
-    /// As `Now`, with units that were owned when the reader's end was fixed, without those that came then.
-    Ending { with: Vec<UnitId>, without: Vec<UnitId> },
+    /// What was owned when a long read began: these, and what was since split off from what is seen; without the keys of
+    /// `opened`, which came later.
+    Since { next: UnitId, seen: Vec<UnitId>, turn: u64, opened: Vec<Unit> },
+    /// As `Now`, with units that were owned when the reader's end was fixed, without the keys of those that came then.
+    Ending { with: Vec<UnitId>, opened: Vec<Unit> },
     /// One unit and nothing else.
     Only(UnitId),
 }
@@ -35,12 +36,32 @@ impl View {
     pub(crate) fn sees(&self, record: &Record) -> bool {
         match self {
             Self::Now => record.is_visible(),
-            Self::Since { next, seen } if record.id < *next => seen.contains(&record.id),
-            Self::Since { .. } => record.split,
-            Self::Ending { with, without } => {
-                with.contains(&record.id) || (record.is_visible() && !without.contains(&record.id))
-            }
+            Self::Since { .. } => self.saw(record.id, record.split),
+            Self::Ending { with, .. } => with.contains(&record.id) || record.is_visible(),
             Self::Only(id) => record.id == *id,
+        }
+    }
+
+    fn saw(&self, id: UnitId, split: bool) -> bool {
+        match self {
+            Self::Since { next, seen, .. } => {
+                if id < *next {
+                    seen.contains(&id)
+                } else {
+                    split
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether it sees no key of this name, wherever it may stand by now.
+    pub(crate) fn leaves_out(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Since { opened, .. } | Self::Ending { opened, .. } => {
+                opened.iter().any(|unit| unit.contains(key))
+            }
+            Self::Now | Self::Only(_) => false,
         }
     }
 
@@ -49,12 +70,12 @@ impl View {
         !matches!(self, Self::Only(_))
     }
 
-    fn ending(&mut self) -> (&mut Vec<UnitId>, &mut Vec<UnitId>) {
+    fn ending(&mut self) -> (&mut Vec<UnitId>, &mut Vec<Unit>) {
         if !matches!(self, Self::Ending { .. }) {
-            *self = Self::Ending { with: Vec::new(), without: Vec::new() };
+            *self = Self::Ending { with: Vec::new(), opened: Vec::new() };
         }
         match self {
-            Self::Ending { with, without } => (with, without),
+            Self::Ending { with, opened } => (with, opened),
             _ => unreachable!("made above"),
         }
     }
@@ -64,17 +85,40 @@ impl View {
         self.ending().0.push(id);
     }
 
-    /// Does not see a unit that is opened.
-    pub(crate) fn leave_out(&mut self, id: UnitId) {
-        let (with, without) = self.ending();
-        with.retain(|other| *other != id);
-        without.push(id);
+    /// Does not see a unit that is opened, unless it saw it before it was released: that is the same again.
+    pub(crate) fn leave_out(&mut self, id: UnitId, unit: &Unit) {
+        let (with, opened) = self.ending();
+        if !with.contains(&id) {
+            opened.push(unit.clone());
+        }
     }
 
     /// Whether it was kept although another store owns it.
     pub(crate) fn keeps(&self, id: UnitId) -> bool {
         matches!(self, Self::Ending { with, .. } if with.contains(&id))
     }
+}
+
+/// A unit came or its data went: what long reads must know that began before.
+struct Turn {
+    number: u64,
+    id: UnitId,
+    split: bool,
+    unit: Unit,
+    /// The epoch by which its data was dropped; `None` when it came.
+    lost: Option<u64>,
+}
+
+/// As many turns are remembered; a read that began before them is refused.
+const TURNS_MAX: usize = 256;
+
+/// How far a target has made room for a unit.
+#[derive(Debug, Clone)]
+pub(crate) enum Room {
+    /// No key of it may exist; these are still to be looked at.
+    Look(KeyRange),
+    /// What is left of keys that existed once is removed.
+    Clear(Splitting),
 }
 
 /// A record, as the engine keeps it.
@@ -91,6 +135,8 @@ pub(crate) struct Record {
     pub splitting: Splitting,
     /// The highest event imported.
     pub newest: Revision,
+    /// Target: how far what this store held of it before is removed; `None` when all is.
+    pub clearing: Option<Room>,
     /// Imported keys whose leases are not known here yet.
     pub unattached: BTreeMap<LeaseId, BTreeSet<Key>>,
 }
@@ -132,11 +178,13 @@ pub(crate) struct Units {
     pub(crate) records: Vec<Record>,
     next: u64,
     terms: BTreeMap<MoveId, Term>,
+    turns: VecDeque<Turn>,
+    turn: u64,
 }
 
 impl Units {
     pub(crate) fn new() -> Self {
-        Self { records: Vec::new(), next: 0, terms: BTreeMap::new() }
+        Self { records: Vec::new(), next: 0, terms: BTreeMap::new(), turns: VecDeque::new(), turn: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -159,12 +207,70 @@ impl Units {
         let id = self.next_id();
         self.next += 1;
         let (newest, unattached, splitting) = (Revision::ZERO, BTreeMap::new(), Splitting::default());
-        self.records.push(Record { id, by, state, epoch: 0, floor, split, splitting, newest, unattached });
+        let clearing = None;
+        let epoch = 0;
+        self.records.push(Record {
+            id,
+            by,
+            state,
+            epoch,
+            floor,
+            split,
+            splitting,
+            newest,
+            clearing,
+            unattached,
+        });
         id
     }
 
     pub(crate) fn remove(&mut self, id: UnitId) {
         self.records.retain(|record| record.id != id);
+    }
+
+    /// Notes that a unit is seen from now on, or (`lost`, the epoch of who has it) that its data goes.
+    pub(crate) fn turned(&mut self, id: UnitId, lost: Option<u64>) {
+        let Some(record) = self.get(id) else { return };
+        let (split, unit) = (record.split, record.by.unit.clone());
+        self.turn += 1;
+        self.turns.push_back(Turn { number: self.turn, id, split, unit, lost });
+        if self.turns.len() > TURNS_MAX {
+            self.turns.pop_front();
+        }
+    }
+
+    /// The view of a long read that begins now.
+    pub(crate) fn since(&self) -> View {
+        let seen = self.records.iter().filter(|record| record.is_visible()).map(|record| record.id).collect();
+        View::Since { next: self.next_id(), seen, turn: self.turn, opened: Vec::new() }
+    }
+
+    /// Brings the view of a long read, of which this is left, up to date; refused when keys that it saw are dropped.
+    pub(crate) fn go_on(&self, view: &mut View, left: &KeyRange) -> Result<(), NotOwned> {
+        let View::Since { turn: known, .. } = &*view else { return Ok(()) };
+        let known = *known;
+        if known == self.turn {
+            return Ok(());
+        }
+        let refuse = |epoch| Err(NotOwned { key: left.start().clone(), epoch });
+        if self.turns.front().is_none_or(|first| first.number > known + 1) {
+            return refuse(0);
+        }
+        let mut came = Vec::new();
+        for turn in self.turns.iter().filter(|turn| turn.number > known) {
+            match turn.lost {
+                Some(epoch) if view.saw(turn.id, turn.split) && turn.unit.overlaps(left) => {
+                    return refuse(epoch);
+                }
+                None if !view.saw(turn.id, turn.split) => came.push(turn.unit.clone()),
+                _ => {}
+            }
+        }
+        if let View::Since { turn, opened, .. } = view {
+            *turn = self.turn;
+            opened.append(&mut came);
+        }
+        Ok(())
     }
 
     /// Fences coordinators that another has followed.
@@ -184,14 +290,22 @@ impl Units {
         Ok(())
     }
 
-    /// The newest record of exactly this unit.
+    /// The record of exactly this unit that decides over all of it.
     pub(crate) fn of(&self, unit: &Unit) -> Option<&Record> {
-        self.records.iter().rev().find(|record| record.by.unit == *unit)
+        let newest = self.records.iter().rev().find(|record| record.by.unit.overlaps_unit(unit))?;
+        (newest.by.unit == *unit).then_some(newest)
     }
 
-    /// Whether a newer record decides over a part of this one's unit, and has what stands there.
-    pub(crate) fn is_overlaid(&self, record: &Record) -> bool {
-        self.records.iter().any(|other| other.id > record.id && other.by.unit.overlaps_unit(&record.by.unit))
+    /// The records that decide over some key of a unit, and what none decides over.
+    pub(crate) fn over(&self, unit: &Unit) -> (Vec<&Record>, Vec<Unit>) {
+        let (mut found, mut rest) = (Vec::new(), vec![unit.clone()]);
+        for record in self.records.iter().rev() {
+            if rest.iter().any(|piece| piece.overlaps_unit(&record.by.unit)) {
+                found.push(record);
+                rest = without(rest, &record.by.unit);
+            }
+        }
+        (found, rest)
     }
 
     /// The record of this unit by this move.
@@ -228,6 +342,7 @@ impl Units {
         at: Option<Revision>,
     ) -> Result<(), NotOwned> {
         let asked = Unit::of_range(range.clone());
+        let newest = self.records.iter().rev().find(|record| record.by.unit.overlaps(range)).map(|r| r.id);
         for record in self.records.iter().filter(|record| record.by.unit.overlaps(range)) {
             let refuse = |epoch| Err(NotOwned { key: range.start().clone(), epoch });
             match record.state {
@@ -237,7 +352,9 @@ impl Units {
                     return refuse(record.epoch);
                 }
                 // Whatever map says that this store has it is not the one by which this store knows it.
-                _ if !record.is_visible() && record.by.unit.covers(&asked) => return refuse(record.epoch),
+                _ if !record.is_visible() && newest == Some(record.id) && record.by.unit.covers(&asked) => {
+                    return refuse(record.epoch);
+                }
                 _ => {}
             }
         }
@@ -255,44 +372,55 @@ impl Units {
             .min()
     }
 
-    /// Whether a range lies in one unit that decides over all of it: its floor is then the range's.
-    pub(crate) fn floor_within(&self, range: &KeyRange) -> Option<Revision> {
-        let asked = Unit::of_range(range.clone());
-        let newest = match range {
-            KeyRange::Single(key) => self.deciding(key),
-            KeyRange::Span { .. } => self.records.iter().rev().find(|r| r.by.unit.overlaps(range)),
-        };
-        let decides =
-            |record: &&Record| matches!(range, KeyRange::Single(_)) || record.by.unit.covers(&asked);
-        newest.filter(decides).filter(|record| record.is_visible() && record.is_whole()).map(|r| r.floor)
-    }
-
-    /// A newer record's unit is not the older ones' any more, whose data moved to it or was dropped long ago.
-    pub(crate) fn trim(&mut self, id: UnitId) {
-        let Some(newer) = self.get(id).map(|record| record.by.unit.clone()) else { return };
-        let (mut pieces, mut over) = (Vec::new(), Vec::new());
-        for record in self.records.iter().filter(|record| record.id < id) {
-            let rest = record.by.unit.minus(&newer);
-            match (record.state, rest) {
-                _ if !record.by.unit.overlaps_unit(&newer) => {}
-                // A tombstone has no data, so it may go to pieces.
-                (UnitState::Gone, Some(rest)) => {
-                    over.push(record.id);
-                    let piece = |unit| (UnitMove { unit, ..record.by.clone() }, record.epoch, record.floor);
-                    pieces.extend(rest.into_iter().map(piece));
+    /// What newer records decide over altogether is not the older ones' any more: their data moved there, or was dropped.
+    /// Answers those that are gone for that.
+    pub(crate) fn trim(&mut self, id: UnitId) -> Vec<UnitId> {
+        let Some(place) = self.records.iter().position(|record| record.id == id) else { return Vec::new() };
+        let newer = self.records.split_off(place);
+        let Some(unit) = newer.first().map(|record| record.by.unit.clone()) else { return Vec::new() };
+        let mut over = Vec::new();
+        for record in std::mem::take(&mut self.records) {
+            if !record.by.unit.overlaps_unit(&unit) {
+                self.records.push(record);
+                continue;
+            }
+            match record.state {
+                // A tombstone has no data, so it may go to pieces, which stand where it stood.
+                UnitState::Gone => {
+                    let rest = record.by.unit.minus(&unit).unwrap_or_else(|| vec![record.by.unit.clone()]);
+                    for unit in rest {
+                        let by = UnitMove { unit, ..record.by.clone() };
+                        self.add(by, UnitState::Gone, record.floor, false);
+                        if let Some(piece) = self.records.last_mut() {
+                            piece.epoch = record.epoch;
+                        }
+                    }
                 }
-                (UnitState::Owned, _) if newer.covers(&record.by.unit) => over.push(record.id),
-                _ => {}
+                _ => self.records.push(record),
+            }
+        }
+        self.records.extend(newer);
+        let ids: Vec<UnitId> = self.records.iter().map(|record| record.id).collect();
+        for (place, id) in ids.into_iter().enumerate() {
+            let Some(record) = self.get(id).filter(|record| record.state == UnitState::Owned) else {
+                continue;
+            };
+            let newer = self
+                .records
+                .iter()
+                .skip(place + 1)
+                .filter(|newer| newer.state == UnitState::Gone || newer.is_whole());
+            let rest = newer.fold(vec![record.by.unit.clone()], |rest, newer| without(rest, &newer.by.unit));
+            if rest.is_empty() {
+                over.push(id);
             }
         }
         self.records.retain(|record| !over.contains(&record.id));
-        for (by, epoch, floor) in pieces {
-            let id = self.add(by, UnitState::Gone, floor, false);
-            if let Some(mut piece) = self.records.pop_if(|record| record.id == id) {
-                piece.epoch = epoch;
-                // It overlaps no other record's share of what was its unit's, so that its place does not matter.
-                self.records.insert(0, piece);
-            }
-        }
+        over
     }
+}
+
+/// What of these units is not the other's.
+fn without(units: Vec<Unit>, other: &Unit) -> Vec<Unit> {
+    units.into_iter().flat_map(|unit| unit.minus(other).unwrap_or_else(|| vec![unit])).collect()
 }

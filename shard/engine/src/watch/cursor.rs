@@ -37,6 +37,7 @@ impl Want<'_> {
             && version.mod_revision() >= self.from
             && self.ranges.iter().any(|range| range.contains(version.key()))
             && self.unit.is_none_or(|unit| unit.contains(version.key()))
+            && !self.view.leaves_out(version.key())
     }
 }
 

@@ -78,8 +78,7 @@ impl Feed {
     /// Nothing below can be given to it.
     fn floor(&self, space: &Space) -> Revision {
         let floors = self.ranges.iter().map(|range| space.floor_of(range));
-        let floor = floors.max().unwrap_or(Revision::ZERO);
-        if self.lost { floor.max(self.end.map_or(floor, Revision::next)) } else { floor }
+        floors.max().unwrap_or(Revision::ZERO)
     }
 
     fn owe(&mut self, watermark: Revision) {
@@ -355,12 +354,17 @@ impl Feeds {
             return None;
         }
         let floor = feed.floor(space);
-        if (feed.pending || feed.lost) && feed.next < floor {
+        if feed.pending && feed.next < floor {
             feed.over = true;
             self.unlist(id);
             return Some(FeedOut { compacted: Some(floor), ..FeedOut::default() });
         }
         let mut out = FeedOut { opened: feed.opened.take(), ..FeedOut::default() };
+        if feed.lost {
+            // It ends where it is: the rest is with the new owner.
+            feed.end = Some(feed.end.map_or(feed.next.prev(), |end| end.min(feed.next.prev())));
+            feed.pending = false;
+        }
         if feed.pending {
             let bounds = Bounds { last: feed.end.unwrap_or(Revision(i64::MAX)), max_bytes, scan: SCAN_MAX };
             let batch = cursor::read(space, &feed.want(), &bounds);

@@ -86,10 +86,7 @@ impl Watches {
             return false;
         };
         let scope = space.scope(&watch.spec.range);
-        let mut floor = space.floor_of(&watch.spec.range);
-        if watch.lost {
-            floor = floor.max(watch.end.map_or(floor, Revision::next));
-        }
+        let floor = space.floor_of(&watch.spec.range);
         if watch.next < floor {
             pull.out.push(WatchOut::Compacted { id: watch.id, floor });
             stream.pending.pop_back();
@@ -97,6 +94,11 @@ impl Watches {
             stream.over.insert(watch.id);
             self.forget(key);
             return false;
+        }
+        if watch.lost {
+            // It ends where it is: the rest is with the new owner.
+            let next = watch.next.prev();
+            watch.end = Some(watch.end.map_or(next, |end| end.min(next)));
         }
         let last = watch.end.map_or(last, |end| end.min(last));
         let max_bytes = pull.max_bytes.saturating_sub(pull.bytes);

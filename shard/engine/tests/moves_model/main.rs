@@ -1,0 +1,49 @@
+//! Units on their way between three engines, against a reference that keeps every event and never moves anything: random
+//! writes, leases, compactions and scrubs, while ranges and ring buckets are tracked, copied, followed, frozen, opened,
+//! reversed and dropped at random points. After every few steps all histories, reads, counts, watches and digests are
+//! compared.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod check;
+mod client;
+mod moving;
+mod random;
+mod reference;
+mod world;
+
+use crate::world::World;
+
+/// Worlds, and steps of each.
+const WORLDS: u64 = 300;
+const STEPS: usize = 160;
+
+/// Switches of a world, and moves that came to their end.
+fn run(seed: u64, steps: usize) -> (u64, u64) {
+    let mut world = World::new(seed);
+    for step in 0..steps {
+        world.at = step;
+        world.step();
+    }
+    world.finish();
+    (world.generation - 1, world.next_move - 1)
+}
+
+#[test]
+fn nothing_is_lost_or_doubled_however_units_move() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|number| number.parse().ok());
+    if let Some(seed) = number("MOVES_SEED") {
+        run(seed, STEPS);
+        return;
+    }
+    let (mut switches, mut moves) = (0, 0);
+    let worlds = number("MOVES_WORLDS").unwrap_or(WORLDS);
+    for seed in 0..worlds {
+        let ran = std::panic::catch_unwind(|| run(seed, STEPS));
+        let Ok((switched, moved)) = ran else { panic!("see above; to run it alone: MOVES_SEED={seed}") };
+        (switches, moves) = (switches + switched, moves + moved);
+    }
+    println!("{worlds} worlds, {moves} moves, {switches} switches");
+    assert!(switches > worlds && moves > worlds, "the worlds do not stand still");
+}
