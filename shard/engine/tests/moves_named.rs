@@ -140,7 +140,9 @@ fn pitfall_d1_a_watch_that_moves_goes_on_from_its_own_position_on_a_younger_stor
 fn pitfall_d2_a_deletion_is_seen_wherever_its_key_is_then() {
     let (mut a, mut b, by) = (shard(3, 1_000), shard(4, 1_000), by(1, 1, &quarters(&[0, 1])));
     let begin = a.current_all();
-    (0..8).for_each(|i| drop(write(&mut a, put(&key(i), "1"))));
+    (0..8).for_each(|i| {
+        write(&mut a, put(&key(i), "1"));
+    });
     let ours: Vec<String> = (0..8).map(key).filter(|key| by.unit.contains(key.as_bytes())).collect();
     assert!(ours.len() > 3, "{ours:?}");
     let before = write(&mut a, delete(&ours[0]));
@@ -231,7 +233,9 @@ fn pitfall_e6_the_new_owner_writes_nothing_below_a_watermark_of_the_old_one() {
 #[test]
 fn a_part_that_was_given_away_comes_back_and_moves_with_the_rest() {
     let (mut a, mut b, mut c) = (shard(3, 1_000), shard(4, 1_000), shard(5, 1_000));
-    (0..20).for_each(|i| drop(write(&mut a, put(&key(i), "1"))));
+    (0..20).for_each(|i| {
+        write(&mut a, put(&key(i), "1"));
+    });
     let want: Vec<String> = (0..20).map(key).collect();
     go(&mut a, &mut b, &by(1, 1, &all_pods()), 2);
     go(&mut b, &mut c, &by(2, 1, &quarters(&[0])), 3);
@@ -249,7 +253,9 @@ fn a_part_that_was_given_away_comes_back_and_moves_with_the_rest() {
 #[test]
 fn fifty_moves_there_and_back_leave_few_records() {
     let (mut a, mut b) = (shard(3, 1_000), shard(4, 1_000));
-    (0..6).for_each(|i| drop(write(&mut a, put(&key(i), "1"))));
+    (0..6).for_each(|i| {
+        write(&mut a, put(&key(i), "1"));
+    });
     let (half, whole) = (quarters(&[0, 2]), all_pods());
     for i in 0..50 {
         let unit = if i % 2 == 0 { &whole } else { &half };
@@ -263,9 +269,13 @@ fn fifty_moves_there_and_back_leave_few_records() {
 #[test]
 fn a_long_read_sees_what_was_owned_when_it_began() {
     let (mut a, mut b, unit) = (shard(3, 1_000), shard(4, 1_000), quarters(&[0]));
-    (0..20).for_each(|i| drop(write(&mut a, put(&key(i), "1"))));
+    (0..20).for_each(|i| {
+        write(&mut a, put(&key(i), "1"));
+    });
     let own: Vec<String> = (20..40).map(key).filter(|key| !unit.contains(key.as_bytes())).collect();
-    own.iter().for_each(|key| drop(write(&mut b, put(key, "1"))));
+    own.iter().for_each(|key| {
+        write(&mut b, put(key, "1"));
+    });
     b.raise(NOW, &[prefix(PODS)], a.current_all()).unwrap();
     let mut open = b.open_range(&prefix(PODS), None).unwrap();
     let mut read = b.next_chunk(&mut open, 1, 1 << 20).unwrap();
