@@ -423,7 +423,7 @@ fn maps_that_are_behind_are_refused_and_what_is_dropped_is_not_read_on() {
     while a.scrub(3) {}
     a.validate();
     let overlapping = UnitMove { id: MoveId(2), term: Term(1), unit: all_pods() };
-    assert!(matches!(b.unit_import(&overlapping, Import::default()), Err(UnitError::Key { .. })));
+    assert!(matches!(b.unit_import(&overlapping, Import::default()), Err(UnitError::Overlaps { .. })));
     assert!(matches!(a.unit_track(&overlapping, 10), Err(UnitError::Overlaps { .. })));
 }
 
