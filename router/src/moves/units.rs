@@ -27,6 +27,11 @@ const CALL_MAX: Duration = Duration::from_secs(2);
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// What one round of a tail imports at most before it says how far it is.
 const ROUND_MAX: Duration = Duration::from_secs(5);
+/// How long the follower may take to clear away what it had of the unit in an earlier life, and how often it is asked.
+const ROOM_MAX: Duration = Duration::from_secs(30);
+const ROOM_AGAIN: Duration = Duration::from_millis(2);
+/// What it says meanwhile.
+const MAKING_ROOM: &str = "still making room";
 /// Leases attached at a time.
 const LEASES_AT_ONCE: usize = 64;
 
@@ -118,6 +123,11 @@ impl UnitSteps<'_> {
 
     /// How far the follower has everything; `None` when it has no whole copy.
     async fn through(&self) -> Result<Option<Revision>, Failed> {
+        Ok(self.copied_to().await?.flatten())
+    }
+
+    /// The same; `None` when it has nothing, `Some(None)` when it has a part of a copy.
+    async fn copied_to(&self) -> Result<Option<Option<Revision>>, Failed> {
         let records = bounded(self.follower(), |store, deadline| async move {
             store.units(false).list(deadline.request(pb::UnitsListRequest {})).await
         })
@@ -128,12 +138,18 @@ impl UnitSteps<'_> {
             record.state == pb::UnitState::Following as i32
                 && record.r#move.as_ref().is_some_and(|by| by.r#move == self.id.0 && by.unit == unit)
         });
-        Ok(ours.and_then(|record| Revision::from_wire(record.through)))
+        Ok(ours.map(|record| Revision::from_wire(record.through)))
     }
 
     async fn copy(&self) -> Result<(), Failed> {
-        if self.through().await?.is_some() {
-            return Ok(());
+        match self.copied_to().await? {
+            Some(Some(_)) => return Ok(()),
+            // Whoever began it is gone. What was deleted since is not in a copy of now: it must not stay of the old one.
+            Some(None) => {
+                self.forget_copy().await?;
+                return Err(Failed::Other("a part of a copy is dropped first".to_owned()));
+            }
+            None => {}
         }
         let request = pb::CopyRequest { r#move: self.unit_move(), ..Default::default() };
         let owner = self.owner();
@@ -164,11 +180,20 @@ impl UnitSteps<'_> {
 
     async fn import(&self, import: pb::ImportRequest) -> Result<Revision, Failed> {
         let request = pb::ImportRequest { r#move: self.unit_move(), ..import };
-        let imported = bounded(self.follower(), |store, deadline| async move {
-            store.units(true).import(deadline.request(request)).await
-        })
-        .await?;
-        Ok(Revision(imported.through))
+        let end = Instant::now() + ROOM_MAX;
+        loop {
+            let request = request.clone();
+            let imported = bounded(self.follower(), |store, deadline| async move {
+                store.units(true).import(deadline.request(request)).await
+            });
+            match imported.await {
+                Ok(imported) => return Ok(Revision(imported.through)),
+                Err(status) if status.message().contains(MAKING_ROOM) && Instant::now() < end => {
+                    tokio::time::sleep(ROOM_AGAIN).await;
+                }
+                Err(status) => return Err(status.into()),
+            }
+        }
     }
 
     async fn attach_leases(&self) -> Result<(), Failed> {
