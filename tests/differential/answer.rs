@@ -28,7 +28,7 @@ use kindred_proto::{
 
 use crate::revision::{History, Mode, Scope, Who};
 
-pub const TTL_SLACK_SECONDS: i64 = 30;
+pub const TTL_SLACK_SECONDS: i64 = 600;
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
