@@ -10,6 +10,7 @@
 //! | [`pairs`] | a second apiserver on the same store, and restarts |
 //! | [`faults`] | events end with their leases; a shard is killed |
 //! | [`placement`] | each shard asked what it holds |
+//! | [`moves`] | Kinds move to other shards and back |
 //! | [`health`] | what the apiserver's own metrics say |
 //!
 //! The run is done with the default configuration and with two that split every Kind that it writes much of, by name and
@@ -21,6 +22,7 @@ mod faults;
 mod health;
 mod lists;
 mod load;
+mod moves;
 mod objects;
 mod pairs;
 mod placement;
@@ -109,6 +111,21 @@ fn kubernetes_with_auto_tls() {
         load::run(&cluster).await?;
         placement::check(&cluster).await?;
         report(&cluster.stop().await?.line());
+        Ok(())
+    });
+}
+
+#[test]
+fn kubernetes_while_kinds_move() {
+    let _alone = ONE_AT_A_TIME.lock();
+    scenario::run("kubernetes_while_kinds_move", LIMIT, |dir| async move {
+        let cluster = Cluster::start(&dir, Certificates::Given, Map::Default).await?;
+        load::run(&cluster).await?;
+        let at_start = health::Baseline::take(&cluster).await?;
+        let moves = moves::run(&cluster).await?;
+        at_start.no_errors(&cluster).await?;
+        placement::check(&cluster).await?;
+        report(&format!("{} moves={moves} test=kubernetes_while_kinds_move", cluster.stop().await?.line()));
         Ok(())
     });
 }

@@ -92,7 +92,7 @@ pub async fn run(dir: &Path, name: &str, program: Program, switches: u64, seed: 
         crowd.enough(WORK).await?;
         let seconds = began.elapsed().as_secs_f64();
         crowd.finish(false).await?;
-        anyhow::Ok((changed, seconds, held::settled(&up, CONFIG).await?))
+        anyhow::Ok((changed, seconds, held::settled(&up).await?))
     };
     let worked = worked.await;
     let history = recorder.history();

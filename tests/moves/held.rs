@@ -2,28 +2,28 @@
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
-use kindred_partition_config::{parse, validate::validate};
+use kindred_partition_config::state::ClusterState;
 use kindred_proto::{
     etcdserverpb::RangeRequest,
     shard_v1::{UnitState, UnitsListRequest},
 };
 use kindred_tests::{client::Client, servers::Up, workload::keys::KINDS};
 
+/// Where the meta store has the state of the cluster.
+const STATE: &str = "/kindred/state";
 /// The metadata of a shard's refusal for ownership.
 const NOT_OWNED: &str = "kindred-not-owned";
 
-/// Every record of every shard is settled, and each key is where the map says. How many keys there are.
+/// Every record of every shard is settled, and each key is where the map in the meta store says. How many keys there are.
 ///
 /// # Errors
 /// When it is not so.
-pub async fn settled(up: &Up, config: &str) -> anyhow::Result<u64> {
-    let mut config = parse::parse_config(config)?;
+pub async fn settled(up: &Up) -> anyhow::Result<u64> {
     let stores = up.stores()?;
-    for (name, address) in &stores {
-        let store = config.stores.iter_mut().find(|store| store.name.0 == *name);
-        store.context("a store of the config")?.endpoints = vec![address.clone()];
-    }
-    let config = validate(&config).map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
+    let meta = Client::connect(up.addresses("meta")?.first().context("a meta store")?).await?;
+    let state = RangeRequest { key: Bytes::from_static(STATE.as_bytes()), ..Default::default() };
+    let state = meta.kv.clone().range(state).await?.into_inner().kvs;
+    let state = ClusterState::from_json(&state.first().context("a state")?.value)?;
     let mut keys = 0;
     for (name, address) in &stores {
         let client = Client::connect(address).await?;
@@ -45,7 +45,7 @@ pub async fn settled(up: &Up, config: &str) -> anyhow::Result<u64> {
                 Err(status) => return Err(status.into()),
             };
             for kv in kvs {
-                let owner = &config.stores[usize::from(config.map.store_of(&kv.key).0)].name.0;
+                let owner = &state.store_name(state.map.store_of(&kv.key));
                 let key = String::from_utf8_lossy(&kv.key).into_owned();
                 ensure!(owner == name, "store {name} shows {key}, which is of store {owner}");
                 keys += 1;

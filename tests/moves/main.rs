@@ -39,13 +39,11 @@ fn there_and_back() {
 }
 
 #[test]
-#[ignore = "units that overlap older records of a shard are not taken in yet"]
 fn split_and_merged() {
     under_fire("split_and_merged", Program::SplitAndMerged);
 }
 
 #[test]
-#[ignore = "units that overlap older records of a shard are not taken in yet"]
 fn a_ring_grows_and_shrinks() {
     under_fire("a_ring_grows_and_shrinks", Program::Ring);
 }
