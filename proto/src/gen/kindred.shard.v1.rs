@@ -281,6 +281,9 @@ pub struct UnitRecord {
     pub through: i64,
     #[prost(uint64, tag = "6")]
     pub keys: u64,
+    /// Nothing of it below is readable.
+    #[prost(int64, tag = "7")]
+    pub floor: i64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnitsListRequest {}

@@ -128,17 +128,21 @@ impl UnitSteps<'_> {
 
     /// The same; `None` when it has nothing, `Some(None)` when it has a part of a copy.
     async fn copied_to(&self) -> Result<Option<Option<Revision>>, Failed> {
+        Ok(self.following().await?.map(|record| Revision::from_wire(record.through)))
+    }
+
+    /// The follower's record of the unit.
+    async fn following(&self) -> Result<Option<pb::UnitRecord>, Failed> {
         let records = bounded(self.follower(), |store, deadline| async move {
             store.units(false).list(deadline.request(pb::UnitsListRequest {})).await
         })
         .await?
         .records;
         let unit = Some(on_wire(&self.call.unit));
-        let ours = records.into_iter().find(|record| {
+        Ok(records.into_iter().find(|record| {
             record.state == pb::UnitState::Following as i32
                 && record.r#move.as_ref().is_some_and(|by| by.r#move == self.id.0 && by.unit == unit)
-        });
-        Ok(ours.map(|record| Revision::from_wire(record.through)))
+        }))
     }
 
     async fn copy(&self) -> Result<(), Failed> {
@@ -301,7 +305,7 @@ impl UnitSteps<'_> {
             at: at.get(),
             after: bytes::Bytes::new(),
         };
-        let floor = self.floor().await?;
+        let floor = self.floors().await?;
         let (owner, follower) = (self.owner(), self.follower());
         let (left, right) = (request(floor), request(floor));
         let mut left =
@@ -315,6 +319,10 @@ impl UnitSteps<'_> {
                 (None, None) => return Ok(()),
                 (Some(left), Some(right)) if left == right => {}
                 (left, right) => {
+                    if self.floors().await? != floor {
+                        // One side has compacted what the other had still to show.
+                        return Err(Failed::Other("compacted while both sides were compared".to_owned()));
+                    }
                     let key = [&left, &right].into_iter().flatten().map(|digest| &digest.last_key).min();
                     return Err(Failed::Different(format!(
                         "stores {:?} and {:?} differ at revision {at} at or before key {:?}",
@@ -327,14 +335,15 @@ impl UnitSteps<'_> {
         }
     }
 
-    /// The owner's floor of the unit: what both sides have.
-    async fn floor(&self) -> Result<i64, Failed> {
+    /// The higher of both sides' floors of the unit: from there on both have everything. Compactions come to each in its
+    /// own time.
+    async fn floors(&self) -> Result<i64, Failed> {
         let request = pb::TrackRequest { r#move: self.unit_move() };
         let tracked = bounded(self.owner(), |store, deadline| async move {
             store.units(false).track(deadline.request(request)).await
         })
         .await?;
-        Ok(tracked.floor)
+        Ok(self.following().await?.map_or(tracked.floor, |record| record.floor.max(tracked.floor)))
     }
 
     async fn freeze(&self) -> Result<Answer, Failed> {

@@ -89,6 +89,7 @@ pub fn record(record: UnitRecord) -> pb::UnitRecord {
         final_revision: final_revision.get(),
         through: through.get(),
         keys: record.keys,
+        floor: record.floor.get(),
     }
 }
 
