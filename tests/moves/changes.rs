@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use kindred_tests::admin::Admin;
+use kindred_tests::{admin::Admin, scenario::wait_for};
 use serde_json::{Value, json};
 
 /// How long a step of a move may take on a busy machine.
@@ -76,7 +76,14 @@ impl Mover<'_> {
         ids.extend(self.begin("move", &to("events", "a")).await?);
         self.switched(&ids, "there").await?;
         for id in &ids {
-            self.admin().request(*id, "reverse").await?;
+            let admin = self.admin();
+            // Not before the old owner follows.
+            wait_for("the way back", MOVE_LIMIT, || async {
+                let (code, answer) = admin.ask("POST", &format!("/api/v1/moves/{id}/reverse"), "").await?;
+                ensure!(code == 200 || answer.contains("does not follow yet"), "{code} {answer}");
+                Ok((code == 200).then_some(()))
+            })
+            .await?;
         }
         self.switched(&ids, "back").await?;
         self.complete(&ids).await
