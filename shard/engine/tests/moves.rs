@@ -473,3 +473,35 @@ fn a_part_of_what_came_as_a_whole_goes_and_comes_back() {
     moved(&mut b, &mut a, &by(20, &all_pods()), 20);
     assert_eq!(count(&mut a, prefix(PODS), None), keys);
 }
+
+/// A coordinator that takes over asks again for what it cannot know to be done, however far the move is.
+#[test]
+fn what_a_decision_asks_for_may_be_asked_for_again_at_any_time_after_it() {
+    let (mut a, mut b, unit) = (shard(3), shard(4), all_pods());
+    write(&mut a, put(&format!("{PODS}x"), "1"));
+    let by = by(1, &unit);
+    let tail = prepare(&mut a, &mut b, &by);
+    switch(&mut a, &mut b, &by, tail, 2);
+    let again = |a: &mut Engine, b: &mut Engine, owns: UnitState| {
+        a.unit_release(&by, 2).expect("released already");
+        b.unit_open(&by, 2).expect("opened already");
+        b.unit_unfreeze(&by).expect("not frozen");
+        assert_eq!(b.unit_records().last().map(|record| record.state), Some(owns));
+        assert_eq!(count(b, prefix(PODS), None), 1);
+    };
+    again(&mut a, &mut b, UnitState::Owned);
+    // The way back is followed.
+    track(&mut b, &by);
+    again(&mut a, &mut b, UnitState::Tracked { ready: true });
+    // The move is completed.
+    a.unit_drop(&by, 2).unwrap();
+    again(&mut a, &mut b, UnitState::Tracked { ready: true });
+    while a.scrub(100) {}
+    b.unit_forget(&by).unwrap();
+    again(&mut a, &mut b, UnitState::Owned);
+    // Not by another map than the decided one.
+    assert!(matches!(a.unit_release(&by, 3), Err(UnitError::State { state: "gone", .. })));
+    assert!(matches!(b.unit_open(&by, 3), Err(UnitError::State { state: "owned", .. })));
+    a.validate();
+    b.validate();
+}

@@ -232,8 +232,21 @@ impl Units for UnitService {
         request: Request<pb::ForgetRequest>,
     ) -> Result<Response<pb::ForgetResponse>, Status> {
         let by = convert::unit_move(request.into_inner().r#move)?;
-        self.ask(move |core| core.engine.unit_forget(&by)).await?;
-        Ok(Response::new(pb::ForgetResponse {}))
+        let began = Instant::now();
+        loop {
+            let asked = by.clone();
+            let slice = began.elapsed() < TRACK_TIME;
+            let forgotten = self.ask(move |core| match core.engine.unit_forget(&asked) {
+                // What is half done is finished first, and nobody tracks a unit whose move was given up.
+                Err(UnitError::NotReady(_)) if slice => {
+                    core.engine.unit_track(&asked, SLICE_KEYS).map(|_| false)
+                }
+                done => done.map(|()| true),
+            });
+            if forgotten.await? {
+                return Ok(Response::new(pb::ForgetResponse {}));
+            }
+        }
     }
 
     type VerifyStream = Messages<pb::VerifyResponse>;

@@ -198,17 +198,14 @@ impl Engine {
         Ok(last)
     }
 
-    /// The unit is served again, after a committed abort of the attempt (R15).
+    /// The unit is served again, after a committed abort of the attempt (R15). Nothing happens where it is not frozen: a
+    /// coordinator that takes over cannot know, and asks for it whatever has happened since.
     pub fn unit_unfreeze(&mut self, by: &UnitMove) -> Result<(), UnitError> {
         let record = self.space.units.by(by)?;
-        match record.state {
-            UnitState::Frozen { .. } => {
-                record.state = UnitState::Tracked { ready: true };
-                Ok(())
-            }
-            UnitState::Tracked { ready: true } => Ok(()),
-            _ => Err(record.refuse("Unfreeze")),
+        if matches!(record.state, UnitState::Frozen { .. }) {
+            record.state = UnitState::Tracked { ready: true };
         }
+        Ok(())
     }
 
     /// Another store owns the unit since map `epoch`. Here it is hidden, and may follow.
@@ -224,6 +221,8 @@ impl Engine {
                 Ok(())
             }
             UnitState::Following { .. } if record.epoch == epoch => Ok(()),
+            // It was released, and the move is being completed: the coordinator that takes over then does not know.
+            UnitState::Dropping | UnitState::Gone if record.epoch >= epoch => Ok(()),
             _ => Err(record.refuse("Release")),
         }
     }
@@ -405,7 +404,8 @@ impl Engine {
         let record = self.space.units.by(by)?;
         let last = match record.state {
             UnitState::Following { sealed: Some(last), .. } => last,
-            UnitState::Owned if record.epoch == epoch => return Ok(()),
+            // Also when it is tracked since, for the way back.
+            UnitState::Owned | UnitState::Tracked { .. } if record.epoch == epoch => return Ok(()),
             _ => return Err(record.refuse("Open")),
         };
         let id = record.id;

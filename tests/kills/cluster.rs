@@ -1,0 +1,213 @@
+//! A meta store, two shards, a router that survives, and routers that do not.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, ensure};
+use kindred_proto::{
+    etcdserverpb::{PutRequest, RangeRequest},
+    shard_v1::{UnitRecord, UnitState, UnitsListRequest, units_client::UnitsClient},
+};
+use kindred_tests::{
+    client::Client,
+    process::{Process, Spec, our_binary},
+    servers::Shard,
+};
+use serde_json::Value;
+use tonic::transport::Endpoint;
+
+use crate::writers::{PODS, PODS_END};
+
+const CONFIG: &str = include_str!("configs/pair.yaml");
+const CLUSTER: &str = "--cluster-id=0x1ee7";
+const MOVES: &str = "/kindred/moves/";
+/// The metadata of a shard's refusal for ownership.
+const NOT_OWNED: &str = "kindred-not-owned";
+/// The router that lives through all.
+pub const SURVIVOR: &str = "survivor";
+/// All others.
+pub const VICTIM: &str = "victim";
+
+/// One of the routers.
+pub struct Router {
+    pub process: Process,
+    pub address: String,
+    pub admin: String,
+}
+
+impl Router {
+    /// Sends a signal (`STOP`, `CONT`).
+    pub fn signal(&self, signal: &str) -> anyhow::Result<()> {
+        let pid = self.process.pid().context("not running")?.to_string();
+        let sent = Command::new("kill").args([&format!("-{signal}"), &pid]).status()?;
+        ensure!(sent.success(), "SIG{signal} to {pid} failed");
+        Ok(())
+    }
+}
+
+/// Processes of one cluster.
+pub struct Cluster {
+    dir: PathBuf,
+    prefix: String,
+    meta: Shard,
+    stores: Vec<(&'static str, Shard)>,
+    pub survivor: Router,
+    victims: u32,
+}
+
+impl Cluster {
+    /// `prefix` names the logs, unique in `dir`.
+    pub async fn start(dir: &Path, prefix: &str) -> anyhow::Result<Self> {
+        let config = dir.join("pair.yaml");
+        std::fs::write(&config, CONFIG)?;
+        let flags = |name: &str, slot: u8| vec![format!("--name={name}"), format!("--slot={slot}")];
+        let mut of_meta = flags("meta", 0);
+        of_meta.push("--revisions=dense".to_owned());
+        let meta = Shard::start(dir, &format!("{prefix}-meta"), &of_meta).await?;
+        let mut stores = Vec::new();
+        for (name, slot) in [("a", 1), ("b", 2)] {
+            let mut own = flags(name, slot);
+            own.push(CLUSTER.to_owned());
+            stores.push((name, Shard::start(dir, &format!("{prefix}-{name}"), &own).await?));
+        }
+        let survivor = router(dir, prefix, SURVIVOR, &meta, &stores, "").await?;
+        Ok(Self { dir: dir.to_owned(), prefix: prefix.to_owned(), meta, stores, survivor, victims: 0 })
+    }
+
+    /// Starts one more router, with these failpoints.
+    pub async fn victim(&mut self, failpoints: &str) -> anyhow::Result<Router> {
+        self.victims += 1;
+        let name = format!("{VICTIM}{}", self.victims);
+        router(&self.dir, &self.prefix, &name, &self.meta, &self.stores, failpoints).await
+    }
+
+    /// A key of the meta store as JSON, with the bytes.
+    async fn meta_key(&self, key: &str) -> anyhow::Result<Option<(Value, bytes::Bytes)>> {
+        let get = RangeRequest { key: key.to_owned().into(), ..Default::default() };
+        let kvs = self.meta.client().await?.kv.range(get).await?.into_inner().kvs;
+        let Some(kv) = kvs.into_iter().next() else { return Ok(None) };
+        Ok(Some((serde_json::from_slice(&kv.value)?, kv.value)))
+    }
+
+    /// The record of a move.
+    pub async fn record(&self, id: u64) -> anyhow::Result<Option<Value>> {
+        Ok(self.meta_key(&format!("{MOVES}{id}")).await?.map(|(record, _)| record))
+    }
+
+    /// What the coordinator of a move says of it.
+    pub async fn claim(&self, id: u64) -> anyhow::Result<Option<Value>> {
+        Ok(self.meta_key(&format!("/kindred/coordinators/{id}")).await?.map(|(claim, _)| claim))
+    }
+
+    /// Writes the record of a move once more as it is, so that its coordinator's next write of it meets a conflict.
+    pub async fn touch(&self, id: u64) -> anyhow::Result<()> {
+        let key = format!("{MOVES}{id}");
+        let (_, value) = self.meta_key(&key).await?.context("a move to touch")?;
+        let put = PutRequest { key: key.into(), value, ..Default::default() };
+        self.meta.client().await?.kv.put(put).await?;
+        Ok(())
+    }
+
+    /// The number that the next move will have.
+    pub async fn next_move(&self) -> anyhow::Result<u64> {
+        let all = RangeRequest {
+            key: MOVES.into(),
+            range_end: "/kindred/moves0".into(),
+            keys_only: true,
+            ..Default::default()
+        };
+        let kvs = self.meta.client().await?.kv.range(all).await?.into_inner().kvs;
+        let numbers = kvs
+            .iter()
+            .filter_map(|kv| std::str::from_utf8(&kv.key).ok()?.strip_prefix(MOVES)?.parse::<u64>().ok());
+        Ok(numbers.max().unwrap_or(0) + 1)
+    }
+
+    /// The unit records of a store.
+    async fn units(&self, store: &str) -> anyhow::Result<Vec<(UnitState, UnitRecord)>> {
+        let channel =
+            Endpoint::from_shared(format!("http://{}", self.store(store)?.address))?.connect().await?;
+        let records = UnitsClient::new(channel).list(UnitsListRequest {}).await?.into_inner().records;
+        records.into_iter().map(|record| Ok((UnitState::try_from(record.state)?, record))).collect()
+    }
+
+    fn store(&self, name: &str) -> anyhow::Result<&Shard> {
+        let found = self.stores.iter().find(|(store, _)| *store == name);
+        Ok(&found.with_context(|| format!("no store {name}"))?.1)
+    }
+
+    /// Whether no store has a record in one of these states.
+    pub async fn none_is(&self, states: &[UnitState]) -> anyhow::Result<bool> {
+        for (name, _) in &self.stores {
+            if self.units(name).await?.iter().any(|(state, _)| states.contains(state)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// `owner` has all the pods, as many as these, the other store has none, and no record is of anything under way.
+    pub async fn one_owner(&self, owner: &str, keys: usize) -> anyhow::Result<()> {
+        for (name, store) in &self.stores {
+            for (state, record) in self.units(name).await? {
+                let settled = matches!(state, UnitState::Owned | UnitState::Gone);
+                ensure!(settled, "store {name} still has {record:?}");
+                let owned = state == UnitState::Owned;
+                ensure!(!owned || *name == owner, "store {name} owns what is at {owner}: {record:?}");
+            }
+            let all = RangeRequest {
+                key: PODS.into(),
+                range_end: PODS_END.into(),
+                count_only: true,
+                ..Default::default()
+            };
+            let found = match store.client().await?.kv.range(all).await {
+                Ok(answer) => answer.into_inner().count,
+                // Whoever asks without a map is sent elsewhere.
+                Err(status) if status.metadata().contains_key(NOT_OWNED) => 0,
+                Err(status) => return Err(status.into()),
+            };
+            let expected = if *name == owner { i64::try_from(keys)? } else { 0 };
+            ensure!(found == expected, "store {name} shows {found} pods instead of {expected}");
+        }
+        Ok(())
+    }
+
+    /// A connection to the surviving router.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        Client::connect(&self.survivor.address).await
+    }
+}
+
+async fn router(
+    dir: &Path,
+    prefix: &str,
+    name: &str,
+    meta: &Shard,
+    stores: &[(&str, Shard)],
+    failpoints: &str,
+) -> anyhow::Result<Router> {
+    let mut args = vec![
+        "--listen=127.0.0.1:0".to_owned(),
+        "--admin=127.0.0.1:0".to_owned(),
+        format!("--name={name}"),
+        format!("--config={}", dir.join("pair.yaml").display()),
+        format!("--meta=http://{}", meta.address),
+        "--log-level=info,kindred_router::moves=debug".to_owned(),
+        CLUSTER.to_owned(),
+    ];
+    args.extend(stores.iter().map(|(store, shard)| format!("--store={store}=http://{}", shard.address)));
+    let spec = Spec {
+        name: format!("{prefix}-{name}"),
+        program: our_binary("kindred-router")?,
+        args,
+        env: vec![("KINDRED_FAILPOINTS".to_owned(), failpoints.to_owned())],
+        ready: "kindred-router ready ".to_owned(),
+    };
+    let process = Process::start(dir, spec).await?;
+    let field = |name| anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned());
+    let (address, admin) = (field("listen")?, field("admin")?);
+    Ok(Router { process, address, admin })
+}
