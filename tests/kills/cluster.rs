@@ -8,15 +8,15 @@ use std::{
 use anyhow::{Context, ensure};
 use kindred_proto::{
     etcdserverpb::{PutRequest, RangeRequest},
-    shard_v1::{UnitRecord, UnitState, UnitsListRequest, units_client::UnitsClient},
+    shard_v1::{UnitRecord, UnitState, UnitsListRequest},
 };
 use kindred_tests::{
+    admin::Admin,
     client::Client,
     process::{Process, Spec, our_binary},
     servers::Shard,
 };
 use serde_json::Value;
-use tonic::transport::Endpoint;
 
 use crate::writers::{PODS, PODS_END};
 
@@ -34,7 +34,7 @@ pub const VICTIM: &str = "victim";
 pub struct Router {
     pub process: Process,
     pub address: String,
-    pub admin: String,
+    pub admin: Admin,
 }
 
 impl Router {
@@ -127,9 +127,8 @@ impl Cluster {
 
     /// The unit records of a store.
     async fn units(&self, store: &str) -> anyhow::Result<Vec<(UnitState, UnitRecord)>> {
-        let channel =
-            Endpoint::from_shared(format!("http://{}", self.store(store)?.address))?.connect().await?;
-        let records = UnitsClient::new(channel).list(UnitsListRequest {}).await?.into_inner().records;
+        let mut client = self.store(store)?.client().await?;
+        let records = client.units.list(UnitsListRequest {}).await?.into_inner().records;
         records.into_iter().map(|record| Ok((UnitState::try_from(record.state)?, record))).collect()
     }
 
@@ -208,6 +207,6 @@ async fn router(
     };
     let process = Process::start(dir, spec).await?;
     let field = |name| anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned());
-    let (address, admin) = (field("listen")?, field("admin")?);
+    let (address, admin) = (field("listen")?, Admin::at(&field("admin")?));
     Ok(Router { process, address, admin })
 }

@@ -5,7 +5,6 @@
 
 mod case;
 mod cluster;
-mod http;
 mod writers;
 
 use std::{

@@ -265,7 +265,7 @@ impl Writer {
             found.mod_revision == revision && found.value == value,
             "wrote {value:?} at {revision}, read {found:?}"
         );
-        if turn % LIST_EVERY == 0 {
+        if turn.is_multiple_of(LIST_EVERY) {
             self.list().await?;
         }
         Ok(())
