@@ -55,7 +55,8 @@ fn etcd_client_crate() {
         }
         ensure!(events[0] == (EventType::Put, written, b"1".to_vec()), "{events:?}");
         ensure!(events[1].0 == EventType::Delete && events[1].2 == b"2", "{events:?}");
-        // As etcd, a router says nothing while a watch is still catching up: clients ask again.
+        // Asked again, since a single request got no answer within 10 s in 2 of 5 runs. Why is not known: this may hide
+        // a defect of manual progress (R7), and one request should do once that is found.
         let asked = std::time::Instant::now();
         let progress = loop {
             stream.request_progress().await?;
