@@ -1,0 +1,106 @@
+//! The file of the clock's ceiling (R2): a shard assigns and promises only below a number that is on the disk, whatever its Kinds' modes.
+//!
+//! Two slots, written in place in turn, so that a write that is cut short leaves the one before; the file has its size from the beginning,
+//! so that a full disk does not stop the clock. Each slot is there twice, a block of the disk apart: a torn write never was in force, but
+//! one flipped bit must not bring the ceiling back to where it was before.
+
+use std::{path::Path, path::PathBuf};
+
+use kindred_partition_config::ids::Revision;
+
+use crate::{
+    disk::{Disk, DiskFile, read_full, unfinished},
+    error::WalError,
+    format::{CLOCK_COPIES, CLOCK_COPY_BYTES, CLOCK_SLOT_USED, ClockSlot},
+};
+
+const SLOTS: usize = 2;
+const SLOT_BYTES: usize = CLOCK_COPY_BYTES * CLOCK_COPIES;
+
+/// The file of a shard's clock, open for writing.
+#[derive(Debug)]
+pub struct ClockFile {
+    file: Box<dyn DiskFile>,
+    path: PathBuf,
+    /// The slot that counts, and which of the two it is.
+    current: ClockSlot,
+    at: usize,
+}
+
+impl ClockFile {
+    /// Opens the file; answers it with the ceiling that was in force, or nothing if there is no file yet.
+    ///
+    /// Store a higher ceiling before anything is assigned: the one that is read may have been on its way to the disk at a crash.
+    ///
+    /// # Errors
+    /// When it cannot be read, and [`WalError::Clock`] when neither slot is whole. [`ClockFile::create`] replaces it then, if that is wanted.
+    pub fn open(disk: &dyn Disk, path: &Path) -> Result<Option<(Self, Revision)>, WalError> {
+        let file = match disk.open(path) {
+            Ok(file) => file,
+            Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(WalError::io("open", path)(source)),
+        };
+        let mut bytes = vec![0; SLOT_BYTES * SLOTS];
+        read_full(&*file, 0, &mut bytes).map_err(WalError::io("read", path))?;
+        let slots = bytes.chunks(SLOT_BYTES).enumerate();
+        let whole = slots.filter_map(|(at, slot)| {
+            let copies = slot.chunks(CLOCK_COPY_BYTES).filter_map(ClockSlot::decode);
+            copies.max_by_key(|copy| copy.generation).map(|slot| (at, slot))
+        });
+        let Some((at, current)) = whole.max_by_key(|(_, slot)| slot.generation) else {
+            return Err(WalError::Clock { path: path.to_owned() });
+        };
+        Ok(Some((Self { file, path: path.to_owned(), current, at }, Revision(current.ceiling))))
+    }
+
+    /// Makes the file, or replaces it, with this ceiling; returns when it is on the disk.
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    pub fn create(disk: &dyn Disk, path: &Path, ceiling: Revision) -> Result<Self, WalError> {
+        let new = unfinished(path);
+        let current = ClockSlot { generation: 1, ceiling: ceiling.get() };
+        let made = disk.create(&new).and_then(|mut file| {
+            file.preallocate((SLOT_BYTES * SLOTS) as u64)?;
+            // Zeros are written, not only reserved, so that writing in place takes nothing from the file system.
+            file.write_at(0, &[slot(&current), vec![0; SLOT_BYTES * (SLOTS - 1)]].concat())?;
+            file.sync()?;
+            disk.rename(&new, path)?;
+            path.parent().map_or(Ok(()), |directory| disk.sync_directory(directory))?;
+            Ok(file)
+        });
+        let file = made.map_err(WalError::io("make", path))?;
+        Ok(Self { file, path: path.to_owned(), current, at: 0 })
+    }
+
+    /// The ceiling in force.
+    #[must_use]
+    pub const fn ceiling(&self) -> Revision {
+        Revision(self.current.ceiling)
+    }
+
+    /// Puts another ceiling in force, higher or (at a clean stop, when nothing is assigned any more) lower; returns when it is on the disk.
+    /// Takes an fdatasync: not for a thread that must not wait.
+    ///
+    /// # Errors
+    /// When the file system refuses: the ceiling of before is in force, and it may be tried again.
+    pub fn store(&mut self, ceiling: Revision) -> Result<(), WalError> {
+        let next = ClockSlot { generation: self.current.generation + 1, ceiling: ceiling.get() };
+        let at = (self.at + 1) % SLOTS;
+        let written =
+            self.file.write_at((at * SLOT_BYTES) as u64, &slot(&next)).and_then(|()| self.file.sync());
+        written.map_err(WalError::io("write", &self.path))?;
+        (self.current, self.at) = (next, at);
+        Ok(())
+    }
+}
+
+/// A slot with its copies and their padding.
+fn slot(slot: &ClockSlot) -> Vec<u8> {
+    let mut copy = [0; CLOCK_COPY_BYTES];
+    copy[..CLOCK_SLOT_USED].copy_from_slice(&slot.encode());
+    copy.repeat(CLOCK_COPIES)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+//! The file system of the machine.
+
+use std::{
+    fs, io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::FallocateFlags;
+
+use super::{Disk, DiskFile};
+
+/// The file system of the machine.
+#[derive(Debug, Clone, Copy)]
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+        Ok(Box::new(RealFile(file)))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(RealFile(fs::OpenOptions::new().read(true).write(true).open(path)?)))
+    }
+
+    fn open_read(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(RealFile(fs::File::open(path)?)))
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
+        // A name that is not text is none of ours.
+        let names = fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().into_string().ok()));
+        let mut names: Vec<String> = names.filter_map(Result::transpose).collect::<io::Result<_>>()?;
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn create_directory(&self, directory: &Path) -> io::Result<()> {
+        fs::create_dir_all(directory)
+    }
+
+    fn sync_directory(&self, directory: &Path) -> io::Result<()> {
+        fs::File::open(directory)?.sync_all()
+    }
+
+    fn free_space(&self, directory: &Path) -> io::Result<u64> {
+        let found = rustix::fs::statvfs(directory)?;
+        Ok(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+}
+
+#[derive(Debug)]
+struct RealFile(fs::File);
+
+impl DiskFile for RealFile {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read_at(into, offset)
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(bytes, offset)
+    }
+
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        self.0.set_len(length)
+    }
+
+    fn preallocate(&mut self, length: u64) -> io::Result<()> {
+        match rustix::fs::fallocate(&self.0, FallocateFlags::empty(), 0, length) {
+            Ok(()) => Ok(()),
+            // Not every file system can; zeros take the space as well.
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => {
+                let zeros = vec![0; 64 << 10];
+                let mut at = self.length()?;
+                while at < length {
+                    let part = usize::try_from(length - at).map_or(zeros.len(), |left| left.min(zeros.len()));
+                    self.0.write_all_at(&zeros[..part], at)?;
+                    at += part as u64;
+                }
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+/// Keeps a second process off a data directory, until it is dropped or the process ends.
+#[derive(Debug)]
+pub struct DirectoryLock {
+    _file: fs::File,
+}
+
+impl DirectoryLock {
+    /// Takes the lock of a directory, which must be there.
+    ///
+    /// # Errors
+    /// When another process has it, or the file system refuses.
+    pub fn take(directory: &Path) -> Result<Self, LockError> {
+        let path = directory.join("lock");
+        let io = |source| LockError::Io { path: path.clone(), source };
+        let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(fs::TryLockError::WouldBlock) => Err(LockError::Taken { directory: directory.to_owned() }),
+            Err(fs::TryLockError::Error(source)) => Err(LockError::Io { path, source }),
+        }
+    }
+}
+
+/// Why a directory cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another process works there.
+    #[error("{directory} is in use by another process; stop it, or give this one a --data-dir of its own")]
+    Taken {
+        /// Which directory.
+        directory: PathBuf,
+    },
+    /// The file system refuses.
+    #[error("cannot lock {path}: {source}")]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_as_the_trait_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let (disk, at) = (RealDisk, directory.path().join("a/b"));
+        disk.create_directory(&at).unwrap();
+        let (one, two) = (at.join("one"), at.join("two"));
+        let mut file = disk.create(&one).unwrap();
+        file.write_at(3, b"abc").unwrap();
+        file.preallocate(10).unwrap();
+        file.sync().unwrap();
+        assert_eq!(file.length().unwrap(), 10);
+        let mut bytes = [9; 20];
+        assert_eq!(super::super::read_full(&*file, 1, &mut bytes).unwrap(), 9);
+        assert_eq!(&bytes[..9], b"\0\0abc\0\0\0\0");
+        file.truncate(4).unwrap();
+        disk.rename(&one, &two).unwrap();
+        disk.sync_directory(&at).unwrap();
+        assert_eq!(disk.list(&at).unwrap(), ["two"]);
+        assert_eq!(disk.open_read(&two).unwrap().length().unwrap(), 4);
+        assert_eq!(disk.open(&one).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(disk.free_space(&at).unwrap() > 0);
+        disk.remove(&two).unwrap();
+        assert_eq!(disk.list(&at).unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn a_directory_is_locked_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let lock = DirectoryLock::take(directory.path()).unwrap();
+        let error = DirectoryLock::take(directory.path()).unwrap_err();
+        assert!(matches!(error, LockError::Taken { .. }), "{error}");
+        drop(lock);
+        DirectoryLock::take(directory.path()).unwrap();
+    }
+}

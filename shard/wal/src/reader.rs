@@ -1,0 +1,205 @@
+//! Reads the frames of one file, in their order or, in a damaged file, wherever there still are any.
+//!
+//! No length is believed before its checksum fits, and none beyond the end of the file: what is allocated is bounded by what is there.
+
+use std::io;
+
+use crate::{
+    disk::{DiskFile, read_full},
+    format::{FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameDamage, FrameHeader, FrameKind, Seed},
+    number::FrameSeq,
+    record::Records,
+};
+
+/// How much is read at once.
+const CHUNK: usize = 1 << 20;
+
+/// The frames of a file, one after the other.
+#[derive(Debug)]
+pub(crate) struct FrameReader {
+    file: Box<dyn DiskFile>,
+    length: u64,
+    seed: Seed,
+    /// Where the next frame begins.
+    offset: u64,
+    /// Bytes of the file from `offset` on are at `start..end`.
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+/// What comes next in a file.
+#[derive(Debug)]
+pub(crate) enum Found<'b> {
+    /// A whole frame.
+    Frame { header: FrameHeader, payload: &'b [u8] },
+    /// Nothing, or zeros to the end of the file.
+    End,
+    /// Something that is not the next frame. The reader stays in front of it.
+    Damaged(FrameDamage),
+}
+
+impl FrameReader {
+    /// Begins behind the file's header.
+    pub(crate) fn new(file: Box<dyn DiskFile>, seed: Seed) -> io::Result<Self> {
+        let length = file.length()?;
+        let offset = FILE_HEADER_BYTES as u64;
+        Ok(Self { file, length, seed, offset, buffer: Vec::new(), start: 0, end: 0 })
+    }
+
+    /// Where the next frame begins.
+    pub(crate) const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(crate) const fn length(&self) -> u64 {
+        self.length
+    }
+
+    pub(crate) fn file(&self) -> &dyn DiskFile {
+        &*self.file
+    }
+
+    /// Goes on somewhere else.
+    pub(crate) fn seek(&mut self, offset: u64) {
+        (self.offset, self.start, self.end) = (offset, 0, 0);
+    }
+
+    /// The next frame, which should have this number.
+    pub(crate) fn next(&mut self, expected: FrameSeq) -> io::Result<Found<'_>> {
+        let left = self.length.saturating_sub(self.offset);
+        if left == 0 {
+            return Ok(Found::End);
+        }
+        let have = self.fill(FRAME_HEADER_BYTES)?;
+        let head = &self.buffer[self.start..self.start + have];
+        if head.iter().all(|byte| *byte == 0) && self.zeros_to_the_end()? {
+            return Ok(Found::End);
+        }
+        if have < FRAME_HEADER_BYTES {
+            return Ok(Found::Damaged(FrameDamage::Short));
+        }
+        let Some(header) = FrameHeader::decode(self.seed, &self.buffer[self.start..]) else {
+            return Ok(Found::Damaged(FrameDamage::Header));
+        };
+        if header.frame_bytes() > left {
+            return Ok(Found::Damaged(FrameDamage::Short));
+        }
+        let whole = FRAME_HEADER_BYTES + header.payload_bytes as usize;
+        if self.fill(whole)? < whole {
+            return Ok(Found::Damaged(FrameDamage::Short));
+        }
+        let payload = self.start + FRAME_HEADER_BYTES..self.start + whole;
+        if let Some(damage) = check(&header, &self.buffer[payload.clone()], expected) {
+            return Ok(Found::Damaged(damage));
+        }
+        self.offset += whole as u64;
+        self.start += whole;
+        Ok(Found::Frame { header, payload: &self.buffer[payload] })
+    }
+
+    /// Has at least so many bytes in the buffer, or all that the file has; answers how many of them there are.
+    fn fill(&mut self, want: usize) -> io::Result<usize> {
+        if self.end - self.start < want {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            let left = self.length.saturating_sub(self.offset);
+            let size = usize::try_from(left).map_or(want, |left| left.min(want.max(CHUNK)));
+            if self.buffer.len() < size {
+                self.buffer.resize(size, 0);
+            }
+            let at = self.offset + self.end as u64;
+            if self.end < size {
+                self.end += read_full(&*self.file, at, &mut self.buffer[self.end..size])?;
+            }
+        }
+        Ok((self.end - self.start).min(want))
+    }
+
+    fn zeros_to_the_end(&self) -> io::Result<bool> {
+        let mut chunk = vec![0; 64 << 10];
+        let mut at = self.offset;
+        while at < self.length {
+            let read = read_full(&*self.file, at, &mut chunk)?;
+            if chunk[..read].iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+            if read == 0 {
+                break;
+            }
+            at += read as u64;
+        }
+        Ok(true)
+    }
+}
+
+/// What is wrong with a frame whose header fits.
+fn check(header: &FrameHeader, payload: &[u8], expected: FrameSeq) -> Option<FrameDamage> {
+    if !header.fits(payload) {
+        return Some(FrameDamage::Payload(header.seq));
+    }
+    if header.seq != expected {
+        return Some(FrameDamage::Sequence { wanted: expected, found: header.seq });
+    }
+    if header.kind == FrameKind::Batch {
+        let why = Records::new(payload).find_map(Result::err)?;
+        return Some(FrameDamage::Records { seq: header.seq, why });
+    }
+    None
+}
+
+/// A frame found in a damaged file.
+#[derive(Debug)]
+pub(crate) struct Survivor<'b> {
+    /// Where it begins.
+    pub offset: u64,
+    pub header: FrameHeader,
+    /// The payload, if it is whole.
+    pub payload: Option<&'b [u8]>,
+}
+
+/// Looks for frames at every position from an offset on, until the visitor has seen enough (answers false).
+pub(crate) fn survivors(
+    file: &dyn DiskFile,
+    seed: Seed,
+    from: u64,
+    mut visit: impl FnMut(&Survivor<'_>) -> bool,
+) -> io::Result<()> {
+    let length = file.length()?;
+    let mut window = vec![0; CHUNK.min(usize::try_from(length.saturating_sub(from)).unwrap_or(CHUNK))];
+    // The window holds `have` bytes of the file from `base` on.
+    let (mut base, mut have, mut offset) = (from, 0, from);
+    let mut large = Vec::new();
+    while offset + FRAME_HEADER_BYTES as u64 <= length {
+        if offset + FRAME_HEADER_BYTES as u64 > base + have as u64 {
+            (base, have) = (offset, read_full(file, offset, &mut window)?);
+            if have < FRAME_HEADER_BYTES {
+                break;
+            }
+        }
+        let at = usize::try_from(offset - base).unwrap_or(usize::MAX);
+        let Some(header) = FrameHeader::decode(seed, &window[at..have]) else {
+            offset += 1;
+            continue;
+        };
+        let end = offset + header.frame_bytes();
+        let behind = at + FRAME_HEADER_BYTES;
+        let payload = if let Some(inside) = window[..have].get(behind..behind + header.payload_bytes as usize)
+        {
+            header.fits(inside).then_some(inside)
+        } else if end <= length {
+            large.resize(header.payload_bytes as usize, 0);
+            let read = read_full(file, offset + FRAME_HEADER_BYTES as u64, &mut large)?;
+            (read == large.len() && header.fits(&large)).then_some(large.as_slice())
+        } else {
+            None
+        };
+        // A payload that is not whole may hide the beginnings of the frames that follow.
+        let next = if payload.is_some() { end } else { offset + 1 };
+        if !visit(&Survivor { offset, header, payload }) {
+            break;
+        }
+        offset = next;
+    }
+    Ok(())
+}

@@ -1,0 +1,300 @@
+//! Records, and the batches that are written as one frame.
+
+use kindred_partition_config::ids::Revision;
+
+use crate::{
+    format::{MAX_PAYLOAD_BYTES, RecordId, VERSION_IS_DELETION, get_u64},
+    number::FileNumber,
+};
+
+/// One thing that is kept. What is a slice here is opaque to this crate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// A version of a key.
+    Version(VersionRecord<'a>),
+    /// Every change at or below this revision of what this log keeps stands before this record. The writer adds these
+    /// ([`Log::promise`](crate::Log::promise)).
+    Promise(Revision),
+    /// Something about a lease.
+    Lease(&'a [u8]),
+    /// Something about a unit.
+    Unit(&'a [u8]),
+    /// Compacted at this revision.
+    Compaction(Revision),
+    /// The durability modes of the Kinds.
+    Modes(&'a [u8]),
+    /// Revisions that may have been shown and are lost (R10).
+    Gap(GapRecord<'a>),
+    /// The last revision of a shard that was stopped in good order.
+    Clean(Revision),
+    /// The checkpoint of this number holds what no log holds: recovery refuses to replay what follows on an older one. To be written to
+    /// the `fsync` log after such a checkpoint was finished (that of an imported unit, R15), before anything relies on it.
+    Needs(FileNumber),
+}
+
+/// A version of a key as it is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VersionRecord<'a> {
+    /// When it was written.
+    pub revision: Revision,
+    /// Its place among the changes of that revision.
+    pub sub: u32,
+    /// Whether it is a deletion.
+    pub deletion: bool,
+    /// The encoded `mvccpb.KeyValue`.
+    pub key_value: &'a [u8],
+}
+
+/// The gap (D, s) of a Kind, or of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GapRecord<'a> {
+    /// D: the last revision kept.
+    pub after: Revision,
+    /// s: the first revision after the gap.
+    pub until: Revision,
+    /// The Kind's prefix; empty for all Kinds.
+    pub kind: &'a [u8],
+}
+
+/// Why the bytes of a frame whose checksum fits are no records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordDamage {
+    /// An id that this version does not know.
+    #[error(
+        "a record of kind {0}, which this version does not know: start the version that wrote it, or a later one"
+    )]
+    Unknown(u8),
+    /// A length that goes beyond the frame.
+    #[error("a record that goes beyond its frame")]
+    Length,
+    /// The content of a known record does not have its form.
+    #[error("a malformed record of kind {0}")]
+    Malformed(u8),
+}
+
+impl<'a> Record<'a> {
+    /// The record's id on the disk.
+    #[must_use]
+    pub const fn id(&self) -> RecordId {
+        match self {
+            Self::Version(_) => RecordId::VERSION,
+            Self::Promise(_) => RecordId::PROMISE,
+            Self::Lease(_) => RecordId::LEASE,
+            Self::Unit(_) => RecordId::UNIT,
+            Self::Compaction(_) => RecordId::COMPACTION,
+            Self::Modes(_) => RecordId::MODES,
+            Self::Gap(_) => RecordId::GAP,
+            Self::Clean(_) => RecordId::CLEAN,
+            Self::Needs(_) => RecordId::NEEDS,
+        }
+    }
+
+    /// The revision that the record is about, if it is about one.
+    #[must_use]
+    pub const fn revision(&self) -> Option<Revision> {
+        match self {
+            Self::Version(version) => Some(version.revision),
+            Self::Promise(revision) | Self::Compaction(revision) | Self::Clean(revision) => Some(*revision),
+            Self::Lease(_) | Self::Unit(_) | Self::Modes(_) | Self::Gap(_) | Self::Needs(_) => None,
+        }
+    }
+
+    fn decode(id: RecordId, content: &'a [u8]) -> Result<Self, RecordDamage> {
+        let malformed = RecordDamage::Malformed(id.0);
+        let number = || if content.len() == 8 { Ok(get_u64(content, 0)) } else { Err(malformed) };
+        let revision = || number().map(|number| Revision(number.cast_signed()));
+        match id {
+            RecordId::VERSION => VersionRecord::decode(content).map(Self::Version).ok_or(malformed),
+            RecordId::PROMISE => revision().map(Self::Promise),
+            RecordId::LEASE => Ok(Self::Lease(content)),
+            RecordId::UNIT => Ok(Self::Unit(content)),
+            RecordId::COMPACTION => revision().map(Self::Compaction),
+            RecordId::MODES => Ok(Self::Modes(content)),
+            RecordId::GAP => GapRecord::decode(content).map(Self::Gap).ok_or(malformed),
+            RecordId::CLEAN => revision().map(Self::Clean),
+            RecordId::NEEDS => number().map(FileNumber).map(Self::Needs),
+            RecordId(unknown) => Err(RecordDamage::Unknown(unknown)),
+        }
+    }
+}
+
+impl<'a> VersionRecord<'a> {
+    fn decode(content: &'a [u8]) -> Option<Self> {
+        let (fixed, key_value) = content.split_at_checked(13)?;
+        let flags = fixed[0];
+        let sub = u32::from_le_bytes([fixed[1], fixed[2], fixed[3], fixed[4]]);
+        let revision = Revision(get_u64(fixed, 5).cast_signed());
+        (flags & !VERSION_IS_DELETION == 0).then_some(Self {
+            revision,
+            sub,
+            deletion: flags & VERSION_IS_DELETION != 0,
+            key_value,
+        })
+    }
+}
+
+impl<'a> GapRecord<'a> {
+    fn decode(content: &'a [u8]) -> Option<Self> {
+        let (fixed, kind) = content.split_at_checked(16)?;
+        let [after, until] = [0, 8].map(|at| Revision(get_u64(fixed, at).cast_signed()));
+        Some(Self { after, until, kind })
+    }
+}
+
+/// The records of a frame, in their order.
+#[derive(Debug, Clone)]
+pub struct Records<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Records<'a> {
+    /// Those of a frame's payload. Borrows; allocates nothing.
+    #[must_use]
+    pub const fn new(payload: &'a [u8]) -> Self {
+        Self { rest: payload }
+    }
+
+    fn take(&mut self) -> Result<Record<'a>, RecordDamage> {
+        let (id, rest) = self.rest.split_first().ok_or(RecordDamage::Length)?;
+        let (length, rest) = take_length(rest).ok_or(RecordDamage::Length)?;
+        let (content, rest) = rest.split_at_checked(length).ok_or(RecordDamage::Length)?;
+        self.rest = rest;
+        Record::decode(RecordId(*id), content)
+    }
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Result<Record<'a>, RecordDamage>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let record = self.take();
+        if record.is_err() {
+            // Nothing behind it has a known beginning.
+            self.rest = &[];
+        }
+        Some(record)
+    }
+}
+
+/// A LEB128 number of at most five bytes and 32 bits.
+fn take_length(mut rest: &[u8]) -> Option<(usize, &[u8])> {
+    let mut value = 0_u64;
+    for shift in (0..35).step_by(7) {
+        let (byte, after) = rest.split_first()?;
+        rest = after;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            let value = u32::try_from(value).ok()?;
+            return Some((usize::try_from(value).ok()?, rest));
+        }
+    }
+    None
+}
+
+/// Records that are kept or lost together: one frame. A transaction, and what belongs to it, must be in one batch; a batch may hold many.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    payload: Vec<u8>,
+    records: usize,
+}
+
+impl Batch {
+    /// An empty one.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { payload: Vec::new(), records: 0 }
+    }
+
+    /// An empty one with room for so many bytes.
+    #[must_use]
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self { payload: Vec::with_capacity(bytes), records: 0 }
+    }
+
+    /// Adds a record.
+    pub fn push(&mut self, record: &Record<'_>) {
+        let id = record.id();
+        match record {
+            Record::Version(version) => self.version(version),
+            Record::Promise(revision) | Record::Compaction(revision) | Record::Clean(revision) => {
+                self.add(id, &[&revision.get().to_le_bytes()]);
+            }
+            Record::Lease(content) | Record::Unit(content) | Record::Modes(content) => {
+                self.add(id, &[content])
+            }
+            Record::Gap(gap) => {
+                let [after, until] = [gap.after, gap.until].map(|revision| revision.get().to_le_bytes());
+                self.add(id, &[&after, &until, gap.kind]);
+            }
+            Record::Needs(number) => self.add(id, &[&number.0.to_le_bytes()]),
+        }
+    }
+
+    fn version(&mut self, version: &VersionRecord<'_>) {
+        let flags = if version.deletion { VERSION_IS_DELETION } else { 0 };
+        let [sub, revision] = [&version.sub.to_le_bytes()[..], &version.revision.get().to_le_bytes()];
+        self.add(RecordId::VERSION, &[&[flags], sub, revision, version.key_value]);
+    }
+
+    fn add(&mut self, id: RecordId, parts: &[&[u8]]) {
+        let mut length: usize = parts.iter().map(|part| part.len()).sum();
+        self.payload.reserve(length + 6);
+        self.payload.push(id.0);
+        while length >= 0x80 {
+            self.payload.push((length & 0x7f) as u8 | 0x80);
+            length >>= 7;
+        }
+        self.payload.push(length as u8);
+        for part in parts {
+            self.payload.extend_from_slice(part);
+        }
+        self.records += 1;
+    }
+
+    /// How many records it holds.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.records
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.records == 0
+    }
+
+    /// Bytes that it takes in a frame.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.payload.len()
+    }
+
+    /// The records, as they will be read.
+    #[must_use]
+    pub fn records(&self) -> Records<'_> {
+        Records::new(&self.payload)
+    }
+
+    /// The payload of the frame.
+    ///
+    /// # Errors
+    /// When it is more than a frame holds.
+    pub(crate) fn into_payload(self) -> Result<Vec<u8>, TooLarge> {
+        let bytes = self.payload.len();
+        if bytes > MAX_PAYLOAD_BYTES { Err(TooLarge { bytes }) } else { Ok(self.payload) }
+    }
+}
+
+/// A batch that no frame can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a batch of {bytes} bytes is more than a frame of the log holds ({MAX_PAYLOAD_BYTES} bytes)")]
+pub struct TooLarge {
+    /// Its size.
+    pub bytes: usize,
+}
+
+#[cfg(test)]
+mod tests;

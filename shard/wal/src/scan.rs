@@ -1,0 +1,424 @@
+//! Reads a log from a place on: what a start does (D.: torn tail, corruption, accepted loss).
+//!
+//! The last segment may end in what a crash left of the last write. Everything else that is not the next whole frame was on the disk once
+//! and is damage: a bad frame in a segment that another follows, or below a `synced` or `whole` of the last segment; a missing segment; a
+//! header that does not fit (a segment gets its name only when its header is on the disk).
+
+use std::path::{Path, PathBuf};
+
+use kindred_partition_config::ids::Revision;
+
+use crate::{
+    disk::Disk,
+    error::{Damage, Loss, OnDamage, TornTail, VisitError, WalError},
+    format::{FILE_HEADER_BYTES, FileHeader, FrameDamage, FrameKind, Seed},
+    layout::{LogKind, SEGMENT, numbered},
+    number::{FileNumber, FrameSeq},
+    reader::{Found, FrameReader, survivors},
+    record::Records,
+    segments::{Segment, segments},
+};
+
+/// A whole frame of a log or a checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct Frame<'a> {
+    /// Its number.
+    pub seq: FrameSeq,
+    /// Its content.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// The batch's records, checked already: none is an error.
+    pub fn records(&self) -> impl Iterator<Item = crate::Record<'a>> + use<'a> {
+        Records::new(self.payload).filter_map(Result::ok)
+    }
+}
+
+/// What of a log is to be read.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// The first frame to be visited.
+    pub from: FrameSeq,
+    /// The last frame that the checkpoint relies on: the log must reach it. 0 for none.
+    pub until: FrameSeq,
+    /// What to do with damage.
+    pub on_damage: OnDamage,
+}
+
+impl Wanted {
+    /// A log without a checkpoint, from its beginning.
+    pub const ALL: Self = Self { from: FrameSeq::FIRST, until: FrameSeq(0), on_damage: OnDamage::Refuse };
+}
+
+/// Where a log ends, and how it goes on. [`Log::open`](crate::Log::open) takes it.
+#[derive(Debug, Clone)]
+pub struct LogEnd {
+    /// The number of the next frame.
+    pub next: FrameSeq,
+    /// What a crash left behind the last whole frame.
+    pub torn: Option<TornTail>,
+    /// The damage that was accepted.
+    pub loss: Option<Loss>,
+    /// Where what is kept ends: frames of the old segments from here on do not count.
+    pub(crate) after: FrameSeq,
+    /// Frames that nothing proves to be on the disk, however readable they are now. The next segment begins with them, so that what was
+    /// recovered once is recovered for ever; also when the system has given up writing the old one (as after a failed fsync).
+    pub(crate) unproven: Vec<(FrameSeq, Vec<u8>)>,
+    /// The number of the next segment.
+    pub(crate) number: FileNumber,
+    /// Segments to be put aside before it, the last one first.
+    pub(crate) discard: Vec<PathBuf>,
+}
+
+impl LogEnd {
+    /// Of a log that has no segment yet.
+    #[must_use]
+    pub const fn fresh() -> Self {
+        Self {
+            next: FrameSeq::FIRST,
+            torn: None,
+            loss: None,
+            after: FrameSeq::FIRST,
+            unproven: Vec::new(),
+            number: FileNumber(1),
+            discard: Vec::new(),
+        }
+    }
+}
+
+/// What is told while files are read.
+pub trait Visit {
+    /// A whole frame, each once and in their order.
+    ///
+    /// # Errors
+    /// When it cannot be taken: reading stops.
+    fn frame(&mut self, frame: &Frame<'_>) -> Result<(), VisitError>;
+
+    /// So many bytes more of the files were read.
+    fn progress(&mut self, _bytes: u64) {}
+}
+
+/// Reads a log's frames from a place on, in their order. Reads only: what is to be changed on the disk is in the answer.
+///
+/// # Errors
+/// When files cannot be read, are damaged (unless that is accepted), or the visitor refuses a frame.
+pub fn scan(
+    disk: &dyn Disk,
+    directory: &Path,
+    kind: LogKind,
+    wanted: Wanted,
+    visit: &mut dyn Visit,
+) -> Result<LogEnd, WalError> {
+    let all = segments(disk, directory, kind)?;
+    let mut scan = Scan { disk, directory, wanted, visit, all: &all, expect: wanted.from };
+    match scan.run()? {
+        Stop::End(end) => Ok(end),
+        Stop::Damaged(at) => scan.damaged(at),
+    }
+}
+
+struct Scan<'a> {
+    disk: &'a dyn Disk,
+    directory: &'a Path,
+    wanted: Wanted,
+    visit: &'a mut dyn Visit,
+    all: &'a [Segment],
+    /// The next frame.
+    expect: FrameSeq,
+}
+
+/// How reading came to its end.
+enum Stop {
+    End(LogEnd),
+    Damaged(At),
+}
+
+/// Where damage is.
+struct At {
+    /// How many of the segments are kept.
+    keep: usize,
+    file: PathBuf,
+    offset: u64,
+    damage: Damage,
+}
+
+impl Scan<'_> {
+    fn run(&mut self) -> Result<Stop, WalError> {
+        let Some((start, mut header)) = self.start() else { return Ok(self.without_start()) };
+        for index in start..self.all.len() {
+            let segment = &self.all[index];
+            self.expect = header.first;
+            let next = self.all.get(index + 1);
+            let next_header = next.and_then(|next| {
+                next.header.as_ref().ok().filter(|_| next.number == segment.number.next()).copied()
+            });
+            let ends = Ends { last: next.is_none(), at: next_header.map(|next| next.after) };
+            match self.segment(index, &header, ends)? {
+                Some(stop) => return Ok(stop),
+                None => match (next, next_header) {
+                    (_, Some(next_header)) => header = next_header,
+                    (Some(next), None) => {
+                        return Ok(Stop::Damaged(self.no_header(index + 1, next, segment.number)));
+                    }
+                    (None, None) => {}
+                },
+            }
+        }
+        let number = self.all.last().map_or(FileNumber(1), |last| last.number.next());
+        Ok(self.too_short().map_or_else(|| Stop::End(self.end(number, None, Vec::new())), Stop::Damaged))
+    }
+
+    /// The segment to begin with.
+    fn start(&self) -> Option<(usize, FileHeader)> {
+        let headers = self.all.iter().enumerate().rev();
+        let mut headers =
+            headers.filter_map(|(index, segment)| Some((index, *segment.header.as_ref().ok()?)));
+        headers.find(|(_, header)| header.after <= self.wanted.from)
+    }
+
+    /// No segment begins early enough.
+    fn without_start(&self) -> Stop {
+        let Some(first) = self.all.first() else {
+            if self.wanted.from == FrameSeq::FIRST && self.wanted.until.0 == 0 {
+                return Stop::End(LogEnd::fresh());
+            }
+            let file = numbered(self.directory, FileNumber(1), SEGMENT);
+            return Stop::Damaged(At { keep: 0, file, offset: 0, damage: Damage::Missing });
+        };
+        Stop::Damaged(match &first.header {
+            Err(damage) => At { keep: 0, file: first.path.clone(), offset: 0, damage: (*damage).into() },
+            Ok(_) => {
+                let before = FileNumber(first.number.0.saturating_sub(1));
+                let file = numbered(self.directory, before, SEGMENT);
+                At { keep: 0, file, offset: 0, damage: Damage::Missing }
+            }
+        })
+    }
+
+    /// The segment after one is not what must follow it.
+    fn no_header(&self, index: usize, next: &Segment, before: FileNumber) -> At {
+        if next.number != before.next() {
+            let file = numbered(self.directory, before.next(), SEGMENT);
+            return At { keep: index, file, offset: 0, damage: Damage::Missing };
+        }
+        let damage = next.header.as_ref().err().cloned().map_or(Damage::Missing, Damage::Header);
+        At { keep: index, file: next.path.clone(), offset: 0, damage }
+    }
+
+    /// The log must reach what the checkpoint relies on.
+    fn too_short(&self) -> Option<At> {
+        let last = self.all.last().filter(|_| self.expect <= self.wanted.until)?;
+        let damage = Damage::TooShort { last: self.expect.prev(), needed: self.wanted.until };
+        Some(At { keep: self.all.len(), file: last.path.clone(), offset: last.bytes, damage })
+    }
+
+    fn end(&self, number: FileNumber, torn: Option<TornTail>, unproven: Vec<(FrameSeq, Vec<u8>)>) -> LogEnd {
+        let after = unproven.first().map_or(self.expect, |(seq, _)| *seq);
+        LogEnd { next: self.expect, torn, loss: None, after, unproven, number, discard: Vec::new() }
+    }
+
+    /// Reads one segment; answers nothing when the next one is to be read.
+    fn segment(&mut self, index: usize, header: &FileHeader, ends: Ends) -> Result<Option<Stop>, WalError> {
+        let segment = &self.all[index];
+        let path = &segment.path;
+        let read_error = |source| WalError::io("read", path)(source);
+        let file = self.disk.open_read(path).map_err(WalError::io("open", path))?;
+        let (_, seed) = header.encode();
+        let mut reader = FrameReader::new(file, seed).map_err(read_error)?;
+        let mut tail = Tail { proof: header.whole, frames: Vec::new() };
+        let mut told = 0;
+        let damage = loop {
+            if ends.at.is_some_and(|end| self.expect >= end) {
+                break None;
+            }
+            let offset = reader.offset();
+            if offset - told >= PROGRESS_BYTES {
+                self.visit.progress(offset - told);
+                told = offset;
+            }
+            match reader.next(self.expect).map_err(read_error)? {
+                Found::Frame { header, payload } if header.kind == FrameKind::Batch => {
+                    let seq = header.seq;
+                    if seq >= self.wanted.from {
+                        let refused = |source| WalError::Visit { path: path.clone(), offset, source };
+                        self.visit.frame(&Frame { seq, payload }).map_err(refused)?;
+                    }
+                    if ends.last {
+                        tail.take(offset, header.synced, seq, payload);
+                    }
+                    self.expect = seq.next();
+                }
+                Found::Frame { header, .. } => break Some((offset, FrameDamage::Kind(header.seq))),
+                Found::End if ends.at.is_none() && offset >= header.whole => break None,
+                Found::End => break Some((offset, FrameDamage::Short)),
+                Found::Damaged(damage) => match self.skip(&reader, seed).map_err(read_error)? {
+                    Some((offset, seq)) => {
+                        reader.seek(offset);
+                        self.expect = seq;
+                    }
+                    None => break Some((offset, damage)),
+                },
+            }
+        };
+        self.visit.progress(segment.bytes.saturating_sub(told));
+        let Some((offset, damage)) = damage else {
+            if !ends.last {
+                return Ok(None);
+            }
+            return Ok(self.too_short().map_or_else(
+                || Some(Stop::End(self.end(segment.number.next(), None, tail.into_unproven()))),
+                |at| Some(Stop::Damaged(at)),
+            ));
+        };
+        let newer = Damage::Frame(damage.clone()).is_newer();
+        let torn = ends.at.is_none()
+            && !newer
+            && offset >= header.whole
+            && !proven(&reader, seed, offset).map_err(read_error)?
+            && self.expect > self.wanted.until;
+        if torn && ends.last {
+            let torn = TornTail { file: path.clone(), offset, bytes: reader.length() - offset, damage };
+            return Ok(Some(Stop::End(self.end(segment.number.next(), Some(torn), tail.into_unproven()))));
+        }
+        if torn {
+            // The segment after this one is damaged or missing: that is what is to be told.
+            return Ok(None);
+        }
+        let damage = damage.into();
+        Ok(Some(Stop::Damaged(At { keep: index + 1, file: path.clone(), offset, damage })))
+    }
+
+    /// Damage among frames that nobody wants is passed by, to the next whole one.
+    fn skip(&self, reader: &FrameReader, seed: Seed) -> std::io::Result<Option<(u64, FrameSeq)>> {
+        let mut found = None;
+        if self.expect < self.wanted.from {
+            let wanted = self.expect..=self.wanted.from;
+            survivors(reader.file(), seed, reader.offset(), |frame| {
+                if frame.payload.is_some()
+                    && wanted.contains(&frame.header.seq)
+                    && frame.offset > reader.offset()
+                {
+                    found = Some((frame.offset, frame.header.seq));
+                }
+                found.is_none()
+            })?;
+        }
+        Ok(found)
+    }
+
+    /// What to do with damage: an error, or the end of the log and what that costs.
+    fn damaged(&mut self, at: At) -> Result<LogEnd, WalError> {
+        let At { keep, file, offset, damage } = at;
+        if damage.is_newer() {
+            return Err(WalError::Newer { path: file, why: damage });
+        }
+        let mut behind =
+            Behind { frames: 0, bytes: 0, revisions: None, last: self.expect.prev().max(self.wanted.until) };
+        let (kept, rest) = self.all.split_at(keep);
+        // The damaged file itself is among those that are kept up to the damage.
+        for (segment, from) in kept
+            .last()
+            .filter(|last| last.path == file)
+            .map(|last| (last, offset))
+            .into_iter()
+            .chain(rest.iter().map(|segment| (segment, FILE_HEADER_BYTES as u64)))
+        {
+            behind.count(self.disk, segment, from)?;
+        }
+        let loss = Loss {
+            file,
+            offset,
+            damage,
+            frames: behind.frames,
+            bytes: behind.bytes,
+            revisions: behind.revisions,
+        };
+        if self.wanted.on_damage == OnDamage::Refuse {
+            return Err(WalError::Damaged(Box::new(loss)));
+        }
+        Ok(LogEnd {
+            // Numbers of lost frames are not given again.
+            next: behind.last.next(),
+            torn: None,
+            loss: Some(loss),
+            after: self.expect.max(self.wanted.from),
+            unproven: Vec::new(),
+            number: kept.last().map_or(FileNumber(1), |last| last.number.next()),
+            discard: rest.iter().rev().map(|segment| segment.path.clone()).collect(),
+        })
+    }
+}
+
+/// Progress is told about this often.
+const PROGRESS_BYTES: u64 = 16 << 20;
+
+/// How a segment ends.
+#[derive(Clone, Copy)]
+struct Ends {
+    /// No segment follows.
+    last: bool,
+    /// The first frame that does not count any more, when a whole segment follows.
+    at: Option<FrameSeq>,
+}
+
+/// The frames at the end of the last segment that nothing behind them proves.
+struct Tail {
+    /// Everything below was on the disk.
+    proof: u64,
+    frames: Vec<(u64, FrameSeq, Vec<u8>)>,
+}
+
+impl Tail {
+    fn take(&mut self, offset: u64, synced: u64, seq: FrameSeq, payload: &[u8]) {
+        if synced > self.proof {
+            self.proof = synced;
+            self.frames.retain(|(offset, ..)| *offset >= synced);
+        }
+        if offset >= self.proof {
+            self.frames.push((offset, seq, payload.to_vec()));
+        }
+    }
+
+    fn into_unproven(self) -> Vec<(FrameSeq, Vec<u8>)> {
+        self.frames.into_iter().map(|(_, seq, payload)| (seq, payload)).collect()
+    }
+}
+
+/// Whether a frame behind an offset says that what is there was on the disk.
+fn proven(reader: &FrameReader, seed: Seed, offset: u64) -> std::io::Result<bool> {
+    let mut proven = false;
+    survivors(reader.file(), seed, offset, |frame| {
+        proven |= frame.header.synced > offset;
+        !proven
+    })?;
+    Ok(proven)
+}
+
+/// What lies behind damage.
+struct Behind {
+    frames: u64,
+    bytes: u64,
+    revisions: Option<(Revision, Revision)>,
+    last: FrameSeq,
+}
+
+impl Behind {
+    fn count(&mut self, disk: &dyn Disk, segment: &Segment, from: u64) -> Result<(), WalError> {
+        self.bytes += segment.bytes.saturating_sub(from);
+        let Some(seed) = segment.seed else { return Ok(()) };
+        let file = disk.open_read(&segment.path).map_err(WalError::io("open", &segment.path))?;
+        let counted = survivors(&*file, seed, from, |frame| {
+            self.last = self.last.max(frame.header.seq);
+            if let Some(payload) = frame.payload {
+                self.frames += 1;
+                for revision in Records::new(payload).flatten().filter_map(|record| record.revision()) {
+                    let (first, last) = self.revisions.unwrap_or((revision, revision));
+                    self.revisions = Some((first.min(revision), last.max(revision)));
+                }
+            }
+            true
+        });
+        counted.map_err(WalError::io("read", &segment.path))
+    }
+}

@@ -1,0 +1,440 @@
+//! A disk in memory that does to what was not synced what disks do: for tests, from a seed, without a clock.
+//!
+//! - A **write** is seen by every reader at once and is on the disk only after a sync of its file. At a crash each of its 512-byte sectors
+//!   is on the disk or is not, whatever became of those before; the last write of a file may also end at any byte.
+//! - A **name** (made, changed, removed) is on the disk only after a sync of its directory. At a crash the first few of the changes of each
+//!   directory are, each directory for itself, as in a journal.
+//! - A **failed sync** writes some sectors and *forgets the others*: readers still see them, later syncs succeed, and at a crash they are
+//!   gone. So do real systems.
+//! - Space may run out, the file system may turn read-only, each on demand; syncs may be held; everything may stop at the n-th operation,
+//!   as a process that is killed or a machine that loses power does.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::disk::{Disk, DiskFile};
+
+mod inode;
+mod random;
+
+use self::{inode::Inode, random::Random};
+
+/// What a disk does to those who use it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Writes, and what needs space, fail as on a full disk when so many more bytes were written.
+    pub space_left: Option<u64>,
+    /// The sync that is that many syncs away fails; 0 is the next one.
+    pub fail_sync_in: Option<u64>,
+    /// Everything that changes something fails as on a file system that was mounted read-only.
+    pub read_only: bool,
+    /// After so many more operations that change something every operation fails, until [`SimDisk::crash`].
+    pub stop_in: Option<u64>,
+}
+
+/// A disk in memory. Handles of it show the same disk.
+#[derive(Clone)]
+pub struct SimDisk {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Syncs are not held any more.
+    released: Condvar,
+}
+
+struct State {
+    random: Random,
+    inodes: BTreeMap<u64, Inode>,
+    next_inode: u64,
+    /// As readers see it.
+    directories: BTreeSet<PathBuf>,
+    names: BTreeMap<PathBuf, u64>,
+    /// As it is on the disk.
+    durable_names: BTreeMap<PathBuf, u64>,
+    /// Changes of names that were not synced, by directory.
+    unsynced_names: BTreeMap<PathBuf, Vec<Rename>>,
+    faults: Faults,
+    stopped: bool,
+    /// Grows with every crash: files that were open before it cannot be used.
+    life: u64,
+    hold_syncs: bool,
+    operations: u64,
+    syncs: u64,
+}
+
+/// A change of a directory: names with what they stand for from then on.
+type Rename = Vec<(PathBuf, Option<u64>)>;
+
+impl fmt::Debug for SimDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.shared.state.lock();
+        let files =
+            state.names.iter().map(|(path, inode)| (path, state.inodes.get(inode).map(|it| it.seen.len())));
+        f.debug_map().entries(files).finish()
+    }
+}
+
+impl SimDisk {
+    /// An empty disk. The same seed and the same operations give the same crashes.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let state = State {
+            random: Random::new(seed),
+            inodes: BTreeMap::new(),
+            next_inode: 1,
+            directories: BTreeSet::new(),
+            names: BTreeMap::new(),
+            durable_names: BTreeMap::new(),
+            unsynced_names: BTreeMap::new(),
+            faults: Faults::default(),
+            stopped: false,
+            life: 0,
+            hold_syncs: false,
+            operations: 0,
+            syncs: 0,
+        };
+        Self { shared: Arc::new(Shared { state: Mutex::new(state), released: Condvar::new() }) }
+    }
+
+    /// From now on these faults, and no others.
+    pub fn set_faults(&self, faults: Faults) {
+        self.shared.state.lock().faults = faults;
+    }
+
+    /// Power is lost, and comes back: what was not synced is on the disk or is not. Faults end; open files cannot be used any more.
+    pub fn crash(&self) {
+        let mut state = self.shared.state.lock();
+        state.crash();
+        self.shared.released.notify_all();
+    }
+
+    /// The process is killed, and nothing else: everything written is still seen, and still not synced.
+    pub fn kill(&self) {
+        let mut state = self.shared.state.lock();
+        state.end_life();
+        self.shared.released.notify_all();
+    }
+
+    /// Flips a bit of a file, on the disk and for readers.
+    pub fn flip(&self, path: &Path, bit: u64) {
+        let mut state = self.shared.state.lock();
+        let Some(inode) = state.names.get(path).copied().and_then(|inode| state.inodes.get_mut(&inode))
+        else {
+            return;
+        };
+        inode.flip(bit);
+    }
+
+    /// Lets every sync wait until [`SimDisk::release_syncs`]: a disk that takes its time.
+    pub fn hold_syncs(&self) {
+        self.shared.state.lock().hold_syncs = true;
+    }
+
+    /// Lets syncs go on.
+    pub fn release_syncs(&self) {
+        self.shared.state.lock().hold_syncs = false;
+        self.shared.released.notify_all();
+    }
+
+    /// How many operations that change something were done, and how many of them were syncs of files.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        let state = self.shared.state.lock();
+        (state.operations, state.syncs)
+    }
+
+    /// The content of a file as readers see it.
+    #[must_use]
+    pub fn content(&self, path: &Path) -> Option<Vec<u8>> {
+        let state = self.shared.state.lock();
+        Some(state.inodes.get(state.names.get(path)?)?.seen.clone())
+    }
+
+    /// Puts a file there, synced.
+    pub fn place(&self, path: &Path, content: Vec<u8>) {
+        let mut state = self.shared.state.lock();
+        let inode = state.new_inode();
+        state.inodes.insert(inode, Inode::synced(content));
+        state.names.insert(path.to_owned(), inode);
+        state.durable_names.insert(path.to_owned(), inode);
+        state.directories.extend(path.ancestors().skip(1).map(Path::to_owned));
+    }
+
+    /// A copy of the disk as readers see it now, all of it synced, with a seed of its own.
+    #[must_use]
+    pub fn copy(&self, seed: u64) -> Self {
+        let copy = Self::new(seed);
+        let state = self.shared.state.lock();
+        for (path, inode) in &state.names {
+            if let Some(inode) = state.inodes.get(inode) {
+                copy.place(path, inode.seen.clone());
+            }
+        }
+        copy.shared.state.lock().directories.extend(state.directories.iter().cloned());
+        copy
+    }
+
+    fn open_at(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let state = self.shared.state.lock();
+        state.alive()?;
+        let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
+        Ok(Box::new(SimFile { disk: self.clone(), inode, life: state.life }))
+    }
+}
+
+impl State {
+    fn new_inode(&mut self) -> u64 {
+        self.next_inode += 1;
+        self.next_inode
+    }
+
+    fn alive(&self) -> io::Result<()> {
+        if self.stopped { Err(io::Error::other("the machine has stopped")) } else { Ok(()) }
+    }
+
+    /// Something is about to be changed, or synced.
+    fn change(&mut self) -> io::Result<()> {
+        self.alive()?;
+        self.operations += 1;
+        if let Some(left) = &mut self.faults.stop_in {
+            if *left == 0 {
+                self.stopped = true;
+                return self.alive();
+            }
+            *left -= 1;
+        }
+        if self.faults.read_only { Err(io::ErrorKind::ReadOnlyFilesystem.into()) } else { Ok(()) }
+    }
+
+    /// Takes space for so many bytes; answers how many there is space for.
+    fn take_space(&mut self, bytes: usize) -> usize {
+        let Some(left) = &mut self.faults.space_left else { return bytes };
+        let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes);
+        *left -= taken as u64;
+        taken
+    }
+
+    /// Names that change together, all of one directory.
+    fn rename(&mut self, change: Rename) {
+        for (path, inode) in &change {
+            match inode {
+                Some(inode) => self.names.insert(path.clone(), *inode),
+                None => self.names.remove(path),
+            };
+        }
+        let directory =
+            change.first().and_then(|(path, _)| path.parent()).map(Path::to_owned).unwrap_or_default();
+        self.unsynced_names.entry(directory).or_default().push(change);
+    }
+
+    fn settle_names(&mut self, changes: impl IntoIterator<Item = Rename>) {
+        for (path, inode) in changes.into_iter().flatten() {
+            match inode {
+                Some(inode) => self.durable_names.insert(path, inode),
+                None => self.durable_names.remove(&path),
+            };
+        }
+    }
+
+    fn end_life(&mut self) {
+        self.life += 1;
+        self.faults = Faults::default();
+        (self.stopped, self.hold_syncs) = (false, false);
+    }
+
+    fn crash(&mut self) {
+        for (_, mut changes) in std::mem::take(&mut self.unsynced_names) {
+            let kept = self.random.below(changes.len() as u64 + 1);
+            changes.truncate(usize::try_from(kept).unwrap_or(usize::MAX));
+            self.settle_names(changes);
+        }
+        self.names = self.durable_names.clone();
+        let named: BTreeSet<u64> = self.names.values().copied().collect();
+        self.inodes.retain(|inode, _| named.contains(inode));
+        for inode in self.inodes.values_mut() {
+            inode.crash(&mut self.random);
+        }
+        self.end_life();
+    }
+}
+
+impl Disk for SimDisk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let mut state = self.shared.state.lock();
+        state.change()?;
+        if state.faults.space_left == Some(0) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        if path.parent().is_some_and(|directory| !state.directories.contains(directory)) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let inode = state.new_inode();
+        state.inodes.insert(inode, Inode::default());
+        state.rename(vec![(path.to_owned(), Some(inode))]);
+        Ok(Box::new(SimFile { disk: self.clone(), inode, life: state.life }))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        self.open_at(path)
+    }
+
+    fn open_read(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        self.open_at(path)
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
+        let state = self.shared.state.lock();
+        state.alive()?;
+        if !state.directories.contains(directory) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let inside = state.names.keys().filter(|path| path.parent() == Some(directory));
+        Ok(inside.filter_map(|path| path.file_name()?.to_str().map(str::to_owned)).collect())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.change()?;
+        let inode = *state.names.get(from).ok_or(io::ErrorKind::NotFound)?;
+        state.rename(vec![(from.to_owned(), None), (to.to_owned(), Some(inode))]);
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.change()?;
+        if !state.names.contains_key(path) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        state.rename(vec![(path.to_owned(), None)]);
+        Ok(())
+    }
+
+    fn create_directory(&self, directory: &Path) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        // Directories are on the disk at once; that those above them are synced is not simulated.
+        state.alive()?;
+        state.directories.extend(directory.ancestors().map(Path::to_owned));
+        Ok(())
+    }
+
+    fn sync_directory(&self, directory: &Path) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.change()?;
+        let changes = state.unsynced_names.remove(directory).unwrap_or_default();
+        state.settle_names(changes);
+        Ok(())
+    }
+
+    fn free_space(&self, _directory: &Path) -> io::Result<u64> {
+        let state = self.shared.state.lock();
+        state.alive()?;
+        Ok(state.faults.space_left.unwrap_or(1 << 40))
+    }
+}
+
+struct SimFile {
+    disk: SimDisk,
+    inode: u64,
+    /// In which life of the disk it was opened.
+    life: u64,
+}
+
+impl fmt::Debug for SimFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimFile").field("inode", &self.inode).finish()
+    }
+}
+
+impl SimFile {
+    fn with<T>(&self, read: impl FnOnce(&Inode) -> T) -> io::Result<T> {
+        let state = self.disk.shared.state.lock();
+        state.alive()?;
+        let inode = state.inodes.get(&self.inode).filter(|_| state.life == self.life);
+        inode.map(read).ok_or_else(|| io::Error::other("the file was open before the crash"))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State, &mut Inode) -> io::Result<T>) -> io::Result<T> {
+        let mut state = self.disk.shared.state.lock();
+        if state.life != self.life {
+            return Err(io::Error::other("the file was open before the crash"));
+        }
+        state.change()?;
+        let mut inode = state.inodes.remove(&self.inode).ok_or(io::ErrorKind::NotFound)?;
+        let done = change(&mut state, &mut inode);
+        state.inodes.insert(self.inode, inode);
+        done
+    }
+}
+
+impl DiskFile for SimFile {
+    fn length(&self) -> io::Result<u64> {
+        self.with(|inode| inode.seen.len() as u64)
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        self.with(|inode| {
+            let from = usize::try_from(offset).unwrap_or(usize::MAX).min(inode.seen.len());
+            let bytes = &inode.seen[from..];
+            let read = bytes.len().min(into.len());
+            into[..read].copy_from_slice(&bytes[..read]);
+            read
+        })
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.change(|state, inode| {
+            let taken = state.take_space(bytes.len());
+            inode.write(offset, &bytes[..taken]);
+            if taken < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        })
+    }
+
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        self.change(|_, inode| {
+            inode.set_length(length);
+            Ok(())
+        })
+    }
+
+    fn preallocate(&mut self, length: u64) -> io::Result<()> {
+        self.change(|state, inode| {
+            let more = usize::try_from(length).unwrap_or(usize::MAX).saturating_sub(inode.seen.len());
+            if state.take_space(more) < more {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            inode.set_length(length.max(inode.seen.len() as u64));
+            Ok(())
+        })
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let mut state = self.disk.shared.state.lock();
+        while state.hold_syncs && state.life == self.life {
+            self.disk.shared.released.wait(&mut state);
+        }
+        drop(state);
+        self.change(|state, inode| {
+            state.syncs += 1;
+            let fails = state.faults.fail_sync_in == Some(0);
+            state.faults.fail_sync_in = state.faults.fail_sync_in.and_then(|left| left.checked_sub(1));
+            if fails {
+                inode.fail_sync(&mut state.random);
+                return Err(io::Error::other("input/output error (simulated)"));
+            }
+            inode.sync();
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,316 @@
+//! Decides what a log writes and when. No I/O, no clock: time is an argument, and what was decided is done by somebody else, who tells
+//! how it went before asking again.
+//!
+//! ```text
+//!            append                      next                       done(ok)
+//!  caller ----------> frames (in order) ------> Commit / Create ---------------> durable up to the last of them
+//!                        ^                             | done(error)
+//!                        +-----------------------------+  the file is given up, all that is not durable stays, Failing
+//! ```
+//!
+//! - At most one step is under way, so at most one write of a file is not synced: what a torn tail can be.
+//! - A frame leaves memory only when it is durable. After any failure the file is never written or synced again, as a sync that succeeds
+//!   after one that failed proves nothing: the next segment begins with all frames that are not durable, and counts from the first of them.
+//! - A segment is made whole under another name, so that it is there with its first frames or not at all.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use kindred_partition_config::ids::Revision;
+
+use super::{Event, Failure, LogStatus};
+use crate::{
+    format::{FILE_HEADER_BYTES, FRAME_HEADER_BYTES},
+    layout::LogKind,
+    number::{FileNumber, FrameSeq},
+    options::LogOptions,
+    record::{Batch, Record, TooLarge},
+    scan::LogEnd,
+};
+
+/// A frame that is not yet durable.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Pending {
+    pub seq: FrameSeq,
+    pub payload: Vec<u8>,
+    since: Duration,
+}
+
+impl Pending {
+    fn bytes(&self) -> u64 {
+        (FRAME_HEADER_BYTES + self.payload.len()) as u64
+    }
+}
+
+/// What is to be done next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing until something is appended, or until this time.
+    Wait(Option<Duration>),
+    /// A new segment that begins with these frames, synced and then given its name.
+    Create(Create),
+    /// These frames at the end of the segment, synced.
+    Commit(Commit),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Create {
+    pub number: FileNumber,
+    pub first: FrameSeq,
+    pub after: FrameSeq,
+    pub frames: Vec<Arc<Pending>>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Commit {
+    /// The end of the segment. All before is synced.
+    pub offset: u64,
+    pub frames: Vec<Arc<Pending>>,
+}
+
+/// The segment that can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Open {
+    number: FileNumber,
+    /// Its length, all of it synced when no step is under way.
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Failing {
+    failure: Failure,
+    retry_at: Duration,
+    wait: Duration,
+}
+
+/// A step that was given out.
+#[derive(Debug)]
+struct UnderWay {
+    create: Option<FileNumber>,
+    frames: usize,
+    bytes: u64,
+    since: Duration,
+}
+
+/// The state of a log's writer.
+#[derive(Debug)]
+pub(crate) struct Core {
+    options: LogOptions,
+    /// The next frame's number.
+    next: FrameSeq,
+    durable: FrameSeq,
+    /// All that is not durable, in order, without holes.
+    frames: VecDeque<Arc<Pending>>,
+    pending_bytes: u64,
+    /// The highest promise asked for, when it was, and the highest one in a frame.
+    promise: Option<(Revision, Duration)>,
+    promised: Revision,
+    /// Write what there is without waiting for more.
+    hurry: bool,
+    segment: Option<Open>,
+    number: FileNumber,
+    /// Where the segments of before end, if not where the first new frame begins.
+    after: Option<FrameSeq>,
+    failing: Option<Failing>,
+    under_way: Option<UnderWay>,
+    written_bytes: u64,
+}
+
+impl Core {
+    /// Goes on where a log ends. The first step is a new segment.
+    pub(crate) fn new(options: LogOptions, end: LogEnd, now: Duration) -> Self {
+        let frames: VecDeque<_> = end
+            .unproven
+            .into_iter()
+            .map(|(seq, payload)| Arc::new(Pending { seq, payload, since: now }))
+            .collect();
+        Self {
+            options,
+            next: end.next,
+            durable: frames.front().map_or(end.next, |frame| frame.seq).prev(),
+            pending_bytes: frames.iter().map(|frame| frame.bytes()).sum(),
+            frames,
+            promise: None,
+            promised: Revision::ZERO,
+            hurry: false,
+            segment: None,
+            number: end.number,
+            after: Some(end.after),
+            failing: None,
+            under_way: None,
+            written_bytes: 0,
+        }
+    }
+
+    /// Takes a batch; answers its number.
+    pub(crate) fn append(&mut self, now: Duration, batch: Batch) -> Result<FrameSeq, TooLarge> {
+        let payload = batch.into_payload()?;
+        Ok(self.push(now, payload))
+    }
+
+    fn push(&mut self, now: Duration, payload: Vec<u8>) -> FrameSeq {
+        let seq = self.next;
+        self.next = seq.next();
+        let frame = Pending { seq, payload, since: now };
+        self.pending_bytes += frame.bytes();
+        self.frames.push_back(Arc::new(frame));
+        seq
+    }
+
+    /// Everything at or below this revision has been appended.
+    pub(crate) fn promise(&mut self, now: Duration, revision: Revision) {
+        if revision > self.promised.max(self.promise.map_or(Revision::ZERO, |(revision, _)| revision)) {
+            self.promise = Some((revision, self.promise.map_or(now, |(_, since)| since)));
+        }
+    }
+
+    /// Does not wait for more to write at once.
+    pub(crate) fn hurry(&mut self) {
+        self.hurry = true;
+    }
+
+    /// What is to be done now. What is given out must be done, and told with [`Core::done`], before asking again.
+    pub(crate) fn next(&mut self, now: Duration) -> Step {
+        debug_assert!(self.under_way.is_none(), "one step at a time");
+        if let Some(failing) = self.failing.as_ref().filter(|failing| now < failing.retry_at) {
+            return Step::Wait(Some(failing.retry_at));
+        }
+        let Some(segment) = self.segment else { return self.create(now) };
+        match self.due() {
+            None => Step::Wait(None),
+            Some(due) if now < due => Step::Wait(Some(due)),
+            Some(_) if segment.bytes >= self.options.segment_bytes => self.create(now),
+            Some(_) => {
+                let frames = self.gather(now);
+                self.begin(now, None, &frames, 0);
+                Step::Commit(Commit { offset: segment.bytes, frames })
+            }
+        }
+    }
+
+    /// When something is to be written: the past for at once.
+    fn due(&self) -> Option<Duration> {
+        let promise = self.promise.map(|(_, since)| since.saturating_add(self.options.promise_interval));
+        let frame = self.frames.front().map(|oldest| {
+            let waits =
+                self.options.kind == LogKind::Buffered && self.pending_bytes < self.options.flush_bytes;
+            if waits { oldest.since.saturating_add(self.options.flush_interval) } else { Duration::ZERO }
+        });
+        let due = [promise, frame].into_iter().flatten().min()?;
+        Some(if self.hurry { Duration::ZERO } else { due })
+    }
+
+    fn create(&mut self, now: Duration) -> Step {
+        let frames = self.gather(now);
+        self.begin(now, Some(self.number), &frames, FILE_HEADER_BYTES as u64);
+        let first = frames.first().map_or(self.next, |frame| frame.seq);
+        Step::Create(Create { number: self.number, first, after: self.after.unwrap_or(first), frames })
+    }
+
+    /// All that is not durable, behind it the promise that it keeps.
+    fn gather(&mut self, now: Duration) -> Vec<Arc<Pending>> {
+        // While the disk does not take anything, promises must not pile up.
+        if self.failing.is_none()
+            && let Some((revision, _)) = self.promise.take()
+        {
+            let mut batch = Batch::new();
+            batch.push(&Record::Promise(revision));
+            if self.append(now, batch).is_ok() {
+                self.promised = revision;
+            }
+        }
+        self.hurry = false;
+        self.frames.iter().cloned().collect()
+    }
+
+    fn begin(&mut self, now: Duration, create: Option<FileNumber>, frames: &[Arc<Pending>], more: u64) {
+        let bytes = frames.iter().map(|frame| frame.bytes()).sum::<u64>() + more;
+        self.under_way = Some(UnderWay { create, frames: frames.len(), bytes, since: now });
+    }
+
+    /// How the step went; answers what is to be told.
+    pub(crate) fn done(&mut self, now: Duration, outcome: Result<(), Failure>) -> Vec<Event> {
+        let Some(step) = self.under_way.take() else { return Vec::new() };
+        match outcome {
+            Ok(()) => self.succeeded(now, &step),
+            Err(failure) => self.failed(now, failure),
+        }
+    }
+
+    fn succeeded(&mut self, now: Duration, step: &UnderWay) -> Vec<Event> {
+        match (step.create, &mut self.segment) {
+            (Some(number), segment) => {
+                *segment = Some(Open { number, bytes: step.bytes });
+                self.number = number.next();
+                self.after = None;
+            }
+            (None, Some(segment)) => segment.bytes += step.bytes,
+            (None, None) => {}
+        }
+        self.written_bytes += step.bytes;
+        let mut events = Vec::new();
+        if self.failing.take().is_some() {
+            events.push(Event::Recovered);
+        }
+        for frame in self.frames.drain(..step.frames.min(self.frames.len())) {
+            self.pending_bytes -= frame.bytes();
+            self.durable = frame.seq;
+        }
+        if step.frames > 0 {
+            let took = now.saturating_sub(step.since);
+            events.push(Event::Durable { seq: self.durable, bytes: step.bytes, took });
+        }
+        events
+    }
+
+    fn failed(&mut self, now: Duration, failure: Failure) -> Vec<Event> {
+        self.segment = None;
+        let before = self.failing.take();
+        let wait = before.as_ref().map_or(self.options.retry_first, |failing| {
+            failing.wait.saturating_mul(2).min(self.options.retry_last)
+        });
+        let told = before.is_some_and(|failing| failing.failure.reason == failure.reason);
+        let events = if told { Vec::new() } else { vec![Event::Failing(failure.clone())] };
+        self.failing = Some(Failing { failure, retry_at: now.saturating_add(wait), wait });
+        events
+    }
+
+    /// Whether everything is durable and no promise waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.frames.is_empty() && self.promise.is_none() && self.under_way.is_none() && self.segment.is_some()
+    }
+
+    /// Whether the caller may go on appending.
+    pub(crate) const fn has_room(&self) -> bool {
+        self.pending_bytes < self.options.max_pending_bytes
+    }
+
+    pub(crate) const fn durable(&self) -> FrameSeq {
+        self.durable
+    }
+
+    pub(crate) const fn next_seq(&self) -> FrameSeq {
+        self.next
+    }
+
+    pub(crate) fn failing(&self) -> Option<&Failure> {
+        self.failing.as_ref().map(|failing| &failing.failure)
+    }
+
+    pub(crate) fn status(&self, now: Duration) -> LogStatus {
+        LogStatus {
+            durable: self.durable,
+            next: self.next,
+            pending_bytes: self.pending_bytes,
+            pending_for: self
+                .frames
+                .front()
+                .map_or(Duration::ZERO, |oldest| now.saturating_sub(oldest.since)),
+            segment: self.segment.map(|segment| segment.number),
+            written_bytes: self.written_bytes,
+            failing: self.failing().cloned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

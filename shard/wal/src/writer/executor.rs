@@ -1,0 +1,166 @@
+//! Does what the core of a log's writer has decided.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{
+    Failure, FailureReason,
+    core::{Commit, Create, Pending, Step},
+};
+use crate::{
+    disk::{Disk, DiskFile, unfinished},
+    format::{FILE_HEADER_BYTES, FileHeader, FrameHeader, FrameKind, Seed},
+    layout::{SEGMENT, numbered},
+    options::LogOptions,
+};
+
+/// How much is written at once.
+const CHUNK: usize = 1 << 20;
+
+/// The open segment of a log.
+#[derive(Debug)]
+pub(crate) struct Executor {
+    disk: Arc<dyn Disk>,
+    directory: PathBuf,
+    options: LogOptions,
+    segment: Option<Segment>,
+}
+
+#[derive(Debug)]
+struct Segment {
+    path: PathBuf,
+    file: Box<dyn DiskFile>,
+    seed: Seed,
+}
+
+impl Executor {
+    pub(crate) fn new(disk: Arc<dyn Disk>, directory: PathBuf, options: LogOptions) -> Self {
+        Self { disk, directory, options, segment: None }
+    }
+
+    /// Does a step. After a failure the segment is closed.
+    pub(crate) fn perform(&mut self, step: &Step) -> Result<(), Failure> {
+        match step {
+            Step::Wait(_) => Ok(()),
+            Step::Create(create) => {
+                self.segment = None;
+                self.segment = Some(self.create(create)?);
+                Ok(())
+            }
+            Step::Commit(commit) => {
+                let done = match self.segment.as_mut() {
+                    Some(segment) => {
+                        segment.commit(commit).map_err(|error| failure("write", &segment.path, &error))
+                    }
+                    None => Err(failure("write", &self.directory, &io::Error::other("no segment is open"))),
+                };
+                if done.is_err() {
+                    self.segment = None;
+                }
+                done
+            }
+        }
+    }
+
+    fn create(&self, create: &Create) -> Result<Segment, Failure> {
+        let (disk, directory) = (&*self.disk, self.directory.as_path());
+        let path = numbered(directory, create.number, SEGMENT);
+        let new = unfinished(&path);
+        let made = self.make(create, &new).and_then(|made| {
+            disk.rename(&new, &path)?;
+            disk.sync_directory(directory)?;
+            Ok(made)
+        });
+        match made {
+            Ok((file, seed)) => Ok(Segment { path, file, seed }),
+            Err(error) => {
+                // It takes space that is needed. When it cannot be removed either, the next try writes over it.
+                disk.remove(&new).ok();
+                Err(failure("make", &path, &error))
+            }
+        }
+    }
+
+    fn make(&self, create: &Create, path: &Path) -> io::Result<(Box<dyn DiskFile>, Seed)> {
+        let frames: u64 = create.frames.iter().map(|frame| frame.payload.len() as u64).sum();
+        if self.disk.free_space(&self.directory)? < self.options.min_free_bytes.saturating_add(frames) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let whole = create.frames.iter().map(|frame| header(frame, 0).frame_bytes()).sum::<u64>();
+        let (head, seed) = FileHeader {
+            kind: self.options.kind.file_kind(),
+            number: create.number,
+            first: create.first,
+            after: create.after,
+            whole: whole + FILE_HEADER_BYTES as u64,
+            // Another one for each file; the odd constant only spreads the number over the bits.
+            salt: self.options.salt.wrapping_add(create.number.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        }
+        .encode();
+        let mut file = self.disk.create(path)?;
+        let mut out = Out { file: &mut *file, offset: 0, buffer: head.to_vec() };
+        // Nothing is synced yet; the header says that all of this is when the file has its name.
+        out.frames(seed, 0, &create.frames)?;
+        out.flush()?;
+        file.sync()?;
+        Ok((file, seed))
+    }
+}
+
+impl Segment {
+    fn commit(&mut self, commit: &Commit) -> io::Result<()> {
+        let mut out = Out { file: &mut *self.file, offset: commit.offset, buffer: Vec::new() };
+        out.frames(self.seed, commit.offset, &commit.frames)?;
+        out.flush()?;
+        self.file.sync()
+    }
+}
+
+fn header(frame: &Pending, synced: u64) -> FrameHeader {
+    FrameHeader::of(FrameKind::Batch, frame.seq, synced, &frame.payload)
+}
+
+/// Gathers what is written.
+pub(crate) struct Out<'f> {
+    pub file: &'f mut dyn DiskFile,
+    pub offset: u64,
+    pub buffer: Vec<u8>,
+}
+
+impl Out<'_> {
+    fn frames(&mut self, seed: Seed, synced: u64, frames: &[Arc<Pending>]) -> io::Result<()> {
+        frames.iter().try_for_each(|frame| self.frame(seed, &header(frame, synced), &frame.payload))
+    }
+
+    pub(crate) fn frame(&mut self, seed: Seed, header: &FrameHeader, payload: &[u8]) -> io::Result<()> {
+        self.buffer.extend_from_slice(&header.encode(seed));
+        if payload.len() >= CHUNK {
+            // Large ones are not copied.
+            self.flush()?;
+            self.file.write_at(self.offset, payload)?;
+            self.offset += payload.len() as u64;
+            return Ok(());
+        }
+        self.buffer.extend_from_slice(payload);
+        if self.buffer.len() >= CHUNK { self.flush() } else { Ok(()) }
+    }
+
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        if !self.buffer.is_empty() {
+            self.file.write_at(self.offset, &self.buffer)?;
+            self.offset += self.buffer.len() as u64;
+            self.buffer.clear();
+        }
+        Ok(())
+    }
+}
+
+fn failure(doing: &str, path: &Path, error: &io::Error) -> Failure {
+    Failure {
+        reason: FailureReason::of(error),
+        message: format!("cannot {doing} {}: {error}", path.display()),
+    }
+}
