@@ -1,10 +1,15 @@
 //! The one place where a shard's refusals become etcd's errors, and those gRPC statuses.
 
 use kindred_engine::{
+    durability::Durability,
     error::EngineError,
     units::{NotOwned, UnitError},
 };
-use kindred_wire::{error::EtcdError, refusal::KindredError};
+use kindred_partition_config::key::Key;
+use kindred_wire::{
+    error::EtcdError,
+    refusal::{KeyOnStore, KindredError},
+};
 use tonic::{Status, metadata::MetadataValue};
 
 /// The metadata of a refusal for ownership: the generation of the map since which another store owns the keys, 0 while that
@@ -68,9 +73,10 @@ pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
             EngineError::LeaseNotFound(_) => EtcdError::LeaseNotFound,
             EngineError::LeaseExists(_) => EtcdError::LeaseExists,
             EngineError::LeaseTtlTooLarge(_) => EtcdError::LeaseTtlTooLarge,
-            EngineError::ClockOffset { .. } | EngineError::DuplicateWatchId | EngineError::NotOwned(_) => {
-                return None;
-            }
+            EngineError::ClockOffset { .. }
+            | EngineError::DuplicateWatchId
+            | EngineError::MixedModes(_)
+            | EngineError::NotOwned(_) => return None,
         },
         KvError::Invalid(error) => *error,
         KvError::NoSpace => EtcdError::NoSpace,
@@ -95,6 +101,11 @@ pub fn status(error: &KvError) -> Status {
             not_owned_status(refused)
         }
         KvError::Unit(refused) => unit_status(refused),
+        KvError::Engine(EngineError::MixedModes(mixed)) => {
+            let of = |key: &Key, mode: Durability| KeyOnStore { key: key.to_vec(), store: mode.to_string() };
+            let keys = vec![of(&mixed.one, mixed.one_mode), of(&mixed.other, mixed.other_mode)];
+            kindred_transport::grpc::refusal(&KindredError::CrossDurabilityTxn { keys })
+        }
         KvError::AwaitsClock => {
             let waiting_for = "a router's handshake that finds this store's clock within 10 s of the others'";
             kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for: waiting_for.to_owned() })

@@ -28,6 +28,8 @@ pub(crate) struct Applier<'a> {
     pub now: WallMicros,
     /// What the answer shows at least; the clock has come to it.
     pub at_least: Revision,
+    /// Told whether the answer tells of something that waits for the fsync log.
+    pub waits: &'a mut bool,
 }
 
 /// A request in progress.
@@ -51,6 +53,9 @@ impl Applier<'_> {
         let mut touched = Vec::new();
         touch(&op, &mut path.iter(), &mut touched);
         touched.iter().try_for_each(|range| self.space.check(range, None, None))?;
+        if matches!(op, Op::Txn(_)) {
+            self.space.check_modes(&touched)?;
+        }
         let scopes: Vec<Scope> = touched.iter().map(|range| self.space.scope(range)).collect();
         let begin = scopes.iter().map(|scope| self.space.applied(scope)).max().unwrap_or(Revision::ZERO);
         // A transaction without any operation shows the present of everything.
@@ -72,6 +77,7 @@ impl Applier<'_> {
                 self.space.raise_applied(&scope, header);
             }
         }
+        *self.waits = self.space.some_wait() && touched.iter().any(|range| self.space.waits_in(range));
         Ok(answer)
     }
 
@@ -83,7 +89,10 @@ impl Applier<'_> {
                 run.delete_one(key);
             }
         }
-        run.assigned
+        let assigned = run.assigned;
+        *self.waits = self.space.some_wait()
+            && keys.iter().any(|key| self.space.waits_in(&KeyRange::Single(key.clone())));
+        assigned
     }
 
     fn check<'p>(

@@ -9,6 +9,7 @@ use kindred_partition_config::{ids::Revision, key::KeyRange};
 use crate::{
     apply::Applier,
     clock::Clock,
+    durability::Logged,
     error::EngineError,
     hash,
     holds::Holds,
@@ -22,6 +23,7 @@ use crate::{
     watch::{Watches, feed::Feeds},
 };
 
+mod durability;
 mod feeds;
 mod leases;
 mod raises;
@@ -32,6 +34,8 @@ pub use self::types::*;
 
 /// The floor of a dense engine that was never compacted, as etcd's HashKV shows it.
 const NEVER_COMPACTED: Revision = Revision(-1);
+/// When a compaction that came upon something unpublished is to be asked for again.
+const UNPUBLISHED_WAIT_MS: u64 = 1;
 
 /// The whole state of one shard.
 pub struct Engine {
@@ -47,6 +51,8 @@ pub struct Engine {
     unpinned: bool,
     /// Periodic progress that waits for what was applied before it to be published.
     tick: Option<Revision>,
+    /// See [`Engine::answer_waits`].
+    answer_waits: bool,
 }
 
 impl Engine {
@@ -72,6 +78,7 @@ impl Engine {
             holds: Holds::default(),
             unpinned: false,
             tick: None,
+            answer_waits: false,
             config,
         }
     }
@@ -91,14 +98,16 @@ impl Engine {
     }
 
     fn applier(&mut self, now: WallMicros, at_least: Revision) -> Applier<'_> {
-        Applier { space: &mut self.space, clock: &mut self.clock, leases: &mut self.leases, now, at_least }
+        let Self { space, clock, leases, answer_waits, .. } = self;
+        *answer_waits = false;
+        Applier { space, clock, leases, now, at_least, waits: answer_waits }
     }
 
-    /// Makes everything applied so far visible and hands events to the watches.
+    /// Makes everything applied so far visible that does not wait for the fsync log, and hands events to the watches. To
+    /// be called behind [`Engine::take_applied`].
     pub fn publish(&mut self) {
         let events = self.space.publish();
-        self.watches.published(&events);
-        self.feeds.published(&events);
+        self.published(&events);
         if let Some(promised) = self.tick.take() {
             self.promise(promised);
         }
@@ -112,19 +121,23 @@ impl Engine {
     pub fn compact(&mut self, now: MonoMillis, at: Revision) -> Result<Option<MonoMillis>, EngineError> {
         let floors = self.space.units.records.iter().map(|record| record.floor);
         if at <= floors.fold(self.space.floor, Revision::min) {
-            self.space.compacted = self.space.compacted.max(at);
+            self.compacted(at);
             return Err(EngineError::Compacted { floor: self.space.floor });
         }
         let current = self.current_all();
         if at > current {
             return Err(EngineError::Future { current });
         }
+        if self.space.first_unpublished().is_some_and(|first| first <= at) {
+            // What nobody has seen yet must not be below the floor when it is.
+            return Ok(Some(MonoMillis(now.0.saturating_add(UNPUBLISHED_WAIT_MS))));
+        }
         // An idle Kind's current revision must stay readable (R4). From now on nobody is shown, and holds, anything lower.
         let everything = self.space.everything();
         self.space.raise_visible(&everything, at);
         let until = self.holds.below(now, at);
         if until.is_none() {
-            self.space.compacted = self.space.compacted.max(at);
+            self.compacted(at);
             for record in &mut self.space.units.records {
                 record.floor = record.floor.max(at);
             }
@@ -135,6 +148,13 @@ impl Engine {
             self.space.floor = at;
         }
         Ok(until)
+    }
+
+    fn compacted(&mut self, at: Revision) {
+        if at > self.space.compacted {
+            self.space.compacted = at;
+            self.space.outbox.push(|| Logged::Compaction(at));
+        }
     }
 
     /// Frees versions below the floor that no pin needs, at most about `budget` of them; `true` when there is more to do.
@@ -228,7 +248,8 @@ impl Engine {
     /// etcd's HashKV over the versions at or below `at` (`None` = current): (hash, revision hashed, compact revision).
     /// The compact revision is -1 when there was none, as etcd's. Below zero nothing is, and its hash is that of nothing.
     pub fn hash_kv(&mut self, at: Option<Revision>) -> Result<(u32, Revision, Revision), EngineError> {
-        let current = self.current_all();
+        // Nothing above is as it will be seen.
+        let current = self.space.visible(&self.space.everything());
         let at = at.unwrap_or(current);
         // What every unit still holds: of one that came with more, no more counts.
         let visible = self.space.units.records.iter().filter(|record| record.is_visible());
@@ -322,7 +343,7 @@ impl Engine {
         self.space.validate(self.clock.last());
         self.watches.validate();
         self.feeds.validate();
-        let current = self.space.visible(&self.space.everything());
+        let current = self.current_highest();
         let floor = self.space.floor;
         assert!(floor <= current, "floor {floor} above current {current}");
     }

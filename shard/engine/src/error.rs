@@ -1,8 +1,11 @@
 //! Why the engine refuses; the shard maps each to etcd's code and text in one place.
 
-use kindred_partition_config::ids::{LeaseId, Revision};
+use kindred_partition_config::{
+    ids::{LeaseId, Revision},
+    key::Key,
+};
 
-use crate::units::NotOwned;
+use crate::{durability::Durability, units::NotOwned};
 
 /// A refusal that changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +45,26 @@ pub enum EngineError {
     /// Keys of the request are not this shard's now.
     #[error(transparent)]
     NotOwned(#[from] NotOwned),
+    /// A transaction over Kinds that a crash does not keep or lose together (R9).
+    #[error(
+        "a transaction must be over keys of one durability, but {} is {} and {} is {}",
+        .0.one, .0.one_mode, .0.other, .0.other_mode
+    )]
+    MixedModes(Box<MixedModes>),
     /// The watch id is already in use on its stream.
     #[error("duplicate watch ID")]
     DuplicateWatchId,
+}
+
+/// Two keys, or first keys of ranges, of one transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MixedModes {
+    /// The first.
+    pub one: Key,
+    /// Its Kind's mode.
+    pub one_mode: Durability,
+    /// One of another mode.
+    pub other: Key,
+    /// Its Kind's mode.
+    pub other_mode: Durability,
 }

@@ -15,6 +15,7 @@ use kindred_partition_config::{
 };
 
 use crate::{
+    durability::LeaseState,
     engine::{EndedLease, LeaseView, MonoMillis},
     error::EngineError,
 };
@@ -226,6 +227,20 @@ impl LeaseTable {
                 Ok(*granted_ttl_s)
             }
             _ => Err(EngineError::LeaseNotFound(id)),
+        }
+    }
+
+    /// What must be durable of a lease.
+    pub(crate) fn durable(&self, id: LeaseId) -> LeaseState {
+        match (self.live.get(&id), self.ended.get(&id)) {
+            (Some(Lease { granted_ttl_s, place: Place::Home { attached, .. }, .. }), _) => {
+                LeaseState::Home { ttl_s: *granted_ttl_s, attached: attached.iter().copied().collect() }
+            }
+            (Some(Lease { granted_ttl_s, place: Place::Adopted { home }, .. }), _) => {
+                LeaseState::Adopted { ttl_s: *granted_ttl_s, home: *home }
+            }
+            (None, Some(attached)) => LeaseState::Ended { attached: attached.iter().copied().collect() },
+            (None, None) => LeaseState::Gone,
         }
     }
 

@@ -5,8 +5,8 @@
 //! there stands in `others`, where a new one begins.
 //!
 //! Every keyspace has two revisions: `applied`, which the apply loop sees, and `visible`, which everybody else sees and
-//! which follows at a publish (R9). **Invariant:** no revision that is visible anywhere is at or above an event that is
-//! not published, so raising one keyspace to what another shows is always allowed.
+//! which follows when what was applied is as durable as it must be (R9, `publishing`). **Invariant:** what a keyspace shows
+//! is below its first event that is not published, so it can be raised to what another shows that far, and no further.
 
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -18,16 +18,18 @@ use kindred_partition_config::{
 };
 
 use crate::{
+    durability::{Durability, KindModes, Outbox},
     keyspace::{Keyspace, Span},
     units::table::{UnitId, Units, View},
     version::Version,
 };
 
 mod parts;
+mod publishing;
 mod revisions;
 
 pub(crate) use self::parts::Splitting;
-use self::revisions::Frontier;
+use self::{publishing::Waiting, revisions::Frontier};
 
 /// Which keyspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,6 +37,8 @@ pub(crate) struct KindId(usize);
 
 /// The keyspace of the keys that belong to no Kind.
 const MISC: KindId = KindId(0);
+/// Not a keyspace: the Kinds that are not there yet.
+const OTHERS: KindId = KindId(usize::MAX);
 
 struct Kind {
     prefix: Key,
@@ -45,8 +49,28 @@ struct Kind {
     frontier: Frontier,
     /// Whether the shard was asked for something of it that is in no unit, other than by reads of what is not there.
     asked: bool,
-    /// Whether it stands in `dirty`.
-    dirty: bool,
+    mode: Durability,
+    /// It is to be kept and was not: not all of it is in a log or a checkpoint yet.
+    unsettled: bool,
+}
+
+impl Kind {
+    fn new(prefix: Key, end: Option<Key>, frontier: Frontier, mode: Durability) -> Self {
+        Self {
+            prefix,
+            end,
+            keys: Keyspace::new(),
+            parts: Vec::new(),
+            frontier,
+            asked: false,
+            mode,
+            unsettled: false,
+        }
+    }
+
+    fn holds_keys(&self) -> bool {
+        !self.keys.is_empty() || self.parts.iter().any(|(_, keys)| !keys.is_empty())
+    }
 }
 
 /// The keyspaces whose revisions a range reads.
@@ -78,22 +102,24 @@ pub(crate) struct Space {
     pub(crate) floor: Revision,
     /// The last compaction that was asked for.
     pub(crate) compacted: Revision,
+    pub(crate) modes: KindModes,
+    /// Whether they differ.
+    mixed: bool,
+    /// Whether some Kind waits for the fsync log.
+    some_wait: bool,
+    /// What is to be written to the logs.
+    pub(crate) outbox: Outbox,
+    /// Kinds that the next publish concerns.
     dirty: Vec<KindId>,
-    /// Events that are applied and not published.
+    /// Events that it makes visible.
     unpublished: Vec<(KindId, Version)>,
+    /// The same for what waits for the fsync log.
+    waiting: Waiting,
 }
 
 impl Space {
     pub(crate) fn new(scheme: KindScheme, dense: bool, start: Revision, floor: Revision) -> Self {
-        let misc = Kind {
-            prefix: Key::copy_from(b""),
-            end: None,
-            keys: Keyspace::new(),
-            parts: Vec::new(),
-            frontier: Frontier::at(start),
-            asked: false,
-            dirty: false,
-        };
+        let misc = Kind::new(Key::copy_from(b""), None, Frontier::at(start), Durability::None);
         Self {
             scheme,
             dense,
@@ -104,8 +130,13 @@ impl Space {
             units: Units::new(),
             floor,
             compacted: Revision::ZERO.min(floor),
+            modes: KindModes::all(Durability::None),
+            mixed: false,
+            some_wait: false,
+            outbox: Outbox::default(),
             dirty: Vec::new(),
             unpublished: Vec::new(),
+            waiting: Waiting::default(),
         }
     }
 
@@ -127,17 +158,10 @@ impl Space {
         self.by_prefix.insert(prefix.clone(), id);
         self.in_order.insert(prefix.clone(), id);
         let end = prefix.prefix_end();
-        let frontier = self.others;
-        self.kinds.push(Kind {
-            prefix,
-            end,
-            keys: Keyspace::new(),
-            parts: Vec::new(),
-            frontier,
-            asked: false,
-            dirty: false,
-        });
-        if frontier.applied > frontier.visible {
+        let frontier = Frontier { unpublished: None, dirty: false, ..self.others };
+        let mode = self.modes.of(&prefix);
+        self.kinds.push(Kind::new(prefix, end, frontier, mode));
+        if frontier.applied > frontier.visible && !self.dense {
             self.mark_dirty(id);
         }
         id
@@ -392,49 +416,20 @@ impl Space {
             Located::Pseudo { .. } | Located::Health | Located::Other => MISC,
         };
         let revision = version.mod_revision();
-        self.unpublished.push((home, version.clone()));
+        self.wrote(home, version.clone());
         let before = self.space_to_write(home, version.key()).write(version);
         self.raise_applied(&Scope::One(home), revision);
         before
     }
 
-    /// Makes everything applied visible; answers the events that became so, in their order.
-    pub(crate) fn publish(&mut self) -> Vec<(KindId, Version)> {
-        self.others.visible = self.others.applied;
-        for id in std::mem::take(&mut self.dirty) {
-            let kind = self.kind_mut(id);
-            kind.dirty = false;
-            kind.frontier.visible = kind.frontier.applied;
-        }
-        std::mem::take(&mut self.unpublished)
-    }
-
-    /// Whether some event is applied and not published.
-    pub(crate) fn has_unpublished(&self) -> bool {
-        !self.unpublished.is_empty()
-    }
-
-    /// The revision of the first event that is applied and not published.
-    pub(crate) fn first_unpublished(&self) -> Option<Revision> {
-        self.unpublished.first().map(|(_, version)| version.mod_revision())
-    }
-
     /// Panics when something is not as it must be. For tests.
     pub(crate) fn validate(&self, last_assigned: Revision) {
-        let first_unpublished = self.first_unpublished();
-        for frontier in self.kinds.iter().map(|k| &k.frontier).chain([&self.others]) {
-            assert!(
-                frontier.visible <= frontier.applied && frontier.applied <= last_assigned,
-                "{frontier:?}"
-            );
-            assert!(first_unpublished.is_none_or(|first| frontier.visible < first), "{frontier:?}");
-        }
         for (i, kind) in self.kinds.iter().enumerate() {
             kind.keys.validate();
             self.validate_parts(kind);
-            assert_eq!(kind.dirty, self.dirty.contains(&KindId(i)));
-            assert!(kind.dirty || kind.frontier.applied == kind.frontier.visible, "{:?}", kind.prefix);
+            self.validate_frontier(KindId(i), last_assigned);
         }
+        self.validate_frontier(OTHERS, last_assigned);
     }
 }
 

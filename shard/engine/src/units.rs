@@ -248,7 +248,7 @@ pub enum UnitError {
     /// The unit was not cleaned of what this shard held of it before; call again.
     #[error("move {0}: still making room; try again")]
     NotReady(MoveId),
-    /// Something applied is not published: call between batches, after `publish`.
+    /// Something applied of the unit's Kinds is not published: call between batches, when both logs are flushed.
     #[error("called before what was applied is published")]
     Unpublished,
     /// The clock may not come to the final revision (R3).

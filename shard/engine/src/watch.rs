@@ -61,6 +61,8 @@ struct Watch {
     view: View,
     /// What it should see before its end is dropped.
     lost: bool,
+    /// It stands in the list of those that stopped before something unpublished.
+    blocked: bool,
 }
 
 impl Watch {
@@ -90,6 +92,8 @@ struct Stream {
     /// The highest revision of an event or a progress said on this stream.
     high: Option<Revision>,
     wish: progress::Wish,
+    /// The wish waits for something to be published.
+    waits: bool,
     woken: bool,
 }
 
@@ -101,6 +105,11 @@ pub(crate) struct Watches {
     by_key: HashMap<Key, Vec<WatchKey>>,
     by_kind: HashMap<KindId, Vec<WatchKey>>,
     wide: Vec<WatchKey>,
+    /// Watches that stopped before an event that was not published, with its revision: behind it something of another
+    /// Kind may be.
+    blocked: Vec<(Revision, WatchKey)>,
+    /// Streams whose wish waits for something to be published.
+    waiting: Vec<StreamId>,
     wakes: Vec<StreamId>,
     next_stream: u64,
     next_watch: u64,
@@ -124,6 +133,7 @@ impl Watches {
             self.forget(key);
         }
         self.wakes.retain(|woken| *woken != id);
+        self.waiting.retain(|waits| *waits != id);
     }
 
     pub(crate) fn take_wakes(&mut self) -> Vec<StreamId> {
@@ -170,7 +180,8 @@ impl Watches {
             let key = WatchKey(self.next_watch);
             self.next_watch += 1;
             stream.watches.insert(id, key);
-            let pending = start <= header;
+            // Of several Kinds one may show more.
+            let pending = start <= space.visible_somewhere(&scope);
             if pending {
                 stream.pending.push_back(key);
             }
@@ -191,6 +202,7 @@ impl Watches {
                 end: None,
                 view: View::Now,
                 lost: false,
+                blocked: false,
             };
             self.watches.insert(key, watch);
         }
@@ -241,8 +253,10 @@ impl Watches {
 
     // ---- events
 
-    /// Marks the watches that these events concern.
-    pub(crate) fn published(&mut self, events: &[(KindId, Version)]) {
+    /// Marks the watches that these events concern, and those that waited for some to be published.
+    pub(crate) fn published(&mut self, space: &mut Space, events: &[(KindId, Version)]) {
+        let unpublished = space.first_unpublished();
+        self.unblock(unpublished);
         let Self { streams, watches, by_key, by_kind, wide, wakes, .. } = self;
         let none = Vec::new();
         for (kind, version) in events {
@@ -253,11 +267,34 @@ impl Watches {
                     continue;
                 }
                 watch.pending = true;
-                watch.next = version.mod_revision();
+                // One that sees several Kinds has to look at what is published of another later, too.
+                let from = version.mod_revision();
+                let wide = watch.place == Place::Wide;
+                let from = unpublished.filter(|_| wide).map_or(from, |first| first.min(from));
+                watch.next = watch.next.max(from);
                 if let Some(stream) = streams.get_mut(&watch.stream) {
                     stream.pending.push_back(*key);
                 }
                 Self::wake(streams, wakes, watch.stream);
+            }
+        }
+        self.end_waits(space);
+    }
+
+    /// Goes on with watches that stopped before what is published now.
+    fn unblock(&mut self, unpublished: Option<Revision>) {
+        if self.blocked.is_empty() {
+            return;
+        }
+        let free = |at: Revision| unpublished.is_none_or(|first| at < first);
+        for (_, key) in self.blocked.extract_if(.., |(at, _)| free(*at)) {
+            let Some(watch) = self.watches.get_mut(&key) else { continue };
+            watch.blocked = false;
+            if !std::mem::replace(&mut watch.pending, true)
+                && let Some(stream) = self.streams.get_mut(&watch.stream)
+            {
+                stream.pending.push_back(key);
+                Self::wake(&mut self.streams, &mut self.wakes, watch.stream);
             }
         }
     }

@@ -16,6 +16,7 @@ impl Engine {
     pub fn lease_grant(&mut self, now: MonoMillis, id: LeaseId, ttl_s: i64) -> Result<i64, EngineError> {
         let granted = self.leases.grant(now, id, ttl_s, self.config.min_lease_ttl_s)?;
         self.unit_leases_known(id);
+        self.log_lease(id);
         Ok(granted)
     }
 
@@ -33,6 +34,7 @@ impl Engine {
     ) -> Result<(Revision, Vec<Slot>), EngineError> {
         self.lease_waits(id)?;
         let (keys, stores) = self.leases.begin_end(id).ok_or(EngineError::LeaseNotFound(id))?;
+        self.log_lease(id);
         Ok((self.delete_leased(wall, &keys), stores))
     }
 
@@ -44,6 +46,7 @@ impl Engine {
                 continue;
             }
             if let Some((keys, _)) = self.leases.begin_end(id) {
+                self.log_lease(id);
                 self.delete_leased(wall, &keys);
             }
         }
@@ -73,13 +76,22 @@ impl Engine {
 
     /// At the home: `store` will hold keys of it. Answers the granted TTL.
     pub fn lease_attach(&mut self, id: LeaseId, store: Slot) -> Result<i64, EngineError> {
-        self.leases.attach_store(id, store)
+        let known = self.leases.durable(id);
+        let granted = self.leases.attach_store(id, store)?;
+        if self.leases.durable(id) != known {
+            self.log_lease(id);
+        }
+        Ok(granted)
     }
 
     /// At another store: know a lease whose home is elsewhere; it never expires here.
     pub fn lease_adopt(&mut self, id: LeaseId, granted_ttl_s: i64, home: Slot) -> Result<(), EngineError> {
+        let known = self.leases.contains(id);
         self.leases.adopt(id, granted_ttl_s, home)?;
         self.unit_leases_known(id);
+        if !known {
+            self.log_lease(id);
+        }
         Ok(())
     }
 
@@ -87,7 +99,11 @@ impl Engine {
     /// moving.
     pub fn lease_end(&mut self, wall: WallMicros, id: LeaseId) -> Result<Revision, EngineError> {
         self.lease_waits(id)?;
+        let known = self.leases.contains(id);
         let keys = self.leases.end_adopted(id);
+        if known && !self.leases.contains(id) {
+            self.log_lease(id);
+        }
         Ok(self.delete_leased(wall, &keys))
     }
 
@@ -101,7 +117,9 @@ impl Engine {
 
     /// At the home: nobody holds keys of it any more.
     pub fn lease_forget(&mut self, id: LeaseId) {
-        self.leases.forget(id);
+        if self.leases.forget(id) {
+            self.log_lease(id);
+        }
     }
 
     /// At the home: leases that are over and wait for other stores.

@@ -6,7 +6,7 @@ use super::{Engine, MonoMillis, PinId, WallMicros};
 use crate::{
     error::EngineError,
     ops::{Op, OpAnswer},
-    space::Scope,
+    space::{KindId, Scope},
     units::table::View,
 };
 
@@ -24,11 +24,15 @@ impl Engine {
     /// The current revision of the whole shard. Unlike [`Engine::current`] it raises no Kind to it: it is for headers of
     /// answers about no key (leases, status), and an idle Kind's caches are to stay fresh beside those.
     pub fn current_all(&mut self) -> Revision {
-        self.space.visible(&self.space.everything())
+        self.current_highest()
+    }
+
+    pub(super) fn current_highest(&self) -> Revision {
+        self.space.visible_somewhere(&self.space.everything())
     }
 
     /// Raises the ranges' current revision to at least `to` (a wish from another store's clock, R3, R5). While something
-    /// applied waits to be published the answer may be lower: the raise is then seen after the publish.
+    /// applied waits to be published the answer may be lower: the raise is then seen with it.
     pub fn raise(
         &mut self,
         now: WallMicros,
@@ -73,27 +77,31 @@ impl Engine {
     /// history does not reach back to `since`, or is too long to look through.
     #[must_use]
     pub fn changed(&self, ranges: &[KeyRange], since: Revision) -> bool {
-        let unpublished = self.space.first_unpublished();
-        let published = |revision| unpublished.is_none_or(|first| revision < first);
         let mut look = LOOK_BACK_MAX;
         let mut changed = |range: &KeyRange| {
             let homes = self.space.homes(range);
+            let published = |revision, home: &KindId| {
+                let unpublished = self.space.first_unpublished_of(std::slice::from_ref(home));
+                unpublished.is_none_or(|first| revision < first)
+            };
             if let KeyRange::Single(key) = range {
                 let object = self.space.object(key, &View::Now);
                 let newest = object.and_then(|object| {
-                    object.versions().rev().find(|version| published(version.mod_revision()))
+                    let mut versions = object.versions().rev();
+                    versions.find(|version| homes.iter().all(|home| published(version.mod_revision(), home)))
                 });
                 return newest.is_some_and(|version| version.mod_revision() > since);
             }
-            let spaces = homes.iter().flat_map(|home| self.space.spaces(*home, &View::Now));
-            let events = spaces.flat_map(|keys| keys.events_above(since));
-            for event in events {
-                if look == 0 || (published(event.kv.mod_revision()) && range.contains(event.kv.key())) {
-                    return true;
-                }
-                look -= 1;
-            }
-            false
+            homes.iter().any(|home| {
+                let spaces = self.space.spaces(*home, &View::Now);
+                let mut events = spaces.flat_map(|keys| keys.events_above(since));
+                events.any(|event| {
+                    let seen = published(event.kv.mod_revision(), home) && range.contains(event.kv.key());
+                    let over = look == 0;
+                    look = look.saturating_sub(1);
+                    seen || over
+                })
+            })
         };
         ranges.iter().any(|range| since < self.space.floor_of(range) || changed(range))
     }

@@ -57,8 +57,10 @@ impl Engine {
         if record.is_whole() { Ok(record) } else { Err(record.refuse(call)) }
     }
 
-    fn published(&self) -> Result<(), UnitError> {
-        if self.space.has_unpublished() { Err(UnitError::Unpublished) } else { Ok(()) }
+    /// Whether nothing of the Kinds of a unit waits to be published.
+    fn unit_published(&self, unit: &Unit) -> Result<(), UnitError> {
+        let waits = self.space.has_unpublished_in(&self.space.scope(&unit.range));
+        if waits { Err(UnitError::Unpublished) } else { Ok(()) }
     }
 
     // ---- source
@@ -159,7 +161,7 @@ impl Engine {
         max_bytes: usize,
     ) -> Result<CopyChunk, UnitError> {
         let record = self.unit_is_whole(&by.unit, by, "Copy")?;
-        let unpublished = self.space.first_unpublished();
+        let unpublished = self.space.first_unpublished_of(&self.space.homes(&record.by.unit.range));
         let mut chunk = CopyChunk { keys: Vec::new(), floor: record.floor, after: None };
         let (mut bytes, mut looked, mut last) = (0, 0, None);
         self.space.walk_unit(record, after, |keys, object| {
@@ -179,9 +181,10 @@ impl Engine {
     }
 
     /// Nothing of the unit is executed, read or promised above the answer from now on (R13, R15a). Feeds and watches that
-    /// touch it get everything up to there and end. To be called when everything applied is published and flushed.
+    /// touch it get everything up to there and end. To be called when everything applied of its Kinds is published, and
+    /// the logs are flushed.
     pub fn unit_freeze(&mut self, now: WallMicros, by: &UnitMove) -> Result<Revision, UnitError> {
-        self.published()?;
+        self.unit_published(&by.unit)?;
         let last = self.clock.promise(now);
         let record = self.space.units.by(by)?;
         match record.state {
@@ -400,7 +403,7 @@ impl Engine {
     /// After the decision: the unit is owned since map `epoch`, and visible. Feeds and watches that touch it end behind what
     /// they could see without it.
     pub fn unit_open(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
-        self.published()?;
+        self.unit_published(&by.unit)?;
         let record = self.space.units.by(by)?;
         let last = match record.state {
             UnitState::Following { sealed: Some(last), .. } => last,

@@ -1,49 +1,76 @@
 //! What the ranges of a shard show, and how it is raised.
 
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::{ids::Revision, key::KeyRange};
 
-use super::{KindId, Scope, Space};
+use super::{KindId, OTHERS, Scope, Space};
 
-/// How far a keyspace is.
+/// How far a keyspace is. **Invariant:** what is visible is below its first event that is not published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frontier {
     pub(super) applied: Revision,
     pub(super) visible: Revision,
+    /// Its first event that is applied and not published.
+    pub(super) unpublished: Option<Revision>,
+    /// Whether it stands in a list of what the next publish, or mark, makes visible.
+    pub(super) dirty: bool,
 }
+
+/// Above every revision.
+const NO_LIMIT: Revision = Revision(i64::MAX);
 
 impl Frontier {
     pub(super) fn at(revision: Revision) -> Self {
-        Self { applied: revision, visible: revision }
+        Self { applied: revision, visible: revision, unpublished: None, dirty: false }
+    }
+
+    /// The highest revision that can be shown.
+    fn limit(&self) -> Revision {
+        self.unpublished.map_or(NO_LIMIT, Revision::prev)
     }
 
     fn raise_applied(&mut self, to: Revision) {
         self.applied = self.applied.max(to);
     }
 
-    fn raise_visible(&mut self, to: Revision) {
+    pub(super) fn raise_visible(&mut self, to: Revision) {
         self.applied = self.applied.max(to);
-        self.visible = self.visible.max(to);
+        self.visible = self.visible.max(to.min(self.limit()));
+    }
+
+    pub(super) fn publish(&mut self) {
+        *self = Self::at(self.applied);
     }
 }
 
 impl Space {
+    pub(super) fn frontier(&self, id: KindId) -> &Frontier {
+        if self.dense || id == OTHERS { &self.others } else { &self.kind(id).frontier }
+    }
+
+    pub(super) fn frontier_mut(&mut self, id: KindId) -> &mut Frontier {
+        if self.dense || id == OTHERS { &mut self.others } else { &mut self.kind_mut(id).frontier }
+    }
+
     pub(super) fn mark_dirty(&mut self, id: KindId) {
-        if !std::mem::replace(&mut self.kind_mut(id).dirty, true) {
-            self.dirty.push(id);
+        let id = if self.dense { OTHERS } else { id };
+        if !std::mem::replace(&mut self.frontier_mut(id).dirty, true) {
+            let list = if self.waits(id) { &mut self.waiting.dirty } else { &mut self.dirty };
+            list.push(id);
         }
     }
 
+    pub(super) fn frontiers(&self, scope: &Scope) -> impl Iterator<Item = &Frontier> {
+        let (one, kinds, others) = match scope {
+            _ if self.dense => (None, &[][..], true),
+            Scope::One(id) => (Some(*id), &[][..], false),
+            Scope::Many { kinds, others } => (None, &kinds[..], *others),
+        };
+        let kinds = one.into_iter().chain(kinds.iter().copied()).map(|id| &self.kind(id).frontier);
+        kinds.chain(others.then_some(&self.others))
+    }
+
     fn highest(&self, scope: &Scope, of: impl Fn(&Frontier) -> Revision) -> Revision {
-        if self.dense {
-            return of(&self.others);
-        }
-        match scope {
-            Scope::One(id) => of(&self.kind(*id).frontier),
-            Scope::Many { kinds, others } => {
-                let kinds = kinds.iter().map(|id| of(&self.kind(*id).frontier));
-                kinds.chain(others.then(|| of(&self.others))).max().unwrap_or(Revision::ZERO)
-            }
-        }
+        self.frontiers(scope).map(of).max().unwrap_or(Revision::ZERO)
     }
 
     /// What the apply loop sees as the scope's current revision.
@@ -51,9 +78,39 @@ impl Space {
         self.highest(scope, |frontier| frontier.applied)
     }
 
-    /// The scope's current revision (R4).
+    /// The scope's current revision (R4): the highest that one of its keyspaces shows, below every event of it that is not
+    /// published.
     pub(crate) fn visible(&self, scope: &Scope) -> Revision {
+        let shown = self.highest(scope, |frontier| frontier.visible);
+        match scope {
+            Scope::One(_) => shown,
+            Scope::Many { .. } => shown.min(self.limit(scope)),
+        }
+    }
+
+    /// Nothing above can be shown of the scope now.
+    pub(crate) fn limit(&self, scope: &Scope) -> Revision {
+        self.frontiers(scope).map(Frontier::limit).min().unwrap_or(NO_LIMIT)
+    }
+
+    /// The highest revision that one of the scope's keyspaces shows: not of all of them, events below it may be to come.
+    pub(crate) fn visible_somewhere(&self, scope: &Scope) -> Revision {
         self.highest(scope, |frontier| frontier.visible)
+    }
+
+    /// Whether something of the range waits for the fsync log.
+    pub(crate) fn waits_in(&self, range: &KeyRange) -> bool {
+        let waits = |id: KindId| self.waits(id) && self.frontier(id).unpublished.is_some();
+        match self.scope(range) {
+            Scope::One(id) => waits(id),
+            // A key with the name of a pseudo-key may have come into being just now.
+            Scope::Many { kinds, .. } => kinds.into_iter().chain(self.homes(range)).any(waits),
+        }
+    }
+
+    /// Whether something of the scope is applied and not published.
+    pub(crate) fn has_unpublished_in(&self, scope: &Scope) -> bool {
+        self.frontiers(scope).any(|frontier| frontier.unpublished.is_some())
     }
 
     /// The scope's current revision, which becomes that of each of its keyspaces: what is shown can be read.
@@ -70,7 +127,8 @@ impl Space {
         if let [scope] = scopes {
             return self.show(scope);
         }
-        let shown = scopes.iter().map(|scope| self.visible(scope)).max().unwrap_or(Revision::ZERO);
+        let shown = scopes.iter().map(|scope| self.visible_somewhere(scope)).max().unwrap_or(Revision::ZERO);
+        let shown = scopes.iter().map(|scope| self.limit(scope)).fold(shown, Revision::min);
         for scope in scopes {
             self.raise_visible(scope, shown);
         }
@@ -80,55 +138,42 @@ impl Space {
     /// Raises scopes to a revision that the clock has come to: at once, or when what is applied before is published.
     pub(crate) fn raise_all(&mut self, scopes: &[Scope], to: Revision) {
         for scope in scopes {
-            self.raise_applied(scope, to);
-            if !self.has_unpublished() {
-                self.raise_visible(scope, to);
-            }
+            self.raise_visible(scope, to);
         }
     }
 
-    fn raise(&mut self, scope: &Scope, change: impl Fn(&mut Frontier) -> bool) {
-        if self.dense {
-            change(&mut self.others);
-            return;
-        }
-        let one;
-        let (kinds, others) = match scope {
-            Scope::One(id) => {
-                one = [*id];
-                (&one[..], false)
+    fn raise(&mut self, scope: &Scope, change: impl Fn(&mut Frontier)) {
+        let mut raise = |id: KindId| {
+            let frontier = self.frontier_mut(id);
+            change(frontier);
+            if frontier.applied > frontier.visible && !frontier.dirty {
+                self.mark_dirty(id);
             }
-            Scope::Many { kinds, others } => (&kinds[..], *others),
         };
-        for id in kinds {
-            if change(&mut self.kind_mut(*id).frontier) {
-                self.mark_dirty(*id);
+        match scope {
+            Scope::One(id) => raise(*id),
+            Scope::Many { kinds, others } => {
+                kinds.iter().copied().for_each(&mut raise);
+                if *others {
+                    raise(OTHERS);
+                }
             }
         }
-        if others {
-            change(&mut self.others);
-        }
     }
 
-    /// Raises what the apply loop sees; others see it after the next publish.
+    /// Raises what the apply loop sees; others see it after the next publish, or when the fsync log has it.
     pub(crate) fn raise_applied(&mut self, scope: &Scope, to: Revision) {
-        self.raise(scope, |frontier| {
-            frontier.raise_applied(to);
-            frontier.applied > frontier.visible
-        });
+        self.raise(scope, |frontier| frontier.raise_applied(to));
     }
 
-    /// Raises what everybody sees, to a revision that something already shows (see the invariant).
+    /// Raises what everybody sees, as far as nothing unpublished is in the way, and what the apply loop sees.
     pub(crate) fn raise_visible(&mut self, scope: &Scope, to: Revision) {
-        self.raise(scope, |frontier| {
-            frontier.raise_visible(to);
-            false
-        });
+        self.raise(scope, |frontier| frontier.raise_visible(to));
     }
 
-    /// Raises one Kind to a revision that the clock has come to, while nothing is unpublished.
+    /// Raises one Kind to a revision that the clock has come to.
     pub(crate) fn raise_kind(&mut self, id: KindId, to: Revision) {
-        self.raise_all(&[Scope::One(id)], to);
+        self.raise_visible(&Scope::One(id), to);
     }
 
     /// Every keyspace and those to come.

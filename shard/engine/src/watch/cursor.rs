@@ -57,6 +57,8 @@ pub(super) struct Batch {
     pub bytes: usize,
     /// Where to go on, when something published was not looked at.
     pub next: Option<Revision>,
+    /// The event at which it stopped because that is not published. Events behind it may be, of another Kind.
+    pub unpublished: Option<Revision>,
     /// What is left of the scan budget.
     pub scan: usize,
 }
@@ -66,14 +68,15 @@ pub(super) fn read(space: &Space, want: &Want<'_>, bounds: &Bounds) -> Batch {
     let mut homes: Vec<KindId> = want.ranges.iter().flat_map(|range| space.homes(range)).collect();
     homes.sort_unstable();
     homes.dedup();
+    let unpublished = space.first_unpublished_in(want.ranges);
     if let ([KeyRange::Single(key)], [home]) = (want.ranges, homes.as_slice()) {
-        return consume(space, want, bounds, space.events_of(*home, key, want.from, want.view));
+        return consume(want, bounds, unpublished, space.events_of(*home, key, want.from, want.view));
     }
     let spaces: Vec<&Keyspace> = homes.iter().flat_map(|home| space.spaces(*home, want.view)).collect();
     if let [keys] = spaces.as_slice()
         && keys.early_from(want.from).is_none()
     {
-        return consume(space, want, bounds, keys.events_from(want.from));
+        return consume(want, bounds, unpublished, keys.events_from(want.from));
     }
     let mut logs: Vec<Box<dyn Iterator<Item = &Event>>> = Vec::new();
     for keys in spaces {
@@ -82,23 +85,23 @@ pub(super) fn read(space: &Space, want: &Want<'_>, bounds: &Bounds) -> Batch {
             logs.push(Box::new(early));
         }
     }
-    consume(space, want, bounds, Merge::new(logs))
+    consume(want, bounds, unpublished, Merge::new(logs))
 }
 
 fn consume<'e>(
-    space: &Space,
     want: &Want<'_>,
     bounds: &Bounds,
+    unpublished: Option<Revision>,
     events: impl Iterator<Item = &'e Event>,
 ) -> Batch {
-    let mut batch = Batch { events: Vec::new(), bytes: 0, next: None, scan: bounds.scan };
-    let unpublished = space.first_unpublished();
+    let mut batch = Batch { events: Vec::new(), bytes: 0, next: None, unpublished: None, scan: bounds.scan };
     let mut current = None;
     // Where the current revision's events begin in the batch.
     let (mut whole, mut whole_bytes) = (0, 0);
     for event in events {
         let revision = event.kv.mod_revision();
         if unpublished.is_some_and(|first| revision >= first) {
+            batch.unpublished = unpublished;
             break;
         }
         if current != Some(revision) {

@@ -44,6 +44,8 @@ struct Feed {
     lost: bool,
     /// Only keys of this unit.
     unit: Option<Unit>,
+    /// It stands in the list of those that wait.
+    waits: bool,
     woken: bool,
 }
 
@@ -75,6 +77,23 @@ impl Feed {
         }
     }
 
+    /// The highest that one of its Kinds shows.
+    fn current_somewhere(&self, space: &mut Space) -> Revision {
+        let scopes = self.scopes(space);
+        let shown = scopes.iter().map(|scope| space.visible_somewhere(scope));
+        shown.max().unwrap_or(Revision::ZERO)
+    }
+
+    /// Something unpublished of its ranges at or below a revision.
+    fn waits_for(&self, space: &Space, to: Revision) -> Option<Revision> {
+        space.first_unpublished_in(&self.ranges).filter(|first| *first <= to)
+    }
+
+    /// Whether its events stand in the logs of several Kinds.
+    fn is_wide(&self) -> bool {
+        self.kinds.as_ref().is_none_or(|kinds| kinds.len() > 1)
+    }
+
     /// Nothing below can be given to it.
     fn floor(&self, space: &Space) -> Revision {
         let floors = self.ranges.iter().map(|range| space.floor_of(range));
@@ -92,8 +111,11 @@ pub(crate) struct Feeds {
     feeds: BTreeMap<FeedId, Feed>,
     by_kind: HashMap<KindId, Vec<FeedId>>,
     wide: Vec<FeedId>,
-    /// Feeds whose ranges were raised to what a publish has yet to make visible.
-    unpublished: Vec<FeedId>,
+    /// Feeds that owe a watermark which something unpublished holds back.
+    waiting: Vec<FeedId>,
+    /// Feeds that stopped before an event that was not published, with its revision: behind it something of another Kind
+    /// may be.
+    blocked: Vec<(Revision, FeedId)>,
     wakes: Vec<FeedId>,
     next_id: u64,
 }
@@ -157,13 +179,15 @@ impl Feeds {
             view,
             lost: false,
             unit,
+            waits: false,
             woken: false,
         };
         let current = feed.current(space);
         let start = start.unwrap_or(current.next());
         feed.opened = Some(start.prev());
         feed.next = start;
-        feed.pending = start <= current;
+        // Of several Kinds one may show more.
+        feed.pending = start <= feed.current_somewhere(space);
         feed.owe(Revision::ZERO);
         self.feeds.insert(id, feed);
         self.wake(id);
@@ -174,7 +198,8 @@ impl Feeds {
         self.unlist(id);
         self.feeds.remove(&id);
         self.wakes.retain(|woken| *woken != id);
-        self.unpublished.retain(|waits| *waits != id);
+        self.waiting.retain(|waits| *waits != id);
+        self.blocked.retain(|(_, waits)| *waits != id);
     }
 
     fn unlist(&mut self, id: FeedId) {
@@ -209,8 +234,10 @@ impl Feeds {
         wakes
     }
 
-    /// Marks the feeds that these events concern.
-    pub(crate) fn published(&mut self, events: &[(KindId, Version)]) {
+    /// Marks the feeds that these events concern, and those that waited for some to be published.
+    pub(crate) fn published(&mut self, space: &mut Space, events: &[(KindId, Version)]) {
+        let unpublished = space.first_unpublished();
+        self.unblock(unpublished);
         let Self { feeds, by_kind, wide, wakes, .. } = self;
         for (kind, version) in events {
             for id in by_kind.get(kind).into_iter().flatten().chain(&*wide) {
@@ -219,15 +246,52 @@ impl Feeds {
                     continue;
                 }
                 feed.pending = true;
-                feed.next = version.mod_revision();
+                // One that sees several Kinds has to look at what is published of another later, too.
+                let from = version.mod_revision();
+                let from = unpublished.filter(|_| feed.is_wide()).map_or(from, |first| first.min(from));
+                feed.next = feed.next.max(from);
                 if !std::mem::replace(&mut feed.woken, true) {
                     wakes.push(*id);
                 }
             }
         }
-        for id in std::mem::take(&mut self.unpublished) {
+        for id in std::mem::take(&mut self.waiting) {
+            let Some(feed) = self.feeds.get_mut(&id) else { continue };
+            feed.waits = false;
+            self.wake_or_wait(space, id);
+        }
+    }
+
+    /// Goes on with feeds that stopped before what is published now.
+    fn unblock(&mut self, unpublished: Option<Revision>) {
+        if self.blocked.is_empty() {
+            return;
+        }
+        let free = |at: Revision| unpublished.is_none_or(|first| at < first);
+        let freed: Vec<FeedId> = self.blocked.extract_if(.., |(at, _)| free(*at)).map(|(_, id)| id).collect();
+        for id in freed {
+            let Some(feed) = self.feeds.get_mut(&id).filter(|feed| !feed.over) else { continue };
+            feed.pending = true;
             self.wake(id);
         }
+    }
+
+    /// Wakes a feed, unless it has nothing to say before something is published: then that wakes it.
+    fn wake_or_wait(&mut self, space: &Space, id: FeedId) {
+        if !self.wait(space, id) {
+            self.wake(id);
+        }
+    }
+
+    /// Whether something unpublished is at or below what a feed owes, or its end: then it is woken when it is not.
+    fn wait(&mut self, space: &Space, id: FeedId) -> bool {
+        let Some(feed) = self.feeds.get_mut(&id) else { return false };
+        let wanted = feed.end.or(feed.owed).unwrap_or(Revision::ZERO);
+        let waits = feed.waits_for(space, wanted).is_some();
+        if waits && !std::mem::replace(&mut feed.waits, true) {
+            self.waiting.push(id);
+        }
+        waits
     }
 
     /// Raises a feed's ranges to `to`, which the clock has come to, and owes a watermark not below it.
@@ -247,11 +311,7 @@ impl Feeds {
         let scopes = feed.scopes(space);
         space.raise_all(&scopes, to);
         feed.owe(to);
-        if space.has_unpublished() {
-            self.unpublished.push(id);
-        } else {
-            self.wake(id);
-        }
+        self.wake_or_wait(space, id);
     }
 
     /// Periodic watermarks at `promised`, which nothing unpublished lies at or below, for feeds that had no events
@@ -372,6 +432,10 @@ impl Feeds {
                 feed.next = last.kv.mod_revision().next();
             }
             out.events = batch.events;
+            if let Some(at) = batch.unpublished {
+                feed.next = feed.next.max(at);
+                self.blocked.push((at, id));
+            }
             let more = batch.next.filter(|next| feed.end.is_none_or(|end| *next <= end));
             if let Some(next) = more {
                 feed.next = next;
@@ -385,9 +449,12 @@ impl Feeds {
             feed.pending = false;
         }
         if let Some(end) = feed.end {
+            if self.wait(space, id) {
+                return out.says_something().then_some(out);
+            }
             out.watermark = Some(end);
             out.moved = Some(end);
-            feed.over = true;
+            self.feeds.get_mut(&id)?.over = true;
             self.unlist(id);
             return Some(out);
         }
@@ -401,6 +468,9 @@ impl Feeds {
             }
             // What is owed and not visible yet comes after the publish.
             out.watermark = (!waits || !out.events.is_empty()).then_some(current);
+            if waits {
+                self.wait(space, id);
+            }
         }
         out.says_something().then_some(out)
     }

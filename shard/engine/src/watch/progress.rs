@@ -55,6 +55,10 @@ impl Watches {
         if stream.pending.iter().any(behind) {
             return None;
         }
+        if self.holds_back(space, id, target) {
+            return None;
+        }
+        let stream = self.streams.get(&id)?;
         let started = |key| self.watches.get(key).is_some_and(|watch| watch.start <= target);
         let all_started = !stream.watches.is_empty() && stream.watches.values().all(started);
         let due = stream.wish.periodic.iter().filter(|id| stream.watches.get(id).is_some_and(started));
@@ -63,13 +67,6 @@ impl Watches {
         if stream.wish.manual && all_started {
             said.push(WatchOut::Progress { id: None, header: target });
         }
-        if !said.is_empty() {
-            // Also for watches created since the target was fixed.
-            for scope in self.scopes(space, id) {
-                space.raise_visible(&scope, target);
-            }
-        }
-        let stream = self.streams.get(&id)?;
         // A watch created in the meantime may start above the target, but hardly above what is current now.
         let again = stream.wish.again || (stream.wish.manual && !all_started);
         let current = if again { self.raise_all(space, id, None) } else { None };
@@ -80,6 +77,35 @@ impl Watches {
             stream.said(target);
         }
         Some(said)
+    }
+
+    /// Raises what the stream's watches watch to the target, also of watches created since it was fixed. Whether
+    /// something unpublished at or below it is in the way: then the stream is woken when it is not.
+    fn holds_back(&mut self, space: &mut Space, id: StreamId, target: Revision) -> bool {
+        let mut waits = false;
+        for scope in self.scopes(space, id) {
+            space.raise_visible(&scope, target);
+            waits |= space.limit(&scope) <= target;
+        }
+        if let Some(stream) = self.streams.get_mut(&id)
+            && waits
+            && !std::mem::replace(&mut stream.waits, true)
+        {
+            self.waiting.push(id);
+        }
+        waits
+    }
+
+    /// Goes on with the wishes that waited for what is published now.
+    pub(super) fn end_waits(&mut self, space: &mut Space) {
+        for id in std::mem::take(&mut self.waiting) {
+            let Some(stream) = self.streams.get_mut(&id) else { continue };
+            let Some(target) = stream.wish.target else { continue };
+            stream.waits = false;
+            if !self.holds_back(space, id, target) {
+                Self::wake(&mut self.streams, &mut self.wakes, id);
+            }
+        }
     }
 
     /// What the stream's watches watch.

@@ -106,14 +106,21 @@ impl Watches {
         pull.scan = batch.scan;
         pull.bytes += batch.bytes;
         let said = batch.events.last().map(|event| event.kv.mod_revision());
-        if let Some(next) = batch.next {
+        if let Some(at) = batch.unpublished {
+            watch.next = watch.next.max(at);
+            watch.pending = false;
+            stream.pending.pop_back();
+            if !std::mem::replace(&mut watch.blocked, true) {
+                self.blocked.push((at, key));
+            }
+        } else if let Some(next) = batch.next {
             watch.next = next;
         } else if watch.end.is_none() {
             watch.pending = false;
             stream.pending.pop_back();
         }
         // With nothing left at or below its end, it is over.
-        let end = watch.end.filter(|end| batch.next.is_none_or(|next| next > *end));
+        let end = watch.end.filter(|end| batch.next.or(batch.unpublished).is_none_or(|next| next > *end));
         if let Some(said) = said {
             watch.quiet = false;
             watch.next = watch.next.max(said.next());
@@ -140,6 +147,6 @@ impl Watches {
 
 impl Stream {
     fn has_more(&self) -> bool {
-        !self.pending.is_empty() || self.wish.target().is_some()
+        !self.pending.is_empty() || (self.wish.target().is_some() && !self.waits)
     }
 }

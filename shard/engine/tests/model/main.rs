@@ -2,18 +2,22 @@
 //! pulled in random sizes, over a few keys of Kubernetes' shape and a few odd ones.
 
 mod feeds;
+mod modes;
 mod reference;
 mod watches;
 mod world;
 
-use kindred_engine::engine::RevisionMode;
+use kindred_engine::{
+    durability::{Durability, KindModes},
+    engine::RevisionMode,
+};
 use kindred_partition_config::ids::Slot;
 use proptest::prelude::*;
 
 use crate::world::{Step, World, step};
 
-fn run(mode: RevisionMode, steps: &[Step]) {
-    let mut world = World::new(mode);
+fn run(mode: RevisionMode, modes: KindModes, steps: &[Step]) {
+    let mut world = World::new(mode, modes);
     for step in steps {
         world.step(step);
     }
@@ -35,11 +39,21 @@ proptest! {
 
     #[test]
     fn dense(steps in prop::collection::vec(step(), 1..60)) {
-        run(RevisionMode::Dense, &steps);
+        run(RevisionMode::Dense, KindModes::all(Durability::None), &steps);
     }
 
     #[test]
     fn hlc(steps in prop::collection::vec(step(), 1..60)) {
-        run(RevisionMode::Hlc(Slot::new(5).expect("below 1024")), &steps);
+        run(RevisionMode::Hlc(Slot::new(5).expect("below 1024")), KindModes::all(Durability::None), &steps);
+    }
+
+    #[test]
+    fn r9_dense_that_waits_for_its_log(steps in prop::collection::vec(step(), 1..60)) {
+        run(RevisionMode::Dense, KindModes::all(Durability::Fsync), &steps);
+    }
+
+    #[test]
+    fn r9_kinds_of_different_modes(steps in prop::collection::vec(step(), 1..60)) {
+        run(RevisionMode::Hlc(Slot::new(5).expect("below 1024")), modes::mixed(), &steps);
     }
 }

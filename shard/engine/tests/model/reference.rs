@@ -28,8 +28,8 @@ pub type State = BTreeMap<Vec<u8>, Kv>;
 #[derive(Default)]
 pub struct Reference {
     pub changes: Vec<Change>,
-    /// How many of them are published.
-    pub published: usize,
+    /// Which of them are published.
+    pub published: Vec<bool>,
 }
 
 /// A write, with whatever it reads left out.
@@ -42,8 +42,31 @@ pub enum Write {
 impl Reference {
     /// The state after every change at or below `at`.
     pub fn state(&self, at: i64) -> State {
+        Self::after(self.changes.iter().take_while(|c| c.revision <= at))
+    }
+
+    /// The same of those that are published.
+    pub fn published_state(&self, at: i64) -> State {
+        Self::after(self.published().take_while(|c| c.revision <= at))
+    }
+
+    fn published(&self) -> impl Iterator<Item = &Change> {
+        self.changes.iter().zip(&self.published).filter(|(_, published)| **published).map(|(c, _)| c)
+    }
+
+    pub fn add(&mut self, changes: Vec<Change>) {
+        self.published.extend(changes.iter().map(|_| false));
+        self.changes.extend(changes);
+    }
+
+    /// Whether some change at or below `at` is not published.
+    pub fn waits(&self, at: i64) -> bool {
+        self.changes.iter().zip(&self.published).any(|(c, published)| c.revision <= at && !published)
+    }
+
+    fn after<'c>(changes: impl Iterator<Item = &'c Change>) -> State {
         let mut state = State::new();
-        for change in self.changes.iter().take_while(|c| c.revision <= at) {
+        for change in changes {
             match &change.put {
                 Some(kv) => state.insert(change.key.clone(), kv.clone()),
                 None => state.remove(&change.key),
@@ -92,8 +115,6 @@ impl Reference {
     /// Published changes of a range, from `start` on.
     pub fn history(&self, range: &KeyRange, start: Revision) -> impl Iterator<Item = &Change> {
         let range = range.clone();
-        self.changes[..self.published]
-            .iter()
-            .filter(move |c| c.revision >= start.get() && range.contains(&c.key))
+        self.published().filter(move |c| c.revision >= start.get() && range.contains(&c.key))
     }
 }

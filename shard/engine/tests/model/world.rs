@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use kindred_engine::{
+    durability::KindModes,
     engine::{Engine, EngineConfig, MonoMillis, OpenRange, PinId, RevisionMode, WallMicros},
     error::EngineError,
     ops::*,
@@ -16,6 +17,7 @@ use proptest::{prelude::*, sample::Index};
 
 use crate::{
     feeds::Feeds,
+    modes::Logs,
     reference::{Kv, Reference, State, Write},
     watches::Clients,
 };
@@ -71,6 +73,7 @@ pub enum Step {
     Delete(Index),
     Txn(Index, CompareTarget, CompareResult, Vec<TxnOp>, Vec<TxnOp>),
     Publish,
+    Durable,
     Compact(Index),
     Scrub(usize),
     Range(Index, Index, usize),
@@ -150,6 +153,7 @@ pub fn step() -> impl Strategy<Value = Step> {
         4 => (any::<Index>(), target(), result(), txn_ops(), txn_ops())
             .prop_map(|(k, t, r, yes, no)| Step::Txn(k, t, r, yes, no)),
         7 => Just(Step::Publish),
+        4 => Just(Step::Durable),
         2 => any::<Index>().prop_map(Step::Compact),
         2 => (1..8_usize).prop_map(Step::Scrub),
         3 => (any::<Index>(), any::<Index>(), 0..4_usize).prop_map(|(r, at, limit)| Step::Range(r, at, limit)),
@@ -203,10 +207,11 @@ pub struct World {
     holds: Vec<(Revision, MonoMillis, PinId)>,
     opens: Vec<Open>,
     pub dense: bool,
+    pub logs: Logs,
 }
 
 impl World {
-    pub fn new(revisions: RevisionMode) -> Self {
+    pub fn new(revisions: RevisionMode, modes: KindModes) -> Self {
         let config = EngineConfig {
             revisions,
             kinds: KindScheme::default(),
@@ -215,6 +220,8 @@ impl World {
         };
         let now = WallMicros(1_000_000);
         let mut engine = Engine::new(config, now);
+        engine.set_modes(modes).expect("nothing is written");
+        let logs = Logs::new(engine.take_applied());
         let clients = Clients::new(&mut engine);
         let dense = revisions == RevisionMode::Dense;
         Self {
@@ -227,6 +234,7 @@ impl World {
             holds: Vec::new(),
             opens: Vec::new(),
             dense,
+            logs,
         }
     }
 
@@ -294,7 +302,8 @@ impl World {
                     self.apply(Op::Txn(Box::new(txn)));
                 }
             }
-            Step::Publish => self.publish(),
+            Step::Publish => crate::modes::publish(self),
+            Step::Durable => crate::modes::durable(self, 1),
             Step::Compact(at) => self.compact(at),
             Step::Scrub(budget) => {
                 self.engine.scrub(*budget);
@@ -371,16 +380,11 @@ impl World {
         self.engine.progress_tick(self.now);
     }
 
-    fn publish(&mut self) {
-        self.engine.publish();
-        self.reference.published = self.reference.changes.len();
-    }
-
     fn raise(&mut self, range: &KeyRange, by: i64) {
         let to = Revision(self.engine.current_all().get() + by);
         match self.engine.raise(self.now, std::slice::from_ref(range), to) {
             Ok(shown) => {
-                let waits = self.reference.published < self.reference.changes.len();
+                let waits = self.reference.waits(i64::MAX);
                 assert!(shown >= to || waits, "raised to {to}, shows {shown}");
                 assert_eq!(self.engine.current(std::slice::from_ref(range)), shown);
             }
@@ -393,6 +397,10 @@ impl World {
         let at = self.revision(index);
         let (floor, current) = (self.engine.floor(), self.engine.current_all());
         match self.engine.compact(self.mono, at) {
+            Ok(wait) if self.reference.waits(at.get()) => {
+                assert_eq!(self.engine.floor(), floor, "it waits");
+                assert!(wait > Some(self.mono) && wait.is_some_and(|until| until.0 < self.mono.0 + 10));
+            }
             Ok(None) => {
                 assert!(at > floor && at <= current);
                 assert_eq!(self.engine.floor(), at);
@@ -419,7 +427,11 @@ impl World {
     /// Applies a request to both and compares what they answer.
     fn apply(&mut self, op: Op) {
         let before = self.reference.latest();
-        let answer = self.engine.apply(self.now, op.clone()).expect("nothing here can be refused");
+        let answer = match self.engine.apply(self.now, op.clone()) {
+            Ok(answer) => answer,
+            Err(EngineError::MixedModes(refused)) => return crate::modes::refused(self, &op, &refused),
+            Err(other) => panic!("nothing else here can be refused: {other}"),
+        };
         let mut path = Vec::new();
         let writes = flatten(&before, &op, &mut path);
         let mut state = before.clone();
@@ -429,7 +441,8 @@ impl World {
             assert!(revision > self.reference.last_revision(), "revisions grow");
             assert!(revision > self.engine.current_all().get(), "above all that is shown");
         }
-        self.reference.changes.extend(changes);
+        crate::modes::answered(self, &op, changes.as_slice());
+        self.reference.add(changes);
         let mut running = before;
         check_answer(&mut running, &op, &answer, revision, &mut path.iter());
     }
@@ -461,8 +474,7 @@ impl World {
 
     /// What a read of published state at `at` answers.
     fn state_in(&self, range: &KeyRange, at: Revision) -> Vec<(Vec<u8>, Kv)> {
-        let published = self.reference.changes[..self.reference.published].last().map_or(0, |c| c.revision);
-        let state = self.reference.state(at.get().min(published));
+        let state = self.reference.published_state(at.get());
         state.into_iter().filter(|(key, _)| range.contains(key)).collect()
     }
 
@@ -503,7 +515,7 @@ impl World {
         for open in std::mem::take(&mut self.opens) {
             self.engine.close_range(open.open);
         }
-        self.publish();
+        crate::modes::finish(self);
         let mut revisions: Vec<i64> = self.reference.changes.iter().map(|c| c.revision).collect();
         revisions.extend([self.engine.floor().get(), self.engine.current_all().get()]);
         for scrubbed in [false, true] {
