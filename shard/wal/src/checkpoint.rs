@@ -355,12 +355,14 @@ pub fn sweep(disk: &dyn Disk, layout: &Layout, keep: usize) -> Result<Swept, Wal
         }
     }
     let Some((oldest, from)) = oldest else { return Ok(swept) };
+    // A checkpoint may have its name in memory only, if the process that gave it was killed.
+    let directory = layout.checkpoints();
+    disk.sync_directory(&directory).map_err(WalError::io("sync", &directory))?;
     for file in &all[..oldest] {
         remove(disk, file, &mut swept.bytes)?;
         swept.checkpoints += 1;
     }
     if oldest > 0 {
-        let directory = layout.checkpoints();
         disk.sync_directory(&directory).map_err(WalError::io("sync", &directory))?;
     }
     for kind in LogKind::ALL {

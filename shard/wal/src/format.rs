@@ -140,6 +140,10 @@ impl RecordId {
     pub const CLEAN: Self = Self(8);
     /// Number of a checkpoint (8 bytes): it holds what no log holds, so what follows is not to be replayed on an older one.
     pub const NEEDS: Self = Self(9);
+    /// Something imported into a unit that is not ours yet, whatever its Kind's mode. The content is the shard's.
+    pub const IMPORT: Self = Self(10);
+    /// Revision (8 bytes): the store began there; nothing was ever shown at or below it.
+    pub const BEGAN: Self = Self(11);
 }
 
 /// Bit 0 of a version's flags.

@@ -64,13 +64,15 @@
 //!
 //! After any crash, the frames of a log that [`recover`] gives are a prefix of those appended, in whole frames, and contain all that were
 //! reported durable; recovering again gives the same. Damage to what was reported durable is found, except in the very last write of a log,
-//! where it looks as a crash does and is reported as a torn tail. `tests/crashes.rs` holds this against a disk that loses, tears and
+//! where it looks as a crash does and is reported as a torn tail. `src/crashes.rs` holds this against a disk that loses, tears and
 //! reorders what was not synced.
 
 #![forbid(unsafe_code)]
 
 mod checkpoint;
 mod clock;
+#[cfg(test)]
+mod crashes;
 mod disk;
 mod error;
 pub mod format;

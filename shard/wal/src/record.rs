@@ -30,6 +30,10 @@ pub enum Record<'a> {
     /// The checkpoint of this number holds what no log holds: recovery refuses to replay what follows on an older one. To be written to
     /// the `fsync` log after such a checkpoint was finished (that of an imported unit, R15), before anything relies on it.
     Needs(FileNumber),
+    /// Something imported into a unit that is not the shard's yet.
+    Import(&'a [u8]),
+    /// The revision at which the store began.
+    Began(Revision),
 }
 
 /// A version of a key as it is kept.
@@ -86,6 +90,8 @@ impl<'a> Record<'a> {
             Self::Gap(_) => RecordId::GAP,
             Self::Clean(_) => RecordId::CLEAN,
             Self::Needs(_) => RecordId::NEEDS,
+            Self::Import(_) => RecordId::IMPORT,
+            Self::Began(_) => RecordId::BEGAN,
         }
     }
 
@@ -94,8 +100,16 @@ impl<'a> Record<'a> {
     pub const fn revision(&self) -> Option<Revision> {
         match self {
             Self::Version(version) => Some(version.revision),
-            Self::Promise(revision) | Self::Compaction(revision) | Self::Clean(revision) => Some(*revision),
-            Self::Lease(_) | Self::Unit(_) | Self::Modes(_) | Self::Gap(_) | Self::Needs(_) => None,
+            Self::Promise(revision)
+            | Self::Compaction(revision)
+            | Self::Clean(revision)
+            | Self::Began(revision) => Some(*revision),
+            Self::Lease(_)
+            | Self::Unit(_)
+            | Self::Modes(_)
+            | Self::Gap(_)
+            | Self::Needs(_)
+            | Self::Import(_) => None,
         }
     }
 
@@ -113,6 +127,8 @@ impl<'a> Record<'a> {
             RecordId::GAP => GapRecord::decode(content).map(Self::Gap).ok_or(malformed),
             RecordId::CLEAN => revision().map(Self::Clean),
             RecordId::NEEDS => number().map(FileNumber).map(Self::Needs),
+            RecordId::IMPORT => Ok(Self::Import(content)),
+            RecordId::BEGAN => revision().map(Self::Began),
             RecordId(unknown) => Err(RecordDamage::Unknown(unknown)),
         }
     }
@@ -219,12 +235,16 @@ impl Batch {
         let id = record.id();
         match record {
             Record::Version(version) => self.version(version),
-            Record::Promise(revision) | Record::Compaction(revision) | Record::Clean(revision) => {
+            Record::Promise(revision)
+            | Record::Compaction(revision)
+            | Record::Clean(revision)
+            | Record::Began(revision) => {
                 self.add(id, &[&revision.get().to_le_bytes()]);
             }
-            Record::Lease(content) | Record::Unit(content) | Record::Modes(content) => {
-                self.add(id, &[content])
-            }
+            Record::Lease(content)
+            | Record::Unit(content)
+            | Record::Modes(content)
+            | Record::Import(content) => self.add(id, &[content]),
             Record::Gap(gap) => {
                 let [after, until] = [gap.after, gap.until].map(|revision| revision.get().to_le_bytes());
                 self.add(id, &[&after, &until, gap.kind]);

@@ -109,6 +109,12 @@ impl SimDisk {
         self.shared.state.lock().faults = faults;
     }
 
+    /// The faults as they are now.
+    #[must_use]
+    pub fn faults(&self) -> Faults {
+        self.shared.state.lock().faults
+    }
+
     /// Power is lost, and comes back: what was not synced is on the disk or is not. Faults end; open files cannot be used any more.
     pub fn crash(&self) {
         let mut state = self.shared.state.lock();
@@ -121,6 +127,12 @@ impl SimDisk {
         let mut state = self.shared.state.lock();
         state.end_life();
         self.shared.released.notify_all();
+    }
+
+    /// Whether [`Faults::stop_in`] has come to its end.
+    #[must_use]
+    pub fn stopped(&self) -> bool {
+        self.shared.state.lock().stopped
     }
 
     /// Flips a bit of a file, on the disk and for readers.

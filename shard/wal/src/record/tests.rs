@@ -16,7 +16,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 
 /// A record whose slices are owned.
 fn owned() -> impl Strategy<Value = (u8, Revision, Revision, u32, bool, Vec<u8>)> {
-    (1..=9_u8, revision(), revision(), any::<u32>(), any::<bool>(), bytes())
+    (1..=11_u8, revision(), revision(), any::<u32>(), any::<bool>(), bytes())
 }
 
 fn record(of: &(u8, Revision, Revision, u32, bool, Vec<u8>)) -> Record<'_> {
@@ -33,6 +33,8 @@ fn record(of: &(u8, Revision, Revision, u32, bool, Vec<u8>)) -> Record<'_> {
         6 => Record::Modes(bytes),
         7 => Record::Gap(GapRecord { after: *one, until: *two, kind: bytes }),
         8 => Record::Clean(*one),
+        10 => Record::Import(bytes),
+        11 => Record::Began(*one),
         _ => Record::Needs(FileNumber(one.get().cast_unsigned())),
     }
 }

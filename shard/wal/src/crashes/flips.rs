@@ -1,0 +1,166 @@
+//! Bits that flip, and files that vanish: found, named, and got over with `--accept-data-loss` once.
+
+use std::path::PathBuf;
+
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
+
+use super::life::{Given, Shard};
+use crate::{
+    Damage, Disk as _, LogEnd, LogKind, LogOptions, OnDamage, Recovered, WalError,
+    layout::Layout,
+    log::prepare,
+    recover,
+    sim::SimDisk,
+    writer::{
+        core::{Core, Step},
+        executor::Executor,
+    },
+};
+
+const SEEDS: u64 = 60;
+const FLIPS: usize = 25;
+
+fn files(disk: &SimDisk, layout: &Layout) -> Vec<PathBuf> {
+    let directories = [layout.checkpoints(), layout.log(LogKind::Fsync), layout.log(LogKind::Buffered)];
+    let all = directories.into_iter().flat_map(|directory| {
+        let names = disk.list(&directory).unwrap_or_default();
+        names.into_iter().map(move |name| directory.join(name))
+    });
+    all.filter(|path| path.extension().is_some_and(|end| end != "new")).collect()
+}
+
+fn read(disk: &SimDisk, layout: &Layout, on_damage: OnDamage) -> Result<(Recovered, Given), WalError> {
+    let mut given = Given::default();
+    recover(disk, layout, on_damage, &mut given).map(|found| (found, given))
+}
+
+/// Whether each log of one is a beginning of that of the other.
+fn is_prefix(part: &Given, whole: &Given) -> bool {
+    part.frames.iter().all(|(kind, frames)| {
+        let Some(all) = whole.frames.get(kind) else { return frames.is_empty() };
+        frames.len() <= all.len() && frames.iter().zip(all).all(|(one, other)| one == other)
+    })
+}
+
+/// The disk after some lives, at rest, with what it gives back.
+fn worked(seed: u64) -> (Shard, Given) {
+    let mut shard = Shard::new(seed);
+    for life in 0..3 {
+        shard.live(&format!("seed {seed}, life {life}"));
+    }
+    let (_, given) = read(&shard.disk, &shard.layout, OnDamage::Refuse).unwrap();
+    (shard, given)
+}
+
+#[test]
+fn flipped_bits_are_found() {
+    let (mut refused, mut torn, mut passed_over, mut harmless) = (0, 0, 0, 0);
+    for seed in 0..SEEDS {
+        let (shard, whole) = worked(seed);
+        let mut random = SmallRng::seed_from_u64(seed);
+        let files = files(&shard.disk, &shard.layout);
+        if files.is_empty() {
+            continue;
+        }
+        for flip in 0..FLIPS {
+            let disk = shard.disk.copy(seed);
+            let path = &files[random.random_range(0..files.len())];
+            let bits = disk.content(path).unwrap().len() as u64 * 8;
+            if bits == 0 {
+                continue;
+            }
+            let bit = random.random_range(0..bits);
+            disk.flip(path, bit);
+            let at = format!("seed {seed}, flip {flip}: bit {bit} of {}", path.display());
+            match read(&disk, &shard.layout, OnDamage::Refuse) {
+                Err(WalError::Damaged(loss)) => {
+                    refused += 1;
+                    let told = loss.to_string();
+                    assert!(
+                        told.contains(&*loss.file.to_string_lossy()) && told.contains("--accept-data-loss"),
+                        "{told}"
+                    );
+                    accepted(&disk, &shard.layout, &whole, &at);
+                }
+                Err(other) => panic!("{at}: {other}"),
+                Ok((found, given)) => {
+                    assert!(is_prefix(&given, &whole), "{at}: something else came back");
+                    let was_torn = found.fsync.torn.is_some() || found.buffered.torn.is_some();
+                    assert!(was_torn || given == whole, "{at}: lost without a word");
+                    torn += u64::from(given != whole);
+                    passed_over += u64::from(!found.passed_over.is_empty());
+                    harmless += u64::from(given == whole && found.passed_over.is_empty());
+                }
+            }
+        }
+    }
+    println!(
+        "refused {refused}, cut as torn {torn}, an older checkpoint served {passed_over}, in what nobody needs {harmless}"
+    );
+    assert!(refused > 100 && torn > 5 && passed_over > 10 && harmless > 20);
+}
+
+/// After the loss was accepted once, the log goes on, and the next start says nothing of it.
+fn accepted(disk: &SimDisk, layout: &Layout, whole: &Given, at: &str) {
+    let (found, given) = read(disk, layout, OnDamage::Accept).unwrap_or_else(|error| panic!("{at}: {error}"));
+    assert!(!found.losses.is_empty(), "{at}");
+    let of_a_checkpoint = found.losses.iter().any(|loss| loss.file.starts_with(layout.checkpoints()));
+    assert!(of_a_checkpoint || is_prefix(&given, whole), "{at}: not a prefix");
+    if of_a_checkpoint {
+        // A damaged checkpoint goes on to be one, until the next.
+        return;
+    }
+    let mut next = Vec::new();
+    for (kind, end) in [(LogKind::Fsync, found.fsync), (LogKind::Buffered, found.buffered)] {
+        next.push(end.next);
+        go_on(disk, layout, kind, end);
+    }
+    let (again, after) =
+        read(disk, layout, OnDamage::Refuse).unwrap_or_else(|error| panic!("{at}, again: {error}"));
+    assert_eq!((given, again.losses.len()), (after, 0), "{at}");
+    assert_eq!(
+        next,
+        [again.fsync.next, again.buffered.next],
+        "{at}: numbers of lost frames are not given again"
+    );
+}
+
+fn go_on(disk: &SimDisk, layout: &Layout, kind: LogKind, end: LogEnd) {
+    let (directory, options) = (layout.log(kind), LogOptions::new(kind, 77));
+    prepare(disk, &directory, &end).unwrap();
+    let mut core = Core::new(options.clone(), end, std::time::Duration::ZERO);
+    let mut executor = Executor::new(std::sync::Arc::new(disk.clone()), directory, options);
+    let step = core.next(std::time::Duration::ZERO);
+    assert!(matches!(step, Step::Create(_)));
+    executor.perform(&step).unwrap();
+}
+
+#[test]
+fn missing_files_are_found() {
+    let (mut refused, mut missed) = (0, 0);
+    for seed in 0..SEEDS {
+        let (shard, whole) = worked(seed);
+        let files = files(&shard.disk, &shard.layout);
+        for path in &files {
+            let disk = shard.disk.copy(seed);
+            disk.remove(path).unwrap();
+            let at = format!("seed {seed} without {}", path.display());
+            match read(&disk, &shard.layout, OnDamage::Refuse) {
+                Err(WalError::Damaged(loss)) => {
+                    refused += 1;
+                    let why = &loss.damage;
+                    assert!(matches!(why, Damage::Missing | Damage::TooShort { .. }), "{at}: {why}");
+                    accepted(&disk, &shard.layout, &whole, &at);
+                }
+                Err(other) => panic!("{at}: {other}"),
+                // The last segment, of which nothing else knows, or a checkpoint that the one before makes up for.
+                Ok((_, given)) => {
+                    assert!(is_prefix(&given, &whole), "{at}");
+                    missed += u64::from(given != whole);
+                }
+            }
+        }
+    }
+    println!("refused {refused}, the end of a log cut off without a trace {missed}");
+    assert!(refused > 50);
+}
