@@ -3,7 +3,7 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench peers build kube netsim sim
+.PHONY: run test verify fix bench peers build kube netsim sim fuzz
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -48,3 +48,7 @@ bench: peers
 sim:
 	$(CARGO) build --quiet --locked -p kindred-sim
 	SEED=$(SEED) SEEDS=$(SEEDS) $(PROFILE_DIR)/kindred-sim
+
+## fuzz: any bytes as a shard's files, for SECONDS (60); needs a nightly compiler and `cargo install --locked cargo-fuzz`
+fuzz:
+	cd shard/wal && $(CARGO) +nightly fuzz run decode -- -max_total_time=$(or $(SECONDS),60)

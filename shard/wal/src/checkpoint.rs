@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    disk::{Disk, DiskFile, UNFINISHED, ensure_directory, unfinished},
+    disk::{Disk, DiskFile, UNFINISHED, ensure_directory, read_full, unfinished},
     error::{Damage, Loss, WalError},
     format::{
         FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FileHeader, FileKind, FrameDamage, FrameHeader, FrameKind,
@@ -317,8 +317,22 @@ pub(crate) fn damaged(disk: &dyn Disk, file: &Segment, offset: u64, damage: Dama
     }
 }
 
-/// The smallest file that can be a checkpoint.
-pub(crate) const SMALLEST: u64 = (FILE_HEADER_BYTES + 2 * (FRAME_HEADER_BYTES + 18)) as u64;
+/// Bytes of the last frame of a checkpoint.
+const END_BYTES: usize = FRAME_HEADER_BYTES + 2 * 9;
+
+/// Whether a checkpoint has its last frame: that it was not cut off. What is between is not looked at.
+fn is_ended(disk: &dyn Disk, file: &Segment) -> Result<bool, WalError> {
+    let (Some(seed), Some(at)) = (file.seed, file.bytes.checked_sub(END_BYTES as u64)) else {
+        return Ok(false);
+    };
+    let opened = disk.open_read(&file.path).map_err(WalError::io("open", &file.path))?;
+    let mut end = [0; END_BYTES];
+    let read = read_full(&*opened, at, &mut end).map_err(WalError::io("read", &file.path))?;
+    let header = FrameHeader::decode(seed, &end[..read]);
+    Ok(header.is_some_and(|header| {
+        header.kind == FrameKind::CheckpointEnd && header.fits(&end[FRAME_HEADER_BYTES..read])
+    }))
+}
 
 /// What was removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -345,7 +359,7 @@ pub fn sweep(disk: &dyn Disk, layout: &Layout, keep: usize) -> Result<Swept, Wal
     for (index, file) in all.iter().enumerate().rev() {
         // A damaged one is none, and keeps nothing.
         if let Ok(from) = head(disk, file)?
-            && file.bytes >= SMALLEST
+            && is_ended(disk, file)?
         {
             whole += 1;
             if whole == keep.max(1) {

@@ -75,6 +75,7 @@ mod clock;
 mod crashes;
 mod disk;
 mod error;
+pub mod exercise;
 pub mod format;
 mod layout;
 mod log;

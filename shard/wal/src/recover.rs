@@ -10,7 +10,7 @@ use crate::{
     number::{FileNumber, FrameSeq},
     record::Record,
     scan::{Frame, LogEnd, Visit, Wanted, scan},
-    segments::{Segment, segments},
+    segments::{Segment, removable, segments},
 };
 
 /// Where a frame comes from.
@@ -34,7 +34,7 @@ pub trait Recovery {
     /// When it cannot be taken: recovery stops with [`WalError::Visit`].
     fn frame(&mut self, source: Source, frame: &Frame<'_>) -> Result<(), VisitError>;
 
-    /// So much of what is to be read was read. Told every few MiB.
+    /// So much of what is to be read was read. Told every few MiB and at the end.
     fn progress(&mut self, _progress: Progress) {}
 }
 
@@ -81,7 +81,8 @@ pub fn recover(
             .map(|kind| Ok((kind, segments(disk, &layout.log(kind), kind)?)))
             .collect::<Result<_, WalError>>()?,
     };
-    let total = files.total();
+    // What follows a checkpoint is known when it is read; until then it is guessed to be everything.
+    let total = files.checkpoints.last().map_or(0, |file| file.bytes) + files.behind(LogPlaces::FIRST);
     let mut reading = Reading {
         recovery,
         source: Source::Checkpoint,
@@ -90,6 +91,8 @@ pub fn recover(
         told: 0,
     };
     let chosen = choose(disk, &files, on_damage, &mut reading)?;
+    let done = reading.progress.done;
+    reading.progress.total = done + files.behind(chosen.from);
     let mut losses = chosen.losses;
     let mut ends = BTreeMap::new();
     for kind in LogKind::ALL {
@@ -99,6 +102,7 @@ pub fn recover(
         losses.extend(end.loss.clone());
         ends.insert(kind, end);
     }
+    reading.recovery.progress(Progress { done: reading.progress.total, ..reading.progress });
     if let Some(needed) =
         reading.needs.filter(|needed| chosen.checkpoint.as_ref().is_none_or(|it| it.number < *needed))
     {
@@ -132,9 +136,13 @@ struct Files {
 }
 
 impl Files {
-    fn total(&self) -> u64 {
-        let logs = self.logs.values().flatten().map(|segment| segment.bytes).sum::<u64>();
-        logs + self.checkpoints.last().map_or(0, |file| file.bytes)
+    /// Bytes of the logs from a place on.
+    fn behind(&self, from: LogPlaces) -> u64 {
+        let logs = self.logs.iter().map(|(kind, segments)| {
+            let before = removable(segments, from.of(*kind)).len();
+            segments[before..].iter().map(|segment| segment.bytes).sum::<u64>()
+        });
+        logs.sum()
     }
 
     /// Whether each log has the segments from a place on, as far as their beginning tells.
@@ -143,7 +151,7 @@ impl Files {
             let begins = |segment: &Segment| {
                 segment.header.as_ref().is_ok_and(|header| header.after <= from.of(*kind))
             };
-            segments.iter().any(begins)
+            segments.iter().any(begins) || segments.is_empty() && from.of(*kind) == FrameSeq::FIRST
         })
     }
 
@@ -256,7 +264,7 @@ impl Visit for Reading<'_> {
 
     fn progress(&mut self, bytes: u64) {
         self.progress.done = (self.progress.done + bytes).min(self.progress.total);
-        if self.progress.done - self.told >= 8 << 20 || self.progress.done == self.progress.total {
+        if self.progress.done - self.told >= 8 << 20 {
             self.told = self.progress.done;
             self.recovery.progress(self.progress);
         }

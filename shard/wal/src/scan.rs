@@ -275,9 +275,11 @@ impl Scan<'_> {
         let torn = ends.at.is_none()
             && !newer
             && offset >= header.whole
-            && !proven(&reader, seed, offset).map_err(read_error)?
-            && self.expect > self.wanted.until;
+            && !proven(&reader, seed, offset).map_err(read_error)?;
         if torn && ends.last {
+            if let Some(at) = self.too_short() {
+                return Ok(Some(Stop::Damaged(At { offset, ..at })));
+            }
             let torn = TornTail { file: path.clone(), offset, bytes: reader.length() - offset, damage };
             return Ok(Some(Stop::End(self.end(segment.number.next(), Some(torn), tail.into_unproven()))));
         }

@@ -68,6 +68,7 @@ struct State {
     hold_syncs: bool,
     operations: u64,
     syncs: u64,
+    largest_read: usize,
 }
 
 /// A change of a directory: names with what they stand for from then on.
@@ -100,6 +101,7 @@ impl SimDisk {
             hold_syncs: false,
             operations: 0,
             syncs: 0,
+            largest_read: 0,
         };
         Self { shared: Arc::new(Shared { state: Mutex::new(state), released: Condvar::new() }) }
     }
@@ -161,6 +163,12 @@ impl SimDisk {
     pub fn counts(&self) -> (u64, u64) {
         let state = self.shared.state.lock();
         (state.operations, state.syncs)
+    }
+
+    /// The largest buffer that was read into.
+    #[must_use]
+    pub fn largest_read(&self) -> usize {
+        self.shared.state.lock().largest_read
     }
 
     /// The content of a file as readers see it.
@@ -340,7 +348,11 @@ impl Disk for SimDisk {
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
         let mut state = self.shared.state.lock();
-        state.change()?;
+        // Nothing is to be synced where nothing may be changed.
+        let read_only = std::mem::take(&mut state.faults.read_only);
+        let done = state.change();
+        state.faults.read_only = read_only;
+        done?;
         let changes = state.unsynced_names.remove(directory).unwrap_or_default();
         state.settle_names(changes);
         Ok(())
@@ -393,6 +405,9 @@ impl DiskFile for SimFile {
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        let mut state = self.disk.shared.state.lock();
+        state.largest_read = state.largest_read.max(into.len());
+        drop(state);
         self.with(|inode| {
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(inode.seen.len());
             let bytes = &inode.seen[from..];
@@ -404,7 +419,11 @@ impl DiskFile for SimFile {
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.change(|state, inode| {
-            let taken = state.take_space(bytes.len());
+            // What is written in place takes no space.
+            let end = offset + bytes.len() as u64;
+            let more = end.saturating_sub(offset.max(inode.seen.len() as u64));
+            let more = usize::try_from(more).unwrap_or(usize::MAX).min(bytes.len());
+            let taken = bytes.len() - more + state.take_space(more);
             inode.write(offset, &bytes[..taken]);
             if taken < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
         })

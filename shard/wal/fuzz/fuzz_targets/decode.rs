@@ -1,0 +1,5 @@
+//! `make fuzz`: any bytes as any of a shard's files.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| kindred_wal::exercise::decode(input));
