@@ -1,6 +1,6 @@
 //! What the fuzz target does, for a bounded time and from seeds.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{path::Path, sync::Arc, time::Duration};
 

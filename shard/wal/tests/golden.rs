@@ -1,7 +1,7 @@
 //! Files of format 1 as they were written once. They must be written so, byte by byte, and read so, for ever: a shard is started on the files
 //! of an older version. When this fails, the change is not one that may be made to the format; what is new gets new numbers.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 

@@ -1,6 +1,6 @@
 //! A log with its thread: what a shard sees of it.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
     path::{Path, PathBuf},

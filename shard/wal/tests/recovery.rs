@@ -1,6 +1,6 @@
 //! What a start does with what it finds: torn tails, damage, missing files, checkpoints.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
     path::{Path, PathBuf},
