@@ -112,6 +112,42 @@ async fn r7_a_round_that_waits_for_a_feed_does_nothing() {
     assert!(answers.try_recv().is_err(), "a promise that the silent store has not made");
 }
 
+/// R7: one request is enough, also while a watch of the stream still catches up and nothing can be promised yet.
+#[tokio::test]
+async fn r7_a_request_while_a_watch_catches_up_is_answered_when_it_has() {
+    let world = world(&[]).await;
+    let written = world.stores[0].write(&[KEYS[0]]);
+    let last = world.stores[1].write(&[KEYS[1]]);
+    // The catch-up waits for what this store has; the live feed begins behind both events.
+    world.stores[2].mute(true);
+    let mut watch = pods(&world, written).await;
+    watch.send(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    watch.nothing(100).await;
+    world.stores[2].mute(false);
+    assert_eq!(read(&mut watch, 2).await, [written, last]);
+    let answer = watch.next().await;
+    assert_eq!((answer.watch_id, answer.events.len()), (-1, 0), "{answer:?}");
+    assert!(answer.header.unwrap().revision >= last);
+    watch.nothing(300).await;
+}
+
+/// R7: a request whose round a store did not follow in time is answered when it does.
+#[tokio::test]
+async fn r7_a_request_outlives_a_round_that_is_given_up() {
+    let world = world(&[]).await;
+    let mut watch = pods(&world, 0).await;
+    world.stores[2].mute(true);
+    let written = world.stores[0].write(&[KEYS[0]]);
+    watch.send(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    watch.nothing(1500).await;
+    world.stores[2].mute(false);
+    assert_eq!(read(&mut watch, 1).await, [written]);
+    let answer = watch.next().await;
+    assert_eq!((answer.watch_id, answer.events.len()), (-1, 0), "{answer:?}");
+    assert!(answer.header.unwrap().revision >= written);
+    watch.nothing(300).await;
+}
+
 async fn pods(world: &World, start: i64) -> WatchStream {
     let mut watch = WatchStream::open(&world.channel).await;
     watch.create("/registry/pods/", start, 0).await;

@@ -253,8 +253,10 @@ impl Session {
             }
             _ => {}
         }
+        let catches_up = side.catch_up.is_some();
         match take {
-            Take::Taken(taken) => self.give(uid, &taken),
+            // What came from a catch-up may be all up to the live feed, and then nothing else tells to look there.
+            Take::Taken(taken) => self.give(uid, &taken) || (catches_up && taken.next > position),
             Take::Compacted(floor) => {
                 self.cancel_compacted(uid, floor);
                 false

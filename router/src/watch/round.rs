@@ -22,6 +22,20 @@ pub const ROUND_MAX: Duration = Duration::from_secs(1);
 pub const PERIOD: Duration = Duration::from_secs(5);
 /// Most ranges named to a store; beyond, all its keys.
 const RANGES_MAX: usize = 32;
+/// How long a request that could not be answered stands.
+const REQUEST_MAX: Duration = Duration::from_secs(10);
+/// Between a round that was given up and the next one for the same request: what was held goes to the client first.
+const ROUND_AGAIN: Duration = Duration::from_millis(200);
+
+/// A manual progress that the client has asked for and not got. etcd forgets a request while a watch of the stream is
+/// behind; here it is kept, as a client cannot know whether one of its watches is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    since: Instant,
+    not_before: Instant,
+    /// Passed on to the one store of the stream, which answers by itself.
+    passed_on: bool,
+}
 
 /// How a call on a store ended.
 #[derive(Debug)]
@@ -57,13 +71,44 @@ impl Session {
     }
 
     pub(super) fn on_progress_request(&mut self) {
+        let now = Instant::now();
+        self.requested = Some(Request { since: now, not_before: now, passed_on: false });
         let members = self.members();
-        if self.can_promise(&members) {
-            // One that is under way answers no client: its currents were asked before.
-            self.only_periodic &= self.progress.in_round();
+        if self.progress.in_round() && self.can_promise(&members) {
+            // It gets the next round: the currents of the one under way were asked before it came.
             let commands = self.progress.request(&members);
             self.follow(commands);
+        } else {
+            self.answer_request();
         }
+    }
+
+    /// Begins what answers the client's request, as soon as something can be promised.
+    pub(super) fn answer_request(&mut self) {
+        let Some(request) = self.requested else { return };
+        if self.progress.in_round() || request.passed_on || request.not_before > Instant::now() {
+            return;
+        }
+        if request.since.elapsed() > REQUEST_MAX {
+            self.requested = None;
+            return;
+        }
+        let members = self.members();
+        if members.is_empty() || !self.can_promise(&members) {
+            return;
+        }
+        self.only_periodic = false;
+        let commands = self.progress.request(&members);
+        if let Some(request) = &mut self.requested {
+            request.passed_on = !self.progress.in_round();
+        }
+        self.follow(commands);
+    }
+
+    /// When a request that waits after a round is tried again.
+    pub(super) fn request_due(&self) -> Option<Instant> {
+        let at = self.requested.filter(|_| !self.progress.in_round())?.not_before;
+        (at > Instant::now()).then_some(at)
     }
 
     /// Periodic progress, for watches on feeds: on the others their stores give it.
@@ -93,7 +138,18 @@ impl Session {
             return;
         }
         let floor = self.watches.values().filter(|watch| watch.announced).map(|w| w.floor).max().unwrap_or(0);
+        let was_in_round = self.progress.in_round();
         let commands = self.progress.progressed(member, at, |at| floor > at.get());
+        let answers = commands.iter().any(|command| matches!(command, Command::Answer(_)));
+        let ended = if was_in_round {
+            !self.progress.in_round()
+        } else {
+            self.requested.is_some_and(|request| request.passed_on)
+        };
+        if ended && !answers {
+            // A watch begins above what could be promised: nothing is said, as etcd does.
+            self.requested = None;
+        }
         self.follow(commands);
     }
 
@@ -109,6 +165,10 @@ impl Session {
     /// The watches of the stream, or their upstream streams, are others now.
     pub(super) fn watches_changed(&mut self) {
         let members = self.members();
+        if let Some(request) = &mut self.requested {
+            // Where it was passed on to may have forgotten it.
+            request.passed_on = false;
+        }
         if self.progress.in_round() && !self.can_promise(&members) {
             return self.abort_round();
         }
@@ -123,6 +183,9 @@ impl Session {
     pub(super) fn abort_round(&mut self) {
         self.calls = JoinSet::new();
         self.only_periodic = false;
+        if let Some(request) = &mut self.requested {
+            request.not_before = Instant::now() + ROUND_AGAIN;
+        }
         let commands = self.progress.abort();
         self.follow(commands);
     }
@@ -193,6 +256,9 @@ impl Session {
             }
         }
         if !std::mem::take(&mut self.only_periodic) {
+            if !self.progress.in_round() {
+                self.requested = None;
+            }
             self.outgoing.push_back(message::own(header, NO_WATCH, WatchHead::default()));
         }
     }

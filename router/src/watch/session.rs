@@ -23,7 +23,7 @@ use tonic::Status;
 
 use super::message;
 use super::readers::{Created, FeedNo, FeedWatch, Followed};
-use super::round::Raised;
+use super::round::{Raised, Request};
 use super::upstream::{Inbound, Upstream};
 use crate::app::App;
 use kindred_router_core::place::{Placed, place};
@@ -141,6 +141,8 @@ pub struct Session {
     /// The round under way answers only those.
     pub(super) only_periodic: bool,
     pub(super) next_periodic: Option<Instant>,
+    /// What the client has asked for last, until it is answered.
+    pub(super) requested: Option<Request>,
     /// Told by feeds when they have more.
     pub(super) wake: Arc<Notify>,
     /// Feeds may have something for the client.
@@ -196,6 +198,7 @@ impl Session {
             periodic: BTreeSet::new(),
             only_periodic: false,
             next_periodic: None,
+            requested: None,
             wake: Arc::new(Notify::new()),
             dirty: false,
             read_to: None,
@@ -224,6 +227,7 @@ impl Session {
         let mut half_closed = false;
         loop {
             self.pump();
+            self.answer_request();
             if let Some(status) = self.end.take() {
                 return Some(status);
             }
@@ -481,7 +485,8 @@ impl Session {
             _ => None,
         };
         let round = self.round_since.map(|since| since + super::round::ROUND_MAX);
-        create.into_iter().chain(round).chain(self.next_periodic).chain(self.place_at).min()
+        let timers = create.into_iter().chain(round).chain(self.next_periodic);
+        timers.chain(self.place_at).chain(self.request_due()).min()
     }
 
     fn on_timer(&mut self) {
