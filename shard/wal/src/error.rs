@@ -120,7 +120,7 @@ pub struct Loss {
     pub damage: Damage,
     /// Frames behind it that could be read but follow on what is lost.
     pub frames: u64,
-    /// Bytes from there to the end of the log.
+    /// Bytes from there to the end of the log, but for zeros at the ends of its files.
     pub bytes: u64,
     /// The lowest and the highest revision in those frames.
     pub revisions: Option<(Revision, Revision)>,
@@ -156,7 +156,7 @@ pub struct TornTail {
     pub file: PathBuf,
     /// Where the last whole frame ends.
     pub offset: u64,
-    /// Bytes behind it, which are left out.
+    /// Bytes behind it, but for zeros at the end, which are left out.
     pub bytes: u64,
     /// How the first of them is no frame.
     pub damage: FrameDamage,

@@ -14,6 +14,10 @@ pub struct LogOptions {
     pub salt: u64,
     /// A segment at least this long is followed by the next one.
     pub segment_bytes: u64,
+    /// So many zeros are written ahead of the frames, whenever those before are used up, unless so much is written at once that it is not
+    /// worth it. Writing over what is there changes nothing but data, so that an fdatasync need not wait for the file system's journal,
+    /// where it stands in line with all who write there. 0 for none.
+    pub fill_bytes: u64,
     /// How long a frame of the buffered log waits for others.
     pub flush_interval: Duration,
     /// The buffered log does not wait further when it holds this much.
@@ -39,6 +43,7 @@ impl LogOptions {
             kind,
             salt,
             segment_bytes: 64 << 20,
+            fill_bytes: 2 << 20,
             flush_interval: Duration::from_millis(5),
             flush_bytes: 1 << 20,
             promise_interval: Duration::from_secs(1),

@@ -52,10 +52,6 @@ impl FrameReader {
         self.offset
     }
 
-    pub(crate) const fn length(&self) -> u64 {
-        self.length
-    }
-
     pub(crate) fn file(&self) -> &dyn DiskFile {
         &*self.file
     }
@@ -146,6 +142,22 @@ fn check(header: &FrameHeader, payload: &[u8], expected: FrameSeq) -> Option<Fra
         return Some(FrameDamage::Records { seq: header.seq, why });
     }
     None
+}
+
+/// Where a file ends, but for the zeros that were written ahead.
+pub(crate) fn used(file: &dyn DiskFile) -> io::Result<u64> {
+    let mut end = file.length()?;
+    let mut chunk = vec![0; 64 << 10];
+    while end > 0 {
+        let from = end.saturating_sub(chunk.len() as u64);
+        let part = usize::try_from(end - from).unwrap_or(chunk.len());
+        let read = read_full(file, from, &mut chunk[..part])?;
+        if let Some(last) = chunk[..read].iter().rposition(|byte| *byte != 0) {
+            return Ok(from + last as u64 + 1);
+        }
+        end = from;
+    }
+    Ok(0)
 }
 
 /// A frame found in a damaged file.

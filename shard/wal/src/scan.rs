@@ -14,7 +14,7 @@ use crate::{
     format::{FILE_HEADER_BYTES, FileHeader, FrameDamage, FrameKind, Seed},
     layout::{LogKind, SEGMENT, numbered},
     number::{FileNumber, FrameSeq},
-    reader::{Found, FrameReader, survivors},
+    reader::{Found, FrameReader, survivors, used},
     record::Records,
     segments::{Segment, segments},
 };
@@ -280,7 +280,8 @@ impl Scan<'_> {
             if let Some(at) = self.too_short() {
                 return Ok(Some(Stop::Damaged(At { offset, ..at })));
             }
-            let torn = TornTail { file: path.clone(), offset, bytes: reader.length() - offset, damage };
+            let bytes = used(reader.file()).map_err(read_error)?.saturating_sub(offset);
+            let torn = TornTail { file: path.clone(), offset, bytes, damage };
             return Ok(Some(Stop::End(self.end(segment.number.next(), Some(torn), tail.into_unproven()))));
         }
         if torn {
@@ -407,9 +408,10 @@ struct Behind {
 
 impl Behind {
     fn count(&mut self, disk: &dyn Disk, segment: &Segment, from: u64) -> Result<(), WalError> {
-        self.bytes += segment.bytes.saturating_sub(from);
-        let Some(seed) = segment.seed else { return Ok(()) };
         let file = disk.open_read(&segment.path).map_err(WalError::io("open", &segment.path))?;
+        let used = used(&*file).map_err(WalError::io("read", &segment.path))?;
+        self.bytes += used.saturating_sub(from);
+        let Some(seed) = segment.seed else { return Ok(()) };
         let counted = survivors(&*file, seed, from, |frame| {
             self.last = self.last.max(frame.header.seq);
             if let Some(payload) = frame.payload {

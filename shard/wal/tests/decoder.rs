@@ -29,7 +29,7 @@ fn random_bytes_are_refused() {
 fn segment() -> Vec<u8> {
     let disk = SimDisk::new(1);
     let directory = Path::new("wal").to_owned();
-    let options = LogOptions::new(LogKind::Fsync, 3);
+    let options = LogOptions { fill_bytes: 300, ..LogOptions::new(LogKind::Fsync, 3) };
     let log = Log::open(Arc::new(disk.clone()), directory.clone(), options, LogEnd::fresh(), |_| {}).unwrap();
     for number in 1..=6_u8 {
         let mut batch = Batch::new();

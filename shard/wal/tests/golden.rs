@@ -97,7 +97,7 @@ fn paths(layout: &Layout) -> [std::path::PathBuf; 3] {
 fn files_are_written_as_ever() {
     let disk = SimDisk::new(1);
     let layout = Layout::new(Path::new("data"));
-    let options = LogOptions::new(LogKind::Fsync, 0x0102_0304_0506_0708);
+    let options = LogOptions { fill_bytes: 0, ..LogOptions::new(LogKind::Fsync, 0x0102_0304_0506_0708) };
     let log = Log::open(Arc::new(disk.clone()), layout.log(LogKind::Fsync), options, LogEnd::fresh(), |_| {})
         .unwrap();
     for batch in batches() {

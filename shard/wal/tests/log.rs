@@ -30,6 +30,7 @@ fn batch(content: &[u8]) -> Batch {
 
 fn options(kind: LogKind) -> LogOptions {
     LogOptions {
+        fill_bytes: 200,
         retry_first: Duration::from_millis(1),
         max_pending_bytes: 1000,
         min_free_bytes: 100,

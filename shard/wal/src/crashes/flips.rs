@@ -145,7 +145,8 @@ fn accepted(disk: &SimDisk, layout: &Layout, whole: &Given, at: &str) {
 }
 
 fn go_on(disk: &SimDisk, layout: &Layout, kind: LogKind, end: LogEnd) {
-    let (directory, options) = (layout.log(kind), LogOptions::new(kind, 77));
+    let options = LogOptions { fill_bytes: 100, ..LogOptions::new(kind, 77) };
+    let directory = layout.log(kind);
     prepare(disk, &directory, &end).unwrap();
     let mut core = Core::new(options.clone(), end, std::time::Duration::ZERO);
     let mut executor = Executor::new(std::sync::Arc::new(disk.clone()), directory, options);

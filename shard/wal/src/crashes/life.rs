@@ -171,6 +171,7 @@ impl Shard {
         for (kind, end) in LogKind::ALL.into_iter().zip(ends) {
             let options = LogOptions {
                 segment_bytes: self.random.random_range(500..20_000),
+                fill_bytes: [0, 1_000, 8_000][self.random.random_range(0..3)],
                 flush_bytes: 5_000,
                 min_free_bytes: 1_000,
                 ..LogOptions::new(kind, self.random.random())

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Failure, FailureReason,
-    core::{Commit, Create, Pending, Step},
+    core::{Create, Pending, Step},
 };
 use crate::{
     disk::{Disk, DiskFile, unfinished},
@@ -34,6 +34,9 @@ struct Segment {
     path: PathBuf,
     file: Box<dyn DiskFile>,
     seed: Seed,
+    /// How many zeros are written ahead, and where they end.
+    fill: u64,
+    filled: u64,
 }
 
 impl Executor {
@@ -52,9 +55,9 @@ impl Executor {
             }
             Step::Commit(commit) => {
                 let done = match self.segment.as_mut() {
-                    Some(segment) => {
-                        segment.commit(commit).map_err(|error| failure("write", &segment.path, &error))
-                    }
+                    Some(segment) => segment
+                        .write(commit.offset, &commit.frames)
+                        .map_err(|error| failure("write", &segment.path, &error)),
                     None => Err(failure("write", &self.directory, &io::Error::other("no segment is open"))),
                 };
                 if done.is_err() {
@@ -74,50 +77,75 @@ impl Executor {
             disk.sync_directory(directory)?;
             Ok(made)
         });
-        match made {
-            Ok((file, seed)) => Ok(Segment { path, file, seed }),
-            Err(error) => {
-                // It takes space that is needed. When it cannot be removed either, the next try writes over it.
-                disk.remove(&new).ok();
-                Err(failure("make", &path, &error))
-            }
-        }
+        made.map(|made| Segment { path: path.clone(), ..made }).map_err(|error| {
+            // It takes space that is needed. When it cannot be removed either, the next try writes over it.
+            disk.remove(&new).ok();
+            failure("make", &path, &error)
+        })
     }
 
-    fn make(&self, create: &Create, path: &Path) -> io::Result<(Box<dyn DiskFile>, Seed)> {
-        let frames: u64 = create.frames.iter().map(|frame| frame.payload.len() as u64).sum();
+    fn make(&self, create: &Create, path: &Path) -> io::Result<Segment> {
+        let frames = create.frames.iter().map(|frame| header(frame, 0).frame_bytes()).sum::<u64>();
         if self.disk.free_space(&self.directory)? < self.options.min_free_bytes.saturating_add(frames) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let whole = create.frames.iter().map(|frame| header(frame, 0).frame_bytes()).sum::<u64>();
         let (head, seed) = FileHeader {
             kind: self.options.kind.file_kind(),
             number: create.number,
             first: create.first,
             after: create.after,
-            whole: whole + FILE_HEADER_BYTES as u64,
+            whole: frames + FILE_HEADER_BYTES as u64,
             // Another one for each file; the odd constant only spreads the number over the bits.
             salt: self.options.salt.wrapping_add(create.number.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
         }
         .encode();
         let mut file = self.disk.create(path)?;
-        let mut out = Out { file: &mut *file, offset: 0, buffer: head.to_vec() };
-        // Nothing is synced yet; the header says that all of this is when the file has its name.
-        out.frames(seed, 0, &create.frames)?;
-        out.flush()?;
-        file.sync()?;
-        Ok((file, seed))
+        file.write_at(0, &head)?;
+        let fill = self.options.fill_bytes;
+        let mut segment = Segment { path: path.to_owned(), file, seed, fill, filled: 0 };
+        segment.write(head.len() as u64, &create.frames)?;
+        Ok(segment)
     }
 }
 
 impl Segment {
-    fn commit(&mut self, commit: &Commit) -> io::Result<()> {
-        let mut out = Out { file: &mut *self.file, offset: commit.offset, buffer: Vec::new() };
-        out.frames(self.seed, commit.offset, &commit.frames)?;
+    /// Writes frames at the end of what is synced, and syncs them.
+    fn write(&mut self, offset: u64, frames: &[Arc<Pending>]) -> io::Result<()> {
+        // In a new segment nothing is synced; its header says what is when it has its name.
+        let synced = if self.filled == 0 { 0 } else { offset };
+        let mut out = Out { file: &mut *self.file, offset, buffer: Vec::new() };
+        for frame in frames {
+            out.frame(self.seed, &header(frame, synced), &frame.payload)?;
+        }
         out.flush()?;
+        let end = out.offset;
+        if end >= self.filled {
+            self.filled = end;
+            if (end - offset).saturating_mul(WORTH_FILLING) <= self.fill {
+                // A disk without room for zeros may have some for frames.
+                match self.zeros(end) {
+                    Ok(()) => self.filled = end + self.fill,
+                    Err(_) => self.fill = 0,
+                }
+            }
+        }
         self.file.sync()
     }
+
+    fn zeros(&mut self, from: u64) -> io::Result<()> {
+        let zeros = vec![0; CHUNK.min(usize::try_from(self.fill).unwrap_or(CHUNK))];
+        let mut left = self.fill;
+        while left > 0 {
+            let part = usize::try_from(left).map_or(zeros.len(), |left| left.min(zeros.len()));
+            self.file.write_at(from + self.fill - left, &zeros[..part])?;
+            left -= part as u64;
+        }
+        Ok(())
+    }
 }
+
+/// Zeros are written ahead for at least so many writes like this one.
+const WORTH_FILLING: u64 = 8;
 
 fn header(frame: &Pending, synced: u64) -> FrameHeader {
     FrameHeader::of(FrameKind::Batch, frame.seq, synced, &frame.payload)
@@ -131,10 +159,6 @@ pub(crate) struct Out<'f> {
 }
 
 impl Out<'_> {
-    fn frames(&mut self, seed: Seed, synced: u64, frames: &[Arc<Pending>]) -> io::Result<()> {
-        frames.iter().try_for_each(|frame| self.frame(seed, &header(frame, synced), &frame.payload))
-    }
-
     pub(crate) fn frame(&mut self, seed: Seed, header: &FrameHeader, payload: &[u8]) -> io::Result<()> {
         self.buffer.extend_from_slice(&header.encode(seed));
         if payload.len() >= CHUNK {
