@@ -1,6 +1,7 @@
 //! Commands that talk to a router's admin port: objects, moves, stores. What each says of how it ended is an exit status.
 
 pub mod args;
+mod backup;
 mod client;
 mod context;
 mod document;
@@ -55,7 +56,7 @@ impl Failure {
 
 /// What `kindred --help` says of exit statuses.
 pub const EXIT_STATUS: &str = "\
-Exit status of get, apply, delete, edit, plan, move, split, merge, drain, status and store:
+Exit status of get, apply, delete, edit, plan, move, split, merge, drain, status, store, backup and restore:
   0  done
   1  refused or failed; nothing was changed unless the message says so
   2  the command line or a file cannot be understood
@@ -99,6 +100,8 @@ async fn dispatch(command: AdminCommand, outer: &Connect) -> Result<(), Failure>
         AdminCommand::Merge(args) => verbs::merge(&client(&args.run.connect)?, &args).await,
         AdminCommand::Drain(args) => verbs::drain(&client(&args.run.connect)?, &args).await,
         AdminCommand::Status(args) => overview::status(&client(&args.connect)?, &args).await,
+        AdminCommand::Backup(args) => backup::take::run(&args, outer).await,
+        AdminCommand::Restore(args) => backup::restore::run(&args, outer).await,
         AdminCommand::Store(args) => store::run(&client(args.command.connect())?, &args.command).await,
     }
 }

@@ -2,6 +2,7 @@
 
 mod api;
 pub mod changes;
+mod cuts;
 mod moves;
 pub mod objects;
 mod schema;
@@ -40,6 +41,7 @@ pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
         .merge(api::routes(app))
         .merge(verbs::routes(app))
         .merge(moves::routes(app))
+        .merge(cuts::routes(app))
 }
 
 /// Ready while any store can be reached: a dead one must not take all others from the load balancer. Each store is

@@ -316,7 +316,7 @@ impl Core {
                 return Err(refused.into());
             }
         };
-        if first.len() as u64 >= count {
+        if open.is_done() {
             self.engine.close_range(open);
             return Ok(Started::Long { header, count, first, cursor: None });
         }
@@ -365,6 +365,16 @@ impl Core {
             self.engine.hold(self.clock.mono(), current, pin);
         }
         Ok((current, self.engine.changed(ranges, since)))
+    }
+
+    /// Keeps a revision readable for a while, or for no time more (R5); see [`Engine::keep`].
+    pub fn keep(&mut self, at: Revision, name: PinId, millis: u64) -> Result<(), KvError> {
+        if millis > 0 {
+            return Ok(self.engine.keep(self.clock.mono(), at, name, millis)?);
+        }
+        self.engine.unkeep(name);
+        self.scrubbing |= self.engine.wants_scrub();
+        Ok(())
     }
 
     /// Ends a long read.
@@ -440,8 +450,12 @@ impl Core {
     /// that a slow client held for too long.
     pub fn sweep(&mut self) {
         let floor = self.engine.floor();
+        self.engine.unkeep_due(self.clock.mono());
+        self.scrubbing |= self.engine.wants_scrub();
         let lost = |cursor: &Cursor| {
-            cursor.owner.strong_count() == 0 || (cursor.open.at < floor && cursor.since.elapsed() > PIN_MAX)
+            let at = cursor.open.at;
+            cursor.owner.strong_count() == 0
+                || (at < floor && cursor.since.elapsed() > PIN_MAX && !self.engine.is_kept(at))
         };
         let cursors: Vec<_> = self.cursors.iter().filter(|(_, c)| lost(c)).map(|(id, _)| *id).collect();
         for id in cursors {

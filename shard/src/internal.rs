@@ -156,6 +156,14 @@ impl Shard for ShardService {
         Ok(Response::new(pb::ReleasePinsResponse {}))
     }
 
+    async fn keep(&self, request: Request<pb::KeepRequest>) -> Result<Response<pb::KeepResponse>, Status> {
+        let pb::KeepRequest { pin, revision, millis } = request.into_inner();
+        let name =
+            pin_id(pin).ok_or_else(|| Status::invalid_argument("kindred: Keep: pin is 0, which is none"))?;
+        self.member.handle.call_visible(move |core| core.keep(Revision(revision), name, millis)).await??;
+        Ok(Response::new(pb::KeepResponse {}))
+    }
+
     async fn lease_attach(
         &self,
         request: Request<pb::LeaseAttachRequest>,

@@ -4,7 +4,7 @@
 use std::{path::Path, process::Stdio, time::Duration};
 
 use anyhow::{Context, bail};
-use kindred_tests::{peers::peer, scenario, servers::Up};
+use kindred_tests::{peers::peer, process::our_binary, scenario, servers::Up};
 use tokio::process::Command;
 
 /// From here on, the README runs `kindred up --config deploy/spread.yaml`.
@@ -53,12 +53,16 @@ fn matches(expected: &str, line: &str) -> bool {
 async fn run(step: &Step, dir: &Path, up: &Up) -> anyhow::Result<String> {
     let etcdctl = peer("etcdctl")?;
     let tools = etcdctl.parent().context("etcdctl is in a folder")?;
-    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap_or_default());
+    let ours = our_binary("kindred")?;
+    let ours = ours.parent().context("kindred is in a folder")?;
+    let path =
+        format!("{}:{}:{}", tools.display(), ours.display(), std::env::var("PATH").unwrap_or_default());
     let output = Command::new("bash")
         .args(["-c", &step.command.replace("127.0.0.1:2381", &up.admin)])
         .current_dir(dir)
         .env("PATH", path)
         .env("ETCDCTL_ENDPOINTS", format!("http://{}", up.address))
+        .env("KINDRED_ADMIN", format!("http://{}", up.admin))
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .kill_on_drop(true)

@@ -5,6 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Subcommand, ValueEnum};
 use kindred_transport::tls::ClientTlsArgs;
 
+use super::backup::args::{BackupArgs, RestoreArgs};
+
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum AdminCommand {
@@ -31,6 +33,10 @@ pub enum AdminCommand {
     Status(StatusArgs),
     /// Add or remove stores.
     Store(StoreArgs),
+    /// Write all keys, as they are at one revision, to a folder; or verify one that was written.
+    Backup(BackupArgs),
+    /// Put keys of a backup back into a running cluster: all, one Kind, or one namespace.
+    Restore(RestoreArgs),
 }
 
 /// Where a router's admin port is.

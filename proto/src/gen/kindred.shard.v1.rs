@@ -104,6 +104,19 @@ pub struct ReleasePinsRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReleasePinsResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeepRequest {
+    /// The name of the pin, which the caller chooses unlike any other's; not 0.
+    #[prost(uint64, tag = "1")]
+    pub pin: u64,
+    #[prost(int64, tag = "2")]
+    pub revision: i64,
+    /// For how long, at most 10 minutes; asked again with the same name, for that long again. 0 = it is done.
+    #[prost(uint64, tag = "3")]
+    pub millis: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeepResponse {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FeedRequest {
     #[prost(oneof = "feed_request::Request", tags = "1, 2")]
@@ -695,6 +708,29 @@ pub mod shard_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Shard", "ReleasePins"));
             self.inner.unary(req, path, codec).await
         }
+        /// Keeps what was current at a revision readable at that revision, whatever is compacted, until it is renewed no more (R5):
+        /// for a backup. No compaction waits for it. OutOfRange when the revision is compacted already or still to come.
+        pub async fn keep(
+            &mut self,
+            request: impl tonic::IntoRequest<super::KeepRequest>,
+        ) -> std::result::Result<tonic::Response<super::KeepResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Shard/Keep",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Shard", "Keep"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Leases (R12). The home store owns the lease; other stores only keep keys attached to it.
         /// At the home: note that `store` will hold keys of this lease. Refused (NotFound) when revoked or expired.
         pub async fn lease_attach(
@@ -917,6 +953,12 @@ pub mod shard_server {
             tonic::Response<super::ReleasePinsResponse>,
             tonic::Status,
         >;
+        /// Keeps what was current at a revision readable at that revision, whatever is compacted, until it is renewed no more (R5):
+        /// for a backup. No compaction waits for it. OutOfRange when the revision is compacted already or still to come.
+        async fn keep(
+            &self,
+            request: tonic::Request<super::KeepRequest>,
+        ) -> std::result::Result<tonic::Response<super::KeepResponse>, tonic::Status>;
         /// Leases (R12). The home store owns the lease; other stores only keep keys attached to it.
         /// At the home: note that `store` will hold keys of this lease. Refused (NotFound) when revoked or expired.
         async fn lease_attach(
@@ -1213,6 +1255,49 @@ pub mod shard_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReleasePinsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Shard/Keep" => {
+                    #[allow(non_camel_case_types)]
+                    struct KeepSvc<T: Shard>(pub Arc<T>);
+                    impl<T: Shard> tonic::server::UnaryService<super::KeepRequest>
+                    for KeepSvc<T> {
+                        type Response = super::KeepResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::KeepRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Shard>::keep(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = KeepSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -25,6 +25,7 @@ use crate::{
 
 mod durability;
 mod feeds;
+mod kept;
 mod leases;
 mod raises;
 mod types;
@@ -47,6 +48,7 @@ pub struct Engine {
     feeds: Feeds,
     pins: Pins,
     holds: Holds,
+    kept: kept::Kept,
     /// Whether a pin below the floor ended since the last scrub.
     unpinned: bool,
     /// Periodic progress that waits for what was applied before it to be published.
@@ -76,6 +78,7 @@ impl Engine {
             feeds: Feeds::default(),
             pins: Pins::new(),
             holds: Holds::default(),
+            kept: kept::Kept::default(),
             unpinned: false,
             tick: None,
             answer_waits: false,
@@ -187,7 +190,8 @@ impl Engine {
     ) -> Result<(Revision, Revision), EngineError> {
         self.space.check(range, None, asked)?;
         let scope = self.space.scope(range);
-        read::check_revision(asked, self.space.floor_of(range), self.space.visible(&scope))?;
+        let floor = if self.reads_kept(asked) { Revision::ZERO } else { self.space.floor_of(range) };
+        read::check_revision(asked, floor, self.space.visible(&scope))?;
         let mut header = self.space.show(&scope);
         if !self.space.units.is_empty() {
             // A frozen unit shows nothing above its final revision (R15a).
@@ -229,12 +233,16 @@ impl Engine {
 
     /// Ends a long read and its pin. Must be called (the shard's guard does).
     pub fn close_range(&mut self, open: OpenRange) {
-        if let Some(count) = self.pins.get_mut(&open.at) {
+        self.unpin(open.at);
+    }
+
+    fn unpin(&mut self, at: Revision) {
+        if let Some(count) = self.pins.get_mut(&at) {
             *count -= 1;
             if *count == 0 {
-                self.pins.remove(&open.at);
+                self.pins.remove(&at);
                 // A pin at or above the floor holds nothing that the floor does not.
-                self.unpinned |= open.at < self.space.floor;
+                self.unpinned |= at < self.space.floor;
             }
         }
     }

@@ -42,6 +42,9 @@ pub enum EngineError {
         /// The shard's present as a revision.
         now: Revision,
     },
+    /// A revision to be kept, beside too many that are.
+    #[error("too many revisions are kept")]
+    TooManyKept,
     /// Keys of the request are not this shard's now.
     #[error(transparent)]
     NotOwned(#[from] NotOwned),

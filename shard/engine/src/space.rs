@@ -102,6 +102,8 @@ pub(crate) struct Space {
     pub(crate) floor: Revision,
     /// The last compaction that was asked for.
     pub(crate) compacted: Revision,
+    /// The highest floor with which keys ever came from another store: below it their history may have holes.
+    pub(crate) imported_floor: Revision,
     pub(crate) modes: KindModes,
     /// Whether they differ.
     mixed: bool,
@@ -130,6 +132,7 @@ impl Space {
             units: Units::new(),
             floor,
             compacted: Revision::ZERO.min(floor),
+            imported_floor: Revision::ZERO,
             modes: KindModes::all(Durability::None),
             mixed: false,
             some_wait: false,

@@ -57,6 +57,14 @@ pub struct OpenRange {
     pub(crate) view: View,
 }
 
+impl OpenRange {
+    /// Whether every key was given.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.rest.is_empty()
+    }
+}
+
 /// A client's watch stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);

@@ -271,6 +271,7 @@ impl Engine {
         let UnitState::Following { through, .. } = record.state else { return Err(record.refuse("Import")) };
         record.floor = record.floor.max(import.floor.unwrap_or(record.floor));
         let (floor, mut newest) = (record.floor, record.newest);
+        self.space.imported_floor = self.space.imported_floor.max(floor);
         for copied in import.keys {
             let Some(head) = copied.versions.last().cloned() else { continue };
             newest = newest.max(head.mod_revision());

@@ -1,0 +1,358 @@
+//! The cluster's etcd API, as any client uses it: ranges read to their end whatever breaks on the way, leases, writes.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kindred_partition_config::key::Key;
+use kindred_proto::etcdserverpb::{self as pb, kv_client::KvClient, lease_client::LeaseClient};
+use kindred_proto::mvccpb::KeyValue;
+use kindred_transport::{Connector, Endpoint, grpc, tls::ClientTlsArgs};
+use kindred_wire::error::EtcdError;
+use tonic::{Code, Request, Status, Streaming, transport::Channel};
+
+use crate::admin::Failure;
+
+/// For one call.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Tries of a call, or of going on with a range, without progress.
+const TRIES: u32 = 8;
+/// Keys of a page where there is no stream of pages.
+const PAGE_KEYS: i64 = 200;
+/// What a page should weigh.
+const PAGE_BYTES: usize = 2 << 20;
+
+/// A client.
+#[derive(Debug, Clone)]
+pub struct Etcd {
+    kv: KvClient<Channel>,
+    lease: LeaseClient<Channel>,
+    shown: String,
+}
+
+/// A span of keys.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Interval {
+    /// The first key.
+    pub start: Key,
+    /// The first one beyond; `None` for no end.
+    pub end: Option<Key>,
+}
+
+impl Interval {
+    /// Every key.
+    #[must_use]
+    pub fn everything() -> Self {
+        Self { start: Key::copy_from(b""), end: None }
+    }
+
+    /// Every key that begins so.
+    #[must_use]
+    pub fn prefix(prefix: &[u8]) -> Self {
+        let start = Key::copy_from(prefix);
+        Self { end: start.prefix_end(), start }
+    }
+
+    /// One key.
+    #[must_use]
+    pub fn single(key: &[u8]) -> Self {
+        let start = Key::copy_from(key);
+        Self { end: Some(start.successor()), start }
+    }
+
+    /// Whether it holds a key.
+    #[must_use]
+    pub fn contains(&self, key: &[u8]) -> bool {
+        key >= &self.start[..] && self.end.as_ref().is_none_or(|end| key < &end[..])
+    }
+
+    /// The keys in both; `None` where there are none.
+    #[must_use]
+    pub fn with(&self, other: &Self) -> Option<Self> {
+        let end = match (&self.end, &other.end) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (end, None) | (None, end) => end.as_ref(),
+        };
+        let both = Self { start: self.start.clone().max(other.start.clone()), end: end.cloned() };
+        both.end.as_ref().is_none_or(|end| both.start < *end).then_some(both)
+    }
+
+    /// etcd's words: an empty key is none there, and `\0` is the first.
+    fn on_wire(&self) -> (Bytes, Bytes) {
+        let first = Bytes::from_static(&[0]);
+        let key = if self.start.is_empty() { first.clone() } else { self.start.0.clone() };
+        (key, self.end.as_ref().map_or(first, |end| end.0.clone()))
+    }
+}
+
+impl Etcd {
+    /// A client of these endpoints, of which it uses one that answers.
+    ///
+    /// # Errors
+    /// When an address is none, or a TLS file cannot be used.
+    pub fn new(urls: &[String], tls: &ClientTlsArgs) -> Result<Self, Failure> {
+        let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
+        let endpoints: Result<Vec<_>, _> =
+            urls.iter().map(|url| Endpoint::parse_field("--endpoints", url.trim())).collect();
+        let endpoints = endpoints.map_err(|error| usage(&error))?;
+        let connector = Connector::with_tls(tls.load().map_err(|error| usage(&error))?);
+        let channel = connector.channel_any(&endpoints).map_err(|error| usage(&error))?;
+        Ok(Self {
+            kv: KvClient::new(channel.clone()).max_decoding_message_size(usize::MAX),
+            lease: LeaseClient::new(channel).max_decoding_message_size(usize::MAX),
+            shown: urls.join(","),
+        })
+    }
+
+    /// Reads keys in key order: at a revision, or as they are when they are read.
+    #[must_use]
+    pub fn read(&self, interval: Interval, at: Option<i64>) -> Reading {
+        let Interval { start, end } = interval;
+        Reading {
+            etcd: self.clone(),
+            start,
+            end,
+            at,
+            mode: Mode::Stream(None),
+            page_keys: PAGE_KEYS,
+            tries: 0,
+        }
+    }
+
+    /// The first key in an interval.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn first_key(&self, interval: &Interval) -> Result<Option<Bytes>, Failure> {
+        let (key, range_end) = interval.on_wire();
+        let request = pb::RangeRequest { key, range_end, limit: 1, keys_only: true, ..Default::default() };
+        let answer = self.again(|| async { self.kv.clone().range(timed(request.clone())).await }).await;
+        Ok(answer.map_err(|status| self.failed(&status))?.kvs.into_iter().next().map(|kv| kv.key))
+    }
+
+    /// A key as it is now.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn get(&self, key: &Bytes) -> Result<Option<KeyValue>, Failure> {
+        let request = pb::RangeRequest { key: key.clone(), ..Default::default() };
+        let answer = self.again(|| async { self.kv.clone().range(timed(request.clone())).await }).await;
+        Ok(answer.map_err(|status| self.failed(&status))?.kvs.into_iter().next())
+    }
+
+    /// A transaction that may be sent again: of its compares none holds once it was executed. Whether they held.
+    ///
+    /// # Errors
+    /// The store's own.
+    pub async fn txn(&self, txn: &pb::TxnRequest) -> Result<bool, Status> {
+        Ok(self.again(|| async { self.kv.clone().txn(timed(txn.clone())).await }).await?.succeeded)
+    }
+
+    /// The ids of all leases.
+    ///
+    /// # Errors
+    /// When they cannot be told.
+    pub async fn leases(&self) -> Result<Vec<i64>, Failure> {
+        let listed = self
+            .again(|| async { self.lease.clone().lease_leases(timed(pb::LeaseLeasesRequest {})).await })
+            .await;
+        Ok(listed.map_err(|status| self.failed(&status))?.leases.into_iter().map(|lease| lease.id).collect())
+    }
+
+    /// The TTL that a lease was granted and what is left of it; `None` when there is no such lease.
+    ///
+    /// # Errors
+    /// When it cannot be told.
+    pub async fn lease(&self, id: i64) -> Result<Option<(i64, i64)>, Failure> {
+        let request = pb::LeaseTimeToLiveRequest { id, keys: false };
+        let told = self.again(|| async { self.lease.clone().lease_time_to_live(timed(request)).await }).await;
+        let told = told.map_err(|status| self.failed(&status))?;
+        Ok((told.ttl >= 0 && told.granted_ttl > 0).then_some((told.granted_ttl, told.ttl)))
+    }
+
+    /// Grants a lease by its id; false when there is one of that id.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub async fn grant(&self, id: i64, ttl: i64) -> Result<bool, Failure> {
+        let request = pb::LeaseGrantRequest { id, ttl };
+        match self.again(|| async { self.lease.clone().lease_grant(timed(request)).await }).await {
+            Ok(_) => Ok(true),
+            Err(status) if grpc::etcd_error(&status) == Some(EtcdError::LeaseExists) => Ok(false),
+            Err(status) => Err(self.failed(&status)),
+        }
+    }
+
+    /// What a failed call means to who gave the command.
+    #[must_use]
+    pub fn failed(&self, status: &Status) -> Failure {
+        let text = format!("{}: {}", self.shown, status.message());
+        match status.code() {
+            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown => {
+                Failure::Unreachable(text)
+            }
+            _ => Failure::Refused(text),
+        }
+    }
+
+    async fn again<T, F, Fut>(&self, call: F) -> Result<T, Status>
+    where
+        F: Fn() -> Fut,
+        Fut: Future<Output = Result<tonic::Response<T>, Status>>,
+    {
+        let mut tries = 0;
+        loop {
+            match call().await {
+                Ok(answer) => return Ok(answer.into_inner()),
+                Err(status) if may_pass(&status) && tries < TRIES => {
+                    tries += 1;
+                    pause(tries).await;
+                }
+                Err(status) => return Err(status),
+            }
+        }
+    }
+}
+
+fn timed<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(LIMIT);
+    request
+}
+
+/// Whether the same call may be answered a little later.
+fn may_pass(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::Cancelled
+            | Code::Aborted
+            | Code::Unknown
+            | Code::Internal
+    ) || grpc::etcd_error(status) == Some(EtcdError::TooManyRequests)
+}
+
+async fn pause(tries: u32) {
+    tokio::time::sleep(Duration::from_millis(100 << tries.min(5))).await;
+}
+
+enum Mode {
+    /// etcd 3.7's stream of pages; `None` until it is opened.
+    Stream(Option<Box<Streaming<pb::RangeStreamResponse>>>),
+    /// Page by page, from a server that has none.
+    Pages,
+    /// All was read.
+    Done,
+}
+
+/// A range that is being read.
+pub struct Reading {
+    etcd: Etcd,
+    start: Key,
+    end: Option<Key>,
+    at: Option<i64>,
+    mode: Mode,
+    page_keys: i64,
+    tries: u32,
+}
+
+impl Reading {
+    /// The next keys; none at the end. What breaks on the way is gone on with behind the last key.
+    ///
+    /// # Errors
+    /// When it cannot be read to its end; `Compacted` where the revision is not readable any more.
+    pub async fn next(&mut self) -> Result<Vec<KeyValue>, Status> {
+        loop {
+            match self.some().await {
+                Ok(Some(kvs)) => {
+                    if let Some(last) = kvs.last() {
+                        self.start = Key(last.key.clone()).successor();
+                        self.tries = 0;
+                        return Ok(kvs);
+                    }
+                    if matches!(self.mode, Mode::Done) {
+                        return Ok(kvs);
+                    }
+                }
+                Ok(None) => {}
+                Err(status)
+                    if status.code() == Code::Unimplemented && matches!(self.mode, Mode::Stream(_)) =>
+                {
+                    self.mode = Mode::Pages;
+                }
+                Err(status) => {
+                    // Where no revision is asked for, the next one will do.
+                    let compacted = grpc::etcd_error(&status) == Some(EtcdError::Compacted);
+                    let passes = may_pass(&status) || (compacted && self.at.is_none());
+                    if !passes || self.tries >= TRIES {
+                        return Err(status);
+                    }
+                    self.tries += 1;
+                    if let Mode::Stream(stream) = &mut self.mode {
+                        *stream = None;
+                    }
+                    pause(self.tries).await;
+                }
+            }
+        }
+    }
+
+    fn request(&self, limit: i64) -> pb::RangeRequest {
+        let (key, range_end) = Interval { start: self.start.clone(), end: self.end.clone() }.on_wire();
+        pb::RangeRequest { key, range_end, limit, revision: self.at.unwrap_or(0), ..Default::default() }
+    }
+
+    /// One message or page; `None` where there is something to do before there is one.
+    async fn some(&mut self) -> Result<Option<Vec<KeyValue>>, Status> {
+        if self.end.as_ref().is_some_and(|end| *end <= self.start) {
+            self.mode = Mode::Done;
+        }
+        match &mut self.mode {
+            Mode::Done => Ok(Some(Vec::new())),
+            Mode::Stream(Some(stream)) => match tokio::time::timeout(LIMIT, stream.message()).await {
+                Ok(message) => {
+                    let message = message?;
+                    if message.is_none() {
+                        self.mode = Mode::Done;
+                    }
+                    Ok(message.map(|message| message.range_response.unwrap_or_default().kvs))
+                }
+                Err(_) => Err(Status::deadline_exceeded(format!("no answer within {} s", LIMIT.as_secs()))),
+            },
+            Mode::Stream(None) => {
+                // No deadline for the whole of it: it takes as long as it is to take.
+                let request = self.request(0);
+                let opened = self.etcd.kv.range_stream(request).await?.into_inner();
+                self.mode = Mode::Stream(Some(Box::new(opened)));
+                Ok(None)
+            }
+            Mode::Pages => {
+                let page = self.etcd.kv.range(timed(self.request(self.page_keys))).await?.into_inner();
+                if !page.more {
+                    self.mode = Mode::Done;
+                }
+                let weight = page.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum::<usize>()
+                    / page.kvs.len().max(1);
+                self.page_keys = i64::try_from(PAGE_BYTES / weight.max(1)).unwrap_or(1).clamp(1, 10_000);
+                Ok(Some(page.kvs))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals() {
+        let span = |start: &str, end: &str| Interval { start: Key::from(start), end: Some(Key::from(end)) };
+        assert_eq!(span("a", "c").with(&span("b", "d")), Some(span("b", "c")));
+        assert_eq!(span("a", "b").with(&span("b", "c")), None);
+        assert_eq!(Interval::everything().with(&span("a", "b")), Some(span("a", "b")));
+        let single = Interval::single(b"a");
+        assert!(single.contains(b"a") && !single.contains(b"a\0\0") && !single.contains(b"b"));
+        let (key, end) = Interval::everything().on_wire();
+        assert_eq!((&key[..], &end[..]), (&[0][..], &[0][..]));
+    }
+}

@@ -1,0 +1,139 @@
+//! The folder of a backup on disk: written under another name, synced, and renamed when all of it is there.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use super::manifest::{DATA, Manifest};
+use crate::admin::Failure;
+
+/// Writes a whole file, so that it is there after a power cut.
+///
+/// # Errors
+/// When it cannot.
+pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// A backup that is being written; dropped before its end, it is removed.
+#[derive(Debug)]
+pub struct Unfinished {
+    target: PathBuf,
+    path: PathBuf,
+    finished: bool,
+}
+
+impl Unfinished {
+    /// Begins a backup that will be `target`.
+    ///
+    /// # Errors
+    /// When there is something at `target` or at its temporary name, or no folder can be made there.
+    pub fn begin(target: &Path) -> Result<Self, Failure> {
+        let shown = target.display();
+        let name = target.file_name().ok_or_else(|| {
+            Failure::Usage(format!(
+                "--to {shown}: name a folder that is to be made, such as {shown}/backup-1"
+            ))
+        })?;
+        let parent = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        fs::create_dir_all(&parent).map_err(|error| written(&parent, &error))?;
+        match fs::read_dir(target) {
+            Ok(mut entries) => {
+                if entries.next().is_some() {
+                    return Err(Failure::Refused(format!(
+                        "--to {shown}: it is not empty; a backup goes to a folder of its own: name one that is not there yet"
+                    )));
+                }
+                let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+                if device(target) != device(&parent) {
+                    return Err(Failure::Refused(format!(
+                        "--to {shown}: a disk is mounted there; name a folder on it, such as {shown}/backup-1"
+                    )));
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Failure::Refused(format!("--to {shown}: {error}"))),
+        }
+        let mut temporary = name.to_owned();
+        temporary.push(".unfinished");
+        let path = parent.join(temporary);
+        match fs::create_dir(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(Failure::Refused(format!(
+                    "{}: a backup to {shown} was interrupted, or is being written now; if none is, remove that folder",
+                    path.display()
+                )));
+            }
+            Err(error) => return Err(written(&path, &error)),
+        }
+        let unfinished = Self { target: target.to_owned(), path, finished: false };
+        let data = unfinished.path.join(DATA);
+        fs::create_dir(&data).map_err(|error| written(&data, &error))?;
+        Ok(unfinished)
+    }
+
+    /// Makes a file in it.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn create(&self, file: &str) -> io::Result<BufWriter<File>> {
+        let made = OpenOptions::new().write(true).create_new(true).open(self.path.join(file))?;
+        Ok(BufWriter::with_capacity(1 << 20, made))
+    }
+
+    /// Where it is written.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the manifest and gives the folder its name.
+    ///
+    /// # Errors
+    /// When it cannot be written; it is removed then.
+    pub fn finish(mut self, manifest: &Manifest) -> Result<(), Failure> {
+        let sync = |path: &Path| File::open(path).and_then(|folder| folder.sync_all());
+        let all = || {
+            manifest.write(&self.path)?;
+            sync(&self.path.join(DATA))?;
+            sync(&self.path)?;
+            fs::rename(&self.path, &self.target)
+        };
+        all().map_err(|error| written(&self.path, &error))?;
+        self.finished = true;
+        let parent = self.target.parent().filter(|parent| !parent.as_os_str().is_empty());
+        sync(parent.unwrap_or(Path::new("."))).map_err(|error| written(&self.target, &error))
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.finished {
+            // What cannot be removed has no manifest: nobody takes it for a backup.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Why a file could not be written, and what to do.
+#[must_use]
+pub fn written(path: &Path, error: &io::Error) -> Failure {
+    let shown = path.display();
+    Failure::Refused(match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!(
+            "{shown}: the disk is full; the unfinished backup was removed: free space, or name a folder on another disk by --to, \
+             and run it again"
+        ),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            format!("{shown}: {error}; name a folder that can be written by --to")
+        }
+        _ => format!("{shown}: {error}"),
+    })
+}

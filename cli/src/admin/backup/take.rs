@@ -1,0 +1,355 @@
+//! `kindred backup --to DIR`: one cut of everything, read through a router as any client reads.
+//!
+//! The router keeps the cut's revision readable at every shard while this command renews it, whatever clients compact
+//! meanwhile; keys come in key order and go to one file a Kind. What waits in memory is a message of the stream and a frame.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::BufWriter;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use http::Method;
+use kindred_partition_config::key::Key;
+use kindred_partition_config::kind::{KindScheme, Located};
+use kindred_proto::mvccpb::KeyValue;
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::args::{BackupArgs, Existing, Through};
+use super::etcd::{Etcd, Interval};
+use super::folder::{Unfinished, written};
+use super::format::{self, FileWriter};
+use super::manifest::{self, DATA, EtcdRevision, Lease, Manifest};
+use super::rate::Rate;
+use super::{moment, verify};
+use crate::admin::args::{Connect, Output};
+use crate::admin::client::Client;
+use crate::admin::output::{self, bytes, count, time};
+use crate::admin::{Failure, context};
+
+/// Leases that are asked after at a time.
+const LEASES_AT_ONCE: usize = 32;
+/// Renewals in the time for which a cut is kept: several may fail.
+const RENEWALS: u32 = 6;
+/// The name of the file of keys that belong to no Kind.
+const OTHER: &str = "<other>";
+
+/// What a router answers to a new cut.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Cut {
+    name: String,
+    revision: String,
+    ttl_seconds: u64,
+    cluster_id: String,
+    etcd_prefix: String,
+    client_urls: Vec<String>,
+    ranges: Vec<CutRange>,
+    stores: Value,
+    state: Value,
+}
+
+#[derive(Debug, Deserialize)]
+struct CutRange {
+    start: String,
+    end: Option<String>,
+    revision: String,
+    etcd: Option<String>,
+}
+
+/// The key whose bytes these hexadecimal digits are.
+pub(super) fn unhex(text: &str) -> Option<Key> {
+    let byte = |at: usize| text.get(at..at + 2).and_then(|two| u8::from_str_radix(two, 16).ok());
+    let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
+    bytes.map(|bytes| Key(bytes.into()))
+}
+
+/// `kindred backup`.
+pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
+    if let Some(Existing::Verify(args)) = &args.existing {
+        return verify::run(args);
+    }
+    let Some(target) = &args.to else {
+        return Err(Failure::Usage("--to: name the folder that is to be the backup".to_owned()));
+    };
+    let through = &args.through;
+    let address = context::address(&through.connect.over(outer))?;
+    let client = Client::new(&address)?;
+    // Before anything is asked of the cluster.
+    let folder = Unfinished::begin(target)?;
+    let began = Instant::now();
+    let work = async {
+        let leases = known_leases(&client, through, &address.tls).await?;
+        let taken = moment::now();
+        let cut = client.change(Method::POST, "/api/v1/cuts", None).await?;
+        let cut: Cut = serde_json::from_value(cut).map_err(|error| {
+            Failure::Refused(format!("the router's answer is no cut: {error}; is it of this version?"))
+        })?;
+        let etcd = Etcd::new(endpoints(through, &cut.client_urls), &address.tls)?;
+        let reading = read(&etcd, &cut, &folder, through, leases);
+        let read = tokio::select! {
+            read = reading => read,
+            never = renewed(&client, &cut) => never,
+        };
+        // Lost, it ends by itself.
+        let ended = client.change(Method::DELETE, &format!("/api/v1/cuts/{}", cut.name), None).await;
+        let (files, leases) = read?;
+        drop(ended);
+        Ok(manifest_of(cut, taken, files, leases))
+    };
+    let manifest = tokio::select! {
+        manifest = work => manifest?,
+        _ = tokio::signal::ctrl_c() => return Err(Failure::Refused("interrupted; the unfinished backup was removed".to_owned())),
+    };
+    folder.finish(&manifest)?;
+    let shown = target.display();
+    if through.output != Output::Table {
+        let summary = json!({ "backup": target, "millis": u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "revision": manifest.revision, "taken": manifest.taken, "keys": manifest.keys, "bytes": manifest.bytes,
+            "leases": manifest.leases.len(), "files": manifest.files });
+        return output::print(&output::rendered(&summary, through.output)?);
+    }
+    output::print(&verify::contents(&manifest).render())?;
+    output::print(&format!(
+        "{shown}: {} keys and {} leases at revision {}, {} in {}\n",
+        count(manifest.keys),
+        count(manifest.leases.len() as u64),
+        manifest.revision,
+        bytes(manifest.bytes),
+        time(began.elapsed())
+    ))
+}
+
+/// The etcd API's addresses: those given, else those that the router advertises.
+pub(super) fn endpoints<'a>(through: &'a Through, advertised: &'a [String]) -> &'a [String] {
+    if through.endpoints.is_empty() { advertised } else { &through.endpoints }
+}
+
+/// Leases and their times, by id.
+type Leases = BTreeMap<i64, (i64, i64)>;
+
+/// The leases that there are before the cut: one that ends right after it is told of all the same.
+async fn known_leases(
+    client: &Client,
+    through: &Through,
+    tls: &kindred_transport::tls::ClientTlsArgs,
+) -> Result<Leases, Failure> {
+    let who = client.get("/api/v1/cluster", crate::admin::client::Form::Objects).await?;
+    let urls =
+        who["clientUrls"].as_array().into_iter().flatten().filter_map(|url| url.as_str().map(str::to_owned));
+    let urls: Vec<String> = urls.collect();
+    let etcd = Etcd::new(endpoints(through, &urls), tls)?;
+    let ids = etcd.leases().await?;
+    times(&etcd, ids).await
+}
+
+async fn times(etcd: &Etcd, ids: impl IntoIterator<Item = i64>) -> Result<Leases, Failure> {
+    let asked = ids.into_iter().map(|id| async move { etcd.lease(id).await.map(|times| (id, times)) });
+    let mut answers = futures_util::stream::iter(asked).buffer_unordered(LEASES_AT_ONCE);
+    let mut known = Leases::new();
+    while let Some(answer) = answers.next().await {
+        if let (id, Some(times)) = answer? {
+            known.insert(id, times);
+        }
+    }
+    Ok(known)
+}
+
+/// Renews the cut for ever. That it cannot be renewed is told by what is read: another router may renew it next time.
+async fn renewed<T>(client: &Client, cut: &Cut) -> T {
+    let pause = Duration::from_secs(cut.ttl_seconds) / RENEWALS;
+    loop {
+        tokio::time::sleep(pause).await;
+        let body = json!({ "revision": cut.revision });
+        let path = format!("/api/v1/cuts/{}", cut.name);
+        // Several may fail before it is lost, and then the next read says so.
+        let _ = client.change(Method::POST, &path, Some(&body)).await;
+    }
+}
+
+/// Reads everything, into files; with the leases of all keys.
+async fn read(
+    etcd: &Etcd,
+    cut: &Cut,
+    folder: &Unfinished,
+    through: &Through,
+    mut known: Leases,
+) -> Result<(Vec<manifest::File>, Vec<Lease>), Failure> {
+    let mut files = Files::new(folder, KindScheme::new(&cut.etcd_prefix));
+    let mut rate = Rate::new(through.rate);
+    let mut used = BTreeSet::new();
+    for range in &cut.ranges {
+        let wrong = || Failure::Refused(format!("the router's answer is no cut: {range:?}"));
+        let start = unhex(&range.start).ok_or_else(wrong)?;
+        let end = range.end.as_ref().map(|end| unhex(end).ok_or_else(wrong)).transpose()?;
+        let at: i64 = range.revision.parse().map_err(|_| wrong())?;
+        let mut reading = etcd.read(Interval { start, end }, Some(at));
+        loop {
+            let kvs = reading.next().await.map_err(|status| lost(etcd, range, &status))?;
+            if kvs.is_empty() {
+                break;
+            }
+            let mut size = 0;
+            for kv in &kvs {
+                size += (kv.key.len() + kv.value.len()) as u64;
+                if kv.lease != 0 {
+                    used.insert(kv.lease);
+                }
+                files.add(kv)?;
+            }
+            rate.spend(size).await;
+        }
+    }
+    let files = files.finish()?;
+    let new: Vec<i64> = used.iter().copied().filter(|id| !known.contains_key(id)).collect();
+    known.extend(times(etcd, new).await?);
+    for id in used {
+        // It was there at the cut and has ended since.
+        known.entry(id).or_insert((-1, -1));
+    }
+    let some = |seconds: i64| (seconds >= 0).then_some(seconds);
+    let leases = known.into_iter().map(|(id, (ttl, remaining))| Lease {
+        id: manifest::lease_text(id),
+        ttl: some(ttl),
+        remaining: some(remaining),
+    });
+    Ok((files, leases.collect()))
+}
+
+fn lost(etcd: &Etcd, range: &CutRange, status: &tonic::Status) -> Failure {
+    if grpc::etcd_error(status) != Some(EtcdError::Compacted) {
+        return etcd.failed(status);
+    }
+    Failure::Refused(match &range.etcd {
+        Some(store) => format!(
+            "store {store} is a stock etcd, and has compacted its revision {} while it was read; no backup was made: raise --rate, \
+             or have that etcd keep a longer history, and run it again",
+            range.revision
+        ),
+        None => format!(
+            "revision {} is not readable any more: a shard was restarted, a Kind moved, or this command could reach no router for \
+             a while; no backup was made: run it again",
+            range.revision
+        ),
+    })
+}
+
+fn manifest_of(cut: Cut, taken: String, files: Vec<manifest::File>, leases: Vec<Lease>) -> Manifest {
+    let mut etcd_revisions: Vec<EtcdRevision> = Vec::new();
+    for range in cut.ranges {
+        if let Some(store) = range.etcd
+            && !etcd_revisions.iter().any(|known| known.store == store)
+        {
+            etcd_revisions.push(EtcdRevision { store, revision: range.revision });
+        }
+    }
+    Manifest {
+        format_version: format::VERSION,
+        written_by: concat!("kindred ", env!("CARGO_PKG_VERSION")).to_owned(),
+        taken,
+        finished: moment::now(),
+        revision: cut.revision,
+        cluster_id: cut.cluster_id,
+        etcd_prefix: cut.etcd_prefix,
+        etcd_revisions,
+        stores: cut.stores,
+        state: cut.state,
+        keys: files.iter().map(|file| file.keys).sum(),
+        bytes: files.iter().map(|file| file.bytes).sum(),
+        files,
+        leases,
+    }
+}
+
+struct Open {
+    /// The Kind's prefix; empty for the keys of no Kind.
+    prefix: String,
+    name: String,
+    file: String,
+    writer: FileWriter<BufWriter<File>>,
+}
+
+/// The data files. Keys come in key order, so one Kind's are together; those of no Kind stand between Kinds.
+struct Files<'f> {
+    folder: &'f Unfinished,
+    scheme: KindScheme,
+    kind: Option<Open>,
+    other: Option<Open>,
+    done: Vec<manifest::File>,
+}
+
+impl<'f> Files<'f> {
+    fn new(folder: &'f Unfinished, scheme: KindScheme) -> Self {
+        Self { folder, scheme, kind: None, other: None, done: Vec::new() }
+    }
+
+    fn add(&mut self, kv: &KeyValue) -> Result<(), Failure> {
+        let prefix = prefix_of(&self.scheme, &kv.key).unwrap_or_default();
+        let slot = if prefix.is_empty() { &mut self.other } else { &mut self.kind };
+        if slot.as_ref().is_none_or(|open| open.prefix != prefix) {
+            let before = slot.take();
+            let number = self.done.len() + usize::from(before.is_some());
+            if let Some(before) = before {
+                self.done.push(closed(self.folder, before)?);
+            }
+            let opened = open(self.folder, &self.scheme, prefix, number)?;
+            let slot = if opened.prefix.is_empty() { &mut self.other } else { &mut self.kind };
+            *slot = Some(opened);
+        }
+        let slot = if prefix.is_empty() { &mut self.other } else { &mut self.kind };
+        match slot {
+            Some(open) => {
+                open.writer.add(kv).map_err(|error| written(&self.folder.path().join(&open.file), &error))
+            }
+            // It was opened above.
+            None => Ok(()),
+        }
+    }
+
+    fn finish(mut self) -> Result<Vec<manifest::File>, Failure> {
+        for open in [self.kind.take(), self.other.take()].into_iter().flatten() {
+            self.done.push(closed(self.folder, open)?);
+        }
+        Ok(self.done)
+    }
+}
+
+/// The prefix of a key's Kind as text; `None` for a key of no Kind, and of one whose name is no text.
+pub(super) fn prefix_of<'k>(scheme: &KindScheme, key: &'k [u8]) -> Option<&'k str> {
+    match scheme.locate(key) {
+        Located::Object { kind } => std::str::from_utf8(kind).ok(),
+        Located::Pseudo { .. } | Located::Health | Located::Other => None,
+    }
+}
+
+fn open(folder: &Unfinished, scheme: &KindScheme, prefix: &str, number: usize) -> Result<Open, Failure> {
+    let name = match scheme.kind_prefix(prefix.as_bytes()) {
+        Some(kind) => scheme.name_of(&kind),
+        None => OTHER.to_owned(),
+    };
+    let slug = |text: &str| -> String {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+        text.trim_matches(['/', '<', '>']).chars().map(plain).take(80).collect()
+    };
+    // The keys of no Kind may come between any: their file has no number.
+    let file = match prefix {
+        "" => format!("{DATA}/other.kbk"),
+        _ => format!("{DATA}/{number:04}-{}.kbk", slug(&name)),
+    };
+    let made = folder.create(&file).and_then(FileWriter::new);
+    let writer = made.map_err(|error| written(&folder.path().join(&file), &error))?;
+    Ok(Open { prefix: prefix.to_owned(), name, file, writer })
+}
+
+fn closed(folder: &Unfinished, open: Open) -> Result<manifest::File, Failure> {
+    let Open { prefix, name: kind, file, writer } = open;
+    let failed = |error: &std::io::Error| written(&folder.path().join(&file), error);
+    let (sum, out) = writer.finish().map_err(|error| failed(&error))?;
+    let out = out.into_inner().map_err(|error| failed(error.error()))?;
+    out.sync_all().map_err(|error| failed(&error))?;
+    let prefix = (!prefix.is_empty()).then_some(prefix);
+    Ok(manifest::File { file, kind, prefix, keys: sum.keys, bytes: sum.bytes, xxh3: sum.xxh3 })
+}

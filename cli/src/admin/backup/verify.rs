@@ -1,0 +1,127 @@
+//! `kindred backup verify DIR`: reads every byte of a backup. Asks nobody.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::BufReader;
+use std::path::Path;
+
+use kindred_proto::mvccpb::KeyValue;
+use serde_json::json;
+
+use super::args::VerifyArgs;
+use super::format::{FileReader, FormatError};
+use super::manifest::{File, Manifest, lease_text};
+use super::take::prefix_of;
+use crate::admin::Failure;
+use crate::admin::args::Output;
+use crate::admin::output::{self, Table, bytes, count};
+
+/// What is done about a damaged file.
+const INSTEAD: &str = "use another copy of this backup";
+
+/// `kindred backup verify`.
+pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
+    let manifest = Manifest::read(&args.dir)?;
+    let problems = problems(&args.dir, &manifest, |_| true);
+    if !problems.is_empty() {
+        return Err(Failure::Refused(format!("{}: {INSTEAD}\n{}", args.dir.display(), problems.join("\n"))));
+    }
+    if args.output != Output::Table {
+        let value = serde_json::to_value(&manifest).unwrap_or_default();
+        let shown = json!({ "backup": args.dir, "verified": true, "manifest": value });
+        return output::print(&output::rendered(&shown, args.output)?);
+    }
+    output::print(&contents(&manifest).render())?;
+    output::print(&format!(
+        "{} of {}, cluster {}: whole; {} keys and {} leases at revision {}, {}\n",
+        args.dir.display(),
+        manifest.taken,
+        manifest.cluster_id,
+        count(manifest.keys),
+        count(manifest.leases.len() as u64),
+        manifest.revision,
+        bytes(manifest.bytes)
+    ))
+}
+
+/// What is in a backup.
+#[must_use]
+pub fn contents(manifest: &Manifest) -> Table {
+    let mut table = Table::new(&["kind", "keys", "bytes", "file"]);
+    for file in &manifest.files {
+        table.row(vec![file.kind.clone(), count(file.keys), bytes(file.bytes), file.file.clone()]);
+    }
+    table
+}
+
+/// Everything that is wrong with some files of a backup.
+pub fn problems(folder: &Path, manifest: &Manifest, which: impl Fn(&File) -> bool) -> Vec<String> {
+    let mut problems = Vec::new();
+    let total = |of: fn(&File) -> u64| manifest.files.iter().map(of).sum::<u64>();
+    if (total(|file| file.keys), total(|file| file.bytes)) != (manifest.keys, manifest.bytes) {
+        problems.push("manifest.json: its totals are not those of its files".to_owned());
+    }
+    let leases: BTreeSet<&str> = manifest.leases.iter().map(|lease| lease.id.as_str()).collect();
+    for file in manifest.files.iter().filter(|file| which(file)) {
+        if let Err(problem) = check(folder, manifest, file, &leases) {
+            problems.push(format!("{}: {problem}", file.file));
+        }
+    }
+    problems
+}
+
+/// Opens a data file.
+///
+/// # Errors
+/// When it is not there, or is none.
+pub fn open(folder: &Path, file: &File) -> Result<FileReader<BufReader<fs::File>>, FormatError> {
+    let opened = fs::File::open(folder.join(&file.file))?;
+    let length = opened.metadata()?.len();
+    FileReader::new(BufReader::with_capacity(1 << 20, opened), length)
+}
+
+fn check(folder: &Path, manifest: &Manifest, file: &File, leases: &BTreeSet<&str>) -> Result<(), String> {
+    let text = |error: FormatError| error.to_string();
+    let mut reader = open(folder, file).map_err(text)?;
+    let scheme = manifest.scheme();
+    // What a stock etcd held has revisions of its own.
+    let highest = match manifest.etcd_revisions.is_empty() {
+        true => manifest.revision.parse().unwrap_or(i64::MAX),
+        false => i64::MAX,
+    };
+    let mut last: Option<KeyValue> = None;
+    loop {
+        let records = reader.next().map_err(text)?;
+        let Some(end) = records.last() else { break };
+        let before = last.iter().chain(&records);
+        for (before, kv) in before.zip(last.is_none().then(|| &records[1..]).unwrap_or(&records)) {
+            if before.key >= kv.key {
+                return Err(format!("its keys are not in order at \"{}\"", kv.key.escape_ascii()));
+            }
+        }
+        for kv in &records {
+            let key = kv.key.escape_ascii();
+            if prefix_of(&scheme, &kv.key) != file.prefix.as_deref() {
+                return Err(format!("\"{key}\" is not a key of {}", file.kind));
+            }
+            if kv.mod_revision > highest || kv.create_revision > kv.mod_revision || kv.version < 1 {
+                return Err(format!("the revisions of \"{key}\" are not ones of this backup"));
+            }
+            if kv.lease != 0 && !leases.contains(lease_text(kv.lease).as_str()) {
+                return Err(format!("\"{key}\" has a lease that the manifest does not know"));
+            }
+        }
+        last = Some(end.clone());
+    }
+    let (found, told) = (reader.sum(), file.sum());
+    if found.bytes != told.bytes {
+        return Err(format!("it has {} bytes, the manifest says {}", found.bytes, told.bytes));
+    }
+    if found.xxh3 != told.xxh3 {
+        return Err("its checksum is not the one in the manifest".to_owned());
+    }
+    if found.keys != told.keys {
+        return Err(format!("it has {} keys, the manifest says {}", found.keys, told.keys));
+    }
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! `/api/v1/cuts`: one revision of everything, kept while a backup reads it; and `/api/v1/cluster`, who this cluster is.
+//!
+//! `POST /api/v1/cuts` takes one, `POST /api/v1/cuts/NAME` with its revision renews it, `DELETE /api/v1/cuts/NAME` ends it.
+//! Names and revisions are texts: JSON's numbers are too small for them.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::Path;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::key::Key;
+use kindred_partition_config::parse;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tonic::{Code, Status};
+
+use super::api;
+use super::status::ApiError;
+use crate::app::App;
+use crate::cuts::{Cut, CutName, CutRange, KEPT};
+
+/// What renews a cut.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Renewal {
+    revision: String,
+}
+
+/// The routes.
+pub fn routes(app: &Arc<App>) -> Router {
+    let (cluster, take, renew, end) = (app.clone(), app.clone(), app.clone(), app.clone());
+    Router::new()
+        .route("/api/v1/cluster", get(move || std::future::ready(axum::Json(who(&cluster)))))
+        .route("/api/v1/cuts", post(move || async move { taken(&take).await }))
+        .route(
+            "/api/v1/cuts/{name}",
+            post(move |name: Path<String>, body: Bytes| async move {
+                answer(renewed(&renew, &name, &body).await)
+            })
+            .delete(move |name: Path<String>| async move {
+                answer(match parsed(&name) {
+                    Ok(name) => {
+                        end.end_cut(name).await;
+                        Ok(json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" }))
+                    }
+                    Err(error) => Err(error),
+                })
+            }),
+        )
+}
+
+fn answer(result: Result<Value, ApiError>) -> Response {
+    match result {
+        Ok(value) => (StatusCode::OK, axum::Json(value)).into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+fn parsed(name: &str) -> Result<CutName, ApiError> {
+    let number = name.parse().ok().filter(|number| *number != 0);
+    number.map(CutName).ok_or_else(|| ApiError::NotFound(format!("{name:?} is not the name of a cut")))
+}
+
+async fn taken(app: &App) -> Response {
+    match app.take_cut().await {
+        Ok(cut) => (StatusCode::CREATED, axum::Json(shown(app, &cut))).into_response(),
+        Err(status) => refused(&status).into_response(),
+    }
+}
+
+async fn renewed(app: &App, name: &str, body: &[u8]) -> Result<Value, ApiError> {
+    let name = parsed(name)?;
+    let Renewal { revision } = api::read(parse::parse_object(api::text(body)?))?;
+    let bad =
+        || ApiError::BadRequest(format!("revision: {revision:?} is none; write the one of the cut as text"));
+    let revision = revision.parse().ok().and_then(Revision::from_wire).ok_or_else(bad)?;
+    let problems = app.renew_cut(name, revision).await;
+    Ok(json!({ "kind": "Cut", "apiVersion": "v1", "name": name.0.to_string(), "ttlSeconds": KEPT.as_secs(),
+        "problems": problems }))
+}
+
+fn refused(status: &Status) -> ApiError {
+    match status.code() {
+        Code::Unavailable | Code::DeadlineExceeded => ApiError::Unavailable(status.message().to_owned()),
+        Code::Unimplemented => ApiError::NotImplemented(status.message().to_owned()),
+        _ => ApiError::Conflict(status.message().to_owned()),
+    }
+}
+
+fn who(app: &App) -> Value {
+    json!({
+        "clusterId": format!("{:#x}", app.identity.cluster_id),
+        "etcdPrefix": app.cluster.state().etcd_prefix,
+        "clientUrls": app.identity.client_urls,
+        "ranges": app.runs().iter().map(range).collect::<Vec<_>>(),
+    })
+}
+
+fn hex(key: &Key) -> String {
+    key.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn range(range: &CutRange) -> Value {
+    json!({
+        "start": hex(&range.start), "end": range.end.as_ref().map(hex),
+        "revision": range.revision.to_string(), "etcd": range.etcd,
+    })
+}
+
+fn shown(app: &App, cut: &Cut) -> Value {
+    let state = app.cluster.state();
+    json!({
+        "kind": "Cut", "apiVersion": "v1",
+        "name": cut.name.0.to_string(), "revision": cut.revision.to_string(), "ttlSeconds": KEPT.as_secs(),
+        "clusterId": format!("{:#x}", app.identity.cluster_id),
+        "etcdPrefix": state.etcd_prefix,
+        "clientUrls": app.identity.client_urls,
+        "ranges": cut.ranges.iter().map(range).collect::<Vec<_>>(),
+        "stores": super::list_stores(app)["stores"].take(),
+        "state": &*state,
+    })
+}

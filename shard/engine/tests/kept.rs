@@ -1,0 +1,204 @@
+//! Revisions that are kept (R5): what was current there stays readable, whatever is compacted, and nothing else does.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::*;
+use kindred_engine::{engine::*, error::EngineError, ops::*, units::*};
+use kindred_partition_config::{
+    ids::{MoveId, Revision, Slot, Term},
+    key::{Key, KeyRange},
+    unit::Unit,
+};
+use proptest::prelude::*;
+
+const NAME: PinId = PinId(7);
+
+fn at(revision: Revision, limit: usize, from: &str) -> RangeQuery {
+    let range = KeyRange::Span { start: Key::from(from), end: None };
+    RangeQuery { revision: Some(revision), limit, ..query(range) }
+}
+
+/// All keys at a revision, page by page as a router asks, and as one long read.
+fn pages(engine: &mut Engine, revision: Revision, limit: usize) -> Vec<(String, Vec<u8>)> {
+    let (mut found, mut from) = (Vec::new(), String::new());
+    loop {
+        let page = engine.range(&at(revision, limit, &from)).unwrap();
+        let text = |kv: &kindred_engine::version::Version| String::from_utf8(kv.key().to_vec()).unwrap();
+        found.extend(page.kvs.iter().map(|kv| (text(kv), kv.value().to_vec())));
+        match page.kvs.last() {
+            Some(last) if page.more => from = text(last) + "\0",
+            _ => break,
+        }
+    }
+    let mut open = engine.open_range(&KeyRange::everything(), Some(revision)).unwrap();
+    let mut long = Vec::new();
+    while !open.is_done() {
+        long.extend(engine.next_chunk(&mut open, limit, usize::MAX).unwrap());
+    }
+    engine.close_range(open);
+    assert!(long.iter().map(|kv| kv.key()).eq(found.iter().map(|(key, _)| key.as_bytes())));
+    found
+}
+
+fn compact_all(engine: &mut Engine, now: MonoMillis) {
+    let current = engine.current_all();
+    match engine.compact(now, current) {
+        Ok(None) | Err(EngineError::Compacted { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    while engine.scrub(3) {}
+}
+
+#[test]
+fn a_kept_revision_ends_when_it_is_released_or_not_renewed() {
+    for released in [true, false] {
+        let mut engine = hlc();
+        for value in ["1", "2"] {
+            write(&mut engine, put("/registry/pods/a/a", value));
+        }
+        let kept = engine.current_all();
+        engine.keep(MonoMillis(0), kept, NAME, 1_000).unwrap();
+        write(&mut engine, put("/registry/pods/a/a", "3"));
+        write(&mut engine, put("/registry/pods/a/b", "4"));
+        compact_all(&mut engine, MonoMillis(1));
+        // Renewed, it lasts longer; under another name it is too late for it.
+        engine.keep(MonoMillis(900), kept, NAME, 1_000).unwrap();
+        let other = engine.keep(MonoMillis(900), kept, PinId(8), 1_000);
+        assert!(matches!(other, Err(EngineError::Compacted { .. })));
+        engine.unkeep_due(MonoMillis(1_500));
+        let page = engine.range(&at(kept, 10, "")).unwrap();
+        assert_eq!(keys(&page), ["/registry/pods/a/a"]);
+        assert_eq!(page.kvs[0].value(), b"2");
+        let beside = engine.range(&at(kept.prev(), 10, ""));
+        assert!(matches!(beside, Err(EngineError::Compacted { .. })));
+        if released {
+            engine.unkeep(NAME);
+        } else {
+            engine.unkeep_due(MonoMillis(1_900));
+        }
+        assert!(matches!(engine.range(&at(kept, 10, "")), Err(EngineError::Compacted { .. })));
+        assert!(engine.wants_scrub());
+        while engine.scrub(10) {}
+        let stats = engine.stats();
+        assert_eq!(stats.total_bytes, stats.live_bytes, "nothing is left of what was kept");
+        engine.validate();
+    }
+}
+
+#[test]
+fn what_cannot_be_kept() {
+    let mut engine = hlc();
+    write(&mut engine, put("/registry/pods/a/a", "1"));
+    let current = engine.current_all();
+    let future = engine.keep(MonoMillis(0), current.next(), NAME, 1_000);
+    assert_eq!(future, Err(EngineError::Future { current }));
+    let before = engine.keep(MonoMillis(0), engine.floor().prev(), NAME, 1_000);
+    assert!(matches!(before, Err(EngineError::Compacted { .. })));
+    for name in 0..64 {
+        engine.keep(MonoMillis(0), current, PinId(100 + name), 1_000).unwrap();
+    }
+    assert_eq!(engine.keep(MonoMillis(0), current, NAME, 1_000), Err(EngineError::TooManyKept));
+    // Those have had their time.
+    engine.keep(MonoMillis(1_000), current, NAME, 1_000).unwrap();
+}
+
+#[test]
+fn a_kind_that_was_not_raised_is_not_read_at_a_kept_revision() {
+    let mut engine = hlc();
+    write(&mut engine, put("/registry/minions/n", "1"));
+    write(&mut engine, put("/registry/pods/a/a", "1"));
+    let pods = engine.current(&[KeyRange::prefix(Key::from("/registry/pods/"))]);
+    engine.keep(MonoMillis(0), pods, NAME, 1_000).unwrap();
+    let nodes = query(KeyRange::prefix(Key::from("/registry/minions/")));
+    let refused = engine.range(&RangeQuery { revision: Some(pods), ..nodes });
+    assert!(matches!(refused, Err(EngineError::Future { .. })), "events at or below it may still come");
+}
+
+proptest! {
+    #[test]
+    fn what_was_current_stays_readable(
+        writes in prop::collection::vec((0..12_u8, prop::bool::ANY, prop::bool::ANY), 1..80),
+        keep_at in 0..80_usize,
+        limit in 1..6_usize,
+    ) {
+        let mut engine = hlc();
+        let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+        let mut kept = None;
+        for (turn, (key, deletes, compacts)) in writes.into_iter().enumerate() {
+            let key = format!("/registry/{}/a/{key}", if key % 2 == 0 { "pods" } else { "minions" });
+            if deletes {
+                write(&mut engine, delete(&key));
+                model.remove(&key);
+            } else {
+                write(&mut engine, put(&key, &turn.to_string()));
+                model.insert(key, turn.to_string().into_bytes());
+            }
+            if turn == keep_at {
+                let current = engine.current(&[KeyRange::everything()]);
+                engine.keep(MonoMillis(0), current, NAME, 1_000).unwrap();
+                kept = Some((current, model.clone()));
+            }
+            if compacts {
+                compact_all(&mut engine, MonoMillis(turn as u64));
+            }
+            if let Some((revision, model)) = &kept {
+                let expected: Vec<_> = model.clone().into_iter().collect();
+                prop_assert_eq!(pages(&mut engine, *revision, limit), expected);
+            }
+        }
+        engine.unkeep(NAME);
+        // What is at the floor itself stays, a tombstone too.
+        write(&mut engine, put("/registry/pods/a/last", ""));
+        compact_all(&mut engine, MonoMillis(1_000));
+        let stats = engine.stats();
+        prop_assert_eq!(stats.total_bytes, stats.live_bytes);
+        engine.validate();
+    }
+}
+
+/// Keys that come with a history that begins above a kept revision are no part of what was kept here.
+#[test]
+fn keys_that_come_later_with_a_younger_history_are_not_read_at_a_kept_revision() {
+    let shard = |slot| engine(RevisionMode::Hlc(Slot::new(slot).expect("below 1024")));
+    let (mut source, mut target) = (shard(1), shard(2));
+    write(&mut source, put("/registry/pods/a/a", "1"));
+    write(&mut source, put("/registry/pods/a/b", "1"));
+    write(&mut target, put("/registry/minions/n", "1"));
+    let everything = [KeyRange::everything()];
+    let kept = source.current(&everything).max(target.current(&everything));
+    for engine in [&mut source, &mut target] {
+        assert_eq!(engine.raise(NOW, &everything, kept).unwrap(), kept);
+        engine.keep(MonoMillis(0), kept, NAME, 1_000).unwrap();
+    }
+    write(&mut source, delete("/registry/pods/a/b"));
+    write(&mut target, put("/registry/minions/n", "2"));
+    compact_all(&mut source, MonoMillis(1));
+    compact_all(&mut target, MonoMillis(1));
+    let pods = |engine: &mut Engine| {
+        let query = query(prefix("/registry/pods/"));
+        engine.range(&RangeQuery { revision: Some(kept), ..query }).map(|answer| keys(&answer))
+    };
+    let before = ["/registry/pods/a/a".to_owned(), "/registry/pods/a/b".to_owned()];
+    assert_eq!(pods(&mut source).unwrap(), before);
+
+    let by = UnitMove { id: MoveId(1), term: Term(1), unit: Unit::of_range(prefix("/registry/pods/")) };
+    while !source.unit_track(&by, 3).unwrap().ready {}
+    assert_eq!(pods(&mut source).unwrap(), before, "it is kept where it is");
+    let at = source.unit_copy_begin(&by).unwrap();
+    let chunk = source.unit_copy(&by, None, 10, 1 << 20).unwrap();
+    assert!(chunk.floor > kept && chunk.after.is_none());
+    let import =
+        Import { keys: chunk.keys, floor: Some(chunk.floor), through: Some(at), ..Import::default() };
+    target.unit_import(&by, import).unwrap();
+    let last = source.unit_freeze(NOW, &by).unwrap();
+    target.unit_import(&by, Import { through: Some(last), ..Import::default() }).unwrap();
+    target.unit_seal(NOW, &by, last).unwrap();
+    source.unit_release(&by, 2).unwrap();
+    target.unit_open(&by, 2).unwrap();
+    assert!(matches!(pods(&mut target), Err(EngineError::Compacted { .. })));
+    assert!(pods(&mut source).is_err());
+    source.validate();
+    target.validate();
+}
