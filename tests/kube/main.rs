@@ -11,12 +11,14 @@
 //! | [`faults`] | events end with their leases; a shard is killed |
 //! | [`placement`] | each shard asked what it holds |
 //! | [`moves`] | Kinds move to other shards and back |
+//! | [`backups`] | objects come back from a backup |
 //! | [`health`] | what the apiserver's own metrics say |
 //!
 //! The run is done with the default configuration and with two that split every Kind that it writes much of, by name and
 //! by hash (`configs`); the expected places are read from them. `KINDRED_TEST_CONFIG=FILE` replaces the default one.
 //! `KINDRED_KUBE_STORE=etcd` runs on one real etcd instead: the test of these tests.
 
+mod backups;
 mod cluster;
 mod faults;
 mod health;
@@ -126,6 +128,19 @@ fn kubernetes_while_kinds_move() {
         at_start.no_errors(&cluster).await?;
         placement::check(&cluster).await?;
         report(&format!("{} moves={moves} test=kubernetes_while_kinds_move", cluster.stop().await?.line()));
+        Ok(())
+    });
+}
+
+#[test]
+fn kubernetes_objects_come_back_from_a_backup() {
+    let _alone = ONE_AT_A_TIME.lock();
+    scenario::run("kubernetes_backup", LIMIT, |dir| async move {
+        let cluster = Cluster::start(&dir, Certificates::Given, Map::Ranges).await?;
+        let at_start = health::Baseline::take(&cluster).await?;
+        backups::run(&cluster, &dir).await?;
+        at_start.no_errors(&cluster).await?;
+        report(&format!("{} test=kubernetes_backup", cluster.stop().await?.line()));
         Ok(())
     });
 }
