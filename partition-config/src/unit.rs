@@ -1,5 +1,7 @@
 //! Units: what is owned, transferred, fed and exported. An interval of keys, and of a ring the buckets of it.
 
+use std::{fmt, str::FromStr};
+
 use bytes::Bytes;
 
 use crate::{
@@ -14,6 +16,32 @@ pub struct UnitBuckets {
     pub prefix_len: usize,
     /// The buckets.
     pub set: BucketSet,
+}
+
+impl UnitBuckets {
+    /// Whether the key falls into one of them.
+    #[must_use]
+    pub fn contain(&self, key: &[u8]) -> bool {
+        self.set.contains(RingHash::V1.bucket(key.get(self.prefix_len..).unwrap_or_default()))
+    }
+}
+
+/// As metadata of requests: how many bytes come before what is hashed, a blank, the set.
+impl fmt::Display for UnitBuckets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.prefix_len, self.set)
+    }
+}
+
+impl FromStr for UnitBuckets {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("{text:?} is no number of bytes, a blank and 64 hexadecimal digits");
+        let (prefix_len, set) = text.split_once(' ').ok_or_else(bad)?;
+        let set = BucketSet::try_from(set.to_owned()).map_err(|_| bad())?;
+        Ok(Self { prefix_len: prefix_len.parse().map_err(|_| bad())?, set })
+    }
 }
 
 /// Keys that are owned and moved as one.
@@ -35,10 +63,7 @@ impl Unit {
     /// Whether `key` is one of the unit's.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {
-        self.range.contains(key)
-            && self.buckets.as_ref().is_none_or(|buckets| {
-                buckets.set.contains(RingHash::V1.bucket(key.get(buckets.prefix_len..).unwrap_or_default()))
-            })
+        self.range.contains(key) && self.buckets.as_ref().is_none_or(|buckets| buckets.contain(key))
     }
 
     /// Whether a key of `range` can be the unit's: of a ring whose buckets are not looked at, perhaps none is.
@@ -156,6 +181,11 @@ mod tests {
         assert_eq!(Unit::buckets_from_wire(&bytes, prefix_len), Some(unit.buckets));
         assert_eq!(Unit::buckets_from_wire(&[], 0), Some(None));
         assert_eq!(Unit::buckets_from_wire(&bytes[1..], 15), None);
+        let text = unit.buckets.unwrap().to_string();
+        assert_eq!(text.parse(), Ok(unit.buckets.unwrap()));
+        for bad in ["", "15", &text[3..], &text[..60], &format!("{text} "), &format!("-{text}")] {
+            assert!(bad.parse::<UnitBuckets>().is_err(), "{bad:?}");
+        }
     }
 
     proptest! {

@@ -8,6 +8,7 @@ pub mod one;
 use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
+use kindred_partition_config::unit::UnitBuckets;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
 use tokio::time::Instant;
@@ -34,6 +35,7 @@ const WRITE_LIMIT: Duration = Duration::from_secs(10);
 const AT_LEAST: &str = "kindred-at-least";
 const PIN: &str = "kindred-pin";
 const MAP: &str = "kindred-map";
+const BUCKETS: &str = "kindred-buckets";
 
 impl Effect {
     fn limit(self) -> Duration {
@@ -123,6 +125,16 @@ impl Deadline {
 pub fn by_map<T>(mut request: Request<T>, generation: u64) -> Request<T> {
     if generation > 0 {
         request.metadata_mut().insert(MAP, MetadataValue::from(generation));
+    }
+    request
+}
+
+/// The deletion of a range, of these buckets only. For shards; they refuse what they do not understand of it.
+#[must_use]
+pub fn of_buckets<T>(mut request: Request<T>, buckets: Option<&UnitBuckets>) -> Request<T> {
+    // Digits and a blank are always metadata.
+    if let Some(text) = buckets.and_then(|buckets| buckets.to_string().parse().ok()) {
+        request.metadata_mut().insert(BUCKETS, text);
     }
     request
 }

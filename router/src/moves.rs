@@ -3,13 +3,15 @@
 //!
 //! Any router may coordinate. A move is claimed by a key under a lease of the router's in meta: when the router is gone,
 //! so is the key, and another one takes the move over where the record says that it is. Claims only keep routers out of
-//! each other's way; what keeps data safe is the term in the record, which fences whoever had the move before.
+//! each other's way; what keeps data safe is the term in the record, which fences whoever had the move before. While keys
+//! are held up nobody waits for a claim to end: every router is the [`watchdog`] of the others' moves.
 
 pub mod begin;
 pub mod rate;
 mod record_steps;
 pub mod runner;
 mod units;
+mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,6 +21,7 @@ use kindred_partition_config::ids::MoveId;
 use kindred_proto::etcdserverpb as pb;
 use kindred_router_core::moves::machine;
 use kindred_router_core::moves::record::MoveRecord;
+use kindred_router_core::moves::watchdog::Settings as Beside;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -65,6 +68,21 @@ pub struct Progress {
     /// Of the last switch: from the first freeze to the last unit opened, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_micros: Option<u64>,
+    /// Steps that failed when they were last tried, and are tried again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failing: Vec<Failing>,
+}
+
+/// A step of a move that keeps failing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Failing {
+    /// Its name.
+    pub step: String,
+    /// How often since it last succeeded.
+    pub times: u64,
+    /// Why, the last time.
+    pub reason: String,
 }
 
 /// The key of a record.
@@ -98,6 +116,12 @@ pub fn records(entries: &Entries) -> BTreeMap<MoveId, (MoveRecord, i64)> {
         .collect()
 }
 
+/// One of them.
+#[must_use]
+pub fn record(entries: &Entries, id: MoveId) -> Option<MoveRecord> {
+    MoveRecord::from_json(&entries.keys.get(&record_key(id))?.value).ok()
+}
+
 /// What the coordinator of a move last said of it.
 #[must_use]
 pub fn progress(entries: &Entries, id: MoveId) -> Option<Progress> {
@@ -127,33 +151,42 @@ impl Drop for Lease {
     }
 }
 
-/// Coordinates the moves that no other router does, for as long as the router runs.
+/// Coordinates the moves that no other router does, and looks after the others, for as long as the router runs.
 pub async fn run(app: Arc<App>, meta: Arc<Meta>, settings: Settings) {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let mut moves = Moves {
+    let moves = Moves {
         // Every start is another coordinator: it knows nothing of what the one before had under way.
         me: format!("{}-{:x}", app.identity.name, since_epoch.as_nanos()),
         rate: Arc::new(Rate::new(settings.copy_bytes_per_second)),
-        app,
+        app: app.clone(),
         settings,
         lease: None,
         running: JoinSet::new(),
         ids: BTreeSet::new(),
-        meta,
+        meta: meta.clone(),
     };
-    let mut entries = moves.meta.entries();
-    loop {
-        let now = entries.borrow_and_update().clone();
-        moves.claim(&now).await;
-        tokio::select! {
-            changed = entries.changed() => if changed.is_err() { return },
-            Some(ended) = moves.running.join_next(), if !moves.running.is_empty() => moves.ended(ended),
-            () = tokio::time::sleep(LOOK) => {}
-        }
+    let beside = Beside::beside(&moves.settings.machine);
+    let watchdogs = watchdog::run(app, meta, moves.me.clone(), beside);
+    tokio::select! {
+        () = moves.coordinate() => {}
+        () = watchdogs => {}
     }
 }
 
 impl Moves {
+    async fn coordinate(mut self) {
+        let mut entries = self.meta.entries();
+        loop {
+            let now = entries.borrow_and_update().clone();
+            self.claim(&now).await;
+            tokio::select! {
+                changed = entries.changed() => if changed.is_err() { return },
+                Some(ended) = self.running.join_next(), if !self.running.is_empty() => self.ended(ended),
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
     fn ended(&mut self, ended: Result<MoveId, tokio::task::JoinError>) {
         match ended {
             Ok(id) => drop(self.ids.remove(&id)),
@@ -175,10 +208,10 @@ impl Moves {
             let expect = Expect { key: coordinator_key(id), mod_revision: 0 };
             let write = Write { lease, ..Write::put(coordinator_key(id), value) };
             match self.meta.client.commit(&[expect], vec![write]).await {
-                Ok(Some(_)) => {
+                Ok(Some(claim)) => {
                     tracing::info!(move_id = id.0, phase = ?record.phase, "this router coordinates a move");
                     self.ids.insert(id);
-                    let runner = Runner::new(self, record, version, lease);
+                    let runner = Runner::new(self, record, version, lease, claim);
                     self.running.spawn(runner.run());
                 }
                 Ok(None) => {}

@@ -121,7 +121,8 @@ fn put_op(request: pb::PutRequest) -> Put {
 }
 
 fn delete_op(request: pb::DeleteRangeRequest) -> Delete {
-    Delete { range: KeyRange::from_wire(request.key, request.range_end), prev_kv: request.prev_kv }
+    let range = KeyRange::from_wire(request.key, request.range_end);
+    Delete { range, buckets: None, prev_kv: request.prev_kv }
 }
 
 fn txn_op(request: pb::TxnRequest) -> Txn {

@@ -2,8 +2,10 @@
 //! map it came here (R13).
 
 use kindred_engine::engine::PinId;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::{ids::Revision, unit::UnitBuckets};
 use tonic::metadata::MetadataMap;
+
+use crate::etcd_status::KvError;
 
 /// The answer's revision is to be at or above this, that of a write above it.
 pub const AT_LEAST: &str = "kindred-at-least";
@@ -11,6 +13,8 @@ pub const AT_LEAST: &str = "kindred-at-least";
 pub const PIN: &str = "kindred-pin";
 /// The generation of the map by which a request over a span of keys was sent here.
 pub const MAP: &str = "kindred-map";
+/// Of a `DeleteRange`: it is for these buckets of the range only. No wish: what is not understood is refused.
+pub const BUCKETS: &str = "kindred-buckets";
 
 /// The wishes of one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,6 +43,14 @@ impl Wish {
     }
 }
 
+/// The buckets that a deletion is for; `None` for all.
+pub fn buckets(metadata: &MetadataMap) -> Result<Option<UnitBuckets>, KvError> {
+    let Some(value) = metadata.get(BUCKETS) else { return Ok(None) };
+    let malformed = |reason: String| KvError::Malformed(format!("the metadata {BUCKETS}: {reason}"));
+    let text = value.to_str().map_err(|error| malformed(error.to_string()))?;
+    text.parse().map(Some).map_err(malformed)
+}
+
 /// A pin's name as it is on the wire; 0 is none.
 #[must_use]
 pub fn pin_id(pin: u64) -> Option<PinId> {
@@ -54,6 +66,18 @@ pub fn checked(generation: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buckets_are_understood_or_refused() {
+        let mut metadata = MetadataMap::new();
+        assert_eq!(buckets(&metadata), Ok(None));
+        let set = [kindred_partition_config::ring::Bucket(7)].into_iter().collect();
+        let wanted = UnitBuckets { prefix_len: 15, set };
+        metadata.insert(BUCKETS, wanted.to_string().parse().unwrap());
+        assert_eq!(buckets(&metadata), Ok(Some(wanted)));
+        metadata.insert(BUCKETS, "15 all".parse().unwrap());
+        assert!(matches!(buckets(&metadata), Err(KvError::Malformed(why)) if why.contains(BUCKETS)));
+    }
 
     #[test]
     fn only_what_can_be_read_is_a_wish() {

@@ -44,7 +44,6 @@ fn split_and_merged() {
 }
 
 #[test]
-#[ignore = "a DeleteRange over several stores of which one waits for a move is carried out twice at the others"]
 fn a_ring_grows_and_shrinks() {
     under_fire("a_ring_grows_and_shrinks", Program::Ring);
 }

@@ -226,6 +226,10 @@ impl Screen {
             progress["lagMicros"].as_u64().map(|lag| format!("lag {}", time(Duration::from_micros(lag)))),
         );
         words.push(time(self.began.elapsed()));
+        let failing = progress["failing"].as_array().into_iter().flatten();
+        words.extend(
+            failing.map(|step| format!("{} fails: {}", text(&step["step"]), text(&step["reason"]))).take(1),
+        );
         words.join(", ")
     }
 
@@ -302,6 +306,8 @@ mod tests {
         assert!(
             screen.line("Copying").starts_with("move 3: Copying, 250 of ~1,000 keys, 2.0 KiB, lag 1.5 ms, ")
         );
+        screen.progress["failing"] = json!([{ "step": "copy", "times": 2, "reason": "store \"b\" is away" }]);
+        assert!(screen.line("Copying").ends_with("copy fails: store \"b\" is away"));
         assert_eq!(screen.bar_of(), "[######------------------]  25% ");
         screen.progress["pauseMicros"] = json!(18_300);
         let shown = json!({ "resource": "pods", "phase": "Switched", "goal": "there",

@@ -5,6 +5,7 @@
 //! | [`record`] | what the meta store knows of a move |
 //! | [`step`] | what a coordinator does to the world, one call or compare-and-swap each |
 //! | [`machine`] | which steps are next |
+//! | [`watchdog`] | what any router does when the coordinator is silent while keys are held up |
 //! | [`preview`] | what a move will cost |
 //!
 //! Three rules carry the rest:
@@ -20,3 +21,4 @@ pub mod machine;
 pub mod preview;
 pub mod record;
 pub mod step;
+pub mod watchdog;

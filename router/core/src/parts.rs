@@ -1,7 +1,8 @@
 //! The parts of a range over several stores: runs of keys in key order, each with the stores that are asked for it.
 
 use kindred_partition_config::key::KeyRange;
-use kindred_partition_config::map::{PartitionMap, StoreIdx};
+use kindred_partition_config::map::{Partition, PartitionMap, Placement, StoreIdx};
+use kindred_partition_config::unit::{Unit, UnitBuckets};
 
 use crate::store::StoreIx;
 
@@ -28,6 +29,85 @@ pub fn parts_of(map: &PartitionMap, range: &KeyRange) -> Vec<Part> {
     parts
 }
 
+/// What one store is asked to do of a range that several serve, on its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The store.
+    pub store: StoreIx,
+    /// The keys; never empty.
+    pub range: KeyRange,
+    /// Of these, the buckets that are left; `None` for all that the store serves.
+    pub buckets: Option<UnitBuckets>,
+    /// What that is by the map: done with the piece, whoever serves it later.
+    pub units: Vec<Unit>,
+}
+
+/// What is left of `range` by this map when these units are done, by another map perhaps: in key order, neighbours on the
+/// same store as one. Each key is in exactly one piece, or done.
+#[must_use]
+pub fn pieces_left(map: &PartitionMap, range: &KeyRange, done: &[Unit]) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    let left = map.overlapping(range).flat_map(|partition| left_of(partition, range, done));
+    for next in left {
+        let continued = pieces.iter_mut().rev().find(|last| last.store == next.store);
+        match continued.filter(|last| last.buckets.is_none() && next.buckets.is_none() && meets(last, &next))
+        {
+            Some(last) => {
+                last.range = joined(&last.range, &next.range);
+                last.units.extend(next.units);
+            }
+            None => pieces.push(next),
+        }
+    }
+    pieces
+}
+
+/// The same of one partition, with the partition's own units.
+fn left_of(partition: &Partition, range: &KeyRange, done: &[Unit]) -> Vec<Piece> {
+    let range = span(range.intersection(&partition.range));
+    let whole: Vec<(StoreIdx, Unit)> = match &partition.placement {
+        Placement::Single(store) => vec![(*store, Unit::of_range(range))],
+        Placement::Ring(table) => {
+            let prefix_len = partition.kind.as_ref().map_or(0, |kind| kind.as_key().len());
+            let unit = |store| {
+                let buckets = Some(UnitBuckets { prefix_len, set: table.of(store) });
+                (store, Unit { range: range.clone(), buckets })
+            };
+            table.stores().into_iter().map(unit).collect()
+        }
+    };
+    let mut pieces = Vec::new();
+    for (store, whole) in whole {
+        let rest = done.iter().fold(vec![whole.clone()], without);
+        pieces.extend(rest.into_iter().map(|unit| Piece {
+            store: store_ix(store),
+            range: unit.range.clone(),
+            buckets: unit.buckets.filter(|_| unit.buckets != whole.buckets),
+            units: vec![unit],
+        }));
+    }
+    pieces.sort_by(|a, b| (a.range.start(), a.store).cmp(&(b.range.start(), b.store)));
+    pieces
+}
+
+/// What of these units is not the other's. Keys of one Kind are hashed alike by all maps, so that this can be said.
+fn without(units: Vec<Unit>, other: &Unit) -> Vec<Unit> {
+    units.into_iter().flat_map(|unit| unit.minus(other).unwrap_or_else(|| vec![unit])).collect()
+}
+
+/// Whether the second begins where the first ends.
+fn meets(first: &Piece, second: &Piece) -> bool {
+    matches!(&first.range, KeyRange::Span { end: Some(end), .. } if end == second.range.start())
+}
+
+/// The same keys as a span.
+fn span(range: KeyRange) -> KeyRange {
+    match range {
+        KeyRange::Single(key) => KeyRange::Span { end: Some(key.successor()), start: key },
+        span @ KeyRange::Span { .. } => span,
+    }
+}
+
 /// The map and the router count stores alike.
 #[must_use]
 pub fn store_ix(store: StoreIdx) -> StoreIx {
@@ -42,3 +122,7 @@ fn joined(first: &KeyRange, second: &KeyRange) -> KeyRange {
     };
     KeyRange::Span { start: first.start().clone(), end }
 }
+
+#[cfg(test)]
+#[path = "parts_test.rs"]
+mod tests;

@@ -1,11 +1,12 @@
 //! The partition map as requests see it: keys to stores.
 
-use crate::parts::{Part, parts_of, store_ix};
+use crate::parts::{Part, Piece, parts_of, pieces_left, store_ix};
 use crate::plan::Placement;
 use crate::store::{StoreIx, StoreKind};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::{KindPrefix, KindScheme, Located};
 use kindred_partition_config::map::{PartitionMap, StoreIdx};
+use kindred_partition_config::unit::Unit;
 
 /// One whole map with what is needed to explain it.
 #[derive(Debug)]
@@ -51,6 +52,12 @@ impl Routes {
     #[must_use]
     pub fn map(&self) -> &PartitionMap {
         &self.map
+    }
+
+    /// What is left of `range` by this map when these units are done; see [`pieces_left`].
+    #[must_use]
+    pub fn pieces_left(&self, range: &KeyRange, done: &[Unit]) -> Vec<Piece> {
+        pieces_left(&self.map, range, done)
     }
 
     /// The name of a store of the map.

@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 use super::status::ApiError;
 use super::{api, sizes, verbs::known_moves};
 use crate::app::App;
-use crate::meta::client::{Expect, Write};
+use crate::meta::client::{Entries, Expect, Write};
 use crate::meta::{Meta, MetaError};
 use crate::moves::runner::Asked;
 use crate::moves::{self, Progress};
 
-/// How long a coordinator has to answer a request.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// How long a coordinator has to answer a request: longer than the claim of one that has died lasts.
+const ANSWER_WITHIN: Duration = Duration::from_secs(6);
 
 /// The routes.
 pub fn routes(app: &Arc<App>) -> Router {
@@ -161,7 +161,7 @@ fn table(items: &[Value]) -> Value {
             progress["bytesCopied"],
             millis("lagMicros"),
             millis("pauseMicros"),
-            item["reason"],
+            why(item),
         ]);
         json!({ "cells": cells, "object": { "metadata": item["metadata"] } })
     });
@@ -169,6 +169,17 @@ fn table(items: &[Value]) -> Value {
         "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {},
         "columnDefinitions": columns, "rows": rows.collect::<Vec<_>>(),
     })
+}
+
+/// Why the move does not go on, or why it went back.
+fn why(item: &Value) -> Value {
+    let failing = &item["progress"]["failing"][0];
+    match (failing["step"].as_str(), failing["reason"].as_str(), failing["times"].as_u64()) {
+        (Some(step), Some(reason), Some(times)) if item["over"] != true => {
+            json!(format!("{step} failed {times} times: {reason}"))
+        }
+        _ => item["reason"].clone(),
+    }
 }
 
 async fn asked(app: &Arc<App>, id: &str, verb: &str) -> Response {
@@ -207,14 +218,26 @@ async fn ask(app: &Arc<App>, id: &str, verb: &str) -> Result<(), ApiError> {
     let Some(written) = meta.client.commit(&[expect], vec![write]).await.map_err(unavailable)? else {
         return Err(ApiError::Conflict(format!("somebody else asks something of move {id}: try again")));
     };
+    let record_of = |entries: &Entries| moves::record(entries, record.id);
     let answer = entries.wait_for(|entries| {
         let stored = entries.keys.get(&key);
         stored.is_some_and(|stored| stored.mod_revision > written)
+            || record_of(entries).is_none_or(|now| now.heard >= written || now.phase.is_over())
     });
     let answered = match tokio::time::timeout(ANSWER_WITHIN, answer).await {
-        Ok(Ok(entries)) => {
-            entries.keys.get(&key).and_then(|stored| serde_json::from_slice::<Asked>(&stored.value).ok())
-        }
+        Ok(Ok(entries)) => match record_of(&entries) {
+            // What counts is the record: it is what another coordinator goes on from.
+            Some(now) if now.heard >= written => return Ok(()),
+            Some(now) if now.phase.is_over() => {
+                return Err(ApiError::Conflict(format!(
+                    "move {id} is over ({}): begin another one",
+                    word(now.phase)
+                )));
+            }
+            _ => {
+                entries.keys.get(&key).and_then(|stored| serde_json::from_slice::<Asked>(&stored.value).ok())
+            }
+        },
         _ => {
             return Err(ApiError::Unavailable(format!(
                 "no coordinator has answered within {} s; the request stands: see the move's status",

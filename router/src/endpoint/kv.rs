@@ -99,7 +99,7 @@ impl Kv {
             Plan::FanOut(fan_out) if method == Call::Range => {
                 self.app.range_over(&fan_out, generation, body, deadline).await
             }
-            Plan::FanOut(fan_out) => self.app.delete_over(fan_out, generation, body, deadline).await,
+            Plan::FanOut(fan_out) => self.app.delete_over(&fan_out.spread, body, deadline).await,
             Plan::One { store, leases, spread } => {
                 let store = self.app.stores.get(store);
                 let to = To { store, at_least: self.app.shown.of(&spread), generation };

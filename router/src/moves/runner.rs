@@ -1,5 +1,6 @@
 //! The task of one move: polls its machine, runs the steps, and brings back the answers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,21 +8,23 @@ use std::time::Duration;
 use kindred_partition_config::ids::MoveId;
 use kindred_router_core::moves::machine::{Machine, Request, Status, TICK};
 use kindred_router_core::moves::record::{MoveRecord, Phase};
-use kindred_router_core::moves::step::{Answer, Step, StepName, Ticket, What};
+use kindred_router_core::moves::step::{Answer, Step, StepName, Ticket, UnitAt, What};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::rate::Rate;
 use super::units::UnitSteps;
-use super::{Moves, Progress, coordinator_key, record_steps, request_key};
+use super::{Failing, Moves, Progress, coordinator_key, record_steps, request_key};
 use crate::app::App;
 use crate::failpoint;
-use crate::meta::Meta;
 use crate::meta::client::{Expect, Write};
+use crate::meta::{Meta, MetaError};
 
 /// How often the progress is written to meta, when it has changed.
 const REPORT: Duration = Duration::from_secs(1);
+/// Steps of which a report says why they fail.
+const FAILING_MAX: usize = 8;
 
 /// What was copied by the steps of one move.
 #[derive(Debug, Default)]
@@ -30,7 +33,7 @@ pub(super) struct Copied {
     pub bytes: AtomicU64,
 }
 
-/// What an operator asks of a move; the coordinator puts its answer in.
+/// What an operator asks of a move; the coordinator puts its answer in, when the move's record says it or it is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asked {
@@ -50,19 +53,38 @@ pub(super) struct Runner {
     lease: i64,
     copied: Arc<Copied>,
     began: Instant,
-    steps: JoinSet<(Ticket, StepName, Answer)>,
+    steps: JoinSet<(Ticket, StepName, Option<UnitAt>, Answer)>,
+    /// What failed when it was last tried.
+    failing: BTreeMap<(StepName, Option<UnitAt>), Failing>,
     phase: Phase,
     frozen_at: Option<Instant>,
     pause: Option<Duration>,
     reported: Progress,
-    /// The version of the last request that was answered.
+    /// The version of the claim, as last written.
+    claim: i64,
+    /// The version of the request that the machine has taken, and of the one that was answered.
+    taken: i64,
     answered: i64,
     /// There is something that operators wait for.
     report_now: bool,
+    /// Writes to meta that the machine does not wait for; one of each kind at a time.
+    writes: JoinSet<Written>,
+    reporting: bool,
+    report_again: bool,
+    answering: bool,
+}
+
+/// What became of a write.
+enum Written {
+    /// The progress: the claim's version then, `None` when it is not this router's any more.
+    Report(Progress, Result<Option<i64>, MetaError>),
+    /// The answer to the request of this version.
+    Answer(i64, Result<Option<i64>, MetaError>),
 }
 
 impl Runner {
-    pub(super) fn new(moves: &Moves, record: MoveRecord, version: i64, lease: i64) -> Self {
+    /// The coordinator of a move with this record, whose claim was written at version `claim` under the lease.
+    pub(super) fn new(moves: &Moves, record: MoveRecord, version: i64, lease: i64, claim: i64) -> Self {
         let (id, phase) = (record.id, record.phase);
         Self {
             app: moves.app.clone(),
@@ -74,12 +96,19 @@ impl Runner {
             copied: Arc::default(),
             began: Instant::now(),
             steps: JoinSet::new(),
+            failing: BTreeMap::new(),
             phase,
             frozen_at: None,
             pause: None,
             reported: Progress::default(),
+            claim,
+            taken: 0,
             answered: 0,
             report_now: false,
+            writes: JoinSet::new(),
+            reporting: false,
+            report_again: false,
+            answering: false,
         }
     }
 
@@ -94,6 +123,7 @@ impl Runner {
                 self.spawn(step);
             }
             self.note_phase();
+            self.hear();
             if std::mem::take(&mut self.report_now) {
                 report.reset_immediately();
             }
@@ -107,21 +137,38 @@ impl Runner {
             }
             tokio::select! {
                 Some(step) = self.steps.join_next(), if !self.steps.is_empty() => match step {
-                    Ok((ticket, name, answer)) => self.answer(ticket, name, answer),
+                    Ok((ticket, name, at, answer)) => self.answer(ticket, name, at, answer),
                     Err(error) => tracing::error!(move_id = self.id.0, %error, "a step of a move failed badly"),
                 },
+                Some(Ok(written)) = self.writes.join_next(), if !self.writes.is_empty() => self.written(written),
                 _ = tick.tick() => {}
-                _ = report.tick() => self.report().await,
-                changed = entries.changed() => if changed.is_ok() { self.hear().await },
+                _ = report.tick() => self.report(),
+                // What is asked is heard before the next wait.
+                _ = entries.changed() => {}
             }
         }
-        self.report().await;
+        // The last report is of the end.
+        self.settle_writes().await;
+        self.report();
+        self.settle_writes().await;
         self.leave().await;
         self.id
     }
 
+    async fn settle_writes(&mut self) {
+        while let Some(written) = self.writes.join_next().await {
+            if let Ok(written) = written {
+                self.written(written);
+            }
+        }
+    }
+
     fn spawn(&mut self, step: Step) {
         let Step { ticket, name, what } = step;
+        let at = match &what {
+            What::Unit(call) => Some(call.at),
+            _ => None,
+        };
         match name {
             StepName::BeginSwitch => self.frozen_at = None,
             StepName::Freeze if self.frozen_at.is_none() => self.frozen_at = Some(Instant::now()),
@@ -143,27 +190,42 @@ impl Runner {
                 }
             };
             failpoint::reach(name.as_str(), "after").await;
-            (ticket, name, answer)
+            (ticket, name, at, answer)
         });
     }
 
-    fn answer(&mut self, ticket: Ticket, name: StepName, answer: Answer) {
+    fn answer(&mut self, ticket: Ticket, name: StepName, at: Option<UnitAt>, answer: Answer) {
         match &answer {
             Answer::Failed { reason } => {
                 tracing::debug!(move_id = self.id.0, step = name.as_str(), reason, "a step failed");
+                self.failed(name, at, reason);
             }
             Answer::Lost { reason } | Answer::Different { reason } | Answer::Refused { reason } => {
                 tracing::warn!(move_id = self.id.0, step = name.as_str(), reason, "a move cannot go on so");
+                self.failed(name, at, reason);
             }
-            Answer::Done if name == StepName::Open || name == StepName::Unfreeze => {
-                if let Some(frozen_at) = self.frozen_at {
+            // Neither good nor bad.
+            Answer::Conflict | Answer::Stale | Answer::NotReady => {}
+            _ => {
+                self.failing.remove(&(name, at));
+                let ended = name == StepName::Open || name == StepName::Unfreeze;
+                if let Some(frozen_at) = self.frozen_at.filter(|_| ended) {
                     self.pause = Some(frozen_at.elapsed());
                     self.report_now = true;
                 }
             }
-            _ => {}
         }
         self.machine.answer(ticket, answer, self.began.elapsed());
+    }
+
+    fn failed(&mut self, name: StepName, at: Option<UnitAt>, reason: &str) {
+        let failing = self.failing.entry((name, at)).or_insert_with(|| Failing {
+            step: name.as_str().to_owned(),
+            times: 0,
+            reason: String::new(),
+        });
+        failing.times += 1;
+        reason.clone_into(&mut failing.reason);
     }
 
     fn note_phase(&mut self) {
@@ -183,54 +245,103 @@ impl Runner {
             bytes_copied: self.copied.bytes.load(Ordering::Relaxed),
             lag_micros: self.machine.lag().map(micros),
             pause_micros: self.pause.map(micros),
+            failing: self.failing.values().take(FAILING_MAX).cloned().collect(),
         }
     }
 
     /// Lets operators see how far the move is. Lost reports are followed by others.
-    async fn report(&mut self) {
+    fn report(&mut self) {
         let progress = self.progress();
         if progress == self.reported {
             return;
         }
-        let value = serde_json::to_vec(&progress).unwrap_or_default();
-        let write = Write { lease: self.lease, ..Write::put(coordinator_key(self.id), value) };
-        // Only while the claim is still there: it must not come back without its lease.
-        let claim = self.meta.entries().borrow().keys.get(&coordinator_key(self.id)).map(|c| c.mod_revision);
-        let Some(mod_revision) = claim else { return };
-        let expect = Expect { key: coordinator_key(self.id), mod_revision };
-        if let Ok(Some(_)) = self.meta.client.commit(&[expect], vec![write]).await {
-            self.reported = progress;
+        if self.reporting {
+            self.report_again = true;
+            return;
         }
+        let key = coordinator_key(self.id);
+        let value = serde_json::to_vec(&progress).unwrap_or_default();
+        let write = Write { lease: self.lease, ..Write::put(key.clone(), value) };
+        // Only while the claim is this router's: it must neither come back without its lease nor be another's.
+        let expect = Expect { key, mod_revision: self.claim };
+        self.reporting = true;
+        let meta = self.meta.clone();
+        self.writes.spawn(async move {
+            Written::Report(progress, meta.client.commit(&[expect], vec![write]).await)
+        });
     }
 
-    /// Answers what an operator asks of the move.
-    async fn hear(&mut self) {
+    /// Takes up what an operator asks of the move, and answers it: when it is refused, or the record says it. Whoever
+    /// takes the move over before does the same again.
+    fn hear(&mut self) {
         let key = request_key(self.id);
         let stored = self.meta.entries().borrow().keys.get(&key).cloned();
         let Some(stored) = stored.filter(|stored| stored.mod_revision > self.answered) else { return };
         let Ok(asked) = serde_json::from_slice::<Asked>(&stored.value) else { return };
-        if asked.refused.is_some() {
+        let version = stored.mod_revision;
+        if asked.refused.is_some() || self.answering {
+            return;
+        }
+        if self.machine.record().heard >= version {
+            return self.answer_asked(asked, version, String::new());
+        }
+        if self.taken == version {
             return;
         }
         let result = match asked.request.as_str() {
-            "abort" => self.machine.request(Request::Abort).map_err(|refusal| refusal.to_string()),
-            "reverse" => self.machine.request(Request::Reverse).map_err(|refusal| refusal.to_string()),
-            "complete" => self.machine.request(Request::Complete).map_err(|refusal| refusal.to_string()),
-            other => Err(format!("a move cannot be asked to {other:?}: abort, reverse or complete")),
+            "abort" => self.machine.request(Request::Abort, version),
+            "reverse" => self.machine.request(Request::Reverse, version),
+            "complete" => self.machine.request(Request::Complete, version),
+            other => {
+                let why = format!("a move cannot be asked to {other:?}: abort, reverse or complete");
+                return self.answer_asked(asked, version, why);
+            }
         };
-        self.answered = stored.mod_revision;
-        let answer = Asked { refused: Some(result.err().unwrap_or_default()), ..asked };
-        let value = serde_json::to_vec(&answer).unwrap_or_default();
-        let expect = Expect { key: key.clone(), mod_revision: stored.mod_revision };
-        if let Err(error) = self.meta.client.commit(&[expect], vec![Write::put(key, value)]).await {
-            tracing::debug!(move_id = self.id.0, %error, "an operator's request was not answered");
+        match result {
+            Ok(()) => self.taken = version,
+            Err(refusal) => self.answer_asked(asked, version, refusal.to_string()),
+        }
+    }
+
+    /// Answers the request of this version; an empty `refused` is none.
+    fn answer_asked(&mut self, asked: Asked, version: i64, refused: String) {
+        let key = request_key(self.id);
+        let value = serde_json::to_vec(&Asked { refused: Some(refused), ..asked }).unwrap_or_default();
+        let expect = Expect { key: key.clone(), mod_revision: version };
+        self.answering = true;
+        let meta = self.meta.clone();
+        self.writes.spawn(async move {
+            Written::Answer(version, meta.client.commit(&[expect], vec![Write::put(key, value)]).await)
+        });
+    }
+
+    fn written(&mut self, written: Written) {
+        match written {
+            Written::Report(progress, result) => {
+                self.reporting = false;
+                self.report_now |= std::mem::take(&mut self.report_again);
+                if let Ok(Some(claim)) = result {
+                    (self.claim, self.reported) = (claim, progress);
+                }
+            }
+            Written::Answer(version, result) => {
+                self.answering = false;
+                match result {
+                    // When somebody else has written there, that is heard next.
+                    Ok(_) => self.answered = version,
+                    Err(error) => {
+                        tracing::debug!(move_id = self.id.0, %error, "an operator's request was not answered");
+                    }
+                }
+            }
         }
     }
 
     /// Takes the claim back.
     async fn leave(&self) {
         let gone = Write { value: None, ..Write::put(coordinator_key(self.id), "") };
+        let expect = Expect { key: coordinator_key(self.id), mod_revision: self.claim };
         // Else it goes with the lease.
-        let _ = self.meta.client.commit(&[], vec![gone]).await;
+        let _ = self.meta.client.commit(&[expect], vec![gone]).await;
     }
 }

@@ -191,7 +191,10 @@ impl Run<'_, '_> {
     }
 
     fn delete(&mut self, delete: &Delete) -> OpAnswer {
-        let doomed = self.on.space.collect(&delete.range, LATEST, 0);
+        let mut doomed = self.on.space.collect(&delete.range, LATEST, 0);
+        if let Some(buckets) = delete.buckets {
+            doomed.retain(|version| buckets.contain(version.key()));
+        }
         for version in &doomed {
             self.delete_one(version.key());
         }

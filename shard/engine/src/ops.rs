@@ -4,6 +4,7 @@ use bytes::Bytes;
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
     key::{Key, KeyRange},
+    unit::UnitBuckets,
 };
 
 use crate::version::Version;
@@ -100,6 +101,8 @@ pub struct Put {
 pub struct Delete {
     /// The keys to delete.
     pub range: KeyRange,
+    /// Only those in these buckets.
+    pub buckets: Option<UnitBuckets>,
     /// Answer with the versions before.
     pub prev_kv: bool,
 }

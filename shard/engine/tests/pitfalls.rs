@@ -248,7 +248,9 @@ fn pitfall_a10_odd_ranges_and_missing_keys() {
     write(&mut engine, put("compact_rev_key", ""));
     let backwards = KeyRange::Span { start: Key::from("z"), end: Some(Key::from("a")) };
     assert_eq!(engine.range(&query(backwards.clone())).map(|a| a.count), Ok(0));
-    engine.apply(NOW, Op::Delete(Delete { range: backwards, prev_kv: true })).expect("accepted");
+    engine
+        .apply(NOW, Op::Delete(Delete { range: backwards, buckets: None, prev_kv: true }))
+        .expect("accepted");
     assert_eq!(engine.range(&query(prefix("/registry/"))).map(|a| a.count), Ok(1));
     assert_eq!(engine.range(&all()).map(|a| a.count), Ok(2));
     // Tombstones are not counted, and freed.

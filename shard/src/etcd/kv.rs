@@ -3,7 +3,7 @@
 use std::pin::Pin;
 
 use bytes::Bytes;
-use kindred_engine::ops::{Op, RangeQuery, RevisionFilter};
+use kindred_engine::ops::{Delete, Op, RangeQuery, RevisionFilter};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::{etcdserverpb as pb, raw::kv::k_v_server::KV as Kv};
 use prost::Message;
@@ -12,7 +12,12 @@ use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use super::Member;
-use crate::{convert, encode, etcd_status::KvError, handle::Start, wish::Wish};
+use crate::{
+    convert, encode,
+    etcd_status::KvError,
+    handle::Start,
+    wish::{self, Wish},
+};
 
 /// Chunks of a range stream that wait for the client.
 const STREAM_CHUNKS_MAX: usize = 2;
@@ -83,10 +88,11 @@ impl Kv for KvService {
     }
 
     async fn delete_range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        let buckets = wish::buckets(request.metadata())?;
         let Incoming { message, wish, size } = decode::<pb::DeleteRangeRequest>(request)?;
         let delete = convert::delete(message).map_err(KvError::from)?;
         self.0.check_size(size)?;
-        self.write(Op::Delete(delete), wish).await
+        self.write(Op::Delete(Delete { buckets, ..delete }), wish).await
     }
 
     async fn txn(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {

@@ -148,6 +148,8 @@ pub struct Machine {
     attempt_not_before: Duration,
     redirect: Option<(Goal, Option<String>)>,
     complete: bool,
+    /// The version of the request that is being carried out, or was last.
+    asked: i64,
     switched_at: Option<Duration>,
 }
 
@@ -178,6 +180,7 @@ impl Machine {
             attempt_not_before: Duration::ZERO,
             redirect: None,
             complete: false,
+            asked: 0,
             switched_at: None,
         }
     }
@@ -200,11 +203,26 @@ impl Machine {
         self.units.values().map(|unit| unit.lag).try_fold(Duration::ZERO, |most, lag| Some(most.max(lag?)))
     }
 
-    /// Takes an operator's request, to be carried out by the next polls.
+    /// Takes an operator's request, to be carried out by the next polls: only when [`MoveRecord::heard`] has come to its
+    /// `version` in meta it is sure to be, whatever becomes of this coordinator.
     ///
     /// # Errors
     /// When the move is not in a phase for it, or cannot do it.
-    pub fn request(&mut self, request: Request) -> Result<(), Refusal> {
+    pub fn request(&mut self, request: Request, version: i64) -> Result<(), Refusal> {
+        self.may(request)?;
+        self.asked = version;
+        match request {
+            Request::Complete => self.complete = true,
+            Request::Reverse => {
+                let goal = if self.record.goal == Goal::There { Goal::Back } else { Goal::There };
+                self.redirect = Some((goal, None));
+            }
+            Request::Abort => self.redirect = Some((Goal::Abort, Some("on request".to_owned()))),
+        }
+        Ok(())
+    }
+
+    fn may(&self, request: Request) -> Result<(), Refusal> {
         if self.redirect.is_some() || self.complete {
             return Err(Refusal::Busy);
         }
@@ -213,25 +231,13 @@ impl Machine {
             (_, Phase::Done | Phase::Aborted) => refused("over", "begin another one"),
             (_, Phase::Completing) => refused("completing", "begin another one when it is done"),
             (_, Phase::Aborting) => refused("being aborted", "wait until it is"),
-            (Request::Complete, Phase::Switched) => {
-                self.complete = true;
-                Ok(())
-            }
+            (Request::Complete, Phase::Switched) => Ok(()),
             (Request::Complete, _) => refused("not switched yet", "wait until it is, or abort it"),
-            (Request::Reverse, Phase::Switched) => {
-                self.usable_way_back()?;
-                let goal = if self.record.goal == Goal::There { Goal::Back } else { Goal::There };
-                self.redirect = Some((goal, None));
-                Ok(())
-            }
+            (Request::Reverse, Phase::Switched) => self.usable_way_back(),
             (Request::Reverse, _) => refused("not switched yet", "abort it"),
             (Request::Abort, Phase::Switched) => refused("switched", "reverse it, then complete it"),
             (Request::Abort, _) if self.record.goal != Goal::There => refused("on its way back", "wait"),
-            (Request::Abort, _) => {
-                self.usable_way_back()?;
-                self.redirect = Some((Goal::Abort, Some("on request".to_owned())));
-                Ok(())
-            }
+            (Request::Abort, _) => self.usable_way_back(),
         }
     }
 
@@ -437,6 +443,11 @@ impl Machine {
         let step = self.step(name, What::Unit(call));
         self.calls.insert(step.ticket, (name, at));
         steps.push(step);
+    }
+
+    /// What a record that carries out what was asked says of it.
+    fn hears(&self) -> i64 {
+        self.record.heard.max(self.asked)
     }
 
     fn next_record(&self) -> MoveRecord {

@@ -132,11 +132,19 @@ pub struct MoveRecord {
     /// Why it was aborted, or its last attempt was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The version in meta of the last request of an operator that this record carries out; 0 for none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub heard: i64,
     /// What moves.
     pub legs: Vec<Leg>,
     /// What the configuration said of the Kind before: it says so again when the move ends where it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Said>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 /// Why bytes are no record.
@@ -172,6 +180,7 @@ impl MoveRecord {
             goal: Goal::There,
             attempts: 0,
             reason: None,
+            heard: 0,
             legs: pairs.into_iter().map(leg).collect(),
             before: None,
         })
@@ -229,6 +238,14 @@ impl MoveRecord {
             legs.reverse();
         }
         legs
+    }
+
+    /// The record after the attempt that is under way was given up: what is frozen may serve again. A new term fences what
+    /// was sent for the attempt.
+    #[must_use]
+    pub fn given_up(&self, reason: String) -> Self {
+        let term = Term(self.term.0 + 1);
+        Self { term, phase: Phase::CatchingUp, reason: Some(reason), ..self.clone() }
     }
 
     /// The record after the decision that the leg changes hands, by the map of this generation (R15c). It is written in

@@ -71,6 +71,7 @@ fn add(sum: &mut Counts, of_run: Counts) {
         aborted,
         reversed,
         copies_lost,
+        rescued,
     } = of_run;
     sum.events += events;
     sum.writes += writes;
@@ -84,6 +85,7 @@ fn add(sum: &mut Counts, of_run: Counts) {
     sum.aborted += aborted;
     sum.reversed += reversed;
     sum.copies_lost += copies_lost;
+    sum.rescued += rescued;
 }
 
 #[test]
@@ -134,6 +136,7 @@ fn ten_thousand_seeds() {
             sum.aborted,
             sum.reversed,
             sum.copies_lost,
+            sum.rescued,
         ];
         assert!(
             all.iter().all(|count| *count > 100),

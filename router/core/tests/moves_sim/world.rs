@@ -12,6 +12,7 @@ use kindred_router_core::moves::{
     machine::{Machine, Request, Settings, Status, TICK},
     record::{MoveRecord, Phase},
     step::{Answer, Step, StepName, Ticket, UnitAt, UnitCall, What},
+    watchdog::{self, Watchdog},
 };
 
 use crate::{
@@ -31,6 +32,10 @@ const LEASE_MS: u64 = 3_000;
 /// Nothing goes on for longer.
 const HORIZON_MS: u64 = 120_000;
 const CLIENTS: usize = 3;
+/// How often a router looks at the moves of others.
+const WATCH_MS: u64 = 40;
+/// Tickets above are a watchdog's.
+const WATCHDOGS: u64 = 1 << 40;
 const KEYS: [&str; 6] = ["a", "c", "e", "m", "p", "x"];
 
 /// SplitMix64.
@@ -68,6 +73,7 @@ enum Call {
 #[derive(Debug, Clone)]
 enum Event {
     Tick(usize),
+    Watch(usize),
     Elect,
     Arrive { from: Asker, sent: Box<(Step, Call)>, wanted: bool },
     Reply { to: Asker, ticket: Ticket, reply: Reply },
@@ -109,6 +115,9 @@ struct Router {
     machine: Option<Machine>,
     open: BTreeMap<Ticket, (Step, Option<i64>)>,
     stalled_until: u64,
+    watchdog: Watchdog,
+    /// The record as this router knows it.
+    known: (MoveRecord, i64),
     /// Which of all takeovers its last one was.
     reign: u64,
 }
@@ -134,6 +143,13 @@ pub struct Counts {
     pub aborted: u64,
     pub reversed: u64,
     pub copies_lost: u64,
+    /// Attempts given up by a router that did not make them.
+    pub rescued: u64,
+}
+
+/// The watchdog of a router that has just started.
+fn new_watchdog() -> Watchdog {
+    Watchdog::new(watchdog::Settings::beside(&Settings::default()), WATCHDOGS)
 }
 
 pub struct World {
@@ -198,6 +214,8 @@ impl World {
             machine: None,
             open: BTreeMap::new(),
             stalled_until: 0,
+            watchdog: new_watchdog(),
+            known: (record.clone(), 1),
             reign: 0,
         };
         let mut world = Self {
@@ -217,6 +235,9 @@ impl World {
             random,
         };
         world.after(0, Event::Elect);
+        for router in 0..2 {
+            world.after(0, Event::Watch(router));
+        }
         for client in 0..CLIENTS {
             world.after(client as u64, Event::Client(client));
         }
@@ -272,6 +293,7 @@ impl World {
     fn step(&mut self, event: Event) -> Result<(), Broken> {
         match event {
             Event::Tick(router) => self.tick(router),
+            Event::Watch(router) => self.watch(router),
             Event::Elect => self.elect(),
             Event::Arrive { from, sent, wanted } => self.arrive(from, &sent.0, sent.1, wanted),
             Event::Reply { to, ticket, reply } => self.reply(to, ticket, reply),
@@ -294,7 +316,7 @@ impl World {
                 for router in &mut self.routers {
                     if let Some(machine) = &mut router.machine {
                         // Refused where it makes no sense.
-                        let _ = machine.request(request);
+                        let _ = machine.request(request, 0);
                     }
                 }
             }
@@ -312,6 +334,7 @@ impl World {
         router.incarnation += 1;
         router.machine = None;
         router.open.clear();
+        router.watchdog = new_watchdog();
         // It begins with whatever map it has on its disk.
     }
 
@@ -339,6 +362,7 @@ impl World {
                 self.routers[router].reign = self.counts.takeovers;
                 self.routers[router].incarnation += 1;
                 self.routers[router].open.clear();
+                self.routers[router].watchdog = new_watchdog();
                 let me = format!("{router}.{}", self.routers[router].incarnation);
                 let settings = Settings {
                     follow_every: Duration::from_millis(300),
@@ -351,6 +375,28 @@ impl World {
                 self.after(0, Event::Tick(router));
             }
             self.after(500, Event::Elect);
+        }
+    }
+
+    /// A router looks after a move that it does not coordinate, by a record that may be an old one.
+    fn watch(&mut self, at: usize) {
+        if self.over_at.is_some() {
+            return;
+        }
+        self.after(WATCH_MS, Event::Watch(at));
+        if self.routers[at].stalled_until > self.now {
+            return;
+        }
+        if !self.random.one_in(4) {
+            self.routers[at].known = (self.meta.record.clone(), self.meta.version);
+        }
+        let router = &mut self.routers[at];
+        let me = router.machine.as_ref().map(|_| format!("{at}.{}", router.incarnation)).unwrap_or_default();
+        let (record, version) = &router.known;
+        let steps = router.watchdog.poll(Duration::from_millis(self.now), &me, record, *version);
+        for step in steps {
+            self.counts.rescued += u64::from(step.name == StepName::CancelAttempt);
+            self.begin_step(at, step);
         }
     }
 
@@ -386,27 +432,32 @@ impl World {
             if let (Some(Mutation::AttemptsShareATerm), What::Unit(call)) = (self.mutation, &mut step.what) {
                 call.term = Term(self.routers[at].reign);
             }
-            let asker = (at, self.routers[at].incarnation);
-            self.routers[at].open.insert(step.ticket, (step.clone(), None));
-            self.after(DEADLINE_MS, Event::Deadline { of: asker, ticket: step.ticket });
-            if self.mutation == Some(Mutation::UnfreezeFirst) && step.name == StepName::CancelAttempt {
-                self.unfreeze_all();
-            }
-            let call = match (&step.what, step.name) {
-                (
-                    What::Unit(_),
-                    StepName::Copy | StepName::Tail | StepName::ReverseTail | StepName::ImportLast,
-                ) => Call::Through,
-                (What::Unit(_), StepName::Verify) => Call::Export { after: None },
-                (What::Unit(call), name) => {
-                    let at_follower = matches!(name, StepName::Seal | StepName::Release | StepName::Drop);
-                    let store = if at_follower { call.follower } else { call.owner };
-                    Call::Store { store: usize::from(store.0), name }
-                }
-                (what, _) => Call::Meta(what.clone()),
-            };
-            self.send(asker, step, call);
+            self.begin_step(at, step);
         }
+    }
+
+    /// Sends the first call of a step.
+    fn begin_step(&mut self, at: usize, step: Step) {
+        let asker = (at, self.routers[at].incarnation);
+        self.routers[at].open.insert(step.ticket, (step.clone(), None));
+        self.after(DEADLINE_MS, Event::Deadline { of: asker, ticket: step.ticket });
+        if self.mutation == Some(Mutation::UnfreezeFirst) && step.name == StepName::CancelAttempt {
+            self.unfreeze_all();
+        }
+        let call = match (&step.what, step.name) {
+            (
+                What::Unit(_),
+                StepName::Copy | StepName::Tail | StepName::ReverseTail | StepName::ImportLast,
+            ) => Call::Through,
+            (What::Unit(_), StepName::Verify) => Call::Export { after: None },
+            (What::Unit(call), name) => {
+                let at_follower = matches!(name, StepName::Seal | StepName::Release | StepName::Drop);
+                let store = if at_follower { call.follower } else { call.owner };
+                Call::Store { store: usize::from(store.0), name }
+            }
+            (what, _) => Call::Meta(what.clone()),
+        };
+        self.send(asker, step, call);
     }
 
     fn unfreeze_all(&mut self) {
@@ -518,8 +569,13 @@ impl World {
         if router.open.remove(&ticket).is_none() {
             return;
         }
+        let now = Duration::from_millis(self.now);
+        if ticket.0 > WATCHDOGS {
+            router.watchdog.answer(ticket, &answer, now);
+            return;
+        }
         if let Some(machine) = &mut router.machine {
-            machine.answer(ticket, answer, Duration::from_millis(self.now));
+            machine.answer(ticket, answer, now);
         }
         self.poll(to.0);
     }

@@ -1,25 +1,29 @@
 //! `DeleteRange` over several stores: one atomic part for each store and run of neighbouring keys, one after another in
 //! key order, a ring's by store. Not atomic as a whole: when a part fails, those before it stay done, the rest is not
 //! tried, and the error says so. Sending the request again deletes what is left.
+//!
+//! While keys move a part may be refused. Then what is not done yet is placed anew by the newest map; what is done is not
+//! repeated, wherever it has moved since: that would delete what was written after it, and count differently.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::kind::KindPrefix;
+use kindred_partition_config::unit::Unit;
 use kindred_proto::etcdserverpb as pb;
-use kindred_router_core::parts::Part;
-use kindred_router_core::plan::{FanOut, Placement as _};
+use kindred_router_core::parts::Piece;
 use kindred_wire::kv::{KeyValueRef, put_deleted, put_deleted_prev_kv};
 use kindred_wire::peek::{self, ResponseHeader};
 use kindred_wire::scan::{Fields, WireError};
 use prost::Message as _;
 use tonic::Status;
 
-use super::ask::{Source, on_wire};
+use super::ask::on_wire;
 use super::{malformed, undecodable};
 use crate::app::App;
-use crate::execute::{Deadline, Effect, by_map, call};
+use crate::execute::{Deadline, Effect, by_map, call, of_buckets};
 use crate::hold::{NotOwned, Waiting};
 
 /// What the parts did together.
@@ -67,70 +71,71 @@ impl App {
     /// The error of the first part that failed, with what was done before it.
     pub async fn delete_over(
         &self,
-        fan_out: FanOut,
-        mut generation: u64,
+        spread: &[KindPrefix],
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Bytes, Status> {
         let request = pb::DeleteRangeRequest::decode(body.clone()).map_err(|error| undecodable(&error))?;
-        let FanOut { parts, spread } = fan_out;
-        let mut left = sources_of(&parts);
+        let range = KeyRange::from_wire(request.key.clone(), request.range_end.clone());
+        // A unit that was deleted may move to a store that is still to be asked: it is not deleted again there.
+        let mut done = Done::default();
+        let (mut left, mut generation) = self.left_of(&range, &done);
         // A store that is known to be away fails the whole before anything is done.
-        left.iter().try_for_each(|source| self.stores.get(source.store).ready())?;
+        left.iter().try_for_each(|piece| self.stores.get(piece.store).ready())?;
         let mut deleted = Deleted::default();
-        let mut done: Vec<String> = Vec::new();
         let mut waiting = Waiting::new(self, Effect::Write, deadline.at());
-        while let Some(source) = left.front() {
-            let store = self.stores.get(source.store);
-            let (key, range_end) = on_wire(&source.range);
+        while let Some(piece) = left.pop_front() {
+            let store = self.stores.get(piece.store);
+            let (key, range_end) = on_wire(&piece.range);
             let part = pb::DeleteRangeRequest { key, range_end, prev_kv: request.prev_kv };
             let bytes = Bytes::from(part.encode_to_vec());
             // Each part above those before it, so that the header is the last one's.
-            let at_least = self.shown.of(&spread).max(Revision(deleted.revision));
+            let at_least = self.shown.of(spread).max(Revision(deleted.revision));
             let answer = call(store, Effect::Write, deadline, || async {
-                let request = deadline.at_least(bytes.clone(), at_least);
-                store.kv().delete_range(by_map(request, generation)).await
+                let request = by_map(deadline.at_least(bytes.clone(), at_least), generation);
+                store.kv().delete_range(of_buckets(request, piece.buckets.as_ref())).await
             });
             match answer.await {
-                Ok(answer) => deleted.add(&answer).map_err(malformed)?,
+                Ok(answer) => {
+                    deleted.add(&answer).map_err(malformed)?;
+                    done.add(store.name(), piece.units);
+                }
                 // As a whole nothing was executed yet: the caller plans it anew.
-                Err(status) if done.is_empty() => return Err(status),
+                Err(status) if done.units.is_empty() => return Err(status),
                 Err(status) if NotOwned::of(&status).is_some() => {
                     if let Err(status) = waiting.wait(generation, &body).await {
-                        return Err(partly(&done, deleted.count, store.name(), status));
+                        return Err(partly(&done.stores, deleted.count, store.name(), status));
                     }
-                    // From here on by the newest map. Of a ring, stores that are done are asked again, in vain.
-                    let routes = self.routes.load();
-                    let rest = from(&source.range, &request);
-                    left = sources_of(&routes.parts_of(&rest));
-                    generation = routes.generation();
-                    continue;
+                    (left, generation) = self.left_of(&range, &done);
                 }
-                Err(status) => return Err(partly(&done, deleted.count, store.name(), status)),
+                Err(status) => return Err(partly(&done.stores, deleted.count, store.name(), status)),
             }
-            if !done.iter().any(|name| name == store.name()) {
-                done.push(store.name().to_owned());
-            }
-            left.pop_front();
         }
-        self.shown.show(&spread, Revision(deleted.revision));
+        self.shown.show(spread, Revision(deleted.revision));
         Ok(deleted.answer())
+    }
+
+    /// What is still to be done of a range by the newest map, and that map's generation.
+    fn left_of(&self, range: &KeyRange, done: &Done) -> (VecDeque<Piece>, u64) {
+        let routes = self.routes.load();
+        (routes.pieces_left(range, &done.units).into(), routes.generation())
     }
 }
 
-fn sources_of(parts: &[Part]) -> VecDeque<Source> {
-    let of_part = |part: &Part| {
-        let range = part.range.clone();
-        part.stores.clone().into_iter().map(move |store| Source { store, range: range.clone() })
-    };
-    parts.iter().flat_map(of_part).collect()
+/// What was carried out.
+#[derive(Debug, Default)]
+struct Done {
+    units: Vec<Unit>,
+    /// By which stores, each once.
+    stores: Vec<String>,
 }
 
-/// What is left of a request from the start of this part on.
-fn from(part: &KeyRange, request: &pb::DeleteRangeRequest) -> KeyRange {
-    match KeyRange::from_wire(request.key.clone(), request.range_end.clone()) {
-        KeyRange::Span { end, .. } => KeyRange::Span { start: part.start().clone(), end },
-        single => single,
+impl Done {
+    fn add(&mut self, store: &str, mut units: Vec<Unit>) {
+        self.units.append(&mut units);
+        if !self.stores.iter().any(|name| name == store) {
+            self.stores.push(store.to_owned());
+        }
     }
 }
 

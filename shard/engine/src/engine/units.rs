@@ -202,9 +202,12 @@ impl Engine {
     }
 
     /// The unit is served again, after a committed abort of the attempt (R15). Nothing happens where it is not frozen: a
-    /// coordinator that takes over cannot know, and asks for it whatever has happened since.
+    /// coordinator that takes over cannot know, and asks for it whatever has happened since. Nor where it is unknown.
     pub fn unit_unfreeze(&mut self, by: &UnitMove) -> Result<(), UnitError> {
-        let record = self.space.units.by(by)?;
+        let record = match self.space.units.by(by) {
+            Err(UnitError::Unknown(_)) => return Ok(()),
+            found => found?,
+        };
         if matches!(record.state, UnitState::Frozen { .. }) {
             record.state = UnitState::Tracked { ready: true };
         }

@@ -37,7 +37,7 @@ pub fn put(key: &str, value: &str) -> Op {
 }
 
 pub fn delete(key: &str) -> Op {
-    Op::Delete(Delete { range: KeyRange::Single(key.into()), prev_kv: true })
+    Op::Delete(Delete { range: KeyRange::Single(key.into()), buckets: None, prev_kv: true })
 }
 
 pub fn all() -> RangeQuery {

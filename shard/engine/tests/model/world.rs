@@ -261,7 +261,7 @@ impl World {
     fn op(&self, op: &TxnOp) -> Op {
         match op {
             TxnOp::Put(key, v) => put(KEYS[key.index(KEYS.len())], *v),
-            TxnOp::Delete(range) => Op::Delete(Delete { range: pick(range), prev_kv: true }),
+            TxnOp::Delete(range) => Op::Delete(Delete { range: pick(range), buckets: None, prev_kv: true }),
             TxnOp::Range(range) => Op::Range(Self::query(pick(range))),
             TxnOp::Nested(key, target, result, yes, no) => {
                 Op::Txn(Box::new(self.txn(key, target.clone(), *result, yes, no)))
@@ -295,7 +295,9 @@ impl World {
     pub fn step(&mut self, step: &Step) {
         match step {
             Step::Put(key, v) => self.apply(put(KEYS[key.index(KEYS.len())], *v)),
-            Step::Delete(range) => self.apply(Op::Delete(Delete { range: pick(range), prev_kv: true })),
+            Step::Delete(range) => {
+                self.apply(Op::Delete(Delete { range: pick(range), buckets: None, prev_kv: true }))
+            }
             Step::Txn(key, target, result, yes, no) => {
                 let txn = self.txn(key, target.clone(), *result, yes, no);
                 if !touches_twice(&Op::Txn(Box::new(txn.clone()))) {

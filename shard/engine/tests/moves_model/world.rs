@@ -336,7 +336,7 @@ impl World {
                 let doomed =
                     self.reference.list(&range, Revision(i64::MAX), |key| self.owner(key) == Some(e));
                 let changes = doomed.into_iter().map(|kv| (kv.key, None)).collect();
-                (Op::Delete(Delete { range, prev_kv: false }), changes)
+                (Op::Delete(Delete { range, buckets: None, prev_kv: false }), changes)
             }
             3 => {
                 let others: BTreeSet<String> = (0..3).map(|_| self.random.of(&self.keys).clone()).collect();

@@ -81,10 +81,10 @@ impl Clients {
         let lease = if let What::Put(lease) = what { lease } else { None };
         let op = match what {
             What::Put(lease) => put(&key, value, lease),
-            What::Delete => Op::Delete(Delete { range: range.clone(), prev_kv: false }),
+            What::Delete => Op::Delete(Delete { range: range.clone(), buckets: None, prev_kv: false }),
             What::Update(at) => guarded(&key, at, put(&key, value, None)),
             What::Remove(at) => {
-                guarded(&key, at, Op::Delete(Delete { range: range.clone(), prev_kv: false }))
+                guarded(&key, at, Op::Delete(Delete { range: range.clone(), buckets: None, prev_kv: false }))
             }
         };
         let (result, times) =

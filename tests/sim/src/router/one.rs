@@ -93,7 +93,7 @@ impl Router {
         let (mut revision, mut deleted) = (Revision::ZERO, 0);
         for source in sources {
             let at_least = Revision::from_wire(self.wish(kind).max(revision).get());
-            let op = Op::Delete(Delete { range: source.range, prev_kv: false });
+            let op = Op::Delete(Delete { range: source.range, buckets: None, prev_kv: false });
             let answered = self.call(source.store, Request::Apply { op, at_least }).await;
             match answered {
                 Ok(Reply::Applied(OpAnswer::Delete { header, deleted: count, .. })) => {

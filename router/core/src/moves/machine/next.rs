@@ -39,19 +39,19 @@ impl Machine {
     }
 
     fn take_term(&mut self) -> Vec<Step> {
-        let mut next = self.next_record();
+        let mut next = match self.record.phase {
+            Phase::Switching { .. } => self.record.given_up("its coordinator was taken over".to_owned()),
+            _ => self.next_record(),
+        };
         next.coordinator.clone_from(&self.me);
-        if matches!(next.phase, Phase::Switching { .. }) {
-            next.phase = Phase::CatchingUp;
-            next.reason = Some("its coordinator was taken over".to_owned());
-        }
         self.swap(StepName::TakeTerm, next)
     }
 
     /// What goes before the next step on the way: giving an attempt up, another goal.
     fn change_of_course(&mut self, now: Duration) -> Option<Vec<Step>> {
         if let Some((goal, reason)) = self.redirect.clone() {
-            let mut next = MoveRecord { goal, reason, ..self.next_record() };
+            let heard = self.hears();
+            let mut next = MoveRecord { goal, reason, heard, ..self.next_record() };
             next.phase = match (next.unsettled().is_empty(), goal) {
                 (false, _) => Phase::CatchingUp,
                 (true, Goal::Abort) => Phase::Aborting,
@@ -70,7 +70,7 @@ impl Machine {
             }
             (None, false) => return None,
         };
-        let next = MoveRecord { phase: Phase::CatchingUp, reason: Some(reason), ..self.next_record() };
+        let next = self.record.given_up(reason);
         Some(self.swap(StepName::CancelAttempt, next))
     }
 
@@ -187,7 +187,7 @@ impl Machine {
     fn hold_open(&mut self, now: Duration, steps: &mut Vec<Step>) {
         let since = *self.switched_at.get_or_insert(now);
         if self.all_finished() && (self.complete || now >= since + self.settings.reverse_window) {
-            let next = MoveRecord { phase: Phase::Completing, ..self.next_record() };
+            let next = MoveRecord { phase: Phase::Completing, heard: self.hears(), ..self.next_record() };
             steps.extend(self.swap(StepName::Complete, next));
             return;
         }

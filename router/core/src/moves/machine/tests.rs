@@ -139,11 +139,11 @@ fn from_the_first_step_to_the_last() {
         ]
     );
     assert!(bench.record.legs.iter().all(|leg| leg.moved && leg.owner() == StoreIdx(2)));
-    bench.machine.request(Request::Complete).unwrap();
+    bench.machine.request(Request::Complete, 0).unwrap();
     bench.to(Phase::Done);
     assert_eq!((bench.count("open"), bench.count("drop"), bench.count("forget")), (3, 3, 3));
     assert_eq!(
-        bench.machine.request(Request::Abort).unwrap_err().to_string(),
+        bench.machine.request(Request::Abort, 0).unwrap_err().to_string(),
         "the move is over: begin another one"
     );
 }
@@ -163,18 +163,18 @@ fn back_and_there_again() {
     let mut bench = Bench::new();
     bench.to(Phase::Switched);
     assert!(
-        matches!(bench.machine.request(Request::Reverse), Err(Refusal::NoWayBack { .. })),
+        matches!(bench.machine.request(Request::Reverse, 0), Err(Refusal::NoWayBack { .. })),
         "it does not follow yet"
     );
     bench.go(Duration::from_secs(1), |_| false);
-    bench.machine.request(Request::Reverse).unwrap();
-    assert_eq!(bench.machine.request(Request::Reverse), Err(Refusal::Busy));
+    bench.machine.request(Request::Reverse, 0).unwrap();
+    assert_eq!(bench.machine.request(Request::Reverse, 0), Err(Refusal::Busy));
     bench.to(Phase::Ready);
     assert_eq!(bench.record.goal, Goal::Back);
     bench.to(Phase::Switched);
     assert!(bench.record.legs.iter().all(|leg| !leg.moved && leg.epoch.is_some()));
     bench.go(Duration::from_secs(1), |_| false);
-    bench.machine.request(Request::Reverse).unwrap();
+    bench.machine.request(Request::Reverse, 0).unwrap();
     bench.to(Phase::CatchingUp);
     bench.to(Phase::Switched);
     assert!(bench.record.legs.iter().all(|leg| leg.moved));
@@ -191,11 +191,11 @@ fn a_follower_that_lost_its_copy_is_no_way_back() {
     };
     bench.answers = Box::new(lost);
     bench.go(Duration::from_secs(1), |_| false);
-    assert!(matches!(bench.machine.request(Request::Reverse), Err(Refusal::NoWayBack { .. })));
+    assert!(matches!(bench.machine.request(Request::Reverse, 0), Err(Refusal::NoWayBack { .. })));
     // It is copied again, and then there is one.
     bench.answers = Box::new(|_| None);
     bench.go(Duration::from_secs(1), |_| false);
-    assert_eq!(bench.machine.request(Request::Reverse), Ok(()));
+    assert_eq!(bench.machine.request(Request::Reverse, 0), Ok(()));
 }
 
 #[test]
@@ -223,20 +223,20 @@ fn an_attempt_that_takes_too_long_is_given_up_first_and_unfrozen_then() {
 fn aborts() {
     let mut early = Bench::new();
     early.to(Phase::Verifying);
-    early.machine.request(Request::Abort).unwrap();
+    early.machine.request(Request::Abort, 0).unwrap();
     early.to(Phase::Aborted);
     assert_eq!((early.count("drop"), early.count("unfreeze"), early.count("decide")), (3, 0, 0));
     // What has moved already goes back first.
     let mut late = Bench::new();
     late.to(Phase::Switching { attempt: 2, leg: 1 });
-    late.machine.request(Request::Abort).unwrap();
+    late.machine.request(Request::Abort, 0).unwrap();
     late.to(Phase::Aborted);
     assert!(late.record.legs.iter().all(|leg| !leg.moved));
     assert_eq!((late.count("decide"), late.count("drop")), (2, 3));
     let mut switched = Bench::new();
     switched.to(Phase::Switched);
     assert!(matches!(
-        switched.machine.request(Request::Abort),
+        switched.machine.request(Request::Abort, 0),
         Err(Refusal::Phase { phase: "switched", .. })
     ));
     // What is different is not switched.
@@ -245,6 +245,35 @@ fn aborts() {
         Box::new(|name| (name == StepName::Verify).then(|| Answer::Different { reason: "key x".to_owned() }));
     different.to(Phase::Aborted);
     assert_eq!((different.record.reason.as_deref(), different.count("begin-switch")), (Some("key x"), 0));
+}
+
+/// A coordinator that dies after it took a request has told nobody unless the record says so.
+#[test]
+fn a_request_is_heard_when_the_record_says_so() {
+    let mut bench = Bench::new();
+    bench.to(Phase::Verifying);
+    bench.machine.request(Request::Abort, 17).unwrap();
+    assert_eq!((bench.machine.record().heard, bench.record.heard), (0, 0));
+    bench.go(Duration::from_secs(1), |record| record.goal == Goal::Abort);
+    assert_eq!(bench.record.heard, 17, "with the very write that carries it out");
+    let mut bench = Bench::new();
+    bench.to(Phase::Switched);
+    bench.go(Duration::from_secs(1), |_| false);
+    bench.machine.request(Request::Reverse, 18).unwrap();
+    bench.to(Phase::Ready);
+    assert_eq!(bench.record.heard, 18);
+    bench.to(Phase::Switched);
+    bench.go(Duration::from_secs(1), |_| false);
+    bench.machine.request(Request::Complete, 19).unwrap();
+    bench.to(Phase::Completing);
+    assert_eq!(bench.record.heard, 19);
+    // What nobody asked for is not heard.
+    let mut alone = Bench::new();
+    alone.to(Phase::Switched);
+    alone.go(Settings::default().reverse_window, |record| record.phase != Phase::Switched);
+    alone.to(Phase::Done);
+    assert_eq!(alone.record.heard, 0);
+    assert!(!String::from_utf8(alone.record.to_json()).unwrap().contains("heard"));
 }
 
 #[test]
