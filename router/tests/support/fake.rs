@@ -286,6 +286,7 @@ impl shard_server::Shard for Fake {
         lease_revoke(LeaseRevokeRequest) -> LeaseRevokeResponse,
         lease_forget(LeaseForgetRequest) -> LeaseForgetResponse,
         lease_keys(LeaseKeysRequest) -> LeaseKeysResponse,
+        keep(KeepRequest) -> KeepResponse,
     }
 
     type LeaseEndedStream = Pin<Box<dyn Stream<Item = Result<pb::LeaseEndedResponse, Status>> + Send>>;
