@@ -75,6 +75,7 @@ pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
             EngineError::LeaseTtlTooLarge(_) => EtcdError::LeaseTtlTooLarge,
             EngineError::TooManyKept => EtcdError::TooManyRequests,
             EngineError::ClockOffset { .. }
+            | EngineError::Ceiling { .. }
             | EngineError::DuplicateWatchId
             | EngineError::MixedModes(_)
             | EngineError::NotOwned(_) => return None,
@@ -106,6 +107,10 @@ pub fn status(error: &KvError) -> Status {
             let of = |key: &Key, mode: Durability| KeyOnStore { key: key.to_vec(), store: mode.to_string() };
             let keys = vec![of(&mixed.one, mixed.one_mode), of(&mixed.other, mixed.other_mode)];
             kindred_transport::grpc::refusal(&KindredError::CrossDurabilityTxn { keys })
+        }
+        KvError::Engine(EngineError::Ceiling { .. }) => {
+            let waiting_for = "the disk to take a higher clock ceiling (R2)".to_owned();
+            kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for })
         }
         KvError::AwaitsClock => {
             let waiting_for = "a router's handshake that finds this store's clock within 10 s of the others'";

@@ -103,11 +103,24 @@ impl Applier<'_> {
     ) -> Result<(), EngineError> {
         match op {
             Op::Range(query) => {
-                read::check_revision(query.revision, self.space.floor_of(&query.range), begin)
+                read::check_revision(query.revision, self.space.floor_of(&query.range), begin)?;
+                self.space.check_gaps(&query.range, query.revision)
             }
-            Op::Put(put) => self.check_put(put),
-            Op::Delete(_) => Ok(()),
+            Op::Put(put) => {
+                self.check_ceiling()?;
+                self.check_put(put)
+            }
+            Op::Delete(_) => self.check_ceiling(),
             Op::Txn(txn) => taken(txn, path).iter().try_for_each(|op| self.check(op, path, begin)),
+        }
+    }
+
+    /// Nothing is assigned at or above the ceiling (R2): the caller waits until it is raised.
+    fn check_ceiling(&self) -> Result<(), EngineError> {
+        if self.clock.may_assign(self.now) {
+            Ok(())
+        } else {
+            Err(EngineError::Ceiling { ceiling: self.clock.ceiling() })
         }
     }
 

@@ -44,6 +44,8 @@ pub struct Clock {
     /// The highest wall clock reading so far, microseconds; raises do not move it, so that a chain of raises cannot carry
     /// the clock further than one maximum offset from the wall (R3).
     held: i64,
+    /// Everything assigned, promised and raised to is below this (R2).
+    ceiling: i64,
 }
 
 impl Clock {
@@ -56,7 +58,7 @@ impl Clock {
             RevisionMode::Hlc(slot) => compose(held, slot),
             RevisionMode::Dense => DENSE_START,
         };
-        Self { mode, last, held }
+        Self { mode, last, held, ceiling: i64::MAX }
     }
 
     /// The highest revision assigned, promised or raised to; later assignments are above it.
@@ -75,13 +77,36 @@ impl Clock {
         }
     }
 
+    /// Below this everything stays that is assigned, promised or raised to from now on (R2); it is on disk. Without it there
+    /// is none.
+    pub fn set_ceiling(&mut self, ceiling: Revision) {
+        self.ceiling = ceiling.0;
+    }
+
+    /// See [`Clock::set_ceiling`].
+    #[must_use]
+    pub fn ceiling(&self) -> Revision {
+        Revision(self.ceiling)
+    }
+
+    /// Whether there is a next revision below the ceiling. To be asked before anything is assigned.
+    #[must_use]
+    pub fn may_assign(&self, now: WallMicros) -> bool {
+        self.next(self.held.max(micros(now))) < self.ceiling
+    }
+
+    fn next(&self, held: i64) -> i64 {
+        match self.mode {
+            RevisionMode::Hlc(slot) => first_above(self.last.max(compose(held, slot) - 1), slot),
+            RevisionMode::Dense => self.last + 1,
+        }
+    }
+
     /// The next revision: above everything assigned, promised and raised to, not below now, and no other shard's ever.
     pub fn assign(&mut self, now: WallMicros) -> Revision {
         self.hold(now);
-        self.last = match self.mode {
-            RevisionMode::Hlc(slot) => first_above(self.last.max(compose(self.held, slot) - 1), slot),
-            RevisionMode::Dense => self.last + 1,
-        };
+        self.last = self.next(self.held);
+        debug_assert!(self.last < self.ceiling, "asked before: `may_assign`");
         self.last()
     }
 
@@ -94,14 +119,16 @@ impl Clock {
     pub fn promise(&mut self, now: WallMicros) -> Revision {
         self.hold(now);
         if let RevisionMode::Hlc(slot) = self.mode {
-            self.last = self.last.max(compose(self.held, slot));
+            let below_ceiling = first_above(self.ceiling - 1 - (1 << SLOT_BITS), slot);
+            self.last = self.last.max(compose(self.held, slot).min(below_ceiling));
         }
         self.last()
     }
 
     /// Moves the clock so that later assignments are above `to`, a number from another store's clock. Without effect when
     /// they are already. Refused, unchanged, when `to` is more than `max_offset_micros` above this shard's own now (R3).
-    /// Dense: anything above the counter is refused; a dense shard is alone, so such a number is nobody's.
+    /// Dense: anything above the counter is refused; a dense shard is alone, so such a number is nobody's. The same goes for
+    /// what is not below the ceiling, which the caller has raised before.
     pub fn raise(
         &mut self,
         now: WallMicros,
@@ -119,7 +146,7 @@ impl Clock {
             }
             RevisionMode::Dense => return Err(self.refuse(now, to)),
         };
-        if to.0 >> SLOT_BITS > bound {
+        if to.0 >> SLOT_BITS > bound || to.0 >= self.ceiling {
             return Err(self.refuse(now, to));
         }
         self.last = to.0;
@@ -202,6 +229,25 @@ mod tests {
             clock.raise(WallMicros(0), Revision(raised), OFFSET).unwrap();
             assert_eq!(clock.assign(WallMicros(0)).0, expected, "above {raised}");
         }
+    }
+
+    #[test]
+    fn r2_nothing_reaches_the_ceiling() {
+        let mut clock = hlc(5, T0);
+        let ceiling = Revision((T0 as i64 + 3) << 10);
+        clock.set_ceiling(ceiling);
+        assert!(clock.may_assign(WallMicros(T0 + 2)) && !clock.may_assign(WallMicros(T0 + 3)));
+        // Promises go on, up to there and no further.
+        let promised = clock.promise(WallMicros(T0 + 50));
+        assert_eq!(promised.0, (T0 as i64 + 2) << 10 | 5);
+        assert!(!clock.may_assign(WallMicros(T0)), "that was the last one");
+        clock.raise(WallMicros(T0 + 50), ceiling, OFFSET).unwrap_err();
+        clock.raise(WallMicros(T0 + 50), Revision(ceiling.0 - 1), OFFSET).unwrap();
+        assert_eq!(clock.last(), Revision(ceiling.0 - 1));
+        assert_eq!(clock.promise(WallMicros(T0 + 60)), Revision(ceiling.0 - 1));
+        clock.set_ceiling(Revision((T0 as i64 + 100) << 10));
+        assert!(clock.may_assign(WallMicros(T0 + 60)));
+        assert_eq!(clock.assign(WallMicros(T0 + 60)).0, (T0 as i64 + 60) << 10 | 5);
     }
 
     #[test]

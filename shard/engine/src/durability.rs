@@ -11,11 +11,12 @@
 use std::{collections::BTreeMap, fmt};
 
 use kindred_partition_config::{
-    ids::{LeaseId, Revision, Slot},
+    ids::{LeaseId, MoveId, Revision, Slot, Term},
     key::Key,
+    unit::Unit,
 };
 
-use crate::version::Version;
+use crate::{units::UnitMove, version::Version};
 
 /// What a Kind's changes survive, the weakest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -119,7 +120,7 @@ pub enum ModesError {
 pub struct FsyncMark(pub u64);
 
 /// What was applied and is to be written to the logs.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Applied {
     /// For the log that is written every few milliseconds.
     pub buffered: Vec<Logged>,
@@ -128,6 +129,9 @@ pub struct Applied {
     /// What to tell [`crate::engine::Engine::publish_fsync`] when `fsync`, and everything handed out for that log before,
     /// is on disk. Without `fsync` it is the mark of the call before.
     pub mark: FsyncMark,
+    /// Nothing that is applied later is at or below this: when both are on disk, nothing up to here is missing. To be
+    /// written behind the records of the log of mode buffered, whenever it has changed.
+    pub promise: Revision,
 }
 
 /// One record of a log. A batch of them is written whole or not at all.
@@ -141,6 +145,135 @@ pub enum Logged {
     Compaction(Revision),
     /// The modes from now on.
     Modes(Box<KindModes>),
+    /// What a start found missing.
+    Gap(Box<KindGap>),
+    /// All units from now on.
+    Units(Box<UnitTable>),
+    /// Versions that came to a hidden unit from another store.
+    Imported(Box<Imported>),
+}
+
+/// Revisions of which something may have been shown that is lost: those between the two (R10).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Gap {
+    /// The last revision before it of which nothing is missing.
+    pub after: Revision,
+    /// The first one behind it that can be read.
+    pub until: Revision,
+}
+
+impl Gap {
+    /// Whether a read at a revision asks for what may be lost.
+    #[must_use]
+    pub fn hides(&self, at: Revision) -> bool {
+        self.after < at && at < self.until
+    }
+
+    /// Whether who has seen everything below `start` may have seen what is lost.
+    #[must_use]
+    pub fn holds_start(&self, start: Revision) -> bool {
+        self.hides(start.prev()) && start < self.until
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.after.next() >= self.until
+    }
+}
+
+/// The gap of one Kind at one start. One without a prefix is that of every Kind, and of the keys of no Kind, that no other
+/// with the same end names; so a Kind that lost nothing is named with an empty one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KindGap {
+    /// The Kind's prefix, or nothing.
+    pub kind: Key,
+    /// What is missing.
+    pub gap: Gap,
+}
+
+/// The gaps of a Kind, of all that were found.
+pub(crate) fn gaps_of(all: &[KindGap], kind: &[u8]) -> Vec<Gap> {
+    let named = |until: Revision| all.iter().any(|gap| *gap.kind == *kind && gap.gap.until == until);
+    let ours = all.iter().filter(|gap| *gap.kind == *kind || (gap.kind.is_empty() && !named(gap.gap.until)));
+    let mut gaps: Vec<Gap> = ours.map(|gap| gap.gap).filter(|gap| !gap.is_nothing()).collect();
+    gaps.sort_unstable();
+    gaps.dedup();
+    gaps
+}
+
+/// Versions that came to a hidden unit.
+#[derive(Debug, Clone)]
+pub struct Imported {
+    /// The number of its [`UnitEntry`].
+    pub unit: u64,
+    /// In no order that means anything.
+    pub versions: Vec<Version>,
+}
+
+/// All that is durable of the units of a shard: the last table says everything. Imports that are not sealed are in none,
+/// so they are gone after a crash; what was released is [`DurableUnit::Gone`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UnitTable {
+    /// The number of the next record.
+    pub next: u64,
+    /// The oldest first: where they overlap, the newest that holds a key decides over it.
+    pub records: Vec<UnitEntry>,
+    /// The highest term seen of each move.
+    pub terms: Vec<(MoveId, Term)>,
+    /// What was opened here, the oldest first.
+    pub layers: Vec<UnitLayer>,
+}
+
+/// A record of a unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitEntry {
+    /// Its number, never used again.
+    pub number: u64,
+    /// The last move of it.
+    pub by: UnitMove,
+    /// How it stands.
+    pub state: DurableUnit,
+    /// See [`crate::units::UnitRecord::epoch`].
+    pub epoch: u64,
+    /// Nothing of it below is readable.
+    pub floor: Revision,
+    /// It was split off from what was owned; else it was imported.
+    pub split: bool,
+    /// Its gaps.
+    pub gaps: Vec<Gap>,
+}
+
+/// See [`UnitEntry`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DurableUnit {
+    /// Owned, and followed by another store.
+    Tracked,
+    /// Nothing of it above `last`.
+    Frozen {
+        /// The final revision.
+        last: Revision,
+    },
+    /// Hidden, and everything up to `last` is there.
+    Sealed {
+        /// The source's final revision.
+        last: Revision,
+    },
+    /// Owned.
+    Owned,
+    /// Another store's.
+    Gone,
+}
+
+/// A unit that was opened here. The logs may still hold what the shard wrote of it before it gave it away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitLayer {
+    /// Which keys.
+    pub unit: Unit,
+    /// The number of the record whose imports count.
+    pub number: u64,
+    /// It was copied anew, and of what others wrote up to `since` nothing counts.
+    pub fresh: bool,
+    /// The source's final revision.
+    pub since: Revision,
 }
 
 /// All that is durable of a lease: the last record of a lease says everything. Keys are attached by their versions; times
@@ -190,6 +323,13 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
+    /// What another store gave.
+    pub(crate) fn imported(&mut self, unit: u64, versions: Vec<Version>) {
+        if self.on && !versions.is_empty() {
+            self.buffered.push(Logged::Imported(Box::new(Imported { unit, versions })));
+        }
+    }
+
     /// A change that is always fsynced.
     pub(crate) fn push(&mut self, logged: impl FnOnce() -> Logged) {
         if self.on {
@@ -207,11 +347,11 @@ impl Outbox {
         }
     }
 
-    pub(crate) fn take(&mut self) -> Applied {
-        if !self.fsync.is_empty() {
+    pub(crate) fn take(&mut self, waits: bool) -> Applied {
+        if waits || !self.fsync.is_empty() {
             self.mark.0 += 1;
         }
         let (buffered, fsync) = (std::mem::take(&mut self.buffered), std::mem::take(&mut self.fsync));
-        Applied { buffered, fsync, mark: self.mark }
+        Applied { buffered, fsync, mark: self.mark, promise: Revision::ZERO }
     }
 }

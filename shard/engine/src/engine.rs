@@ -23,15 +23,18 @@ use crate::{
     watch::{Watches, feed::Feeds},
 };
 
+mod ceiling;
+pub mod checkpoint;
 mod durability;
 mod feeds;
 mod kept;
 mod leases;
 mod raises;
+mod recover;
 mod types;
 mod units;
 
-pub use self::types::*;
+pub use self::{recover::Recovery, types::*};
 
 /// The floor of a dense engine that was never compacted, as etcd's HashKV shows it.
 const NEVER_COMPACTED: Revision = Revision(-1);
@@ -156,6 +159,7 @@ impl Engine {
     fn compacted(&mut self, at: Revision) {
         if at > self.space.compacted {
             self.space.compacted = at;
+            self.space.compact_gaps(at);
             self.space.outbox.push(|| Logged::Compaction(at));
         }
     }
@@ -192,6 +196,7 @@ impl Engine {
         let scope = self.space.scope(range);
         let floor = if self.reads_kept(asked) { Revision::ZERO } else { self.space.floor_of(range) };
         read::check_revision(asked, floor, self.space.visible(&scope))?;
+        self.space.check_gaps(range, asked)?;
         let mut header = self.space.show(&scope);
         if !self.space.units.is_empty() {
             // A frozen unit shows nothing above its final revision (R15a).
@@ -264,6 +269,7 @@ impl Engine {
         let floor = visible.map(|record| record.floor).fold(self.space.floor, Revision::max);
         if at >= Revision::ZERO {
             read::check_revision(Some(at), floor, current)?;
+            self.space.check_gaps(&KeyRange::everything(), Some(at))?;
         }
         Ok((hash::hash_kv(&self.space, floor, at), at, floor))
     }

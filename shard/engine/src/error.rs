@@ -45,6 +45,12 @@ pub enum EngineError {
     /// A revision to be kept, beside too many that are.
     #[error("too many revisions are kept")]
     TooManyKept,
+    /// The clock has come to the ceiling that is on disk (R2): to be tried again when it is raised.
+    #[error("the clock has come to its ceiling ({ceiling}), which the disk has not raised yet")]
+    Ceiling {
+        /// The ceiling.
+        ceiling: Revision,
+    },
     /// Keys of the request are not this shard's now.
     #[error(transparent)]
     NotOwned(#[from] NotOwned),

@@ -15,7 +15,7 @@ use kindred_partition_config::{
 };
 
 use crate::{
-    durability::LeaseState,
+    durability::{LeaseRecord, LeaseState},
     engine::{EndedLease, LeaseView, MonoMillis},
     error::EngineError,
 };
@@ -35,6 +35,10 @@ pub struct LeaseTable {
     deadlines: BTreeSet<(MonoMillis, LeaseId)>,
     /// Over at their home, which is here, with the stores that still hold keys of them (never none).
     ended: BTreeMap<LeaseId, BTreeSet<Slot>>,
+    /// Keys that a restart found of leases that are over: their deletion was lost.
+    orphans: BTreeMap<LeaseId, BTreeSet<Key>>,
+    /// When they are to be looked at next.
+    orphans_due: Option<MonoMillis>,
 }
 
 #[derive(Debug)]
@@ -164,7 +168,9 @@ impl LeaseTable {
     /// When the next home lease expires.
     #[must_use]
     pub fn deadline(&self) -> Option<MonoMillis> {
-        self.deadlines.first().map(|(deadline, _)| *deadline)
+        let first = self.deadlines.first().map(|(deadline, _)| *deadline);
+        let orphans = self.has_orphans().then(|| self.orphans_due.unwrap_or(MonoMillis(0)));
+        first.into_iter().chain(orphans).min()
     }
 
     /// Home leases that have expired, the longest expired first, at most `max`. They stay live until they are ended.
@@ -228,6 +234,68 @@ impl LeaseTable {
             }
             _ => Err(EngineError::LeaseNotFound(id)),
         }
+    }
+
+    // ---- after a restart
+
+    /// Leases as their last records describe them, with their whole TTL.
+    pub(crate) fn restore(now: MonoMillis, records: Vec<LeaseRecord>) -> Self {
+        let last: HashMap<LeaseId, LeaseState> =
+            records.into_iter().map(|record| (record.id, record.state)).collect();
+        let mut table = Self::new();
+        for (id, state) in last {
+            let (granted_ttl_s, place) = match state {
+                LeaseState::Home { ttl_s, attached } => {
+                    let deadline = deadline_after(now, ttl_s);
+                    table.deadlines.insert((deadline, id));
+                    (ttl_s, Place::Home { deadline, attached: attached.into_iter().collect() })
+                }
+                LeaseState::Adopted { ttl_s, home } => (ttl_s, Place::Adopted { home }),
+                LeaseState::Ended { attached } => {
+                    table.ended.insert(id, attached.into_iter().collect());
+                    continue;
+                }
+                LeaseState::Gone => continue,
+            };
+            table.live.insert(id, Lease { granted_ttl_s, place, keys: BTreeSet::new() });
+        }
+        table
+    }
+
+    /// A key that carries a lease: attached, or to be deleted with [`LeaseTable::orphans`].
+    pub(crate) fn restore_key(&mut self, id: LeaseId, key: Key) {
+        match self.live.get_mut(&id) {
+            Some(lease) => lease.keys.insert(key),
+            None => self.orphans.entry(id).or_default().insert(key),
+        };
+    }
+
+    /// Whether there are keys of leases that were over before a restart.
+    pub(crate) fn has_orphans(&self) -> bool {
+        !self.orphans.is_empty()
+    }
+
+    /// The keys of a lease that was over before a restart, of the next one behind `after`.
+    pub(crate) fn orphans(&self, after: Option<LeaseId>) -> Option<(LeaseId, Vec<Key>)> {
+        let mut rest = self.orphans.iter().filter(|(id, _)| after.is_none_or(|after| **id > after));
+        rest.next().map(|(id, keys)| (*id, keys.iter().cloned().collect()))
+    }
+
+    /// Those that are left are to be looked at again then.
+    pub(crate) fn orphans_wait(&mut self, until: MonoMillis) {
+        self.orphans_due = Some(until);
+    }
+
+    /// They are deleted.
+    pub(crate) fn orphans_done(&mut self, id: LeaseId) {
+        self.orphans.remove(&id);
+    }
+
+    /// Ids of all that is known, in their order.
+    pub(crate) fn known(&self) -> Vec<LeaseId> {
+        let mut ids: Vec<LeaseId> = self.live.keys().chain(self.ended.keys()).copied().collect();
+        ids.sort_unstable();
+        ids
     }
 
     /// What must be durable of a lease.

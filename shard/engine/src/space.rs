@@ -18,17 +18,22 @@ use kindred_partition_config::{
 };
 
 use crate::{
-    durability::{Durability, KindModes, Outbox},
+    durability::{Durability, Gap, KindGap, KindModes, Outbox, gaps_of},
     keyspace::{Keyspace, Span},
     units::table::{UnitId, Units, View},
     version::Version,
 };
 
+mod gaps;
 mod parts;
 mod publishing;
+mod recover;
 mod revisions;
+mod walk;
 
 pub(crate) use self::parts::Splitting;
+pub use self::recover::RestoredKind;
+pub(crate) use self::walk::Place;
 use self::{publishing::Waiting, revisions::Frontier};
 
 /// Which keyspace.
@@ -52,6 +57,7 @@ struct Kind {
     mode: Durability,
     /// It is to be kept and was not: not all of it is in a log or a checkpoint yet.
     unsettled: bool,
+    gaps: Vec<Gap>,
 }
 
 impl Kind {
@@ -65,6 +71,7 @@ impl Kind {
             asked: false,
             mode,
             unsettled: false,
+            gaps: Vec::new(),
         }
     }
 
@@ -105,6 +112,14 @@ pub(crate) struct Space {
     /// The highest floor with which keys ever came from another store: below it their history may have holes.
     pub(crate) imported_floor: Revision,
     pub(crate) modes: KindModes,
+    /// The last of them that are logged.
+    pub(crate) modes_logged: Option<KindModes>,
+    /// Revisions of which something may be lost.
+    gaps: Vec<KindGap>,
+    /// Whether there are any, here or of a unit.
+    has_gaps: bool,
+    /// Where a store began of which nothing before is known; zero with dense revisions.
+    pub(crate) began: Revision,
     /// Whether they differ.
     mixed: bool,
     /// Whether some Kind waits for the fsync log.
@@ -134,6 +149,10 @@ impl Space {
             compacted: Revision::ZERO.min(floor),
             imported_floor: Revision::ZERO,
             modes: KindModes::all(Durability::None),
+            modes_logged: None,
+            gaps: Vec::new(),
+            has_gaps: false,
+            began: if dense { Revision::ZERO } else { start },
             mixed: false,
             some_wait: false,
             outbox: Outbox::default(),
@@ -163,7 +182,8 @@ impl Space {
         let end = prefix.prefix_end();
         let frontier = Frontier { unpublished: None, dirty: false, ..self.others };
         let mode = self.modes.of(&prefix);
-        self.kinds.push(Kind::new(prefix, end, frontier, mode));
+        let gaps = gaps_of(&self.gaps, &prefix);
+        self.kinds.push(Kind { gaps, ..Kind::new(prefix, end, frontier, mode) });
         if frontier.applied > frontier.visible && !self.dense {
             self.mark_dirty(id);
         }

@@ -20,7 +20,7 @@ use kindred_partition_config::{
     unit::Unit,
 };
 
-use crate::version::Version;
+use crate::{durability::Gap, version::Version};
 
 pub(crate) mod table;
 
@@ -118,6 +118,8 @@ pub struct CopyChunk {
     pub keys: Vec<CopiedKey>,
     /// The floor at this chunk; a copy's floor is the highest of its chunks'.
     pub floor: Revision,
+    /// Revisions of which something may be lost (R10).
+    pub gaps: Vec<Gap>,
     /// Where to go on; `None` at the end.
     pub after: Option<Key>,
 }
@@ -140,6 +142,8 @@ pub struct Import {
     pub events: Vec<FollowedEvent>,
     /// The source's floor, if it is told.
     pub floor: Option<Revision>,
+    /// The source's gaps.
+    pub gaps: Vec<Gap>,
     /// With these events everything up to this is there.
     pub through: Option<Revision>,
 }

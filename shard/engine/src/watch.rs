@@ -165,6 +165,7 @@ impl Watches {
     ) -> Result<WatchId, EngineError> {
         space.check(&spec.range, None, None)?;
         let floor = space.floor_of(&spec.range);
+        let gap = spec.start.and_then(|start| space.gap_of_start(&spec.range, start));
         let Some(stream) = self.streams.get_mut(&stream_id) else {
             return Ok(spec.id.unwrap_or(WatchId(0)));
         };
@@ -173,8 +174,9 @@ impl Watches {
         let header = space.show(&scope);
         let start = spec.start.unwrap_or(header.next());
         stream.control.push_back(WatchOut::Created { id, header });
-        if start < floor {
+        if start < floor || gap.is_some() {
             stream.over.insert(id);
+            let floor = floor.max(gap.unwrap_or(floor));
             stream.control.push_back(WatchOut::Compacted { id, floor });
         } else {
             let key = WatchKey(self.next_watch);

@@ -2,20 +2,32 @@
 
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
-    key::KeyRange,
+    key::{Key, KeyRange},
 };
 
 use super::Engine;
 use crate::{
-    durability::{Applied, FsyncMark, KindModes, LeaseRecord, Logged, ModesError, ModesTaken},
+    durability::{Applied, FsyncMark, Gap, KindGap, KindModes, LeaseRecord, Logged, ModesError, ModesTaken},
     space::{KindId, Scope},
     version::Version,
 };
 
 impl Engine {
-    /// There are logs under the shard: from now on [`Engine::take_applied`] tells what belongs into them.
+    /// There are logs under the shard: from now on [`Engine::take_applied`] tells what belongs into them. Of an engine that
+    /// is new, that is its beginning first: nothing before is known here.
     pub fn log_changes(&mut self) {
-        self.space.outbox.on = true;
+        if !std::mem::replace(&mut self.space.outbox.on, true)
+            && let Some(gap) = self.beginning()
+        {
+            self.space.outbox.push(|| Logged::Gap(Box::new(gap)));
+        }
+    }
+
+    /// The store's beginning, as it is kept: everything before it is unknown.
+    pub(crate) fn beginning(&self) -> Option<KindGap> {
+        let gap = Gap { after: Revision::ZERO, until: self.space.began };
+        let known = self.space.began > Revision::ZERO && self.space.began >= self.space.compacted;
+        known.then(|| KindGap { kind: Key::copy_from(b""), gap })
     }
 
     /// The modes in force.
@@ -38,7 +50,7 @@ impl Engine {
     /// What was applied since the last call and is to be written to the logs. Costs nothing where there are none. Between
     /// two calls stands whole requests only, so what one call answers can be written as one batch.
     pub fn take_applied(&mut self) -> Applied {
-        self.space.take_applied()
+        Applied { promise: self.clock.last(), ..self.space.take_applied() }
     }
 
     /// How many records for the fsync log [`Engine::take_applied`] would answer now. A call that made it more is to be

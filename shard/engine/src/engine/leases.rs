@@ -33,6 +33,7 @@ impl Engine {
         id: LeaseId,
     ) -> Result<(Revision, Vec<Slot>), EngineError> {
         self.lease_waits(id)?;
+        self.may_assign_or_wait(wall)?;
         let (keys, stores) = self.leases.begin_end(id).ok_or(EngineError::LeaseNotFound(id))?;
         self.log_lease(id);
         Ok((self.delete_leased(wall, &keys), stores))
@@ -40,8 +41,13 @@ impl Engine {
 
     /// Ends what has expired, at most `max` leases; `true` when more are due.
     pub fn lease_expire(&mut self, wall: WallMicros, now: MonoMillis, max: usize) -> bool {
+        if self.leases.has_orphans() {
+            let ended = self.orphans_end(wall, max);
+            // What could not be deleted now waits a little.
+            self.leases.orphans_wait(if ended { now } else { MonoMillis(now.0.saturating_add(WAIT_MS)) });
+        }
         for id in self.leases.due(now, max) {
-            if self.lease_waits(id).is_err() {
+            if self.lease_waits(id).is_err() || !self.clock.may_assign(wall) {
                 self.leases.put_off(now, id, WAIT_MS);
                 continue;
             }
@@ -51,6 +57,24 @@ impl Engine {
             }
         }
         self.leases.deadline().is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Deletes keys that a restart found of leases that were over: their deletions were lost. Of at most `max` leases; those
+    /// with keys that are moving, or that have another lease or are gone by now, are left alone.
+    fn orphans_end(&mut self, wall: WallMicros, max: usize) -> bool {
+        let (mut after, mut ended) = (None, false);
+        for _ in 0..max {
+            let Some((id, mut keys)) = self.leases.orphans(after) else { break };
+            after = Some(id);
+            if self.keys_wait(&keys).is_err() || !self.clock.may_assign(wall) {
+                continue;
+            }
+            keys.retain(|key| self.space.get(key).is_some_and(|version| version.lease() == id.get()));
+            self.delete_leased(wall, &keys);
+            self.leases.orphans_done(id);
+            ended = true;
+        }
+        ended
     }
 
     /// When the next lease may expire.
@@ -99,6 +123,7 @@ impl Engine {
     /// moving.
     pub fn lease_end(&mut self, wall: WallMicros, id: LeaseId) -> Result<Revision, EngineError> {
         self.lease_waits(id)?;
+        self.may_assign_or_wait(wall)?;
         let known = self.leases.contains(id);
         let keys = self.leases.end_adopted(id);
         if known && !self.leases.contains(id) {
@@ -136,6 +161,14 @@ impl Engine {
             keys.retain(|key| self.space.get(key).is_some());
         }
         Some(keys)
+    }
+
+    fn may_assign_or_wait(&self, wall: WallMicros) -> Result<(), EngineError> {
+        if self.clock.may_assign(wall) {
+            Ok(())
+        } else {
+            Err(EngineError::Ceiling { ceiling: self.clock.ceiling() })
+        }
     }
 
     fn delete_leased(&mut self, wall: WallMicros, keys: &[Key]) -> Revision {

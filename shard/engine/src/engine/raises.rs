@@ -103,7 +103,8 @@ impl Engine {
                 })
             })
         };
-        ranges.iter().any(|range| since < self.space.floor_of(range) || changed(range))
+        let lost = |range: &KeyRange| self.space.check_gaps(range, Some(since)).is_err();
+        ranges.iter().any(|range| since < self.space.floor_of(range) || lost(range) || changed(range))
     }
 
     /// Keeps `at`, which is current somewhere, readable until [`Engine::release`], or for five seconds and hardly longer

@@ -6,7 +6,7 @@ use kindred_partition_config::{
     kind::KindScheme,
 };
 
-use crate::{units::table::View, version::Version};
+use crate::{durability::Gap, units::table::View, version::Version};
 
 /// Wall clock, microseconds since the Unix epoch; passed in, never read here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -135,6 +135,8 @@ pub struct FeedOut {
     pub events: Vec<Event>,
     /// Behind the events: none at or below this is still to come.
     pub watermark: Option<Revision>,
+    /// With the first message: gaps of the ranges that end above the feed's start (R10).
+    pub gaps: Vec<Gap>,
     /// The end: the next event wanted may be below this floor.
     pub compacted: Option<Revision>,
     /// The end: keys of the feed are moving. Everything at or below this was said, and nothing above it is.

@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{Engine, FeedId, WallMicros};
 use crate::{
+    durability::Logged,
     read::LATEST,
     space::Splitting,
     units::{
@@ -77,8 +78,12 @@ impl Engine {
             Some(record) if record.state != UnitState::Gone => return Err(record.refuse("Track")),
             _ => {
                 self.may_split(by)?;
-                let floor = self.space.floor_of_unit(&by.unit);
-                self.space.units.add(by.clone(), UnitState::Tracked { ready: false }, floor, true)
+                let (floor, gaps) = (self.space.floor_of_unit(&by.unit), self.space.gaps_of_unit(&by.unit));
+                let id = self.space.units.add(by.clone(), UnitState::Tracked { ready: false }, floor, true);
+                if let Some(record) = self.space.units.get_mut(id) {
+                    record.gaps = gaps;
+                }
+                id
             }
         };
         if let Some(record) = self.space.units.get_mut(id) {
@@ -103,6 +108,8 @@ impl Engine {
         }
         let record = self.space.units.get(id).ok_or(UnitError::Unknown(by.id))?;
         let ready = record.state == UnitState::Tracked { ready: true };
+        let record = record.view(0);
+        self.log_units();
         let mut tracking = Tracking { ready, keys: 0, bytes: 0, events: 0, floor: record.floor };
         for (_, space) in self.space.parts_of(id) {
             let (keys, events, _, bytes) = space.sizes();
@@ -127,7 +134,7 @@ impl Engine {
 
     /// The unit is tracked no longer; it stays owned. Nothing happens where it is unknown or owned.
     pub fn unit_forget(&mut self, by: &UnitMove) -> Result<(), UnitError> {
-        match self.space.units.by(by) {
+        let forgotten = match self.space.units.by(by) {
             Err(UnitError::Unknown(_)) => Ok(()),
             Err(refused) => Err(refused),
             Ok(record) => match record.state {
@@ -140,7 +147,9 @@ impl Engine {
                 UnitState::Tracked { ready: false } => Err(UnitError::NotReady(by.id)),
                 _ => Err(record.refuse("Forget")),
             },
-        }
+        };
+        self.log_units();
+        forgotten
     }
 
     /// Where a copy begins: a feed of the unit that starts behind this tells what the copy does not.
@@ -162,7 +171,8 @@ impl Engine {
     ) -> Result<CopyChunk, UnitError> {
         let record = self.unit_is_whole(&by.unit, by, "Copy")?;
         let unpublished = self.space.first_unpublished_of(&self.space.homes(&record.by.unit.range));
-        let mut chunk = CopyChunk { keys: Vec::new(), floor: record.floor, after: None };
+        let gaps = record.gaps.clone();
+        let mut chunk = CopyChunk { keys: Vec::new(), floor: record.floor, gaps, after: None };
         let (mut bytes, mut looked, mut last) = (0, 0, None);
         self.space.walk_unit(record, after, |keys, object| {
             if looked == max_keys.max(1) || bytes >= max_bytes {
@@ -193,6 +203,7 @@ impl Engine {
             _ => return Err(record.refuse("Freeze")),
         }
         let (id, range) = (record.id, by.unit.range.clone());
+        self.log_units();
         let scope = self.space.scope_to_raise(&range);
         self.space.raise_all(&[scope], last);
         self.feeds.final_watermark(id, last);
@@ -210,6 +221,7 @@ impl Engine {
         };
         if matches!(record.state, UnitState::Frozen { .. }) {
             record.state = UnitState::Tracked { ready: true };
+            self.log_units();
         }
         Ok(())
     }
@@ -224,6 +236,7 @@ impl Engine {
                 record.newest = last;
                 let id = record.id;
                 self.feeds.over(id, last);
+                self.log_units();
                 Ok(())
             }
             UnitState::Following { .. } if record.epoch == epoch => Ok(()),
@@ -273,11 +286,18 @@ impl Engine {
         record.by.term = by.term;
         let UnitState::Following { through, .. } = record.state else { return Err(record.refuse("Import")) };
         record.floor = record.floor.max(import.floor.unwrap_or(record.floor));
+        record.gaps.extend(import.gaps.iter().filter(|gap| gap.until > record.floor));
+        record.gaps.sort_unstable();
+        record.gaps.dedup();
+        let (unit, mut imported) = (record.id.0, Vec::new());
         let (floor, mut newest) = (record.floor, record.newest);
         self.space.imported_floor = self.space.imported_floor.max(floor);
         for copied in import.keys {
             let Some(head) = copied.versions.last().cloned() else { continue };
             newest = newest.max(head.mod_revision());
+            if self.space.outbox.on {
+                imported.extend(copied.versions.iter().cloned());
+            }
             let keys = self.space.part_for(id, copied.key());
             let known = keys.object(copied.key()).map(|object| object.head().mod_revision());
             let before = keys.import_key(&copied, floor);
@@ -291,6 +311,10 @@ impl Engine {
             let keys = self.space.part_for(id, version.key());
             let before = keys.object(version.key()).and_then(|object| object.live()).cloned();
             if keys.import_event(event) {
+                if self.space.outbox.on {
+                    imported.extend(before.is_none().then(|| event.prev.clone()).flatten());
+                    imported.push(version.clone());
+                }
                 self.unit_lease(id, before.as_ref(), version);
             }
         }
@@ -299,6 +323,8 @@ impl Engine {
             record.newest = newest;
             record.state = UnitState::Following { through, sealed: None };
         }
+        self.space.outbox.imported(unit, imported);
+        self.log_units();
         Ok(through)
     }
 
@@ -401,6 +427,7 @@ impl Engine {
         }
         self.clock.raise(now, last, offset)?;
         record.state = UnitState::Following { through, sealed: Some(last) };
+        self.log_units();
         Ok(())
     }
 
@@ -424,13 +451,26 @@ impl Engine {
         self.watches.end_now(&mut self.space, &by.unit.range, |view| view.leave_out(id, &by.unit));
         self.feeds.end_now(&mut self.space, &by.unit.range, |view| view.leave_out(id, &by.unit));
         self.space.units.turned(id, None);
+        let fresh = self.space.units.get(id).is_some_and(|record| record.epoch == 0);
+        self.space.units.layer(id, fresh, last);
         if let Some(record) = self.space.units.get_mut(id) {
             record.state = UnitState::Owned;
             record.epoch = epoch;
         }
         let over = self.space.units.trim(id);
         self.space.forget_parts(&over);
+        self.space.count_gaps();
+        self.log_units();
         Ok(())
+    }
+
+    /// Logs the table of units, if what is durable of it has changed.
+    pub(super) fn log_units(&mut self) {
+        if self.space.outbox.on
+            && let Some(table) = self.space.units.changed()
+        {
+            self.space.outbox.push(|| Logged::Units(Box::new(table)));
+        }
     }
 
     // ---- either side
@@ -451,6 +491,7 @@ impl Engine {
                 self.space.units.turned(id, Some(epoch));
                 self.watches.lost(id);
                 self.feeds.lost(id);
+                self.log_units();
                 Ok(())
             }
             UnitState::Dropping | UnitState::Gone => Ok(()),

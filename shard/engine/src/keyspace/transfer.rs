@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use hashbrown::HashSet;
 use kindred_partition_config::{ids::Revision, key::Key, unit::Unit};
 
 use super::{Keyspace, Place, Span};
@@ -180,6 +181,31 @@ impl Keyspace {
         self.early_flips.insert((revision, sub, self.came), flip);
     }
 
+    // ---- after a restart
+
+    /// Takes everything into a keyspace that is empty, in any order and also twice: of what is below the floor only what
+    /// was current there.
+    pub(crate) fn restore(&mut self, mut versions: Vec<Version>, floor: Revision) {
+        versions.sort_unstable_by(|a, b| a.order().cmp(&b.order()).then_with(|| a.key().cmp(b.key())));
+        versions.dedup_by(|a, b| a.order() == b.order() && a.key() == b.key());
+        let first = versions.partition_point(|version| version.mod_revision() < floor);
+        let events = versions.split_off(first);
+        let mut dead: HashSet<&[u8]> = HashSet::new();
+        for version in versions.iter().rev() {
+            if self.find(version.key()).is_some() || dead.contains(version.key()) {
+                continue;
+            }
+            if version.is_tombstone() {
+                dead.insert(version.key());
+            } else {
+                self.chain(version);
+            }
+        }
+        for version in events {
+            self.write(version);
+        }
+    }
+
     // ---- copies
 
     /// A key as a copy carries it, without what is not published; `None` when nothing of it can be read.
@@ -188,6 +214,17 @@ impl Keyspace {
         object: &Object,
         floor: Revision,
         unpublished: Option<Revision>,
+    ) -> Option<CopiedKey> {
+        self.copied_from(object, floor, unpublished, &[self])
+    }
+
+    /// The same, with the keyspaces among which its events are.
+    pub(crate) fn copied_from(
+        &self,
+        object: &Object,
+        floor: Revision,
+        unpublished: Option<Revision>,
+        events: &[&Self],
     ) -> Option<CopiedKey> {
         let published = |version: &&Version| unpublished.is_none_or(|first| version.mod_revision() < first);
         let (mut versions, mut before) = (Vec::new(), None);
@@ -198,7 +235,10 @@ impl Keyspace {
                 versions.push(version.clone());
             }
         }
-        let replaced = versions.first().and_then(|first| self.event_of(first)?.prev.clone());
+        let replaced = versions.first().and_then(|first| {
+            let event = events.iter().find_map(|keys| keys.event_of(first));
+            event?.prev.clone()
+        });
         let before = before.filter(|version| !version.is_tombstone()).cloned().or(replaced);
         versions.splice(0..0, before);
         (!versions.is_empty()).then_some(CopiedKey { versions })

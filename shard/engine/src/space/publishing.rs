@@ -77,7 +77,7 @@ impl Space {
 
     /// What is to be written to the logs since the last call.
     pub(crate) fn take_applied(&mut self) -> Applied {
-        let applied = self.outbox.take();
+        let applied = self.outbox.take(!self.waiting.open.is_empty());
         self.seal(applied.mark);
         applied
     }
@@ -251,7 +251,6 @@ impl Space {
             kind.unsettled &= mode != Durability::None;
             kind.mode = mode;
         }
-        self.outbox.on |= modes.differ() || modes.default != Durability::None;
         self.mixed = modes.differ();
         self.some_wait = modes.some_wait();
         self.modes = modes;
@@ -271,8 +270,11 @@ impl Space {
     }
 
     fn log_modes(&mut self) {
-        let modes = &self.modes;
-        self.outbox.push(|| Logged::Modes(Box::new(modes.clone())));
+        if self.modes_logged.as_ref() != Some(&self.modes) {
+            let modes = &self.modes;
+            self.outbox.push(|| Logged::Modes(Box::new(modes.clone())));
+            self.modes_logged = Some(modes.clone());
+        }
     }
 
     /// Makes raises visible of Kinds of which no event waits.

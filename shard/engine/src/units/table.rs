@@ -9,7 +9,12 @@ use kindred_partition_config::{
 };
 
 use super::{NotOwned, UnitError, UnitMove, UnitRecord, UnitState};
-use crate::space::Splitting;
+use crate::{
+    durability::{Gap, UnitLayer, UnitTable},
+    space::Splitting,
+};
+
+mod durable;
 
 /// Which record; never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -137,6 +142,8 @@ pub(crate) struct Record {
     pub newest: Revision,
     /// Target: how far what this store held of it before is removed; `None` when all is.
     pub clearing: Option<Room>,
+    /// Revisions of which something of it may be lost.
+    pub gaps: Vec<Gap>,
     /// Imported keys whose leases are not known here yet.
     pub unattached: BTreeMap<LeaseId, BTreeSet<Key>>,
 }
@@ -178,13 +185,26 @@ pub(crate) struct Units {
     pub(crate) records: Vec<Record>,
     next: u64,
     terms: BTreeMap<MoveId, Term>,
+    /// What was opened here.
+    pub(crate) layers: Vec<UnitLayer>,
+    /// The table that was logged last.
+    logged: UnitTable,
     turns: VecDeque<Turn>,
     turn: u64,
 }
 
 impl Units {
     pub(crate) fn new() -> Self {
-        Self { records: Vec::new(), next: 0, terms: BTreeMap::new(), turns: VecDeque::new(), turn: 0 }
+        Self {
+            records: Vec::new(),
+            // Zero is the number of what no unit imported.
+            next: 1,
+            terms: BTreeMap::new(),
+            layers: Vec::new(),
+            logged: UnitTable { next: 1, ..UnitTable::default() },
+            turns: VecDeque::new(),
+            turn: 0,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -207,7 +227,7 @@ impl Units {
         let id = self.next_id();
         self.next += 1;
         let (newest, unattached, splitting) = (Revision::ZERO, BTreeMap::new(), Splitting::default());
-        let clearing = None;
+        let (clearing, gaps) = (None, Vec::new());
         let epoch = 0;
         self.records.push(Record {
             id,
@@ -219,6 +239,7 @@ impl Units {
             splitting,
             newest,
             clearing,
+            gaps,
             unattached,
         });
         id
@@ -392,7 +413,7 @@ impl Units {
                         let by = UnitMove { unit, ..record.by.clone() };
                         self.add(by, UnitState::Gone, record.floor, false);
                         if let Some(piece) = self.records.last_mut() {
-                            piece.epoch = record.epoch;
+                            (piece.epoch, piece.gaps) = (record.epoch, record.gaps.clone());
                         }
                     }
                 }

@@ -14,6 +14,7 @@ use super::{
     pull::SCAN_MAX,
 };
 use crate::{
+    durability::Gap,
     engine::{FeedId, FeedOut},
     space::{KindId, Scope, Space},
     units::table::{UnitId, View},
@@ -26,6 +27,10 @@ struct Feed {
     kinds: Option<Vec<KindId>>,
     /// To be said first.
     opened: Option<Revision>,
+    /// To be said with it.
+    gaps: Vec<Gap>,
+    /// Its start is in one of them, which ends here.
+    lost_start: Option<Revision>,
     /// Everything below was delivered, or is not wanted.
     next: Revision,
     /// Something at or above `next` may be published for it.
@@ -100,6 +105,16 @@ impl Feed {
         floors.max().unwrap_or(Revision::ZERO)
     }
 
+    fn gaps(&self, space: &Space) -> Vec<Gap> {
+        let mut gaps: Vec<Gap> = match &self.unit {
+            Some(unit) => space.units.of(unit).map(|record| record.gaps.clone()).unwrap_or_default(),
+            None => self.ranges.iter().flat_map(|range| space.gaps_in(range)).collect(),
+        };
+        gaps.sort_unstable();
+        gaps.dedup();
+        gaps
+    }
+
     fn owe(&mut self, watermark: Revision) {
         self.owed = self.owed.max(Some(watermark));
     }
@@ -170,6 +185,8 @@ impl Feeds {
             ranges,
             kinds,
             opened: None,
+            gaps: Vec::new(),
+            lost_start: None,
             next: Revision::ZERO,
             pending: false,
             owed: None,
@@ -185,6 +202,10 @@ impl Feeds {
         let current = feed.current(space);
         let start = start.unwrap_or(current.next());
         feed.opened = Some(start.prev());
+        feed.gaps = feed.gaps(space);
+        feed.gaps.retain(|gap| gap.until > start);
+        let holding = feed.gaps.iter().filter(|gap| gap.holds_start(start));
+        feed.lost_start = holding.map(|gap| gap.until).max();
         feed.next = start;
         // Of several Kinds one may show more.
         feed.pending = start <= feed.current_somewhere(space);
@@ -414,12 +435,14 @@ impl Feeds {
             return None;
         }
         let floor = feed.floor(space);
-        if feed.pending && feed.next < floor {
+        let gaps = std::mem::take(&mut feed.gaps);
+        if (feed.pending && feed.next < floor) || feed.lost_start.is_some() {
+            let floor = floor.max(feed.lost_start.unwrap_or(floor));
             feed.over = true;
             self.unlist(id);
-            return Some(FeedOut { compacted: Some(floor), ..FeedOut::default() });
+            return Some(FeedOut { compacted: Some(floor), gaps, ..FeedOut::default() });
         }
-        let mut out = FeedOut { opened: feed.opened.take(), ..FeedOut::default() };
+        let mut out = FeedOut { opened: feed.opened.take(), gaps, ..FeedOut::default() };
         if feed.lost {
             // It ends where it is: the rest is with the new owner.
             feed.end = Some(feed.end.map_or(feed.next.prev(), |end| end.min(feed.next.prev())));

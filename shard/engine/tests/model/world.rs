@@ -220,6 +220,7 @@ impl World {
         };
         let now = WallMicros(1_000_000);
         let mut engine = Engine::new(config, now);
+        engine.log_changes();
         engine.set_modes(modes).expect("nothing is written");
         let logs = Logs::new(engine.take_applied());
         let clients = Clients::new(&mut engine);

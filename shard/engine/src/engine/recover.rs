@@ -1,0 +1,181 @@
+//! Beginning where the files end; see [`crate::recover`].
+
+use kindred_partition_config::{
+    ids::{LeaseId, Revision},
+    key::{Key, KeyRange},
+};
+
+use super::{Engine, EngineConfig, MonoMillis, RevisionMode, WallMicros};
+use crate::{
+    clock::ClockOffset,
+    durability::{Durability, Gap, KindGap, KindModes, Logged},
+    lease::LeaseTable,
+    recover::{KindReplay, Lost, Recovered, by_kind},
+    space::RestoredKind,
+    units::table::{UnitId, Units},
+};
+
+/// A recovery whose Kinds are still to be replayed.
+pub struct Recovery {
+    config: EngineConfig,
+    recovered: Recovered,
+    modes: KindModes,
+    floor: Revision,
+    compacted: Revision,
+    highest: Revision,
+    imports: u64,
+    /// One for each Kind, the largest first.
+    pub kinds: Vec<KindReplay>,
+}
+
+impl Recovery {
+    /// Sorts what was found.
+    #[must_use]
+    pub fn new(config: EngineConfig, mut recovered: Recovered) -> Self {
+        let highest = recovered.highest();
+        let modes = recovered.modes.take().unwrap_or_else(|| KindModes::all(Durability::None));
+        let imports = recovered.imported.iter().map(|imported| imported.unit).max().unwrap_or(0);
+        let began = began(&recovered.gaps);
+        recovered.gaps.retain(|gap| Some(gap.gap.until) != began);
+        let compacted = recovered.compacted.unwrap_or(Revision::ZERO);
+        let floor = compacted.max(began.unwrap_or(compacted));
+        let mut kinds = by_kind(&config.kinds, &mut recovered, &modes, floor);
+        kinds.sort_by_key(|kind| std::cmp::Reverse(kind.len()));
+        Self { config, recovered, modes, floor, compacted, highest, imports, kinds }
+    }
+
+    /// The engine, when all Kinds were replayed ([`KindReplay::run`]). Refused when a revision was found that no clock could
+    /// have assigned.
+    pub fn finish(
+        self,
+        restored: Vec<RestoredKind>,
+        now: WallMicros,
+        mono: MonoMillis,
+    ) -> Result<Engine, ClockOffset> {
+        let Self { config, recovered, modes, floor, compacted, highest, imports, .. } = self;
+        let dense = config.revisions == RevisionMode::Dense;
+        let mut engine = Engine::new(config, now);
+        engine.clock.recover(highest.max(recovered.start))?;
+        let start = engine.clock.promise(now);
+        let lost = durable_to(&recovered.lost, &modes, &restored);
+        let fresh_gaps = new_gaps(&modes, &restored, &recovered.gaps, lost, start);
+        let mut gaps = recovered.gaps;
+        gaps.retain(|gap| gap.gap.until > compacted);
+        gaps.extend(fresh_gaps.iter().cloned());
+        let mut units = Units::restore(recovered.units.unwrap_or_default());
+        units.next_is_above(UnitId(imports));
+        for record in units.records.iter_mut().filter(|record| record.is_visible()) {
+            record.floor = record.floor.max(compacted);
+            record.gaps.extend(gap_of_range(&record.by.unit.range, &modes, lost, start));
+            record.gaps.retain(|gap| gap.until > compacted);
+        }
+        let space = &mut engine.space;
+        let never = if dense { super::NEVER_COMPACTED } else { floor };
+        space.floor = if floor > Revision::ZERO { floor } else { never };
+        space.compacted = compacted.max(space.compacted);
+        space.began = if dense { Revision::ZERO } else { floor };
+        space.outbox.on = true;
+        let leased: Vec<(LeaseId, Key)> =
+            restored.iter().flat_map(|kind| kind.leased.iter().cloned()).collect();
+        space.restore(restored, modes, units, gaps, start);
+        for gap in fresh_gaps {
+            space.outbox.push(|| Logged::Gap(Box::new(gap)));
+        }
+        engine.log_units();
+        engine.leases = LeaseTable::restore(mono, recovered.leases);
+        for (lease, key) in leased {
+            engine.leases.restore_key(lease, key);
+        }
+        Ok(engine)
+    }
+}
+
+impl Engine {
+    /// The engine that the files describe. Its first [`Engine::take_applied`] must be on disk before it is shown.
+    pub fn recover(
+        config: EngineConfig,
+        now: WallMicros,
+        mono: MonoMillis,
+        recovered: Recovered,
+    ) -> Result<Self, ClockOffset> {
+        let mut recovery = Recovery::new(config, recovered);
+        let kinds = std::mem::take(&mut recovery.kinds);
+        let restored = kinds.into_iter().map(KindReplay::run).collect();
+        recovery.finish(restored, now, mono)
+    }
+}
+
+/// The beginning of the store, before which nothing is known: a gap of everything from zero on that names no Kind.
+fn began(gaps: &[KindGap]) -> Option<Revision> {
+    let whole = gaps.iter().filter(|gap| gap.kind.is_empty() && gap.gap.after == Revision::ZERO);
+    let mut alone = whole.filter(|gap| {
+        let same = gaps.iter().filter(|other| other.gap.until == gap.gap.until);
+        same.count() == 1
+    });
+    alone.next().map(|gap| gap.gap.until)
+}
+
+/// Up to where the Kinds of each mode are whole: the promise, or a later version, before which the log has everything.
+fn durable_to(lost: &Lost, modes: &KindModes, restored: &[RestoredKind]) -> Lost {
+    let highest = |mode: Durability| {
+        let kinds = restored.iter().filter(|kind| modes.of(&kind.prefix) == mode);
+        kinds.map(|kind| kind.highest).max().unwrap_or(Revision::ZERO)
+    };
+    Lost {
+        buffered: lost.buffered.map(|at| at.max(highest(Durability::Buffered))),
+        fsync: lost.fsync.map(|at| at.max(highest(Durability::Fsync))),
+    }
+}
+
+/// What is missing of a Kind of a mode.
+fn gap(mode: Durability, lost: Lost, start: Revision) -> Gap {
+    let after = match mode {
+        Durability::None => Some(Revision::ZERO),
+        Durability::Buffered => lost.buffered,
+        Durability::Fsync => lost.fsync,
+    };
+    Gap { after: after.unwrap_or(start), until: start }
+}
+
+/// The gaps of this start: of every Kind that is known, and of all others together.
+fn new_gaps(
+    modes: &KindModes,
+    restored: &[RestoredKind],
+    known: &[KindGap],
+    lost: Lost,
+    start: Revision,
+) -> Vec<KindGap> {
+    let others = gap(modes.default, lost, start);
+    let restored = restored.iter().map(|kind| &kind.prefix);
+    let mut kinds: Vec<&Key> =
+        restored.chain(modes.kinds.keys()).chain(known.iter().map(|gap| &gap.kind)).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let named = kinds.into_iter().filter(|kind| !kind.is_empty());
+    let named = named.map(|kind| KindGap { kind: kind.clone(), gap: gap(modes.of(kind), lost, start) });
+    let named: Vec<KindGap> = named.filter(|named| named.gap != others).collect();
+    let others = KindGap { kind: Key::copy_from(b""), gap: others };
+    let is_something = |gap: &KindGap| gap.gap.after.next() < gap.gap.until;
+    if is_something(&others) || named.iter().any(is_something) {
+        named.into_iter().chain([others]).collect()
+    } else {
+        Vec::new()
+    }
+}
+
+/// What is missing of a unit: the most that is of one of its Kinds.
+fn gap_of_range(range: &KeyRange, modes: &KindModes, lost: Lost, start: Revision) -> Option<Gap> {
+    let whole = modes.kinds.iter().find(|(kind, _)| {
+        range.start().starts_with(kind) && KeyRange::prefix((*kind).clone()).intersection(range) == *range
+    });
+    let modes: Vec<Durability> = match whole {
+        Some((_, mode)) => vec![*mode],
+        None => {
+            let touched =
+                modes.kinds.iter().filter(|(kind, _)| range.overlaps(&KeyRange::prefix((*kind).clone())));
+            touched.map(|(_, mode)| *mode).chain([modes.default]).collect()
+        }
+    };
+    let gaps = modes.into_iter().map(|mode| gap(mode, lost, start));
+    gaps.min_by_key(|gap| gap.after).filter(|gap| gap.after.next() < gap.until)
+}

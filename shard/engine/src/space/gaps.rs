@@ -1,0 +1,121 @@
+//! Revisions of which something may be lost (R10), and who asks for them.
+
+use kindred_partition_config::{
+    ids::Revision,
+    key::{Key, KeyRange},
+    kind::Located,
+    unit::Unit,
+};
+
+use super::{Kind, Space};
+use crate::{
+    durability::{Gap, KindGap, gaps_of},
+    error::EngineError,
+};
+
+impl Space {
+    /// The gaps that are known of what stands in no unit.
+    pub(crate) fn kind_gaps(&self) -> &[KindGap] {
+        &self.gaps
+    }
+
+    pub(super) fn set_gaps(&mut self, gaps: Vec<KindGap>) {
+        self.gaps = gaps;
+        for kind in &mut self.kinds {
+            kind.gaps = gaps_of(&self.gaps, &kind.prefix);
+        }
+        self.count_gaps();
+    }
+
+    pub(crate) fn count_gaps(&mut self) {
+        let of_units = self.units.records.iter().any(|record| !record.gaps.is_empty());
+        self.has_gaps = of_units || !self.gaps.is_empty();
+    }
+
+    /// What a compaction has passed is told by the floor.
+    pub(crate) fn compact_gaps(&mut self, at: Revision) {
+        if !self.has_gaps {
+            return;
+        }
+        self.gaps.retain(|gap| gap.gap.until > at);
+        for gaps in self.kinds.iter_mut().map(|kind| &mut kind.gaps) {
+            gaps.retain(|gap| gap.until > at);
+        }
+        for record in &mut self.units.records {
+            record.gaps.retain(|gap| gap.until > at);
+        }
+        self.count_gaps();
+    }
+
+    /// Refuses a read at a revision of which something may be lost.
+    pub(crate) fn check_gaps(&self, range: &KeyRange, at: Option<Revision>) -> Result<(), EngineError> {
+        let Some(at) = at.filter(|_| self.has_gaps) else { return Ok(()) };
+        let hides = self.gaps_in(range).into_iter().filter(|gap| gap.hides(at));
+        match hides.map(|gap| gap.until).max() {
+            Some(floor) => Err(EngineError::Compacted { floor }),
+            None => Ok(()),
+        }
+    }
+
+    /// The end of the gap that holds the start of a watch.
+    pub(crate) fn gap_of_start(&self, range: &KeyRange, start: Revision) -> Option<Revision> {
+        let gaps = self.gaps_in(range).into_iter().filter(|gap| gap.holds_start(start));
+        gaps.map(|gap| gap.until).max()
+    }
+
+    /// The gaps of what a range reads, in their order.
+    pub(crate) fn gaps_in(&self, range: &KeyRange) -> Vec<Gap> {
+        if !self.has_gaps {
+            return Vec::new();
+        }
+        self.gaps_of_unit(&Unit::of_range(range.clone()))
+    }
+
+    /// The same of a unit.
+    pub(crate) fn gaps_of_unit(&self, unit: &Unit) -> Vec<Gap> {
+        let (records, rest) = self.units.over(unit);
+        let visible = records.iter().filter(|record| record.is_visible());
+        let mut gaps: Vec<Gap> = visible.flat_map(|record| record.gaps.iter().copied()).collect();
+        for piece in &rest {
+            gaps.extend(self.gaps_of_rest(&piece.range));
+        }
+        gaps.sort_unstable();
+        gaps.dedup();
+        gaps
+    }
+
+    /// The same of what stands in no unit. Of a Kind of which the shard has units, and of which it was asked for nothing
+    /// else, it owns nothing else (see [`Space::floor_of_unit`]).
+    fn gaps_of_rest(&self, range: &KeyRange) -> Vec<Gap> {
+        if self.dense {
+            return gaps_of(&self.gaps, b"");
+        }
+        if let Some(prefix) = self.only_kind(range) {
+            return self.gaps_of_kind(prefix);
+        }
+        let mut gaps = gaps_of(&self.gaps, b"");
+        if let KeyRange::Single(key) = range {
+            if let Located::Pseudo { stem } = self.scheme.locate(key) {
+                gaps.extend(self.gaps_of_kind(&[stem, b"/"].concat()));
+            }
+            return gaps;
+        }
+        let named = self.gaps.iter().map(|gap| &gap.kind).filter(|kind| !kind.is_empty());
+        let overlapped = named.filter(|kind| range.overlaps(&KeyRange::prefix((*kind).clone())));
+        gaps.extend(overlapped.flat_map(|kind| self.gaps_of_kind(kind)));
+        gaps
+    }
+
+    fn gaps_of_kind(&self, prefix: &[u8]) -> Vec<Gap> {
+        let Some(kind) = self.by_prefix.get(prefix).map(|id| self.kind(*id)) else {
+            return gaps_of(&self.gaps, prefix);
+        };
+        if self.limits(kind) { kind.gaps.clone() } else { Vec::new() }
+    }
+
+    fn limits(&self, kind: &Kind) -> bool {
+        let all = KeyRange::Span { start: Key::copy_from(&kind.prefix), end: kind.end.clone() };
+        kind.asked
+            || !self.units.records.iter().any(|record| record.is_visible() && record.by.unit.overlaps(&all))
+    }
+}

@@ -1,0 +1,103 @@
+//! The keys of a checkpoint.
+
+use kindred_partition_config::key::Key;
+
+use super::{KindId, Space};
+use crate::{
+    durability::{Durability, Imported, Logged},
+    keyspace::{Keyspace, Span},
+    units::{UnitState, table::UnitId},
+};
+
+/// How far a walk is: everything of the Kinds, and in its Kind of the keyspaces and of the keys, before this was given. Keys
+/// go only to keyspaces that are younger than the one where they were, so the walk meets them there.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    kind: usize,
+    /// `None` is the Kind's own.
+    unit: Option<UnitId>,
+    after: Option<Key>,
+}
+
+impl Space {
+    /// Gives what is kept of some of the next keys; false when there are no more.
+    pub(crate) fn walk_kept(
+        &self,
+        at: &mut Place,
+        max_keys: usize,
+        max_bytes: usize,
+        give: &mut impl FnMut(Logged),
+    ) -> bool {
+        let (mut keys, mut bytes) = (0, 0);
+        while at.kind < self.kinds.len() {
+            if self.is_kept(at) {
+                let ended = self.walk_space(at, give, |versions, size| {
+                    keys += versions;
+                    bytes += size;
+                    keys < max_keys.max(1) && bytes < max_bytes.max(1)
+                });
+                if !ended {
+                    return true;
+                }
+            }
+            self.next_space(at);
+        }
+        false
+    }
+
+    fn next_space(&self, at: &mut Place) {
+        let parts = self.kind(KindId(at.kind)).parts.iter().map(|(id, _)| *id);
+        let next = parts.filter(|id| at.unit.is_none_or(|unit| *id > unit)).min();
+        *at = match next {
+            Some(unit) => Place { unit: Some(unit), after: None, ..*at },
+            None => Place { kind: at.kind + 1, ..Place::default() },
+        };
+    }
+
+    /// Of a Kind of mode none only what comes from another store and is not opened yet (R15b).
+    fn is_kept(&self, at: &Place) -> bool {
+        let state = at.unit.and_then(|unit| self.units.get(unit)).map(|record| record.state);
+        match state {
+            Some(UnitState::Dropping | UnitState::Gone) => false,
+            Some(UnitState::Following { .. }) => true,
+            _ => self.kind(KindId(at.kind)).mode != Durability::None,
+        }
+    }
+
+    /// Gives one keyspace until it is told to stop; whether it came to its end.
+    fn walk_space(
+        &self,
+        at: &mut Place,
+        give: &mut impl FnMut(Logged),
+        mut goes_on: impl FnMut(usize, usize) -> bool,
+    ) -> bool {
+        let kind = self.kind(KindId(at.kind));
+        let keys = match at.unit {
+            None => Some(&kind.keys),
+            Some(unit) => self.part(KindId(at.kind), unit),
+        };
+        let Some(keys) = keys else { return true };
+        let floor = at.unit.and_then(|unit| self.units.get(unit)).map_or(self.floor, |record| record.floor);
+        let start = at.after.as_ref().map_or_else(|| Key::copy_from(b""), Key::successor);
+        for object in keys.walk(Span { start: &start, end: None }) {
+            // The event of a key that is being split off may still be where the key was.
+            let others = std::iter::once(&kind.keys).chain(kind.parts.iter().map(|(_, keys)| keys));
+            let others: Vec<&Keyspace> = others.collect();
+            let copied = keys.copied_from(object, floor, None, &others);
+            let mut size = object.key().len();
+            if let Some(copied) = copied {
+                let versions = copied.versions;
+                size += versions.iter().map(|version| version.encoded().len()).sum::<usize>();
+                match self.units.number_of(at.unit, object.key()) {
+                    0 => versions.into_iter().for_each(|version| give(Logged::Version(version))),
+                    unit => give(Logged::Imported(Box::new(Imported { unit, versions }))),
+                }
+            }
+            at.after = Some(Key::copy_from(object.key()));
+            if !goes_on(1, size) {
+                return false;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,140 @@
+//! The records as they are logged, and back.
+
+use kindred_partition_config::ids::Revision;
+
+use super::{Record, UnitId, Units};
+use crate::{
+    durability::{DurableUnit, UnitEntry, UnitLayer, UnitTable},
+    units::UnitState,
+};
+
+impl Record {
+    /// What of it must outlive the process: not an import before it is sealed, and of what was given away only that.
+    fn durable(&self) -> Option<UnitEntry> {
+        let state = match self.state {
+            UnitState::Tracked { .. } => DurableUnit::Tracked,
+            UnitState::Frozen { last } => DurableUnit::Frozen { last },
+            UnitState::Following { sealed: Some(last), .. } => DurableUnit::Sealed { last },
+            UnitState::Owned => DurableUnit::Owned,
+            UnitState::Gone => DurableUnit::Gone,
+            UnitState::Following { .. } | UnitState::Dropping if self.epoch > 0 => DurableUnit::Gone,
+            UnitState::Following { .. } | UnitState::Dropping => return None,
+        };
+        let (number, by, epoch) = (self.id.0, self.by.clone(), self.epoch);
+        let (floor, split, gaps) = (self.floor, self.split, self.gaps.clone());
+        Some(UnitEntry { number, by, state, epoch, floor, split, gaps })
+    }
+}
+
+impl Units {
+    /// What is durable now.
+    pub(crate) fn durable(&self) -> UnitTable {
+        UnitTable {
+            next: self.next,
+            records: self.records.iter().filter_map(Record::durable).collect(),
+            terms: self.terms.iter().map(|(id, term)| (*id, *term)).collect(),
+            layers: self.layers.clone(),
+        }
+    }
+
+    /// What is durable now, if that is not what it was the last time.
+    pub(crate) fn changed(&mut self) -> Option<UnitTable> {
+        let mut table = self.durable();
+        // Numbers that were used by imports which are not sealed need not be remembered; they are in no table.
+        if (&table.records, &table.terms, &table.layers)
+            == (&self.logged.records, &self.logged.terms, &self.logged.layers)
+        {
+            return None;
+        }
+        std::mem::swap(&mut table, &mut self.logged);
+        Some(self.logged.clone())
+    }
+
+    /// Notes that a unit is opened: what its record holds counts from now on.
+    pub(crate) fn layer(&mut self, id: UnitId, fresh: bool, since: Revision) {
+        let Some(unit) = self.get(id).map(|record| record.by.unit.clone()) else { return };
+        let layer = UnitLayer { unit, number: id.0, fresh, since };
+        self.layers.retain(|old| {
+            let again = old.number == layer.number && old.unit == layer.unit;
+            !again && !(fresh && layer.unit.covers(&old.unit))
+        });
+        self.layers.push(layer);
+    }
+
+    /// The number under which a checkpoint tells what a keyspace holds of a key.
+    pub(crate) fn number_of(&self, id: Option<UnitId>, key: &[u8]) -> u64 {
+        match id.and_then(|id| self.get(id)) {
+            Some(Record { id, state: UnitState::Following { .. }, .. }) => id.0,
+            _ => {
+                let layer = self.layers.iter().rev().find(|layer| layer.unit.contains(key));
+                layer.map_or(0, |layer| layer.number)
+            }
+        }
+    }
+
+    /// A number that was used is not used again, also when nothing that is durable tells of it.
+    pub(crate) fn next_is_above(&mut self, used: UnitId) {
+        self.next = self.next.max(used.0 + 1);
+    }
+
+    /// The records after a restart. What was split off stands in keyspaces of its own at once.
+    pub(crate) fn restore(table: UnitTable) -> Self {
+        let mut units = Self::new();
+        for entry in &table.records {
+            let (by, epoch) = (entry.by.clone(), entry.epoch);
+            let state = match entry.state {
+                DurableUnit::Tracked => UnitState::Tracked { ready: true },
+                DurableUnit::Frozen { last } => UnitState::Frozen { last },
+                DurableUnit::Sealed { last } => UnitState::Following { through: last, sealed: Some(last) },
+                DurableUnit::Owned => UnitState::Owned,
+                DurableUnit::Gone => UnitState::Gone,
+            };
+            let newest = match entry.state {
+                DurableUnit::Sealed { last } | DurableUnit::Frozen { last } => last,
+                _ => Revision::ZERO,
+            };
+            units.next = entry.number;
+            units.add(by, state, entry.floor, entry.split);
+            if let Some(record) = units.records.last_mut() {
+                (record.epoch, record.newest, record.gaps) = (epoch, newest, entry.gaps.clone());
+            }
+        }
+        units.next = table.next.max(1);
+        units.terms = table.terms.iter().copied().collect();
+        units.layers.clone_from(&table.layers);
+        units.logged = table;
+        units
+    }
+}
+
+impl UnitTable {
+    /// Where a version belongs that was found under a number: in no unit, or in the record at this place. `None` when it
+    /// counts no longer: another store has the key, or what the shard has of it came later.
+    pub(crate) fn place(&self, number: u64, key: &[u8], at: Revision, kept: bool) -> Option<Option<usize>> {
+        let place = self.records.iter().rposition(|record| record.by.unit.contains(key));
+        let record = place.and_then(|place| self.records.get(place));
+        let sealed = match record.map(|record| (record, record.state)) {
+            Some((_, DurableUnit::Gone)) => return None,
+            Some((record, DurableUnit::Sealed { last })) => Some((record, last)),
+            _ => None,
+        };
+        // An import is kept until it is opened, whatever the Kind's mode (R15b).
+        let fresh = sealed.is_some_and(|(record, _)| record.epoch == 0);
+        if !kept && !fresh {
+            return None;
+        }
+        let top = sealed.map(|(record, since)| (record.number, fresh, since));
+        let layers = self.layers.iter().rev().filter(|layer| layer.unit.contains(key));
+        for (of, fresh, since) in
+            top.into_iter().chain(layers.map(|layer| (layer.number, layer.fresh, layer.since)))
+        {
+            if number == of {
+                return Some(place);
+            }
+            if fresh && at <= since {
+                return None;
+            }
+        }
+        (number == 0).then_some(place)
+    }
+}

@@ -1,0 +1,293 @@
+//! Random requests to an engine with logs, and what of its batches a crash leaves.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use kindred_engine::{
+    checkpoint::Walk,
+    durability::{Durability, KindModes, Logged},
+    engine::{Engine, EngineConfig, MonoMillis, RevisionMode, WallMicros},
+    ops::*,
+    recover::{Lost, Recovered},
+};
+use kindred_partition_config::{
+    ids::{LeaseId, Revision},
+    key::{Key, KeyRange},
+    kind::{KindScheme, Located},
+};
+use proptest::{prelude::*, sample::Index};
+
+use crate::check;
+
+pub const KEYS: [&str; 9] = [
+    "/registry/pods/a/1",
+    "/registry/pods/a/2",
+    "/registry/pods/b/1",
+    "/registry/minions/n1",
+    "/registry/minions/n2",
+    "/registry/services/specs/a/x",
+    "/registry/example.com/foos/a/x",
+    "compact_rev_key",
+    "z",
+];
+
+/// All three modes; the keys of no Kind are buffered.
+pub fn mixed() -> KindModes {
+    let modes = [
+        ("/registry/pods/", Durability::Fsync),
+        ("/registry/minions/", Durability::Buffered),
+        ("/registry/services/specs/", Durability::None),
+    ];
+    let kinds: BTreeMap<Key, Durability> = modes.map(|(kind, mode)| (Key::from(kind), mode)).into();
+    KindModes { generation: 1, default: Durability::Buffered, kinds }
+}
+
+#[derive(Debug, Clone)]
+pub enum Step {
+    Put(Index, Option<u8>),
+    Delete(Index),
+    Pair(Index, Index),
+    Grant(u8),
+    Revoke(u8),
+    Compact(Index),
+    Scrub(usize),
+    /// The logs get what was applied.
+    Log,
+    /// A checkpoint begins, goes on, or comes to its end.
+    Walk(usize),
+    Tick(u64),
+}
+
+pub fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (any::<Index>(), prop::option::weighted(0.3, 0..4_u8)).prop_map(|(key, lease)| Step::Put(key, lease)),
+        3 => any::<Index>().prop_map(Step::Delete),
+        3 => (any::<Index>(), any::<Index>()).prop_map(|(a, b)| Step::Pair(a, b)),
+        2 => (0..4_u8).prop_map(Step::Grant),
+        1 => (0..4_u8).prop_map(Step::Revoke),
+        1 => any::<Index>().prop_map(Step::Compact),
+        1 => (1..8_usize).prop_map(Step::Scrub),
+        6 => Just(Step::Log),
+        3 => (1..3_usize).prop_map(Step::Walk),
+        1 => (1..2_000_u64).prop_map(Step::Tick),
+    ]
+}
+
+/// One version that was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    pub revision: Revision,
+    pub sub: u32,
+    pub key: Vec<u8>,
+    /// `None` for a deletion.
+    pub encoded: Option<Vec<u8>>,
+    pub lease: i64,
+}
+
+/// What one call of `take_applied` answered.
+struct Batch {
+    buffered: Vec<Logged>,
+    fsync: Vec<Logged>,
+    promise: Revision,
+}
+
+/// A checkpoint that came to its end.
+struct Checkpoint {
+    records: Vec<Logged>,
+    /// Batches before its beginning, and before its end.
+    from: usize,
+    until: usize,
+}
+
+pub struct World {
+    pub engine: Engine,
+    revisions: RevisionMode,
+    modes: KindModes,
+    batches: Vec<Batch>,
+    walk: Option<(Walk, Vec<Logged>, usize)>,
+    checkpoint: Option<Checkpoint>,
+    now: WallMicros,
+    /// Of a Kind of which nothing is kept.
+    wrote_unkept: bool,
+}
+
+fn written(op: &Op, keys: &mut Vec<Key>) {
+    match op {
+        Op::Put(put) => keys.push(put.key.clone()),
+        Op::Delete(delete) => keys.push(delete.range.start().clone()),
+        Op::Range(_) => {}
+        Op::Txn(txn) => txn.success.iter().for_each(|op| written(op, keys)),
+    }
+}
+
+pub fn config(revisions: RevisionMode) -> EngineConfig {
+    let kinds = KindScheme::default();
+    EngineConfig { revisions, kinds, max_clock_offset_micros: 10_000_000, min_lease_ttl_s: 2 }
+}
+
+pub fn mode_of(modes: &KindModes, key: &[u8]) -> Durability {
+    match KindScheme::default().locate(key) {
+        Located::Object { kind } => modes.of(kind),
+        _ => modes.default,
+    }
+}
+
+const MONO: MonoMillis = MonoMillis(1_000);
+
+impl World {
+    pub fn new(revisions: RevisionMode, modes: KindModes) -> Self {
+        let now = WallMicros(1_000_000);
+        let mut engine = Engine::new(config(revisions), now);
+        engine.log_changes();
+        engine.set_modes(modes.clone()).expect("nothing is written");
+        let (batches, walk, checkpoint, wrote_unkept) = (Vec::new(), None, None, false);
+        let mut world = Self { engine, revisions, modes, batches, walk, checkpoint, now, wrote_unkept };
+        // The beginning is on disk before anything is served.
+        world.log();
+        world
+    }
+
+    fn apply(&mut self, op: Op) {
+        let mut keys = Vec::new();
+        written(&op, &mut keys);
+        let unkept = keys.iter().any(|key| mode_of(&self.modes, key) == Durability::None);
+        // Refused: a lease that is not there, or Kinds of different modes.
+        self.wrote_unkept |= self.engine.apply(self.now, op).is_ok() && unkept;
+    }
+
+    pub fn step(&mut self, step: &Step) {
+        let key = |index: &Index| KEYS[index.index(KEYS.len())];
+        match step {
+            Step::Put(at, lease) => self.apply(put(key(at), *lease)),
+            Step::Delete(at) => {
+                let range = KeyRange::Single(key(at).into());
+                self.apply(Op::Delete(Delete { range, prev_kv: false }));
+            }
+            Step::Pair(a, b) => {
+                let (a, b) = (key(a), key(b));
+                if a != b {
+                    let success = vec![put(a, None), put(b, None)];
+                    self.apply(Op::Txn(Box::new(Txn { compares: vec![], success, failure: vec![] })));
+                }
+            }
+            Step::Grant(lease) => drop(self.engine.lease_grant(MONO, id(*lease), 60 + i64::from(*lease))),
+            Step::Revoke(lease) => drop(self.engine.lease_revoke(self.now, id(*lease))),
+            Step::Compact(at) => {
+                let known = check::changes(&self.all());
+                let revisions: Vec<Revision> = known.iter().map(|change| change.revision).collect();
+                if !revisions.is_empty() {
+                    drop(self.engine.compact(MONO, *at.get(&revisions)));
+                }
+            }
+            Step::Scrub(budget) => drop(self.engine.scrub(*budget)),
+            Step::Log => self.log(),
+            Step::Walk(keys) => self.walk(*keys),
+            Step::Tick(by) => {
+                self.now.0 += by;
+                self.engine.progress_tick(self.now);
+            }
+        }
+        self.engine.validate();
+    }
+
+    /// As the loop does it; here both logs are on disk at once, and a crash cuts them.
+    pub fn log(&mut self) {
+        let applied = self.engine.take_applied();
+        self.batches.push(Batch {
+            buffered: applied.buffered,
+            fsync: applied.fsync,
+            promise: applied.promise,
+        });
+        self.engine.publish();
+        self.engine.publish_fsync(applied.mark);
+    }
+
+    fn walk(&mut self, keys: usize) {
+        self.log();
+        let (mut walk, mut records, from) = match self.walk.take() {
+            Some(walk) => walk,
+            None => (self.engine.checkpoint_begin(), Vec::new(), self.batches.len()),
+        };
+        if self.engine.checkpoint_next(&mut walk, keys, 1 << 20, |logged| records.push(logged)) {
+            self.walk = Some((walk, records, from));
+        } else {
+            self.log();
+            self.checkpoint = Some(Checkpoint { records, from, until: self.batches.len() });
+        }
+    }
+
+    fn all(&self) -> Vec<Logged> {
+        self.batches.iter().flat_map(|batch| batch.buffered.iter().chain(&batch.fsync)).cloned().collect()
+    }
+
+    /// The process dies with this much of its logs on disk, and starts again.
+    pub fn crash(&mut self, (fsync, buffered): (f64, f64), with_checkpoint: bool) {
+        let checkpoint = self.checkpoint.take().filter(|_| with_checkpoint);
+        let least = checkpoint.as_ref().map_or(1, |checkpoint| checkpoint.until);
+        let cut =
+            |part: f64| (((self.batches.len() as f64) * part) as usize).clamp(least, self.batches.len());
+        let (fsync, buffered) = (cut(fsync), cut(buffered));
+        let from = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.from);
+        let mut recovered = Recovered::default();
+        if let Some(checkpoint) = &checkpoint {
+            checkpoint.records.iter().for_each(|logged| recovered.push(logged.clone()));
+        }
+        let kept = self.batches[from.min(fsync)..fsync].iter().flat_map(|batch| &batch.fsync);
+        let tail = self.batches[from.min(buffered)..buffered].iter().flat_map(|batch| &batch.buffered);
+        kept.chain(tail).for_each(|logged| recovered.push(logged.clone()));
+        let whole = fsync == self.batches.len() && buffered == fsync;
+        let promise = self.batches[buffered - 1].promise;
+        let lost = Lost { buffered: Some(promise).filter(|_| !whole), fsync: None };
+        let last = self.batches.last().map_or(Revision::ZERO, |batch| batch.promise);
+        // The ceiling is a little ahead. A dense shard has none.
+        let dense = self.revisions == RevisionMode::Dense;
+        let start = if dense { Revision::ZERO } else { Revision(last.get() + 5_000) };
+        (recovered.lost, recovered.start) = (lost, start);
+        let mut engine = Engine::recover(config(self.revisions), WallMicros(10), MONO, recovered)
+            .expect("no clock is off");
+        engine.validate();
+
+        let of = |batch: &Batch, log: Durability| match log {
+            Durability::Fsync => batch.fsync.clone(),
+            _ => batch.buffered.clone(),
+        };
+        let mut records: Vec<Logged> = Vec::new();
+        records.extend(self.batches[..fsync].iter().flat_map(|batch| of(batch, Durability::Fsync)));
+        records.extend(self.batches[..buffered].iter().flat_map(|batch| of(batch, Durability::Buffered)));
+        let want = check::Want {
+            changes: check::changes(&records),
+            records,
+            modes: self.modes.clone(),
+            after: Some(promise).filter(|_| !whole),
+            start: engine.current_all(),
+            dense,
+        };
+        let here = engine.hash_kv(None).expect("current");
+        check::all(&mut engine, &want);
+        // The logs alone say what the checkpoint and the logs behind it say.
+        let mut alone = Recovered { lost, start, ..Recovered::default() };
+        want.records.iter().for_each(|logged| alone.push(logged.clone()));
+        let mut alone =
+            Engine::recover(config(self.revisions), WallMicros(10), MONO, alone).expect("no clock is off");
+        assert_eq!(alone.hash_kv(None).expect("current"), here);
+        // All that the engine before the crash had is here, if all of it is kept.
+        if whole && !self.wrote_unkept {
+            assert_eq!(self.engine.hash_kv(None).map(|(hash, _, _)| hash), Ok(here.0));
+        }
+    }
+}
+
+fn id(lease: u8) -> LeaseId {
+    LeaseId(i64::from(lease) + 1)
+}
+
+fn put(key: &str, lease: Option<u8>) -> Op {
+    Op::Put(Put {
+        key: key.into(),
+        value: Bytes::from_static(b"value"),
+        lease: lease.map(id),
+        ignore_value: false,
+        ignore_lease: false,
+        prev_kv: false,
+    })
+}
