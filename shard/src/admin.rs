@@ -1,5 +1,7 @@
-//! The admin port: probes and metrics.
+//! The admin port: probes, metrics, and what a crash would lose.
 
+use axum::{Json, response::IntoResponse as _, routing::get};
+use http::StatusCode;
 use kindred_transport::{
     admin::{Admin, Check, serve},
     listener::Listener,
@@ -7,7 +9,7 @@ use kindred_transport::{
 };
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use crate::{etcd::Member, handle::Handle};
+use crate::{durability::status::DurabilityStatus, etcd::Member, handle::Handle};
 
 /// Serves the admin port until the drain stops.
 pub fn spawn(listener: Listener, member: Member, recorder: Option<&'static PrometheusHandle>, drain: &Drain) {
@@ -17,6 +19,7 @@ pub fn spawn(listener: Listener, member: Member, recorder: Option<&'static Prome
         let result = if handle.is_open() { Ok(()) } else { Err("the apply loop has ended") };
         Check::new("apply_loop", result)
     };
+    let durability = member.handle.clone();
     let routes = Admin::new()
         .live(move || vec![loop_check(&live)])
         .ready(move || {
@@ -25,7 +28,22 @@ pub fn spawn(listener: Listener, member: Member, recorder: Option<&'static Prome
             vec![loop_check(&member.handle), Check::new("serving", stopping), Check::new("clock", clock)]
         })
         .metrics(move || recorder.map(PrometheusHandle::render).unwrap_or_default())
-        .routes();
+        .routes()
+        .route(
+            "/api/v1/durability",
+            get(move || {
+                let handle = durability.clone();
+                async move {
+                    match handle.call(|core| core.durability.clone()).await {
+                        // Without a data directory all Kinds are of mode none.
+                        Ok(status) => {
+                            Json(status.unwrap_or_else(DurabilityStatus::of_memory)).into_response()
+                        }
+                        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
+                    }
+                }
+            }),
+        );
     let serving = drain.clone();
     drain.spawn(async move {
         if let Err(error) = serve(listener, routes, &serving).await {

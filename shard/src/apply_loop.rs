@@ -1,31 +1,30 @@
 //! The one task that owns the engine.
 //!
-//! Requests come over one bounded queue, which the loop owns and drains in batches: apply all, make the batch as durable
-//! as it must be, publish it, wake the watch streams, and only then answer (R9). Long work (freeing compacted memory,
-//! expiring leases) is done in slices between batches, and long reads are produced chunk by chunk on request.
+//! Requests come over one bounded queue, which the loop owns and drains in batches: apply all, hand the batch to the logs,
+//! publish what need not wait for them, wake the watch streams, and answer (R9). What must be on disk first, with the
+//! answers that tell of it, waits in a queue, in its order, until its log says that it is; the loop goes on meanwhile and
+//! never waits for a disk. Long work (freeing compacted memory, expiring leases, checkpoints) is done in slices between
+//! batches, and long reads are produced chunk by chunk on request.
 
-use std::{sync::Weak, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
-use kindred_engine::{
-    engine::{FeedId, FeedOut, StreamId, WatchOut},
-    ops::{Op, OpAnswer, RangeQuery},
-    version::Version,
-};
-use tokio::{
-    sync::{mpsc, oneshot},
-    task::JoinHandle,
-    time::Instant,
-};
+use kindred_engine::ops::Op;
+use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    core::{Core, CursorId, Started},
-    durability::Log,
+    core::{self, Core},
+    durability::{Logs, waiting::Waiting},
     etcd_status::KvError,
     handle::Handle,
     metrics::LoopMetrics,
     wish::Wish,
 };
+
+mod request;
+
+use self::request::{Answer, Waiter};
+pub(crate) use self::request::{Call, Flushed, Raise, Request};
 
 /// Requests that may wait for the loop; further senders wait themselves.
 const QUEUE_MAX: usize = 4096;
@@ -37,59 +36,16 @@ const BATCH_TIME_MAX: Duration = Duration::from_micros(200);
 const SCRUB_SLICE: usize = 256;
 /// How often things of vanished clients are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-
-/// What the loop is asked. Hot requests are variants; the rest runs as a closure.
-pub(crate) enum Request {
-    /// A write or a txn.
-    Apply { op: Op, wish: Wish, answer: oneshot::Sender<Result<OpAnswer, KvError>> },
-    /// A read that may turn out to be long.
-    Read { query: RangeQuery, wish: Wish, owner: Weak<()>, answer: oneshot::Sender<Result<Started, KvError>> },
-    /// More of a long read.
-    Chunk { cursor: CursorId, answer: oneshot::Sender<Result<Vec<Version>, KvError>> },
-    /// What a watch stream has to say.
-    Pull { stream: StreamId, bytes_max: usize, answer: oneshot::Sender<Vec<WatchOut>> },
-    /// What a feed has to say.
-    PullFeed { feed: FeedId, bytes_max: usize, answer: oneshot::Sender<Option<FeedOut>> },
-    /// Anything else; what it returns is called after the batch is published.
-    Call(Box<dyn FnOnce(&mut Core) -> AfterPublish + Send>),
-    /// What writes nothing and is to see its whole batch: it runs when that is published, and answers by itself.
-    Late(Late),
-}
-
-/// See [`Request::Late`].
-pub(crate) type Late = Box<dyn FnOnce(&mut Core) + Send>;
-
-/// Sends an answer.
-pub(crate) type AfterPublish = Box<dyn FnOnce() + Send>;
-
-/// An answer that waits for its batch.
-enum Answer {
-    Apply(oneshot::Sender<Result<OpAnswer, KvError>>, Result<OpAnswer, KvError>),
-    Read(oneshot::Sender<Result<Started, KvError>>, Result<Started, KvError>),
-    Chunk(oneshot::Sender<Result<Vec<Version>, KvError>>, Result<Vec<Version>, KvError>),
-    Pull(oneshot::Sender<Vec<WatchOut>>, Vec<WatchOut>),
-    Feed(oneshot::Sender<Option<FeedOut>>, Option<FeedOut>),
-    Call(AfterPublish),
-}
-
-impl Answer {
-    /// A receiver that is gone does not matter: its request is done.
-    fn send(self) {
-        match self {
-            Self::Apply(to, answer) => drop(to.send(answer)),
-            Self::Read(to, answer) => drop(to.send(answer)),
-            Self::Chunk(to, answer) => drop(to.send(answer)),
-            Self::Pull(to, answer) => drop(to.send(answer)),
-            Self::Feed(to, answer) => drop(to.send(answer)),
-            Self::Call(send) => send(),
-        }
-    }
-}
+/// Nothing else is executed while somebody waits for everything to be on disk, for so long at most.
+const STALL_MAX: Duration = Duration::from_millis(500);
+/// Writes that may wait for the clock's ceiling (R2), and for how long.
+const HELD_MAX: usize = 4096;
+const HELD_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Starts the loop. It ends, after everything in its queue, when `stop` is cancelled or every handle is gone.
 pub fn spawn(
     core: Core,
-    log: Log,
+    logs: Logs,
     progress_interval: Duration,
     stop: CancellationToken,
 ) -> (Handle, JoinHandle<()>) {
@@ -97,10 +53,14 @@ pub fn spawn(
     let now = Instant::now();
     let apply_loop = ApplyLoop {
         core,
-        log,
+        logs,
         requests,
         answers: Vec::with_capacity(BATCH_MAX),
         late: Vec::new(),
+        raised: Vec::new(),
+        waiting: Waiting::default(),
+        stalled: None,
+        held: VecDeque::new(),
         progress_interval,
         progress_at: now + progress_interval,
         sweep_at: now + SWEEP_INTERVAL,
@@ -112,10 +72,19 @@ pub fn spawn(
 
 struct ApplyLoop {
     core: Core,
-    log: Log,
+    logs: Logs,
     requests: mpsc::Receiver<Request>,
-    answers: Vec<Answer>,
-    late: Vec<Late>,
+    /// Those of this batch, and whether each tells of something that must be on disk first.
+    answers: Vec<(Answer, bool)>,
+    late: Vec<Call>,
+    /// What is to be raised first, and until when that waits for the clock's ceiling.
+    raised: Vec<(Instant, Raise, Call)>,
+    /// What waits for the log of mode fsync.
+    waiting: Waiting<Waiter>,
+    /// Who waits for both logs, and until when; nothing is taken from the queue meanwhile.
+    stalled: Option<(Instant, Flushed)>,
+    /// Writes that wait for the clock's ceiling, and until when.
+    held: VecDeque<(Instant, Request)>,
     progress_interval: Duration,
     progress_at: Instant,
     sweep_at: Instant,
@@ -126,79 +95,204 @@ struct ApplyLoop {
 
 impl ApplyLoop {
     async fn run(mut self, stop: CancellationToken) {
+        let changed = self.logs.changed();
         loop {
             let wake_at = self.next_timer();
             tokio::select! {
                 biased;
-                request = self.requests.recv() => match request {
+                request = self.requests.recv(), if self.stalled.is_none() => match request {
                     Some(request) => self.batch(request),
                     None => break,
                 },
+                () = changed.notified() => {}
                 () = stop.cancelled(), if !self.requests.is_closed() => self.requests.close(),
                 () = tokio::time::sleep_until(wake_at) => {}
             }
+            self.disk();
             self.timers();
             self.publish();
             // The tasks that were just answered come first, and fill the queue for the next batch.
             tokio::task::yield_now().await;
         }
+        self.end().await;
     }
 
     fn batch(&mut self, first: Request) {
         let began = Instant::now();
         self.execute(first);
-        while self.answers.len() + self.late.len() < BATCH_MAX && began.elapsed() < BATCH_TIME_MAX {
+        while self.size() < BATCH_MAX && self.stalled.is_none() && began.elapsed() < BATCH_TIME_MAX {
             let Ok(request) = self.requests.try_recv() else { break };
             self.execute(request);
         }
-        self.metrics.batch(self.answers.len() + self.late.len(), began.elapsed());
+        self.metrics.batch(self.size(), began.elapsed());
+    }
+
+    fn size(&self) -> usize {
+        self.answers.len() + self.late.len() + self.raised.len()
     }
 
     fn execute(&mut self, request: Request) {
         let core = &mut self.core;
-        self.answers.push(match request {
-            Request::Apply { op, wish, answer } => Answer::Apply(answer, core.apply(op, wish)),
+        let before = core.engine.logged_fsync();
+        let (answer, waits) = match request {
+            Request::Apply { ref op, wish, .. } if !fits(core, op, wish) => {
+                return self.hold(request, wish);
+            }
+            Request::Apply { op, wish, answer } => {
+                let applied = core.apply(op, wish);
+                let waits = applied.is_ok() && core.engine.answer_waits();
+                (Answer::Apply(answer, applied), waits)
+            }
             Request::Read { query, wish, owner, answer } if core.waits(&query, wish) => {
-                let read = move |core: &mut Core| drop(answer.send(core.read(&query, wish, &owner)));
-                return self.late.push(Box::new(read));
+                // What is shown already is to be shown of all that the read spans.
+                let to = wish.at_least.unwrap_or_else(|| core.engine.current_all());
+                let raise = Raise { ranges: vec![query.range.clone()], to, generation: wish.generation };
+                let read = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
+                    let read = core.read(&query, wish, &owner);
+                    Box::new(move || drop(answer.send(read)))
+                };
+                return self.raise(raise, Box::new(read));
             }
             Request::Read { query, wish, owner, answer } => {
-                Answer::Read(answer, core.read(&query, wish, &owner))
+                (Answer::Read(answer, core.read(&query, wish, &owner)), false)
             }
-            Request::Chunk { cursor, answer } => Answer::Chunk(answer, core.chunk(cursor)),
+            Request::Chunk { cursor, answer } => (Answer::Chunk(answer, core.chunk(cursor)), false),
             Request::Pull { stream, bytes_max, answer } => {
-                Answer::Pull(answer, core.engine.watch_pull(stream, bytes_max))
+                (Answer::Pull(answer, core.engine.watch_pull(stream, bytes_max)), false)
             }
             Request::PullFeed { feed, bytes_max, answer } => {
-                Answer::Feed(answer, core.engine.feed_pull(feed, bytes_max))
+                (Answer::Feed(answer, core.engine.feed_pull(feed, bytes_max)), false)
             }
-            Request::Call(call) => Answer::Call(call(core)),
+            Request::Call(call) => (Answer::Call(call(core)), false),
             Request::Late(late) => return self.late.push(late),
-        });
+            Request::Raised { raise, late } => return self.raise(raise, late),
+            Request::Flushed(call) => {
+                self.stalled = Some((Instant::now() + STALL_MAX, call));
+                return;
+            }
+        };
+        let logged = self.core.engine.logged_fsync() != before;
+        self.answers.push((answer, waits || logged));
+    }
+
+    fn raise(&mut self, raise: Raise, late: Call) {
+        self.raised.push((Instant::now() + HELD_TIME_MAX, raise, late));
+    }
+
+    /// Keeps a write until the clock may assign again.
+    fn hold(&mut self, request: Request, wish: Wish) {
+        self.logs.ask_ceiling(wish.at_least);
+        if self.held.len() < HELD_MAX {
+            self.held.push_back((Instant::now() + HELD_TIME_MAX, request));
+        } else {
+            refuse(request);
+        }
+    }
+
+    /// Takes in what the disk did since the last time.
+    fn disk(&mut self) {
+        self.logs.settle(&mut self.core);
+        let durable = self.logs.durable();
+        while let Some(waiter) = self.waiting.pop(durable) {
+            match waiter {
+                Waiter::Answer(answer) => self.answers.push((answer, false)),
+                Waiter::Late(late) => self.late.push(late),
+            }
+        }
+        let now = Instant::now();
+        while let Some((until, request)) = self.held.pop_front() {
+            let Request::Apply { op, wish, .. } = &request else { continue };
+            if fits(&self.core, op, *wish) {
+                self.execute(request);
+            } else if until <= now {
+                refuse(request);
+            } else {
+                self.logs.ask_ceiling(wish.at_least);
+                self.held.push_front((until, request));
+                break;
+            }
+        }
     }
 
     fn publish(&mut self) {
-        self.log.commit();
+        self.logs.append(&mut self.core.engine);
         self.core.engine.publish();
-        for late in self.late.drain(..) {
-            late(&mut self.core);
+        self.raise_all();
+        let mut ran = self.run_stalled();
+        for late in std::mem::take(&mut self.late) {
+            let before = self.core.engine.logged_fsync();
+            let answer = Answer::Call(late(&mut self.core));
+            self.answers.push((answer, self.core.engine.logged_fsync() != before));
+            ran = true;
+        }
+        if ran {
+            self.logs.append(&mut self.core.engine);
+            self.core.engine.publish();
+        }
+        let position = self.logs.position();
+        let all_durable = self.logs.durable() >= position;
+        for deferred in self.core.take_deferred() {
+            if all_durable {
+                self.answers.push((Answer::Call(deferred(&mut self.core)), false));
+            } else {
+                self.waiting.push(position, Waiter::Late(deferred));
+            }
         }
         self.core.wake();
-        for answer in self.answers.drain(..) {
-            answer.send();
+        for (answer, waits) in self.answers.drain(..) {
+            if waits && !all_durable {
+                self.waiting.push(position, Waiter::Answer(answer));
+            } else {
+                answer.send();
+            }
         }
+    }
+
+    fn raise_all(&mut self) {
+        let now = Instant::now();
+        for (until, raise, late) in std::mem::take(&mut self.raised) {
+            if !self.core.engine.may_reach(raise.to) && until > now {
+                self.logs.ask_ceiling(Some(raise.to));
+                self.raised.push((until, raise, late));
+            } else if self.core.engine.unpublished_in(&raise.ranges) {
+                // What it is about to see is decided here: nothing that comes later is at or below it. A refusal comes
+                // again when it runs.
+                let _ = self.core.raise(&raise.ranges, raise.to, raise.generation);
+                self.waiting.push(self.logs.position(), Waiter::Late(late));
+            } else {
+                self.late.push(late);
+            }
+        }
+    }
+
+    /// Runs what waits for everything to be on disk, when it is, or when that takes too long; whether it ran.
+    fn run_stalled(&mut self) -> bool {
+        let Some((until, call)) = self.stalled.take() else { return false };
+        if self.logs.is_flushed() {
+            let before = self.core.engine.logged_fsync();
+            let answer = Answer::Call(call(Ok(&mut self.core)));
+            self.answers.push((answer, self.core.engine.logged_fsync() != before));
+            return true;
+        }
+        if until <= Instant::now() {
+            call(Err(KvError::DiskWait))();
+        } else {
+            self.stalled = Some((until, call));
+        }
+        false
     }
 
     /// What is due, a slice of each.
     fn timers(&mut self) {
-        self.expiring = self.core.lease_expire();
+        self.expiring = self.core.may_assign() && self.core.lease_expire();
         self.core.compact_due();
         self.core.scrub(SCRUB_SLICE);
+        self.logs.checkpoint_slice(&mut self.core);
         let now = Instant::now();
         if now >= self.progress_at {
             self.progress_at = now + self.progress_interval;
             // Whatever this batch applied is published first, so the promise may cover it.
-            self.log.commit();
+            self.logs.append(&mut self.core.engine);
             self.core.engine.publish();
             self.core.engine.progress_tick(self.core.clock.wall());
         }
@@ -208,16 +302,58 @@ impl ApplyLoop {
             let (reads, streams) = self.core.open_counts();
             self.metrics.units(&self.core.engine.unit_records());
             self.metrics.sizes(&self.core.engine.stats(), self.core.applied, reads, streams);
+            self.core.durability = self.logs.report(&self.core);
         }
     }
 
     fn next_timer(&self) -> Instant {
-        if self.expiring || self.core.is_scrubbing() {
+        if self.expiring || self.core.is_scrubbing() || self.logs.has_checkpoint_work() {
             return Instant::now();
         }
-        let lease = self.core.engine.lease_deadline().map(|at| self.core.clock.instant(at));
+        // What is due and waits for the ceiling is looked at when that is raised.
+        let lease = self.core.engine.lease_deadline().filter(|_| self.core.may_assign());
+        let lease = lease.map(|at| self.core.clock.instant(at));
         let compaction = self.core.compact_deadline().map(|at| self.core.clock.instant(at));
-        let timers = [Some(self.progress_at), Some(self.sweep_at), lease, compaction];
+        let stalled = self.stalled.as_ref().map(|(until, _)| *until);
+        let held = self.held.front().map(|(until, _)| *until);
+        let raised = self.raised.first().map(|(until, ..)| *until);
+        let timers = [
+            Some(self.progress_at),
+            Some(self.sweep_at),
+            self.logs.next_timer(),
+            lease,
+            compaction,
+            stalled,
+            held,
+            raised,
+        ];
         timers.into_iter().flatten().min().unwrap_or(self.sweep_at)
+    }
+
+    /// Everything that was asked is answered, as far as the disk allows, and the logs are closed.
+    async fn end(mut self) {
+        for (_, request) in std::mem::take(&mut self.held) {
+            refuse(request);
+        }
+        let changed = self.logs.changed();
+        let deadline = Instant::now() + STALL_MAX;
+        while !(self.waiting.is_empty() && self.stalled.is_none()) && Instant::now() < deadline {
+            let _ = tokio::time::timeout_at(deadline, changed.notified()).await;
+            self.disk();
+            self.publish();
+        }
+        self.logs.close(&mut self.core).await;
+    }
+}
+
+/// Whether the clock's ceiling lets a request be executed now.
+fn fits(core: &Core, op: &Op, wish: Wish) -> bool {
+    core::is_read(op) || (core.may_assign() && wish.at_least.is_none_or(|wish| core.engine.may_reach(wish)))
+}
+
+/// A write that could not be executed in time; it was not.
+fn refuse(request: Request) {
+    if let Request::Apply { answer, .. } = request {
+        let _ = answer.send(Err(KvError::DiskWait));
     }
 }

@@ -4,16 +4,17 @@ use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use kindred_partition_config::{
     ids::{Slot, parse_cluster_id},
-    kind::DEFAULT_ETCD_PREFIX,
+    kind::{DEFAULT_ETCD_PREFIX, KindScheme},
 };
-use kindred_transport::{
-    address::ListenAddr,
-    network::Network,
-    tls::{ServerTlsArgs, TlsVersion},
-};
+use kindred_transport::{address::ListenAddr, network::Network, tls::ServerTlsArgs};
 use serde::Deserialize;
 
-use crate::clock::WallClock;
+use crate::{clock::WallClock, identity::Identity};
+
+pub mod durability;
+mod file;
+
+use self::{durability::DurabilitySettings, file::read_file};
 
 /// Flags of a shard, etcd's names where etcd has one.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -46,9 +47,26 @@ pub struct Options {
     /// Where /health, /metrics and so on are [default: 127.0.0.1:0].
     #[arg(long, value_name = "ADDRESS")]
     pub admin_listen: Option<String>,
-    /// Where the identity is kept; without it every start is a new store.
+    /// Where the identity and the data are kept; without it nothing is, and every start is a new store.
     #[arg(long, value_name = "DIRECTORY")]
     pub data_dir: Option<PathBuf>,
+    /// What a write survives once it is acknowledged, for the Kinds that --durability-of does not name. none: nothing;
+    /// buffered: a clean stop, and a crash but for the last --flush-interval; fsync: everything that the disk survives
+    /// [default with --data-dir: buffered, and none for leases and events; with --revisions dense: fsync].
+    #[arg(long, value_name = "none|buffered|fsync")]
+    pub durability: Option<String>,
+    /// The same for single Kinds: `leases=none,secrets=fsync`; a DataPartitionConfig that says otherwise wins.
+    #[arg(long, value_name = "KIND=MODE,…")]
+    pub durability_of: Option<String>,
+    /// How long a write of mode buffered waits to be written with others, at most 1s [default: 5ms].
+    #[arg(long, value_name = "DURATION")]
+    pub flush_interval: Option<String>,
+    /// A checkpoint is begun after so many bytes of log, and what is older is dropped after it [default: 268435456].
+    #[arg(long, value_name = "BYTES")]
+    pub checkpoint_bytes: Option<u64>,
+    /// Start although the data is damaged: what cannot be read is lost, and clients that may have seen it are told so.
+    #[arg(long)]
+    pub accept_data_loss: bool,
     /// hlc: comparable between stores; dense: etcd's 1, 2, 3 for a shard alone [default: hlc].
     #[arg(long, value_name = "hlc|dense")]
     pub revisions: Option<String>,
@@ -83,6 +101,9 @@ pub struct Options {
     /// Bytes above which NOSPACE is raised; 0 = no quota [default: 0].
     #[arg(long, value_name = "BYTES")]
     pub quota_backend_bytes: Option<u64>,
+    /// The same for single Kinds, so that one cannot take the room of all: `events=1073741824`.
+    #[arg(long, value_name = "KIND=BYTES,…")]
+    pub quota: Option<String>,
     /// Worker threads; 1 keeps network and engine on one core [default: 1].
     #[arg(long, value_name = "N")]
     pub threads: Option<u32>,
@@ -120,6 +141,7 @@ pub struct Settings {
     pub advertise_client_urls: Vec<String>,
     pub admin_listen: ListenAddr,
     pub data_dir: Option<PathBuf>,
+    pub durability: DurabilitySettings,
     pub revisions: Revisions,
     pub slot: Slot,
     pub cluster_id: Option<u64>,
@@ -134,6 +156,8 @@ pub struct Settings {
     pub threads: usize,
     pub log_level: String,
     pub tls: ServerTlsArgs,
+    /// Who the store is, in place of the one in the data directory; only an embedding program chooses.
+    pub identity: Option<Identity>,
     /// Whose sockets; only an embedding program chooses.
     pub network: Network,
     /// Whose wall clock; only an embedding program chooses.
@@ -215,6 +239,11 @@ impl Options {
             advertise_client_urls: self.advertise_client_urls.or(file.advertise_client_urls),
             admin_listen: self.admin_listen.or(file.admin_listen),
             data_dir: self.data_dir.or(file.data_dir),
+            durability: self.durability.or(file.durability),
+            durability_of: self.durability_of.or(file.durability_of),
+            flush_interval: self.flush_interval.or(file.flush_interval),
+            checkpoint_bytes: self.checkpoint_bytes.or(file.checkpoint_bytes),
+            accept_data_loss: self.accept_data_loss || file.accept_data_loss,
             revisions: self.revisions.or(file.revisions),
             slot: self.slot.or(file.slot),
             cluster_id: self.cluster_id.or(file.cluster_id),
@@ -228,6 +257,7 @@ impl Options {
                 .watch_progress_notify_interval
                 .or(file.watch_progress_notify_interval),
             quota_backend_bytes: self.quota_backend_bytes.or(file.quota_backend_bytes),
+            quota: self.quota.or(file.quota),
             threads: self.threads.or(file.threads),
             log_level: self.log_level.or(file.log_level),
         }
@@ -276,16 +306,18 @@ impl Options {
                 errors.add(field, "write 1 or more");
             }
         }
-        let prefix = self.etcd_prefix.unwrap_or_else(|| DEFAULT_ETCD_PREFIX.to_owned());
+        let prefix = self.etcd_prefix.clone().unwrap_or_else(|| DEFAULT_ETCD_PREFIX.to_owned());
         if !prefix.starts_with('/') {
             errors.add("etcd-prefix", format!("{prefix:?} does not begin with a slash"));
         }
+        let durability = durability::check(&self, &KindScheme::new(&prefix), revisions, errors);
         Some(Settings {
             name: self.name.filter(|name| !name.is_empty()).unwrap_or_else(|| "default".to_owned()),
             listen,
             advertise_client_urls: advertise,
             admin_listen: errors.or("admin-listen", admin, stand_in()),
             data_dir: self.data_dir,
+            durability,
             revisions,
             cluster_id: errors.or(
                 "cluster-id",
@@ -304,6 +336,7 @@ impl Options {
             threads: self.threads.unwrap_or(1) as usize,
             log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
             tls,
+            identity: None,
             network: Network::System,
             wall_clock: WallClock::System,
             // Last: whatever else is wrong is noted by now.
@@ -355,64 +388,6 @@ fn duration(text: &str) -> Result<Duration, String> {
         rest = &rest[unit_end..];
     }
     Ok(total)
-}
-
-/// TLS flags as a file may hold them.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "kebab-case", default)]
-struct FileTls {
-    cert_file: Option<PathBuf>,
-    key_file: Option<PathBuf>,
-    trusted_ca_file: Option<PathBuf>,
-    client_cert_auth: bool,
-    client_cert_allowed_cn: Vec<String>,
-    client_cert_allowed_hostname: Vec<String>,
-    tls_min_version: Option<String>,
-    allow_plaintext: bool,
-}
-
-const TLS_FIELDS: [&str; 8] = [
-    "cert-file",
-    "key-file",
-    "trusted-ca-file",
-    "client-cert-auth",
-    "client-cert-allowed-cn",
-    "client-cert-allowed-hostname",
-    "tls-min-version",
-    "allow-plaintext",
-];
-
-/// JSON is YAML too, so one parser reads both.
-fn read_file(path: PathBuf, tls: &mut ServerTlsArgs) -> Result<Options, String> {
-    let shown = path.display();
-    let text = std::fs::read_to_string(&path).map_err(|error| format!("cannot read {shown}: {error}"))?;
-    let all: serde_json::Map<String, serde_json::Value> =
-        serde_saphyr::from_str(&text).map_err(|error| format!("{shown}: {error}"))?;
-    let (of_tls, rest): (serde_json::Map<_, _>, serde_json::Map<_, _>) =
-        all.into_iter().partition(|(name, _)| TLS_FIELDS.contains(&name.as_str()));
-    let file: FileTls = serde_json::from_value(of_tls.into()).map_err(|error| format!("{shown}: {error}"))?;
-    merge_tls(tls, file)?;
-    serde_json::from_value(rest.into()).map_err(|error| format!("{shown}: {error}"))
-}
-
-fn merge_tls(tls: &mut ServerTlsArgs, file: FileTls) -> Result<(), String> {
-    tls.cert_file = tls.cert_file.take().or(file.cert_file);
-    tls.key_file = tls.key_file.take().or(file.key_file);
-    tls.trusted_ca_file = tls.trusted_ca_file.take().or(file.trusted_ca_file);
-    tls.client_cert_auth |= file.client_cert_auth;
-    tls.allow_plaintext |= file.allow_plaintext;
-    if tls.client_cert_allowed_cn.is_empty() {
-        tls.client_cert_allowed_cn = file.client_cert_allowed_cn;
-    }
-    if tls.client_cert_allowed_hostname.is_empty() {
-        tls.client_cert_allowed_hostname = file.client_cert_allowed_hostname;
-    }
-    if let Some(version) = file.tls_min_version {
-        let parsed: Result<TlsVersion, String> = clap::ValueEnum::from_str(&version, true);
-        tls.tls_min_version =
-            parsed.map_err(|_| format!("tls-min-version: {version:?} is not a TLS version"))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Everything here runs on the loop and returns at once; nothing waits.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -16,7 +16,8 @@ use kindred_engine::{
 };
 use kindred_partition_config::{
     ids::{Revision, Slot},
-    key::KeyRange,
+    key::{Key, KeyRange},
+    kind::KindScheme,
     unit::Unit,
 };
 use kindred_proto::etcdserverpb::AlarmType;
@@ -27,11 +28,19 @@ use tokio::{
 
 use kindred_wire::error::EtcdError;
 
-use crate::{clock::Clock, etcd_status::KvError, wish::Wish};
+use crate::{
+    apply_loop::Call,
+    clock::Clock,
+    durability::{checkpoint::CheckpointWaiter, status::DurabilityStatus},
+    etcd_status::KvError,
+    wish::Wish,
+};
 
+mod disk;
 mod leases;
 mod units;
 
+pub use self::disk::{Disk, LogState};
 use self::leases::EndedWatcher;
 
 /// Keys that one turn of the loop reads at most for a long read (R: nothing holds the loop for more than ~100 us).
@@ -113,6 +122,21 @@ struct Stream {
     owner: Weak<()>,
 }
 
+/// What a core is told of its shard.
+#[derive(Debug, Clone)]
+pub struct CoreSettings {
+    /// This member.
+    pub member_id: u64,
+    /// The low bits of its revisions.
+    pub slot: Slot,
+    /// Bytes above which NOSPACE is raised; 0 = none.
+    pub quota_bytes: u64,
+    /// The same for single Kinds, by their prefixes.
+    pub quotas: BTreeMap<Key, u64>,
+    /// Which keys belong to which Kind.
+    pub kinds: KindScheme,
+}
+
 /// What the loop owns.
 pub struct Core {
     /// The data.
@@ -131,6 +155,22 @@ pub struct Core {
     feeds: HashMap<FeedId, Stream>,
     lease_last: i64,
     ended: Vec<EndedWatcher>,
+    /// Leases ended, or somebody new wants to know which did.
+    ended_news: bool,
+    /// What the disk takes.
+    pub disk: Disk,
+    deferred: Vec<Call>,
+    checkpoint_waiters: Vec<CheckpointWaiter>,
+    /// The generation of modes that are in force once a checkpoint is on disk.
+    pub modes_wait: Option<u64>,
+    /// How the logs stood at the last look; `None` without any.
+    pub durability: Option<DurabilityStatus>,
+    kinds: KindScheme,
+    quotas: BTreeMap<Key, u64>,
+    /// There was no data at the start, and the clock may not have been right.
+    pub found_nothing: bool,
+    /// There are logs.
+    pub keeps: bool,
     scrubbing: bool,
     scrub_waiters: Vec<Answer>,
     /// Compactions that wait for what is held, and until when.
@@ -142,7 +182,8 @@ pub struct Core {
 impl Core {
     /// A core around an engine.
     #[must_use]
-    pub fn new(engine: Engine, clock: Clock, member_id: u64, slot: Slot, quota_bytes: u64) -> Self {
+    pub fn new(engine: Engine, clock: Clock, settings: CoreSettings) -> Self {
+        let CoreSettings { member_id, slot, quota_bytes, .. } = settings;
         Self {
             engine,
             clock,
@@ -156,6 +197,16 @@ impl Core {
             feeds: HashMap::new(),
             lease_last: 0,
             ended: Vec::new(),
+            ended_news: false,
+            disk: Disk::default(),
+            deferred: Vec::new(),
+            checkpoint_waiters: Vec::new(),
+            modes_wait: None,
+            durability: None,
+            kinds: settings.kinds,
+            quotas: settings.quotas,
+            found_nothing: true,
+            keeps: false,
             scrubbing: false,
             scrub_waiters: Vec::new(),
             compactions: Vec::new(),
@@ -171,9 +222,11 @@ impl Core {
         let cost = cost(&op);
         if cost > 0 {
             self.check_room(cost)?;
+            self.check_quota(&op)?;
         }
         if !is_read(&op) {
             self.check_corrupt()?;
+            self.check_disk(&op)?;
         }
         self.applied += 1;
         let wall = self.clock.wall();
@@ -222,7 +275,7 @@ impl Core {
                 if physical {
                     self.scrub_waiters.push(answer);
                 } else {
-                    drop(answer.send(Ok(self.engine.current_all())));
+                    self.compacted(answer);
                 }
             }
         }
@@ -256,12 +309,19 @@ impl Core {
     pub fn scrub(&mut self, budget: usize) -> bool {
         if self.scrubbing && !self.engine.scrub(budget) {
             self.scrubbing = false;
-            let current = self.engine.current_all();
-            for waiter in self.scrub_waiters.drain(..) {
-                let _ = waiter.send(Ok(current));
+            for waiter in std::mem::take(&mut self.scrub_waiters) {
+                self.compacted(waiter);
             }
         }
         self.scrubbing
+    }
+
+    /// A compaction is done when a restart remembers it.
+    fn compacted(&mut self, answer: Answer) {
+        self.when_durable(Box::new(|core| {
+            let current = core.engine.current_all();
+            Box::new(move || drop(answer.send(Ok(current))))
+        }));
     }
 
     /// Whether compacted memory waits to be freed.
@@ -274,7 +334,9 @@ impl Core {
 
     /// Whether a read is to see more than is visible now, so that it has to wait for its batch.
     pub fn waits(&mut self, query: &RangeQuery, wish: Wish) -> bool {
-        wish.at_least.is_some_and(|wish| self.engine.current(std::slice::from_ref(&query.range)) < wish)
+        let ranges = std::slice::from_ref(&query.range);
+        self.engine.read_waits(ranges, wish.at_least)
+            || wish.at_least.is_some_and(|wish| self.engine.current(ranges) < wish)
     }
 
     /// Answers a short read, or begins a long one.
@@ -484,11 +546,13 @@ impl Core {
     /// Raised alarms of a type (`AlarmType::None` = all), as (type, member).
     #[must_use]
     pub fn alarms(&self, kind: i32) -> Vec<(i32, u64)> {
-        self.alarms
-            .iter()
-            .filter(|(alarm, _)| kind == AlarmType::None as i32 || *alarm == kind)
-            .copied()
-            .collect()
+        let mut alarms = self.alarms.clone();
+        if self.disk.is_failing() {
+            // Not in the set: it goes by itself.
+            alarms.insert((AlarmType::Nospace as i32, self.member_id));
+        }
+        alarms.retain(|(alarm, _)| kind == AlarmType::None as i32 || *alarm == kind);
+        alarms.into_iter().collect()
     }
 
     /// Raises an alarm.
@@ -516,7 +580,8 @@ fn cost(op: &Op) -> u64 {
     }
 }
 
-fn is_read(op: &Op) -> bool {
+/// Whether a request certainly writes nothing.
+pub(crate) fn is_read(op: &Op) -> bool {
     match op {
         Op::Range(_) => true,
         Op::Txn(txn) => crate::convert::is_read_only(txn),

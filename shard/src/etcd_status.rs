@@ -43,6 +43,9 @@ pub enum KvError {
     /// No handshake has confirmed the clock of this shard of a cluster yet (R3); nothing was executed.
     #[error("waiting for a router to confirm this store's clock (R3)")]
     AwaitsClock,
+    /// The disk is too slow, or refuses, and the request cannot be executed before it does; nothing was.
+    #[error("waiting for the disk of --data-dir")]
+    DiskWait,
     /// The request's bytes do not decode.
     #[error("malformed request: {0}")]
     Malformed(String),
@@ -87,6 +90,7 @@ pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
         KvError::NotOwned(_)
         | KvError::Unit(_)
         | KvError::AwaitsClock
+        | KvError::DiskWait
         | KvError::Malformed(_)
         | KvError::Unsupported { .. } => return None,
     })
@@ -114,6 +118,11 @@ pub fn status(error: &KvError) -> Status {
         }
         KvError::AwaitsClock => {
             let waiting_for = "a router's handshake that finds this store's clock within 10 s of the others'";
+            kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for: waiting_for.to_owned() })
+        }
+        KvError::DiskWait => {
+            let waiting_for =
+                "this store's disk, which is slow or refuses writes; see its log and --data-dir";
             kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for: waiting_for.to_owned() })
         }
         KvError::Malformed(reason) => {

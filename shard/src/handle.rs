@@ -11,7 +11,7 @@ use kindred_partition_config::ids::Revision;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
-    apply_loop::Request,
+    apply_loop::{Call, Raise, Request},
     core::{Core, CursorId, FeedWanted, Started},
     etcd_status::KvError,
     read,
@@ -40,14 +40,37 @@ impl Handle {
         self.send(Request::Apply { op, wish, answer }, answered).await?
     }
 
-    /// Runs something that writes nothing once everything before it, and in the same batch, is visible.
+    /// Runs something once everything before it, and in the same batch, is published; what it changes is on disk before
+    /// it is answered, where it must be.
     pub async fn call_visible<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Core) -> T + Send + 'static,
     ) -> Result<T, KvError> {
         let (answer, answered) = oneshot::channel();
-        let call = move |core: &mut Core| drop(answer.send(call(core)));
-        self.send(Request::Late(Box::new(call)), answered).await
+        self.send(Request::Late(answering(call, answer)), answered).await
+    }
+
+    /// Raises ranges and runs something once that is visible: also in a Kind whose writes wait for the disk.
+    pub(crate) async fn call_raised<T: Send + 'static>(
+        &self,
+        raise: Raise,
+        call: impl FnOnce(&mut Core) -> T + Send + 'static,
+    ) -> Result<T, KvError> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Request::Raised { raise, late: answering(call, answer) }, answered).await
+    }
+
+    /// Runs something when everything that was applied is published and on disk, and before anything else is.
+    pub async fn call_flushed<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Core) -> T + Send + 'static,
+    ) -> Result<T, KvError> {
+        let (answer, answered) = oneshot::channel();
+        let call = move |core: Result<&mut Core, KvError>| -> Box<dyn FnOnce() + Send> {
+            let result = core.map(call);
+            Box::new(move || drop(answer.send(result)))
+        };
+        self.send(Request::Flushed(Box::new(call)), answered).await?
     }
 
     /// Compacts; answers once nothing is held below `at` any more and, if `physical`, its memory is free.
@@ -64,11 +87,7 @@ impl Handle {
         call: impl FnOnce(&mut Core) -> T + Send + 'static,
     ) -> Result<T, KvError> {
         let (answer, answered) = oneshot::channel();
-        let call = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
-            let result = call(core);
-            Box::new(move || drop(answer.send(result)))
-        };
-        self.send(Request::Call(Box::new(call)), answered).await
+        self.send(Request::Call(answering(call, answer)), answered).await
     }
 
     /// A whole read; long ones are collected chunk by chunk here, in the caller's task.
@@ -134,6 +153,25 @@ impl Handle {
     }
 }
 
+/// A call whose result is sent once it may be told.
+fn answering<T: Send + 'static>(
+    call: impl FnOnce(&mut Core) -> T + Send + 'static,
+    answer: oneshot::Sender<T>,
+) -> Call {
+    Box::new(move |core| {
+        let result = call(core);
+        Box::new(move || drop(answer.send(result)))
+    })
+}
+
+/// A call that nobody waits for.
+fn closing(close: impl FnOnce(&mut Core) + Send + 'static) -> Call {
+    Box::new(move |core| {
+        close(core);
+        Box::new(|| {})
+    })
+}
+
 /// How a read began.
 pub enum Start {
     /// It is answered.
@@ -162,12 +200,8 @@ struct Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         let cursor = self.cursor;
-        let close = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
-            core.close(cursor);
-            Box::new(|| {})
-        };
         // With a full queue the loop's sweep finds it.
-        let _ = self.handle.requests.try_send(Request::Call(Box::new(close)));
+        let _ = self.handle.requests.try_send(Request::Call(closing(move |core| core.close(cursor))));
     }
 }
 
@@ -199,12 +233,8 @@ pub struct WatchStream {
 impl Drop for WatchStream {
     fn drop(&mut self) {
         let id = self.id;
-        let close = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
-            core.watch_close(id);
-            Box::new(|| {})
-        };
         // With a full queue the loop's sweep finds it.
-        let _ = self.handle.requests.try_send(Request::Call(Box::new(close)));
+        let _ = self.handle.requests.try_send(Request::Call(closing(move |core| core.watch_close(id))));
     }
 }
 
@@ -255,9 +285,8 @@ pub struct FeedStream {
 impl Drop for FeedStream {
     fn drop(&mut self) {
         let id = self.id;
-        let close = move |core: &mut Core| core.feed_close(id);
         // With a full queue the loop's sweep finds it.
-        let _ = self.handle.requests.try_send(Request::Late(Box::new(close)));
+        let _ = self.handle.requests.try_send(Request::Late(closing(move |core| core.feed_close(id))));
     }
 }
 
@@ -270,7 +299,9 @@ impl FeedStream {
     /// Raises the ranges; the answer is a watermark in the feed.
     pub async fn advance(&self, to: Revision) -> Result<(), KvError> {
         let id = self.id;
-        self.handle.call_visible(move |core| core.feed_advance(id, to)).await
+        // No range: the answer is in the feed, and only the clock must be able to come there.
+        let raise = Raise { ranges: Vec::new(), to, generation: None };
+        self.handle.call_raised(raise, move |core| core.feed_advance(id, to)).await
     }
 
     /// What there is to say, about `bytes_max` of it.

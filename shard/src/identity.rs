@@ -115,7 +115,7 @@ impl Identity {
 }
 
 /// 64 bits of the keys that the standard library draws from the operating system for its hash maps.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 

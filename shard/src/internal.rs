@@ -13,6 +13,7 @@ use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use crate::{
+    apply_loop::Raise,
     core::Core,
     etcd::Member,
     etcd_status::{KvError, status},
@@ -71,7 +72,7 @@ impl ShardService {
 fn meet(core: &mut Core, reference: Option<WallMicros>) -> (WallMicros, bool) {
     if reference.is_some_and(|reference| core.clock.confirm(reference)) {
         // Nothing was served yet. Begun at a time that is right, its floor is too.
-        core.engine.begin_at(core.clock.wall());
+        core.begin();
         tracing::info!("a handshake confirmed the clock: serving");
     }
     (core.clock.reading(), !core.clock.is_confirmed())
@@ -125,8 +126,9 @@ impl Shard for ShardService {
         let pb::RaiseRequest { ranges, to, generation } = request.into_inner();
         let ranges = key_ranges(ranges);
         let generation = checked(generation);
+        let raise = Raise { ranges: ranges.clone(), to: Revision(to), generation };
         let call = move |core: &mut Core| core.raise(&ranges, Revision(to), generation);
-        let current = self.member.handle.call_visible(call).await??;
+        let current = self.member.handle.call_raised(raise, call).await??;
         Ok(Response::new(pb::RaiseResponse { current: current.get() }))
     }
 
@@ -136,9 +138,10 @@ impl Shard for ShardService {
     ) -> Result<Response<pb::RaiseSinceResponse>, Status> {
         let pb::RaiseSinceRequest { ranges, to, since, pin, generation } = request.into_inner();
         let (ranges, pin, generation) = (key_ranges(ranges), pin_id(pin), checked(generation));
+        let raise = Raise { ranges: ranges.clone(), to: Revision(to), generation };
         let call =
             move |core: &mut Core| core.raise_since(&ranges, Revision(to), Revision(since), pin, generation);
-        let (current, changed) = self.member.handle.call_visible(call).await??;
+        let (current, changed) = self.member.handle.call_raised(raise, call).await??;
         Ok(Response::new(pb::RaiseSinceResponse { current: current.get(), changed }))
     }
 
@@ -190,11 +193,7 @@ impl Shard for ShardService {
         request: Request<pb::LeaseEndRequest>,
     ) -> Result<Response<pb::LeaseEndResponse>, Status> {
         let id = lease(request.into_inner().id)?;
-        let call = self.member.handle.call(move |core| {
-            let now = core.clock.wall();
-            core.engine.lease_end(now, id)
-        });
-        let revision = call.await?.map_err(KvError::from)?;
+        let revision = self.member.handle.call(move |core| core.lease_end(id)).await??;
         Ok(Response::new(pb::LeaseEndResponse { revision: revision.get() }))
     }
 

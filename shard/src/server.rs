@@ -11,7 +11,7 @@ use kindred_engine::{
     engine::{Engine, EngineConfig, RevisionMode},
     trust::ClockTrust,
 };
-use kindred_partition_config::kind::KindScheme;
+use kindred_partition_config::{kind::KindScheme, model::Durability};
 use kindred_transport::{
     address::Endpoint,
     listener::{ListenOptions, Listener},
@@ -24,8 +24,11 @@ use crate::{
     admin, apply_loop,
     clock::Clock,
     config::{Args, Revisions, Settings},
-    core::Core,
-    durability::Log,
+    core::{Core, CoreSettings},
+    durability::{
+        Logs,
+        start::{self, Directory},
+    },
     encode::ServerIds,
     etcd::{Member, MemberInner, front::Front},
     handle::Handle,
@@ -112,7 +115,13 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     let admin_options = ListenOptions::of_admin(&settings.admin_listen, tls.clone()).on(&settings.network);
     let admin = Listener::bind(&settings.admin_listen, admin_options).await?;
     let listen: Vec<_> = listeners.iter().map(|listener| listener.local_endpoint().clone()).collect();
-    let identity = settings.data_dir.as_deref().map_or_else(|| Ok(Identity::of_process()), Identity::open)?;
+    // Before anything in it is read or counted up.
+    let kept = settings.data_dir.as_deref().map(Directory::take).transpose()?;
+    let identity = match (&settings.identity, &kept) {
+        (Some(identity), _) => identity.clone(),
+        (None, Some(kept)) => Identity::open(kept.path())?,
+        (None, None) => Identity::of_process(),
+    };
 
     let ids = ServerIds {
         cluster_id: settings.cluster_id.unwrap_or(identity.cluster_id),
@@ -121,7 +130,8 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         raft_term: identity.incarnation.saturating_add(1),
     };
     let stop_loop = CancellationToken::new();
-    let (handle, apply_loop) = spawn_loop(&settings, ids.member_id, stop_loop.clone());
+    let (core, logs) = open_core(&settings, ids.member_id, kept).await?;
+    let (handle, apply_loop) = apply_loop::spawn(core, logs, settings.progress_interval, stop_loop.clone());
     let member = Member::new(MemberInner {
         handle: handle.clone(),
         serves: AtomicBool::new(!settings.in_cluster),
@@ -158,7 +168,12 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     Ok(Running { listen, admin: admin_endpoint, drain, handle, apply_loop, stop_loop })
 }
 
-fn spawn_loop(settings: &Settings, member_id: u64, stop: CancellationToken) -> (Handle, JoinHandle<()>) {
+/// The engine with what the data directory holds, and the logs under it.
+async fn open_core(
+    settings: &Settings,
+    member_id: u64,
+    kept: Option<Directory>,
+) -> anyhow::Result<(Core, Logs)> {
     let offset_max_micros = u64::try_from(CLOCK_OFFSET_MAX.as_micros()).unwrap_or(u64::MAX);
     let trust = match settings.in_cluster {
         true => ClockTrust::in_cluster(offset_max_micros),
@@ -169,18 +184,33 @@ fn spawn_loop(settings: &Settings, member_id: u64, stop: CancellationToken) -> (
         tracing::warn!(micros = settings.wall_clock_offset_micros, "the wall clock is set wrong, for a test");
         clock.set_wall_offset(settings.wall_clock_offset_micros);
     }
+    let kinds = KindScheme::new(&settings.etcd_prefix);
     let config = EngineConfig {
         revisions: match settings.revisions {
             Revisions::Hlc => RevisionMode::Hlc(settings.slot),
             Revisions::Dense => RevisionMode::Dense,
         },
-        kinds: KindScheme::new(&settings.etcd_prefix),
+        kinds: kinds.clone(),
         max_clock_offset_micros: offset_max_micros,
         min_lease_ttl_s: LEASE_TTL_MIN_S,
     };
-    let engine = Engine::new(config, clock.wall());
-    let core = Core::new(engine, clock, member_id, settings.slot, settings.quota_bytes);
-    apply_loop::spawn(core, Log::Memory, settings.progress_interval, stop)
+    let quotas = settings.durability.quotas.iter().map(|(kind, bytes)| (kind.as_key().clone(), *bytes));
+    let of_core = CoreSettings {
+        member_id,
+        slot: settings.slot,
+        quota_bytes: settings.quota_bytes,
+        quotas: quotas.collect(),
+        kinds,
+    };
+    // Dense revisions that are not kept begin anew, as those of a new etcd; the directory is for the identity then.
+    let nothing = settings.revisions == Revisions::Dense && settings.durability.default == Durability::None;
+    match kept.filter(|_| !nothing) {
+        None => {
+            let engine = Engine::new(config, clock.wall());
+            Ok((Core::new(engine, clock, of_core), Logs::memory()))
+        }
+        Some(directory) => start::open(directory, config, clock, of_core, &settings.durability).await,
+    }
 }
 
 fn client_urls(settings: &Settings, listen: &[Endpoint], tls: bool) -> Vec<String> {

@@ -28,10 +28,6 @@ async fn hello_and_raise() {
     let hello = client.hello(hello(0, 0)).await.unwrap().into_inner();
     assert_eq!((hello.cluster_id, hello.slot, hello.incarnation), (42, 9, 1));
     assert_eq!((hello.revisions.as_str(), hello.protocol_version), ("hlc", 1));
-    let second = Shard::with(options()).await;
-    let again = ShardClient::new(second.channel().await);
-    let again = { again }.hello(shard::HelloRequest::default()).await.unwrap().into_inner();
-    assert_eq!((again.store_uuid, again.incarnation), (hello.store_uuid, 2));
 
     let ranges = vec![shard::KeyRange { key: "/registry/pods/".into(), range_end: "/registry/pods0".into() }];
     let to = (i64::try_from(hello.now_micros).unwrap() + 1_000_000) << 10;
@@ -47,6 +43,12 @@ async fn hello_and_raise() {
     let refused =
         client.raise(shard::RaiseRequest { ranges, to: far, ..Default::default() }).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
+
+    first.stop().await;
+    let second = Shard::with(options()).await;
+    let again = ShardClient::new(second.channel().await);
+    let again = { again }.hello(shard::HelloRequest::default()).await.unwrap().into_inner();
+    assert_eq!((again.store_uuid, again.incarnation), (hello.store_uuid, 2));
 }
 
 fn hello(reference_micros: u64, cluster_id: u64) -> shard::HelloRequest {

@@ -72,7 +72,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Starts one with its data in `dir/NAME` and further flags.
+    /// Starts one with its identity in `dir/NAME` and further flags. It keeps nothing else unless a flag says so.
     ///
     /// # Errors
     /// When it does not start.
@@ -83,6 +83,9 @@ impl Shard {
             format!("--data-dir={}", dir.join(name).display()),
         ];
         args.extend_from_slice(flags);
+        if !flags.iter().any(|flag| flag.starts_with("--durability")) {
+            args.push("--durability=none".to_owned());
+        }
         let spec = Spec {
             name: name.to_owned(),
             program: our_binary("kindred-shard")?,

@@ -146,6 +146,7 @@ pub fn meta(program: &Path, args: &UpArgs, listen: SocketAddr, tls: Option<&Inte
     flag("listen", listen.to_string());
     flag("admin-listen", "127.0.0.1:0".to_owned());
     flag("data-dir", args.data_dir.join("meta").display().to_string());
+    flag("durability", "fsync".to_owned());
     flag("log-level", args.log_level.clone());
     shard_tls(&mut words, tls);
     Spec {

@@ -34,7 +34,7 @@ pub async fn state(
     };
     let until = Instant::now() + WAIT;
     let (state, source) = loop {
-        match found_or_created(client, &own).await {
+        match found_or_created(client, &own, &settings.addresses).await {
             Ok(found) => break found,
             Err(error @ (MetaError::Unavailable(_) | MetaError::Unknown(_))) if cached.is_some() => {
                 tracing::warn!(%error, "starting with the last state of --meta-cache");
@@ -69,10 +69,11 @@ pub async fn state(
 
 const CREATED: &str = "created";
 
-/// What meta has, after it was given `own` if it had nothing.
+/// What meta has, after it was given `own` if it had nothing. Where a store is is known better by who runs it: `--store`.
 async fn found_or_created(
     client: &MetaClient,
     own: &ClusterState,
+    addresses: &[(StoreName, Vec<String>)],
 ) -> Result<(ClusterState, &'static str), MetaError> {
     loop {
         if let Some(stored) = client.get(STATE).await? {
@@ -81,7 +82,7 @@ async fn found_or_created(
                 // It is put back once meta is followed.
                 return Ok((own.clone(), "--meta-cache (the meta store has an older one)"));
             }
-            return Ok((found, "the meta store"));
+            return Ok((addressed(found, addresses), "the meta store"));
         }
         let absent = [Expect { key: STATE.to_owned(), mod_revision: 0 }];
         match client.commit(&absent, vec![Write::put(STATE, own.to_json())]).await {

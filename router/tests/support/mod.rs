@@ -55,6 +55,8 @@ impl Shard {
             .arg(self.url())
             .arg("--data-dir")
             .arg(self.dir.path().join("data"))
+            // Its identity: after a restart it is the same store, and empty.
+            .args(["--durability", "none"])
             .args(&self.flags)
             .stdout(Stdio::null())
             .stderr(Stdio::null())

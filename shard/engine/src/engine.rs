@@ -296,6 +296,12 @@ impl Engine {
         stats
     }
 
+    /// Bytes of all versions of the Kind with this prefix; of the keys of no Kind with an empty one.
+    #[must_use]
+    pub fn kind_bytes(&self, prefix: &[u8]) -> u64 {
+        self.space.kind_bytes(prefix)
+    }
+
     // ---- watches
 
     /// A new client stream.

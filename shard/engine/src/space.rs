@@ -190,6 +190,14 @@ impl Space {
         id
     }
 
+    /// Bytes of all versions of a Kind; of the keys of no Kind with an empty prefix.
+    pub(crate) fn kind_bytes(&self, prefix: &[u8]) -> u64 {
+        let id = if prefix.is_empty() { Some(MISC) } else { self.by_prefix.get(prefix).copied() };
+        let Some(kind) = id.map(|id| self.kind(id)) else { return 0 };
+        let parts = kind.parts.iter().map(|(_, keys)| keys);
+        parts.chain([&kind.keys]).map(|keys| keys.sizes().3).sum()
+    }
+
     // ---- what a range touches
 
     /// The keyspace that holds `key`, if it is there. A pseudo-key sorts before its Kind and is held as a key of none.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use kindred_engine::error::EngineError;
+use kindred_engine::{engine::EndedLease, error::EngineError};
 use kindred_partition_config::ids::{LeaseId, Revision, Slot};
 use tokio::sync::mpsc;
 
@@ -19,6 +19,7 @@ impl Core {
     /// Grants a lease with the given id, or with a new one: positive, unique, and with the own slot in its low bits.
     pub fn lease_grant(&mut self, id: Option<LeaseId>, ttl_s: i64) -> Result<(LeaseId, i64), KvError> {
         self.check_room(LEASE_OVERHEAD)?;
+        self.check_lease_disk()?;
         self.applied += 1;
         let now = self.clock.mono();
         if let Some(id) = id {
@@ -45,10 +46,19 @@ impl Core {
     /// Ends a lease now.
     pub fn lease_revoke(&mut self, id: LeaseId) -> Result<(Revision, Vec<Slot>), KvError> {
         self.check_corrupt()?;
+        self.check_lease_disk()?;
+        self.check_clock()?;
         self.applied += 1;
         let ended = self.engine.lease_revoke(self.clock.wall(), id)?;
-        self.tell_ended();
+        self.ended_news = true;
         Ok(ended)
+    }
+
+    /// Deletes the keys here of a lease that ended at its home.
+    pub fn lease_end(&mut self, id: LeaseId) -> Result<Revision, KvError> {
+        self.check_lease_disk()?;
+        self.check_clock()?;
+        Ok(self.engine.lease_end(self.clock.wall(), id)?)
     }
 
     /// Ends a lease whose time has come; whether more are due.
@@ -59,7 +69,7 @@ impl Core {
         }
         // One at a time: a lease may hold thousands of keys.
         let more = self.engine.lease_expire(wall, mono, 1);
-        self.tell_ended();
+        self.ended_news = true;
         more
     }
 
@@ -67,14 +77,21 @@ impl Core {
     /// and asks anew.
     pub fn watch_ended(&mut self, sender: mpsc::Sender<(LeaseId, Vec<Slot>)>) {
         self.ended.push(EndedWatcher { told: HashSet::new(), sender });
-        self.tell_ended();
+        self.ended_news = true;
     }
 
-    fn tell_ended(&mut self) {
-        if self.ended.is_empty() {
-            return;
+    /// An end is told once a restart remembers it (R12): of a lease that lives again, nobody may have deleted keys.
+    pub(super) fn defer_ended(&mut self) {
+        if std::mem::take(&mut self.ended_news) && !self.ended.is_empty() {
+            let waiting = self.engine.leases_ended();
+            self.when_durable(Box::new(move |core| {
+                core.tell_ended(&waiting);
+                Box::new(|| {})
+            }));
         }
-        let waiting = self.engine.leases_ended();
+    }
+
+    fn tell_ended(&mut self, waiting: &[EndedLease]) {
         self.ended.retain_mut(|watcher| {
             watcher.told.retain(|id| waiting.iter().any(|lease| lease.id == *id));
             waiting.iter().all(|lease| {

@@ -1,10 +1,11 @@
-//! Maintenance: what a server in memory can say. Snapshot, MoveLeader and Downgrade are refused in [`super::front`].
+//! Maintenance: what a server of one member can say. Snapshot, MoveLeader and Downgrade are refused in [`super::front`].
 
 use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb::{
     self as pb, AlarmType, alarm_request::AlarmAction, maintenance_server::Maintenance,
 };
 use kindred_transport::admin::ETCD_VERSION;
+use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 use super::Member;
@@ -79,12 +80,18 @@ impl Maintenance for MaintenanceService {
         }))
     }
 
-    /// There is nothing to defragment: freed memory is free. etcd's answer has no header either.
+    /// A checkpoint, after which old logs go; freed memory is free without. etcd's answer has no header either.
     async fn defragment(
         &self,
         _request: Request<pb::DefragmentRequest>,
     ) -> Result<Response<pb::DefragmentResponse>, Status> {
-        Ok(Response::new(pb::DefragmentResponse { header: None }))
+        let (waiter, done) = oneshot::channel();
+        self.0.handle.call(move |core| core.ask_checkpoint(waiter)).await?;
+        match done.await {
+            Ok(Ok(())) => Ok(Response::new(pb::DefragmentResponse { header: None })),
+            Ok(Err(why)) => Err(Status::unavailable(format!("kindred: no checkpoint: {why}"))),
+            Err(_) => Err(KvError::Stopped.into()),
+        }
     }
 
     async fn hash(&self, _request: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {

@@ -60,6 +60,14 @@ impl UnitService {
         Ok(self.member.handle.call_visible(move |core| core.unit_call(call)).await??)
     }
 
+    /// The same when everything applied is published and on disk, and before anything else is (R15).
+    async fn ask_flushed<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Core) -> Result<T, UnitError> + Send + 'static,
+    ) -> Result<T, KvError> {
+        Ok(self.member.handle.call_flushed(move |core| core.unit_call(call)).await??)
+    }
+
     /// Runs a stream in a task of its own, which ends with it, with its reader, or with the process.
     fn stream<T, F>(&self, run: impl FnOnce(Self, Outbound<T>) -> F) -> Messages<T>
     where
@@ -165,7 +173,7 @@ impl Units for UnitService {
         request: Request<pb::FreezeRequest>,
     ) -> Result<Response<pb::FreezeResponse>, Status> {
         let by = convert::unit_move(request.into_inner().r#move)?;
-        let last = self.ask(move |core| core.engine.unit_freeze(core.clock.wall(), &by)).await?;
+        let last = self.ask_flushed(move |core| core.engine.unit_freeze(core.clock.wall(), &by)).await?;
         let final_revision = last.get();
         Ok(Response::new(pb::FreezeResponse { final_revision, incarnation: self.incarnation }))
     }
@@ -209,14 +217,14 @@ impl Units for UnitService {
         let by = convert::unit_move(r#move)?;
         let last = convert::revision(final_revision, "final_revision")?;
         let last = last.ok_or_else(|| Status::invalid_argument("kindred: final_revision is missing"))?;
-        self.ask(move |core| core.engine.unit_seal(core.clock.wall(), &by, last)).await?;
+        self.ask_flushed(move |core| core.engine.unit_seal(core.clock.wall(), &by, last)).await?;
         Ok(Response::new(pb::SealResponse { incarnation: self.incarnation }))
     }
 
     async fn open(&self, request: Request<pb::OpenRequest>) -> Result<Response<pb::OpenResponse>, Status> {
         let pb::OpenRequest { r#move, epoch } = request.into_inner();
         let (by, epoch) = (convert::unit_move(r#move)?, convert::epoch(epoch)?);
-        self.ask(move |core| core.engine.unit_open(&by, epoch)).await?;
+        self.ask_flushed(move |core| core.engine.unit_open(&by, epoch)).await?;
         Ok(Response::new(pb::OpenResponse {}))
     }
 

@@ -19,6 +19,7 @@ use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{Status, Streaming, transport::Channel};
 
 pub mod moves;
+pub mod process;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -39,6 +40,12 @@ impl Shard {
         let options = Options { listen: Some("127.0.0.1:0".to_owned()), ..options };
         let settings = Settings::resolve(Args { options, ..Args::default() }).unwrap();
         Self { running: server::start(settings).await.unwrap() }
+    }
+
+    /// As SIGTERM does.
+    pub async fn stop(self) {
+        self.running.drain.begin();
+        self.running.finish().await.unwrap();
     }
 
     pub fn url(&self) -> String {

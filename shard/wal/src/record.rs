@@ -298,6 +298,12 @@ impl Batch {
         Records::new(&self.payload)
     }
 
+    /// The records as bytes: what [`Records::new`] takes.
+    #[must_use]
+    pub fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
     /// The payload of the frame.
     ///
     /// # Errors

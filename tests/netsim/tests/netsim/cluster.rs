@@ -79,9 +79,7 @@ pub fn endpoints() -> Vec<String> {
 /// When a file cannot be written.
 pub fn build(sim: &mut Sim<'_>, plan: &Plan, dir: &Path) -> anyhow::Result<()> {
     for (index, skew_ms) in plan.skews_ms.into_iter().enumerate() {
-        let data_dir = dir.join(STORES[index]);
-        identify(&data_dir, index)?;
-        sim.host(shard_host(index), move || run_shard(index, skew_ms, data_dir.clone()));
+        sim.host(shard_host(index), move || run_shard(index, skew_ms));
     }
     let config = dir.join("partitions.yaml");
     std::fs::write(&config, CONFIG)?;
@@ -92,32 +90,30 @@ pub fn build(sim: &mut Sim<'_>, plan: &Plan, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A new store draws its identity from the operating system; here it finds one.
-fn identify(data_dir: &Path, index: usize) -> anyhow::Result<()> {
+/// A new store draws its identity from the operating system; here it is given one. Nothing is kept on a disk, whose time
+/// is not the simulation's.
+fn identity(index: usize) -> Identity {
     let number = index as u64 + 1;
-    let identity = Identity {
+    Identity {
         uuid: format!("00000000-0000-4000-8000-{number:012x}"),
         cluster_id: 1,
         member_id: number,
-        incarnation: 1,
-    };
-    std::fs::create_dir_all(data_dir)?;
-    std::fs::write(data_dir.join("identity.json"), serde_json::to_vec(&identity)?)?;
-    Ok(())
+        incarnation: 2,
+    }
 }
 
-async fn run_shard(index: usize, skew_ms: i64, data_dir: PathBuf) -> turmoil::Result {
+async fn run_shard(index: usize, skew_ms: i64) -> turmoil::Result {
     let options = shard_config::Options {
         name: Some(STORES[index].to_owned()),
         listen: Some(format!("0.0.0.0:{PORT}")),
         admin_listen: Some("0.0.0.0:0".to_owned()),
-        data_dir: Some(data_dir),
         slot: Some(u16::try_from(index + 1)?),
         watch_progress_notify_interval: Some("500ms".to_owned()),
         ..shard_config::Options::default()
     };
     let mut settings =
         shard_config::Settings::resolve(shard_config::Args { options, ..shard_config::Args::default() })?;
+    settings.identity = Some(identity(index));
     settings.network = network::simulated();
     settings.wall_clock = WallClock::Other(Arc::new(move || SimClock::get().wall(skew_ms)));
     let running = shard::start(settings).await?;

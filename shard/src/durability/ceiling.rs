@@ -1,0 +1,220 @@
+//! The clock's durable ceiling (R2) is raised in the background, by a thread of its own, so that nobody waits for its disk.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use kindred_engine::engine::WallMicros;
+use kindred_partition_config::ids::{Revision, SLOT_BITS};
+use kindred_wal::{ClockFile, WalError};
+use tokio::sync::Notify;
+
+/// The ceiling stands so far above the present.
+const AHEAD: Duration = Duration::from_secs(3);
+/// And so far above what was assigned, when a burst or a raise ran ahead of the wall clock.
+const ABOVE_LAST: Duration = Duration::from_millis(10);
+/// A disk that takes seconds is asked earlier, up to here.
+const AHEAD_MAX: Duration = Duration::from_secs(60);
+/// A write that failed is tried again after this long.
+const RETRY: Duration = Duration::from_millis(200);
+
+fn micros(of: Duration) -> i64 {
+    i64::try_from(of.as_micros()).unwrap_or(i64::MAX >> SLOT_BITS)
+}
+
+/// The next ceiling, when it is time for one: with half of the way to the one in force used up. `took` is how long the last
+/// write of one took.
+#[must_use]
+pub fn wanted(now: WallMicros, last: Revision, ceiling: Revision, took: Duration) -> Option<Revision> {
+    let ahead = micros((AHEAD + 2 * took).min(AHEAD_MAX));
+    let most = i64::MAX >> SLOT_BITS;
+    let now = i64::try_from(now.0).unwrap_or(most).min(most - ahead);
+    let last = last.get() >> SLOT_BITS;
+    let next = (now + ahead).max(last.saturating_add(micros(ABOVE_LAST)).min(most));
+    let used = (ceiling.get() >> SLOT_BITS) - now < ahead / 2
+        || (ceiling.get() >> SLOT_BITS).saturating_sub(last) < micros(ABOVE_LAST) / 2;
+    let next = Revision(next << SLOT_BITS);
+    (used && next > ceiling).then_some(next)
+}
+
+/// The ceiling that lets the clock come to a revision, and a little further.
+#[must_use]
+pub fn above(to: Revision) -> Revision {
+    Revision(to.get().saturating_add(micros(ABOVE_LAST) << SLOT_BITS))
+}
+
+/// What the keeper's thread and the loop share.
+#[derive(Debug, Default)]
+struct Shared {
+    ceiling: AtomicI64,
+    /// How long the last write took, microseconds.
+    took_micros: AtomicU64,
+    stopped: AtomicBool,
+}
+
+/// The thread.
+#[derive(Debug)]
+pub struct CeilingKeeper {
+    wanted: Option<SyncSender<Revision>>,
+    /// What was asked for last and is not there yet.
+    asked: Option<Revision>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<ClockFile>>,
+}
+
+impl CeilingKeeper {
+    /// Starts the thread; `changed` is notified at every new ceiling.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn start(file: ClockFile, changed: Arc<Notify>) -> std::io::Result<Self> {
+        let ceiling = AtomicI64::new(file.ceiling().get());
+        let shared = Arc::new(Shared { ceiling, ..Shared::default() });
+        let (wanted, wishes) = sync_channel(1);
+        let of_thread = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("clock-ceiling".to_owned())
+            .spawn(move || keep(file, &wishes, &of_thread, &changed))?;
+        Ok(Self { wanted: Some(wanted), asked: None, shared, thread: Some(thread) })
+    }
+
+    /// The ceiling in force.
+    #[must_use]
+    pub fn ceiling(&self) -> Revision {
+        Revision(self.shared.ceiling.load(Ordering::Acquire))
+    }
+
+    /// How long the last write took.
+    #[must_use]
+    pub fn last_took(&self) -> Duration {
+        Duration::from_micros(self.shared.took_micros.load(Ordering::Acquire))
+    }
+
+    /// Asks for a higher one; without effect while one is under way.
+    pub fn ask(&mut self, ceiling: Revision) {
+        let current = self.ceiling();
+        self.asked = self.asked.filter(|asked| *asked > current);
+        if self.asked.is_some() || ceiling <= current {
+            return;
+        }
+        let Some(wanted) = &self.wanted else { return };
+        match wanted.try_send(ceiling) {
+            Ok(()) => self.asked = Some(ceiling),
+            // One is under way, or the thread has ended, which `ceiling` shows by standing still.
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
+        }
+    }
+
+    /// Ends the thread; after a clean stop the ceiling is what was promised last, so that the next start does not run ahead
+    /// of the wall clock.
+    ///
+    /// # Errors
+    /// When the disk does not take it: the one before stays.
+    pub fn stop(mut self, last: Option<Revision>) -> Result<(), WalError> {
+        self.shared.stopped.store(true, Ordering::Release);
+        self.wanted = None;
+        // The thread ends by itself; should it have panicked, the ceiling of before stays.
+        let file = self.thread.take().and_then(|thread| thread.join().ok());
+        match (file, last) {
+            (Some(mut file), Some(last)) => file.store(last),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn keep(mut file: ClockFile, wishes: &Receiver<Revision>, shared: &Shared, changed: &Notify) -> ClockFile {
+    let mut wish = None;
+    let mut failing = false;
+    loop {
+        let next = match wish {
+            None => wishes.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(_) => wishes.recv_timeout(RETRY),
+        };
+        match next {
+            Ok(next) => wish = wish.max(Some(next)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return file,
+        }
+        let Some(ceiling) = wish else { continue };
+        if shared.stopped.load(Ordering::Acquire) {
+            return file;
+        }
+        let began = Instant::now();
+        match file.store(ceiling) {
+            Ok(()) => {
+                let took = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+                shared.took_micros.store(took, Ordering::Release);
+                shared.ceiling.store(ceiling.get(), Ordering::Release);
+                wish = None;
+                if std::mem::take(&mut failing) {
+                    tracing::info!("the clock's ceiling can be kept again");
+                }
+                changed.notify_one();
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::error!(%error, "the clock's ceiling cannot be kept: writes are refused soon");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_wal::RealDisk;
+
+    use super::*;
+
+    /// 2026-01-01, microseconds.
+    const T0: u64 = 1_767_225_600_000_000;
+
+    fn at(micros: u64) -> Revision {
+        Revision((micros as i64) << SLOT_BITS)
+    }
+
+    #[test]
+    fn r2_the_ceiling_is_raised_when_half_of_it_is_used() {
+        let soon = Duration::from_millis(2);
+        let asked = |now, last, ceiling| wanted(WallMicros(now), at(last), at(ceiling), soon);
+        let first = asked(T0, T0, 0).unwrap();
+        assert_eq!(first, at(T0 + 3_004_000), "the wall clock and 3 s, and twice what a write takes");
+        let ceiling = T0 + 3_004_000;
+        assert_eq!(asked(T0 + 1_000_000, T0, ceiling), None);
+        assert_eq!(asked(T0 + 1_600_000, T0, ceiling), Some(at(T0 + 4_604_000)));
+        // A burst, or a raise, that ran ahead of the wall clock needs more, but does not take 3 s further each time.
+        assert_eq!(asked(T0, ceiling - 6000, ceiling), None);
+        assert_eq!(asked(T0, ceiling - 4000, ceiling), Some(at(ceiling + 6000)));
+        // A slow disk is asked earlier.
+        let slow = wanted(WallMicros(T0), at(T0), at(T0 + 4_000_000), Duration::from_secs(5));
+        assert_eq!(slow, Some(at(T0 + 13_000_000)));
+        // The end of the clock is no overflow.
+        assert_eq!(wanted(WallMicros(u64::MAX), Revision(i64::MAX), Revision(i64::MAX), soon), None);
+    }
+
+    #[tokio::test]
+    async fn the_keeper_raises_in_the_background_and_lowers_at_a_clean_stop() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("clock");
+        let file = ClockFile::create(&RealDisk, &path, Revision(1)).unwrap();
+        let changed = Arc::new(Notify::new());
+        let mut keeper = CeilingKeeper::start(file, changed.clone()).unwrap();
+        for ceiling in [10, 20] {
+            keeper.ask(Revision(ceiling));
+            while keeper.ceiling() < Revision(ceiling) {
+                changed.notified().await;
+            }
+            keeper.ask(Revision(5));
+            assert_eq!(keeper.ceiling(), Revision(ceiling), "never lower while it runs");
+        }
+        keeper.stop(Some(Revision(15))).unwrap();
+        let (_, ceiling) = ClockFile::open(&RealDisk, &path).unwrap().unwrap();
+        assert_eq!(ceiling, Revision(15));
+    }
+}

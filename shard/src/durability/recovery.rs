@@ -1,0 +1,164 @@
+//! What a start finds in the files, gathered for the engine.
+
+use std::sync::Mutex;
+
+use kindred_engine::{
+    durability::{Gap, KindGap, Logged},
+    engine::{self, Engine, EngineConfig, WallMicros},
+    recover::{KindReplay, Lost, Recovered},
+};
+use kindred_partition_config::{ids::Revision, key::Key};
+use kindred_wal::{Frame, GapRecord, LogKind, Progress, Record, Recovery, Source, VisitError};
+
+use super::record::{self, RecordError};
+use crate::clock::Clock;
+
+/// What else is known at a start.
+#[derive(Debug, Clone, Copy)]
+pub struct Start {
+    /// The clock's ceiling (R2); dense revisions have none.
+    pub ceiling: Option<Revision>,
+    /// Damage was accepted.
+    pub lost: bool,
+}
+
+/// All records that mean something to the engine, and how the logs ended.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    found: Recovered,
+    /// The last promise in the log of mode buffered: everything up to it is there.
+    promised: Option<Revision>,
+    something: bool,
+    /// The last record of each log, if it says that the shard was stopped in good order.
+    clean: [Option<Revision>; 2],
+    shown_percent: u64,
+}
+
+impl Gathered {
+    /// Whether nothing was found at all.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        !self.something
+    }
+
+    /// How many versions were found.
+    #[must_use]
+    pub fn versions(&self) -> usize {
+        self.found.versions.len()
+    }
+
+    /// The last revision of a stop in good order, if there was one after everything else.
+    fn clean(&self) -> Option<Revision> {
+        let [fsync, buffered] = self.clean;
+        fsync.filter(|_| fsync == buffered)
+    }
+
+    /// Whether nothing is missing: the last thing that the shard did was to stop in good order. The ceiling tells whether it
+    /// has started again since, and was lost before it logged anything.
+    #[must_use]
+    pub fn is_clean(&self, start: &Start) -> bool {
+        !start.lost && self.clean().is_some_and(|last| start.ceiling.is_none_or(|ceiling| last == ceiling))
+    }
+
+    fn take(&mut self, record: &Record<'_>) -> Result<(), RecordError> {
+        let logged = match record {
+            Record::Version(version) => Logged::Version(record::version_of(version)?),
+            Record::Lease(content) => Logged::Lease(Box::new(record::lease_of(content)?)),
+            Record::Unit(content) => Logged::Units(Box::new(record::units_of(content)?)),
+            Record::Import(content) => Logged::Imported(Box::new(record::import_of(content)?)),
+            Record::Compaction(at) => Logged::Compaction(*at),
+            Record::Modes(content) => Logged::Modes(Box::new(record::modes_of(content)?)),
+            Record::Gap(GapRecord { after, until, kind }) => {
+                let gap = Gap { after: *after, until: *until };
+                Logged::Gap(Box::new(KindGap { kind: Key::copy_from(kind), gap }))
+            }
+            Record::Promise(at) => {
+                self.promised = self.promised.max(Some(*at));
+                return Ok(());
+            }
+            // Of the logs themselves; what a stop says is noted by who reads the frame.
+            Record::Clean(_) | Record::Needs(_) | Record::Began(_) => return Ok(()),
+        };
+        // Modes alone are of a start whose clock nobody has confirmed.
+        self.something |= !matches!(logged, Logged::Modes(_));
+        self.found.push(logged);
+        Ok(())
+    }
+
+    /// The engine as it was; a new one where nothing was found.
+    ///
+    /// # Errors
+    /// When a revision is one that no shard could have assigned.
+    pub(super) fn into_engine(
+        self,
+        config: EngineConfig,
+        clock: &Clock,
+        start: &Start,
+    ) -> anyhow::Result<Engine> {
+        if self.is_nothing() {
+            return Ok(Engine::new(config, clock.wall()));
+        }
+        let clean = self.is_clean(start);
+        let known = [self.clean(), self.promised, start.ceiling].into_iter().flatten();
+        let highest = known.max().unwrap_or(Revision::ZERO);
+        let promised = self.promised.unwrap_or(Revision::ZERO);
+        let lost = Lost {
+            buffered: (!clean).then_some(promised),
+            // How far it was whole nobody knows: up to the last version in it.
+            fsync: start.lost.then_some(Revision::ZERO),
+        };
+        let found = Recovered { lost, start: highest, ..self.found };
+        // A wall clock that nobody has confirmed assigns nothing (R3).
+        let now = if clock.is_confirmed() { clock.wall() } else { WallMicros(0) };
+        let mut recovery = engine::Recovery::new(config, found);
+        let restored = on_all_cores(std::mem::take(&mut recovery.kinds), KindReplay::run);
+        Ok(recovery.finish(restored, now, clock.mono())?)
+    }
+}
+
+/// Works on all cores, beginning with what comes first; the results are in no order.
+fn on_all_cores<T: Send, R: Send>(work: Vec<T>, run: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(work.len());
+    let done = Mutex::new(Vec::with_capacity(work.len()));
+    let work = Mutex::new(work.into_iter());
+    let one = || {
+        // Nothing that holds these locks panics.
+        while let Some(next) = work.lock().ok().and_then(|mut work| work.next()) {
+            let result = run(next);
+            if let Ok(mut done) = done.lock() {
+                done.push(result);
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..cores).for_each(|_| drop(scope.spawn(one))));
+    done.into_inner().unwrap_or_default()
+}
+
+impl Recovery for Gathered {
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    fn frame(&mut self, source: Source, frame: &Frame<'_>) -> Result<(), VisitError> {
+        let mut last = None;
+        for record in frame.records() {
+            self.take(&record)?;
+            last = match record {
+                Record::Clean(at) => Some(at),
+                _ => None,
+            };
+        }
+        if let Source::Log(kind) = source {
+            self.clean[usize::from(kind == LogKind::Buffered)] = last;
+        }
+        Ok(())
+    }
+
+    fn progress(&mut self, Progress { done, total }: Progress) {
+        let percent = done.saturating_mul(100) / total.max(1);
+        if percent >= self.shown_percent + 10 || (percent == 100 && self.shown_percent < 100) {
+            self.shown_percent = percent;
+            tracing::info!(percent, megabytes = done >> 20, of = total >> 20, "reading the data directory");
+        }
+    }
+}

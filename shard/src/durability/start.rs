@@ -1,0 +1,251 @@
+//! The start of a shard with a data directory: what is there is read, the engine begins where it ended, and nothing is
+//! served before what tells of that is on disk.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use kindred_engine::{
+    durability::{Durability, KindModes, ModesTaken},
+    engine::{Engine, EngineConfig, RevisionMode},
+};
+use kindred_partition_config::{ids::Revision, model};
+use kindred_wal::{
+    ClockFile, DirectoryLock, Disk, Layout, Log, LogEnd, LogKind, LogOptions, OnDamage, RealDisk, Recovered,
+    WalError, recover, segments,
+};
+use tokio::sync::Notify;
+
+use super::{
+    Logs,
+    ceiling::{self, CeilingKeeper},
+    checkpoint::Checkpoints,
+    kept::{Kept, OpenLog, events},
+    recovery::{Gathered, Start},
+};
+use crate::{
+    clock::Clock,
+    config::durability::DurabilitySettings,
+    core::{Core, CoreSettings},
+    identity::random,
+};
+
+/// What is to be on disk before anything is served is waited for so long; on a disk that refuses, reads are served without.
+const FIRST_SYNC_MAX: Duration = Duration::from_secs(30);
+
+/// A data directory that no other process uses while this is held.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    lock: DirectoryLock,
+}
+
+impl Directory {
+    /// Makes the directory if there is none, and takes it.
+    ///
+    /// # Errors
+    /// When it cannot be used, or another process uses it.
+    pub fn take(path: &Path) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(path)
+            .with_context(|| format!("--data-dir: cannot make {}", path.display()))?;
+        let lock = DirectoryLock::take(path).with_context(|| format!("--data-dir {}", path.display()))?;
+        Ok(Self { path: path.to_owned(), lock })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The modes that the flags ask for.
+fn modes(settings: &DurabilitySettings) -> KindModes {
+    let mode = |mode| match mode {
+        model::Durability::None => Durability::None,
+        model::Durability::Buffered => Durability::Buffered,
+        model::Durability::Fsync => Durability::Fsync,
+    };
+    let kinds = settings.of.iter().map(|(kind, of)| (kind.as_key().clone(), mode(*of)));
+    KindModes { generation: 0, default: mode(settings.default), kinds: kinds.collect() }
+}
+
+/// What was read.
+struct Read {
+    gathered: Gathered,
+    recovered: Recovered,
+    /// The file, if it is whole, and the ceiling in it.
+    clock: Option<(ClockFile, Revision)>,
+}
+
+fn read(disk: &dyn Disk, layout: &Layout, on_damage: OnDamage) -> Result<Read, WalError> {
+    let clock = match ClockFile::open(disk, &layout.clock()) {
+        Err(error @ WalError::Clock { .. }) if on_damage == OnDamage::Accept => {
+            tracing::warn!(%error, "the loss is accepted");
+            None
+        }
+        other => other?,
+    };
+    let mut gathered = Gathered::default();
+    let recovered = recover(disk, layout, on_damage, &mut gathered)?;
+    Ok(Read { gathered, recovered, clock })
+}
+
+/// Says what a crash, or damage, left out.
+fn tell(recovered: &Recovered) {
+    for end in [&recovered.fsync, &recovered.buffered] {
+        if let Some(torn) = &end.torn {
+            tracing::warn!("{torn}");
+        }
+    }
+    for loss in &recovered.passed_over {
+        tracing::warn!("a checkpoint was passed over, and not needed: {loss}");
+    }
+    for loss in &recovered.losses {
+        tracing::error!("accepted: {loss}");
+    }
+}
+
+/// Opens what is kept in a directory.
+///
+/// # Errors
+/// When the directory cannot be used, or what is in it is damaged and that is not accepted.
+pub async fn open(
+    directory: Directory,
+    config: EngineConfig,
+    clock: Clock,
+    of_core: CoreSettings,
+    settings: &DurabilitySettings,
+) -> anyhow::Result<(Core, Logs)> {
+    let Directory { path, lock } = directory;
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let layout = Layout::new(&path);
+    let on_damage = if settings.accept_data_loss { OnDamage::Accept } else { OnDamage::Refuse };
+    let began = Instant::now();
+    let (of_read, at) = (disk.clone(), layout.clone());
+    let read = tokio::task::spawn_blocking(move || read(&*of_read, &at, on_damage)).await?;
+    let Read { gathered, recovered, clock: clock_file } =
+        read.with_context(|| format!("--data-dir {}", path.display()))?;
+    tell(&recovered);
+    let found_nothing = gathered.is_nothing();
+    let dense = config.revisions == RevisionMode::Dense;
+    let ceiling = clock_file.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
+    let wanted = modes(settings);
+    let start = Start { ceiling: (!dense).then_some(ceiling), lost: !recovered.losses.is_empty() };
+    let (versions, clean) = (gathered.versions(), gathered.is_clean(&start));
+    let mut engine = gathered.into_engine(config, &clock, &start)?;
+    if !found_nothing {
+        tracing::info!(versions, clean, took = ?began.elapsed(), "the data directory is read");
+    }
+    // What a shard of a cluster finds nothing of begins when its clock is known to be right (R3).
+    let waits = found_nothing && !clock.is_confirmed();
+    if !waits {
+        engine.log_changes();
+    }
+    let ceiling_file =
+        if dense { None } else { Some(first_ceiling(&*disk, &layout, clock_file, &mut engine, &clock)?) };
+    let modes_wait = set_modes(&mut engine, wanted)?;
+    let changed = Arc::new(Notify::new());
+    let tail = LogKind::ALL.into_iter().map(|kind| log_bytes(&*disk, &layout, kind)).sum();
+    let open = |kind, end| open_log(&disk, &layout, kind, end, settings, &changed);
+    let mut kept = Kept {
+        fsync: open(LogKind::Fsync, recovered.fsync)?,
+        buffered: open(LogKind::Buffered, recovered.buffered)?,
+        disk: disk.clone(),
+        layout: layout.clone(),
+        marks: std::collections::VecDeque::new(),
+        ceiling: ceiling_file.map(|file| CeilingKeeper::start(file, changed.clone())).transpose()?,
+        changed,
+        promised: Revision::ZERO,
+        checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail),
+        _lock: lock,
+    };
+    kept.append(&mut engine);
+    engine.publish();
+    if !on_disk(&kept).await {
+        tracing::error!("the disk does not take the log: only reads are served until it does");
+    }
+    let mut core = Core::new(engine, clock, of_core);
+    (core.found_nothing, core.keeps, core.modes_wait) = (found_nothing, true, modes_wait);
+    Ok((core, Logs::Kept(Box::new(kept))))
+}
+
+/// Waits until the log of mode fsync has everything; `false` when the disk refuses, or takes too long.
+async fn on_disk(kept: &Kept) -> bool {
+    let deadline = tokio::time::Instant::now() + FIRST_SYNC_MAX;
+    loop {
+        if kept.fsync.durable() >= kept.fsync.position.0 {
+            return true;
+        }
+        let failing = kept.fsync.log.status().failing.is_some();
+        if failing || tokio::time::timeout_at(deadline, kept.changed.notified()).await.is_err() {
+            return false;
+        }
+    }
+}
+
+/// The flags' modes are in force, unless routers have chosen others since; the generation that waits for a checkpoint.
+fn set_modes(engine: &mut Engine, wanted: KindModes) -> anyhow::Result<Option<u64>> {
+    let known = engine.modes();
+    if known.generation > 0 {
+        tracing::info!(
+            generation = known.generation,
+            "the modes of the Kinds are those that routers chose last"
+        );
+        return Ok(None);
+    }
+    let taken = engine.set_modes(wanted).context("--durability")?;
+    Ok((taken == ModesTaken::AfterCheckpoint).then_some(0))
+}
+
+/// A ceiling above everything that is going to be assigned first is on disk before that is (R2). It also says that the
+/// last stop is over: what it left is not taken for a stop in good order again.
+fn first_ceiling(
+    disk: &dyn Disk,
+    layout: &Layout,
+    file: Option<(ClockFile, Revision)>,
+    engine: &mut Engine,
+    clock: &Clock,
+) -> anyhow::Result<ClockFile> {
+    let in_force = file.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
+    let next = match clock.is_confirmed() {
+        true => {
+            let (last, now) = (engine.last_revision(), clock.wall());
+            let next = ceiling::wanted(now, last, Revision::ZERO, Duration::ZERO);
+            next.unwrap_or(ceiling::above(last)).max(ceiling::above(in_force))
+        }
+        // Not from a clock that may be wrong; it is raised when that is known.
+        false => ceiling::above(in_force),
+    };
+    let file = match file {
+        Some((mut file, _)) => {
+            file.store(next)?;
+            file
+        }
+        None => ClockFile::create(disk, &layout.clock(), next)?,
+    };
+    engine.set_ceiling(next);
+    Ok(file)
+}
+
+fn log_bytes(disk: &dyn Disk, layout: &Layout, kind: LogKind) -> u64 {
+    let segments = segments(disk, &layout.log(kind), kind).unwrap_or_default();
+    segments.iter().map(|segment| segment.bytes).sum()
+}
+
+fn open_log(
+    disk: &Arc<dyn Disk>,
+    layout: &Layout,
+    kind: LogKind,
+    end: LogEnd,
+    settings: &DurabilitySettings,
+    changed: &Arc<Notify>,
+) -> Result<OpenLog, WalError> {
+    let options = LogOptions { flush_interval: settings.flush_interval, ..LogOptions::new(kind, random()) };
+    let (signals, events) = events(kind, changed.clone());
+    let log = Log::open(disk.clone(), layout.log(kind), options, end, events)?;
+    Ok(OpenLog::new(log, signals))
+}

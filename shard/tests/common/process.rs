@@ -1,0 +1,76 @@
+//! A shard as a process of its own, which can be killed.
+
+use std::{
+    io::{BufRead, BufReader, Read as _},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use tonic::transport::Channel;
+
+use super::Client;
+
+/// Killed at its end.
+pub struct ShardProcess {
+    child: Child,
+    address: String,
+    pub admin: String,
+}
+
+fn command(data_dir: &Path, flags: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kindred-shard"));
+    command.args(["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"]);
+    command.arg(format!("--data-dir={}", data_dir.display())).args(flags);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+impl ShardProcess {
+    /// Starts one and waits until it serves.
+    pub fn start(data_dir: &Path, flags: &[&str]) -> Self {
+        let mut child = command(data_dir, flags).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let field = |name: &str| {
+            let found = line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+            found.unwrap_or_else(|| panic!("no {name} in {line:?}")).to_owned()
+        };
+        let (address, admin) = (field("listen"), field("admin"));
+        Self { child, address, admin }
+    }
+
+    /// What one says that does not start.
+    pub fn refused(data_dir: &Path, flags: &[&str]) -> String {
+        let mut child = command(data_dir, flags).stderr(Stdio::piped()).spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+        if !ready.is_empty() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("it starts: {ready}");
+        }
+        let mut text = String::new();
+        child.stderr.as_mut().unwrap().read_to_string(&mut text).unwrap();
+        assert!(!child.wait().unwrap().success(), "it starts: {text}");
+        text
+    }
+
+    pub async fn client(&self) -> Client {
+        let channel = Channel::from_shared(format!("http://{}", self.address)).unwrap();
+        Client { channel: channel.connect().await.unwrap() }
+    }
+
+    /// As a crash.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for ShardProcess {
+    fn drop(&mut self) {
+        // It may have been killed already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

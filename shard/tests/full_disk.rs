@@ -1,0 +1,117 @@
+//! A disk that is full: what needs it is refused as etcd refuses it, all else goes on, and it ends by itself.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use common::{process::ShardProcess, *};
+use kindred_proto::etcdserverpb::{
+    self as pb, alarm_request::AlarmAction, maintenance_client::MaintenanceClient,
+};
+use tonic::Code;
+
+const SECRETS: &str = "/registry/secrets/";
+const PODS: &str = "/registry/pods/";
+
+/// A small file system of its own, which only root can make.
+struct SmallDisk {
+    at: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    fn mount(size: &str) -> Option<Self> {
+        let at = tempfile::tempdir().unwrap();
+        let size = format!("size={size}");
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at.path()).output();
+        match mounted {
+            Ok(done) if done.status.success() => Some(Self { at }),
+            other => {
+                println!("SKIPPED: a small disk cannot be mounted here, which needs root: {other:?}");
+                None
+            }
+        }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.at.path().join("data")
+    }
+
+    /// Takes all the room there is.
+    fn fill(&self) -> PathBuf {
+        let path = self.at.path().join("filler");
+        let mut file = std::fs::File::create(&path).unwrap();
+        let block = vec![7; 64 << 10];
+        while std::io::Write::write_all(&mut file, &block).is_ok() {}
+        path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.at.path()).output();
+    }
+}
+
+async fn alarms(client: &Client) -> usize {
+    let request = pb::AlarmRequest { action: AlarmAction::Get.into(), ..Default::default() };
+    MaintenanceClient::new(client.channel.clone()).alarm(request).await.unwrap().into_inner().alarms.len()
+}
+
+fn start(data: &Path) -> ShardProcess {
+    ShardProcess::start(data, &["--durability=fsync", "--durability-of=pods=none"])
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_what_needs_it_and_nothing_else() {
+    let Some(disk) = SmallDisk::mount("48m") else { return };
+    let process = start(&disk.data());
+    let client = process.client().await;
+    let mut acknowledged = vec![client.put(format!("{SECRETS}0"), "v").await];
+    let filler = disk.fill();
+    let big = || put_request(format!("{SECRETS}big"), vec![b'x'; 1 << 20]);
+    let mut refused = None;
+    for _ in 0..200 {
+        // One that waits for the disk is given up by its client, and may be executed later.
+        match tokio::time::timeout(std::time::Duration::from_secs(2), client.put_request(big())).await {
+            Ok(Ok(answer)) => acknowledged.push(answer.header.unwrap().revision),
+            Ok(Err(status)) => {
+                refused = Some(status);
+                break;
+            }
+            Err(_) => {}
+        }
+    }
+    let refused = refused.expect("a full disk is told");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(refused.message().contains("database space exceeded"), "{refused}");
+    assert_eq!(alarms(&client).await, 1);
+    // Reads, watches, and the Kinds that need no disk go on.
+    assert_eq!(client.range(range_request(&format!("{SECRETS}0"), "")).await.unwrap().kvs.len(), 1);
+    let mut watcher = client.watch().await;
+    watcher.create(watch_prefix(PODS, 0)).await;
+    client.put(format!("{PODS}a"), "v").await;
+    assert_eq!(watcher.events(1).await.len(), 1);
+
+    std::fs::remove_file(filler).unwrap();
+    eventually("room again", || async {
+        client.put_request(put_request(format!("{SECRETS}after"), "v")).await.is_ok()
+    })
+    .await;
+    assert_eq!(alarms(&client).await, 0);
+    process.kill();
+    // Nothing that was acknowledged is lost.
+    let process = start(&disk.data());
+    let client = process.client().await;
+    for key in [format!("{SECRETS}0"), format!("{SECRETS}after")] {
+        assert_eq!(client.range(range_request(&key, "")).await.unwrap().kvs.len(), 1, "{key}");
+    }
+    let big = client.range(range_request(&format!("{SECRETS}big"), "")).await.unwrap();
+    let last = *acknowledged.last().unwrap();
+    assert!(acknowledged.len() == 1 || big.kvs[0].mod_revision >= last);
+    process.kill();
+}

@@ -1,0 +1,370 @@
+//! What is there after a restart: after a stop in good order, after kill -9 in each mode, after a checkpoint, and with
+//! files that are torn or damaged.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use common::{process::ShardProcess, *};
+use kindred_proto::{
+    etcdserverpb::{
+        self as pb, lease_client::LeaseClient, maintenance_client::MaintenanceClient, watch_request,
+    },
+    mvccpb::event::EventType,
+};
+use kindred_shard::config::Options;
+use tonic::Code;
+
+const PODS: &str = "/registry/pods/";
+const PODS_END: &str = "/registry/pods0";
+const MODES: [&str; 2] = ["buffered", "fsync"];
+
+fn options(directory: &Path, mode: &str) -> Options {
+    Options { data_dir: Some(directory.to_owned()), durability: Some(mode.to_owned()), ..Options::default() }
+}
+
+/// Everything about every key: value, create and mod revision, version, lease.
+async fn all(client: &Client) -> (i64, BTreeMap<String, (String, i64, i64, i64, i64)>) {
+    let answer = client.range(range_request("\0", "\0")).await.unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    let kvs = answer.kvs.iter().map(|kv| {
+        (text(&kv.key), (text(&kv.value), kv.create_revision, kv.mod_revision, kv.version, kv.lease))
+    });
+    (answer.header.unwrap().revision, kvs.collect())
+}
+
+async fn grant(client: &Client, ttl: i64) -> i64 {
+    let mut leases = LeaseClient::new(client.channel.clone());
+    leases.lease_grant(pb::LeaseGrantRequest { ttl, id: 0 }).await.unwrap().into_inner().id
+}
+
+#[tokio::test]
+async fn a_clean_stop_keeps_everything() {
+    for mode in MODES {
+        let directory = tempfile::tempdir().unwrap();
+        let shard = Shard::with(options(directory.path(), mode)).await;
+        let client = shard.client().await;
+        let lease = grant(&client, 600).await;
+        let first = client.put(format!("{PODS}a"), "1").await;
+        let floor = client.put(format!("{PODS}a"), "2").await;
+        let leased = pb::PutRequest { lease, ..put_request(format!("{PODS}leased"), "l") };
+        client.put_request(leased).await.unwrap();
+        client.put(format!("{PODS}gone"), "x").await;
+        client.delete(&format!("{PODS}gone"), "").await.unwrap();
+        client.put("compact_rev_key", "of no Kind").await;
+        let txn = pb::TxnRequest {
+            compare: vec![mod_is(&format!("{PODS}a"), floor)],
+            success: vec![put_op(&format!("{PODS}a"), "3"), put_op(&format!("{PODS}b"), "1")],
+            failure: vec![],
+        };
+        assert!(client.txn(txn).await.unwrap().succeeded);
+        client.compact(floor, true).await.unwrap();
+        let (revision, before) = all(&client).await;
+        shard.stop().await;
+
+        let shard = Shard::with(options(directory.path(), mode)).await;
+        let client = shard.client().await;
+        let (again, after) = all(&client).await;
+        assert_eq!(after, before, "{mode}");
+        assert!(again >= revision, "{mode}: {again} after {revision}");
+        // History, from the floor on.
+        let at = |revision| pb::RangeRequest { revision, ..range_request(PODS, PODS_END) };
+        assert_eq!(client.range(at(floor)).await.unwrap().kvs[0].value, "2");
+        assert_eq!(client.range(at(first)).await.unwrap_err().code(), Code::OutOfRange);
+        let mut watcher = client.watch().await;
+        watcher.create(watch_prefix(PODS, floor)).await;
+        let events = watcher.events(6).await;
+        let last = events.iter().map(|event| event.kv.as_ref().unwrap().mod_revision).max();
+        assert_eq!(last, Some(before[&format!("{PODS}b")].2));
+        assert_eq!(events.iter().filter(|event| event.r#type() == EventType::Delete).count(), 1);
+        // Leases, and what ends with them.
+        let mut leases = LeaseClient::new(client.channel.clone());
+        let ask = pb::LeaseTimeToLiveRequest { id: lease, keys: true };
+        let view = leases.lease_time_to_live(ask).await.unwrap().into_inner();
+        assert_eq!((view.granted_ttl, view.keys.len()), (600, 1), "{mode}");
+        leases.lease_revoke(pb::LeaseRevokeRequest { id: lease }).await.unwrap();
+        assert!(!all(&client).await.1.contains_key(&format!("{PODS}leased")));
+        assert!(client.put(format!("{PODS}c"), "1").await > again);
+        shard.stop().await;
+
+        let shard = Shard::with(options(directory.path(), mode)).await;
+        let (_, last) = all(&shard.client().await).await;
+        assert_eq!(last.len(), before.len(), "one came and one went");
+        shard.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_dense_shard_counts_on_where_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = || Options {
+        data_dir: Some(directory.path().to_owned()),
+        revisions: Some("dense".to_owned()),
+        ..Options::default()
+    };
+    let shard = Shard::with(options()).await;
+    let client = shard.client().await;
+    for expected in 2..=5 {
+        assert_eq!(client.put("k", "v").await, expected);
+    }
+    client.compact(3, false).await.unwrap();
+    shard.stop().await;
+    let shard = Shard::with(options()).await;
+    let client = shard.client().await;
+    assert_eq!(all(&client).await.0, 5);
+    let mut watcher = client.watch().await;
+    watcher.create(watch_prefix("k", 3)).await;
+    assert_eq!(watcher.events(3).await.len(), 3);
+    assert_eq!(client.put("k", "v").await, 6);
+    shard.stop().await;
+}
+
+/// What was acknowledged: the key's number and its revision.
+type Acknowledged = Arc<Mutex<Vec<(usize, i64)>>>;
+
+/// Writers that remember what was acknowledged, until the shard is gone.
+async fn write_until_killed(process: ShardProcess, kind: &'static str) -> Vec<(usize, i64)> {
+    let acknowledged = Acknowledged::default();
+    let mut writers = Vec::new();
+    for writer in 0..8 {
+        let (client, acknowledged) = (process.client().await, acknowledged.clone());
+        writers.push(tokio::spawn(async move {
+            for round in 0.. {
+                let number = round * 8 + writer;
+                let put = put_request(format!("{kind}{number:06}"), number.to_string());
+                let Ok(answer) = client.put_request(put).await else { return };
+                acknowledged.lock().unwrap().push((number, answer.header.unwrap().revision));
+            }
+        }));
+    }
+    eventually("writes", || {
+        let acknowledged = acknowledged.clone();
+        async move { acknowledged.lock().unwrap().len() >= 400 }
+    })
+    .await;
+    process.kill();
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    let mut acknowledged = std::mem::take(&mut *acknowledged.lock().unwrap());
+    acknowledged.sort_unstable_by_key(|(_, revision)| *revision);
+    acknowledged
+}
+
+fn key(kind: &str, number: usize) -> String {
+    format!("{kind}{number:06}")
+}
+
+#[tokio::test]
+async fn kill_9_in_mode_fsync_loses_nothing_acknowledged_and_no_watch_relists() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["--durability=fsync"];
+    let acknowledged = write_until_killed(ShardProcess::start(directory.path(), &flags), PODS).await;
+    let process = ShardProcess::start(directory.path(), &flags);
+    let client = process.client().await;
+    let (revision, found) = all(&client).await;
+    for (number, written) in &acknowledged {
+        let kv = found.get(&key(PODS, *number)).unwrap_or_else(|| panic!("{number} is lost"));
+        assert_eq!((kv.0.as_str(), kv.2), (number.to_string().as_str(), *written));
+    }
+    // Every revision that a client has seen can be gone on from.
+    let (_, first) = acknowledged[0];
+    let mut watcher = client.watch().await;
+    watcher.create(watch_prefix(PODS, first)).await;
+    assert_eq!(watcher.events(found.len()).await.len(), found.len());
+    assert!(client.put(format!("{PODS}x"), "v").await > revision);
+    process.kill();
+}
+
+#[tokio::test]
+async fn kill_9_in_mode_buffered_leaves_a_beginning_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["--durability=buffered", "--flush-interval=20ms"];
+    let acknowledged = write_until_killed(ShardProcess::start(directory.path(), &flags), PODS).await;
+    let process = ShardProcess::start(directory.path(), &flags);
+    let client = process.client().await;
+    let (revision, found) = all(&client).await;
+    let (_, last) = *acknowledged.last().unwrap();
+    assert!(revision > last, "revisions never go back");
+    let kept = found.values().map(|kv| kv.2).max().unwrap_or(0);
+    for (number, written) in &acknowledged {
+        assert_eq!(
+            found.contains_key(&key(PODS, *number)),
+            *written <= kept,
+            "{number} at {written}, kept to {kept}"
+        );
+    }
+    // Who has seen more than that is told, and not told nothing.
+    let mut watcher = client.watch().await;
+    watcher.send(watch_request::RequestUnion::CreateRequest(watch_prefix(PODS, last + 1))).await;
+    assert!(watcher.next().await.created);
+    let canceled = watcher.next().await;
+    assert!(canceled.canceled && canceled.compact_revision > last, "{canceled:?}");
+    let at = pb::RangeRequest { revision: last, ..range_request(PODS, PODS_END) };
+    assert_eq!(client.range(at).await.unwrap_err().code(), Code::OutOfRange);
+    // s itself is readable, and watches go on from it.
+    let at = pb::RangeRequest { revision, ..range_request(PODS, PODS_END) };
+    assert_eq!(client.range(at).await.unwrap().kvs.len(), found.len());
+    process.kill();
+    // The gap is still there after another restart.
+    let process = ShardProcess::start(directory.path(), &flags);
+    let at = pb::RangeRequest { revision: last, ..range_request(PODS, PODS_END) };
+    assert_eq!(process.client().await.range(at).await.unwrap_err().code(), Code::OutOfRange);
+    process.kill();
+}
+
+#[tokio::test]
+async fn a_kind_of_mode_none_comes_back_empty_and_its_watchers_relist() {
+    let directory = tempfile::tempdir().unwrap();
+    let leases = "/registry/leases/";
+    let process = ShardProcess::start(directory.path(), &[]);
+    let client = process.client().await;
+    client.put(format!("{PODS}a"), "v").await;
+    let last = client.put(format!("{leases}a"), "v").await;
+    let mut maintenance = MaintenanceClient::new(client.channel.clone());
+    // On disk, so that the kill takes the lease object only.
+    maintenance.defragment(pb::DefragmentRequest {}).await.unwrap();
+    process.kill();
+    let process = ShardProcess::start(directory.path(), &[]);
+    let client = process.client().await;
+    let (revision, found) = all(&client).await;
+    assert_eq!(found.keys().collect::<Vec<_>>(), [&format!("{PODS}a")]);
+    assert!(revision > last);
+    let mut watcher = client.watch().await;
+    watcher.send(watch_request::RequestUnion::CreateRequest(watch_prefix(leases, last + 1))).await;
+    assert!(watcher.next().await.created);
+    assert!(watcher.next().await.canceled);
+    process.kill();
+}
+
+fn files(directory: &Path, of: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory.join(of)) else { return Vec::new() };
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+#[tokio::test]
+async fn a_checkpoint_and_the_log_behind_it_are_everything() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["--durability=fsync"];
+    let process = ShardProcess::start(directory.path(), &flags);
+    let client = process.client().await;
+    let lease = grant(&client, 600).await;
+    let mut maintenance = MaintenanceClient::new(client.channel.clone());
+    for round in 0..3 {
+        for number in 0..60 {
+            let lease = if number % 7 == 0 { lease } else { 0 };
+            let put = pb::PutRequest { lease, ..put_request(key(PODS, number), format!("{round}")) };
+            client.put_request(put).await.unwrap();
+        }
+        // Writes go on while it is made.
+        let (written, made) = tokio::join!(
+            client.put(key(PODS, 900 + round), "meanwhile"),
+            maintenance.defragment(pb::DefragmentRequest {}),
+        );
+        made.unwrap();
+        assert!(written > 0);
+    }
+    client.delete(&key(PODS, 5), "").await.unwrap();
+    let (_, before) = all(&client).await;
+    let checkpoints = files(directory.path(), "checkpoint");
+    assert_eq!(checkpoints.len(), 2, "older ones are dropped: {checkpoints:?}");
+    process.kill();
+    let process = ShardProcess::start(directory.path(), &flags);
+    let client = process.client().await;
+    assert_eq!(all(&client).await.1, before);
+    let ask = pb::LeaseTimeToLiveRequest { id: lease, keys: true };
+    let view = LeaseClient::new(client.channel.clone()).lease_time_to_live(ask).await.unwrap().into_inner();
+    assert_eq!((view.granted_ttl, view.keys.len()), (600, 60_usize.div_ceil(7)));
+    process.kill();
+}
+
+/// A shard with some hundred acknowledged writes in its log, killed.
+async fn written(directory: &Path) -> BTreeMap<String, (String, i64, i64, i64, i64)> {
+    let process = ShardProcess::start(directory, &["--durability=fsync"]);
+    let client = process.client().await;
+    for number in 0..60 {
+        client.put(key(PODS, number), "v").await;
+    }
+    let (_, found) = all(&client).await;
+    process.kill();
+    found
+}
+
+#[tokio::test]
+async fn a_torn_tail_is_cut_off() {
+    let directory = tempfile::tempdir().unwrap();
+    let before = written(directory.path()).await;
+    let last = files(directory.path(), "wal/fsync").pop().unwrap();
+    let mut bytes = std::fs::read(&last).unwrap();
+    bytes.extend_from_slice(&[0x55; 777]);
+    std::fs::write(&last, bytes).unwrap();
+    let process = ShardProcess::start(directory.path(), &["--durability=fsync"]);
+    assert_eq!(all(&process.client().await).await.1, before);
+    process.kill();
+}
+
+#[tokio::test]
+async fn damage_refuses_the_start_and_names_the_file_and_the_way_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let before = written(directory.path()).await;
+    let log = files(directory.path(), "wal/fsync").pop().unwrap();
+    let mut bytes = std::fs::read(&log).unwrap();
+    // Among the first frames: the file is longer than what is written of it.
+    bytes[2000] ^= 0x40;
+    std::fs::write(&log, &bytes).unwrap();
+    let refused = ShardProcess::refused(directory.path(), &["--durability=fsync"]);
+    let name = log.file_name().unwrap().to_str().unwrap();
+    assert!(refused.contains(name) && refused.contains("--accept-data-loss"), "{refused}");
+    // Nothing was changed by that.
+    assert_eq!(std::fs::read(&log).unwrap(), bytes);
+    let process = ShardProcess::start(directory.path(), &["--durability=fsync", "--accept-data-loss"]);
+    let client = process.client().await;
+    let (revision, found) = all(&client).await;
+    assert!(!found.is_empty() && found.len() < before.len(), "{} of {}", found.len(), before.len());
+    assert!(found.iter().all(|(key, kv)| before.get(key) == Some(kv)));
+    assert!(revision > before.values().map(|kv| kv.2).max().unwrap());
+    process.kill();
+}
+
+#[tokio::test]
+async fn one_process_at_a_time_uses_a_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let process = ShardProcess::start(directory.path(), &[]);
+    let refused = ShardProcess::refused(directory.path(), &[]);
+    assert!(
+        refused.contains("--data-dir") && refused.contains(directory.path().to_str().unwrap()),
+        "{refused}"
+    );
+    process.client().await.put("k", "v").await;
+    process.kill();
+}
+
+#[tokio::test]
+async fn a_kind_that_is_full_stops_its_own_writes_only() {
+    let quota = Some("events=20000".to_owned());
+    let shard = Shard::with(Options { quota, ..Options::default() }).await;
+    let client = shard.client().await;
+    let event = |number| put_request(format!("/registry/events/{number}"), "x".repeat(4000));
+    let mut taken = 0;
+    let refused = loop {
+        match client.put_request(event(taken)).await {
+            Ok(_) => taken += 1,
+            Err(refused) => break refused,
+        }
+    };
+    assert!((3..5).contains(&taken), "{taken}");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    client.put(format!("{PODS}a"), "x".repeat(30_000)).await;
+    // Room comes back by what etcd frees room by.
+    let deleted = client.delete("/registry/events/", "/registry/events0").await.unwrap();
+    client.compact(deleted.header.unwrap().revision, true).await.unwrap();
+    eventually("room", || async { client.put_request(event(9)).await.is_ok() }).await;
+    shard.stop().await;
+}
