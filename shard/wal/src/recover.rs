@@ -58,7 +58,8 @@ pub struct Recovered {
     pub buffered: LogEnd,
     /// Newer checkpoints that are damaged and were not needed. To be told to the operator.
     pub passed_over: Vec<Loss>,
-    /// What was lost, and accepted with [`OnDamage::Accept`]: a gap is to be opened. Of a checkpoint: nothing is certain to be whole; of a
+    /// What was lost, and accepted with [`OnDamage::Accept`]: a gap is to be opened. Make a checkpoint at once:
+    /// damage to a checkpoint is refused again at the next start, until there is a newer one. Of a checkpoint: nothing is certain to be whole; of a
     /// log: the Kinds of its mode end where it was cut.
     pub losses: Vec<Loss>,
 }
