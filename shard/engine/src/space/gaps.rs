@@ -37,6 +37,11 @@ impl Space {
         if !self.has_gaps {
             return;
         }
+        // A kept revision in a gap is refused also when the gap is forgotten.
+        let of_units = self.units.records.iter().flat_map(|record| &record.gaps);
+        let passed = self.gaps.iter().map(|gap| &gap.gap).chain(of_units).map(|gap| gap.until);
+        let passed = passed.filter(|until| *until <= at).max();
+        self.imported_floor = self.imported_floor.max(passed.unwrap_or(self.imported_floor));
         self.gaps.retain(|gap| gap.gap.until > at);
         for gaps in self.kinds.iter_mut().map(|kind| &mut kind.gaps) {
             gaps.retain(|gap| gap.until > at);

@@ -56,7 +56,8 @@ impl Units {
         let layer = UnitLayer { unit, number: id.0, fresh, since };
         self.layers.retain(|old| {
             let again = old.number == layer.number && old.unit == layer.unit;
-            !again && !(fresh && layer.unit.covers(&old.unit))
+            let over = fresh && layer.unit.covers(&old.unit);
+            !again && !over
         });
         self.layers.push(layer);
     }
