@@ -109,7 +109,8 @@ pub(crate) struct Space {
     pub(crate) floor: Revision,
     /// The last compaction that was asked for.
     pub(crate) compacted: Revision,
-    /// The highest floor with which keys ever came from another store: below it their history may have holes.
+    /// The highest floor with which keys ever came from another store, or end of a gap that a compaction has passed: below it
+    /// the history may have holes.
     pub(crate) imported_floor: Revision,
     pub(crate) modes: KindModes,
     /// The last of them that are logged.

@@ -5,10 +5,18 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::*;
-use kindred_engine::{engine::*, error::EngineError, ops::*, units::*};
+use kindred_engine::{
+    durability::{Durability, KindModes},
+    engine::*,
+    error::EngineError,
+    ops::*,
+    recover::Recovered,
+    units::*,
+};
 use kindred_partition_config::{
     ids::{MoveId, Revision, Slot, Term},
     key::{Key, KeyRange},
+    kind::KindScheme,
     unit::Unit,
 };
 use proptest::prelude::*;
@@ -201,4 +209,34 @@ fn keys_that_come_later_with_a_younger_history_are_not_read_at_a_kept_revision()
     assert!(pods(&mut source).is_err());
     source.validate();
     target.validate();
+}
+
+/// A shard that lost what it showed does not know what was current at a revision in the gap (R10): not while the gap is
+/// there, and not when a compaction has passed it.
+#[test]
+fn r10_a_revision_in_a_gap_is_never_read_as_a_kept_one() {
+    let modes = KindModes::all(Durability::Buffered);
+    let mut engine = hlc();
+    engine.set_modes(modes.clone()).unwrap();
+    engine.log_changes();
+    write(&mut engine, put("/registry/pods/a/a", "1"));
+    let logged = engine.take_applied();
+    write(&mut engine, put("/registry/pods/a/a", "lost"));
+    let kept = engine.current(&[KeyRange::everything()]);
+    engine.keep(MonoMillis(0), kept, NAME, 1_000).unwrap();
+
+    let mut recovered = Recovered { start: Revision(kept.get() + 10_240), ..Recovered::default() };
+    recovered.lost.buffered = Some(logged.promise);
+    recovered.modes = Some(modes);
+    logged.fsync.into_iter().chain(logged.buffered).for_each(|record| recovered.push(record));
+    let kinds = KindScheme::default();
+    let revisions = RevisionMode::Hlc(Slot::new(3).unwrap());
+    let config = EngineConfig { revisions, kinds, max_clock_offset_micros: 10_000_000, min_lease_ttl_s: 2 };
+    let mut engine = Engine::recover(config, NOW, MonoMillis(0), recovered).unwrap();
+    let _ = engine.keep(MonoMillis(0), kept, NAME, 1_000);
+    let read = |engine: &mut Engine| engine.range(&at(kept, 10, "")).map(|page| keys(&page));
+    assert!(matches!(read(&mut engine), Err(EngineError::Compacted { .. })), "in the gap");
+    write(&mut engine, put("/registry/pods/a/b", "2"));
+    compact_all(&mut engine, MonoMillis(1));
+    assert!(matches!(read(&mut engine), Err(EngineError::Compacted { .. })), "the gap is passed");
 }
