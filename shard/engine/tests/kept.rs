@@ -1,4 +1,5 @@
 //! Revisions that are kept (R5): what was current there stays readable, whatever is compacted, and nothing else does.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 
