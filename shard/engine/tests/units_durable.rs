@@ -1,0 +1,245 @@
+//! R15: units across a crash: what was given away does not come back, what was taken over is there, what was half done is
+//! not, and who was fenced stays so.
+
+mod common;
+
+use common::*;
+use kindred_engine::{
+    durability::{Durability, Gap, KindModes, Logged},
+    engine::*,
+    recover::{Lost, Recovered},
+    units::*,
+};
+use kindred_partition_config::{
+    ids::{MoveId, Revision, Slot, Term},
+    kind::KindScheme,
+    unit::Unit,
+};
+
+const PODS: &str = "/registry/pods/";
+
+/// A shard whose logs are never cut.
+struct Kept {
+    engine: Engine,
+    slot: u16,
+    log: Vec<Logged>,
+}
+
+fn config(slot: u16) -> EngineConfig {
+    let revisions = RevisionMode::Hlc(Slot::new(slot).expect("below 1024"));
+    let kinds = KindScheme::default();
+    EngineConfig { revisions, kinds, max_clock_offset_micros: 10_000_000, min_lease_ttl_s: 2 }
+}
+
+impl Kept {
+    fn new(slot: u16, mode: Durability) -> Self {
+        let mut engine = Engine::new(config(slot), WallMicros(1_000));
+        engine.log_changes();
+        engine.set_modes(KindModes::all(mode)).expect("nothing is written");
+        let mut kept = Self { engine, slot, log: Vec::new() };
+        kept.log();
+        kept
+    }
+
+    fn log(&mut self) {
+        let applied = self.engine.take_applied();
+        self.log.extend(applied.buffered.into_iter().chain(applied.fsync));
+        self.engine.publish();
+        self.engine.publish_fsync(applied.mark);
+    }
+
+    fn write(&mut self, key: &str) -> Revision {
+        let answer = self.engine.apply(NOW, put(key, "v")).expect("owned");
+        self.log();
+        header(&answer)
+    }
+
+    /// What is logged is on disk; what was lost of mode buffered is everything behind `lost`.
+    fn crash(&mut self, lost: Option<Revision>) {
+        self.log();
+        let mut recovered = Recovered::default();
+        self.log.iter().for_each(|logged| recovered.push(logged.clone()));
+        recovered.lost = Lost { buffered: lost, fsync: None };
+        recovered.start = Revision(self.engine.last_revision().get() + 4_096);
+        let back = Engine::recover(config(self.slot), WallMicros(1), MonoMillis(0), recovered);
+        self.engine = back.expect("no clock is off");
+        self.log();
+        self.engine.validate();
+    }
+
+    /// A checkpoint takes the place of the logs.
+    fn checkpoint(&mut self) {
+        let (mut walk, mut records) = (self.engine.checkpoint_begin(), Vec::new());
+        while self.engine.checkpoint_next(&mut walk, 1, 1 << 20, |logged| records.push(logged)) {}
+        self.log = records;
+    }
+
+    fn list(&mut self) -> Vec<String> {
+        keys(&self.engine.range(&query(prefix(PODS))).expect("the present"))
+    }
+
+    fn state(&self) -> Option<UnitState> {
+        self.engine.unit_records().last().map(|record| record.state)
+    }
+}
+
+fn by(id: u64, term: u64) -> UnitMove {
+    UnitMove { id: MoveId(id), term: Term(term), unit: Unit::of_range(prefix(PODS)) }
+}
+
+/// Everything of the source comes to the target, which is not sealed yet.
+fn copy(source: &mut Kept, target: &mut Kept, by: &UnitMove) -> Revision {
+    while !source.engine.unit_track(by, 3).expect("tracked").ready {}
+    let at = source.engine.unit_copy_begin(by).expect("tracked");
+    let chunk = source.engine.unit_copy(by, None, 1_000, 1 << 20).expect("a chunk");
+    let CopyChunk { keys, floor, gaps, .. } = chunk;
+    let import = Import { keys, floor: Some(floor), gaps, through: Some(at), ..Import::default() };
+    target.engine.unit_import(by, import).expect("imported");
+    let last = source.engine.unit_freeze(NOW, by).expect("frozen");
+    target.engine.unit_import(by, Import { through: Some(last), ..Import::default() }).expect("whole");
+    last
+}
+
+fn shards(mode: Durability) -> (Kept, Kept) {
+    (Kept::new(1, mode), Kept::new(2, mode))
+}
+
+const A: &str = "/registry/pods/a";
+const B: &str = "/registry/pods/b";
+const C: &str = "/registry/pods/c";
+
+#[test]
+fn r15_a_frozen_unit_stays_frozen_and_a_stale_coordinator_fenced() {
+    let (mut source, mut target) = shards(Durability::Buffered);
+    source.write(A);
+    let last = copy(&mut source, &mut target, &by(1, 3));
+    source.crash(None);
+    assert_eq!(source.state(), Some(UnitState::Frozen { last }));
+    // R13: what is not above the final revision can be read, and nothing else be done.
+    assert!(source.engine.apply(NOW, put(B, "")).is_err());
+    assert!(source.engine.range(&query(prefix(PODS))).is_err());
+    let at = kindred_engine::ops::RangeQuery { revision: Some(last), ..query(prefix(PODS)) };
+    assert_eq!(source.engine.range(&at).map(|answer| keys(&answer)), Ok(vec![A.to_owned()]));
+    let refused = source.engine.unit_unfreeze(&by(1, 2));
+    assert!(matches!(refused, Err(UnitError::StaleTerm { .. })), "{refused:?}");
+    source.engine.unit_unfreeze(&by(1, 3)).expect("the term that froze it");
+    source.write(B);
+    source.crash(None);
+    assert_eq!(
+        (source.state(), source.list()),
+        (Some(UnitState::Tracked { ready: true }), vec![A.into(), B.into()])
+    );
+}
+
+#[test]
+fn r15_an_import_that_was_not_sealed_is_gone_and_its_number_is_not_used_again() {
+    for checkpoint in [false, true] {
+        let (mut source, mut target) = shards(Durability::Fsync);
+        source.write(A);
+        copy(&mut source, &mut target, &by(1, 1));
+        target.log();
+        if checkpoint {
+            target.checkpoint();
+        }
+        target.crash(None);
+        assert_eq!((target.state(), target.list()), (None, vec![]));
+        // The next attempt brings less; what the first one brought must not be among it.
+        source.engine.unit_unfreeze(&by(1, 1)).expect("frozen");
+        source.engine.apply(NOW, delete(A)).expect("owned");
+        source.write(B);
+        let last = copy(&mut source, &mut target, &by(1, 2));
+        target.engine.unit_seal(NOW, &by(1, 2), last).expect("all is there");
+        target.crash(None);
+        assert_eq!(target.state(), Some(UnitState::Following { through: last, sealed: Some(last) }));
+        target.engine.unit_open(&by(1, 2), 7).expect("sealed");
+        assert_eq!(target.list(), [B]);
+        target.crash(None);
+        assert_eq!((target.state(), target.list()), (Some(UnitState::Owned), vec![B.into()]));
+        assert_eq!(target.engine.unit_records().last().map(|record| record.epoch), Some(7));
+    }
+}
+
+#[test]
+fn r15_what_was_given_away_does_not_come_back_with_the_unit() {
+    for checkpoint in [false, true] {
+        let (mut one, mut two) = shards(Durability::Buffered);
+        one.write(A);
+        one.write(B);
+        let last = copy(&mut one, &mut two, &by(1, 1));
+        two.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
+        one.engine.unit_release(&by(1, 1), 5).expect("frozen");
+        two.engine.unit_open(&by(1, 1), 5).expect("sealed");
+        one.crash(None);
+        assert_eq!(one.state(), Some(UnitState::Gone), "what was released has no way back after a crash");
+        assert_eq!(one.engine.owns(&[single(A)], None).map_err(|refused| refused.epoch), Err(5));
+        // There a key goes and another comes; then the unit comes back.
+        two.engine.apply(NOW, delete(A)).expect("owned");
+        two.write(C);
+        let last = copy(&mut two, &mut one, &by(2, 1));
+        one.engine.unit_seal(NOW, &by(2, 1), last).expect("all is there");
+        two.engine.unit_release(&by(2, 1), 6).expect("frozen");
+        one.engine.unit_open(&by(2, 1), 6).expect("sealed");
+        let written = one.write("/registry/pods/d");
+        assert_eq!(one.list(), [B, C, "/registry/pods/d"]);
+        if checkpoint {
+            one.checkpoint();
+        }
+        one.crash(None);
+        assert_eq!(one.list(), [B, C, "/registry/pods/d"]);
+        let found = one.engine.range(&query(single("/registry/pods/d"))).expect("the present");
+        assert_eq!(found.kvs.first().map(|kv| kv.mod_revision()), Some(written));
+    }
+}
+
+#[test]
+fn r15_what_a_source_followed_counts_when_it_takes_the_unit_back() {
+    let (mut one, mut two) = shards(Durability::Fsync);
+    one.write(A);
+    let last = copy(&mut one, &mut two, &by(1, 1));
+    two.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
+    one.engine.unit_release(&by(1, 1), 5).expect("frozen");
+    two.engine.unit_open(&by(1, 1), 5).expect("sealed");
+    two.write(B);
+    // The way back: the source has everything but what came since.
+    let last = copy(&mut two, &mut one, &by(1, 2));
+    one.engine.unit_seal(NOW, &by(1, 2), last).expect("all is there");
+    one.crash(None);
+    one.engine.unit_open(&by(1, 2), 6).expect("sealed");
+    assert_eq!(one.list(), [A, B]);
+    one.crash(None);
+    assert_eq!(one.list(), [A, B]);
+}
+
+#[test]
+fn r10_a_gap_goes_with_the_unit() {
+    let (mut source, mut target) = shards(Durability::Buffered);
+    let kept = source.write(A);
+    source.crash(Some(kept));
+    let start = source.engine.current_all();
+    let gap = Gap { after: kept, until: start };
+    let last = copy(&mut source, &mut target, &by(1, 1));
+    target.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
+    target.engine.unit_open(&by(1, 1), 5).expect("sealed");
+    target.log();
+    for engine in [&mut source.engine, &mut target.engine] {
+        let read = |engine: &mut Engine, at: Revision| {
+            let query = kindred_engine::ops::RangeQuery { revision: Some(at), ..query(single(A)) };
+            engine.range(&query).is_ok()
+        };
+        assert!(read(engine, kept) && !read(engine, kept.next()) && !read(engine, start.prev()));
+        assert!(read(engine, start));
+    }
+    let feed = target.engine.feed_open(vec![prefix(PODS)], Some(kept.next()));
+    let out = target.engine.feed_pull(feed, 1 << 20).expect("its first message");
+    assert_eq!((out.gaps, out.compacted), (vec![gap], None), "who has seen all that was kept goes on");
+    let feed = target.engine.feed_open(vec![prefix(PODS)], Some(kept.next().next()));
+    let out = target.engine.feed_pull(feed, 1 << 20).expect("its first message");
+    assert_eq!(out.compacted, Some(start));
+    // Also after a crash of the new owner, which loses nothing.
+    target.crash(None);
+    assert!(target.engine.unit_records().last().is_some_and(|record| record.state == UnitState::Owned));
+    assert!(target.engine.changed(&[prefix(PODS)], kept.next()));
+    target.engine.compact(MonoMillis(0), start).expect("current");
+    let feed = target.engine.feed_open(vec![prefix(PODS)], Some(start));
+    assert_eq!(target.engine.feed_pull(feed, 1 << 20).map(|out| out.gaps), Some(vec![]));
+}
