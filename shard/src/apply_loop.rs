@@ -111,6 +111,8 @@ impl ApplyLoop {
             self.disk();
             self.timers();
             self.publish();
+            // Behind the logs: what it walks over is in them, or was before.
+            self.logs.checkpoint_slice(&mut self.core);
             // The tasks that were just answered come first, and fill the queue for the next batch.
             tokio::task::yield_now().await;
         }
@@ -287,7 +289,6 @@ impl ApplyLoop {
         self.expiring = self.core.may_assign() && self.core.lease_expire();
         self.core.compact_due();
         self.core.scrub(SCRUB_SLICE);
-        self.logs.checkpoint_slice(&mut self.core);
         let now = Instant::now();
         if now >= self.progress_at {
             self.progress_at = now + self.progress_interval;

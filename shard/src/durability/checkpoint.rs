@@ -91,6 +91,8 @@ pub struct Checkpoints {
     written: u64,
     again_at: Option<Instant>,
     due: bool,
+    /// Of what was read at the start something was damaged, and no checkpoint has been made since.
+    damaged: bool,
     last: Option<Last>,
     log_bytes: [u64; 2],
 }
@@ -102,10 +104,11 @@ impl std::fmt::Debug for Checkpoints {
 }
 
 impl Checkpoints {
-    /// None under way; `tail_bytes` of log were replayed at the start.
+    /// None under way; `tail_bytes` of log were replayed at the start. After damage that was accepted one is due at once:
+    /// the next start does not ask again then.
     #[must_use]
-    pub fn new(every_bytes: u64, tail_bytes: u64) -> Self {
-        Self { every_bytes, base: tail_bytes, ..Self::default() }
+    pub fn new(every_bytes: u64, tail_bytes: u64, damaged: bool) -> Self {
+        Self { every_bytes, base: tail_bytes, damaged, ..Self::default() }
     }
 
     /// The last one since the start.
@@ -138,7 +141,7 @@ impl Checkpoints {
     }
 
     pub(super) fn next_timer(&self) -> Option<Instant> {
-        self.again_at.filter(|_| self.due || !self.waiters.is_empty())
+        self.again_at.filter(|_| self.due || self.damaged || !self.waiters.is_empty())
     }
 
     /// Begins one if it is due, or takes the next step of the one under way.
@@ -148,7 +151,7 @@ impl Checkpoints {
             self.step(kept, core);
             return;
         }
-        let wanted = self.due || !self.waiters.is_empty() || core.modes_wait.is_some();
+        let wanted = self.due || self.damaged || !self.waiters.is_empty() || core.modes_wait.is_some();
         if wanted && self.again_at.is_none_or(|at| at <= Instant::now() || !self.waiters.is_empty()) {
             self.begin(kept, core);
         }
@@ -228,6 +231,7 @@ impl Checkpoints {
 
     fn done(&mut self, running: Running, checkpoint: &Checkpoint, core: &mut Core) {
         let took = running.began.elapsed();
+        self.damaged = false;
         tracing::info!(number = %checkpoint.number, bytes = checkpoint.bytes, ?took, "checkpoint");
         checkpoint_done(took, checkpoint.bytes);
         self.last = Some(Last { at: SystemTime::now(), took, bytes: checkpoint.bytes });

@@ -160,7 +160,7 @@ pub async fn open(
         ceiling: ceiling_file.map(|file| CeilingKeeper::start(file, changed.clone())).transpose()?,
         changed,
         promised: Revision::ZERO,
-        checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail),
+        checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail, start.lost),
         _lock: lock,
     };
     kept.append(&mut engine);
