@@ -2,6 +2,8 @@
 //!
 //! Nothing here is checked beyond its type: [`crate::validate`] does that, and reports everything at once.
 
+use std::{fmt, str::FromStr};
+
 use serde::{Deserialize, Serialize};
 
 use crate::{ids::StoreName, kind::DEFAULT_ETCD_PREFIX};
@@ -90,9 +92,10 @@ pub struct DataPartitionConfig {
     /// Spread the range over several stores by hash, in place of `service_group_id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<RingConfig>,
-    /// How durable a write is when it is acknowledged; one mode for a Kind. The shard's default unless given.
+    /// How durable a write is when it is acknowledged: `none`, `buffered` or `fsync` (see [`Durability`]); one mode for a
+    /// Kind. The shard's default unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub durability: Option<Durability>,
+    pub durability: Option<String>,
     /// How much history the shard keeps for watches: bytes (`512Mi`) or a time (`10m`); one for a Kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history_max: Option<String>,
@@ -127,4 +130,31 @@ pub enum Durability {
     Buffered,
     /// On disk before it is acknowledged.
     Fsync,
+}
+
+impl Durability {
+    /// As people write it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Buffered => "buffered",
+            Self::Fsync => "fsync",
+        }
+    }
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl FromStr for Durability {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = [Self::None, Self::Buffered, Self::Fsync];
+        known.into_iter().find(|mode| mode.word() == text).ok_or_else(|| format!("{text:?} is no durability"))
+    }
 }

@@ -141,6 +141,7 @@ pub(crate) fn place(
         kinds.iter().map(|(kind, ranges)| whole_kind(kind, ranges, input.scheme, errors)).collect();
     for (kind, ranges) in &kinds {
         placement::joins_no_etcd(kind, ranges, input.stores, input.scheme, errors);
+        placement::asks_no_etcd(ranges, input.stores, errors);
     }
     let (Some(default), true) = (default, errors.0.is_empty()) else { return None };
     let partitions = kinds.into_iter().flat_map(|(kind, ranges)| partitions_of(&kind, &ranges)).collect();
@@ -246,7 +247,7 @@ struct Range<'c> {
     /// `None` for the end of the Kind.
     end: Option<Key>,
     placement: Placement,
-    history_max: Option<HistoryMax>,
+    settings: (Option<Durability>, Option<HistoryMax>),
 }
 
 /// Checks every partition for itself and sorts the sound ones by Kind and start.
@@ -281,12 +282,18 @@ fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Ve
                 );
                 None
             });
+        let durability =
+            config.durability.as_deref().map(str::parse).transpose().unwrap_or_else(|message: String| {
+                errors.add(format!("{path}.durability"), message, "write none, buffered or fsync");
+                None
+            });
         errors.0.append(&mut of_range.0);
         let Some((kind, start, end)) = range else { continue };
         let path = path.clone();
         // What is wrong with the stores has been reported; the range still counts for overlaps and gaps.
         let placement = placed.unwrap_or(Placement::Single(StoreIdx(0)));
-        kinds.entry(kind).or_default().push(Range { path, config, start, end, placement, history_max });
+        let settings = (durability, history_max);
+        kinds.entry(kind).or_default().push(Range { path, config, start, end, placement, settings });
     }
     for ranges in kinds.values_mut() {
         ranges.sort_by(|a, b| a.start.cmp(&b.start));
@@ -404,10 +411,9 @@ fn whole_kind(
             "leave the last range open (isRangeEndValid: false)",
         );
     }
-    let (durability, history_max) =
-        ranges.first().map_or((None, None), |first| (first.config.durability, first.history_max));
+    let (durability, history_max) = ranges.first().map_or((None, None), |first| first.settings);
     for range in ranges.iter().skip(1) {
-        if range.config.durability != durability {
+        if range.settings.0 != durability {
             let message = format!("another partition of {name} has another durability");
             errors.add(
                 format!("{}.durability", range.path),
@@ -415,7 +421,7 @@ fn whole_kind(
                 "give all partitions of the Kind the same",
             );
         }
-        if range.history_max != history_max {
+        if range.settings.1 != history_max {
             let message = format!("another partition of {name} has another historyMax");
             errors.add(
                 format!("{}.historyMax", range.path),

@@ -110,7 +110,7 @@ fn what_moves_nothing_is_in_force_at_once() {
     assert_eq!((change.transfers.len(), change.state.generation), (0, Epoch(2)));
     assert!(change.state.map.lookup(b"/registry/minions").is_pseudo());
     let mut fsync = change.state.configs[1].clone();
-    fsync.durability = Some(crate::model::Durability::Fsync);
+    fsync.durability = Some("fsync".to_owned());
     let change = change.state.apply_configs(&[ConfigChange::Update(fsync)]).unwrap();
     assert_eq!((change.transfers.len(), change.state.generation, change.state.revision), (0, Epoch(2), 3));
 }

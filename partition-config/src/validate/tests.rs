@@ -124,6 +124,27 @@ fn a_kind_is_of_one_mind() {
     assert_eq!(paths(&config(&[low, high])), ["partitions[1].durability", "partitions[1].historyMax"]);
 }
 
+#[test]
+fn a_durability_is_one_of_three_words_and_a_stock_etcd_has_its_own() {
+    let check = |durability: &str, store: StoreType| {
+        let mut config = config(&[&format!("resource: pods, serviceGroupId: b, durability: {durability}")]);
+        if store == StoreType::Etcd {
+            config.stores[1].store_type = store;
+            config.stores[1].slot = None;
+            config.stores[1].endpoints = vec!["http://h:1".to_owned()];
+        }
+        let texts = |errors: Vec<FieldError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>();
+        validate(&config).map(|valid| valid.kinds[0].durability).map_err(texts)
+    };
+    assert_eq!(check("buffered", StoreType::Shard), Ok(Some(Durability::Buffered)));
+    assert_eq!(check("fsync", StoreType::Etcd), Ok(Some(Durability::Fsync)));
+    let unknown =
+        r#"partitions[0].durability: "Disk" is no durability; write none, buffered or fsync"#.to_owned();
+    assert_eq!(check("Disk", StoreType::Shard), Err(vec![unknown]));
+    let etcd = r#"partitions[0].durability: store "b" is a stock etcd, which writes with fsync, not none; leave it out"#;
+    assert_eq!(check("none", StoreType::Etcd), Err(vec![etcd.to_owned()]));
+}
+
 const LOW: &str = "resource: pods, rangeEnd: g, isRangeEndValid: true";
 const HIGH: &str = "resource: pods, rangeStart: g, isRangeStartValid: true";
 
