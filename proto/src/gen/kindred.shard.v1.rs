@@ -173,6 +173,21 @@ pub struct FeedResponse {
     /// A unit of the feed is moving or has moved: this is the final watermark, for all ranges, and the feed ends.
     #[prost(int64, tag = "5")]
     pub moved: i64,
+    /// In the first message: what unclean restarts lost of the ranges (R10), every gap that ends above the next revision
+    /// wanted. With `compacted` that lies in one of them, and that gap's `until` is the floor.
+    #[prost(message, repeated, tag = "6")]
+    pub gaps: ::prost::alloc::vec::Vec<Gap>,
+}
+/// Revisions that may have been shown and are lost: the open interval (after, until). A reader whose next revision is at or
+/// below after + 1 was given nothing of them and may go on there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Gap {
+    /// The last durable revision.
+    #[prost(int64, tag = "1")]
+    pub after: i64,
+    /// The first revision after the restart.
+    #[prost(int64, tag = "2")]
+    pub until: i64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FeedEvent {
@@ -254,6 +269,47 @@ pub struct LeaseKeysResponse {
     pub known: bool,
     #[prost(bytes = "bytes", repeated, tag = "2")]
     pub keys: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KindMode {
+    /// The Kind's prefix, with its trailing slash.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub prefix: ::prost::bytes::Bytes,
+    #[prost(enumeration = "Durability", tag = "2")]
+    pub mode: i32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SetModesRequest {
+    /// Of the cluster's configuration: grows with every change of it.
+    #[prost(uint64, tag = "1")]
+    pub generation: u64,
+    /// Of the Kinds that are not named.
+    #[prost(enumeration = "Durability", tag = "2")]
+    pub default_mode: i32,
+    #[prost(message, repeated, tag = "3")]
+    pub modes: ::prost::alloc::vec::Vec<KindMode>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SetModesResponse {
+    /// In force now; higher than the request's when that was too old.
+    #[prost(uint64, tag = "1")]
+    pub generation: u64,
+    /// What the shard cannot do as asked.
+    #[prost(message, repeated, tag = "2")]
+    pub unmet: ::prost::alloc::vec::Vec<UnmetMode>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnmetMode {
+    /// Empty: the Kinds that are not named.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub prefix: ::prost::bytes::Bytes,
+    #[prost(enumeration = "Durability", tag = "2")]
+    pub wanted: i32,
+    #[prost(enumeration = "Durability", tag = "3")]
+    pub has: i32,
+    /// Why, and what to do, for people.
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
 }
 /// Keys that are owned and moved as one.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -485,6 +541,42 @@ pub struct UnitLeasesRequest {
 pub struct UnitLeasesResponse {
     #[prost(int64, repeated, tag = "1")]
     pub ids: ::prost::alloc::vec::Vec<i64>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Durability {
+    /// As the shard was started (--durability, --durability-of).
+    Unspecified = 0,
+    /// Never on disk.
+    None = 1,
+    /// On disk some milliseconds later.
+    Buffered = 2,
+    /// On disk before it is acknowledged.
+    Fsync = 3,
+}
+impl Durability {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "DURABILITY_UNSPECIFIED",
+            Self::None => "DURABILITY_NONE",
+            Self::Buffered => "DURABILITY_BUFFERED",
+            Self::Fsync => "DURABILITY_FSYNC",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "DURABILITY_UNSPECIFIED" => Some(Self::Unspecified),
+            "DURABILITY_NONE" => Some(Self::None),
+            "DURABILITY_BUFFERED" => Some(Self::Buffered),
+            "DURABILITY_FSYNC" => Some(Self::Fsync),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -909,6 +1001,32 @@ pub mod shard_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Shard", "LeaseKeys"));
             self.inner.unary(req, path, codec).await
         }
+        /// How durable each Kind's writes are before they are acknowledged (R9). Kept durably, and in force for all that the
+        /// shard serves or will serve. A generation below the one in force changes nothing; an equal one is taken.
+        pub async fn set_modes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetModesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetModesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Shard/SetModes",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Shard", "SetModes"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1019,6 +1137,15 @@ pub mod shard_server {
             request: tonic::Request<super::LeaseKeysRequest>,
         ) -> std::result::Result<
             tonic::Response<super::LeaseKeysResponse>,
+            tonic::Status,
+        >;
+        /// How durable each Kind's writes are before they are acknowledged (R9). Kept durably, and in force for all that the
+        /// shard serves or will serve. A generation below the one in force changes nothing; an equal one is taken.
+        async fn set_modes(
+            &self,
+            request: tonic::Request<super::SetModesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetModesResponse>,
             tonic::Status,
         >;
     }
@@ -1602,6 +1729,49 @@ pub mod shard_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = LeaseKeysSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Shard/SetModes" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetModesSvc<T: Shard>(pub Arc<T>);
+                    impl<T: Shard> tonic::server::UnaryService<super::SetModesRequest>
+                    for SetModesSvc<T> {
+                        type Response = super::SetModesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetModesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Shard>::set_modes(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetModesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

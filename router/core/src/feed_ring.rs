@@ -9,8 +9,8 @@
 //! Every event above `floor` and at or below `covered` is held, so a cursor in between is served from here and misses
 //! nothing; one at or below the floor is [`Start::Behind`] and reads history from the shards until it is above; one
 //! above `covered` waits. A cursor that has read all moves on with the watermark, so that the watch of an idle range
-//! does not fall off the ring. What a cursor gets is never silently less than all: falling off, and standing in a
-//! rolled-back gap (R10), are answers of their own.
+//! does not fall off the ring. What a cursor gets is never silently less than all: falling off is an answer of its own.
+//! What stores have lost is not the ring's to know: see [`crate::gaps`].
 
 use std::collections::VecDeque;
 
@@ -18,16 +18,11 @@ use kindred_partition_config::ids::Revision;
 
 use crate::watch_merge::Entry;
 
-/// Rolled-back gaps that are remembered; beyond that, the ring forgets what lies below the oldest.
-const GAPS_MAX: usize = 16;
-
 /// A place in the feed: the first revision not delivered yet. Made by [`FeedRing::start`], moved by
 /// [`FeedRing::read_from`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
     next: Revision,
-    /// How many roll-backs it has seen.
-    era: u64,
 }
 
 impl Cursor {
@@ -48,11 +43,6 @@ pub enum Start {
         /// The lowest revision that can start here.
         from: Revision,
     },
-    /// The revision lies in the gap of an unclean restart: nobody knows what was there (R10).
-    Compacted {
-        /// The first revision that can be served.
-        floor: Revision,
-    },
 }
 
 /// What a cursor gets.
@@ -69,11 +59,6 @@ pub enum Read<'a, T> {
     Behind {
         /// The lowest revision that can be read here.
         from: Revision,
-    },
-    /// As [`Start::Compacted`]: the watch is to be cancelled so.
-    Compacted {
-        /// The first revision that can be served.
-        floor: Revision,
     },
 }
 
@@ -98,22 +83,6 @@ pub enum RingError {
     },
 }
 
-/// One unclean restart: `(last, first)` is the open interval of revisions that may have been shown and lost.
-#[derive(Debug, Clone, Copy)]
-struct Gap {
-    last: Revision,
-    first: Revision,
-    /// The era that began with it.
-    era: u64,
-}
-
-impl Gap {
-    /// Whether a cursor that wants `next` first may have been shown what was lost.
-    fn holds(&self, next: Revision) -> bool {
-        self.last.next() < next && next < self.first
-    }
-}
-
 /// The ring of one feed.
 #[derive(Debug)]
 pub struct FeedRing<T> {
@@ -122,8 +91,6 @@ pub struct FeedRing<T> {
     budget_bytes: usize,
     floor: Revision,
     covered: Revision,
-    gaps: VecDeque<Gap>,
-    era: u64,
 }
 
 impl<T> FeedRing<T> {
@@ -131,15 +98,7 @@ impl<T> FeedRing<T> {
     /// within `budget_bytes`.
     #[must_use]
     pub fn new(after: Revision, budget_bytes: usize) -> Self {
-        Self {
-            entries: VecDeque::new(),
-            bytes: 0,
-            budget_bytes,
-            floor: after,
-            covered: after,
-            gaps: VecDeque::new(),
-            era: 0,
-        }
+        Self { entries: VecDeque::new(), bytes: 0, budget_bytes, floor: after, covered: after }
     }
 
     /// Events at or below this may have been dropped.
@@ -202,25 +161,16 @@ impl<T> FeedRing<T> {
     fn drop_oldest(&mut self) {
         let Some(oldest) = self.entries.pop_front() else { return };
         self.bytes -= oldest.bytes;
-        self.raise_floor(oldest.revision);
-    }
-
-    fn raise_floor(&mut self, floor: Revision) {
-        self.floor = self.floor.max(floor);
-        // Nothing in such a gap can be started here any more: the shards answer for it. Old cursors are behind as well.
-        self.gaps.retain(|gap| gap.first > self.floor.next());
+        self.floor = self.floor.max(oldest.revision);
     }
 
     /// Whether a watch can start at `revision`, the first one that it wants.
     #[must_use]
     pub fn start(&self, revision: Revision) -> Start {
-        if let Some(gap) = self.gaps.iter().find(|gap| gap.holds(revision)) {
-            return Start::Compacted { floor: gap.first };
-        }
         if revision <= self.floor {
             return Start::Behind { from: self.floor.next() };
         }
-        Start::Here(Cursor { next: revision, era: self.era })
+        Start::Here(Cursor { next: revision })
     }
 
     /// Whether a watch can start at `revision` from here.
@@ -232,15 +182,9 @@ impl<T> FeedRing<T> {
     /// The next revisions behind the cursor, at most `max_bytes` but at least one where there is one; moves the cursor
     /// behind them. Revisions are never split.
     pub fn read_from(&self, cursor: &mut Cursor, max_bytes: usize) -> Read<'_, T> {
-        // A cursor that stood in a gap when it opened saw what is lost. One that passes through its numbers later reads
-        // other stores' events there, and is fine.
-        if let Some(gap) = self.gaps.iter().find(|gap| gap.era > cursor.era && gap.holds(cursor.next)) {
-            return Read::Compacted { floor: gap.first };
-        }
         if cursor.next <= self.floor {
             return Read::Behind { from: self.floor.next() };
         }
-        cursor.era = self.era;
         let begin = self.entries.partition_point(|entry| entry.revision < cursor.next);
         let mut bytes = 0usize;
         let fits = |entry: &&Entry<T>| {
@@ -263,34 +207,6 @@ impl<T> FeedRing<T> {
         let (front, back) = self.entries.as_slices();
         let cut = front.len();
         [&front[begin.min(cut)..end.min(cut)], &back[begin.max(cut) - cut..end.max(cut) - cut]]
-    }
-
-    /// A store restarted uncleanly: events above `last` are forgotten, revisions in the open interval `(last, first)`
-    /// are compacted, and the feed goes on at the revision after `last` (R10). Other stores' events above `last` come
-    /// again with it.
-    pub fn roll_back(&mut self, last: Revision, first: Revision) {
-        while let Some(newest) = self.entries.pop_back_if(|newest| newest.revision > last) {
-            self.bytes -= newest.bytes;
-        }
-        self.covered = self.covered.min(last);
-        // When everything held was above, the feed's next events are the first that the ring knows.
-        self.floor = self.floor.min(last);
-        self.era += 1;
-        self.gaps.push_back(Gap { last, first, era: self.era });
-        if self.gaps.len() > GAPS_MAX
-            && let Some(oldest) = self.gaps.pop_front()
-        {
-            self.forget_below(oldest.first);
-        }
-    }
-
-    /// Without its gap, nothing at or below the gap's end may be answered from here.
-    fn forget_below(&mut self, first: Revision) {
-        let floor = first.prev();
-        while self.entries.front().is_some_and(|oldest| oldest.revision <= floor) {
-            self.drop_oldest();
-        }
-        self.raise_floor(floor);
     }
 }
 

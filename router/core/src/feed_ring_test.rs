@@ -95,55 +95,12 @@ fn pitfall_e6_the_ring_takes_nothing_below_its_watermark() {
     assert_eq!(ring.watermark(rev(24)), Err(back));
 }
 
-/// R10
-#[test]
-fn a_roll_back_forgets_cancels_and_spares() {
-    let mut ring = ring();
-    let mut reader = cursor(&ring, 11);
-    read(&ring, &mut reader, 99);
-    let mut ahead = reader;
-    let mut spared = cursor(&ring, 13);
-    ring.roll_back(rev(15), rev(100));
-    assert_eq!(ring.read_from(&mut ahead, 99), Read::Compacted { floor: rev(100) }, "20 is lost");
-    assert_eq!(ring.start(rev(17)), Start::Compacted { floor: rev(100) });
-    assert_eq!((ring.start(rev(99)), ring.can_start(rev(100))), (Start::Compacted { floor: rev(100) }, true));
-    assert_eq!(read(&ring, &mut spared, 99), (vec![15], Some(15)));
-    // Another store's event lies in the gap; the spared cursor passes through and is not cancelled there.
-    ring.push(entry(18, 1)).unwrap();
-    assert_eq!(read(&ring, &mut spared, 99), (vec![18], Some(18)));
-    assert_eq!(read(&ring, &mut spared, 99), (vec![], Some(18)));
-    ring.push(entry(100, 1)).unwrap();
-    assert_eq!(read(&ring, &mut spared, 99), (vec![100], Some(100)));
-}
-
-#[test]
-fn a_roll_back_below_all_that_is_held_starts_over_there() {
-    let mut ring = ring();
-    ring.push(entry(21, 12)).unwrap();
-    ring.roll_back(rev(8), rev(100));
-    assert_eq!((ring.floor(), ring.covered(), ring.bytes()), (rev(8), rev(8), 0));
-    assert!(ring.can_start(rev(9)) && !ring.can_start(rev(8)));
-}
-
-#[test]
-fn gaps_beyond_the_bound_are_behind() {
-    let mut ring = FeedRing::<i64>::new(rev(0), 99);
-    for i in 0..=GAPS_MAX as i64 {
-        ring.push(entry(i * 10 + 5, 1)).unwrap();
-        ring.roll_back(rev(i * 10 + 2), rev(i * 10 + 8));
-    }
-    assert_eq!(ring.gaps.len(), GAPS_MAX);
-    assert_eq!(ring.start(rev(5)), Start::Behind { from: rev(8) });
-    assert_eq!(ring.start(rev(15)), Start::Compacted { floor: rev(18) });
-}
-
 #[derive(Debug, Clone)]
 enum Act {
     Push { skip: i64, bytes: usize },
     Watermark(i64),
     Start(i64),
     Read { who: prop::sample::Index, max_bytes: usize },
-    RollBack(i64),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -153,7 +110,6 @@ fn act() -> impl Strategy<Value = Act> {
         3 => (0..30i64).prop_map(Act::Start),
         8 => (any::<prop::sample::Index>(), 0..12usize)
             .prop_map(|(who, max_bytes)| Act::Read { who, max_bytes }),
-        1 => (0..8i64).prop_map(Act::RollBack),
     ]
 }
 
@@ -169,8 +125,6 @@ struct Watch {
 #[derive(Debug, Default)]
 struct Truth {
     events: Vec<i64>,
-    /// `(last, first)` of every roll-back.
-    gaps: Vec<(i64, i64)>,
 }
 
 impl Truth {
@@ -179,41 +133,28 @@ impl Truth {
     }
 }
 
-fn read_as(watch: &mut Watch, ring: &FeedRing<i64>, truth: &Truth, max_bytes: usize) -> bool {
+fn read_as(watch: &mut Watch, ring: &FeedRing<i64>, truth: &Truth, max_bytes: usize) {
     match ring.read_from(&mut watch.cursor, max_bytes) {
         Read::Entries { entries, watermark } => {
             watch.got.extend(entries.concat().iter().map(|entry| entry.payload));
             let whole = truth.between(watch.from, watch.cursor.next().get());
             assert_eq!(watch.got, whole, "a gap, a double or a lost event");
             assert!(watermark.is_none_or(|at| watch.cursor.next() > at));
-            true
         }
         Read::Behind { from } => {
             let next = watch.cursor.next().get();
             assert!(next < from.get(), "behind without need");
-            if truth.gaps.iter().any(|(last, first)| last + 1 < next && next < *first) {
-                return false; // the shards answer that this is compacted
-            }
             watch.got.extend(truth.between(next, from.get()));
             match ring.start(from) {
                 Start::Here(cursor) => watch.cursor = cursor,
-                Start::Compacted { .. } => return false,
                 Start::Behind { .. } => panic!("the ring's own floor is behind"),
             }
-            true
-        }
-        Read::Compacted { floor } => {
-            let next = watch.cursor.next().get();
-            let known = truth.gaps.iter().any(|(last, first)| last + 1 < next && next < *first);
-            assert!(known && floor.get() > next, "cancelled without need");
-            false
         }
     }
 }
 
 proptest! {
-    /// Whatever it reads, and from wherever, a watch has all events from its start to its cursor, each once, and none
-    /// that was rolled back; or it was told.
+    /// Whatever it reads, and from wherever, a watch has all events from its start to its cursor, each once.
     #[test]
     fn no_watch_ever_has_a_silent_gap(
         budget in 0..20usize,
@@ -222,9 +163,7 @@ proptest! {
         let mut ring = FeedRing::new(rev(5), budget);
         let mut truth = Truth::default();
         let mut watches: Vec<Watch> = Vec::new();
-        let mut top = 5;
         for act in acts {
-            top = top.max(ring.covered().get());
             match act {
                 Act::Push { skip, bytes } => {
                     let at = ring.covered().get() + skip;
@@ -240,19 +179,9 @@ proptest! {
                 }
                 Act::Read { who, max_bytes } if !watches.is_empty() => {
                     let who = who.index(watches.len());
-                    if !read_as(&mut watches[who], &ring, &truth, max_bytes) {
-                        watches.remove(who);
-                    }
+                    read_as(&mut watches[who], &ring, &truth, max_bytes);
                 }
                 Act::Read { .. } => {}
-                Act::RollBack(back) => {
-                    let last = (ring.covered().get() - back).max(5);
-                    // Above the ceiling of the store, so above all that it ever let the feed cover.
-                    let first = top + 4;
-                    truth.events.retain(|at| *at <= last);
-                    truth.gaps.push((last, first));
-                    ring.roll_back(rev(last), rev(first));
-                }
             }
             prop_assert!(ring.bytes() <= budget || ring.entries.len() == 1);
         }

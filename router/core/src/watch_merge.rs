@@ -24,6 +24,8 @@ use std::fmt;
 
 use kindred_partition_config::ids::Revision;
 
+use crate::gaps::Gap;
+
 /// A source by its place in the merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceIx(pub usize);
@@ -74,14 +76,12 @@ pub enum Event<T> {
         /// Its first revision: what [`Command::Resume`] asked for.
         from: Revision,
     },
-    /// The store restarted uncleanly and forgot what lies in the gap `(last, first)` (R10).
+    /// The store restarted uncleanly, and this source stands in what it lost (R10).
     RolledBack {
         /// Which; it must be lost.
         source: SourceIx,
-        /// Its last durable revision, D.
-        last: Revision,
-        /// Its first revision afterwards, s.
-        first: Revision,
+        /// What it lost.
+        gap: Gap,
     },
     /// The source has lost history that is still needed.
     Compacted {
@@ -139,6 +139,8 @@ pub enum Command<T> {
         /// The first revision that can be served.
         floor: Revision,
     },
+    /// The merged stream ends: it has told what a store has lost since. Who was told is found by the gap.
+    BeginAnew,
 }
 
 /// An input that breaks the contract of a feed. Nothing was changed.
@@ -285,12 +287,11 @@ impl<T> WatchMerge<T> {
                 commands.push(Command::Resume { source, from });
             }
             Event::SourceResumed { source, from } => self.resume(source, from)?,
-            Event::RolledBack { source, last, first } => {
-                commands.push(self.roll_back(source, last, first)?);
-            }
+            Event::RolledBack { source, gap } => commands.push(self.roll_back(source, gap.after)?),
             Event::Compacted { source, floor } => {
                 self.source(source)?;
-                commands.push(self.end(floor));
+                self.end();
+                commands.push(Command::Compacted { floor });
             }
             Event::AdvanceFailed { source } => {
                 let state = self.source(source)?;
@@ -365,15 +366,11 @@ impl<T> WatchMerge<T> {
         Ok(())
     }
 
-    fn roll_back(
-        &mut self,
-        source_ix: SourceIx,
-        last: Revision,
-        first: Revision,
-    ) -> Result<Command<T>, MergeError> {
+    fn roll_back(&mut self, source_ix: SourceIx, last: Revision) -> Result<Command<T>, MergeError> {
         self.in_state(source_ix, false)?;
         if self.merged > last {
-            return Ok(self.end(first));
+            self.end();
+            return Ok(Command::BeginAnew);
         }
         let forgotten = |of: &SourceIx, revision: &Revision| *of == source_ix && *revision > last;
         let freed: usize = self
@@ -387,11 +384,10 @@ impl<T> WatchMerge<T> {
         Ok(Command::Resume { source: source_ix, from: source.proved.next() })
     }
 
-    fn end(&mut self, floor: Revision) -> Command<T> {
+    fn end(&mut self) {
         self.ended = true;
         self.buffer.clear();
         self.buffered_bytes = 0;
-        Command::Compacted { floor }
     }
 
     /// Emits what has become safe, then asks, pauses and unpauses.

@@ -127,7 +127,7 @@ fn a_lost_source_resumes_behind_what_it_proved() {
 /// R10
 #[test]
 fn a_rolled_back_source_forgets_what_was_not_shown_and_ends_what_was() {
-    let back = |last| Event::RolledBack { source: A, last: rev(last), first: rev(100) };
+    let back = |last| Event::RolledBack { source: A, gap: Gap { after: rev(last), until: rev(100) } };
     let mut merge = WatchMerge::new(2, rev(0), 100);
     merge.step(events(A, &[5, 8])).unwrap();
     merge.step(watermark(B, 6)).unwrap();
@@ -135,7 +135,7 @@ fn a_rolled_back_source_forgets_what_was_not_shown_and_ends_what_was() {
     merge.step(Event::SourceLost { source: A }).unwrap();
     assert_eq!(merge.step(back(7)), Ok(vec![Command::Resume { source: A, from: rev(8) }]));
     assert_eq!(merge.buffered_bytes(), 0);
-    assert_eq!(merge.step(back(5)), Ok(vec![Command::Compacted { floor: rev(100) }]), "6 was promised");
+    assert_eq!(merge.step(back(5)), Ok(vec![Command::BeginAnew]), "6 was promised");
     assert_eq!(merge.step(watermark(B, 9)), Err(MergeError::Ended));
 }
 
@@ -317,7 +317,7 @@ impl World {
                 Command::Pause(source) => self.stores[source.0].paused = true,
                 Command::Unpause(source) => self.stores[source.0].paused = false,
                 Command::Lagging(_) => {}
-                Command::Compacted { .. } => panic!("nothing was compacted"),
+                Command::Compacted { .. } | Command::BeginAnew => panic!("nothing was lost"),
             }
         }
         let safe = self.written().into_iter().filter(|at| *at <= self.watermark);

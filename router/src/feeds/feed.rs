@@ -8,6 +8,7 @@ use kindred_partition_config::ids::Revision;
 use kindred_router_core::cursor::{self, Limit, Look, Taken};
 use kindred_router_core::feed_event::Events;
 use kindred_router_core::feed_ring::FeedRing;
+use kindred_router_core::gaps::{Gaps, Passed};
 use kindred_router_core::store::StoreIx;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -36,6 +37,8 @@ pub(super) struct State {
     pub ring: Option<FeedRing<Events>>,
     /// Positions below this are compacted.
     pub compacted: Revision,
+    /// What its stores lost in unclean restarts (R10).
+    pub gaps: Gaps,
     pub ended: bool,
     /// It ended because its keys are moving.
     pub moved: bool,
@@ -75,6 +78,7 @@ impl Feed {
         let state = State {
             ring,
             compacted: Revision::ZERO,
+            gaps: Gaps::default(),
             ended: false,
             moved: false,
             wanted: Revision::ZERO,
@@ -123,12 +127,15 @@ impl Feed {
         self.lock().moved
     }
 
-    /// What lies at `position`.
+    /// What lies at `position`, for a reader that has passed these gaps of the feed.
     #[must_use]
-    pub fn take(&self, position: Revision, limit: Limit) -> Take {
+    pub fn take(&self, position: Revision, passed: &mut Passed, limit: Limit) -> Take {
         let mut state = self.lock();
         if position < state.compacted {
             return Take::Compacted(state.compacted);
+        }
+        if let Err(floor) = state.gaps.pass(position, passed) {
+            return Take::Compacted(floor);
         }
         if state.ended {
             return Take::Ended;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1::{self as pb, feed_request::Request};
 use kindred_router_core::feed_event::{Events, FeedEvent, entry};
+use kindred_router_core::gaps::Gap;
 use kindred_router_core::watch_merge::Entry;
 use kindred_wire::scan::WireError;
 use tokio::sync::mpsc;
@@ -29,12 +30,14 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// What comes from a store.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// The feed holds everything above this.
-    Opened(Revision),
+    /// The feed holds everything above this; what the store lost beyond (R10).
+    Opened(Revision, Vec<Gap>),
     /// Whole revisions in order, and then a watermark where there is one.
     More(Vec<Entry<Events>>, Option<Revision>),
     /// The start is gone; the first revision that can be had.
     Compacted(Revision),
+    /// The start lies in what the store lost in an unclean restart, with all that it lost beyond (R10).
+    Lost(Gap, Vec<Gap>),
     /// Keys of the feed have another owner, or are about to; what came before this is all.
     Moved,
     /// The stream is over, and why.
@@ -125,11 +128,14 @@ async fn next(stream: &mut Streaming<pb::FeedResponse>) -> Result<pb::FeedRespon
 /// A response as messages. `opened` counts in the first one only.
 fn read(response: pb::FeedResponse, opened: &mut bool) -> Result<Vec<Message>, WireError> {
     let mut messages = Vec::new();
+    let gap = |gap: pb::Gap| Gap { after: Revision(gap.after), until: Revision(gap.until) };
+    let gaps: Vec<_> = response.gaps.into_iter().map(gap).collect();
     if let Some(floor) = Revision::from_wire(response.compacted) {
-        return Ok(vec![Message::Compacted(floor)]);
+        let lost = gaps.iter().find(|gap| gap.until == floor && !*opened).copied();
+        return Ok(vec![lost.map_or(Message::Compacted(floor), |gap| Message::Lost(gap, gaps))]);
     }
     if !std::mem::replace(opened, true) {
-        messages.push(Message::Opened(Revision(response.opened)));
+        messages.push(Message::Opened(Revision(response.opened), gaps));
     }
     let mut batch = Vec::new();
     let mut events = response.events.into_iter().peekable();

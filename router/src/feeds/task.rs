@@ -9,6 +9,7 @@ use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1 as pb;
 use kindred_router_core::feed_event::Events;
 use kindred_router_core::feed_ring::FeedRing;
+use kindred_router_core::gaps::Gap;
 use kindred_router_core::watch_merge::{Command, Entry, Event, SourceIx, WatchMerge};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -212,6 +213,8 @@ impl Task {
                 // Shown by the next tick.
                 Command::Lagging(_) => {}
                 Command::Compacted { floor } => return self.begin_anew(floor),
+                // Whom it concerns is found by the gap, which is noted.
+                Command::BeginAnew => return self.begin_anew(Revision::ZERO),
             }
         }
         if !told.is_empty() {
@@ -266,7 +269,10 @@ impl Task {
     fn on_message(&mut self, at: usize, message: Message) {
         let source = SourceIx(at);
         match message {
-            Message::Opened(after) => self.on_opened(at, after),
+            Message::Opened(after, gaps) => {
+                self.note(at, &gaps);
+                self.on_opened(at, after);
+            }
             Message::More(mut batch, watermark) => {
                 let after = self.slots[at].after;
                 batch.retain(|Entry { revision, .. }| *revision > after);
@@ -279,6 +285,14 @@ impl Task {
                 }
             }
             Message::Compacted(floor) => self.step(Event::Compacted { source, floor }),
+            Message::Lost(gap, all) => {
+                self.note(at, &all);
+                // A start that the gap does not hold is none that the store may refuse for it.
+                match gap.holds(self.slots[at].after.next()) {
+                    true => self.step(Event::RolledBack { source, gap }),
+                    false => self.on_broken(at, "the store says that it lost what it was not asked for"),
+                }
+            }
             Message::Moved => self.end_moved(at),
             Message::Broken(why) => self.on_broken(at, &why),
         }
@@ -295,6 +309,21 @@ impl Task {
         self.step(Event::SourceResumed { source: SourceIx(at), from });
     }
 
+    /// A store tells what it has lost: readers that may have been given some of it are told, before they are given more.
+    fn note(&mut self, at: usize, gaps: &[Gap]) {
+        let mut state = self.feed.lock();
+        let mut news = gaps.iter().copied().filter(|gap| state.gaps.note(*gap)).peekable();
+        if news.peek().is_none() {
+            return;
+        }
+        let store = self.slots[at].store.name();
+        for Gap { after, until } in news {
+            tracing::info!(store, %after, %until, "the store restarted uncleanly: watches in between are compacted");
+        }
+        drop(state);
+        self.feed.wake_readers();
+    }
+
     fn on_broken(&mut self, at: usize, why: &str) {
         let slot = &mut self.slots[at];
         tracing::debug!(store = slot.store.name(), reason = why, "an upstream feed broke");
@@ -308,7 +337,8 @@ impl Task {
         }
     }
 
-    /// History is gone: positions below `floor` are compacted, and the feed goes on from the present.
+    /// History is gone: positions below `floor` are compacted, and the feed goes on from the present. Readers further back
+    /// that are not concerned read a catch-up.
     fn begin_anew(&mut self, floor: Revision) {
         self.merge = None;
         self.slots.iter_mut().for_each(|slot| slot.source = None);

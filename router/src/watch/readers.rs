@@ -9,6 +9,7 @@ use kindred_partition_config::key::KeyRange;
 use kindred_proto::etcdserverpb::{self as pb, watch_create_request::FilterType};
 use kindred_router_core::cursor::{Limit, Taken};
 use kindred_router_core::feed_event::{Events, Filter};
+use kindred_router_core::gaps::Passed;
 use kindred_wire::kv::WatchHead;
 
 use super::message;
@@ -51,8 +52,10 @@ impl Followed {
 pub(super) struct FeedWatch {
     filter: Filter,
     fragment: bool,
-    /// What it reads while the live feed does not reach back to its position.
-    catch_up: Option<Reader>,
+    /// The gaps of the live feed that it has passed (R10).
+    passed: Passed,
+    /// What it reads while the live feed does not reach back to its position, and the gaps that it has passed there.
+    catch_up: Option<(Reader, Passed)>,
     /// Had no events since the last periodic progress.
     pub quiet: bool,
 }
@@ -66,12 +69,12 @@ impl FeedWatch {
             no_delete: has(FilterType::Nodelete),
             prev_kv: create.prev_kv,
         };
-        Self { filter, fragment: create.fragment, catch_up: None, quiet: true }
+        Self { filter, fragment: create.fragment, passed: Passed::default(), catch_up: None, quiet: true }
     }
 
     /// The same at another feed.
     pub(super) fn at_new_place(self) -> Self {
-        Self { catch_up: None, ..self }
+        Self { passed: Passed::default(), catch_up: None, ..self }
     }
 
     pub(super) fn is_caught_up(&self) -> bool {
@@ -105,6 +108,11 @@ impl Session {
         let (feeds, wake) = (&self.app.feeds, &self.wake);
         if let Some(followed) = self.feeds.get_mut(&no) {
             followed.live = feeds.live(&followed.key, generation, wake);
+        }
+        for watch in self.watches.values_mut().filter(|watch| watch.origin == Origin::Feed(no)) {
+            if let Some(side) = &mut watch.feed {
+                side.passed = Passed::default();
+            }
         }
     }
 
@@ -225,16 +233,16 @@ impl Session {
         let (Origin::Feed(no), Some(side)) = (watch.origin, &mut watch.feed) else { return false };
         let Some(Followed { key, live }) = self.feeds.get(&no) else { return false };
         let position = Revision(watch.next);
-        let mut take = live.feed().take(position, limit);
+        let mut take = live.feed().take(position, &mut side.passed, limit);
         let ended = matches!(take, Take::Ended);
         match take {
             Take::Taken(_) => side.catch_up = None,
             Take::Behind => {
-                take = match &side.catch_up {
-                    Some(reader) => reader.feed().take(position, limit),
+                take = match &mut side.catch_up {
+                    Some((reader, passed)) => reader.feed().take(position, passed, limit),
                     None => Take::Ended,
                 };
-                if let Some(reader) = &side.catch_up
+                if let Some((reader, _)) = &side.catch_up
                     && reader.feed().has_moved()
                 {
                     // Where it is to go on is not decided yet.
@@ -244,10 +252,11 @@ impl Session {
                 }
                 if matches!(take, Take::Behind | Take::Ended) {
                     let generation = live.feed().generation();
-                    side.catch_up = Some(self.app.feeds.catch_up(key, generation, position, &self.wake));
+                    let reader = self.app.feeds.catch_up(key, generation, position, &self.wake);
+                    side.catch_up = Some((reader, Passed::default()));
                 }
                 // Where the live feed is now, the catch-up is to come.
-                if let (Some(reader), Some(covered)) = (&side.catch_up, live.feed().covered()) {
+                if let (Some((reader, _)), Some(covered)) = (&side.catch_up, live.feed().covered()) {
                     reader.feed().want(covered);
                 }
             }

@@ -28,6 +28,10 @@ struct Log {
     reference_micros: u64,
     /// Its keys are moving.
     frozen: bool,
+    /// What it lost in crashes: after, until.
+    gaps: Vec<(i64, i64)>,
+    /// Feeds of an earlier life are over.
+    life: usize,
 }
 
 fn not_owned() -> Status {
@@ -100,6 +104,23 @@ impl Fake {
             log.current = log.current.max(log.floor);
             log.floor
         })
+    }
+
+    /// As a kill and a restart after which all up to `after` is there: feeds break, and what was above is lost. The first
+    /// revision of the new life.
+    pub fn crash(&self, after: i64) -> i64 {
+        self.change(|log| {
+            log.events.retain(|(revision, _)| *revision <= after);
+            log.current = ((log.current >> 10) + 100) << 10;
+            log.gaps.push((after, log.current));
+            log.life += 1;
+            log.current
+        })
+    }
+
+    /// Its current revision.
+    pub fn current(&self) -> i64 {
+        self.log.lock().unwrap().current
     }
 
     /// Sets the wall clock that handshakes show wrong by this much.
@@ -184,17 +205,27 @@ impl feeds_server::Feeds for Fake {
         if fake.log.lock().unwrap().frozen {
             return Err(not_owned());
         }
-        let mut next = fake.change(|log| {
+        let (mut next, life, gaps) = fake.change(|log| {
             log.feeds_opened += 1;
-            if open.start > 0 { open.start } else { log.current + 1 }
+            let next = if open.start > 0 { open.start } else { log.current + 1 };
+            let above: Vec<_> = log.gaps.iter().copied().filter(|(_, until)| *until > next).collect();
+            (next, log.life, above)
         });
         let (to, responses) = tokio::sync::mpsc::channel(16);
         tokio::spawn(async move {
             let mut version = fake.version.subscribe();
-            let _ = to.send(Ok(pb::FeedResponse { opened: next - 1, ..Default::default() })).await;
+            let inside = gaps.iter().find(|(after, until)| after + 1 < next && next < *until);
+            let compacted = inside.map_or(0, |(_, until)| *until);
+            let opened = if compacted > 0 { 0 } else { next - 1 };
+            let gaps = gaps.iter().map(|(after, until)| pb::Gap { after: *after, until: *until }).collect();
+            let _ = to.send(Ok(pb::FeedResponse { opened, compacted, gaps, ..Default::default() })).await;
             let mut asked = false;
-            loop {
+            while compacted == 0 {
                 version.mark_unchanged();
+                if fake.log.lock().unwrap().life != life {
+                    let _ = to.send(Err(Status::unavailable("killed"))).await;
+                    return;
+                }
                 match fake.more(&mut next, &mut asked) {
                     Some(Ok(more)) => {
                         let moved = more.moved > 0;
@@ -287,6 +318,7 @@ impl shard_server::Shard for Fake {
         lease_forget(LeaseForgetRequest) -> LeaseForgetResponse,
         lease_keys(LeaseKeysRequest) -> LeaseKeysResponse,
         keep(KeepRequest) -> KeepResponse,
+        set_modes(SetModesRequest) -> SetModesResponse,
     }
 
     type LeaseEndedStream = Pin<Box<dyn Stream<Item = Result<pb::LeaseEndedResponse, Status>> + Send>>;

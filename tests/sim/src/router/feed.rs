@@ -347,6 +347,7 @@ impl Feed {
                 }
                 Command::Lagging(_) => {}
                 Command::Compacted { floor } => return self.begin_anew(floor),
+                Command::BeginAnew => return self.begin_anew(Revision::ZERO),
             }
         }
         if !told.is_empty() {
