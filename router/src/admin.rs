@@ -16,13 +16,17 @@ use std::sync::Arc;
 use axum::Json;
 use axum::Router;
 use axum::routing::get;
+use kindred_partition_config::key::{Key, KeyRange};
 use kindred_router_core::clock_offset;
+use kindred_router_core::plan::Placement as _;
 use kindred_transport::admin::{Admin, Check};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::stores::Store;
 use crate::stores::clocks::words;
+use crate::stores::modes::{Unmet, words as words_of_mode};
 use crate::stores::state::Phase;
 
 /// The routes of the admin port.
@@ -93,10 +97,32 @@ fn list_stores(app: &App) -> Value {
             fields.insert("version".to_owned(), json!(identity.version));
             fields.insert("uuid".to_owned(), json!(identity.uuid));
             fields.insert("incarnation".to_owned(), json!(identity.incarnation));
+            if store.is_shard() {
+                fields.insert("durability".to_owned(), durability(app, store));
+            }
         }
         shown
     });
     json!({ "stores": stores.collect::<Vec<_>>() })
+}
+
+/// What a shard has answered to how durable Kinds are to be. Of Kinds that it does not serve nothing is shown.
+fn durability(app: &App, store: &Store) -> Value {
+    let (told, routes) = (store.told().get(), app.routes.load());
+    let serves = |unmet: &&Unmet| {
+        unmet.prefix.is_empty()
+            || routes
+                .parts_of(&KeyRange::prefix(Key(unmet.prefix.clone())))
+                .iter()
+                .any(|part| part.stores.contains(&store.index))
+    };
+    let unmet = told.unmet.iter().filter(serves).map(|unmet| {
+        json!({
+            "kind": String::from_utf8_lossy(&unmet.prefix),
+            "wanted": words_of_mode(unmet.wanted), "has": words_of_mode(unmet.has), "reason": unmet.reason,
+        })
+    });
+    json!({ "generation": told.in_force, "unmet": unmet.collect::<Vec<_>>(), "problem": told.problem })
 }
 
 fn list_partitions(app: &App) -> Value {

@@ -129,6 +129,7 @@ pub async fn bind(
     };
     let stores = Stores::new(connector, settings.default, settings.wall_clock);
     if cluster.meta.is_none() {
+        stores.set_modes(meta::take::modes(&cluster.state()).map_err(anyhow::Error::msg)?);
         for spec in settings.stores {
             stores.add(spec)?;
         }

@@ -8,6 +8,7 @@ pub mod background;
 pub mod clocks;
 pub mod failure;
 mod list;
+pub mod modes;
 pub mod monitor;
 pub mod releases;
 pub mod state;
@@ -31,6 +32,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 pub use list::{STORES_MAX, StoreListError, Stores};
+use modes::ToldCell;
 use releases::Releases;
 use state::{Phase, StateCell};
 
@@ -90,6 +92,7 @@ pub struct Store {
     /// Ends its tasks; it serves no keys any more.
     removed: CancellationToken,
     releases: Releases,
+    told: ToldCell,
 }
 
 impl Store {
@@ -108,6 +111,7 @@ impl Store {
             relinking: Mutex::new(()),
             removed: CancellationToken::new(),
             releases: Releases::default(),
+            told: ToldCell::default(),
         })
     }
 
@@ -169,6 +173,12 @@ impl Store {
     #[must_use]
     pub fn releases(&self) -> &Releases {
         &self.releases
+    }
+
+    /// What it has answered to the durability modes that it was told.
+    #[must_use]
+    pub fn told(&self) -> &ToldCell {
+        &self.told
     }
 
     /// Whether requests may be sent to it.

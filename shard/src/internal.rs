@@ -1,6 +1,9 @@
 //! `kindred.shard.v1`: what a router asks of a shard beside etcd's API.
 
-use std::{pin::Pin, sync::atomic::Ordering};
+use std::{
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+};
 
 use kindred_engine::{engine::WallMicros, error::EngineError};
 use kindred_partition_config::{
@@ -22,6 +25,7 @@ use crate::{
 };
 
 pub mod feed;
+pub mod modes;
 pub mod units;
 
 /// The version of this protocol.
@@ -38,6 +42,7 @@ const ENDED_MAX: usize = 1024;
 pub struct ShardService {
     member: Member,
     joined: Joined,
+    modes: Arc<modes::Told>,
 }
 
 /// Who this store is among others.
@@ -57,7 +62,7 @@ impl ShardService {
     /// The service of a member.
     #[must_use]
     pub fn new(member: Member, joined: Joined) -> Self {
-        Self { member, joined }
+        Self { member, joined, modes: Arc::default() }
     }
 
     /// New after every unclean start.
@@ -244,5 +249,12 @@ impl Shard for ShardService {
         let known = keys.is_some();
         let keys = keys.unwrap_or_default().into_iter().map(|key| key.0).collect();
         Ok(Response::new(pb::LeaseKeysResponse { known, keys }))
+    }
+
+    async fn set_modes(
+        &self,
+        request: Request<pb::SetModesRequest>,
+    ) -> Result<Response<pb::SetModesResponse>, Status> {
+        self.modes.take(request.into_inner()).map(Response::new)
     }
 }

@@ -28,6 +28,7 @@ pub async fn status(client: &Client, args: &StatusArgs) -> Result<(), Failure> {
         return output::print(&output::rendered(&all, args.output)?);
     }
     let mut out = list_stores(&stores).render();
+    out += &unmet(&stores);
     out += &format!("\nMap {}\n", text(&map["generation"]));
     out += &by_kind(&map).render();
     out.push('\n');
@@ -54,6 +55,24 @@ fn list_stores(value: &Value) -> Table {
         ]);
     }
     table
+}
+
+/// What stores cannot keep as it is to be kept, in lines.
+fn unmet(value: &Value) -> String {
+    let mut lines = String::new();
+    for store in value["stores"].as_array().into_iter().flatten() {
+        let (name, durability) = (text(&store["name"]), &store["durability"]);
+        for unmet in durability["unmet"].as_array().into_iter().flatten() {
+            let kind = text(&unmet["kind"]);
+            let kind = if kind.is_empty() { "<all else>".to_owned() } else { kind };
+            let [wanted, has, reason] = ["wanted", "has", "reason"].map(|field| text(&unmet[field]));
+            lines += &format!("Store {name} keeps {kind} as {has}, not {wanted}: {reason}\n");
+        }
+        if let Some(problem) = durability["problem"].as_str() {
+            lines += &format!("Store {name} was not told how durable each Kind is to be: {problem}\n");
+        }
+    }
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
 /// Who serves which names of each Kind; `get partitions` shows every key.

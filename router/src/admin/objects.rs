@@ -77,7 +77,7 @@ impl Resource {
     #[must_use]
     pub fn table(self, state: &ClusterState, objects: &[Object]) -> Value {
         let columns: &[&str] = match self {
-            Self::Configs => &["Name", "Resource", "Start", "End", "Stores"],
+            Self::Configs => &["Name", "Resource", "Start", "End", "Stores", "Durability"],
             Self::Groups => &["Name", "Type", "Slot", "State", "Default", "Endpoints"],
         };
         let columns: Vec<Value> = columns
@@ -114,8 +114,10 @@ impl Resource {
                     Some(ring) => joined(&ring["stores"]),
                     None => object["serviceGroupId"].clone(),
                 };
-                let start = bound("isRangeStartValid", "rangeStart");
-                vec![name, object["resource"].clone(), start, bound("isRangeEndValid", "rangeEnd"), stores]
+                let (start, end) =
+                    (bound("isRangeStartValid", "rangeStart"), bound("isRangeEndValid", "rangeEnd"));
+                let durability = object["durability"].as_str().unwrap_or("<default>");
+                vec![name, object["resource"].clone(), start, end, stores, Value::from(durability)]
             }
             Self::Groups => vec![
                 name,

@@ -32,7 +32,8 @@ pub fn schema() -> Value {
                         "description": "The stores that share the range by a hash of the names.",
                         "properties": { "stores": { "type": "array", "minItems": 1, "items": { "type": "string" } } },
                     },
-                    "durability": { "enum": ["none", "buffered", "fsync"], "description": "One for a Kind." },
+                    "durability": { "enum": ["none", "buffered", "fsync"], "description":
+                        "What is kept of an acknowledged write when its shard is killed; one for a Kind. Without it the shard's own default." },
                     "historyMax": text("Bytes (512Mi) or a time (10m) of history for watches; one for a Kind."),
                 },
             },

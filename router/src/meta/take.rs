@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kindred_partition_config::ids::Slot;
 use kindred_partition_config::model::StoreType;
 use kindred_partition_config::state::{ClusterState, StoreObject, StoreState};
+use kindred_partition_config::validate::{FieldError, Validated};
 use kindred_router_core::parts::store_ix;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::store::{StoreIx, StoreKind};
@@ -12,6 +13,7 @@ use kindred_transport::Endpoint;
 
 use super::order;
 use crate::app::App;
+use crate::stores::modes::Modes;
 use crate::stores::{StoreSpec, background};
 
 /// A store of the state as the router reaches it.
@@ -39,9 +41,7 @@ pub fn spec(store: &StoreObject) -> Result<StoreSpec, String> {
 /// # Errors
 /// When the state is not valid; all that is wrong.
 pub fn routes(state: &ClusterState) -> Result<Routes, String> {
-    let validated = state
-        .validated()
-        .map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
+    let validated = validated(state)?;
     let named = state.stores.iter().map(|store| {
         let kind = match store.store_type {
             StoreType::Shard => StoreKind::Shard,
@@ -51,6 +51,19 @@ pub fn routes(state: &ClusterState) -> Result<Routes, String> {
     });
     let routes = Routes::new(validated.map, validated.scheme, named.collect(), store_ix(validated.default));
     Ok(routes.of_generation(state.generation.0))
+}
+
+/// How durable the state wants each Kind to be.
+///
+/// # Errors
+/// When the state is not valid; all that is wrong.
+pub fn modes(state: &ClusterState) -> Result<Modes, String> {
+    Ok(Modes::new(state.revision, &validated(state)?.kinds))
+}
+
+fn validated(state: &ClusterState) -> Result<Validated, String> {
+    let texts = |errors: Vec<FieldError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>();
+    state.validated().map_err(|errors| texts(errors).join("; "))
 }
 
 impl App {
@@ -78,7 +91,9 @@ impl App {
     }
 
     fn take_checked(self: &Arc<Self>, state: &ClusterState) -> Result<(), String> {
-        let routes = routes(state)?;
+        let (routes, modes) = (routes(state)?, modes(state)?);
+        // First: a store that is added is told them with its first handshake.
+        self.stores.set_modes(modes);
         let specs = state.stores.iter().map(spec).collect::<Result<Vec<_>, String>>()?;
         for (at, (spec, object)) in specs.into_iter().zip(&state.stores).enumerate() {
             let gone = object.state == StoreState::Removed;

@@ -11,7 +11,7 @@ pub fn start(app: &Arc<App>, store: &Arc<Store>) {
     until_removed(
         app,
         store,
-        monitor::run(store.clone(), app.stores.clocks().clone(), app.identity.cluster_id),
+        monitor::run(store.clone(), app.stores.clocks().clone(), app.stores.modes(), app.identity.cluster_id),
     );
     if store.is_shard() {
         until_removed(app, store, ended::follow(app.clone(), store.clone()));

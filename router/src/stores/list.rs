@@ -9,8 +9,10 @@ use kindred_router_core::store::{Member, StoreIx};
 use kindred_transport::Connector;
 use kindred_transport::clock::WallClock;
 use kindred_transport::connect::ConnectError;
+use tokio::sync::watch;
 
 use super::clocks::Clocks;
+use super::modes::Modes;
 use super::{Store, StoreSpec};
 
 /// Most stores that a router ever knows, removed ones included: twice the slots that there are (R1).
@@ -53,6 +55,7 @@ struct Inner {
     default: AtomicUsize,
     connector: Connector,
     clocks: Arc<Clocks>,
+    modes: watch::Sender<Arc<Modes>>,
     /// Held by who appends: never across an await.
     appending: Mutex<()>,
 }
@@ -72,7 +75,8 @@ impl Stores {
         let places = (0..STORES_MAX).map(|_| OnceLock::new()).collect();
         let default = AtomicUsize::new(default.0);
         let (filled, appending) = (AtomicUsize::new(0), Mutex::new(()));
-        Self { inner: Arc::new(Inner { places, filled, default, connector, clocks, appending }) }
+        let modes = watch::Sender::default();
+        Self { inner: Arc::new(Inner { places, filled, default, connector, clocks, modes, appending }) }
     }
 
     /// Adds a store behind the last. Its tasks are the caller's to start.
@@ -111,6 +115,23 @@ impl Stores {
     #[must_use]
     pub fn clocks(&self) -> &Arc<Clocks> {
         &self.inner.clocks
+    }
+
+    /// How durable each Kind is to be, as every shard is told. Older modes than the last are not taken.
+    pub fn set_modes(&self, modes: Modes) {
+        self.inner.modes.send_if_modified(|known| {
+            let news = modes.generation >= known.generation && **known != modes;
+            if news {
+                *known = Arc::new(modes);
+            }
+            news
+        });
+    }
+
+    /// The same, for those who wait for newer ones.
+    #[must_use]
+    pub fn modes(&self) -> watch::Receiver<Arc<Modes>> {
+        self.inner.modes.subscribe()
     }
 
     /// It serves nothing any more: its tasks end, and nobody asks it.

@@ -7,11 +7,13 @@ use kindred_partition_config::ids::Slot;
 use kindred_proto::etcdserverpb::StatusRequest;
 use kindred_proto::shard_v1::{HelloRequest, HelloResponse};
 use kindred_router_core::clock_offset;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
 use super::clocks::{Clocks, words};
 use super::failure::Failure;
+use super::modes::{Modes, tell};
 use super::state::{Identity, Phase};
 use super::{Store, StoreSpec};
 
@@ -24,11 +26,21 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
 /// Keeps the state of the store true, for ever.
-pub async fn run(store: Arc<Store>, clocks: Arc<Clocks>, cluster_id: u64) {
+pub async fn run(
+    store: Arc<Store>,
+    clocks: Arc<Clocks>,
+    mut modes: watch::Receiver<Arc<Modes>>,
+    cluster_id: u64,
+) {
     let mut backoff = BACKOFF_MIN;
     loop {
         let asked = store.spec();
         let phase = handshake(&store, &asked, &clocks, cluster_id).await;
+        if let (Phase::Up(identity), true) = (&phase, store.is_shard()) {
+            // Before it is up: nothing is to be acknowledged by another mode than is meant.
+            let modes = modes.borrow_and_update().clone();
+            tell(&store, identity.incarnation, &modes).await;
+        }
         let up = matches!(phase, Phase::Up(_));
         let problem = phase.problem().unwrap_or_default().to_owned();
         let word = phase.word();
@@ -47,6 +59,8 @@ pub async fn run(store: Arc<Store>, clocks: Arc<Clocks>, cluster_id: u64) {
             backoff = BACKOFF_MIN;
             tokio::select! {
                 () = tokio::time::sleep(PERIOD) => {}
+                // The sender lives as long as the router.
+                Ok(()) = modes.changed() => {}
                 // Not at once: the calls of one broken connection all ask for this.
                 () = store.state().kicked() => tokio::time::sleep(Duration::from_millis(10)).await,
             }

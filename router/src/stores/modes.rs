@@ -1,0 +1,163 @@
+//! How durable each Kind is to be (R9): what every shard is told at its handshakes and after every change, and what it
+//! answers that it cannot do.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use kindred_partition_config::kind::KindPrefix;
+use kindred_partition_config::model::Durability;
+use kindred_partition_config::validate::KindSettings;
+use kindred_proto::shard_v1 as pb;
+use tonic::Code;
+
+use super::Store;
+use super::failure::Failure;
+
+/// How long a shard has to take them.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The modes of a configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Modes {
+    /// The revision of the cluster's state: grows with every change of its objects.
+    pub generation: u64,
+    /// Of the Kinds of which the configuration says something.
+    pub kinds: Vec<(KindPrefix, Durability)>,
+}
+
+impl Modes {
+    /// Those of a state of this revision.
+    #[must_use]
+    pub fn new(generation: u64, kinds: &[KindSettings]) -> Self {
+        let kinds = kinds.iter().filter_map(|of| Some((of.kind.clone(), of.durability?))).collect();
+        Self { generation, kinds }
+    }
+
+    fn request(&self) -> pb::SetModesRequest {
+        let mode = |(kind, mode): &(KindPrefix, Durability)| pb::KindMode {
+            prefix: kind.as_key().0.clone(),
+            mode: to_wire(*mode) as i32,
+        };
+        pb::SetModesRequest {
+            generation: self.generation,
+            default_mode: pb::Durability::Unspecified as i32,
+            modes: self.kinds.iter().map(mode).collect(),
+        }
+    }
+}
+
+/// A Kind that a shard cannot keep as it is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unmet {
+    /// The Kind's prefix; of no bytes: the Kinds of which nothing is said.
+    pub prefix: bytes::Bytes,
+    /// What it is to do.
+    pub wanted: Option<Durability>,
+    /// What it does.
+    pub has: Option<Durability>,
+    /// Why, and what to do.
+    pub reason: String,
+}
+
+/// What a shard has answered.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Told {
+    /// The shard's incarnation and the generation that it was told last.
+    last: Option<(u64, u64)>,
+    /// The generation that it goes by.
+    pub in_force: u64,
+    /// What it cannot do.
+    pub unmet: Vec<Unmet>,
+    /// Why it could not be told.
+    pub problem: Option<String>,
+}
+
+/// The state of one store's modes: written by its monitor, read by who shows it.
+#[derive(Debug, Default)]
+pub struct ToldCell(Mutex<Arc<Told>>);
+
+impl ToldCell {
+    /// What is known now.
+    #[must_use]
+    pub fn get(&self) -> Arc<Told> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, told: Told) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(told);
+    }
+}
+
+/// Tells a shard of this incarnation the modes, unless it has been told them. One that cannot be told goes by what it was
+/// told before, and is told again with the next handshake.
+pub async fn tell(store: &Store, incarnation: u64, modes: &Modes) {
+    let before = store.told().get();
+    if before.last == Some((incarnation, modes.generation)) {
+        return;
+    }
+    let mut shard = store.shard();
+    let answer = match tokio::time::timeout(TIMEOUT, shard.set_modes(modes.request())).await {
+        Ok(Ok(answer)) => answer.into_inner(),
+        Ok(Err(status)) if status.code() == Code::Unimplemented => {
+            let problem = "it does not know durability modes: run the same version of kindred everywhere";
+            return failed(store, &before, problem);
+        }
+        Ok(Err(status)) => return failed(store, &before, Failure::of(status).reason()),
+        Err(_) => return failed(store, &before, &format!("no answer within {TIMEOUT:?}")),
+    };
+    if answer.generation > modes.generation {
+        tracing::warn!(
+            store = store.name(),
+            ours = modes.generation,
+            its = answer.generation,
+            "the store keeps the durability modes of a newer configuration than this router's"
+        );
+    }
+    let unmet: Vec<_> = answer.unmet.into_iter().map(unmet).collect();
+    for Unmet { prefix, wanted, has, reason } in unmet.iter().filter(|unmet| !before.unmet.contains(unmet)) {
+        let kind = String::from_utf8_lossy(prefix);
+        let (wanted, has) = (words(*wanted), words(*has));
+        tracing::warn!(store = store.name(), %kind, wanted, has, reason, "the store cannot be as durable as it is to be");
+    }
+    let last = Some((incarnation, modes.generation));
+    store.told().set(Told { last, in_force: answer.generation, unmet, problem: None });
+}
+
+fn failed(store: &Store, before: &Told, problem: &str) {
+    if before.problem.as_deref() != Some(problem) {
+        tracing::warn!(
+            store = store.name(),
+            problem,
+            "the store could not be told how durable each Kind is to be"
+        );
+        store.told().set(Told { problem: Some(problem.to_owned()), ..before.clone() });
+    }
+}
+
+fn unmet(unmet: pb::UnmetMode) -> Unmet {
+    let (wanted, has) = (from_wire(unmet.wanted()), from_wire(unmet.has()));
+    Unmet { prefix: unmet.prefix, wanted, has, reason: unmet.reason }
+}
+
+fn to_wire(mode: Durability) -> pb::Durability {
+    match mode {
+        Durability::None => pb::Durability::None,
+        Durability::Buffered => pb::Durability::Buffered,
+        Durability::Fsync => pb::Durability::Fsync,
+    }
+}
+
+fn from_wire(mode: pb::Durability) -> Option<Durability> {
+    match mode {
+        pb::Durability::Unspecified => None,
+        pb::Durability::None => Some(Durability::None),
+        pb::Durability::Buffered => Some(Durability::Buffered),
+        pb::Durability::Fsync => Some(Durability::Fsync),
+    }
+}
+
+/// A mode in words.
+#[must_use]
+pub fn words(mode: Option<Durability>) -> &'static str {
+    mode.map_or("the shard's default", Durability::word)
+}
