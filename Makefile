@@ -3,7 +3,7 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench peers build kube netsim sim fuzz
+.PHONY: run test verify fix bench peers build kube netsim sim fuzz crash
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -18,6 +18,10 @@ test: peers build
 FIRST ?= 1
 netsim:
 	KINDRED_NETSIM_FIRST=$(FIRST) KINDRED_NETSIM_SEEDS=$(or $(SEEDS),500) $(CARGO) test --locked -p kindred-netsim --test netsim seeds -- --nocapture
+
+## crash: shards are killed and restarted under load for SECONDS (600), and what each durability promises is looked for
+crash: build
+	CRASH_SECONDS=$(or $(SECONDS),600) $(CARGO) test --locked -p kindred-tests --test crash -- --test-threads 1 --nocapture
 
 build:
 	$(CARGO) build --workspace --locked --bins

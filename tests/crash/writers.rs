@@ -1,0 +1,129 @@
+//! Writers who remember what was acknowledged: numbered values, one write of a writer at a time. A write that fails may
+//! have been made or not; the writer goes on with the next number.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kindred_proto::etcdserverpb::{PutRequest, RequestOp, TxnRequest, request_op::Request};
+use kindred_tests::client::Client;
+use parking_lot::Mutex;
+use tokio::{sync::RwLock, task::JoinSet};
+
+use crate::cluster::{Cluster, Kind};
+
+const KEYS_OF_EACH: u64 = 5;
+/// Between the writes of a writer.
+const BREATH: Duration = Duration::from_millis(4);
+/// Between the tries of a writer whose shard is away.
+const AWAY: Duration = Duration::from_millis(25);
+const VALUE_BYTES: usize = 200;
+
+/// One write of one key.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// Its place among the Kinds.
+    pub kind: usize,
+    pub store: usize,
+    pub key: String,
+    pub number: u64,
+    /// The revision that it was acknowledged at, and when.
+    pub acknowledged: Option<(i64, Instant)>,
+    /// A crash has taken it, as its mode allows.
+    pub lost: bool,
+}
+
+#[derive(Debug, Default)]
+pub struct Shared {
+    pub attempts: Mutex<Vec<Attempt>>,
+    /// What must never happen, whatever is killed.
+    pub complaints: Mutex<Vec<String>>,
+    /// Held by each write, so that a check can wait until none is under way.
+    pub writing: RwLock<()>,
+}
+
+impl Shared {
+    pub fn complain(&self, what: String) {
+        self.complaints.lock().push(what);
+    }
+}
+
+/// The value of a number.
+pub fn value(number: u64) -> String {
+    format!("{number:0>VALUE_BYTES$}")
+}
+
+/// The number of a value.
+pub fn number(value: &[u8]) -> Option<u64> {
+    std::str::from_utf8(value).ok()?.parse().ok()
+}
+
+/// Writers of every Kind through every router, until dropped.
+pub fn start(
+    cluster: &Cluster,
+    kinds: &[Kind],
+    shared: &Arc<Shared>,
+    tasks: &mut JoinSet<()>,
+) -> anyhow::Result<()> {
+    for (at, kind) in kinds.iter().enumerate() {
+        for router in 0..cluster.addresses.len() {
+            let keys = (0..KEYS_OF_EACH).map(|of| {
+                let key = |part: &str| format!("{}ns/w{router}-{of}{part}", kind.prefix);
+                // A txn is for one shard.
+                if kind.spread { vec![key("")] } else { vec![key("-left"), key("-right")] }
+            });
+            let keys = keys.map(|keys| (cluster.store_of(&keys[0]), keys, 0)).collect();
+            let (client, shared) = (cluster.client(router)?, shared.clone());
+            tasks.spawn(Writer { kind: at, keys, client, shared }.run());
+        }
+    }
+    Ok(())
+}
+
+struct Writer {
+    kind: usize,
+    /// The keys that are written together, their shard, and their last revision.
+    keys: Vec<(usize, Vec<String>, i64)>,
+    client: Client,
+    shared: Arc<Shared>,
+}
+
+impl Writer {
+    async fn run(mut self) {
+        let shared = self.shared.clone();
+        for number in 1_u64.. {
+            let wrote = {
+                let _writing = shared.writing.read().await;
+                self.turn(number).await
+            };
+            tokio::time::sleep(if wrote { BREATH } else { AWAY }).await;
+        }
+    }
+
+    /// Whether it was acknowledged.
+    async fn turn(&mut self, number: u64) -> bool {
+        let at = usize::try_from(number % KEYS_OF_EACH).unwrap_or_default();
+        let (store, keys, last) = &mut self.keys[at];
+        let puts = keys.iter().map(|key| {
+            let (key, value) = (key.clone().into(), value(number).into());
+            RequestOp { request: Some(Request::RequestPut(PutRequest { key, value, ..Default::default() })) }
+        });
+        let txn = TxnRequest { success: puts.collect(), ..Default::default() };
+        let answer = self.client.kv.txn(txn).await;
+        let revision =
+            answer.ok().and_then(|answer| answer.into_inner().header).map(|header| header.revision);
+        if let Some(revision) = revision {
+            if revision <= *last {
+                self.shared.complain(format!("{keys:?} was written at {last}, and then at {revision}"));
+            }
+            *last = revision;
+        }
+        let acknowledged = revision.map(|revision| (revision, Instant::now()));
+        let (kind, store) = (self.kind, *store);
+        let attempt =
+            |key: &String| Attempt { kind, store, key: key.clone(), number, acknowledged, lost: false };
+        self.shared.attempts.lock().extend(keys.iter().map(attempt));
+        revision.is_some()
+    }
+}
