@@ -32,6 +32,10 @@ struct Log {
     gaps: Vec<(i64, i64)>,
     /// Feeds of an earlier life are over.
     life: usize,
+    /// The durability modes that it was told.
+    modes: Vec<pb::SetModesRequest>,
+    /// It answers that no Kind can be kept.
+    keeps_nothing: bool,
 }
 
 fn not_owned() -> Status {
@@ -116,6 +120,16 @@ impl Fake {
             log.life += 1;
             log.current
         })
+    }
+
+    /// The durability modes that it was told, each time.
+    pub fn modes(&self) -> Vec<pb::SetModesRequest> {
+        self.log.lock().unwrap().modes.clone()
+    }
+
+    /// It answers that no Kind can be kept, or that all can.
+    pub fn keep_nothing(&self, nothing: bool) {
+        self.log.lock().unwrap().keeps_nothing = nothing;
     }
 
     /// Its current revision.
@@ -287,6 +301,7 @@ impl shard_server::Shard for Fake {
             slot: self.slot,
             now_micros,
             revisions: "hlc".to_owned(),
+            incarnation: self.log.lock().unwrap().life as u64 + 1,
             ..Default::default()
         };
         Ok(Response::new(hello))
@@ -308,6 +323,25 @@ impl shard_server::Shard for Fake {
         Ok(Response::new(pb::RaiseResponse { current }))
     }
 
+    async fn set_modes(
+        &self,
+        request: Request<pb::SetModesRequest>,
+    ) -> Result<Response<pb::SetModesResponse>, Status> {
+        let request = request.into_inner();
+        let mut log = self.log.lock().unwrap();
+        let none = pb::Durability::None as i32;
+        let kinds = request.modes.iter().filter(|of| log.keeps_nothing && of.mode != none);
+        let unmet = kinds.map(|of| pb::UnmetMode {
+            prefix: of.prefix.clone(),
+            wanted: of.mode,
+            has: none,
+            reason: "a fake".to_owned(),
+        });
+        let answer = pb::SetModesResponse { generation: request.generation, unmet: unmet.collect() };
+        log.modes.push(request);
+        Ok(Response::new(answer))
+    }
+
     unused! {
         raise_since(RaiseSinceRequest) -> RaiseSinceResponse,
         release_pins(ReleasePinsRequest) -> ReleasePinsResponse,
@@ -318,7 +352,6 @@ impl shard_server::Shard for Fake {
         lease_forget(LeaseForgetRequest) -> LeaseForgetResponse,
         lease_keys(LeaseKeysRequest) -> LeaseKeysResponse,
         keep(KeepRequest) -> KeepResponse,
-        set_modes(SetModesRequest) -> SetModesResponse,
     }
 
     type LeaseEndedStream = Pin<Box<dyn Stream<Item = Result<pb::LeaseEndedResponse, Status>> + Send>>;
