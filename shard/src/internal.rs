@@ -1,11 +1,8 @@
 //! `kindred.shard.v1`: what a router asks of a shard beside etcd's API.
 
-use std::{
-    pin::Pin,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{pin::Pin, sync::atomic::Ordering};
 
-use kindred_engine::{engine::WallMicros, error::EngineError};
+use kindred_engine::{durability::KindModes, engine::WallMicros, error::EngineError};
 use kindred_partition_config::{
     ids::{LeaseId, Revision, Slot},
     key::KeyRange,
@@ -42,7 +39,6 @@ const ENDED_MAX: usize = 1024;
 pub struct ShardService {
     member: Member,
     joined: Joined,
-    modes: Arc<modes::Told>,
 }
 
 /// Who this store is among others.
@@ -56,13 +52,15 @@ pub struct Joined {
     pub slot: Slot,
     /// `hlc` or `dense`.
     pub revisions: &'static str,
+    /// How durable each Kind is of which routers say nothing.
+    pub modes: KindModes,
 }
 
 impl ShardService {
     /// The service of a member.
     #[must_use]
     pub fn new(member: Member, joined: Joined) -> Self {
-        Self { member, joined, modes: Arc::default() }
+        Self { member, joined }
     }
 
     /// New after every unclean start.
@@ -255,6 +253,10 @@ impl Shard for ShardService {
         &self,
         request: Request<pb::SetModesRequest>,
     ) -> Result<Response<pb::SetModesResponse>, Status> {
-        self.modes.take(request.into_inner()).map(Response::new)
+        let request = request.into_inner();
+        let asked = modes::asked(&request, &self.joined.modes)?;
+        let wanted = asked.clone();
+        let taken = self.member.handle.call_flushed(move |core| modes::take(core, wanted)).await?;
+        Ok(Response::new(modes::answer(&request, &asked, &taken)))
     }
 }

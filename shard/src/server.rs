@@ -148,6 +148,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         identity,
         slot: settings.slot,
         revisions: settings.revisions.name(),
+        modes: start::modes(&settings.durability),
     };
     let front = Front::new(member.clone(), ShardService::new(member.clone(), joined));
     for listener in listeners {

@@ -63,7 +63,8 @@ impl Directory {
 }
 
 /// The modes that the flags ask for.
-fn modes(settings: &DurabilitySettings) -> KindModes {
+#[must_use]
+pub fn modes(settings: &DurabilitySettings) -> KindModes {
     let mode = |mode| match mode {
         model::Durability::None => Durability::None,
         model::Durability::Buffered => Durability::Buffered,

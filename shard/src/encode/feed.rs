@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use kindred_engine::{
+    durability::Gap,
     engine::{Event, FeedOut},
     version::Version,
 };
@@ -14,6 +15,10 @@ const EVENTS: u32 = 2;
 const WATERMARK: u32 = 3;
 const COMPACTED: u32 = 4;
 const MOVED: u32 = 5;
+const GAPS: u32 = 6;
+/// Fields of a `Gap`.
+const AFTER: u32 = 1;
+const UNTIL: u32 = 2;
 /// Fields of a `FeedEvent`.
 const REVISION: u32 = 1;
 const EVENT: u32 = 2;
@@ -34,7 +39,19 @@ pub fn response(out: &FeedOut) -> Bytes {
     put_revision(&mut bytes, WATERMARK, out.watermark);
     put_revision(&mut bytes, COMPACTED, out.compacted);
     put_revision(&mut bytes, MOVED, out.moved);
+    for gap in &out.gaps {
+        put_gap(&mut bytes, gap);
+    }
     bytes.into()
+}
+
+fn put_gap(out: &mut Vec<u8>, gap: &Gap) {
+    let mut bytes = Vec::with_capacity(2 * NUMBER_BYTES_MAX);
+    put_revision(&mut bytes, AFTER, Some(gap.after));
+    put_revision(&mut bytes, UNTIL, Some(gap.until));
+    encode_key(GAPS, WireType::LengthDelimited, out);
+    encode_varint(bytes.len() as u64, out);
+    out.extend_from_slice(&bytes);
 }
 
 fn event(event: &Event) -> (Revision, EventRef<'_>) {
