@@ -99,7 +99,7 @@ fn lease(id: i64) -> Result<LeaseId, Status> {
 impl Shard for ShardService {
     async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
         let pb::HelloRequest { cluster_id, reference_micros, .. } = request.into_inner();
-        let Joined { cluster_id: own, identity, slot, revisions } = &self.joined;
+        let Joined { cluster_id: own, identity, slot, revisions, .. } = &self.joined;
         if let Some(own) = own.filter(|own| cluster_id != 0 && cluster_id != *own) {
             return Err(Status::failed_precondition(format!(
                 "kindred: this store belongs to cluster {own:#x}, the caller to {cluster_id:#x}; see --cluster-id"
