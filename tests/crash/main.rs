@@ -31,7 +31,6 @@ const BACK_LIMIT: Duration = Duration::from_secs(60);
 const EXTRA: Duration = Duration::from_secs(300);
 
 #[test]
-#[ignore = "shards keep everything in memory yet"]
 fn each_mode_keeps_its_promise() {
     run("crash_modes", KINDS, 40);
 }
