@@ -10,12 +10,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use common::{process::ShardProcess, *};
+use common::{moves::*, process::ShardProcess, *};
 use kindred_proto::{
     etcdserverpb::{
         self as pb, lease_client::LeaseClient, maintenance_client::MaintenanceClient, watch_request,
     },
     mvccpb::event::EventType,
+    shard_v1::{self, units_client::UnitsClient},
 };
 use kindred_shard::config::Options;
 use tonic::Code;
@@ -216,6 +217,43 @@ async fn kill_9_in_mode_buffered_leaves_a_beginning_and_says_so() {
     let at = pb::RangeRequest { revision: last, ..range_request(PODS, PODS_END) };
     assert_eq!(process.client().await.range(at).await.unwrap_err().code(), Code::OutOfRange);
     process.kill();
+}
+
+/// R10: a gap is part of the unit's history and moves with it.
+#[tokio::test]
+async fn a_gap_moves_with_its_unit() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["--durability=buffered", "--flush-interval=20ms", "--slot=1"];
+    let acknowledged = write_until_killed(ShardProcess::start(directory.path(), &flags), PODS).await;
+    let process = ShardProcess::start(directory.path(), &flags);
+    let client = process.client().await;
+    let (_, last) = *acknowledged.last().unwrap();
+    let target = Shard::with(Options { slot: Some(2), ..Options::default() }).await;
+    let (mut from, mut to) = (UnitsClient::new(client.channel.clone()), units(&target).await);
+    let by = moved(1, 1, PODS);
+    track(&mut from, &by).await;
+    copy(&mut from, &mut to, &by).await;
+    let frozen = freeze(&mut from, &by).await;
+    let rest = shard_v1::ImportRequest { r#move: Some(by.clone()), through: frozen, ..Default::default() };
+    to.import(rest).await.unwrap();
+    seal(&mut to, &by, frozen).await.unwrap();
+    release(&mut from, &by, 2).await;
+    open(&mut to, &by, 2).await;
+
+    let client = target.client().await;
+    let at = pb::RangeRequest { revision: last, ..range_request(PODS, PODS_END) };
+    assert_eq!(client.range(at).await.unwrap_err().code(), Code::OutOfRange);
+    let mut watcher = client.watch().await;
+    watcher.send(watch_request::RequestUnion::CreateRequest(watch_prefix(PODS, last + 1))).await;
+    assert!(watcher.next().await.created);
+    let canceled = watcher.next().await;
+    assert!(canceled.canceled && canceled.compact_revision > last, "{canceled:?}");
+    // What was kept is all there, from the first write on.
+    let first = acknowledged[0].1;
+    let at = pb::RangeRequest { revision: first, ..range_request(PODS, PODS_END) };
+    assert_eq!(client.range(at).await.unwrap().kvs.len(), 1);
+    process.kill();
+    target.stop().await;
 }
 
 #[tokio::test]

@@ -403,6 +403,9 @@ pub struct CopyResponse {
     pub floor: i64,
     #[prost(message, repeated, tag = "3")]
     pub keys: ::prost::alloc::vec::Vec<CopiedKey>,
+    /// In the first message: what unclean restarts of the source lost of the unit (R10).
+    #[prost(message, repeated, tag = "4")]
+    pub gaps: ::prost::alloc::vec::Vec<Gap>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CopiedKey {
@@ -466,6 +469,9 @@ pub struct ImportRequest {
     /// All events up to this are imported with this message.
     #[prost(int64, tag = "5")]
     pub through: i64,
+    /// The source's gaps, as the copy told them; they are the unit's from now on.
+    #[prost(message, repeated, tag = "6")]
+    pub gaps: ::prost::alloc::vec::Vec<Gap>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ImportResponse {

@@ -166,7 +166,8 @@ impl UnitSteps<'_> {
                 (at, floor) = (chunk.at, chunk.floor);
             }
             self.count(chunk.keys.len(), chunk.keys.iter().map(weight).sum()).await;
-            self.import(pb::ImportRequest { keys: chunk.keys, floor, ..Default::default() }).await?;
+            let (keys, gaps) = (chunk.keys, chunk.gaps);
+            self.import(pb::ImportRequest { keys, floor, gaps, ..Default::default() }).await?;
         }
         if at == 0 {
             return Err(Failed::Other(format!("store {:?} ended the copy at once", owner.name())));

@@ -50,6 +50,7 @@ pub async fn copy(source: &mut Units, target: &mut Units, by: &shard::UnitMove) 
             r#move: Some(by.clone()),
             keys: chunk.keys,
             floor: chunk.floor,
+            gaps: chunk.gaps,
             ..Default::default()
         };
         target.import(import).await.unwrap();

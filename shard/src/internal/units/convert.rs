@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use kindred_engine::{
+    durability::Gap,
     units::{
         CopiedKey, CopyChunk, FollowedEvent, Import, Tracking, UnitDigest, UnitMove, UnitRecord, UnitState,
     },
@@ -113,7 +114,9 @@ pub fn tracking(tracking: Tracking) -> pb::TrackResponse {
 /// Keys of a copy that began at `at`.
 pub fn copied(at: Revision, chunk: &CopyChunk) -> pb::CopyResponse {
     let keys = chunk.keys.iter().map(copied_key).collect();
-    pb::CopyResponse { at: at.get(), floor: chunk.floor.get(), keys }
+    let gap = |gap: &Gap| pb::Gap { after: gap.after.get(), until: gap.until.get() };
+    let gaps = if at == Revision::ZERO { Vec::new() } else { chunk.gaps.iter().map(gap).collect() };
+    pb::CopyResponse { at: at.get(), floor: chunk.floor.get(), keys, gaps }
 }
 
 fn copied_key(key: &CopiedKey) -> pb::CopiedKey {
@@ -163,11 +166,19 @@ fn event_from_wire(event: pb::FeedEvent, sub: u32) -> Result<FollowedEvent, Stat
     Ok(FollowedEvent { version, prev })
 }
 
+fn gap(gap: &pb::Gap) -> Result<Gap, Status> {
+    if gap.after < 0 || gap.until <= gap.after {
+        return Err(invalid(&format!("gaps: the one behind {} ends at {}", gap.after, gap.until)));
+    }
+    Ok(Gap { after: Revision(gap.after), until: Revision(gap.until) })
+}
+
 /// An import in pieces that a turn of the loop can take, in order: at most `keys_max` keys or events, or about `bytes_max`
-/// bytes, whole keys and whole revisions. The first tells the floor, the last how far it goes; there is at least one.
+/// bytes, whole keys and whole revisions. The first tells the floor and the gaps, the last how far it goes; there is at least one.
 pub fn import(request: pb::ImportRequest, keys_max: usize, bytes_max: usize) -> Result<Vec<Import>, Status> {
     let (floor, through) = (revision(request.floor, "floor")?, revision(request.through, "through")?);
-    let mut pieces = vec![Import { floor, ..Import::default() }];
+    let gaps = request.gaps.iter().map(gap).collect::<Result<_, _>>()?;
+    let mut pieces = vec![Import { floor, gaps, ..Import::default() }];
     let (mut count, mut bytes) = (0, 0);
     // Begins a new piece when this one has enough.
     let mut piece = |pieces: &mut Vec<Import>, splits: bool, more: usize| {
