@@ -161,7 +161,7 @@ impl World {
             Step::Put(at, lease) => self.apply(put(key(at), *lease)),
             Step::Delete(at) => {
                 let range = KeyRange::Single(key(at).into());
-                self.apply(Op::Delete(Delete { range, prev_kv: false }));
+                self.apply(Op::Delete(Delete { range, prev_kv: false, buckets: None }));
             }
             Step::Pair(a, b) => {
                 let (a, b) = (key(a), key(b));
