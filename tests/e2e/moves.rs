@@ -64,7 +64,7 @@ fn the_command_line_shows_plans_and_refuses() {
         let cli = Cli::new(&up)?;
         let table = cli.ok(&["get", "datapartitionconfigs"]).await?;
         ensure!(table.starts_with("NAME "), "{table}");
-        ensure!(table.lines().any(|line| line.starts_with("pods ") && line.ends_with(" pods")), "{table}");
+        ensure!(table.lines().any(|line| line.starts_with("pods ") && line.contains(" pods  ")), "{table}");
         let yaml = cli.ok(&["get", "dpc", "pods", "-o", "yaml"]).await?;
         ensure!(yaml.contains("serviceGroupId: pods\n"), "{yaml}");
         let status = cli.ok(&["status"]).await?;

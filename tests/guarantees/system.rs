@@ -181,7 +181,7 @@ impl System {
         let (_, shard) = self.shards.iter_mut().find(|(name, _)| name == store).context("no such store")?;
         shard.process.kill()?;
         shard.process.restart().await?;
-        first_revision(&shard.address).await
+        first_revision(&shard.address, KINDS[kind].prefix).await
     }
 }
 
@@ -197,11 +197,11 @@ async fn serves(client: &Client, prefix: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a watch from the beginning of time is refused with.
-async fn first_revision(address: &str) -> anyhow::Result<Revision> {
+/// What a watch of a Kind from the beginning of time is refused with: each Kind has a gap of its own (R10).
+async fn first_revision(address: &str, prefix: &str) -> anyhow::Result<Revision> {
     let mut client = Client::connect(address).await?;
-    let create =
-        WatchCreateRequest { key: Bytes::from_static(b"/"), start_revision: 1, ..Default::default() };
+    let key = Bytes::from(format!("{prefix}a"));
+    let create = WatchCreateRequest { key, start_revision: 1, ..Default::default() };
     let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
     let requests = tokio_stream::StreamExt::chain(tokio_stream::iter([create]), tokio_stream::pending());
     let reading = async {

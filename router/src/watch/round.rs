@@ -33,8 +33,10 @@ const ROUND_AGAIN: Duration = Duration::from_millis(200);
 pub(super) struct Request {
     since: Instant,
     not_before: Instant,
-    /// Passed on to the one store of the stream, which answers by itself.
-    passed_on: bool,
+    /// Passed on to the one store of the stream, on this one of its upstream streams, which answers by itself.
+    passed_on: Option<(StoreIx, u64)>,
+    /// How many requests were passed on so and not answered; those that share a round get one answer.
+    owed: u32,
 }
 
 /// How a call on a store ended.
@@ -72,7 +74,9 @@ impl Session {
 
     pub(super) fn on_progress_request(&mut self) {
         let now = Instant::now();
-        self.requested = Some(Request { since: now, not_before: now, passed_on: false });
+        let passed_on = self.requested.filter(|request| request.passed_on.is_some());
+        let owed = passed_on.map_or(0, |request| request.owed);
+        self.requested = Some(Request { since: now, not_before: now, passed_on: None, owed: owed + 1 });
         let members = self.members();
         if self.progress.in_round() && self.can_promise(&members) {
             // It gets the next round: the currents of the one under way were asked before it came.
@@ -86,7 +90,7 @@ impl Session {
     /// Begins what answers the client's request, as soon as something can be promised.
     pub(super) fn answer_request(&mut self) {
         let Some(request) = self.requested else { return };
-        if self.progress.in_round() || request.passed_on || request.not_before > Instant::now() {
+        if self.progress.in_round() || request.not_before > Instant::now() {
             return;
         }
         if request.since.elapsed() > REQUEST_MAX {
@@ -94,14 +98,15 @@ impl Session {
             return;
         }
         let members = self.members();
-        if members.is_empty() || !self.can_promise(&members) {
+        let answers = |(store, generation): (StoreIx, u64)| {
+            members == [Origin::Store(store)]
+                && self.upstreams.get(&store).is_some_and(|upstream| upstream.generation == generation)
+        };
+        if members.is_empty() || request.passed_on.is_some_and(answers) || !self.can_promise(&members) {
             return;
         }
         self.only_periodic = false;
         let commands = self.progress.request(&members);
-        if let Some(request) = &mut self.requested {
-            request.passed_on = !self.progress.in_round();
-        }
         self.follow(commands);
     }
 
@@ -144,7 +149,7 @@ impl Session {
         let ended = if was_in_round {
             !self.progress.in_round()
         } else {
-            self.requested.is_some_and(|request| request.passed_on)
+            self.requested.is_some_and(|request| request.passed_on.is_some())
         };
         if ended && !answers {
             // A watch begins above what could be promised: nothing is said, as etcd does.
@@ -165,10 +170,6 @@ impl Session {
     /// The watches of the stream, or their upstream streams, are others now.
     pub(super) fn watches_changed(&mut self) {
         let members = self.members();
-        if let Some(request) = &mut self.requested {
-            // Where it was passed on to may have forgotten it.
-            request.passed_on = false;
-        }
         if self.progress.in_round() && !self.can_promise(&members) {
             return self.abort_round();
         }
@@ -221,6 +222,9 @@ impl Session {
                     if let Some(upstream) = self.upstreams.get(&store) {
                         // A request that finds no room is one that the client repeats.
                         let _ = upstream.send(message::progress());
+                        if let Some(request) = self.requested.as_mut().filter(|_| !self.progress.in_round()) {
+                            request.passed_on = Some((store, upstream.generation));
+                        }
                     }
                 }
                 Command::Forward(Origin::Feed(no)) => {
@@ -255,8 +259,11 @@ impl Session {
                 self.outgoing.push_back(message::own(header, watch.client_id, WatchHead::default()));
             }
         }
-        if !std::mem::take(&mut self.only_periodic) {
-            if !self.progress.in_round() {
+        let manual = !std::mem::take(&mut self.only_periodic);
+        // An answer that a store gives late, to what a round before has passed on, is one that nobody waits for.
+        if manual && let Some(request) = &mut self.requested {
+            request.owed = request.owed.saturating_sub(u32::from(request.passed_on.is_some()));
+            if !self.progress.in_round() && (request.passed_on.is_none() || request.owed == 0) {
                 self.requested = None;
             }
             self.outgoing.push_back(message::own(header, NO_WATCH, WatchHead::default()));
