@@ -233,8 +233,11 @@ impl feeds_server::Feeds for Fake {
             let opened = if compacted > 0 { 0 } else { next - 1 };
             let gaps = gaps.iter().map(|(after, until)| pb::Gap { after: *after, until: *until }).collect();
             let _ = to.send(Ok(pb::FeedResponse { opened, compacted, gaps, ..Default::default() })).await;
+            if compacted > 0 {
+                return;
+            }
             let mut asked = false;
-            while compacted == 0 {
+            loop {
                 version.mark_unchanged();
                 if fake.log.lock().unwrap().life != life {
                     let _ = to.send(Err(Status::unavailable("killed"))).await;

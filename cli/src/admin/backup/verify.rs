@@ -94,7 +94,8 @@ fn check(folder: &Path, manifest: &Manifest, file: &File, leases: &BTreeSet<&str
         let records = reader.next().map_err(text)?;
         let Some(end) = records.last() else { break };
         let before = last.iter().chain(&records);
-        for (before, kv) in before.zip(last.is_none().then(|| &records[1..]).unwrap_or(&records)) {
+        let after = if last.is_none() { &records[1..] } else { &records[..] };
+        for (before, kv) in before.zip(after) {
             if before.key >= kv.key {
                 return Err(format!("its keys are not in order at \"{}\"", kv.key.escape_ascii()));
             }
