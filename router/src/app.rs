@@ -19,6 +19,7 @@ use crate::hold::Hold;
 use crate::leases::Leases;
 use crate::meta::Cluster;
 use crate::metrics::Metrics;
+use crate::moves::rate::CopySpeed;
 use crate::stores::Stores;
 use crate::stores::releases::PinNames;
 use kindred_router_core::routes::Routes;
@@ -105,6 +106,8 @@ pub struct App {
     pub pins: PinNames,
     /// What was shown of Kinds on several stores.
     pub shown: ShownRevisions,
+    /// How fast it copies what moves.
+    pub copy_speed: CopySpeed,
     /// What it counts.
     pub metrics: Metrics,
     /// How it stops.
@@ -140,6 +143,7 @@ impl App {
             compacted: AtomicI64::new(0),
             pins: PinNames::default(),
             shown: ShownRevisions::new(scope),
+            copy_speed: CopySpeed::default(),
             drain,
         })
     }

@@ -154,6 +154,7 @@ impl Drop for Lease {
 /// Coordinates the moves that no other router does, and looks after the others, for as long as the router runs.
 pub async fn run(app: Arc<App>, meta: Arc<Meta>, settings: Settings) {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    app.copy_speed.limited(settings.copy_bytes_per_second);
     let moves = Moves {
         // Every start is another coordinator: it knows nothing of what the one before had under way.
         me: format!("{}-{:x}", app.identity.name, since_epoch.as_nanos()),

@@ -300,6 +300,7 @@ impl ApplyLoop {
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_INTERVAL;
             self.core.sweep();
+            self.core.note_written(now);
             let (reads, streams) = self.core.open_counts();
             self.metrics.units(&self.core.engine.unit_records());
             self.metrics.sizes(&self.core.engine.stats(), self.core.applied, reads, streams);

@@ -38,10 +38,11 @@ use crate::{
 
 mod disk;
 mod leases;
+mod load;
 mod units;
 
 pub use self::disk::{Disk, LogState};
-use self::leases::EndedWatcher;
+use self::{leases::EndedWatcher, load::Written};
 
 /// Keys that one turn of the loop reads at most for a long read (R: nothing holds the loop for more than ~100 us).
 pub const CHUNK_KEYS: usize = 256;
@@ -167,6 +168,7 @@ pub struct Core {
     pub durability: Option<DurabilityStatus>,
     kinds: KindScheme,
     quotas: BTreeMap<Key, u64>,
+    written: Written,
     /// There was no data at the start, and the clock may not have been right.
     pub found_nothing: bool,
     /// There are logs.
@@ -205,6 +207,7 @@ impl Core {
             durability: None,
             kinds: settings.kinds,
             quotas: settings.quotas,
+            written: Written::new(Instant::now()),
             found_nothing: true,
             keeps: false,
             scrubbing: false,

@@ -11,6 +11,7 @@ pub mod record;
 pub mod recovery;
 pub mod start;
 pub mod status;
+pub mod times;
 pub mod waiting;
 
 use std::sync::Arc;

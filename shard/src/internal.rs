@@ -259,4 +259,9 @@ impl Shard for ShardService {
         let taken = self.member.handle.call_flushed(move |core| modes::take(core, wanted)).await?;
         Ok(Response::new(modes::answer(&request, &asked, &taken)))
     }
+
+    async fn load(&self, request: Request<pb::LoadRequest>) -> Result<Response<pb::LoadResponse>, Status> {
+        let ranges = key_ranges(request.into_inner().ranges);
+        Ok(Response::new(self.member.handle.call(move |core| core.load(&ranges)).await?))
+    }
 }

@@ -264,3 +264,48 @@ async fn r8_wishes_are_fulfilled_or_ignored() {
     let mut kv = KVClient::new(dense.channel().await);
     assert_eq!(header(kv.range(wishing(range(), &[at_least(5)])).await.unwrap().into_inner()), 1);
 }
+
+#[tokio::test]
+async fn load_tells_what_a_move_would_find() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = Shard::with(Options {
+        data_dir: Some(directory.path().to_owned()),
+        durability: Some("fsync".to_owned()),
+        quota: Some("pods=100000,nodes=7000".to_owned()),
+        quota_backend_bytes: Some(1 << 20),
+        ..Options::default()
+    })
+    .await;
+    let (client, shard) = (running.client().await, ShardClient::new(running.channel().await));
+    let load = |key: &'static str, range_end: &'static str| {
+        let ranges = vec![shard::KeyRange { key: key.into(), range_end: range_end.into() }];
+        let mut shard = shard.clone();
+        async move { shard.load(shard::LoadRequest { ranges }).await.unwrap().into_inner() }
+    };
+    let before = load("/registry/pods/", "/registry/pods0").await;
+    let quotas: Vec<_> =
+        before.kinds.iter().map(|kind| (&kind.prefix[..], kind.quota_bytes, kind.keys)).collect();
+    assert_eq!(quotas, [(&b"/registry/pods/"[..], 100_000, 0)], "a quota of what is not there yet");
+    for number in 0..10 {
+        client.put(format!("/registry/pods/{number}"), "x".repeat(1000)).await;
+    }
+    client.put("/registry/pods/0", "x".repeat(500)).await;
+    client.put("/registry/leases/l", "y").await;
+    // About once a second the loop looks at its logs.
+    eventually("a time of the disk", || async { load("\0", "\0").await.fsync_p99_micros > 0 }).await;
+    let after = load("/registry/pods/5", "").await;
+    let [pods] = &after.kinds[..] else { panic!("{after:?}") };
+    assert_eq!((pods.keys, pods.quota_bytes), (10, 100_000));
+    assert!((10_500..12_000).contains(&pods.written_bytes), "{pods:?}");
+    assert!((1000..=pods.written_bytes).contains(&pods.written_per_second), "{pods:?}");
+    assert!(pods.bytes > pods.live_bytes + 500 && pods.held_bytes == pods.bytes, "{pods:?}");
+    assert!(after.quota_bytes == 1 << 20 && !after.full && after.held_bytes > pods.bytes, "{after:?}");
+    let all = load("\0", "\0").await;
+    let mut prefixes: Vec<_> = all.kinds.iter().map(|kind| kind.prefix.clone()).collect();
+    prefixes.sort();
+    assert_eq!(prefixes, ["", "/registry/leases/", "/registry/minions/", "/registry/pods/"]);
+    // As an operator does, or a full disk.
+    running.running.handle.call(|core| core.alarm_raise(pb::AlarmType::Nospace as i32, 1)).await.unwrap();
+    assert!(load("\0", "\0").await.full);
+    running.stop().await;
+}

@@ -7,7 +7,7 @@ use kindred_tests::{
     etcdctl::{self, Etcdctl},
     process::our_binary,
     scenario::{self, report},
-    servers::Up,
+    servers::{Shard, Up},
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -146,12 +146,49 @@ fn a_kind_moves_under_a_watch_and_comes_back() {
             ensure!(pods(&etcdctl).await? == keys, "{words:?}");
         }
         ensure!(cli.refused(&["move", "abort"]).await?.contains("reverse it"));
+        // What was copied here is what the next copy is expected to be like.
+        let planned = cli.ok(&["move", "nodes", "--to", "pods2", "--dry-run"]).await?;
+        ensure!(planned.contains("a second: as the router made its last copy\n"), "{planned}");
         cli.ok(&["move", "complete"]).await?;
         // Nothing is left there, so it may go.
         let removed = cli.ok(&["store", "remove", "pods2"]).await?;
         ensure!(removed == "store pods2 removed\n", "{removed}");
         watch.kill().await?;
         report(&format!("{keys} pods moved, came back, were split and merged under one watch"));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_kind_does_not_go_where_there_is_no_room() {
+    const ROOM: u64 = 200_000;
+    scenario::run("no-room", LIMIT, |dir| async move {
+        let up = Up::start(&dir, "no-room", &[]).await?;
+        let (cli, etcdctl) = (Cli::new(&up)?, Etcdctl::new(&up.address));
+        fill(&etcdctl).await?;
+        let flags = ["--name=small".to_owned(), "--slot=6".to_owned(), format!("--quota=pods={ROOM}")];
+        let small = Shard::start(&dir, "small", &flags).await?;
+        cli.ok(&["store", "add", "small", "--endpoint", &format!("http://{}", small.address)]).await?;
+
+        let json = cli.ok(&["move", "pods", "--to", "small", "--dry-run", "-o", "json"]).await?;
+        let json: serde_json::Value = serde_json::from_str(&json)?;
+        let leg = &json["plan"]["moves"][0]["legs"][0];
+        let takes = leg["takesBytes"].as_u64().context("takesBytes")?;
+        ensure!(leg["roomBytes"] == ROOM && takes > (BATCHES * 100 * 500) as u64, "{leg}");
+        ensure!(leg["keys"] == BATCHES * 100 && leg["writtenPerSecond"].as_u64() > Some(0), "{leg}");
+        let expected =
+            format!("store \"small\" has room for {ROOM} bytes of pods, and {takes} are to move there");
+        let planned = cli.ok(&["move", "pods", "--to", "small", "--dry-run"]).await?;
+        ensure!(planned.contains(&format!("pods: {expected}\n")), "{planned}");
+        let refused = cli.refused(&["move", "pods", "--to", "small"]).await?;
+        ensure!(refused.contains(&format!("to: {expected}; raise the quota there")), "{refused}");
+        let status = cli.ok(&["status"]).await?;
+        ensure!(status.contains("No move is under way."), "{status}");
+        // A part that fits goes.
+        let said = cli.ok(&["split", "pods", "--at", "ns/pod-19-50", "--to", "small"]).await?;
+        ensure!(said.contains("pods is on small; "), "{said}");
+        ensure!(pods(&etcdctl).await? == (BATCHES * 100) as i64);
+        report(&format!("{takes} bytes of pods were not begun to be moved into {ROOM}; fifty pods were"));
         Ok(())
     });
 }

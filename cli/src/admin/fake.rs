@@ -91,7 +91,8 @@ fn moved(phase: &str, goal: &str, keys: u64) -> (u16, Value) {
 fn begun() -> (u16, Value) {
     let plan = json!({ "moves": [{ "resource": "pods", "keys": 2000, "bytes": 200_000, "legs": [{
         "from": "pods", "to": "pods2", "keys": 2000, "bytes": 200_000, "millis": 40, "pauseMicros": 4000,
-    }] }] });
+        "writtenPerSecond": 2048, "limited": true, "roomBytes": 1 << 20, "takesBytes": 300_000,
+    }] }], "rate": { "bytesPerSecond": 5 << 20, "from": "measured" } });
     let objects = json!([{ "object": "datapartitionconfigs/pods", "change": "configured" }]);
     (200, json!({ "kind": "Change", "dryRun": false, "objects": objects, "moves": [7], "plan": plan }))
 }
@@ -111,15 +112,50 @@ async fn a_move_is_followed_until_it_has_switched() {
     assert_eq!(fake.asked()[0].1, json!({ "kind": "pods", "to": "pods2" }));
     let lines: Vec<&str> = printed.lines().collect();
     assert_eq!(
-        lines[..3],
+        lines[..4],
         [
             "datapartitionconfigs/pods configured",
-            "KIND   FROM   TO      KEYS     BYTES        TIME       WRITE PAUSE",
-            "pods   pods   pods2   ~2,000   ~195.3 KiB   ~40.0 ms   ~4.0 ms",
+            "KIND   FROM   TO      KEYS     BYTES        ROOM       WRITTEN/S   TIME       WRITE PAUSE",
+            "pods   pods   pods2   ~2,000   ~195.3 KiB   ~1.0 MiB   ~2.0 KiB    ~40.0 ms   ~4.0 ms",
+            "time at 5.0 MiB a second: as the router made its last copy",
         ]
     );
     assert!(printed.contains("move 7: pods is on pods2; 2,040 keys, 199.2 KiB in "), "{printed}");
     assert!(printed.contains("longest write pause 5.2 ms"), "{printed}");
+}
+
+#[tokio::test]
+async fn a_plan_says_where_there_is_no_room_and_that_it_would_never_end() {
+    let leg = |figures: Value| {
+        let mut leg = json!({ "from": "a", "to": "b", "keys": 10, "bytes": 100, "pauseMicros": 4000, "writtenPerSecond": 9 });
+        leg.as_object_mut().unwrap().extend(figures.as_object().unwrap().clone());
+        leg
+    };
+    let full = leg(json!({ "millis": null, "limited": true, "roomBytes": 50, "takesBytes": 100 }));
+    let open = leg(json!({ "millis": 1000, "limited": false, "roomBytes": null, "takesBytes": null }));
+    let away = json!({ "from": "a", "to": "c" });
+    let problem = "store \"b\" has room for 50 bytes of pods, and 100 are to move there";
+    let plan = json!({
+        "moves": [{ "resource": "pods", "legs": [full, open, away], "problems": [problem, "store \"c\" is away"] }],
+        "rate": { "bytesPerSecond": 1 << 20, "from": "limit" },
+    });
+    let answer = json!({ "kind": "Change", "dryRun": true, "objects": [], "moves": [], "plan": plan });
+    let fake = Fake::start(&[("POST /api/v1/move?dryRun=All", &[(200, answer)])]).await;
+    let (ended, printed) = fake.run(&["move", "pods", "--to", "b", "--dry-run"]).await;
+    assert_eq!(ended, Ok(()));
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "KIND   FROM   TO   KEYS      BYTES     ROOM       WRITTEN/S   TIME      WRITE PAUSE",
+            "pods   a      b    ~10       ~100 B    ~50 B      ~9 B        never     ~4.0 ms",
+            "pods   a      b    ~10       ~100 B    no limit   ~9 B        ~1.0 s    ~4.0 ms",
+            "pods   a      c    unknown   unknown   unknown    unknown     unknown   unknown",
+            "time at 1.0 MiB a second: the router's --move-bytes-per-second",
+            "pods: store \"b\" has room for 50 bytes of pods, and 100 are to move there",
+            "pods: store \"c\" is away",
+        ]
+    );
 }
 
 #[tokio::test]

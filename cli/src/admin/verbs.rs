@@ -76,7 +76,8 @@ pub fn said(answer: &Value) -> String {
     if moves.is_empty() {
         return out + "no key moves\n";
     }
-    let mut table = Table::new(&["kind", "from", "to", "keys", "bytes", "time", "write pause"]);
+    let mut table =
+        Table::new(&["kind", "from", "to", "keys", "bytes", "room", "written/s", "time", "write pause"]);
     for planned in moves {
         for leg in planned["legs"].as_array().into_iter().flatten() {
             let figure = |field: &str, form: fn(u64) -> String| {
@@ -84,24 +85,42 @@ pub fn said(answer: &Value) -> String {
                     .as_u64()
                     .map_or_else(|| "unknown".to_owned(), |number| format!("~{}", form(number)))
             };
+            let millis = |millis| time(std::time::Duration::from_millis(millis));
+            // More is written than can be copied.
+            let never = leg["keys"].is_u64() && leg["millis"].is_null();
+            let unlimited = leg["limited"] == false;
             table.row(vec![
                 text(&planned["resource"]),
                 text(&leg["from"]),
                 text(&leg["to"]),
                 figure("keys", count),
                 figure("bytes", bytes),
-                figure("millis", |millis| time(std::time::Duration::from_millis(millis))),
+                if unlimited { "no limit".to_owned() } else { figure("roomBytes", bytes) },
+                figure("writtenPerSecond", bytes),
+                if never { "never".to_owned() } else { figure("millis", millis) },
                 figure("pauseMicros", |micros| time(std::time::Duration::from_micros(micros))),
             ]);
         }
     }
     out += &table.render();
+    out += &rate(&answer["plan"]["rate"]);
     for planned in moves {
         for problem in planned["problems"].as_array().into_iter().flatten() {
             out += &format!("{}: {}\n", text(&planned["resource"]), text(problem));
         }
     }
     out
+}
+
+/// By what the time was told, a line.
+fn rate(rate: &Value) -> String {
+    let Some(at) = rate["bytesPerSecond"].as_u64().map(bytes) else { return String::new() };
+    let why = match rate["from"].as_str() {
+        Some("limit") => "the router's --move-bytes-per-second",
+        Some("measured") => "as the router made its last copy",
+        _ => "a guess, as the router has copied nothing of size yet",
+    };
+    format!("time at {at} a second: {why}\n")
 }
 
 /// `kindred move status|reverse|complete|abort`.

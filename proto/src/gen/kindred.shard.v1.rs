@@ -311,6 +311,55 @@ pub struct UnmetMode {
     #[prost(string, tag = "4")]
     pub reason: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LoadRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub ranges: ::prost::alloc::vec::Vec<KeyRange>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LoadResponse {
+    /// Kinds with keys, or with a quota, in the ranges; of each all there is, also outside of the ranges.
+    #[prost(message, repeated, tag = "1")]
+    pub kinds: ::prost::alloc::vec::Vec<KindLoad>,
+    /// Of all Kinds together, history included.
+    #[prost(uint64, tag = "2")]
+    pub held_bytes: u64,
+    /// Above which no write is taken; 0 = no limit.
+    #[prost(uint64, tag = "3")]
+    pub quota_bytes: u64,
+    /// NOSPACE is raised: no write is taken.
+    #[prost(bool, tag = "4")]
+    pub full: bool,
+    /// In which 99 of 100 of the last batches of its log of mode fsync were written and synced, which knows of every change of
+    /// owner; 0 = there is no such log, or nothing was written to it yet.
+    #[prost(uint64, tag = "5")]
+    pub fsync_p99_micros: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KindLoad {
+    /// The Kind's prefix, with its trailing slash; empty: the keys of no Kind.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub prefix: ::prost::bytes::Bytes,
+    /// Live keys that this store owns.
+    #[prost(uint64, tag = "2")]
+    pub keys: u64,
+    /// Of their current versions, and of all their versions, with what each costs beside its bytes.
+    #[prost(uint64, tag = "3")]
+    pub live_bytes: u64,
+    #[prost(uint64, tag = "4")]
+    pub bytes: u64,
+    /// The same of what is hidden, too: what counts for the quota.
+    #[prost(uint64, tag = "5")]
+    pub held_bytes: u64,
+    /// Above which no write to the Kind is taken; 0 = no limit of its own.
+    #[prost(uint64, tag = "6")]
+    pub quota_bytes: u64,
+    /// Written by clients since the start, and in a second, over the last ten seconds.
+    #[prost(uint64, tag = "7")]
+    pub written_bytes: u64,
+    #[prost(uint64, tag = "8")]
+    pub written_per_second: u64,
+}
 /// Keys that are owned and moved as one.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Unit {
@@ -1033,6 +1082,29 @@ pub mod shard_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Shard", "SetModes"));
             self.inner.unary(req, path, codec).await
         }
+        /// What a move of some ranges would find here, as their owner or as the one that gets them: what there is of their Kinds and
+        /// is written to them, what may be taken in besides, and how long the disk takes.
+        pub async fn load(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LoadRequest>,
+        ) -> std::result::Result<tonic::Response<super::LoadResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Shard/Load",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Shard", "Load"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1154,6 +1226,12 @@ pub mod shard_server {
             tonic::Response<super::SetModesResponse>,
             tonic::Status,
         >;
+        /// What a move of some ranges would find here, as their owner or as the one that gets them: what there is of their Kinds and
+        /// is written to them, what may be taken in besides, and how long the disk takes.
+        async fn load(
+            &self,
+            request: tonic::Request<super::LoadRequest>,
+        ) -> std::result::Result<tonic::Response<super::LoadResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct ShardServer<T> {
@@ -1778,6 +1856,49 @@ pub mod shard_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SetModesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Shard/Load" => {
+                    #[allow(non_camel_case_types)]
+                    struct LoadSvc<T: Shard>(pub Arc<T>);
+                    impl<T: Shard> tonic::server::UnaryService<super::LoadRequest>
+                    for LoadSvc<T> {
+                        type Response = super::LoadResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::LoadRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Shard>::load(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LoadSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -1,73 +1,144 @@
-//! What moves will cost, from what the owners hold now. Asks no store for anything that stays there: a count and a page of
-//! each unit, and how long both stores take to answer.
+//! What moves will cost, from what both stores say now. Asks no store for anything that stays there: a count and a page of
+//! each unit, how much there is of its Kinds and is written to them, and how long either store takes to answer.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{MoveId, Revision};
 use kindred_partition_config::key::KeyRange;
-use kindred_partition_config::state::Change;
+use kindred_partition_config::kind::KindScheme;
+use kindred_partition_config::state::{Change, ClusterState};
 use kindred_partition_config::transfers::Transfer;
 use kindred_partition_config::unit::Unit;
+use kindred_partition_config::validate::FieldError;
 use kindred_proto::etcdserverpb as pb;
-use kindred_router_core::moves::preview::{LegSize, UnitSize, preview};
-use kindred_router_core::moves::record::MoveRecord;
+use kindred_proto::shard_v1;
+use kindred_router_core::moves::preview::{CopyRate, Lack, LegSize, Limit, UnitSize, no_room, preview};
+use kindred_router_core::moves::record::{Leg, MoveRecord};
 use kindred_router_core::parts::store_ix;
 use kindred_router_core::plan::Call;
 use prost::Message as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::app::App;
 use crate::execute::one::To;
 use crate::execute::{Deadline, Effect};
+use crate::feeds::place::wire;
 use crate::stores::Store;
 
 /// For each question to a store.
 const WITHIN: Duration = Duration::from_secs(2);
 /// Keys whose sizes stand for the others'.
 const SAMPLE: i64 = 500;
-/// Bytes in a second that a copy is taken to make when no limit is set: what was measured, about, for keys of 1 KiB
-/// between two processes of one machine.
-const RATE: u64 = 64 << 20;
+/// What a switch waits for on disks: at the new owner the seal and the opening; at the old one the freeze.
+const SYNCS_OF_THE_TARGET: u32 = 2;
 
-/// The moves of a change with what they will cost, in the order in which they are begun.
-pub async fn moves(app: &App, change: &Change) -> Vec<Value> {
-    let mut planned = Vec::new();
-    for (kind, transfers) in change.by_kind() {
-        let resource = kind.map_or_else(|| "<rest>".to_owned(), |kind| change.state.scheme().name_of(&kind));
-        let Some(record) = MoveRecord::new(kindred_partition_config::ids::MoveId(0), &transfers) else {
-            continue;
-        };
-        let (mut legs, mut sizes, mut problems) = (Vec::new(), Vec::new(), Vec::new());
-        for leg in &record.legs {
-            let mut shown = json!({
-                "from": change.state.store_name(leg.from), "to": change.state.store_name(leg.to),
-                "units": leg.transfers.iter().map(|transfer| unit(&transfer.unit)).collect::<Vec<_>>(),
-            });
-            match leg_size(app, &leg.transfers).await {
-                Ok(size) => {
-                    figures(&mut shown, &[size]);
-                    sizes.push(size);
-                }
-                Err(status) => problems.push(status.message().to_owned()),
-            }
-            legs.push(shown);
-        }
-        let mut shown = json!({ "resource": resource, "switches": record.legs.len(), "problems": problems, "legs": legs });
-        if sizes.len() == record.legs.len() {
-            figures(&mut shown, &sizes);
-        }
-        planned.push(shown);
-    }
-    planned
+/// The moves of a change and what they will cost.
+#[derive(Debug)]
+pub struct Planned {
+    /// In the order in which they are begun.
+    moves: Vec<Value>,
+    rate: CopyRate,
+    lacks: Vec<String>,
 }
 
-fn figures(shown: &mut Value, legs: &[LegSize]) {
-    let cost = preview(legs, RATE);
+impl Planned {
+    /// As the API shows the moves of these changes.
+    pub fn shown(all: &[Self]) -> Value {
+        let moves: Vec<&Value> = all.iter().flat_map(|planned| &planned.moves).collect();
+        let rate = all.first().map(
+            |Self { rate, .. }| json!({ "bytesPerSecond": rate.bytes_per_second, "from": rate.from.word() }),
+        );
+        json!({ "moves": moves, "rate": rate })
+    }
+
+    /// Whether there is room for what it moves. `field` is the one of the request that names the store.
+    ///
+    /// # Errors
+    /// Every limit that it would pass.
+    pub fn fits(&self, field: &str) -> Result<(), Vec<FieldError>> {
+        let wrong = |lack: &String| FieldError {
+            path: field.to_owned(),
+            message: lack.clone(),
+            what_to_do: "raise the quota there, or name another store".to_owned(),
+        };
+        if self.lacks.is_empty() { Ok(()) } else { Err(self.lacks.iter().map(wrong).collect()) }
+    }
+}
+
+/// The moves of a change with what they will cost.
+pub async fn moves(app: &App, change: &Change) -> Planned {
+    let (state, rate) = (&change.state, app.copy_speed.expected());
+    let scheme = state.scheme();
+    let mut sized = Vec::new();
+    for (kind, transfers) in change.by_kind() {
+        let resource = kind.map_or_else(|| "<rest>".to_owned(), |kind| scheme.name_of(&kind));
+        let Some(record) = MoveRecord::new(MoveId(0), &transfers) else {
+            continue;
+        };
+        let mut sizes = Vec::new();
+        for leg in &record.legs {
+            sizes.push(leg_size(app, leg, &scheme).await.map_err(|status| status.message().to_owned()));
+        }
+        sized.push((resource, record.legs, sizes));
+    }
+    let lacks = no_room(sized.iter().flat_map(|(_, _, sizes)| sizes.iter().flatten()));
+    let moves = sized.into_iter().map(|(resource, legs, sizes)| {
+        let problems = sizes.iter().filter_map(|size| size.as_ref().err().cloned());
+        let lacks = lacks.iter().filter(|lack| sizes.iter().flatten().any(|size| concerns(lack, size)));
+        let problems: Vec<_> = problems.chain(lacks.map(|lack| said(lack, state))).collect();
+        let shown = legs.iter().zip(&sizes).map(|(leg, size)| shown_leg(leg, size.as_ref().ok(), rate, state));
+        let mut shown = json!({
+            "resource": resource, "switches": legs.len(), "problems": problems, "legs": shown.collect::<Vec<_>>(),
+        });
+        if let Ok(sizes) = sizes.into_iter().collect::<Result<Vec<_>, _>>() {
+            figures(&mut shown, &sizes, rate);
+        }
+        shown
+    });
+    Planned { moves: moves.collect(), rate, lacks: lacks.iter().map(|lack| said(lack, state)).collect() }
+}
+
+/// Whether a leg is one of those for which there is no room.
+fn concerns(lack: &Lack, leg: &LegSize) -> bool {
+    leg.to == lack.to && leg.limits.iter().any(|limit| limit.of == lack.of && limit.takes > 0)
+}
+
+fn said(lack: &Lack, state: &ClusterState) -> String {
+    let of =
+        lack.of.as_ref().map_or_else(String::new, |kind| format!(" of {}", state.scheme().name_of(kind)));
+    let Lack { takes, room, .. } = lack;
+    format!(
+        "store {:?} has room for {room} bytes{of}, and {takes} are to move there",
+        state.store_name(lack.to)
+    )
+}
+
+fn shown_leg(leg: &Leg, size: Option<&LegSize>, rate: CopyRate, state: &ClusterState) -> Value {
+    let mut shown = json!({
+        "from": state.store_name(leg.from), "to": state.store_name(leg.to),
+        "units": leg.transfers.iter().map(|transfer| unit(&transfer.unit)).collect::<Vec<_>>(),
+    });
+    if let Some(size) = size {
+        figures(&mut shown, std::slice::from_ref(size), rate);
+        // The one that is passed first.
+        let tightest =
+            size.limits.iter().min_by_key(|limit| i128::from(limit.room) - i128::from(limit.takes));
+        shown["limited"] = json!(tightest.is_some());
+        shown["roomBytes"] = json!(tightest.map(|limit| limit.room));
+        shown["takesBytes"] = json!(tightest.map(|limit| limit.takes));
+    }
+    shown
+}
+
+fn figures(shown: &mut Value, legs: &[LegSize], rate: CopyRate) {
+    let cost = preview(legs, rate);
     shown["keys"] = json!(cost.keys);
     shown["bytes"] = json!(cost.bytes);
+    shown["writtenPerSecond"] = json!(cost.written_per_second);
     shown["millis"] = json!(cost.duration.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)));
     shown["pauseMicros"] = json!(u64::try_from(cost.pause.as_micros()).unwrap_or(u64::MAX));
 }
@@ -84,27 +155,116 @@ pub fn unit(unit: &Unit) -> Value {
     })
 }
 
-async fn leg_size(app: &App, transfers: &[Transfer]) -> Result<LegSize, Status> {
-    let (mut size, mut round_trip) = (UnitSize::default(), Duration::ZERO);
-    for transfer in transfers {
-        let owner = app.stores.get(store_ix(transfer.from));
+async fn leg_size(app: &App, leg: &Leg, scheme: &KindScheme) -> Result<LegSize, Status> {
+    let (owner, target) = (app.stores.get(store_ix(leg.from)), app.stores.get(store_ix(leg.to)));
+    let (mut size, mut written_per_second, mut round_trip) = (UnitSize::default(), 0, Duration::ZERO);
+    let (mut takes, mut owner_syncs) = (BTreeMap::<Bytes, u64>::new(), Duration::ZERO);
+    for Transfer { unit, .. } in &leg.transfers {
         let began = Instant::now();
-        let keys = range(app, owner, &transfer.unit.range, true).await?.count.unsigned_abs();
+        let keys = range(app, owner, &unit.range, true).await?.count.unsigned_abs();
         round_trip = round_trip.max(began.elapsed());
-        let page = range(app, owner, &transfer.unit.range, false).await?;
-        let target = app.stores.get(store_ix(transfer.to));
+        let page = range(app, owner, &unit.range, false).await?;
         let began = Instant::now();
         // A store that had the unit before refuses: an answer, too.
-        if let Err(status) = range(app, target, &transfer.unit.range, true).await {
+        if let Err(status) = range(app, target, &unit.range, true).await {
             target.ready()?;
             tracing::debug!(store = target.name(), %status, "a target does not count what it will get");
         }
         round_trip = round_trip.max(began.elapsed());
-        let (keys, bytes) = projected(&transfer.unit, keys, &page);
+        let (keys, bytes) = projected(unit, keys, &page);
+        let load = load(owner, std::slice::from_ref(&unit.range)).await?;
+        let part = Part::of(keys, bytes, load.as_ref());
         size.keys += keys;
-        size.bytes += bytes;
+        size.bytes += part.bytes;
+        written_per_second += part.written_per_second;
+        for (kind, bytes) in part.takes {
+            *takes.entry(kind).or_default() += bytes;
+        }
+        owner_syncs = owner_syncs.max(load.map_or(Duration::ZERO, |load| sync_of(&load)));
     }
-    Ok(LegSize { size, written_per_second: 0, round_trip, room: None })
+    let ranges: Vec<_> = leg.transfers.iter().map(|transfer| transfer.unit.range.clone()).collect();
+    let there = load(target, &ranges).await?;
+    let target_syncs = there.as_ref().map_or(Duration::ZERO, sync_of) * SYNCS_OF_THE_TARGET;
+    Ok(LegSize {
+        to: leg.to,
+        size,
+        written_per_second,
+        round_trip,
+        syncs: owner_syncs + target_syncs,
+        limits: there.map_or_else(Vec::new, |there| limits(&takes, &there, scheme)),
+    })
+}
+
+fn sync_of(load: &shard_v1::LoadResponse) -> Duration {
+    Duration::from_micros(load.fsync_p99_micros)
+}
+
+/// What a shard has of the Kinds of some ranges; `None` of a store that cannot say.
+async fn load(store: &Store, ranges: &[KeyRange]) -> Result<Option<shard_v1::LoadResponse>, Status> {
+    if !store.is_shard() {
+        return Ok(None);
+    }
+    store.ready()?;
+    let request = shard_v1::LoadRequest { ranges: ranges.iter().map(wire).collect() };
+    let (mut shard, request) = (store.shard(), Deadline::within(WITHIN).request(request));
+    match tokio::time::timeout(WITHIN, shard.load(request)).await {
+        Ok(Ok(load)) => Ok(Some(load.into_inner())),
+        // One version behind.
+        Ok(Err(status)) if status.code() == Code::Unimplemented => Ok(None),
+        Ok(Err(status)) => Err(status),
+        Err(_) => Err(store.unavailable("no answer in time")),
+    }
+}
+
+/// A unit as a part of its Kinds.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Part {
+    /// As they are sent, with their history.
+    bytes: u64,
+    written_per_second: u64,
+    /// Of each Kind, what its keys and their history will take.
+    takes: Vec<(Bytes, u64)>,
+}
+
+impl Part {
+    /// So many keys, whose current versions are so many bytes as they are sent, of Kinds that are as loaded as that: its
+    /// keys have as much history as the others, and are written as often.
+    fn of(keys: u64, bytes: u64, load: Option<&shard_v1::LoadResponse>) -> Self {
+        let Some(load) = load else { return Self { bytes, ..Self::default() } };
+        let sum = |of: fn(&shard_v1::KindLoad) -> u64| load.kinds.iter().map(of).fold(0, u64::saturating_add);
+        let all = sum(|kind| kind.keys);
+        // Keys that came since they were counted.
+        let part = |of_all: u64| share(of_all, keys.min(all), all);
+        Self {
+            bytes: share(bytes, sum(|kind| kind.bytes), sum(|kind| kind.live_bytes)).max(bytes),
+            written_per_second: part(sum(|kind| kind.written_per_second)),
+            takes: load.kinds.iter().map(|kind| (kind.prefix.clone(), part(kind.bytes))).collect(),
+        }
+    }
+}
+
+/// `number * part / whole`; nothing of nothing.
+fn share(number: u64, part: u64, whole: u64) -> u64 {
+    let of_whole = (u128::from(number) * u128::from(part)).checked_div(u128::from(whole));
+    u64::try_from(of_whole.unwrap_or_default()).unwrap_or(u64::MAX)
+}
+
+/// The limits of a store that gets so much of each Kind.
+fn limits(takes: &BTreeMap<Bytes, u64>, there: &shard_v1::LoadResponse, scheme: &KindScheme) -> Vec<Limit> {
+    let room = |quota: u64, held: u64| if there.full { 0 } else { quota.saturating_sub(held) };
+    let whole = (there.quota_bytes > 0 || there.full).then(|| Limit {
+        of: None,
+        takes: takes.values().copied().fold(0, u64::saturating_add),
+        room: room(there.quota_bytes, there.held_bytes),
+    });
+    let kinds = there.kinds.iter().filter(|kind| kind.quota_bytes > 0).filter_map(|kind| {
+        Some(Limit {
+            of: Some(scheme.kind_prefix(&kind.prefix)?),
+            takes: *takes.get(&kind.prefix)?,
+            room: room(kind.quota_bytes, kind.held_bytes),
+        })
+    });
+    whole.into_iter().chain(kinds).collect()
 }
 
 /// Keys and bytes of a unit, from the number of keys of its range and the first of them.
@@ -155,5 +315,50 @@ mod tests {
         assert_eq!(projected(&unit, 0, &pb::RangeResponse::default()), (0, 0));
         let elsewhere = Unit::of_range(KeyRange::Single(kindred_partition_config::key::Key::copy_from(b"x")));
         assert_eq!(projected(&elsewhere, 1000, &page), (0, 0));
+    }
+
+    fn load(kinds: &[(&'static str, u64, u64, u64, u64)]) -> shard_v1::LoadResponse {
+        let kind =
+            |(prefix, keys, live_bytes, bytes, written_per_second): &(&'static str, u64, u64, u64, u64)| {
+                shard_v1::KindLoad {
+                    prefix: Bytes::from_static(prefix.as_bytes()),
+                    keys: *keys,
+                    live_bytes: *live_bytes,
+                    bytes: *bytes,
+                    held_bytes: *bytes,
+                    written_per_second: *written_per_second,
+                    ..Default::default()
+                }
+            };
+        shard_v1::LoadResponse { kinds: kinds.iter().map(kind).collect(), ..Default::default() }
+    }
+
+    #[test]
+    fn a_part_of_a_kind_has_its_part_of_the_history_and_of_the_writes() {
+        let pods = load(&[("/registry/pods/", 100, 10_000, 40_000, 800)]);
+        let takes = |bytes| vec![(Bytes::from_static(b"/registry/pods/"), bytes)];
+        let whole = Part { bytes: 36_000, written_per_second: 800, takes: takes(40_000) };
+        assert_eq!(Part::of(100, 9000, Some(&pods)), whole);
+        let quarter = Part { bytes: 8000, written_per_second: 200, takes: takes(10_000) };
+        assert_eq!(Part::of(25, 2000, Some(&pods)), quarter, "a range with smaller keys than the others");
+        assert_eq!(Part::of(25, 2000, None), Part { bytes: 2000, ..Part::default() });
+        let more = Part::of(200, 9000, Some(&pods));
+        assert_eq!(more.takes, takes(40_000), "no more than all");
+        assert_eq!(Part::of(0, 0, Some(&load(&[]))), Part::default());
+    }
+
+    #[test]
+    fn limits_are_those_of_the_store_and_of_the_kinds_that_come() {
+        let (scheme, pods) = (KindScheme::default(), Bytes::from_static(b"/registry/pods/"));
+        let takes = BTreeMap::from([(pods, 500), (Bytes::new(), 7)]);
+        let mut there = load(&[("/registry/pods/", 1, 100, 100, 0), ("/registry/minions/", 0, 0, 0, 0)]);
+        assert_eq!(limits(&takes, &there, &scheme), []);
+        there.kinds.iter_mut().for_each(|kind| kind.quota_bytes = 150);
+        let of_pods = |room| Limit { of: scheme.resolve("pods").ok(), takes: 500, room };
+        assert_eq!(limits(&takes, &there, &scheme), [of_pods(50)]);
+        (there.quota_bytes, there.held_bytes) = (1000, 400);
+        assert_eq!(limits(&takes, &there, &scheme), [Limit { of: None, takes: 507, room: 600 }, of_pods(50)]);
+        there.full = true;
+        assert_eq!(limits(&takes, &there, &scheme), [Limit { of: None, takes: 507, room: 0 }, of_pods(0)]);
     }
 }

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use super::api::{self, Options};
 use super::changes::{Edit, update_group};
 use super::objects::{Resource, ServiceGroup};
-use super::sizes;
+use super::sizes::{self, Planned};
 use super::status::ApiError;
 use crate::app::App;
 use crate::meta::Next;
@@ -177,18 +177,11 @@ async fn run(app: &Arc<App>, verb: Result<Verb, ApiError>, options: &Options) ->
     if options.is_dry_run()? {
         return planned(app, &[verb]).await;
     }
-    // Sizes are those before the change: they are what the moves are measured by. A change that cannot be is refused
-    // below, by the state that is in meta.
-    let before = app.cluster.state();
-    let sized = match verb.change(&before) {
-        Ok(change) => sizes::moves(app, &change).await,
-        Err(_) => Vec::new(),
-    };
     let made = make(app, &verb).await?;
     let ids: Vec<u64> = made.moves.iter().map(|id| id.0).collect();
     Ok(json!({
         "kind": "Change", "apiVersion": "v1", "dryRun": false, "objects": objects(&made.before, &made.state),
-        "moves": ids, "plan": { "moves": sized },
+        "moves": ids, "plan": Planned::shown(made.planned.as_slice()),
     }))
 }
 
@@ -203,11 +196,11 @@ pub async fn planned(app: &Arc<App>, verbs: &[Verb]) -> Result<Value, ApiError> 
         let change = verb.change(&state)?;
         begun(verb, &state, &change, app)?;
         changed.extend(objects(&state, &change.state));
-        sized.extend(sizes::moves(app, &change).await);
+        sized.push(sizes::moves(app, &change).await);
     }
     Ok(json!({
         "kind": "Change", "apiVersion": "v1", "dryRun": true, "objects": changed, "moves": [],
-        "plan": { "moves": sized },
+        "plan": Planned::shown(&sized),
     }))
 }
 
@@ -220,6 +213,8 @@ pub struct Made {
     pub state: Arc<ClusterState>,
     /// The moves that have begun.
     pub moves: Vec<MoveId>,
+    /// What they were expected to cost; `None` when nobody could say any more.
+    planned: Option<Planned>,
 }
 
 /// Makes a change, and begins its moves, all in one transaction of the meta store.
@@ -227,6 +222,13 @@ pub struct Made {
 /// # Errors
 /// Why it is refused, or why meta did not take it; nothing was changed, unless the error says that nobody knows.
 pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
+    // Sizes are those before the change: they are what the moves are measured by. A change that cannot be is refused
+    // below, by the state that is in meta.
+    let planned = match verb.change(&app.cluster.state()) {
+        Ok(change) => Some(sizes::moves(app, &change).await),
+        Err(_) => None,
+    };
+    planned.iter().try_for_each(|planned| planned.fits(&verb.target_field()))?;
     let mut last = None;
     let state = app
         .change_state(|state| {
@@ -239,7 +241,7 @@ pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
         })
         .await?;
     let (before, moves) = last.unwrap_or_else(|| ((*state).clone(), Vec::new()));
-    Ok(Made { before, state, moves })
+    Ok(Made { before, state, moves, planned })
 }
 
 fn begun(
@@ -310,6 +312,18 @@ impl Verb {
         let record = known.values().map(|(record, _)| record);
         let mut of_kind = record.filter(|record| record.kind.as_ref() == Some(&kind));
         of_kind.find(|record| !record.phase.is_over()).map(|record| record.id)
+    }
+
+    /// The field of the request that says where keys go.
+    fn target_field(&self) -> String {
+        match self {
+            Self::Move(_) | Self::Split(_) | Self::Merge(_) | Self::Drain(_) => "to".to_owned(),
+            Self::Apply(_) => "items".to_owned(),
+            Self::Edit(edit) => {
+                let (resource, name) = edit.object();
+                format!("{}/{name}", resource.plural())
+            }
+        }
     }
 
     /// The change of the state.

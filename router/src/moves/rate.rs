@@ -1,9 +1,42 @@
 //! How fast copies go: a budget of bytes a second, shared by all moves of a router.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use kindred_router_core::moves::preview::CopyRate;
 use tokio::time::Instant;
+
+/// A copy of fewer bytes says nothing of how fast a large one goes.
+const WORTH_MEASURING: u64 = 1 << 20;
+
+/// How fast the next copy of this router will go, for plans.
+#[derive(Debug, Default)]
+pub struct CopySpeed {
+    limit: AtomicU64,
+    made: AtomicU64,
+}
+
+impl CopySpeed {
+    /// So many bytes a second are set; 0 = as fast as it goes.
+    pub fn limited(&self, bytes_per_second: u64) {
+        self.limit.store(bytes_per_second, Ordering::Relaxed);
+    }
+
+    /// A copy of so many bytes has taken so long.
+    pub fn made(&self, bytes: u64, took: Duration) {
+        if bytes >= WORTH_MEASURING {
+            let rate = u128::from(bytes) * 1_000_000_000 / took.as_nanos().max(1);
+            self.made.store(u64::try_from(rate).unwrap_or(u64::MAX).max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// What to expect.
+    #[must_use]
+    pub fn expected(&self) -> CopyRate {
+        CopyRate::expected(self.limit.load(Ordering::Relaxed), self.made.load(Ordering::Relaxed))
+    }
+}
 
 /// A bucket that fills with time. What does not fit yet waits.
 #[derive(Debug)]
@@ -43,7 +76,22 @@ impl Rate {
 
 #[cfg(test)]
 mod tests {
+    use kindred_router_core::moves::preview::RateFrom;
+
     use super::*;
+
+    #[test]
+    fn the_last_copy_that_was_worth_it_counts() {
+        let speed = CopySpeed::default();
+        speed.made(1000, Duration::from_secs(1));
+        assert_eq!(speed.expected().from, RateFrom::Assumed);
+        speed.made(4 << 20, Duration::from_secs(2));
+        speed.made(1000, Duration::from_secs(1));
+        let measured = CopyRate { bytes_per_second: 2 << 20, from: RateFrom::Measured };
+        assert_eq!(speed.expected(), measured);
+        speed.limited(7);
+        assert_eq!(speed.expected(), CopyRate { bytes_per_second: 7, from: RateFrom::Limit });
+    }
 
     #[tokio::test]
     async fn bytes_are_paid_with_time() {

@@ -161,17 +161,21 @@ impl UnitSteps<'_> {
             bounded(owner, |store, _| async move { store.units(true).copy(Request::new(request)).await })
                 .await?;
         let (mut at, mut floor) = (0, 0);
+        let (began, mut sent) = (Instant::now(), 0);
         while let Some(chunk) = next(owner, &mut copied).await? {
             if chunk.at > 0 {
                 (at, floor) = (chunk.at, chunk.floor);
             }
-            self.count(chunk.keys.len(), chunk.keys.iter().map(weight).sum()).await;
+            let bytes = chunk.keys.iter().map(weight).sum();
+            self.count(chunk.keys.len(), bytes).await;
+            sent += bytes as u64;
             let (keys, gaps) = (chunk.keys, chunk.gaps);
             self.import(pb::ImportRequest { keys, floor, gaps, ..Default::default() }).await?;
         }
         if at == 0 {
             return Err(Failed::Other(format!("store {:?} ended the copy at once", owner.name())));
         }
+        self.app.copy_speed.made(sent, began.elapsed());
         // Only now is it whole: who takes over before begins again.
         self.import(pb::ImportRequest { floor, through: at, ..Default::default() }).await.map(drop)
     }

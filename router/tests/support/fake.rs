@@ -355,6 +355,7 @@ impl shard_server::Shard for Fake {
         lease_forget(LeaseForgetRequest) -> LeaseForgetResponse,
         lease_keys(LeaseKeysRequest) -> LeaseKeysResponse,
         keep(KeepRequest) -> KeepResponse,
+        load(LoadRequest) -> LoadResponse,
     }
 
     type LeaseEndedStream = Pin<Box<dyn Stream<Item = Result<pb::LeaseEndedResponse, Status>> + Send>>;

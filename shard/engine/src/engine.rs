@@ -4,7 +4,10 @@
 //! revision; the loop then makes the batch as durable as its mode promises; `publish` makes it visible (R9) to reads,
 //! headers and watches. Reads and watches between the two see only what is published.
 
-use kindred_partition_config::{ids::Revision, key::KeyRange};
+use kindred_partition_config::{
+    ids::Revision,
+    key::{Key, KeyRange},
+};
 
 use crate::{
     apply::Applier,
@@ -300,6 +303,17 @@ impl Engine {
     #[must_use]
     pub fn kind_bytes(&self, prefix: &[u8]) -> u64 {
         self.space.kind_bytes(prefix)
+    }
+
+    /// What there is of the Kinds that have keys of their own in some of the ranges.
+    #[must_use]
+    pub fn loads(&self, ranges: &[KeyRange]) -> Vec<KindLoad> {
+        self.space.loads(ranges)
+    }
+
+    /// Every Kind's prefix, and the bytes that were written to it since the start.
+    pub fn written(&self) -> impl Iterator<Item = (&Key, u64)> {
+        self.space.written()
     }
 
     // ---- watches

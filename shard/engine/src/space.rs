@@ -25,6 +25,7 @@ use crate::{
 };
 
 mod gaps;
+mod load;
 mod parts;
 mod publishing;
 mod recover;
@@ -58,6 +59,8 @@ struct Kind {
     /// It is to be kept and was not: not all of it is in a log or a checkpoint yet.
     unsettled: bool,
     gaps: Vec<Gap>,
+    /// Bytes of the versions that were written since the start, as they are encoded.
+    written: u64,
 }
 
 impl Kind {
@@ -72,6 +75,7 @@ impl Kind {
             mode,
             unsettled: false,
             gaps: Vec::new(),
+            written: 0,
         }
     }
 

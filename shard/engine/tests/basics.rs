@@ -268,3 +268,29 @@ fn an_event_tells_what_was_before_its_revision() {
     let events = "0: +a@2 -a@2 +a@3 +a@4(3) -a@4(3) +a@5 -a@6(5) +a@6";
     assert_eq!(pull(&mut engine, stream, 1 << 20), ["created 0", events]);
 }
+
+#[test]
+fn a_kind_tells_what_it_takes_and_what_was_written_to_it() {
+    let mut engine = hlc();
+    let load = |engine: &Engine, range: KeyRange| engine.loads(&[range]);
+    let pods = || KeyRange::prefix("/registry/pods/".into());
+    assert_eq!(load(&engine, pods()), [], "nobody asked for it");
+    for op in [put("/registry/pods/a", "1"), put("/registry/pods/a", "22"), put("/registry/pods/b", "3")] {
+        write(&mut engine, op);
+    }
+    write(&mut engine, put("/registry/minions/n", "4"));
+    let [kind] = &load(&engine, pods())[..] else { panic!("one Kind") };
+    assert_eq!((kind.prefix.as_ref(), kind.keys), (&b"/registry/pods/"[..], 2));
+    let versions = engine.range(&query(pods())).unwrap().kvs;
+    let encoded: u64 = versions.iter().map(|version| version.encoded().len() as u64).sum();
+    assert!(kind.written_bytes > encoded && kind.written_bytes < 2 * encoded, "three versions, two live");
+    assert!(kind.bytes > kind.live_bytes && kind.live_bytes > encoded, "{kind:?}");
+    assert_eq!(kind.held_bytes, kind.bytes);
+    assert_eq!(kind.bytes, engine.kind_bytes(b"/registry/pods/"));
+    // A part of a Kind tells of the whole, all keys of every Kind and of the keys of none.
+    assert_eq!(load(&engine, KeyRange::Single("/registry/pods/zz".into()))[0], *kind);
+    let all = load(&engine, KeyRange::everything());
+    assert_eq!(all.iter().map(|kind| kind.keys).collect::<Vec<_>>(), [0, 2, 1]);
+    let total: u64 = engine.written().map(|(_, bytes)| bytes).sum();
+    assert_eq!(total, all.iter().map(|kind| kind.written_bytes).sum::<u64>());
+}

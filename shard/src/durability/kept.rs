@@ -24,6 +24,7 @@ use super::{
     checkpoint::Checkpoints,
     record,
     status::{DurabilityStatus, LogReport},
+    times::SyncTimes,
 };
 use crate::{
     core::{Core, Disk as DiskState, LogState},
@@ -40,6 +41,7 @@ const CEILING_INTERVAL: Duration = Duration::from_millis(500);
 pub struct Signals {
     durable: AtomicU64,
     failing: AtomicBool,
+    times: SyncTimes,
 }
 
 /// Makes the callback of a log.
@@ -50,6 +52,7 @@ pub(super) fn events(kind: LogKind, changed: Arc<Notify>) -> (Arc<Signals>, impl
         match event {
             Event::Durable { seq, bytes, took } => {
                 told.durable.store(seq.0, Ordering::Release);
+                told.times.note(took);
                 metrics.synced(bytes, took);
             }
             Event::Failing(failure) => {
@@ -128,6 +131,7 @@ impl OpenLog {
             pending_bytes: status.pending_bytes,
             pending_ms: u64::try_from(status.pending_for.as_millis()).unwrap_or(u64::MAX),
             written_bytes: status.written_bytes,
+            sync_p99_micros: self.signals.times.p99_micros(),
             failing: status.failing.map(|failure| failure.to_string()),
         }
     }

@@ -17,6 +17,8 @@ pub struct LogReport {
     pub pending_ms: u64,
     /// Bytes written since the start.
     pub written_bytes: u64,
+    /// In which 99 of 100 of the last batches were written and synced.
+    pub sync_p99_micros: Option<u64>,
     /// Why it cannot be written, if it cannot.
     pub failing: Option<String>,
 }
@@ -59,6 +61,9 @@ pub struct LogStatus {
     pub not_durable_ms: u64,
     /// Bytes of its segments.
     pub wal_bytes: u64,
+    /// In which 99 of 100 of the last batches were written and synced; absent before the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sync_p99_micros: Option<u64>,
     /// Why it cannot be written, if it cannot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
@@ -95,6 +100,7 @@ impl DurabilityStatus {
             not_durable_bytes: report.pending_bytes,
             not_durable_ms: report.pending_ms,
             wal_bytes: checkpoints.log_bytes(kind),
+            sync_p99_micros: report.sync_p99_micros,
             failing: report.failing,
         };
         let checkpoint = checkpoints.last().map(|last| CheckpointStatus {

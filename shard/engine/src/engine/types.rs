@@ -174,6 +174,23 @@ pub struct EngineStats {
     pub leases: u64,
 }
 
+/// What there is of a Kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KindLoad {
+    /// Its prefix; empty: the keys of no Kind.
+    pub prefix: Key,
+    /// Live keys that the shard owns.
+    pub keys: u64,
+    /// Bytes of their current versions (keys, values and their fixed overhead).
+    pub live_bytes: u64,
+    /// Bytes of all versions that it owns.
+    pub bytes: u64,
+    /// Bytes of all versions held, of units that are hidden, too: what counts for a quota.
+    pub held_bytes: u64,
+    /// Bytes of the versions that were written since the start, as they are encoded; not those that came with a unit.
+    pub written_bytes: u64,
+}
+
 /// A lease as time-to-live answers it.
 #[derive(Debug, Clone)]
 pub struct LeaseView {

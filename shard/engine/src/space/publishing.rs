@@ -55,7 +55,9 @@ impl Space {
 
     /// Notes an event that was written.
     pub(super) fn wrote(&mut self, home: KindId, version: Version) {
-        let mode = self.kind(home).mode;
+        let kind = self.kind_mut(home);
+        kind.written += version.encoded().len() as u64;
+        let mode = kind.mode;
         self.outbox.version(mode, &version);
         let revision = version.mod_revision();
         if mode == Durability::Fsync {
