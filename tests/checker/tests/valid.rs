@@ -3,7 +3,9 @@
 mod support;
 
 use kindred_checker::check;
-use kindred_checker::history::{History, KeyRange, Nanos, Operation, Outcome, Request};
+use kindred_checker::history::{
+    Compare, History, KeyRange, LeaseId, Nanos, Operation, Outcome, Request, TxnOp,
+};
 use support::{Flavour, Rng, World, busy, from};
 
 #[test]
@@ -77,6 +79,26 @@ fn a_long_history_is_checked_in_reasonable_time() {
     let report = world.check();
     assert!(report.is_clean(), "{report}");
     assert_eq!(report.counts.keys_undecided, 0, "{report}");
+}
+
+/// A Txn whose answer was lost has run if one of its keys shows it, also on the key that nobody read before the next write.
+#[test]
+fn a_lost_txn_seen_on_one_key_explains_what_was_not_seen_on_another() {
+    let (one, other) = ("/registry/pods/a", "/registry/pods/b");
+    let put = |key: &str| TxnOp::Put { key: key.into(), value: "lost".into(), lease: LeaseId(0) };
+    for flavour in [Flavour::Etcd, Flavour::Kindred] {
+        let mut world = World::new(flavour);
+        world.put(0, one, "1");
+        world.put(0, other, "2");
+        let success = vec![put(one), put(other)];
+        let compares = vec![Compare::Version(one.into(), 1)];
+        world.run_unknown(1, Request::Txn { compares, success, failure: Vec::new() }, true);
+        world.get(0, one);
+        // Its version is one more than that of the lost write.
+        world.put(0, other, "3");
+        world.get(0, other);
+        world.assert_clean();
+    }
 }
 
 /// The header of a DeleteRange over several stores is the highest revision at which it deleted something.

@@ -20,12 +20,13 @@ pub(super) fn resolve(log: &mut Log, history: &History, config: &Config, report:
     }
     Attribution::new(history, config).run(log, report);
     for operation in history.operations.iter().filter(|o| o.outcome == Outcome::Unknown) {
-        if log.visible.contains_key(&operation.id) {
-            continue;
-        }
+        // One that was seen has run, also on those of its keys on which nobody saw it before they were written again.
+        let ran = log.visible.get(&operation.id).copied();
         for effect in effects::possible(&operation.request) {
-            let touched = log.chains.iter_mut().filter(|(key, _)| effect.touches(key));
-            touched.for_each(|(_, chain)| chain.unseen += 1);
+            for (_, chain) in log.chains.iter_mut().filter(|(key, _)| effect.touches(key)) {
+                let seen = ran.is_some_and(|ran| chain.entries.iter().any(|entry| entry.revision == ran));
+                chain.unseen += usize::from(!seen);
+            }
         }
     }
     let keys: Vec<Key> = log.chains.keys().cloned().collect();
