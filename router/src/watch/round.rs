@@ -220,10 +220,12 @@ impl Session {
                 }
                 Command::Forward(Origin::Store(store)) => {
                     if let Some(upstream) = self.upstreams.get(&store) {
-                        // A request that finds no room is one that the client repeats.
-                        let _ = upstream.send(message::progress());
+                        let passed_on =
+                            upstream.send(message::progress()).then_some((store, upstream.generation));
+                        // One that found no room is tried again; that of a round, when the round has expired.
                         if let Some(request) = self.requested.as_mut().filter(|_| !self.progress.in_round()) {
-                            request.passed_on = Some((store, upstream.generation));
+                            request.passed_on = passed_on;
+                            request.not_before = Instant::now() + ROUND_AGAIN;
                         }
                     }
                 }
