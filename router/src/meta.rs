@@ -17,6 +17,7 @@ pub mod take;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kindred_partition_config::ids::StoreName;
 use kindred_partition_config::state::{ClusterState, StateError};
@@ -34,6 +35,8 @@ pub const STATE: &str = "/kindred/state";
 pub const MOVES: &str = "/kindred/moves/";
 /// The highest client compaction that was accepted.
 pub const COMPACTION: &str = "/kindred/compaction";
+/// How long a change waits until this router has heard of it from meta.
+const HEARD_WITHIN: Duration = Duration::from_secs(2);
 /// How often a change is tried while others change the state, too.
 const ATTEMPTS: usize = 32;
 
@@ -134,6 +137,16 @@ impl Meta {
         self.entries.subscribe()
     }
 
+    /// Waits until everything up to a revision of meta is in [`Self::entries`], but not for ever: meta may have gone away
+    /// behind the answer that told of it.
+    async fn heard(&self, revision: i64) {
+        let mut entries = self.entries();
+        let heard = entries.wait_for(|entries| entries.revision >= revision);
+        if tokio::time::timeout(HEARD_WITHIN, heard).await.is_err() {
+            tracing::warn!(revision, "the meta store has not told of a change within {HEARD_WITHIN:?}");
+        }
+    }
+
     /// Why meta is not followed now; `None` while it is.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
@@ -187,7 +200,7 @@ impl Cluster {
 
 impl App {
     /// Changes the state by compare-and-swap. `change` is called anew with what others made of it meanwhile; when this
-    /// returns, this router goes by the new state.
+    /// returns, this router goes by the new state, and knows what was written with it.
     ///
     /// # Errors
     /// What `change` says, or why meta did not take it.
@@ -212,12 +225,42 @@ impl App {
             }
             expects.push(Expect { key: STATE.to_owned(), mod_revision: stored.mod_revision });
             writes.push(Write::put(STATE, next.to_json()));
-            if meta.client.commit(&expects, writes).await?.is_some() {
+            if let Some(revision) = meta.client.commit(&expects, writes).await? {
                 let next = Arc::new(next);
                 self.take(next.clone());
+                meta.heard(revision).await;
                 return Ok(next);
             }
         }
         Err(MetaError::Contended.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_transport::connect::Connector;
+
+    use super::*;
+
+    /// A move that was answered with its number is there for whoever asks for it next.
+    #[tokio::test]
+    async fn a_change_is_over_when_this_router_has_heard_of_it() {
+        let client =
+            MetaClient::new(&["http://127.0.0.1:1".parse().unwrap()], &Connector::with_tls(None)).unwrap();
+        let settings =
+            MetaSettings { endpoints: Vec::new(), cache: None, addresses: Vec::new(), config: None };
+        let meta = Meta::new(client, settings);
+        let waiting = tokio::spawn({
+            let meta = meta.clone();
+            async move { meta.heard(5).await }
+        });
+        let tell = |revision| meta.entries.send_replace(Arc::new(Entries { revision, ..Entries::default() }));
+        for revision in [3, 4] {
+            tell(revision);
+            tokio::task::yield_now().await;
+            assert!(!waiting.is_finished(), "at {revision}");
+        }
+        tell(5);
+        waiting.await.unwrap();
     }
 }
