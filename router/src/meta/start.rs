@@ -27,7 +27,7 @@ pub async fn state(
 ) -> anyhow::Result<ClusterState> {
     let cached = settings.cache.as_deref().map(cache::read).transpose()?.flatten();
     let own = match &cached {
-        Some(cached) => addressed(cached.clone(), &settings.addresses),
+        Some(cached) => cached_at(cached.clone(), &settings.addresses),
         None => ClusterState::bootstrap(config)
             .map_err(|errors| anyhow::anyhow!(errors.iter().map(|e| format!("\n  {e}")).collect::<String>()))
             .context("the first configuration of the cluster has errors")?,
@@ -114,6 +114,15 @@ pub fn addressed(mut state: ClusterState, addresses: &[(StoreName, Vec<String>)]
     state
 }
 
+/// A state of the file with these addresses. It is no newer for that: what others have changed in meta meanwhile wins, and
+/// then gets the addresses.
+fn cached_at(cached: ClusterState, addresses: &[(StoreName, Vec<String>)]) -> ClusterState {
+    let (generation, revision) = (cached.generation, cached.revision);
+    let mut own = addressed(cached, addresses);
+    (own.generation, own.revision) = (generation, revision);
+    own
+}
+
 /// In which objects a configuration differs from the state in use, addresses aside.
 #[must_use]
 pub fn differences(state: &ClusterState, config: &KindredConfig) -> Vec<String> {
@@ -173,5 +182,17 @@ mod tests {
         other.partitions.pop();
         let told = differences(&addressed, &other);
         assert_eq!(told, ["config leases is another", "config events as well"]);
+    }
+
+    #[test]
+    fn a_cached_state_is_no_newer_for_the_addresses_that_it_is_started_with() {
+        let cached = ClusterState::bootstrap(&parse_config(DEFAULT_CONFIG).unwrap()).unwrap();
+        let addresses =
+            ["pods", "nodes"].map(|name| (StoreName(name.to_owned()), vec!["127.0.0.1:7".to_owned()]));
+        let own = cached_at(cached.clone(), &addresses);
+        assert_eq!(own.store(&addresses[0].0).unwrap().1.endpoints, addresses[0].1);
+        assert!(order(&addressed(cached.clone(), &addresses)) > order(&cached));
+        // Somebody else has changed a config meanwhile, once: that is not to be overwritten.
+        assert_eq!(order(&own), order(&cached));
     }
 }
