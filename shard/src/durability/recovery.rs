@@ -140,16 +140,21 @@ impl Recovery for Gathered {
     }
 
     fn frame(&mut self, source: Source, frame: &Frame<'_>) -> Result<(), VisitError> {
-        let mut last = None;
+        let mut clean = match source {
+            Source::Log(kind) => self.clean[usize::from(kind == LogKind::Buffered)],
+            _ => None,
+        };
         for record in frame.records() {
             self.take(&record)?;
-            last = match record {
+            clean = match record {
                 Record::Clean(at) => Some(at),
+                // It is written with the flush, behind the stop that covers it.
+                Record::Promise(at) => clean.filter(|clean| at <= *clean),
                 _ => None,
             };
         }
         if let Source::Log(kind) = source {
-            self.clean[usize::from(kind == LogKind::Buffered)] = last;
+            self.clean[usize::from(kind == LogKind::Buffered)] = clean;
         }
         Ok(())
     }
@@ -160,5 +165,41 @@ impl Recovery for Gathered {
             self.shown_percent = percent;
             tracing::info!(percent, megabytes = done >> 20, of = total >> 20, "reading the data directory");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_wal::{Batch, FrameSeq};
+
+    use super::*;
+
+    /// What a buffered log holds, one frame after the other: whether the shard was stopped in good order.
+    fn clean(frames: &[&[Record<'_>]]) -> Option<Revision> {
+        let mut gathered = Gathered::default();
+        for (at, records) in frames.iter().enumerate() {
+            for kind in [LogKind::Fsync, LogKind::Buffered] {
+                let mut batch = Batch::new();
+                records.iter().for_each(|record| batch.push(record));
+                let frame = Frame { seq: FrameSeq(at as u64 + 1), payload: batch.payload() };
+                gathered.frame(Source::Log(kind), &frame).unwrap();
+            }
+        }
+        gathered.clean()
+    }
+
+    #[test]
+    fn a_stop_is_clean_although_a_promise_that_it_covers_is_written_behind_it() {
+        let [stop, promise, later] =
+            [Record::Clean(Revision(7)), Record::Promise(Revision(7)), Record::Promise(Revision(8))];
+        let write = Record::Compaction(Revision(3));
+        assert_eq!(clean(&[&[write], &[stop]]), Some(Revision(7)));
+        assert_eq!(clean(&[&[stop], &[promise]]), Some(Revision(7)));
+        assert_eq!(clean(&[&[promise], &[stop, promise]]), Some(Revision(7)));
+        // The shard has started again since.
+        assert_eq!(clean(&[&[stop], &[later]]), None);
+        assert_eq!(clean(&[&[stop], &[later], &[promise]]), None);
+        assert_eq!(clean(&[&[stop], &[write]]), None);
+        assert_eq!(clean(&[&[promise]]), None);
     }
 }
