@@ -20,6 +20,7 @@ use crate::leases::Leases;
 use crate::meta::Cluster;
 use crate::metrics::Metrics;
 use crate::moves::rate::CopySpeed;
+use crate::shown::Taken;
 use crate::stores::Stores;
 use crate::stores::releases::PinNames;
 use kindred_router_core::routes::Routes;
@@ -108,6 +109,7 @@ pub struct App {
     pub shown: ShownRevisions,
     /// How fast it copies what moves.
     pub copy_speed: CopySpeed,
+    pub(crate) taken: Taken,
     /// What it counts.
     pub metrics: Metrics,
     /// How it stops.
@@ -130,6 +132,7 @@ impl App {
         identity.patch().append_to(&mut header_tail);
         Arc::new(Self {
             generation: watch::Sender::new(routes.generation()),
+            taken: Taken::new(routes.generation()),
             hold: Hold::default(),
             routes: ArcSwap::from_pointee(routes),
             metrics: Metrics::new(),
@@ -156,7 +159,7 @@ impl App {
             let newer = generation > *known;
             if newer {
                 // Stored before it is told, and under the channel's lock: two swaps cannot overtake each other.
-                self.routes.store(Arc::new(routes));
+                self.replace(routes);
                 *known = generation;
             }
             newer

@@ -13,11 +13,11 @@ pub mod monitor;
 pub mod releases;
 pub mod state;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use kindred_partition_config::ids::{Slot, StoreName};
+use kindred_partition_config::ids::{Revision, Slot, StoreName};
 use kindred_proto::etcdserverpb::{lease_client::LeaseClient, maintenance_client::MaintenanceClient};
 use kindred_proto::raw::{kv::k_v_client::KVClient, watch::watch_client::WatchClient};
 use kindred_proto::shard_v1::{
@@ -93,6 +93,8 @@ pub struct Store {
     removed: CancellationToken,
     releases: Releases,
     told: ToldCell,
+    /// The highest revision that it has shown to clients.
+    shown: AtomicI64,
 }
 
 impl Store {
@@ -112,6 +114,7 @@ impl Store {
             removed: CancellationToken::new(),
             releases: Releases::default(),
             told: ToldCell::default(),
+            shown: AtomicI64::new(0),
         })
     }
 
@@ -272,5 +275,17 @@ impl Store {
     #[must_use]
     pub fn is_shard(&self) -> bool {
         self.kind == StoreKind::Shard
+    }
+
+    /// Notes a revision that a client is shown, in the one order of [`crate::shown`].
+    pub(crate) fn shows(&self, revision: Revision) {
+        if self.shown.load(Ordering::SeqCst) < revision.get() {
+            self.shown.fetch_max(revision.get(), Ordering::SeqCst);
+        }
+    }
+
+    /// The highest revision that clients were shown of it.
+    pub(crate) fn highest_shown(&self) -> Revision {
+        Revision(self.shown.load(Ordering::SeqCst))
     }
 }

@@ -73,6 +73,17 @@ pub enum Plan {
     Health,
 }
 
+impl Plan {
+    /// The spread Kinds that it shows a revision of.
+    #[must_use]
+    pub fn into_spread(self) -> Vec<KindPrefix> {
+        match self {
+            Self::One { spread, .. } | Self::FanOut(FanOut { spread, .. }) => spread,
+            Self::Health => Vec::new(),
+        }
+    }
+}
+
 /// A range over several stores, all of them shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FanOut {

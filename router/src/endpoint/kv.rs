@@ -7,9 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use kindred_partition_config::ids::{LeaseId, Revision};
+use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::raw::kv::k_v_server::KV;
 use kindred_proto::{check, etcdserverpb as pb};
 use kindred_router_core::plan::{Call, Plan, plan};
+use kindred_router_core::routes::Routes;
 use kindred_transport::grpc;
 use kindred_wire::answer;
 use kindred_wire::error::EtcdError;
@@ -102,16 +104,16 @@ impl Kv {
             Plan::FanOut(fan_out) => self.app.delete_over(&fan_out.spread, body, deadline).await,
             Plan::One { store, leases, spread } => {
                 let store = self.app.stores.get(store);
-                let to = To { store, at_least: self.app.shown.of(&spread), generation };
+                let to = To { store, at_least: self.app.at_least(&spread), generation };
+                let asked = body.clone();
                 let answer = match leases.as_slice() {
                     [] if method == Call::Range => self.app.range_of_one(to, &spread, body, deadline).await,
                     [] => to.send(method, effect, body, deadline).await,
                     leases => self.send_leased(to, method, body, leases, deadline).await,
                 }?;
-                if to.store.is_shard() && self.app.shown.concerns(&spread) {
-                    let shown = peek::header_revision(&answer).unwrap_or_default();
-                    self.app.shown.show(&spread, Revision(shown));
-                }
+                let shown = Revision(peek::header_revision(&answer).unwrap_or_default());
+                let now = |routes: &Routes| spread_by(method, &asked, routes);
+                self.app.show(to.store, &spread, shown, generation, now);
                 Ok(answer)
             }
         }
@@ -188,8 +190,8 @@ impl Kv {
             Plan::Health => (self.app.stores.default_store(), Vec::new()),
         };
         let store = self.app.stores.get(index).clone();
-        let to = To { store: &store, at_least: self.app.shown.of(&spread), generation };
-        let chunks = self.app.range_stream_of_one(to, &spread, body, deadline).await?;
+        let to = To { store: &store, at_least: self.app.at_least(&spread), generation };
+        let chunks = self.app.range_stream_of_one(to, &spread, body.clone(), deadline).await?;
         let mut tail = Vec::new();
         RangePatch { header: self.app.identity.patch(), more: None, count: None }.append_to_stream(&mut tail);
         let app = self.app.clone();
@@ -197,9 +199,8 @@ impl Kv {
             Ok(chunk) => Ok(match last_revision(&chunk) {
                 None => chunk,
                 Some(revision) => {
-                    if store.is_shard() {
-                        app.shown.show(&spread, revision);
-                    }
+                    let now = |routes: &Routes| spread_by(Call::RangeStream, &body, routes);
+                    app.show(&store, &spread, revision, generation, now);
                     append(chunk, &tail)
                 }
             }),
@@ -224,6 +225,11 @@ impl Kv {
         }
         Err(failed)
     }
+}
+
+/// The Kinds on several stores that a request shows a revision of, by another map than it was carried out by.
+fn spread_by(method: Call, body: &Bytes, routes: &Routes) -> Vec<KindPrefix> {
+    plan(method, body, routes).map(Plan::into_spread).unwrap_or_default()
 }
 
 type Chunks = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;

@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
+use kindred_router_core::place::place;
 use kindred_router_core::progress::Admit;
+use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
 use kindred_transport::grpc;
 use kindred_wire::answer::WatchResponse;
@@ -189,12 +191,15 @@ impl Session {
     pub(super) fn show(&mut self, uid: i64, revision: i64) {
         self.seen = self.seen.max(revision);
         let Some(watch) = self.watches.get(&uid) else { return };
-        let is_shard = match watch.origin {
-            Origin::Store(store) => self.app.stores.get(store).is_shard(),
-            Origin::Feed(_) => true,
-        };
-        if is_shard {
-            self.app.shown.show(&watch.spread, Revision(revision));
+        match watch.origin {
+            Origin::Store(store) => {
+                let (key, end) = (&watch.create.key, &watch.create.range_end);
+                let now =
+                    |routes: &Routes| place(key, end, routes).map(|(_, spread)| spread).unwrap_or_default();
+                let store = self.app.stores.get(store);
+                self.app.show(store, &watch.spread, Revision(revision), self.placed_by, now);
+            }
+            Origin::Feed(_) => self.app.shown.show(&watch.spread, Revision(revision)),
         }
     }
 

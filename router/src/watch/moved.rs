@@ -44,15 +44,23 @@ impl Session {
         self.place_at = None;
         let routes = self.app.routes.load_full();
         let generation = routes.generation();
+        self.placed_by = generation;
         self.follow_again(generation);
-        let mut moved = Vec::new();
+        let (mut moved, mut stayed) = (Vec::new(), Vec::new());
         for (uid, watch) in &self.watches {
             match place(&watch.create.key, &watch.create.range_end, &routes) {
                 Ok((placed, spread)) if !self.is_at(watch, &placed, generation) => {
                     moved.push((*uid, Ok((placed, spread))));
                 }
+                Ok((_, spread)) if spread != watch.spread => stayed.push((*uid, spread)),
                 Ok(_) => {}
                 Err(refusal) => moved.push((*uid, Err(refusal))),
+            }
+        }
+        for (uid, spread) in stayed {
+            // Other names of its Kind have moved.
+            if let Some(watch) = self.watches.get_mut(&uid) {
+                watch.spread = spread;
             }
         }
         if moved.is_empty() {

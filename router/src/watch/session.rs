@@ -156,6 +156,8 @@ pub struct Session {
     by_client: HashMap<i64, i64>,
     next_auto: i64,
     next_uid: i64,
+    /// The map by which the Kinds of all watches are known; of new ones by a newer map, perhaps.
+    pub(super) placed_by: u64,
     next_generation: u64,
     inbound: mpsc::Sender<Inbound>,
 }
@@ -179,6 +181,7 @@ impl Session {
     }
 
     fn new(app: Arc<App>, inbound: mpsc::Sender<Inbound>) -> Self {
+        let placed_by = app.routes.load().generation();
         Self {
             app,
             outgoing: VecDeque::new(),
@@ -208,6 +211,7 @@ impl Session {
             next_auto: 0,
             next_uid: 1,
             next_generation: 1,
+            placed_by,
             inbound,
         }
     }

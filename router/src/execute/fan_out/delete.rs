@@ -90,7 +90,7 @@ impl App {
             let part = pb::DeleteRangeRequest { key, range_end, prev_kv: request.prev_kv };
             let bytes = Bytes::from(part.encode_to_vec());
             // Each part above those before it, so that the header is the last one's.
-            let at_least = self.shown.of(spread).max(Revision(deleted.revision));
+            let at_least = self.at_least(spread).max(Revision(deleted.revision));
             let answer = call(store, Effect::Write, deadline, || async {
                 let request = by_map(deadline.at_least(bytes.clone(), at_least), generation);
                 store.kv().delete_range(of_buckets(request, piece.buckets.as_ref())).await

@@ -71,7 +71,7 @@ impl App {
         let layout = layout(&fan_out, &ask, FIRST_ITEMS_STREAMED);
         let mut follows = ask.revision();
         let cut = loop {
-            match open(&shards, &layout, &ask, self.shown.of(&fan_out.spread)).await {
+            match open(&shards, &layout, &ask, self.at_least(&fan_out.spread)).await {
                 // As for a `Range` (R4).
                 Err(status) if is_future(&status) && follows.is_some() => {
                     let Some(wanted) = follows.take() else { return Err(status) };

@@ -1,0 +1,92 @@
+//! What was shown of Kinds on several stores (R4), across a change of maps.
+//!
+//! Of a Kind on one store nothing has to be noted: the store's own order suffices. When a map spreads it, the other stores
+//! must not answer below what that one has shown, and it goes on to show more until the last answer by the old map has left.
+//! So the highest revision that each store has shown is kept; a map that spreads a Kind begins with it, and an answer by an
+//! older map is noted by the present one. Both sides write first and look then, in one order of all threads (`SeqCst`):
+//! either the answer sees that the map has changed, or the change sees the answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::kind::KindPrefix;
+use kindred_router_core::plan::Placement as _;
+use kindred_router_core::routes::Routes;
+
+use crate::app::App;
+use crate::stores::Store;
+
+/// How far the present map is taken, by generations.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// Requests may go by it.
+    begun: AtomicU64,
+    /// Requests do.
+    swapped: AtomicU64,
+    /// What was shown by the maps before is noted.
+    settled: AtomicU64,
+}
+
+impl Taken {
+    pub(crate) fn new(generation: u64) -> Self {
+        let at = || AtomicU64::new(generation);
+        Self { begun: at(), swapped: at(), settled: at() }
+    }
+}
+
+impl App {
+    /// Replaces the map; one at a time.
+    pub(crate) fn replace(&self, routes: Routes) {
+        let generation = routes.generation();
+        let old = self.routes.load_full();
+        let new = Arc::new(routes);
+        self.taken.begun.store(generation, Ordering::SeqCst);
+        self.routes.store(new.clone());
+        self.taken.swapped.store(generation, Ordering::SeqCst);
+        for kind in new.spread_in(&KeyRange::everything()) {
+            let range = KeyRange::prefix(kind.as_key().clone());
+            if old.spread_in(&range).contains(&kind) {
+                continue;
+            }
+            let stores = old.parts_of(&range).into_iter().flat_map(|part| part.stores);
+            let shown = stores.map(|store| self.stores.get(store)).filter(|store| store.is_shard());
+            let highest = shown.map(|store| store.highest_shown()).max().unwrap_or(Revision::ZERO);
+            self.shown.show(&[kind], highest);
+        }
+        self.taken.settled.store(generation, Ordering::SeqCst);
+    }
+
+    /// What a read of these spread Kinds by the present map is answered with at least; zero for no wish.
+    pub(crate) fn at_least(&self, spread: &[KindPrefix]) -> Revision {
+        let shown = self.shown.of(spread);
+        let settled = self.taken.settled.load(Ordering::SeqCst);
+        if spread.is_empty() || self.taken.begun.load(Ordering::SeqCst) <= settled {
+            return shown;
+        }
+        // The map has just changed, and what was shown before is being noted: any store may have shown it.
+        let shards = self.stores.iter().filter(|store| store.is_shard());
+        shards.map(|store| store.highest_shown()).fold(shown, Revision::max)
+    }
+
+    /// A header of a store goes to a client, by the map of this generation, under which `spread` are the Kinds on several
+    /// stores that it tells of; `now` tells them under another map. Before the bytes leave.
+    pub(crate) fn show(
+        &self,
+        store: &Store,
+        spread: &[KindPrefix],
+        revision: Revision,
+        generation: u64,
+        now: impl FnOnce(&Routes) -> Vec<KindPrefix>,
+    ) {
+        if !store.is_shard() {
+            return;
+        }
+        store.shows(revision);
+        self.shown.show(spread, revision);
+        if self.taken.swapped.load(Ordering::SeqCst) > generation {
+            self.shown.show(&now(&self.routes.load()), revision);
+        }
+    }
+}
