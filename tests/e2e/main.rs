@@ -3,6 +3,7 @@
 //! `KINDRED_E2E` chooses the server: `kindred` (default: `kindred up`), `shard` (one shard alone) or `etcd` (the test of
 //! these tests). Suites about several shards or about our TLS flags need `kindred`.
 
+mod again;
 mod backup;
 mod clients;
 mod clocks;

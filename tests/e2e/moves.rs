@@ -16,22 +16,23 @@ const LINE_LIMIT: Duration = Duration::from_secs(30);
 /// Transactions of a hundred pods.
 const BATCHES: usize = 20;
 
-struct Cli {
+/// `kindred --admin …`.
+pub struct Cli {
     program: PathBuf,
     admin: String,
 }
 
 impl Cli {
-    fn new(up: &Up) -> anyhow::Result<Self> {
+    pub fn new(up: &Up) -> anyhow::Result<Self> {
         Ok(Self { program: our_binary("kindred")?, admin: format!("http://{}", up.admin) })
     }
 
-    async fn output(&self, words: &[&str]) -> anyhow::Result<etcdctl::Output> {
+    pub async fn output(&self, words: &[&str]) -> anyhow::Result<etcdctl::Output> {
         let all: Vec<&str> = ["--admin", &self.admin].iter().chain(words).copied().collect();
         etcdctl::run(&self.program, &all, "").await
     }
 
-    async fn ok(&self, words: &[&str]) -> anyhow::Result<String> {
+    pub async fn ok(&self, words: &[&str]) -> anyhow::Result<String> {
         self.output(words).await?.ok().with_context(|| format!("kindred {}", words.join(" ")))
     }
 
@@ -47,7 +48,8 @@ async fn pods(etcdctl: &Etcdctl) -> anyhow::Result<i64> {
     Ok(count.context("count")?.parse()?)
 }
 
-async fn fill(etcdctl: &Etcdctl) -> anyhow::Result<()> {
+/// Two thousand pods.
+pub async fn fill(etcdctl: &Etcdctl) -> anyhow::Result<()> {
     let value = "x".repeat(500);
     for batch in 0..BATCHES {
         let puts = (0..100).map(|at| format!("put /registry/pods/ns/pod-{batch:02}-{at:02} {value}\n"));
