@@ -10,6 +10,7 @@
 //! | [`pairs`] | a second apiserver on the same store, and restarts |
 //! | [`faults`] | events end with their leases; a shard is killed |
 //! | [`placement`] | each shard asked what it holds |
+//! | [`crashes`] | every shard is killed, with Kinds of every durability |
 //! | [`moves`] | Kinds move to other shards and back |
 //! | [`backups`] | objects come back from a backup |
 //! | [`health`] | what the apiserver's own metrics say |
@@ -20,6 +21,7 @@
 
 mod backups;
 mod cluster;
+mod crashes;
 mod faults;
 mod health;
 mod lists;
@@ -141,6 +143,18 @@ fn kubernetes_objects_come_back_from_a_backup() {
         backups::run(&cluster, &dir).await?;
         at_start.no_errors(&cluster).await?;
         report(&format!("{} test=kubernetes_backup", cluster.stop().await?.line()));
+        Ok(())
+    });
+}
+
+#[test]
+fn kubernetes_while_shards_crash() {
+    let _alone = ONE_AT_A_TIME.lock();
+    scenario::run("kubernetes_crashes", LIMIT, |dir| async move {
+        let cluster = Cluster::start(&dir, Certificates::Given, Map::Modes).await?;
+        let (acknowledged, lost) = crashes::run(&cluster).await?;
+        let line = cluster.stop().await?.line();
+        report(&format!("{line} acknowledged={acknowledged} lost={lost} test=kubernetes_while_shards_crash"));
         Ok(())
     });
 }
