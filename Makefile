@@ -3,7 +3,7 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench peers build kube netsim sim fuzz crash
+.PHONY: run test verify fix bench bench-moves peers build kube netsim sim fuzz crash
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -47,6 +47,11 @@ fix:
 bench: peers
 	$(CARGO) build --release --locked -p kindred-bench -p kindred-shard -p kindred-router
 	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench $(ARGS)
+
+## bench-moves: what clients see while Kinds of KEYS (200000) keys move, split, re-hash and are drained
+bench-moves:
+	$(CARGO) build --release --locked -p kindred-bench -p kindred
+	bench/moves
 
 ## sim: one seed of the simulation with its log (SEED=1), or many from a random one on (SEEDS=100000)
 sim:

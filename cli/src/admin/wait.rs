@@ -162,8 +162,14 @@ async fn paused() -> bool {
 /// Where the keys are after a move that did not reach its end.
 fn left(shown: &Value) -> String {
     let legs = shown["legs"].as_array().into_iter().flatten();
-    let owners: Vec<_> =
-        legs.map(|leg| text(if leg["moved"] == true { &leg["to"] } else { &leg["from"] })).collect();
+    let mut owners = Vec::new();
+    for leg in legs {
+        let owner = text(if leg["moved"] == true { &leg["to"] } else { &leg["from"] });
+        // Stores of a ring give to the same one.
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+    }
     format!("{} is on {}", text(&shown["resource"]), owners.join(", "))
 }
 
