@@ -210,6 +210,43 @@ fn r15_what_a_source_followed_counts_when_it_takes_the_unit_back() {
     assert_eq!(one.list(), [A, B]);
 }
 
+/// Of the whole unit, which stays owned by the one it is taken from.
+fn follow(owner: &mut Kept, follower: &mut Kept, by: &UnitMove) {
+    while !owner.engine.unit_track(by, 3).expect("tracked").ready {}
+    let at = owner.engine.unit_copy_begin(by).expect("tracked");
+    let CopyChunk { keys, floor, gaps, .. } =
+        owner.engine.unit_copy(by, None, 1_000, 1 << 20).expect("a chunk");
+    let import = Import { keys, floor: Some(floor), gaps, through: Some(at), ..Import::default() };
+    follower.engine.unit_import(by, import).expect("imported");
+}
+
+#[test]
+fn r15_a_source_that_crashed_after_its_release_may_be_asked_for_it_again() {
+    let (mut one, mut two) = shards(Durability::Fsync);
+    one.write(A);
+    let last = copy(&mut one, &mut two, &by(1, 1));
+    two.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
+    one.engine.unit_release(&by(1, 1), 5).expect("frozen");
+    two.engine.unit_open(&by(1, 1), 5).expect("sealed");
+    one.crash(None);
+    assert_eq!(one.state(), Some(UnitState::Gone));
+    one.engine.unit_release(&by(1, 1), 5).expect("gone");
+    // It follows a new copy, for the way back. A coordinator that takes over then knows nothing of it.
+    two.engine.apply(NOW, delete(A)).expect("owned");
+    two.write(B);
+    follow(&mut two, &mut one, &by(1, 1));
+    one.engine.unit_release(&by(1, 2), 5).expect("it follows");
+    assert!(matches!(one.state(), Some(UnitState::Following { sealed: None, .. })));
+    // What it had before the crash does not come back with what it follows.
+    let last = copy(&mut two, &mut one, &by(1, 3));
+    one.engine.unit_seal(NOW, &by(1, 3), last).expect("all is there");
+    one.crash(None);
+    one.engine.unit_open(&by(1, 3), 6).expect("sealed");
+    assert_eq!(one.list(), [B]);
+    one.crash(None);
+    assert_eq!(one.list(), [B]);
+}
+
 #[test]
 fn r10_a_gap_goes_with_the_unit() {
     let (mut source, mut target) = shards(Durability::Buffered);

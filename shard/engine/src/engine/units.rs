@@ -239,7 +239,8 @@ impl Engine {
                 self.log_units();
                 Ok(())
             }
-            UnitState::Following { .. } if record.epoch == epoch => Ok(()),
+            // Epoch 0: it was released, lost what it followed in a crash, and follows a new copy.
+            UnitState::Following { .. } if record.epoch == epoch || record.epoch == 0 => Ok(()),
             // It was released, and the move is being completed: the coordinator that takes over then does not know.
             UnitState::Dropping | UnitState::Gone if record.epoch >= epoch => Ok(()),
             _ => Err(record.refuse("Release")),
