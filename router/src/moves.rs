@@ -209,10 +209,10 @@ impl Moves {
             let expect = Expect { key: coordinator_key(id), mod_revision: 0 };
             let write = Write { lease, ..Write::put(coordinator_key(id), value) };
             match self.meta.client.commit(&[expect], vec![write]).await {
-                Ok(Some(claim)) => {
+                Ok(Some(_)) => {
                     tracing::info!(move_id = id.0, phase = ?record.phase, "this router coordinates a move");
                     self.ids.insert(id);
-                    let runner = Runner::new(self, record, version, lease, claim);
+                    let runner = Runner::new(self, record, version, lease);
                     self.running.spawn(runner.run());
                 }
                 Ok(None) => {}

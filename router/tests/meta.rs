@@ -5,10 +5,11 @@ mod support;
 
 use std::time::Duration;
 
+use kindred_proto::etcdserverpb::{self as pb, kv_client::KvClient};
 use kindred_router::run::Bound;
 use kindred_transport::Drain;
 use serde_json::{Value, json};
-use support::{Shard, all_up, put, router_with, shard_binary};
+use support::{Shard, all_up, direct, put, router_with, shard_binary};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tonic::transport::Channel;
@@ -243,4 +244,47 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
     reached(&b, before.revision + 1).await;
     assert_eq!(b.app.cluster.state(), c.app.cluster.state());
     assert_eq!(b.app.cluster.state().configs.len(), 3);
+}
+
+/// A move's claim is taken back by who holds it, whatever has become of its reports.
+#[tokio::test]
+async fn a_claim_goes_with_its_move_though_the_answer_to_a_report_was_lost() {
+    let rig = Rig::start();
+    let (bound, _drain, _channel) = rig.router("10m", &[]).await;
+    all_up(&bound).await;
+    followed(&bound).await;
+    let (code, made) = ask(&bound, "POST", "/api/v1/move", &json!({"kind": "pods", "to": "default"})).await;
+    assert!((200..300).contains(&code), "{code} {made}");
+    let wait = |phase: &'static str| {
+        let bound = &bound;
+        async move {
+            for _ in 0..1000 {
+                let (_, shown) = ask(bound, "GET", "/api/v1/moves/1", &Value::Null).await;
+                if shown["phase"] == phase {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            panic!("the move does not come to {phase}");
+        }
+    };
+    wait("Switched").await;
+    let mut meta = KvClient::new(direct(&rig.meta).await);
+    let get = pb::RangeRequest { key: "/kindred/coordinators/1".into(), ..Default::default() };
+    let claim = meta.range(get.clone()).await.unwrap().into_inner().kvs.remove(0);
+    assert_ne!(claim.lease, 0, "a claim ends with its router");
+    // A report that was made, of which its router knows nothing.
+    let report =
+        pb::PutRequest { key: claim.key, value: claim.value, lease: claim.lease, ..Default::default() };
+    meta.put(report).await.unwrap();
+    let (code, asked) = ask(&bound, "POST", "/api/v1/moves/1/complete", &Value::Null).await;
+    assert!((200..300).contains(&code), "{code} {asked}");
+    wait("Done").await;
+    for _ in 0..1000 {
+        if meta.range(get.clone()).await.unwrap().into_inner().kvs.is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("the claim stays");
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kindred_proto::etcdserverpb as pb;
+use kindred_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use kindred_proto::etcdserverpb::{
     kv_client::KvClient, lease_client::LeaseClient, watch_client::WatchClient,
 };
@@ -163,19 +164,26 @@ impl MetaClient {
     /// # Errors
     /// When meta refuses or cannot be asked; [`MetaError::Unknown`] when it may have been made.
     pub async fn commit(&self, expects: &[Expect], writes: Vec<Write>) -> Result<Option<i64>, MetaError> {
-        use pb::compare::{CompareResult, CompareTarget, TargetUnion};
-        let compare = |expect: &Expect| pb::Compare {
-            result: CompareResult::Equal.into(),
-            target: CompareTarget::Mod.into(),
-            key: expect.key.clone().into(),
-            target_union: Some(TargetUnion::ModRevision(expect.mod_revision)),
-            ..Default::default()
+        let compare = |expect: &Expect| {
+            let union = TargetUnion::ModRevision(expect.mod_revision);
+            compare(&expect.key, CompareTarget::Mod, union)
         };
-        let request = pb::TxnRequest {
-            compare: expects.iter().map(compare).collect(),
-            success: writes.into_iter().map(Write::op).collect(),
-            failure: Vec::new(),
-        };
+        self.txn(expects.iter().map(compare).collect(), writes).await
+    }
+
+    /// Makes a write of a key that lives by this lease, if it still does; whether it was made. Writes before it of which
+    /// nobody knows whether they were made are in nobody's way.
+    ///
+    /// # Errors
+    /// As [`MetaClient::commit`].
+    pub async fn commit_under(&self, lease: i64, write: Write) -> Result<bool, MetaError> {
+        let ours = compare(&write.key, CompareTarget::Lease, TargetUnion::Lease(lease));
+        Ok(self.txn(vec![ours], vec![write]).await?.is_some())
+    }
+
+    async fn txn(&self, compare: Vec<pb::Compare>, writes: Vec<Write>) -> Result<Option<i64>, MetaError> {
+        let success = writes.into_iter().map(Write::op).collect();
+        let request = pb::TxnRequest { compare, success, failure: Vec::new() };
         let answer = within(self.kv().txn(timed(request))).await.map_err(write_failed)?;
         Ok(answer.succeeded.then_some(answer.header.map_or(0, |header| header.revision)))
     }
@@ -243,6 +251,17 @@ impl Watch {
             )));
         }
         Ok(answer)
+    }
+}
+
+/// What a key must be.
+fn compare(key: &str, target: CompareTarget, union: TargetUnion) -> pb::Compare {
+    pb::Compare {
+        result: CompareResult::Equal.into(),
+        target: target.into(),
+        key: key.to_owned().into(),
+        target_union: Some(union),
+        ..Default::default()
     }
 }
 

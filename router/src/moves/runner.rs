@@ -60,8 +60,6 @@ pub(super) struct Runner {
     frozen_at: Option<Instant>,
     pause: Option<Duration>,
     reported: Progress,
-    /// The version of the claim, as last written.
-    claim: i64,
     /// The version of the request that the machine has taken, and of the one that was answered.
     taken: i64,
     answered: i64,
@@ -76,15 +74,15 @@ pub(super) struct Runner {
 
 /// What became of a write.
 enum Written {
-    /// The progress: the claim's version then, `None` when it is not this router's any more.
-    Report(Progress, Result<Option<i64>, MetaError>),
+    /// The progress; false when the claim is not this router's any more.
+    Report(Progress, Result<bool, MetaError>),
     /// The answer to the request of this version.
     Answer(i64, Result<Option<i64>, MetaError>),
 }
 
 impl Runner {
-    /// The coordinator of a move with this record, whose claim was written at version `claim` under the lease.
-    pub(super) fn new(moves: &Moves, record: MoveRecord, version: i64, lease: i64, claim: i64) -> Self {
+    /// The coordinator of a move with this record, whose claim was written under the lease.
+    pub(super) fn new(moves: &Moves, record: MoveRecord, version: i64, lease: i64) -> Self {
         let (id, phase) = (record.id, record.phase);
         Self {
             app: moves.app.clone(),
@@ -101,7 +99,6 @@ impl Runner {
             frozen_at: None,
             pause: None,
             reported: Progress::default(),
-            claim,
             taken: 0,
             answered: 0,
             report_now: false,
@@ -261,14 +258,12 @@ impl Runner {
         }
         let key = coordinator_key(self.id);
         let value = serde_json::to_vec(&progress).unwrap_or_default();
-        let write = Write { lease: self.lease, ..Write::put(key.clone(), value) };
-        // Only while the claim is this router's: it must neither come back without its lease nor be another's.
-        let expect = Expect { key, mod_revision: self.claim };
+        let (lease, meta) = (self.lease, self.meta.clone());
+        let write = Write { lease, ..Write::put(key, value) };
         self.reporting = true;
-        let meta = self.meta.clone();
-        self.writes.spawn(async move {
-            Written::Report(progress, meta.client.commit(&[expect], vec![write]).await)
-        });
+        // Only while the claim is this router's: it must neither come back without its lease nor be another's.
+        self.writes
+            .spawn(async move { Written::Report(progress, meta.client.commit_under(lease, write).await) });
     }
 
     /// Takes up what an operator asks of the move, and answers it: when it is refused, or the record says it. Whoever
@@ -320,8 +315,8 @@ impl Runner {
             Written::Report(progress, result) => {
                 self.reporting = false;
                 self.report_now |= std::mem::take(&mut self.report_again);
-                if let Ok(Some(claim)) = result {
-                    (self.claim, self.reported) = (claim, progress);
+                if let Ok(true) = result {
+                    self.reported = progress;
                 }
             }
             Written::Answer(version, result) => {
@@ -337,11 +332,15 @@ impl Runner {
         }
     }
 
-    /// Takes the claim back.
+    /// Takes the claim back, however long meta is away: its lease lives on, for the claims of other moves.
     async fn leave(&self) {
-        let gone = Write { value: None, ..Write::put(coordinator_key(self.id), "") };
-        let expect = Expect { key: coordinator_key(self.id), mod_revision: self.claim };
-        // Else it goes with the lease.
-        let _ = self.meta.client.commit(&[expect], vec![gone]).await;
+        loop {
+            let gone = Write { value: None, ..Write::put(coordinator_key(self.id), "") };
+            match self.meta.client.commit_under(self.lease, gone).await {
+                Ok(_) => return,
+                Err(error) => tracing::debug!(move_id = self.id.0, %error, "a claim was not taken back"),
+            }
+            tokio::time::sleep(REPORT).await;
+        }
     }
 }
