@@ -3,7 +3,7 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench bench-moves peers build kube netsim sim fuzz crash
+.PHONY: run test verify fix bench bench-moves peers build kube netsim sim fuzz crash kills
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -22,6 +22,10 @@ netsim:
 ## crash: shards are killed and restarted under load for SECONDS (600), and what each durability promises is looked for
 crash: build
 	CRASH_SECONDS=$(or $(SECONDS),600) $(CARGO) test --locked -p kindred-tests --test crash -- --test-threads 1 --nocapture
+
+## kills: kills and cuts at every step of a move, all of them or those with CASES in their names (such as seal.after, kill-source)
+kills: build
+	KILLS=$(or $(CASES),all) $(CARGO) test --locked -p kindred-tests --test kills -- --nocapture
 
 build:
 	$(CARGO) build --workspace --locked --bins

@@ -1,27 +1,11 @@
-//! One kill: a move whose coordinator ends itself at a step, and what the other router makes of it.
+//! The matrix: every step boundary of a move, with every way to it, and everything that may go wrong there.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
-use anyhow::{Context, bail, ensure};
-use kindred_proto::shard_v1::UnitState;
 use kindred_router_core::moves::step::StepName;
-use kindred_tests::{admin::Admin, scenario::wait_for};
-use serde_json::Value;
+use kindred_tests::proxy::Cut;
 
-use crate::{
-    cluster::{Cluster, Router, SURVIVOR, VICTIM},
-    writers::Writers,
-};
-
-const CLAIM_LIMIT: Duration = Duration::from_secs(10);
-/// Until the coordinator has come to the step.
-const REACH_LIMIT: Duration = Duration::from_secs(15);
-/// From there until the other one has finished; claims last 3 s.
-const TAKE_OVER_LIMIT: Duration = Duration::from_secs(30);
-const OVER_LIMIT: Duration = Duration::from_secs(20);
-/// Writes before a move and after it.
-const SOME: usize = 20;
-const ASK_AGAIN: Duration = Duration::from_millis(100);
+use crate::cluster::{META, Wiring};
 
 /// How the coordinator is brought to a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,203 +50,170 @@ fn ways(step: StepName) -> &'static [Way] {
     }
 }
 
-/// A place to be killed at.
+/// Of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Before,
+    After,
+}
+
+impl Side {
+    const BOTH: [Self; 2] = [Self::Before, Self::After];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Before => "before",
+            Self::After => "after",
+        }
+    }
+}
+
+/// A server, by what it has to do with the move when it begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Server {
+    Source,
+    Target,
+    Meta,
+}
+
+impl Server {
+    const ALL: [Self; 3] = [Self::Source, Self::Target, Self::Meta];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Target => "target",
+            Self::Meta => "meta",
+        }
+    }
+
+    /// Its name, in a move between these stores.
+    pub fn name(self, from: &'static str, to: &'static str) -> &'static str {
+        match self {
+            Self::Source => from,
+            Self::Target => to,
+            Self::Meta => META,
+        }
+    }
+}
+
+/// Who connects to servers. Servers connect to nobody, and routers not to one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Client {
+    Coordinator,
+    Survivor,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The coordinator is killed, for good.
+    KillCoordinator,
+    /// A server is killed, and started again.
+    Kill(Server),
+    /// The network between two processes is cut for a while.
+    Cut(Client, Server),
+}
+
+impl Fault {
+    /// The kills of servers.
+    fn kills() -> impl Iterator<Item = Self> {
+        Server::ALL.into_iter().map(Self::Kill)
+    }
+
+    /// The cuts.
+    fn cuts() -> impl Iterator<Item = Self> {
+        let clients = [Client::Coordinator, Client::Survivor];
+        clients.into_iter().flat_map(|client| Server::ALL.map(|server| Self::Cut(client, server)))
+    }
+
+    /// Whether clients of the survivor may feel it: what serves them is away.
+    pub fn is_felt(self) -> bool {
+        matches!(self, Self::Kill(Server::Source | Server::Target))
+            || matches!(self, Self::Cut(Client::Survivor, Server::Source | Server::Target))
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::KillCoordinator => f.write_str("kill-coordinator"),
+            Self::Kill(server) => write!(f, "kill-{}", server.word()),
+            Self::Cut(Client::Coordinator, server) => write!(f, "cut-coordinator-{}", server.word()),
+            Self::Cut(Client::Survivor, server) => write!(f, "cut-survivor-{}", server.word()),
+        }
+    }
+}
+
+/// Something that goes wrong at a place.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     step: StepName,
-    side: &'static str,
-    way: Way,
+    pub side: Side,
+    pub way: Way,
+    pub fault: Fault,
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}/{:?}", self.step.as_str(), self.side, self.way)
+        write!(f, "{}.{}/{:?}/{}", self.step.as_str(), self.side.word(), self.way, self.fault)
     }
-}
-
-/// What a move came to.
-#[derive(Debug)]
-pub struct Ended {
-    /// Whether the coordinator came to the place and was killed there.
-    pub killed: bool,
-    /// Whether the other router had something left to do.
-    pub taken_over: bool,
-    /// Whether it ended where it began, without a trace.
-    pub aborted: bool,
 }
 
 impl Case {
     /// The whole matrix.
     pub fn all() -> Vec<Self> {
-        let sides = |step| ["before", "after"].map(move |side| (step, side));
-        let places = StepName::ALL.iter().copied().flat_map(sides);
+        let faults = || [Fault::KillCoordinator].into_iter().chain(Fault::kills()).chain(Fault::cuts());
+        let places = StepName::ALL.iter().flat_map(|step| Side::BOTH.map(|side| (*step, side)));
         places
-            .flat_map(|(step, side)| ways(step).iter().map(move |way| Self { step, side, way: *way }))
+            .flat_map(|(step, side)| ways(step).iter().map(move |way| (step, side, *way)))
+            .flat_map(|(step, side, way)| faults().map(move |fault| Self { step, side, way, fault }))
             .collect()
     }
 
-    /// One side of each step, by turns, in the first way: what there is time for in every run.
+    /// What there is time for in every run: of each step one side, in the first way, with a kill of its coordinator, with
+    /// one of a server, and with a cut. Sides, servers and cuts by turns.
     pub fn some() -> Vec<Self> {
-        let chosen = |case: &Self| {
-            let place = StepName::ALL.iter().position(|step| *step == case.step).unwrap_or_default();
-            case.way == ways(case.step)[0] && case.side == ["before", "after"][place % 2]
+        let (kills, cuts): (Vec<_>, Vec<_>) = (Fault::kills().collect(), Fault::cuts().collect());
+        let chosen = |(place, step): (usize, &StepName)| {
+            let (step, way) = (*step, ways(*step)[0]);
+            let side = |turn: usize| Side::BOTH[turn % 2];
+            let (kill, cut) = (kills[place % kills.len()], cuts[place % cuts.len()]);
+            // As many places as there are cuts have one side after the other; from round to round they change.
+            let of_cut = side(place + place / cuts.len());
+            [
+                Self { step, side: side(place), way, fault: Fault::KillCoordinator },
+                Self { step, side: side(place + 1), way, fault: kill },
+                Self { step, side: of_cut, way, fault: cut },
+            ]
         };
-        Self::all().into_iter().filter(chosen).collect()
+        StepName::ALL.iter().enumerate().flat_map(chosen).collect()
     }
 
-    fn failpoints(&self) -> String {
-        let exit = format!("{}.{}=exit", self.step.as_str(), self.side);
+    /// The cluster that it needs.
+    pub fn wiring(&self) -> Wiring {
+        match self.fault {
+            Fault::KillCoordinator | Fault::Kill(_) => Wiring::Direct,
+            Fault::Cut(..) => Wiring::Linked,
+        }
+    }
+
+    /// How the network is cut: in each way at one side of each step.
+    pub fn cut(&self) -> Cut {
+        match self.side {
+            Side::Before => Cut::Silent,
+            Side::After => Cut::Refused,
+        }
+    }
+
+    /// What brings the coordinator to the place, and ends it or has it wait there.
+    pub fn failpoints(&self) -> String {
+        let act = if self.fault == Fault::KillCoordinator { "exit" } else { "wait" };
+        let there = format!("{}.{}={act}", self.step.as_str(), self.side.word());
         match self.way {
-            Way::Late => format!("seal.before=hold,{exit}"),
-            Way::Aborted => format!("verify.before=hold,{exit}"),
-            Way::Moved | Way::Completed | Way::Reversed | Way::Touched => exit,
+            Way::Late => format!("seal.before=hold,{there}"),
+            Way::Aborted => format!("verify.before=hold,{there}"),
+            Way::Moved | Way::Completed | Way::Reversed | Way::Touched => there,
         }
-    }
-
-    /// Moves the pods from `owner` to the other store, with a kill on the way. Returns who owns them then.
-    pub async fn run(
-        &self,
-        cluster: &mut Cluster,
-        writers: &mut Writers,
-        owner: &'static str,
-    ) -> anyhow::Result<(&'static str, Ended)> {
-        let to = if owner == "a" { "b" } else { "a" };
-        writers.some(SOME).await?;
-        let mut victim = cluster.victim(&self.failpoints()).await?;
-        let id = cluster.next_move().await?;
-        begin(cluster, &mut victim, id, to).await?;
-        let killed = self.killed(cluster, &mut victim, id).await?;
-        let before = cluster.record(id).await?.context("the record of the move")?;
-        let was_over = is_over(&before);
-        // One that did not come to the place has to go too.
-        victim.process.kill()?;
-        let taken = self.settled(cluster, id, was_over).await;
-        let taken = taken.with_context(|| format!("the record at the kill: {before}"))?;
-        let over = finished(cluster, id).await?;
-        let there = over["goal"] == "there" && over["phase"] == "done";
-        let now = if there { to } else { owner };
-        writers.some(SOME).await?;
-        writers.check().await?;
-        cluster.one_owner(now, writers.keys()).await?;
-        let ended = Ended { killed, taken_over: taken && killed, aborted: over["phase"] == "aborted" };
-        Ok((now, ended))
-    }
-
-    /// Until the coordinator has ended itself; false when it does not come to the place.
-    async fn killed(&self, cluster: &Cluster, victim: &mut Router, id: u64) -> anyhow::Result<bool> {
-        let request = match self.way {
-            Way::Moved | Way::Late => None,
-            Way::Completed | Way::Touched => Some(("switched", "complete")),
-            Way::Reversed => Some(("switched", "reverse")),
-            Way::Aborted => Some(("verifying", "abort")),
-        };
-        let mut asked = None;
-        if let Some((phase, request)) = request {
-            wait_for(phase, REACH_LIMIT, || async {
-                let record = cluster.record(id).await?.context("the record of the move")?;
-                Ok((record["phase"] == phase).then_some(()))
-            })
-            .await
-            .with_context(|| format!("before it is asked to {request}"))?;
-            if self.way == Way::Touched {
-                cluster.touch(id).await?;
-            }
-            asked = Some(tokio::spawn(ask_until_heard(cluster.survivor.admin.clone(), id, request)));
-        }
-        let began = tokio::time::Instant::now();
-        while victim.process.is_running()? && began.elapsed() < REACH_LIMIT {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        if let Some(asked) = asked {
-            // Whoever could have answered may be gone.
-            asked.abort();
-        }
-        Ok(!victim.process.is_running()?)
-    }
-
-    /// Until the move rests again, with the other router: it is over, or it has switched and nothing is frozen. Whether
-    /// the other router coordinates it.
-    async fn settled(&self, cluster: &Cluster, id: u64, was_over: bool) -> anyhow::Result<bool> {
-        let resting = wait_for("the other router to take over", TAKE_OVER_LIMIT, || async {
-            let record = cluster.record(id).await?.context("the record of the move")?;
-            if is_over(&record) {
-                return Ok(Some(record));
-            }
-            let taken = is_of(&record, SURVIVOR) && record["phase"] == "switched";
-            let unfinished = [UnitState::Frozen, UnitState::Dropping];
-            Ok((taken && cluster.none_is(&unfinished).await?).then_some(record))
-        })
-        .await;
-        let record = match resting {
-            Ok(record) => record,
-            Err(error) => {
-                let record = cluster.record(id).await?;
-                bail!("{error:#}; the record is {record:?}, the claim {:?}", cluster.claim(id).await?);
-            }
-        };
-        ensure!(was_over || is_of(&record, SURVIVOR), "nobody took over, but it went on: {record}");
-        Ok(is_of(&record, SURVIVOR))
-    }
-}
-
-fn is_over(record: &Value) -> bool {
-    record["phase"] == "done" || record["phase"] == "aborted"
-}
-
-fn is_of(record: &Value, router: &str) -> bool {
-    record["coordinator"].as_str().is_some_and(|coordinator| coordinator.starts_with(router))
-}
-
-/// Begins a move of the pods, and sees to it that `victim` coordinates it: the other router is stopped until it does.
-async fn begin(cluster: &Cluster, victim: &mut Router, id: u64, to: &str) -> anyhow::Result<()> {
-    cluster.survivor.signal("STOP")?;
-    let body = format!(r#"{{"kind":"pods","to":"{to}"}}"#);
-    let admin = victim.admin.clone();
-    let mut asked = Some(tokio::spawn(async move { admin.ask("POST", "/api/v1/move", &body).await }));
-    let began = tokio::time::Instant::now();
-    let claimed = loop {
-        match cluster.claim(id).await {
-            Ok(None) if began.elapsed() > CLAIM_LIMIT => {
-                break Err(anyhow::anyhow!("the move is not claimed"));
-            }
-            // Killed at once, or about to claim.
-            Ok(None) => {}
-            claimed => break claimed,
-        }
-        // No answer at all is one of a router that was killed at once.
-        if let Some(answered) = asked.take_if(|asked| asked.is_finished())
-            && let Ok(Ok((code, text))) = answered.await
-            && !(200..300).contains(&code)
-        {
-            break Err(anyhow::anyhow!("the move is refused: {code} {text}"));
-        }
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    };
-    cluster.survivor.signal("CONT")?;
-    let claim = claimed?.context("a claim")?;
-    let router = claim["router"].as_str().unwrap_or_default();
-    ensure!(router.starts_with(VICTIM), "router {router:?} coordinates the move");
-    Ok(())
-}
-
-/// Asks until the request is accepted, or the move is in no state for it any more.
-async fn ask_until_heard(admin: Admin, id: u64, request: &'static str) {
-    while admin.request(id, request).await.is_err() {
-        tokio::time::sleep(ASK_AGAIN).await;
-    }
-}
-
-/// Has the move completed, if it is not over; its last record.
-async fn finished(cluster: &Cluster, id: u64) -> anyhow::Result<Value> {
-    let asked = tokio::spawn(ask_until_heard(cluster.survivor.admin.clone(), id, "complete"));
-    let over = wait_for("the move to be over", OVER_LIMIT, || async {
-        let record = cluster.record(id).await?.context("the record of the move")?;
-        Ok(is_over(&record).then_some(record))
-    })
-    .await;
-    asked.abort();
-    match over {
-        Ok(over) => Ok(over),
-        Err(error) => bail!("{error:#}; the record is {:?}", cluster.record(id).await?),
     }
 }

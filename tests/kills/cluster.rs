@@ -1,6 +1,7 @@
-//! A meta store, two shards, a router that survives, and routers that do not.
+//! A meta store, two shards, a router that survives, and routers that coordinate one move each.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -14,6 +15,7 @@ use kindred_tests::{
     admin::Admin,
     client::Client,
     process::{Process, Spec, our_binary},
+    proxy::Link,
     servers::Shard,
 };
 use serde_json::Value;
@@ -25,6 +27,8 @@ const CLUSTER: &str = "--cluster-id=0x1ee7";
 const MOVES: &str = "/kindred/moves/";
 /// The metadata of a shard's refusal for ownership.
 const NOT_OWNED: &str = "kindred-not-owned";
+/// The meta store's name, beside those of the stores.
+pub const META: &str = "meta";
 /// The router that lives through all.
 pub const SURVIVOR: &str = "survivor";
 /// All others.
@@ -35,6 +39,10 @@ pub struct Router {
     pub process: Process,
     pub address: String,
     pub admin: Admin,
+    /// There while it waits at a failpoint.
+    held: PathBuf,
+    /// To the servers, by their names; empty where it connects to them directly.
+    links: Vec<(&'static str, Link)>,
 }
 
 impl Router {
@@ -45,12 +53,37 @@ impl Router {
         ensure!(sent.success(), "SIG{signal} to {pid} failed");
         Ok(())
     }
+
+    /// Whether it waits at a failpoint.
+    pub fn is_held(&self) -> bool {
+        self.held.exists()
+    }
+
+    /// Lets it go on from there.
+    pub fn go_on(&self) -> anyhow::Result<()> {
+        fs::remove_file(&self.held).with_context(|| format!("{} waits nowhere", self.address))
+    }
+
+    /// Its link to a server.
+    pub fn link(&self, server: &str) -> anyhow::Result<&Link> {
+        let found = self.links.iter().find(|(name, _)| *name == server);
+        Ok(&found.with_context(|| format!("no link to {server}"))?.1)
+    }
 }
 
-/// Processes of one cluster.
+/// Whether routers and servers are connected by links that can be cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wiring {
+    /// As they are outside of tests: a server that was killed refuses connections.
+    Direct,
+    Linked,
+}
+
+/// Processes of one cluster. All that is written is kept as `kindred up` keeps its meta store: by fsync.
 pub struct Cluster {
     dir: PathBuf,
     prefix: String,
+    wiring: Wiring,
     meta: Shard,
     stores: Vec<(&'static str, Shard)>,
     pub survivor: Router,
@@ -59,28 +92,40 @@ pub struct Cluster {
 
 impl Cluster {
     /// `prefix` names the logs, unique in `dir`.
-    pub async fn start(dir: &Path, prefix: &str) -> anyhow::Result<Self> {
+    pub async fn start(dir: &Path, prefix: &str, wiring: Wiring) -> anyhow::Result<Self> {
         let config = dir.join("pair.yaml");
-        std::fs::write(&config, CONFIG)?;
-        let flags = |name: &str, slot: u8| vec![format!("--name={name}"), format!("--slot={slot}")];
-        let mut of_meta = flags("meta", 0);
+        fs::write(&config, CONFIG)?;
+        let flags = |name: &str, slot: u8| {
+            vec![format!("--name={name}"), format!("--slot={slot}"), "--durability=fsync".to_owned()]
+        };
+        let mut of_meta = flags(META, 0);
         of_meta.push("--revisions=dense".to_owned());
-        let meta = Shard::start(dir, &format!("{prefix}-meta"), &of_meta).await?;
+        let meta = Shard::start(dir, &format!("{prefix}-{META}"), &of_meta).await?;
         let mut stores = Vec::new();
         for (name, slot) in [("a", 1), ("b", 2)] {
             let mut own = flags(name, slot);
             own.push(CLUSTER.to_owned());
             stores.push((name, Shard::start(dir, &format!("{prefix}-{name}"), &own).await?));
         }
-        let survivor = router(dir, prefix, SURVIVOR, &meta, &stores, "").await?;
-        Ok(Self { dir: dir.to_owned(), prefix: prefix.to_owned(), meta, stores, survivor, victims: 0 })
+        let survivor = router(dir, prefix, wiring, SURVIVOR, &meta, &stores, "").await?;
+        let (dir, prefix) = (dir.to_owned(), prefix.to_owned());
+        Ok(Self { dir, prefix, wiring, meta, stores, survivor, victims: 0 })
     }
 
     /// Starts one more router, with these failpoints.
     pub async fn victim(&mut self, failpoints: &str) -> anyhow::Result<Router> {
         self.victims += 1;
         let name = format!("{VICTIM}{}", self.victims);
-        router(&self.dir, &self.prefix, &name, &self.meta, &self.stores, failpoints).await
+        router(&self.dir, &self.prefix, self.wiring, &name, &self.meta, &self.stores, failpoints).await
+    }
+
+    /// The process of a store, or of the meta store.
+    pub fn server(&mut self, name: &str) -> anyhow::Result<&mut Process> {
+        if name == META {
+            return Ok(&mut self.meta.process);
+        }
+        let found = self.stores.iter_mut().find(|(store, _)| *store == name);
+        Ok(&mut found.with_context(|| format!("no store {name}"))?.1.process)
     }
 
     /// A key of the meta store as JSON, with the bytes.
@@ -130,6 +175,18 @@ impl Cluster {
         let mut client = self.store(store)?.client().await?;
         let records = client.units.list(UnitsListRequest {}).await?.into_inner().records;
         records.into_iter().map(|record| Ok((UnitState::try_from(record.state)?, record))).collect()
+    }
+
+    /// The unit records of all stores, for people.
+    pub async fn units_shown(&self) -> String {
+        let mut shown = String::new();
+        for (name, _) in &self.stores {
+            shown += &match self.units(name).await {
+                Ok(units) => format!("store {name} has {units:?}; "),
+                Err(error) => format!("store {name}: {error:#}; "),
+            };
+        }
+        shown
     }
 
     fn store(&self, name: &str) -> anyhow::Result<&Shard> {
@@ -183,30 +240,48 @@ impl Cluster {
 async fn router(
     dir: &Path,
     prefix: &str,
+    wiring: Wiring,
     name: &str,
     meta: &Shard,
-    stores: &[(&str, Shard)],
+    stores: &[(&'static str, Shard)],
     failpoints: &str,
 ) -> anyhow::Result<Router> {
+    let own_dir = dir.join(format!("{prefix}-{name}"));
+    fs::create_dir(&own_dir)?;
+    let mut links = Vec::new();
+    // Where a store is stands in the cluster's state, so all routers are told the same.
+    let mut url = |name: &'static str, server: &Shard| match wiring {
+        Wiring::Direct => anyhow::Ok(format!("http://{}", server.address)),
+        Wiring::Linked => {
+            links.push((name, Link::open(&own_dir.join(name), &server.address)?));
+            Ok(format!("unix:{name}"))
+        }
+    };
     let mut args = vec![
         "--listen=127.0.0.1:0".to_owned(),
         "--admin=127.0.0.1:0".to_owned(),
         format!("--name={name}"),
         format!("--config={}", dir.join("pair.yaml").display()),
-        format!("--meta=http://{}", meta.address),
+        format!("--meta={}", url(META, meta)?),
         "--log-level=info,kindred_router::moves=debug".to_owned(),
         CLUSTER.to_owned(),
     ];
-    args.extend(stores.iter().map(|(store, shard)| format!("--store={store}=http://{}", shard.address)));
+    for (store, shard) in stores {
+        args.push(format!("--store={store}={}", url(store, shard)?));
+    }
+    let held = own_dir.join("held");
     let spec = Spec {
         name: format!("{prefix}-{name}"),
         program: our_binary("kindred-router")?,
         args,
-        env: vec![("KINDRED_FAILPOINTS".to_owned(), failpoints.to_owned())],
+        env: vec![
+            ("KINDRED_FAILPOINTS".to_owned(), failpoints.to_owned()),
+            ("KINDRED_FAILPOINT_FILE".to_owned(), held.display().to_string()),
+        ],
         ready: "kindred-router ready ".to_owned(),
     };
-    let process = Process::start(dir, spec).await?;
+    let process = Process::start_in(dir, &own_dir, spec).await?;
     let field = |name| anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned());
     let (address, admin) = (field("listen")?, Admin::at(&field("admin")?));
-    Ok(Router { process, address, admin })
+    Ok(Router { process, address, admin, held, links })
 }

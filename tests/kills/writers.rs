@@ -1,8 +1,14 @@
 //! Clients of the surviving router: writers with optimistic puts of numbered values who read after each, and a watch.
-//! Nothing that they do may fail, whoever else is killed.
+//!
+//! Nothing that they do may fail but while a store, or the way to it, is away (an outage), and then only as etcd fails:
+//! `Unavailable`, or no answer in time. A write of unknown outcome stays in doubt until the next write of its key, which
+//! is made only if the one in doubt was not and never will be. The watch goes on through all.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -13,11 +19,14 @@ use kindred_proto::etcdserverpb::{
     WatchCreateRequest, WatchRequest,
     compare::{CompareResult, CompareTarget, TargetUnion},
     request_op::Request,
+    response_op::Response,
     watch_request::RequestUnion,
 };
+use kindred_proto::mvccpb::KeyValue;
 use kindred_tests::{client::Client, scenario::wait_for};
 use parking_lot::Mutex;
 use tokio::{sync::RwLock, task::JoinSet};
+use tonic::{Code, Status};
 
 /// All pods.
 pub const PODS: &str = "/registry/pods/";
@@ -27,6 +36,10 @@ const WRITERS: usize = 2;
 const KEYS_OF_EACH: usize = 6;
 /// Between the writes of a writer.
 const BREATH: Duration = Duration::from_millis(10);
+/// Before a writer whose store is away tries again.
+const AWAY: Duration = Duration::from_millis(25);
+/// So many turns without a failure of each writer end an outage: all of its keys, and a list.
+const FLAWLESS: u64 = 8;
 /// How often a writer also lists everything.
 const LIST_EVERY: u64 = 8;
 const LEASE_TTL_S: i64 = 600;
@@ -49,6 +62,50 @@ struct Shared {
     longest: Mutex<Duration>,
     /// Held by each write, so that a check can wait until none is under way.
     writing: RwLock<()>,
+    /// One more when an outage begins, and when it ends.
+    outages: AtomicU64,
+    /// Requests that failed in outages.
+    failed: AtomicUsize,
+    /// Writes that were found to have been made although their clients were told nothing good.
+    made_in_doubt: AtomicUsize,
+    /// Of each writer, the turns in a row that did not fail.
+    flawless: [AtomicU64; WRITERS],
+}
+
+/// Why a turn ended early.
+enum Trouble {
+    /// What clients are told while something is away.
+    Away(&'static str, Status),
+    /// What no client should be told.
+    Wrong(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Trouble {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Wrong(error)
+    }
+}
+
+/// An answer, or what kind of failure it is.
+fn answered<T>(what: &'static str, answer: Result<tonic::Response<T>, Status>) -> Result<T, Trouble> {
+    match answer {
+        Ok(answer) => Ok(answer.into_inner()),
+        Err(status) if matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded) => {
+            Err(Trouble::Away(what, status))
+        }
+        Err(status) => Err(Trouble::Wrong(anyhow::anyhow!("{what}: {status:?}"))),
+    }
+}
+
+/// What became of requests.
+#[derive(Debug, Clone, Copy)]
+pub struct Counts {
+    /// Writes that were acknowledged, or found to have been made.
+    pub acknowledged: usize,
+    /// Requests that failed.
+    pub failed: usize,
+    /// Writes among them that were found to have been made.
+    pub made_in_doubt: usize,
 }
 
 /// Clients at work; stopped when dropped.
@@ -105,6 +162,7 @@ impl Writers {
                 number,
                 lease,
                 last: vec![0; KEYS_OF_EACH],
+                doubts: vec![Vec::new(); KEYS_OF_EACH],
             };
             tasks.spawn(writer.run());
         }
@@ -116,14 +174,39 @@ impl Writers {
         WRITERS * KEYS_OF_EACH
     }
 
-    /// How many writes were acknowledged.
-    pub fn acknowledged(&self) -> usize {
+    fn acknowledged(&self) -> usize {
         self.shared.acknowledged.lock().len()
     }
 
-    /// The longest write so far.
+    /// The longest write since this was asked last.
     pub fn longest(&self) -> Duration {
-        *self.shared.longest.lock()
+        std::mem::take(&mut *self.shared.longest.lock())
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> Counts {
+        let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        let (failed, made_in_doubt) = (count(&self.shared.failed), count(&self.shared.made_in_doubt));
+        Counts { acknowledged: self.acknowledged(), failed, made_in_doubt }
+    }
+
+    /// From now on requests may fail.
+    pub fn outage_begins(&self) {
+        self.shared.outages.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// When every writer gets along again, nothing may fail any more.
+    pub async fn outage_ends(&self) -> anyhow::Result<()> {
+        self.shared.flawless.iter().for_each(|turns| turns.store(0, Ordering::SeqCst));
+        wait_for("every writer to get along", SEEN_LIMIT, || async {
+            self.healthy()?;
+            let mut turns = self.shared.flawless.iter().map(|turns| turns.load(Ordering::SeqCst));
+            // The first may have begun before.
+            Ok(turns.all(|turns| turns > FLAWLESS).then_some(()))
+        })
+        .await?;
+        self.shared.outages.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Until so many more writes than now were acknowledged.
@@ -208,21 +291,39 @@ struct Writer {
     lease: i64,
     /// The revisions of its keys.
     last: Vec<i64>,
+    /// What was written to them since and may have been made, at most one of it.
+    doubts: Vec<Vec<Bytes>>,
 }
 
 impl Writer {
     async fn run(mut self) {
         for turn in 0.. {
             let shared = self.shared.clone();
+            let before = shared.outages.load(Ordering::SeqCst);
             let turned = {
                 let _writing = shared.writing.read().await;
                 self.turn(turn).await
             };
-            if let Err(error) = turned {
-                // It no longer knows what is there.
-                return self.shared.complain(format!("writer {}: {error:#}", self.number));
+            let flawless = &shared.flawless[self.number];
+            match turned {
+                Ok(()) => {
+                    flawless.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(BREATH).await;
+                }
+                Err(Trouble::Away(..))
+                    if before % 2 == 1 || shared.outages.load(Ordering::SeqCst) != before =>
+                {
+                    flawless.store(0, Ordering::SeqCst);
+                    shared.failed.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(AWAY).await;
+                }
+                Err(Trouble::Away(what, status)) => {
+                    return shared.complain(format!("writer {}: {what}: {status:?}", self.number));
+                }
+                Err(Trouble::Wrong(error)) => {
+                    return shared.complain(format!("writer {}: {error:#}", self.number));
+                }
             }
-            tokio::time::sleep(BREATH).await;
         }
     }
 
@@ -230,8 +331,8 @@ impl Writer {
         Bytes::from(format!("{PODS}ns{of}/writer{}", self.number))
     }
 
-    async fn turn(&mut self, turn: u64) -> anyhow::Result<()> {
-        let of = usize::try_from(turn)? % KEYS_OF_EACH;
+    async fn turn(&mut self, turn: u64) -> Result<(), Trouble> {
+        let of = usize::try_from(turn).unwrap_or_default() % KEYS_OF_EACH;
         let (key, value) = (self.key(of), Bytes::from(format!("{}-{turn}", self.number)));
         let began = Instant::now();
         let put =
@@ -249,48 +350,86 @@ impl Writer {
             success: vec![RequestOp { request: Some(Request::RequestPut(put)) }],
             failure: vec![RequestOp { request: Some(Request::RequestRange(read)) }],
         };
-        let answer = self.client.kv.txn(txn).await.context("a write")?.into_inner();
-        // Nobody else writes its keys.
-        ensure!(answer.succeeded, "its key was at {}, but: {answer:?}", self.last[of]);
+        let answer = self.client.kv.txn(txn).await;
+        if answer.is_err() {
+            self.doubts[of].push(value.clone());
+        }
+        let answer = answered("a write", answer)?;
+        if !answer.succeeded {
+            // Nobody else writes its keys.
+            let found = answer.responses.iter().find_map(|response| match &response.response {
+                Some(Response::ResponseRange(range)) => range.kvs.first(),
+                _ => None,
+            });
+            let made = found.is_some_and(|kv| self.was_in_doubt(of, kv));
+            match found {
+                Some(kv) if made => self.made(of, kv.mod_revision, &kv.value),
+                _ => {
+                    let (last, doubts) = (self.last[of], &self.doubts[of]);
+                    let what = anyhow::anyhow!("its key was at {last}, in doubt {doubts:?}, but: {answer:?}");
+                    return Err(what.into());
+                }
+            }
+            return Ok(());
+        }
         let revision = answer.header.context("a header")?.revision;
-        self.last[of] = revision;
-        self.shared.acknowledged.lock().push(Written { revision, key: key.clone(), value: value.clone() });
+        self.made(of, revision, &value);
         {
             let mut longest = self.shared.longest.lock();
             *longest = longest.max(began.elapsed());
         }
-        let found = get(&mut self.client, &key, 0).await.context("a read after a write")?;
-        let found = found.context("what was just written is not there")?;
-        ensure!(
-            found.mod_revision == revision && found.value == value,
-            "wrote {value:?} at {revision}, read {found:?}"
-        );
+        let get = RangeRequest { key, ..Default::default() };
+        let found = answered("a read after a write", self.client.kv.range(get).await)?;
+        let found = found.kvs.first().context("what was just written is not there")?;
+        if found.mod_revision != revision || found.value != value {
+            let what = anyhow::anyhow!("wrote {value:?} at {revision}, read {found:?}");
+            return Err(what.into());
+        }
         if turn.is_multiple_of(LIST_EVERY) {
             self.list().await?;
         }
         Ok(())
     }
 
+    /// Whether this is a write that was not known to have been made.
+    fn was_in_doubt(&self, of: usize, kv: &KeyValue) -> bool {
+        kv.mod_revision > self.last[of] && self.doubts[of].contains(&kv.value)
+    }
+
+    /// A write of a key is there: what was written before it and is in doubt was not made, and never will be.
+    fn made(&mut self, of: usize, revision: i64, value: &Bytes) {
+        if self.doubts[of].contains(value) {
+            self.shared.made_in_doubt.fetch_add(1, Ordering::Relaxed);
+        }
+        self.last[of] = revision;
+        self.doubts[of].clear();
+        self.shared.acknowledged.lock().push(Written { revision, key: self.key(of), value: value.clone() });
+    }
+
     /// A list shows its keys as it wrote them.
-    async fn list(&mut self) -> anyhow::Result<()> {
+    async fn list(&mut self) -> Result<(), Trouble> {
         let all = RangeRequest { key: PODS.into(), range_end: PODS_END.into(), ..Default::default() };
-        let kvs = self.client.kv.range(all).await.context("a list")?.into_inner().kvs;
-        for (of, last) in self.last.iter().enumerate() {
+        let kvs = answered("a list", self.client.kv.range(all).await)?.kvs;
+        for of in 0..KEYS_OF_EACH {
             let key = self.key(of);
-            let found = kvs.iter().filter(|kv| kv.key == key).map(|kv| kv.mod_revision);
-            let expected: Vec<i64> = Some(*last).filter(|last| *last > 0).into_iter().collect();
-            let found: Vec<i64> = found.collect();
-            ensure!(found == expected, "a list shows {key:?} at {found:?} instead of {expected:?}");
+            let found: Vec<&KeyValue> = kvs.iter().filter(|kv| kv.key == key).collect();
+            match found.as_slice() {
+                [] if self.last[of] == 0 => {}
+                [kv] if kv.mod_revision == self.last[of] => {}
+                // From now on it is there.
+                [kv] if self.was_in_doubt(of, kv) => self.made(of, kv.mod_revision, &kv.value),
+                _ => {
+                    let last = self.last[of];
+                    let what = anyhow::anyhow!("a list shows {key:?} as {found:?} instead of at {last}");
+                    return Err(what.into());
+                }
+            }
         }
         Ok(())
     }
 }
 
-async fn get(
-    client: &mut Client,
-    key: &Bytes,
-    revision: i64,
-) -> anyhow::Result<Option<kindred_proto::mvccpb::KeyValue>> {
+async fn get(client: &mut Client, key: &Bytes, revision: i64) -> anyhow::Result<Option<KeyValue>> {
     let get = RangeRequest { key: key.clone(), revision, ..Default::default() };
     Ok(client.kv.range(get).await?.into_inner().kvs.into_iter().next())
 }

@@ -35,6 +35,8 @@ pub struct Spec {
 pub struct Process {
     spec: Spec,
     dir: PathBuf,
+    /// Where it runs; `None` for where the test does.
+    work_dir: Option<PathBuf>,
     child: Option<Child>,
     ready_line: String,
 }
@@ -45,7 +47,21 @@ impl Process {
     /// # Errors
     /// When it cannot be started, ends, or is not ready in time.
     pub async fn start(dir: &Path, spec: Spec) -> anyhow::Result<Self> {
-        let mut process = Self { spec, dir: dir.to_owned(), child: None, ready_line: String::new() };
+        Self::begin(dir, None, spec).await
+    }
+
+    /// The same for a server that runs in `work_dir`, where it finds its relative paths.
+    ///
+    /// # Errors
+    /// As [`Process::start`].
+    pub async fn start_in(dir: &Path, work_dir: &Path, mut spec: Spec) -> anyhow::Result<Self> {
+        spec.program = fs::canonicalize(&spec.program)?;
+        Self::begin(dir, Some(work_dir.to_owned()), spec).await
+    }
+
+    async fn begin(dir: &Path, work_dir: Option<PathBuf>, spec: Spec) -> anyhow::Result<Self> {
+        let (dir, ready_line) = (dir.to_owned(), String::new());
+        let mut process = Self { spec, dir, work_dir, child: None, ready_line };
         process.spawn().await?;
         Ok(process)
     }
@@ -64,6 +80,9 @@ impl Process {
             .stderr(append(&logs[1])?)
             // A group of its own, so that an interrupted test runner does not half-stop a scenario.
             .process_group(0);
+        if let Some(work_dir) = &self.work_dir {
+            command.current_dir(work_dir);
+        }
         let child = command.spawn().with_context(|| format!("starting {}", spec.program.display()))?;
         self.child = Some(child);
         let start = Instant::now();

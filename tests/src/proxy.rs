@@ -1,0 +1,217 @@
+//! The link between two processes, to be cut and healed: a Unix socket in front of a server. A process that is told the
+//! socket by a relative path finds its own link there, though others are told the same path.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpStream, UnixListener, UnixStream},
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+};
+
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// How a link is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Nothing comes through, in either direction, and nobody is told; what was sent arrives when the link is healed.
+    Silent,
+    /// Connections are lost, and new ones refused.
+    Refused,
+}
+
+/// The link. Dropped, it is gone with all its connections.
+#[derive(Debug)]
+pub struct Link {
+    /// How it is cut now.
+    cut: watch::Sender<Option<Cut>>,
+    task: JoinHandle<()>,
+}
+
+impl Link {
+    /// Opens a link from `socket` to the server at `host:port`.
+    ///
+    /// # Errors
+    /// When it cannot be listened there.
+    pub fn open(socket: &Path, server: &str) -> anyhow::Result<Self> {
+        let listener =
+            UnixListener::bind(socket).with_context(|| format!("listening on {}", socket.display()))?;
+        let (cut, state) = watch::channel(None);
+        let task = tokio::spawn(run(listener, socket.to_owned(), server.to_owned(), state));
+        Ok(Self { cut, task })
+    }
+
+    /// Cuts it.
+    pub fn cut(&self, how: Cut) {
+        self.cut.send_replace(Some(how));
+    }
+
+    /// It is whole again.
+    pub fn heal(&self) {
+        self.cut.send_replace(None);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn run(first: UnixListener, socket: PathBuf, server: String, mut state: watch::Receiver<Option<Cut>>) {
+    let mut listener = first;
+    loop {
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => {
+                    let Ok((client, _)) = accepted else { continue };
+                    let (server, state) = (server.clone(), state.clone());
+                    connections.spawn(async move {
+                        // However it ends, both sides see it closed.
+                        let _ = forward(client, &server, state).await;
+                    });
+                }
+                refused = until(&mut state, |cut| cut == Some(Cut::Refused)) => match refused {
+                    Ok(()) => break,
+                    Err(_) => return,
+                },
+                Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            }
+        }
+        drop((connections, listener));
+        if until(&mut state, |cut| cut != Some(Cut::Refused)).await.is_err() {
+            return;
+        }
+        // The socket of the listener that is gone is in the way.
+        let _ = fs::remove_file(&socket);
+        let Ok(again) = UnixListener::bind(&socket) else { return };
+        listener = again;
+    }
+}
+
+async fn until(
+    state: &mut watch::Receiver<Option<Cut>>,
+    wanted: impl Fn(Option<Cut>) -> bool,
+) -> Result<(), watch::error::RecvError> {
+    state.wait_for(|cut| wanted(*cut)).await.map(drop)
+}
+
+async fn forward(
+    mut client: UnixStream,
+    server: &str,
+    mut state: watch::Receiver<Option<Cut>>,
+) -> io::Result<()> {
+    // Until then nobody hears that somebody wants to connect.
+    until(&mut state, |cut| cut.is_none()).await.map_err(io::Error::other)?;
+    let mut server = TcpStream::connect(server).await?;
+    server.set_nodelay(true)?;
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
+    // When one direction is over, so is the connection.
+    tokio::select! {
+        ended = pipe(from_client, to_server, state.clone()) => ended,
+        ended = pipe(from_server, to_client, state) => ended,
+    }
+}
+
+async fn pipe(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    mut state: watch::Receiver<Option<Cut>>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        let read = from.read(&mut buffer).await;
+        // Also the end of the connection is only seen when something comes through.
+        until(&mut state, |cut| cut.is_none()).await.map_err(io::Error::other)?;
+        match read? {
+            0 => return Ok(()),
+            bytes => to.write_all(&buffer[..bytes]).await?,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{net::TcpListener, time::timeout};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// A server that says everything back.
+    async fn echo() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let (mut from, mut to) = stream.split();
+                    let _ = tokio::io::copy(&mut from, &mut to).await;
+                });
+            }
+        });
+        address
+    }
+
+    async fn said(stream: &mut UnixStream) -> io::Result<[u8; 4]> {
+        let mut said = [0; 4];
+        timeout(LIMIT, stream.read_exact(&mut said)).await.map_err(io::Error::other)??;
+        Ok(said)
+    }
+
+    #[tokio::test]
+    async fn what_is_sent_into_a_silent_cut_arrives_when_it_is_healed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let link = Link::open(&socket, &echo().await).unwrap();
+        let mut old = UnixStream::connect(&socket).await.unwrap();
+        old.write_all(b"one.").await.unwrap();
+        assert_eq!(&said(&mut old).await.unwrap(), b"one.");
+        link.cut(Cut::Silent);
+        let mut new = UnixStream::connect(&socket).await.unwrap();
+        for stream in [&mut old, &mut new] {
+            stream.write_all(b"two.").await.unwrap();
+            let mut byte = [0];
+            assert!(timeout(Duration::from_millis(100), stream.read(&mut byte)).await.is_err());
+        }
+        link.heal();
+        for stream in [&mut old, &mut new] {
+            assert_eq!(&said(stream).await.unwrap(), b"two.");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refused_link_has_no_connections() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let link = Link::open(&socket, &echo().await).unwrap();
+        let mut old = UnixStream::connect(&socket).await.unwrap();
+        old.write_all(b"one.").await.unwrap();
+        assert_eq!(&said(&mut old).await.unwrap(), b"one.");
+        link.cut(Cut::Refused);
+        assert!(said(&mut old).await.is_err(), "the connection is lost");
+        let refused = UnixStream::connect(&socket).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        link.heal();
+        let again = timeout(LIMIT, async {
+            loop {
+                match UnixStream::connect(&socket).await {
+                    Ok(stream) => return stream,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        });
+        let mut again = again.await.unwrap();
+        again.write_all(b"two.").await.unwrap();
+        assert_eq!(&said(&mut again).await.unwrap(), b"two.");
+    }
+}
