@@ -3,6 +3,7 @@
 mod api;
 pub mod changes;
 mod cuts;
+mod durability;
 mod moves;
 pub mod objects;
 mod schema;
@@ -37,11 +38,18 @@ pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
         shown.metrics.observe(&shown.stores, &shown.feeds);
         recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default()
     });
-    let (stores, partitions) = (app.clone(), app.clone());
+    let (stores, partitions, durable) = (app.clone(), app.clone(), app.clone());
     admin
         .routes()
         .route("/api/v1/stores", get(move || std::future::ready(Json(list_stores(&stores)))))
         .route("/api/v1/partitions", get(move || std::future::ready(Json(list_partitions(&partitions)))))
+        .route(
+            "/api/v1/durability",
+            get(move || {
+                let app = durable.clone();
+                async move { Json(durability::shown(&app).await) }
+            }),
+        )
         .merge(api::routes(app))
         .merge(verbs::routes(app))
         .merge(moves::routes(app))

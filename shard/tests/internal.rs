@@ -294,6 +294,12 @@ async fn load_tells_what_a_move_would_find() {
     // About once a second the loop looks at its logs.
     eventually("a time of the disk", || async { load("\0", "\0").await.fsync_p99_micros > 0 }).await;
     let after = load("/registry/pods/5", "").await;
+    let modes: Vec<_> = after.logs.iter().map(shard::LogLoad::mode).collect();
+    assert_eq!(modes, [shard::Durability::Fsync, shard::Durability::Buffered]);
+    assert!(
+        after.logs.iter().any(|log| log.wal_bytes > 0) && after.kinds.iter().all(|kind| kind.mode > 0),
+        "{after:?}"
+    );
     let [pods] = &after.kinds[..] else { panic!("{after:?}") };
     assert_eq!((pods.keys, pods.quota_bytes), (10, 100_000));
     assert!((10_500..12_000).contains(&pods.written_bytes), "{pods:?}");

@@ -322,15 +322,28 @@ async fn the_state_of_a_cluster() {
           "ring": false, "epoch": 2 },
         { "start": "/registry/pods0", "end": null, "kind": null, "stores": ["default"], "ring": false, "epoch": 1 },
     ] });
+    let kind = |kind: &str, mode: &str, keys: u64, bytes: Option<u64>| json!({ "kind": kind, "mode": mode, "keys": keys, "notDurableBytes": bytes, "notDurableMillis": bytes.map(|_| 4) });
+    let durability = json!({ "stores": [
+        { "store": "pods", "kinds": [kind("/registry/pods/", "buffered", 2000, Some(12 << 10)), kind("", "fsync", 3, None)],
+          "logs": [{ "mode": "buffered", "walBytes": 1 << 20, "failing": "no space left" }], "checkpoint": null },
+        { "store": "events", "kinds": [kind("/registry/events/", "none", 9, None)], "logs": [], "checkpoint": null },
+        { "store": "gone", "problem": "no answer in time" },
+    ] });
     let moves = [(200, json!({ "items": [moved("Copying", "there", 1).1] })), refusal(501, "no meta store")];
     let fake = Fake::start(&[
         ("GET /api/v1/stores", &[(200, stores)]),
         ("GET /api/v1/partitions", &[(200, map)]),
         ("GET /api/v1/moves", &moves),
+        ("GET /api/v1/durability", &[(200, durability.clone()), (200, durability)]),
     ])
     .await;
     let (_, printed) = fake.run(&["status"]).await;
     for part in [
+        "/registry/pods/     pods     buffered   2,000     12.0 KiB of the last 4.0 ms   1.0 MiB",
+        "<all else>          pods     fsync      3         nothing",
+        "/registry/events/   events   none       9         everything",
+        "Store pods cannot write its log of mode buffered: no space left\n",
+        "                    gone     unknown    unknown   no answer in time",
         "pods    shard   4      up",
         "Map 3\nKIND              FROM   UP TO    STORES    EPOCH\n/registry/pods/   m      <open>   pods      2\n",
         "MOVE   KIND   FROM   TO      PHASE     GOAL    ROUTER\n7 ",

@@ -1,12 +1,14 @@
 //! `kindred status`.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use serde_json::{Value, json};
 
 use super::{
     Failure,
     args::{Output, StatusArgs},
     client::{Client, Form},
-    output::{self, Table, text},
+    output::{self, Table, bytes, count, text, time},
 };
 
 /// Stores, who serves what, moves under way.
@@ -20,9 +22,10 @@ pub async fn status(client: &Client, args: &StatusArgs) -> Result<(), Failure> {
         Err(Failure::Refused(why)) => (json!({ "items": [] }), Some(why)),
         Err(failure) => return Err(failure),
     };
+    let durability = client.get("/api/v1/durability", Form::Objects).await?;
     if args.output != Output::Table {
         let all = json!({
-            "stores": stores["stores"], "generation": map["generation"], "partitions": map["partitions"],
+            "durability": durability["stores"], "stores": stores["stores"], "generation": map["generation"], "partitions": map["partitions"],
             "moves": moves["items"],
         });
         return output::print(&output::rendered(&all, args.output)?);
@@ -31,6 +34,9 @@ pub async fn status(client: &Client, args: &StatusArgs) -> Result<(), Failure> {
     out += &unmet(&stores);
     out += &format!("\nMap {}\n", text(&map["generation"]));
     out += &by_kind(&map).render();
+    out.push('\n');
+    out += &losses(&durability, SystemTime::now()).render();
+    out += &failing(&durability);
     out.push('\n');
     out += &match (list_moves(&moves), fixed) {
         (_, Some(why)) => format!("Moves: {why}\n"),
@@ -73,6 +79,70 @@ fn unmet(value: &Value) -> String {
         }
     }
     if lines.is_empty() { lines } else { format!("\n{lines}") }
+}
+
+/// How durable each Kind is, and what a crash of its store would take of it now.
+fn losses(value: &Value, now: SystemTime) -> Table {
+    let mut table =
+        Table::new(&["kind", "store", "mode", "keys", "a crash takes", "write-ahead log", "checkpoint"]);
+    for store in value["stores"].as_array().into_iter().flatten() {
+        if let Some(problem) = store["problem"].as_str() {
+            let problem = problem.to_owned();
+            let unknown = || "unknown".to_owned();
+            table.row(vec![
+                String::new(),
+                text(&store["store"]),
+                unknown(),
+                unknown(),
+                problem,
+                String::new(),
+                String::new(),
+            ]);
+        }
+        for kind in store["kinds"].as_array().into_iter().flatten() {
+            let mode = text(&kind["mode"]);
+            let log = store["logs"].as_array().into_iter().flatten().find(|log| log["mode"] == kind["mode"]);
+            let takes = match (mode.as_str(), kind["notDurableBytes"].as_u64()) {
+                ("none", _) => "everything".to_owned(),
+                ("fsync", _) => "nothing".to_owned(),
+                (_, Some(0)) => "nothing now".to_owned(),
+                (_, Some(lost)) => {
+                    let age = Duration::from_millis(kind["notDurableMillis"].as_u64().unwrap_or_default());
+                    format!("{} of the last {}", bytes(lost), time(age))
+                }
+                (_, None) => "unknown".to_owned(),
+            };
+            let wal = log.and_then(|log| log["walBytes"].as_u64()).map(bytes).unwrap_or_default();
+            let finished = store["checkpoint"]["finishedAt"].as_u64().filter(|_| log.is_some());
+            let ago = finished
+                .map(|at| now.duration_since(UNIX_EPOCH + Duration::from_secs(at)).unwrap_or_default());
+            let prefix = text(&kind["kind"]);
+            table.row(vec![
+                if prefix.is_empty() { "<all else>".to_owned() } else { prefix },
+                text(&store["store"]),
+                mode,
+                kind["keys"].as_u64().map(count).unwrap_or_default(),
+                takes,
+                wal,
+                ago.map(|ago| format!("{} ago", time(ago))).unwrap_or_default(),
+            ]);
+        }
+    }
+    table
+}
+
+/// The logs that cannot be written, in lines.
+fn failing(value: &Value) -> String {
+    let mut lines = String::new();
+    for store in value["stores"].as_array().into_iter().flatten() {
+        for log in store["logs"].as_array().into_iter().flatten() {
+            if let Some(why) = log["failing"].as_str() {
+                let [name, mode] = [&store["store"], &log["mode"]].map(text);
+                lines += &format!("Store {name} cannot write its log of mode {mode}: {why}\n");
+            }
+        }
+    }
+    lines
 }
 
 /// Who serves which names of each Kind; `get partitions` shows every key.

@@ -334,6 +334,39 @@ pub struct LoadResponse {
     /// owner; 0 = there is no such log, or nothing was written to it yet.
     #[prost(uint64, tag = "5")]
     pub fsync_p99_micros: u64,
+    /// Its logs, about a second ago; none of a store that keeps nothing.
+    #[prost(message, repeated, tag = "6")]
+    pub logs: ::prost::alloc::vec::Vec<LogLoad>,
+    /// The last checkpoint since the start.
+    #[prost(message, optional, tag = "7")]
+    pub checkpoint: ::core::option::Option<CheckpointLoad>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LogLoad {
+    /// The mode of the Kinds in it.
+    #[prost(enumeration = "Durability", tag = "1")]
+    pub mode: i32,
+    /// Not yet on the disk, and for how long: what a crash would take of those Kinds, at most.
+    #[prost(uint64, tag = "2")]
+    pub not_durable_bytes: u64,
+    #[prost(uint64, tag = "3")]
+    pub not_durable_millis: u64,
+    /// Of its segments.
+    #[prost(uint64, tag = "4")]
+    pub wal_bytes: u64,
+    /// Why it cannot be written; empty: it can.
+    #[prost(string, tag = "5")]
+    pub failing: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckpointLoad {
+    /// Seconds since the Unix epoch.
+    #[prost(uint64, tag = "1")]
+    pub finished_at: u64,
+    #[prost(uint64, tag = "2")]
+    pub took_millis: u64,
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KindLoad {
@@ -359,6 +392,9 @@ pub struct KindLoad {
     pub written_bytes: u64,
     #[prost(uint64, tag = "8")]
     pub written_per_second: u64,
+    /// How durable it is.
+    #[prost(enumeration = "Durability", tag = "9")]
+    pub mode: i32,
 }
 /// Keys that are owned and moved as one.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -200,7 +200,10 @@ fn sync_of(load: &shard_v1::LoadResponse) -> Duration {
 }
 
 /// What a shard has of the Kinds of some ranges; `None` of a store that cannot say.
-async fn load(store: &Store, ranges: &[KeyRange]) -> Result<Option<shard_v1::LoadResponse>, Status> {
+pub(super) async fn load(
+    store: &Store,
+    ranges: &[KeyRange],
+) -> Result<Option<shard_v1::LoadResponse>, Status> {
     if !store.is_shard() {
         return Ok(None);
     }

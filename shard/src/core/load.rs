@@ -12,6 +12,7 @@ use kindred_wal::LogKind;
 use tokio::time::Instant;
 
 use super::Core;
+use crate::{durability::status::LogStatus, internal::modes::on_wire};
 
 /// Looks that are kept, about one a second: a rate is that of so many seconds.
 const LOOKS: usize = 10;
@@ -70,6 +71,7 @@ impl Core {
                 kinds.push(nothing_of(kind));
             }
         }
+        let modes = self.engine.modes();
         let kinds = kinds.into_iter().map(|load| pb::KindLoad {
             quota_bytes: self.quotas.get(&load.prefix).copied().unwrap_or_default(),
             written_per_second: self.written.per_second(&load.prefix, load.written_bytes, now),
@@ -78,6 +80,7 @@ impl Core {
             bytes: load.bytes,
             held_bytes: load.held_bytes,
             written_bytes: load.written_bytes,
+            mode: on_wire(modes.of(&load.prefix)).into(),
             prefix: load.prefix.0,
         });
         let logs = self.durability.iter().flat_map(|status| &status.logs);
@@ -88,7 +91,27 @@ impl Core {
             quota_bytes: self.quota_bytes,
             full: !self.alarms(AlarmType::Nospace as i32).is_empty(),
             fsync_p99_micros: fsync.unwrap_or_default(),
+            logs: self.durability.iter().flat_map(|status| &status.logs).map(log_of).collect(),
+            checkpoint: self.durability.as_ref().and_then(|status| status.checkpoint.as_ref()).map(|last| {
+                pb::CheckpointLoad {
+                    finished_at: last.finished_at,
+                    took_millis: last.took_ms,
+                    bytes: last.bytes,
+                }
+            }),
         }
+    }
+}
+
+fn log_of(log: &LogStatus) -> pb::LogLoad {
+    let mode =
+        if log.mode == LogKind::Fsync.name() { pb::Durability::Fsync } else { pb::Durability::Buffered };
+    pb::LogLoad {
+        mode: mode.into(),
+        not_durable_bytes: log.not_durable_bytes,
+        not_durable_millis: log.not_durable_ms,
+        wal_bytes: log.wal_bytes,
+        failing: log.failing.clone().unwrap_or_default(),
     }
 }
 

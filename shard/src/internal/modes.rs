@@ -82,7 +82,8 @@ fn mode(mode: pb::Durability) -> Option<Durability> {
     }
 }
 
-fn on_wire(mode: Durability) -> pb::Durability {
+/// As the internal API writes it.
+pub(crate) fn on_wire(mode: Durability) -> pb::Durability {
     match mode {
         Durability::None => pb::Durability::None,
         Durability::Buffered => pb::Durability::Buffered,
