@@ -349,7 +349,7 @@ impl Core {
             let ranges = std::slice::from_ref(&query.range);
             self.engine.raise_if_allowed(self.clock.wall(), ranges, at_least);
         }
-        let started = self.start_read(query, owner)?;
+        let started = self.start_read(query, wish.generation, owner)?;
         if let Some(pin) = wish.pin {
             let (Started::Whole(RangeAnswer { header, .. }) | Started::Long { header, .. }) = &started;
             self.engine.hold(self.clock.mono(), *header, pin);
@@ -357,24 +357,34 @@ impl Core {
         Ok(started)
     }
 
-    fn start_read(&mut self, query: &RangeQuery, owner: &Weak<()>) -> Result<Started, KvError> {
+    fn start_read(
+        &mut self,
+        query: &RangeQuery,
+        generation: Option<u64>,
+        owner: &Weak<()>,
+    ) -> Result<Started, KvError> {
         let short = matches!(query.range, KeyRange::Single(_))
             || query.count_only
             || (query.sort.is_none()
                 && query.filter == RevisionFilter::default()
                 && (1..=WHOLE_KEYS).contains(&query.limit));
         if short {
-            Ok(Started::Whole(self.engine.range(query)?))
+            Ok(Started::Whole(self.engine.range_by_map(query, generation)?))
         } else {
-            self.open(query, WHOLE_KEYS, owner)
+            self.open(query, generation, owner)
         }
     }
 
     /// Begins a read that is produced chunk by chunk.
-    fn open(&mut self, query: &RangeQuery, first: usize, owner: &Weak<()>) -> Result<Started, KvError> {
-        let mut open = self.engine.open_range(&query.range, query.revision)?;
+    fn open(
+        &mut self,
+        query: &RangeQuery,
+        generation: Option<u64>,
+        owner: &Weak<()>,
+    ) -> Result<Started, KvError> {
+        let mut open = self.engine.open_range_by_map(&query.range, query.revision, generation)?;
         let (header, count) = (open.header, open.count);
-        let first = match self.engine.next_chunk(&mut open, first, CHUNK_BYTES) {
+        let first = match self.engine.next_chunk(&mut open, WHOLE_KEYS, CHUNK_BYTES) {
             Ok(first) => first,
             Err(refused) => {
                 self.engine.close_range(open);

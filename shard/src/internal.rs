@@ -242,8 +242,10 @@ impl Shard for ShardService {
         &self,
         request: Request<pb::LeaseKeysRequest>,
     ) -> Result<Response<pb::LeaseKeysResponse>, Status> {
-        let id = lease(request.into_inner().id)?;
-        let keys = self.member.handle.call(move |core| core.engine.lease_keys(id)).await?;
+        let pb::LeaseKeysRequest { id, generation } = request.into_inner();
+        let (id, generation) = (lease(id)?, checked(generation));
+        let keys = self.member.handle.call(move |core| core.engine.lease_keys(id, generation)).await?;
+        let keys = keys.map_err(|refused| KvError::from(EngineError::from(refused)))?;
         let known = keys.is_some();
         let keys = keys.unwrap_or_default().into_iter().map(|key| key.0).collect();
         Ok(Response::new(pb::LeaseKeysResponse { known, keys }))

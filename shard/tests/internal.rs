@@ -125,7 +125,8 @@ async fn a_lease_over_two_stores_ends_at_its_home_first() {
     let client = other.client().await;
     let put = pb::PutRequest { lease: id, ..put_request("/registry/events/a", "v") };
     client.put_request(put).await.unwrap();
-    let keys = at_other.lease_keys(shard::LeaseKeysRequest { id }).await.unwrap().into_inner();
+    let keys =
+        at_other.lease_keys(shard::LeaseKeysRequest { id, ..Default::default() }).await.unwrap().into_inner();
     assert!(keys.known && keys.keys.len() == 1);
 
     let revoked = at_home.lease_revoke(shard::LeaseRevokeRequest { id }).await.unwrap().into_inner();

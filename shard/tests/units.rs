@@ -276,6 +276,23 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     assert_eq!(not_owned(&feed(&source, 1).await.message().await.unwrap_err()), 2);
     // So is who asks how far the Kind is.
     assert_eq!(not_owned(&ranged(&mut old, range_request("/registry/pods", ""), 1).await.unwrap_err()), 2);
+    // But what was settled it reads here as it would there (R13): as a whole, by pages, counted and key by key.
+    let settled = pb::RangeRequest { revision: last, ..all_pods() };
+    let mut new = routed.stores[1].clone();
+    for asked in [
+        settled.clone(),
+        pb::RangeRequest { limit: 7, ..settled.clone() },
+        pb::RangeRequest { count_only: true, ..settled.clone() },
+        pb::RangeRequest { revision: mark, ..settled.clone() },
+        pb::RangeRequest { revision: mark, ..range_request(&pod(99_999), "") },
+    ] {
+        let here = ranged(&mut old, asked.clone(), 1).await.unwrap();
+        let there = ranged(&mut new, asked, epoch).await.unwrap();
+        assert!(here.count > 0);
+        assert_eq!((here.kvs, here.count, here.more), (there.kvs, there.count, there.more));
+        assert!(here.header.unwrap().revision <= last, "nothing above is promised");
+    }
+    assert_eq!(not_owned(&ranged(&mut old, settled, 2).await.unwrap_err()), 2, "it ought to know");
     // One that has may ask for more than the unit.
     let nodes = ranged(&mut old, range_request("/registry/", "/registry0"), 2).await.unwrap();
     assert_eq!(nodes.kvs.iter().map(|kv| text(&kv.key)).collect::<Vec<_>>(), ["/registry/minions/n"]);
@@ -424,7 +441,10 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     assert_eq!(client.range(all_pods()).await.unwrap().count, 10);
 
     // Who was taken over is told so, whatever the call.
-    let stale = at_source.freeze(shard::FreezeRequest { r#move: Some(by.clone()) }).await.unwrap_err();
+    let stale = at_source
+        .freeze(shard::FreezeRequest { r#move: Some(by.clone()), ..Default::default() })
+        .await
+        .unwrap_err();
     assert_eq!(stale.code(), Code::FailedPrecondition);
     assert!(stale.message().contains("has a coordinator of term 2"), "{stale:?}");
     let request = shard::CopyRequest { r#move: Some(by.clone()), ..Default::default() };
@@ -493,7 +513,10 @@ async fn calls_that_make_no_sense_are_refused_and_without_records_all_is_as_it_w
     let open = shard::OpenRequest { r#move: Some(by.clone()), epoch: 0 };
     assert_eq!(here.open(open).await.unwrap_err().code(), Code::InvalidArgument);
     // Of what is not there, or is already.
-    let unknown = here.freeze(shard::FreezeRequest { r#move: Some(by.clone()) }).await.unwrap_err();
+    let unknown = here
+        .freeze(shard::FreezeRequest { r#move: Some(by.clone()), ..Default::default() })
+        .await
+        .unwrap_err();
     assert_eq!(unknown.code(), Code::FailedPrecondition);
     let import = shard::ImportRequest { r#move: Some(by.clone()), through: 1, ..Default::default() };
     let occupied = here.import(import).await.unwrap_err();

@@ -262,6 +262,9 @@ pub struct LeaseEndedResponse {
 pub struct LeaseKeysRequest {
     #[prost(int64, tag = "1")]
     pub id: i64,
+    /// As the metadata kindred-map; 0 = not checked. Refused, to be asked again, while a key of the lease is moving.
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LeaseKeysResponse {
@@ -427,7 +430,7 @@ pub struct UnitRecord {
     /// The generation since which it is in this state; 0 before any switch.
     #[prost(uint64, tag = "3")]
     pub epoch: u64,
-    /// Frozen: the final revision.
+    /// Frozen, or following and sealed: the final revision.
     #[prost(int64, tag = "4")]
     pub final_revision: i64,
     /// Following: all events up to this are imported.
@@ -515,6 +518,10 @@ pub struct CopiedVersion {
 pub struct FreezeRequest {
     #[prost(message, optional, tag = "1")]
     pub r#move: ::core::option::Option<UnitMove>,
+    /// The unit changes hands by a later map than that of this generation, if it does; 0 = not known. Reads at a revision by
+    /// maps up to this one are answered meanwhile.
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FreezeResponse {
@@ -569,6 +576,9 @@ pub struct SealRequest {
     pub r#move: ::core::option::Option<UnitMove>,
     #[prost(int64, tag = "2")]
     pub final_revision: i64,
+    /// As FreezeRequest.generation.
+    #[prost(uint64, tag = "3")]
+    pub generation: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SealResponse {

@@ -83,18 +83,34 @@ impl App {
         Ok(pb::LeaseKeepAliveResponse { header: self.identity.typed_header(revision), id, ttl })
     }
 
-    /// Keys of a lease on every shard that can be reached, the home's own ones included.
-    async fn lease_keys(&self, id: i64, own: Vec<bytes::Bytes>, deadline: Deadline) -> Vec<bytes::Bytes> {
-        let shards: Vec<_> = self.stores.up().filter(|store| store.is_shard()).collect();
-        let parts = join_all(shards.into_iter().map(|store| async move {
-            let keys = call(store, Effect::Read, deadline, || async {
-                store.shard().lease_keys(deadline.request(shard::LeaseKeysRequest { id })).await
-            });
-            keys.await.map(|answer| answer.keys).unwrap_or_default()
-        }));
-        let mut parts = parts.await;
-        parts.push(own);
-        union(parts)
+    /// Keys of a lease on every shard that can be reached, and those that its home knows if that is none. While some of them
+    /// are moving no store may list them: then all are asked again.
+    async fn lease_keys(
+        &self,
+        id: i64,
+        own: Vec<bytes::Bytes>,
+        deadline: Deadline,
+    ) -> Result<Vec<bytes::Bytes>, Status> {
+        let mut waiting = Waiting::new(self, Effect::Read, deadline.at());
+        loop {
+            let generation = self.routes.load().generation();
+            let shards: Vec<_> = self.stores.up().filter(|store| store.is_shard()).collect();
+            let parts = join_all(shards.into_iter().map(|store| async move {
+                call(store, Effect::Read, deadline, || async {
+                    let request = shard::LeaseKeysRequest { id, generation };
+                    store.shard().lease_keys(deadline.request(request)).await
+                })
+                .await
+            }));
+            let parts = parts.await;
+            let moving = |part: &Result<_, Status>| part.as_ref().is_err_and(|e| NotOwned::of(e).is_some());
+            if parts.iter().any(moving) {
+                waiting.wait(generation, &[]).await?;
+                continue;
+            }
+            let parts = parts.into_iter().map(|part| part.map(|answer| answer.keys).unwrap_or_default());
+            return Ok(union(parts.chain([own])));
+        }
     }
 }
 
@@ -189,6 +205,8 @@ impl pb::lease_server::Lease for Lease {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let request = request.into_inner();
         let found = self.app.at_home(LeaseId(request.id), |home| async move {
+            // Shards are asked for keys together.
+            let request = pb::LeaseTimeToLiveRequest { keys: request.keys && !home.is_shard(), ..request };
             let answer = call(&home, Effect::Read, deadline, || async {
                 home.lease().lease_time_to_live(deadline.request(request)).await
             });
@@ -201,7 +219,7 @@ impl pb::lease_server::Lease for Lease {
         };
         if request.keys && answer.ttl >= 0 {
             let own = std::mem::take(&mut answer.keys);
-            answer.keys = self.app.lease_keys(request.id, own, deadline).await;
+            answer.keys = self.app.lease_keys(request.id, own, deadline).await?;
         }
         answer.header = self.app.identity.typed_header(answer.header.map_or(0, |header| header.revision));
         Ok(Response::new(answer))

@@ -351,8 +351,13 @@ impl UnitSteps<'_> {
         Ok(self.following().await?.map_or(tracked.floor, |record| record.floor.max(tracked.floor)))
     }
 
+    /// The generation of a map that is older than what this attempt will decide.
+    fn undecided(&self) -> u64 {
+        self.app.routes.load().generation()
+    }
+
     async fn freeze(&self) -> Result<Answer, Failed> {
-        let request = pb::FreezeRequest { r#move: self.unit_move() };
+        let request = pb::FreezeRequest { r#move: self.unit_move(), generation: self.undecided() };
         let frozen = bounded(self.owner(), |store, deadline| async move {
             store.units(false).freeze(deadline.request(request)).await
         })
@@ -362,7 +367,8 @@ impl UnitSteps<'_> {
 
     async fn seal(&self) -> Result<(), Failed> {
         let final_revision = self.call.final_revision.get();
-        let request = pb::SealRequest { r#move: self.unit_move(), final_revision };
+        let generation = self.undecided();
+        let request = pb::SealRequest { r#move: self.unit_move(), final_revision, generation };
         bounded(self.follower(), |store, deadline| async move {
             store.units(false).seal(deadline.request(request)).await
         })

@@ -17,6 +17,7 @@ use crate::{
     ops::{Compare, CompareResult, CompareTarget, Delete, Op, OpAnswer, Put, Txn, TxnAnswer},
     read::{self, LATEST},
     space::{Scope, Space},
+    units::table::View,
     version::{NewVersion, Version},
 };
 
@@ -52,7 +53,7 @@ impl Applier<'_> {
         }
         let mut touched = Vec::new();
         touch(&op, &mut path.iter(), &mut touched);
-        touched.iter().try_for_each(|range| self.space.check(range, None, None))?;
+        touched.iter().try_for_each(|range| self.space.check(range, None))?;
         if matches!(op, Op::Txn(_)) {
             self.space.check_modes(&touched)?;
         }
@@ -104,7 +105,7 @@ impl Applier<'_> {
         match op {
             Op::Range(query) => {
                 read::check_revision(query.revision, self.space.floor_of(&query.range), begin)?;
-                self.space.check_gaps(&query.range, query.revision)
+                self.space.check_gaps(&query.range, query.revision, &View::Now)
             }
             Op::Put(put) => {
                 self.check_ceiling()?;
@@ -143,7 +144,7 @@ impl Run<'_, '_> {
             Op::Range(query) => {
                 // Below zero is the present, where the check lets it through (nothing was compacted), as in etcd.
                 let at = query.revision.filter(|at| *at > Revision::ZERO).unwrap_or(LATEST);
-                OpAnswer::Range(read::execute(self.on.space, &query, at, self.header()))
+                OpAnswer::Range(read::execute(self.on.space, &query, at, self.header(), &View::Now))
             }
             Op::Put(put) => self.put(put),
             Op::Delete(delete) => self.delete(&delete),
@@ -204,7 +205,7 @@ impl Run<'_, '_> {
     }
 
     fn delete(&mut self, delete: &Delete) -> OpAnswer {
-        let mut doomed = self.on.space.collect(&delete.range, LATEST, 0);
+        let mut doomed = self.on.space.collect(&delete.range, LATEST, 0, &View::Now);
         if let Some(buckets) = delete.buckets {
             doomed.retain(|version| buckets.contain(version.key()));
         }
@@ -264,7 +265,7 @@ fn touch(op: &Op, path: &mut dyn Iterator<Item = &bool>, ranges: &mut Vec<KeyRan
 }
 
 fn holds(space: &Space, compare: &Compare) -> bool {
-    let found = space.collect(&compare.range, LATEST, 0);
+    let found = space.collect(&compare.range, LATEST, 0, &View::Now);
     if found.is_empty() {
         // Nothing is there to have a value, not even an empty one; every number of an absent key is zero.
         return match &compare.target {

@@ -21,7 +21,7 @@ use crate::{
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
     read,
     space::Space,
-    units::UnitState,
+    units::{UnitState, table::View},
     version::Version,
     watch::{Watches, feed::Feeds},
 };
@@ -185,27 +185,38 @@ impl Engine {
 
     /// A whole read; for small answers and inside the apply loop only.
     pub fn range(&mut self, query: &RangeQuery) -> Result<RangeAnswer, EngineError> {
-        let (at, header) = self.read_at(&query.range, query.revision)?;
-        Ok(read::execute(&self.space, query, at, header))
+        self.range_by_map(query, None)
     }
 
-    /// The revision to read at and the one to show.
+    /// The same for who goes by the map of this generation: at a revision that was settled before a unit changed hands, it
+    /// sees what is this shard's by that map (R13). `None` = that is not known.
+    pub fn range_by_map(
+        &mut self,
+        query: &RangeQuery,
+        generation: Option<u64>,
+    ) -> Result<RangeAnswer, EngineError> {
+        let (at, header, view) = self.read_at(&query.range, query.revision, generation)?;
+        Ok(read::execute(&self.space, query, at, header, &view))
+    }
+
+    /// The revision to read at and the one to show, and what is seen there.
     fn read_at(
         &mut self,
         range: &KeyRange,
         asked: Option<Revision>,
-    ) -> Result<(Revision, Revision), EngineError> {
-        self.space.check(range, None, asked)?;
+        generation: Option<u64>,
+    ) -> Result<(Revision, Revision, View), EngineError> {
+        let view = self.space.sight(range, generation, asked)?;
         let scope = self.space.scope(range);
-        let floor = if self.reads_kept(asked) { Revision::ZERO } else { self.space.floor_of(range) };
+        let floor = if self.reads_kept(asked) { Revision::ZERO } else { self.space.floor_seen(range, &view) };
         read::check_revision(asked, floor, self.space.visible(&scope))?;
-        self.space.check_gaps(range, asked)?;
+        self.space.check_gaps(range, asked, &view)?;
         let mut header = self.space.show(&scope);
         if !self.space.units.is_empty() {
-            // A frozen unit shows nothing above its final revision (R15a).
-            header = header.min(self.space.units.last_of(range).unwrap_or(header));
+            // Of a unit that is frozen, or another store's, nothing above its final revision is shown (R15a).
+            header = header.min(self.space.units.last_seen(range, &view).unwrap_or(header));
         }
-        Ok((asked.unwrap_or(header), header))
+        Ok((asked.unwrap_or(header), header, view))
     }
 
     /// Starts a long read in key order (limit, sort and filters are the caller's): checks the revision and pins it.
@@ -214,14 +225,24 @@ impl Engine {
         range: &KeyRange,
         revision: Option<Revision>,
     ) -> Result<OpenRange, EngineError> {
-        let (at, header) = self.read_at(range, revision)?;
+        self.open_range_by_map(range, revision, None)
+    }
+
+    /// The same for who goes by the map of this generation; see [`Engine::range_by_map`].
+    pub fn open_range_by_map(
+        &mut self,
+        range: &KeyRange,
+        revision: Option<Revision>,
+        generation: Option<u64>,
+    ) -> Result<OpenRange, EngineError> {
+        let (at, header, view) = self.read_at(range, revision, generation)?;
         *self.pins.entry(at).or_insert(0) += 1;
         Ok(OpenRange {
             at,
             header,
-            count: self.space.count(range, at),
+            count: self.space.count(range, at, &view),
             rest: range.clone(),
-            view: self.space.units.since(),
+            view: self.space.units.since(&view),
         })
     }
 
@@ -272,7 +293,7 @@ impl Engine {
         let floor = visible.map(|record| record.floor).fold(self.space.floor, Revision::max);
         if at >= Revision::ZERO {
             read::check_revision(Some(at), floor, current)?;
-            self.space.check_gaps(&KeyRange::everything(), Some(at))?;
+            self.space.check_gaps(&KeyRange::everything(), Some(at), &View::Now)?;
         }
         Ok((hash::hash_kv(&self.space, floor, at), at, floor))
     }

@@ -6,6 +6,7 @@ use crate::{
     error::EngineError,
     ops::{RangeAnswer, RangeQuery, RevisionFilter, Sort, SortTarget},
     space::Space,
+    units::table::View,
     version::Version,
 };
 
@@ -25,20 +26,26 @@ pub(crate) fn check_revision(
     }
 }
 
-/// Reads at `at`; the answer's header is `header`.
-pub(crate) fn execute(space: &Space, query: &RangeQuery, at: Revision, header: Revision) -> RangeAnswer {
+/// Reads at `at` what a view sees; the answer's header is `header`.
+pub(crate) fn execute(
+    space: &Space,
+    query: &RangeQuery,
+    at: Revision,
+    header: Revision,
+    view: &View,
+) -> RangeAnswer {
     let answer = |kvs, more, count| RangeAnswer { header, kvs, more, count, contents: query.contents };
     if query.count_only {
-        return answer(Vec::new(), false, space.count(&query.range, at));
+        return answer(Vec::new(), false, space.count(&query.range, at, view));
     }
     let sort = query.sort.filter(|sort| sort.target != SortTarget::Key || sort.descending);
     let late = sort.is_none_or(|sort| sort.late);
     let bounded = query.limit > 0 && late && query.filter == RevisionFilter::default();
     // One more than asked for tells whether there is more.
     let fetch = if bounded { query.limit.saturating_add(1) } else { 0 };
-    let mut kvs = space.collect(&query.range, at, fetch);
+    let mut kvs = space.collect(&query.range, at, fetch, view);
     let complete = !bounded || kvs.len() <= query.limit;
-    let count = if complete { kvs.len() as u64 } else { space.count(&query.range, at) };
+    let count = if complete { kvs.len() as u64 } else { space.count(&query.range, at, view) };
     kvs.retain(|kv| passes(&query.filter, kv));
     if let Some(sort) = sort {
         order(&mut kvs, sort);

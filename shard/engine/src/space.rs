@@ -369,30 +369,29 @@ impl Space {
     }
 
     /// What existed in the range at `at`, in key order, at most `limit` (0 = all).
-    pub(crate) fn collect(&self, range: &KeyRange, at: Revision, limit: usize) -> Vec<Version> {
+    pub(crate) fn collect(&self, range: &KeyRange, at: Revision, limit: usize, view: &View) -> Vec<Version> {
         let limit = if limit == 0 { usize::MAX } else { limit };
         if let KeyRange::Single(key) = range {
-            let object = self.object(key, &View::Now);
+            let object = self.object(key, view);
             return object.and_then(|o| o.at(at)).cloned().into_iter().take(limit).collect();
         }
         let mut found = Vec::new();
-        self.walk(range, at, &View::Now, |version| {
+        self.walk(range, at, view, |version| {
             found.push(version.clone());
             found.len() < limit
         });
         found
     }
 
-    /// How many keys of the range existed at `at`.
-    pub(crate) fn count(&self, range: &KeyRange, at: Revision) -> u64 {
+    /// How many keys of the range existed at `at`. The view leaves out no names.
+    pub(crate) fn count(&self, range: &KeyRange, at: Revision, view: &View) -> u64 {
         if let KeyRange::Single(_) = range {
-            return self.collect(range, at, 1).len() as u64;
+            return self.collect(range, at, 1, view).len() as u64;
         }
         let mut scratch = None;
         let segments = self.segments(range, &mut scratch);
-        let counts = segments
-            .iter()
-            .flat_map(|(id, span)| self.spaces(*id, &View::Now).map(|keys| keys.count(*span, at)));
+        let counts =
+            segments.iter().flat_map(|(id, span)| self.spaces(*id, view).map(|keys| keys.count(*span, at)));
         // While a unit is split off, keys and their flips stand apart: one count may be below zero, their sum is not.
         counts.fold(0, u64::wrapping_add)
     }

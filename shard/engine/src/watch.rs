@@ -163,7 +163,7 @@ impl Watches {
         stream_id: StreamId,
         spec: WatchSpec,
     ) -> Result<WatchId, EngineError> {
-        space.check(&spec.range, None, None)?;
+        space.check(&spec.range, None)?;
         let floor = space.floor_of(&spec.range);
         let gap = spec.start.and_then(|start| space.gap_of_start(&spec.range, start));
         let Some(stream) = self.streams.get_mut(&stream_id) else {

@@ -7,6 +7,8 @@ use common::*;
 use kindred_engine::{
     durability::{Durability, Gap, KindModes, Logged},
     engine::*,
+    error::EngineError,
+    ops::RangeQuery,
     recover::{Lost, Recovered},
     units::*,
 };
@@ -172,6 +174,12 @@ fn r15_what_was_given_away_does_not_come_back_with_the_unit() {
         one.crash(None);
         assert_eq!(one.state(), Some(UnitState::Gone), "what was released has no way back after a crash");
         assert_eq!(one.engine.owns(&[single(A)], None).map_err(|refused| refused.epoch), Err(5));
+        // R13 ends there: what was settled is read at the new owner.
+        for by_map in [None, Some(4)] {
+            let at = RangeQuery { revision: Some(last), ..query(single(A)) };
+            let refused = one.engine.range_by_map(&at, by_map).err();
+            assert!(matches!(refused, Some(EngineError::NotOwned(NotOwned { epoch: 5, .. }))), "{refused:?}");
+        }
         // There a key goes and another comes; then the unit comes back.
         two.engine.apply(NOW, delete(A)).expect("owned");
         two.write(C);
@@ -258,13 +266,27 @@ fn r10_a_gap_goes_with_the_unit() {
     target.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
     target.engine.unit_open(&by(1, 1), 5).expect("sealed");
     target.log();
-    for engine in [&mut source.engine, &mut target.engine] {
-        let read = |engine: &mut Engine, at: Revision| {
-            let query = kindred_engine::ops::RangeQuery { revision: Some(at), ..query(single(A)) };
-            engine.range(&query).is_ok()
-        };
-        assert!(read(engine, kept) && !read(engine, kept.next()) && !read(engine, start.prev()));
-        assert!(read(engine, start));
+    // R13: also at the old owner, by the map before, frozen or released.
+    for released in [false, true] {
+        if released {
+            source.engine.unit_release(&by(1, 1), 5).expect("frozen");
+        }
+        for (engine, map) in [(&mut source.engine, Some(4)), (&mut target.engine, None)] {
+            for range in [single(A), prefix(PODS)] {
+                let mut read = |at: Revision| {
+                    let query = RangeQuery { revision: Some(at), ..query(range.clone()) };
+                    match engine.range_by_map(&query, map) {
+                        Ok(answer) => assert_eq!(keys(&answer), [A], "at {at}"),
+                        Err(error) => return Some(error),
+                    }
+                    None
+                };
+                let compacted =
+                    |error| matches!(error, Some(EngineError::Compacted { floor }) if floor == start);
+                assert_eq!((read(kept), read(start)), (None, None));
+                assert!(compacted(read(kept.next())) && compacted(read(start.prev())));
+            }
+        }
     }
     let feed = target.engine.feed_open(vec![prefix(PODS)], Some(kept.next()));
     let out = target.engine.feed_pull(feed, 1 << 20).expect("its first message");

@@ -27,7 +27,7 @@ impl Core {
         }
         match op {
             Op::Put(_) => Ok(()),
-            Op::Range(query) => self.owns_read(query, generation),
+            Op::Range(query) => self.engine.owns_at(&query.range, generation, None),
             Op::Delete(delete) => self.engine.owns_at(&delete.range, generation, None),
             Op::Txn(txn) => {
                 let mut compares = txn.compares.iter();
@@ -37,7 +37,7 @@ impl Core {
         }
     }
 
-    /// The same of a read; of a frozen unit, what is not above the final revision may be read.
+    /// The same of a read; what was settled before a unit changed hands may be read at its revision.
     pub(super) fn owns_read(&self, query: &RangeQuery, generation: Option<u64>) -> Result<(), NotOwned> {
         match generation {
             None => Ok(()),

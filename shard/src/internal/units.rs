@@ -172,8 +172,13 @@ impl Units for UnitService {
         &self,
         request: Request<pb::FreezeRequest>,
     ) -> Result<Response<pb::FreezeResponse>, Status> {
-        let by = convert::unit_move(request.into_inner().r#move)?;
-        let last = self.ask_flushed(move |core| core.engine.unit_freeze(core.clock.wall(), &by)).await?;
+        let pb::FreezeRequest { r#move, generation } = request.into_inner();
+        let by = convert::unit_move(r#move)?;
+        let freeze = move |core: &mut Core| {
+            core.engine.unit_undecided(&by, generation)?;
+            core.engine.unit_freeze(core.clock.wall(), &by)
+        };
+        let last = self.ask_flushed(freeze).await?;
         let final_revision = last.get();
         Ok(Response::new(pb::FreezeResponse { final_revision, incarnation: self.incarnation }))
     }
@@ -213,11 +218,15 @@ impl Units for UnitService {
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        let pb::SealRequest { r#move, final_revision } = request.into_inner();
+        let pb::SealRequest { r#move, final_revision, generation } = request.into_inner();
         let by = convert::unit_move(r#move)?;
         let last = convert::revision(final_revision, "final_revision")?;
         let last = last.ok_or_else(|| Status::invalid_argument("kindred: final_revision is missing"))?;
-        self.ask_flushed(move |core| core.engine.unit_seal(core.clock.wall(), &by, last)).await?;
+        let seal = move |core: &mut Core| {
+            core.engine.unit_undecided(&by, generation)?;
+            core.engine.unit_seal(core.clock.wall(), &by, last)
+        };
+        self.ask_flushed(seal).await?;
         Ok(Response::new(pb::SealResponse { incarnation: self.incarnation }))
     }
 

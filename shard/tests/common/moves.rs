@@ -106,7 +106,8 @@ impl Tail {
 }
 
 pub async fn freeze(source: &mut Units, by: &shard::UnitMove) -> i64 {
-    let answer = source.freeze(shard::FreezeRequest { r#move: Some(by.clone()) }).await.unwrap();
+    let answer =
+        source.freeze(shard::FreezeRequest { r#move: Some(by.clone()), ..Default::default() }).await.unwrap();
     answer.into_inner().final_revision
 }
 
@@ -115,7 +116,9 @@ pub async fn unfreeze(source: &mut Units, by: &shard::UnitMove) {
 }
 
 pub async fn seal(target: &mut Units, by: &shard::UnitMove, final_revision: i64) -> Result<u64, Status> {
-    let answer = target.seal(shard::SealRequest { r#move: Some(by.clone()), final_revision }).await?;
+    let answer = target
+        .seal(shard::SealRequest { r#move: Some(by.clone()), final_revision, ..Default::default() })
+        .await?;
     Ok(answer.into_inner().incarnation)
 }
 

@@ -6,7 +6,7 @@ use kindred_partition_config::{
 };
 
 use super::{EndedLease, Engine, LeaseView, MonoMillis, WallMicros};
-use crate::error::EngineError;
+use crate::{error::EngineError, units::NotOwned};
 
 /// How long an expiry waits that would delete keys that are moving.
 const WAIT_MS: u64 = 100;
@@ -83,11 +83,11 @@ impl Engine {
         self.leases.deadline()
     }
 
-    /// A lease's times and, when asked, keys.
+    /// A lease's times and, when asked, keys; see [`Engine::lease_keys`].
     pub fn lease_view(&self, now: MonoMillis, id: LeaseId, keys: bool) -> Result<LeaseView, EngineError> {
         let mut view = self.leases.view(now, id)?;
         if keys {
-            view.keys = self.lease_keys(id).unwrap_or_default();
+            view.keys = self.lease_keys(id, None)?.unwrap_or_default();
         }
         Ok(view)
     }
@@ -153,14 +153,21 @@ impl Engine {
         self.leases.ended()
     }
 
-    /// Keys of a lease here, sorted; `None` when it is unknown.
-    #[must_use]
-    pub fn lease_keys(&self, id: LeaseId) -> Option<Vec<Key>> {
-        let mut keys = self.leases.keys(id)?;
-        if !self.space.units.is_empty() {
-            keys.retain(|key| self.space.get(key).is_some());
+    /// Keys of a lease here, sorted; `None` when it is unknown. Refused, to be asked again, while one of them is frozen, or
+    /// sealed and not opened: then it is on no store's list; and for the same reason by a map that is older than the one by
+    /// which one went.
+    pub fn lease_keys(&self, id: LeaseId, generation: Option<u64>) -> Result<Option<Vec<Key>>, NotOwned> {
+        let Some(keys) = self.leases.keys(id) else { return Ok(None) };
+        if self.space.units.is_empty() {
+            return Ok(Some(keys));
         }
-        Some(keys)
+        let mut here = Vec::new();
+        for key in keys {
+            if self.space.units.lists(&key, generation)? && self.space.get(&key).is_some() {
+                here.push(key);
+            }
+        }
+        Ok(Some(here))
     }
 
     fn may_assign_or_wait(&self, wall: WallMicros) -> Result<(), EngineError> {

@@ -103,7 +103,7 @@ impl Engine {
                 })
             })
         };
-        let lost = |range: &KeyRange| self.space.check_gaps(range, Some(since)).is_err();
+        let lost = |range: &KeyRange| self.space.check_gaps(range, Some(since), &View::Now).is_err();
         ranges.iter().any(|range| since < self.space.floor_of(range) || lost(range) || changed(range))
     }
 

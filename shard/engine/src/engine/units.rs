@@ -14,7 +14,7 @@ use crate::{
     space::Splitting,
     units::{
         CopyChunk, Import, NotOwned, Tracking, UnitDigest, UnitError, UnitMove, UnitRecord, UnitState,
-        table::{Record, Room, UnitId},
+        table::{Record, Room, UnitId, View},
     },
     version::Version,
 };
@@ -30,17 +30,18 @@ impl Engine {
     /// Whether a request over these ranges may be executed here: single keys are decided by the record that holds them;
     /// spans by every record that they touch, and by its epoch where the generation of the request's map is named.
     pub fn owns(&self, ranges: &[KeyRange], generation: Option<u64>) -> Result<(), NotOwned> {
-        ranges.iter().try_for_each(|range| self.space.check(range, generation, None))
+        ranges.iter().try_for_each(|range| self.space.check(range, generation))
     }
 
-    /// As [`Engine::owns`], for a read at a revision: of a frozen unit that is not above the final one is readable.
+    /// As [`Engine::owns`], for a read at a revision: what was settled when a unit was frozen is readable until it is dropped
+    /// (see [`Engine::range_by_map`]).
     pub fn owns_at(
         &self,
         range: &KeyRange,
         generation: Option<u64>,
         at: Option<Revision>,
     ) -> Result<(), NotOwned> {
-        self.space.check(range, generation, at)
+        self.space.sight(range, generation, at).map(drop)
     }
 
     /// All records, the oldest first.
@@ -78,10 +79,12 @@ impl Engine {
             Some(record) if record.state != UnitState::Gone => return Err(record.refuse("Track")),
             _ => {
                 self.may_split(by)?;
-                let (floor, gaps) = (self.space.floor_of_unit(&by.unit), self.space.gaps_of_unit(&by.unit));
+                let floor = self.space.floor_of_unit(&by.unit, &View::Now);
+                let gaps = self.space.gaps_of_unit(&by.unit, &View::Now);
+                let past = self.space.units.past_of(&by.unit, true);
                 let id = self.space.units.add(by.clone(), UnitState::Tracked { ready: false }, floor, true);
                 if let Some(record) = self.space.units.get_mut(id) {
-                    record.gaps = gaps;
+                    (record.gaps, record.past) = (gaps, past);
                 }
                 id
             }
@@ -190,6 +193,14 @@ impl Engine {
         Ok(chunk)
     }
 
+    /// The map by which a unit changes hands will be a later one than that of this generation; to be told before the unit is
+    /// frozen, and before it is sealed. So who goes by that one can be answered meanwhile (R13), and who may know of the
+    /// decision is told to wait for it.
+    pub fn unit_undecided(&mut self, by: &UnitMove, generation: u64) -> Result<(), UnitError> {
+        self.space.units.by(by)?.undecided(generation);
+        Ok(())
+    }
+
     /// Nothing of the unit is executed, read or promised above the answer from now on (R13, R15a). Feeds and watches that
     /// touch it get everything up to there and end. To be called when everything applied of its Kinds is published, and
     /// the logs are flushed.
@@ -232,7 +243,7 @@ impl Engine {
         match record.state {
             UnitState::Frozen { last } => {
                 record.state = UnitState::Following { through: last, sealed: None };
-                record.epoch = epoch;
+                record.turn(epoch, Some(last));
                 record.newest = last;
                 let id = record.id;
                 self.feeds.over(id, last);
@@ -336,9 +347,11 @@ impl Engine {
             let state = record.state_name();
             return Err(UnitError::Overlaps { id: by.id, other: record.by.id, state });
         }
+        let past = self.space.units.past_of(&by.unit, false);
         let state = UnitState::Following { through: Revision::ZERO, sealed: None };
         let id = self.space.units.add(by.clone(), state, self.space.compacted, false);
         if let Some(record) = self.space.units.get_mut(id) {
+            record.past = past;
             record.clearing = Some(Room::Look(by.unit.range.clone()));
         }
         Ok(id)
@@ -456,7 +469,7 @@ impl Engine {
         self.space.units.layer(id, fresh, last);
         if let Some(record) = self.space.units.get_mut(id) {
             record.state = UnitState::Owned;
-            record.epoch = epoch;
+            record.turn(epoch, None);
         }
         let over = self.space.units.trim(id);
         self.space.forget_parts(&over);

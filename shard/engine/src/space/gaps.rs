@@ -7,7 +7,7 @@ use kindred_partition_config::{
     unit::Unit,
 };
 
-use super::{Kind, Space};
+use super::{Kind, Space, View};
 use crate::{
     durability::{Gap, KindGap, gaps_of},
     error::EngineError,
@@ -53,9 +53,15 @@ impl Space {
     }
 
     /// Refuses a read at a revision of which something may be lost.
-    pub(crate) fn check_gaps(&self, range: &KeyRange, at: Option<Revision>) -> Result<(), EngineError> {
+    pub(crate) fn check_gaps(
+        &self,
+        range: &KeyRange,
+        at: Option<Revision>,
+        view: &View,
+    ) -> Result<(), EngineError> {
         let Some(at) = at.filter(|_| self.has_gaps) else { return Ok(()) };
-        let hides = self.gaps_in(range).into_iter().filter(|gap| gap.hides(at));
+        let gaps = self.gaps_of_unit(&Unit::of_range(range.clone()), view);
+        let hides = gaps.into_iter().filter(|gap| gap.hides(at));
         match hides.map(|gap| gap.until).max() {
             Some(floor) => Err(EngineError::Compacted { floor }),
             None => Ok(()),
@@ -73,16 +79,16 @@ impl Space {
         if !self.has_gaps {
             return Vec::new();
         }
-        self.gaps_of_unit(&Unit::of_range(range.clone()))
+        self.gaps_of_unit(&Unit::of_range(range.clone()), &View::Now)
     }
 
-    /// The same of a unit.
-    pub(crate) fn gaps_of_unit(&self, unit: &Unit) -> Vec<Gap> {
+    /// The same of what a view sees of a unit.
+    pub(crate) fn gaps_of_unit(&self, unit: &Unit, view: &View) -> Vec<Gap> {
         let (records, rest) = self.units.over(unit);
-        let visible = records.iter().filter(|record| record.is_visible());
+        let visible = records.iter().filter(|record| view.sees(record));
         let mut gaps: Vec<Gap> = visible.flat_map(|record| record.gaps.iter().copied()).collect();
         for piece in &rest {
-            gaps.extend(self.gaps_of_rest(&piece.range));
+            gaps.extend(self.gaps_of_rest(&piece.range, view));
         }
         gaps.sort_unstable();
         gaps.dedup();
@@ -91,36 +97,36 @@ impl Space {
 
     /// The same of what stands in no unit. Of a Kind of which the shard has units, and of which it was asked for nothing
     /// else, it owns nothing else (see [`Space::floor_of_unit`]).
-    fn gaps_of_rest(&self, range: &KeyRange) -> Vec<Gap> {
+    fn gaps_of_rest(&self, range: &KeyRange, view: &View) -> Vec<Gap> {
         if self.dense {
             return gaps_of(&self.gaps, b"");
         }
         if let Some(prefix) = self.only_kind(range) {
-            return self.gaps_of_kind(prefix);
+            return self.gaps_of_kind(prefix, view);
         }
         let mut gaps = gaps_of(&self.gaps, b"");
         if let KeyRange::Single(key) = range {
             if let Located::Pseudo { stem } = self.scheme.locate(key) {
-                gaps.extend(self.gaps_of_kind(&[stem, b"/"].concat()));
+                gaps.extend(self.gaps_of_kind(&[stem, b"/"].concat(), view));
             }
             return gaps;
         }
         let named = self.gaps.iter().map(|gap| &gap.kind).filter(|kind| !kind.is_empty());
         let overlapped = named.filter(|kind| range.overlaps(&KeyRange::prefix((*kind).clone())));
-        gaps.extend(overlapped.flat_map(|kind| self.gaps_of_kind(kind)));
+        gaps.extend(overlapped.flat_map(|kind| self.gaps_of_kind(kind, view)));
         gaps
     }
 
-    fn gaps_of_kind(&self, prefix: &[u8]) -> Vec<Gap> {
+    fn gaps_of_kind(&self, prefix: &[u8], view: &View) -> Vec<Gap> {
         let Some(kind) = self.by_prefix.get(prefix).map(|id| self.kind(*id)) else {
             return gaps_of(&self.gaps, prefix);
         };
-        if self.limits(kind) { kind.gaps.clone() } else { Vec::new() }
+        if self.limits(kind, view) { kind.gaps.clone() } else { Vec::new() }
     }
 
-    fn limits(&self, kind: &Kind) -> bool {
+    fn limits(&self, kind: &Kind, view: &View) -> bool {
         let all = KeyRange::Span { start: Key::copy_from(&kind.prefix), end: kind.end.clone() };
         kind.asked
-            || !self.units.records.iter().any(|record| record.is_visible() && record.by.unit.overlaps(&all))
+            || !self.units.records.iter().any(|record| view.sees(record) && record.by.unit.overlaps(&all))
     }
 }

@@ -99,38 +99,54 @@ impl Space {
     // ---- who may
 
     /// Whether a request for a range is refused; see [`crate::engine::Engine::owns`].
-    pub(crate) fn check(
+    pub(crate) fn check(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
+        if self.units.is_empty() {
+            return Ok(());
+        }
+        let KeyRange::Single(key) = range else { return self.units.check_span(range, generation) };
+        self.units.check_key(key, None)?;
+        self.check_pseudo(key, generation)
+    }
+
+    /// A Kind's pseudo-key tells the current revision of the Kind.
+    fn check_pseudo(&self, key: &Key, generation: Option<u64>) -> Result<(), NotOwned> {
+        let Located::Pseudo { stem } = self.scheme.locate(key) else { return Ok(()) };
+        let kind = KeyRange::prefix(Key::copy_from(&[stem, b"/"].concat()));
+        self.units.check_span(&kind, generation)
+    }
+
+    /// What a read sees, by the map of this generation, if one is named; or that it is refused (R13).
+    pub(crate) fn sight(
         &self,
         range: &KeyRange,
         generation: Option<u64>,
         at: Option<Revision>,
-    ) -> Result<(), NotOwned> {
-        if self.units.is_empty() {
-            return Ok(());
-        }
-        let KeyRange::Single(key) = range else { return self.units.check_span(range, generation, at) };
-        self.units.check_key(key, at)?;
-        match self.scheme.locate(key) {
-            // It tells the current revision of the Kind.
-            Located::Pseudo { stem } => {
-                let kind = KeyRange::prefix(Key::copy_from(&[stem, b"/"].concat()));
-                self.units.check_span(&kind, generation, None)
-            }
-            _ => Ok(()),
-        }
+    ) -> Result<View, NotOwned> {
+        let Some(at) = at.filter(|_| !self.units.is_empty()) else {
+            return self.check(range, generation).map(|()| View::Now);
+        };
+        let KeyRange::Single(key) = range else { return self.units.sight_of_span(range, generation, at) };
+        let view = self.units.sight_of_key(key, at)?;
+        self.check_pseudo(key, generation)?;
+        Ok(view)
     }
 
     /// The floor of a range: below it nothing can be read.
     pub(crate) fn floor_of(&self, range: &KeyRange) -> Revision {
+        self.floor_seen(range, &View::Now)
+    }
+
+    /// The same of what a view sees of it.
+    pub(crate) fn floor_seen(&self, range: &KeyRange, view: &View) -> Revision {
         if self.units.is_empty() {
             return self.floor;
         }
         match range {
             KeyRange::Single(key) => self.units.deciding(key).map_or(self.floor, |record| match record {
-                record if record.is_visible() => record.floor,
+                record if view.sees(record) => record.floor,
                 _ => self.floor,
             }),
-            KeyRange::Span { .. } => self.floor_of_unit(&Unit::of_range(range.clone())),
+            KeyRange::Span { .. } => self.floor_of_unit(&Unit::of_range(range.clone()), view),
         }
     }
 
@@ -140,9 +156,9 @@ impl Space {
     /// The store's beginning hides what an earlier life of the store may have held (R10). So it does not limit a Kind
     /// of which the store has units, and of which it was asked for nothing else since it began: of that Kind it owns
     /// nothing else, and the units came with their history. Otherwise a move to a new store would cancel every watch (R16).
-    pub(crate) fn floor_of_unit(&self, unit: &Unit) -> Revision {
+    pub(crate) fn floor_of_unit(&self, unit: &Unit, view: &View) -> Revision {
         let (records, rest) = self.units.over(unit);
-        let visible = || records.iter().filter(|record| record.is_visible());
+        let visible = || records.iter().filter(|record| view.sees(record));
         let mut floor = visible().map(|record| record.floor).fold(self.compacted, Revision::max);
         for piece in rest {
             let mut scratch = None;

@@ -15,6 +15,9 @@ use crate::{
 };
 
 mod durable;
+mod past;
+
+pub(crate) use self::past::Past;
 
 /// Which record; never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,6 +36,8 @@ pub(crate) enum View {
     Since { next: UnitId, seen: Vec<UnitId>, turn: u64, opened: Vec<Unit> },
     /// As `Now`, with units that were owned when the reader's end was fixed, without the keys of those that came then.
     Ending { with: Vec<UnitId>, opened: Vec<Unit> },
+    /// What was owned by another map: of what is owned now without some, and with some that another store owns now.
+    ByMap { with: Vec<UnitId>, without: Vec<UnitId> },
     /// One unit and nothing else.
     Only(UnitId),
 }
@@ -43,6 +48,9 @@ impl View {
             Self::Now => record.is_visible(),
             Self::Since { .. } => self.saw(record.id, record.split),
             Self::Ending { with, .. } => with.contains(&record.id) || record.is_visible(),
+            Self::ByMap { with, without } => {
+                with.contains(&record.id) || (record.is_visible() && !without.contains(&record.id))
+            }
             Self::Only(id) => record.id == *id,
         }
     }
@@ -66,7 +74,7 @@ impl View {
             Self::Since { opened, .. } | Self::Ending { opened, .. } => {
                 opened.iter().any(|unit| unit.contains(key))
             }
-            Self::Now | Self::Only(_) => false,
+            Self::Now | Self::ByMap { .. } | Self::Only(_) => false,
         }
     }
 
@@ -138,6 +146,10 @@ pub(crate) struct Record {
     pub split: bool,
     /// How far that is.
     pub splitting: Splitting,
+    /// By which maps it was owned.
+    pub past: Past,
+    /// Another store owns it since this final revision, and up to there everything is here.
+    pub settled: Option<Revision>,
     /// The highest event imported.
     pub newest: Revision,
     /// Target: how far what this store held of it before is removed; `None` when all is.
@@ -237,6 +249,8 @@ impl Units {
             floor,
             split,
             splitting,
+            past: Past::default(),
+            settled: None,
             newest,
             clearing,
             gaps,
@@ -260,10 +274,18 @@ impl Units {
         }
     }
 
-    /// The view of a long read that begins now.
-    pub(crate) fn since(&self) -> View {
-        let seen = self.records.iter().filter(|record| record.is_visible()).map(|record| record.id).collect();
-        View::Since { next: self.next_id(), seen, turn: self.turn, opened: Vec::new() }
+    /// The view of a long read that begins now with this one.
+    pub(crate) fn since(&self, view: &View) -> View {
+        let seen = self.records.iter().filter(|record| view.sees(record)).map(|record| record.id).collect();
+        let opened = match view {
+            // By name, as what is split off from them later is not seen either.
+            View::ByMap { without, .. } => {
+                let left_out = without.iter().filter_map(|id| self.get(*id));
+                left_out.map(|record| record.by.unit.clone()).collect()
+            }
+            _ => Vec::new(),
+        };
+        View::Since { next: self.next_id(), seen, turn: self.turn, opened }
     }
 
     /// Brings the view of a long read, of which this is left, up to date; refused when keys that it saw are dropped.
@@ -355,22 +377,29 @@ impl Units {
         Err(NotOwned { key: key.clone(), epoch })
     }
 
+    /// Whether a key counts among those of a lease here, for who goes by the map of this generation; refused while nobody
+    /// serves it (R13), and by a map that is too old to know where it is.
+    pub(crate) fn lists(&self, key: &Key, generation: Option<u64>) -> Result<bool, NotOwned> {
+        let Some(record) = self.deciding(key) else { return Ok(true) };
+        let refuse = |epoch| Err(NotOwned { key: key.clone(), epoch });
+        match record.state {
+            UnitState::Tracked { .. } | UnitState::Owned => Ok(true),
+            UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => refuse(0),
+            _ if generation.is_some_and(|generation| record.epoch > generation) => refuse(record.epoch),
+            UnitState::Following { .. } | UnitState::Dropping | UnitState::Gone => Ok(false),
+        }
+    }
+
     /// Whether a request for a span is refused, by a map of this generation if one is named.
-    pub(crate) fn check_span(
-        &self,
-        range: &KeyRange,
-        generation: Option<u64>,
-        at: Option<Revision>,
-    ) -> Result<(), NotOwned> {
+    pub(crate) fn check_span(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
         let asked = Unit::of_range(range.clone());
         let newest = self.records.iter().rev().find(|record| record.by.unit.overlaps(range)).map(|r| r.id);
         for record in self.records.iter().filter(|record| record.by.unit.overlaps(range)) {
             let refuse = |epoch| Err(NotOwned { key: range.start().clone(), epoch });
             match record.state {
-                UnitState::Frozen { last } if at.is_some_and(|at| at <= last) => {}
                 UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => return refuse(0),
-                _ if generation.is_some_and(|generation| record.epoch > generation) => {
-                    return refuse(record.epoch);
+                _ if generation.is_some_and(|generation| record.changed() > generation) => {
+                    return refuse(record.changed());
                 }
                 // Whatever map says that this store has it is not the one by which this store knows it.
                 _ if !record.is_visible() && newest == Some(record.id) && record.by.unit.covers(&asked) => {
@@ -414,6 +443,7 @@ impl Units {
                         self.add(by, UnitState::Gone, record.floor, false);
                         if let Some(piece) = self.records.last_mut() {
                             (piece.epoch, piece.gaps) = (record.epoch, record.gaps.clone());
+                            piece.past = record.past.clone();
                         }
                     }
                 }

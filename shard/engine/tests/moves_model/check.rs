@@ -193,7 +193,8 @@ impl World {
                 if self.moves.iter().any(|m| m.makes_wait(*e)) {
                     continue;
                 }
-                let keys = self.engines[*e].lease_keys(lease.id).expect("known");
+                let keys = self.engines[*e].lease_keys(lease.id, Some(self.generation));
+                let keys = keys.expect("nothing waits").expect("known");
                 let want = self
                     .reference
                     .list(&KeyRange::everything(), Revision(i64::MAX), |key| self.owner(key) == Some(*e));

@@ -397,7 +397,9 @@ impl World {
             let id = self.leases[i].id;
             let known: Vec<usize> = self.leases[i].known.iter().copied().collect();
             for e in known {
-                let keys = self.engines[e].lease_keys(id).expect("known");
+                // Refused where its end is refused too.
+                let keys = self.engines[e].lease_keys(id, None).map(|keys| keys.expect("known"));
+                let keys = keys.unwrap_or_default();
                 let engine = &mut self.engines[e];
                 let ended = match e {
                     HOME => engine.lease_revoke(self.now, id).map(|(at, _)| at),

@@ -78,7 +78,9 @@ pub fn record(record: UnitRecord) -> pb::UnitRecord {
     let (state, final_revision, through) = match record.state {
         UnitState::Tracked { .. } => (pb::UnitState::Tracked, Revision::ZERO, Revision::ZERO),
         UnitState::Frozen { last } => (pb::UnitState::Frozen, last, Revision::ZERO),
-        UnitState::Following { through, .. } => (pb::UnitState::Following, Revision::ZERO, through),
+        UnitState::Following { through, sealed } => {
+            (pb::UnitState::Following, sealed.unwrap_or(Revision::ZERO), through)
+        }
         UnitState::Owned => (pb::UnitState::Owned, Revision::ZERO, Revision::ZERO),
         UnitState::Dropping => (pb::UnitState::Dropping, Revision::ZERO, Revision::ZERO),
         UnitState::Gone => (pb::UnitState::Gone, Revision::ZERO, Revision::ZERO),

@@ -2,7 +2,7 @@
 
 use kindred_partition_config::ids::Revision;
 
-use super::{Record, UnitId, Units};
+use super::{Past, Record, UnitId, Units};
 use crate::{
     durability::{DurableUnit, UnitEntry, UnitLayer, UnitTable},
     units::UnitState,
@@ -98,6 +98,8 @@ impl Units {
             units.add(by, state, entry.floor, entry.split);
             if let Some(record) = units.records.last_mut() {
                 (record.epoch, record.newest, record.gaps) = (epoch, newest, entry.gaps.clone());
+                // What it was before the last change of hands is not kept.
+                record.past = Past::since(epoch, record.is_visible());
             }
         }
         units.next = table.next.max(1);

@@ -1,0 +1,377 @@
+//! R13: what was settled before a unit changed hands is read at its revisions by the maps before too: by lists that began
+//! before a switch, and by routers that have not heard of it.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::*;
+use kindred_engine::{engine::*, error::EngineError, ops::*, units::*, version::Version};
+use kindred_partition_config::{
+    ids::{MoveId, Revision, Slot, Term},
+    key::KeyRange,
+    kind::KindScheme,
+    ring::{Bucket, BucketSet},
+    unit::{Unit, UnitBuckets},
+};
+
+const PODS: &str = "/registry/pods/";
+const A: usize = 0;
+const B: usize = 1;
+
+/// Of four, these quarters of the pods' buckets.
+fn quarters(which: &[usize]) -> Unit {
+    let set: BucketSet =
+        (0..=255_u8).filter(|bucket| which.contains(&usize::from(bucket % 4))).map(Bucket).collect();
+    Unit { range: prefix(PODS), buckets: Some(UnitBuckets { prefix_len: PODS.len(), set }) }
+}
+
+fn quarter_of(key: &str) -> usize {
+    (0..4).find(|quarter| quarters(&[*quarter]).contains(key.as_bytes())).expect("one of the four")
+}
+
+/// Two stores of a ring, and what was written.
+struct World {
+    engines: [Engine; 2],
+    log: Vec<(Revision, String, Option<String>)>,
+    /// Who owned each quarter by the maps 1, 2, …
+    maps: Vec<[usize; 4]>,
+    moves: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let shard = |slot| {
+            let revisions = RevisionMode::Hlc(Slot::new(slot).expect("below 1024"));
+            let kinds = KindScheme::default();
+            let config =
+                EngineConfig { revisions, kinds, max_clock_offset_micros: 10_000_000, min_lease_ttl_s: 2 };
+            Engine::new(config, WallMicros(1_000))
+        };
+        Self { engines: [shard(3), shard(4)], log: Vec::new(), maps: vec![[A, A, B, B]], moves: 0 }
+    }
+
+    fn map(&self) -> u64 {
+        self.maps.len() as u64
+    }
+
+    fn owner(&self, key: &str) -> usize {
+        self.maps.last().expect("there is one")[quarter_of(key)]
+    }
+
+    fn put(&mut self, i: u32, value: &str) -> Revision {
+        let key = format!("{PODS}a/{i:03}");
+        let owner = self.owner(&key);
+        // As a router keeps what it has shown in order.
+        let after = self.log.last().map_or(Revision::ZERO, |last| last.0);
+        self.engines[owner].raise_whole(NOW, &[prefix(PODS)], after).expect("near");
+        let at = write(&mut self.engines[owner], put(&key, value));
+        self.log.push((at, key, Some(value.to_owned())));
+        at
+    }
+
+    fn delete(&mut self, i: u32) {
+        let key = format!("{PODS}a/{i:03}");
+        let owner = self.owner(&key);
+        let after = self.log.last().map_or(Revision::ZERO, |last| last.0);
+        self.engines[owner].raise_whole(NOW, &[prefix(PODS)], after).expect("near");
+        let at = write(&mut self.engines[owner], delete(&key));
+        self.log.push((at, key, None));
+    }
+
+    fn write_some(&mut self, round: u32) {
+        (0..24).for_each(|i| _ = self.put(i, &format!("{round}")));
+        (0..24).step_by(5).for_each(|i| self.delete(i + round % 5));
+    }
+
+    /// What there was at a revision.
+    fn at(&self, at: Revision) -> Vec<(String, String)> {
+        let mut live = BTreeMap::new();
+        for (_, key, value) in self.log.iter().filter(|(then, ..)| *then <= at) {
+            match value {
+                Some(value) => _ = live.insert(key.clone(), value.clone()),
+                None => _ = live.remove(key),
+            }
+        }
+        live.into_iter().collect()
+    }
+
+    fn by(&mut self, unit: &Unit) -> UnitMove {
+        self.moves += 1;
+        UnitMove { id: MoveId(self.moves), term: Term(1), unit: unit.clone() }
+    }
+
+    fn follow(&mut self, from: usize, to: usize, by: &UnitMove, tail: FeedId) {
+        while let Some(out) = self.engines[from].feed_pull(tail, 64) {
+            let carry = |event: &Event| FollowedEvent { version: event.kv.clone(), prev: event.prev.clone() };
+            let events = out.events.iter().map(carry).collect();
+            let import = Import { events, through: out.watermark, ..Import::default() };
+            self.engines[to].unit_import(by, import).expect("followed");
+        }
+    }
+
+    /// From the track to the sealed target.
+    fn prepare(&mut self, from: usize, to: usize, by: &UnitMove) -> Revision {
+        while !self.engines[from].unit_track(by, 3).expect("tracked").ready {}
+        let at = self.engines[from].unit_copy_begin(by).expect("tracked");
+        let tail = self.engines[from].unit_feed_open(&by.unit, Some(at.next())).expect("tracked");
+        let CopyChunk { keys, floor, gaps, .. } =
+            self.engines[from].unit_copy(by, None, 1_000, 1 << 20).expect("a chunk");
+        let import = Import { keys, floor: Some(floor), gaps, through: Some(at), ..Import::default() };
+        while self.engines[to].unit_import(by, import.clone()) == Err(UnitError::NotReady(by.id)) {}
+        self.follow(from, to, by, tail);
+        let undecided = self.map();
+        self.engines[from].unit_undecided(by, undecided).expect("tracked");
+        let last = self.engines[from].unit_freeze(NOW, by).expect("frozen");
+        self.engines[from].feed_advance(NOW, tail, last);
+        self.follow(from, to, by, tail);
+        self.engines[from].feed_close(tail);
+        self.engines[to].unit_undecided(by, undecided).expect("it follows");
+        self.engines[to].unit_seal(NOW, by, last).expect("all is there");
+        last
+    }
+
+    fn decide(&mut self, to: usize, of: &[usize]) -> u64 {
+        let mut map = *self.maps.last().expect("there is one");
+        of.iter().for_each(|quarter| map[*quarter] = to);
+        self.maps.push(map);
+        self.map()
+    }
+
+    /// A whole switch; the source follows from then on. Answers the move and its final revision.
+    fn switch(&mut self, from: usize, to: usize, of: &[usize]) -> (UnitMove, Revision) {
+        let by = self.by(&quarters(of));
+        let last = self.prepare(from, to, &by);
+        let epoch = self.decide(to, of);
+        self.engines[from].unit_release(&by, epoch).expect("released");
+        self.engines[to].unit_open(&by, epoch).expect("opened");
+        self.engines.iter().for_each(Engine::validate);
+        (by, last)
+    }
+
+    fn drop(&mut self, from: usize, by: &UnitMove) {
+        let epoch = self.map();
+        self.engines[from].unit_drop(by, epoch).expect("released");
+        while self.engines[from].scrub(100) {}
+        self.engines.iter().for_each(Engine::validate);
+    }
+
+    /// What a list by a map says at a revision: all stores of the Kind, merged. In every way in which it can be read.
+    fn list(&mut self, at: Revision, map: u64) -> Result<Vec<(String, String)>, EngineError> {
+        let mut found = Vec::new();
+        for engine in &mut self.engines {
+            engine.raise_whole(NOW, &[prefix(PODS)], at).expect("near");
+            let query = RangeQuery { revision: Some(at), ..query(prefix(PODS)) };
+            let whole = engine.range_by_map(&query, Some(map));
+            assert_eq!(engine.owns_at(&query.range, Some(map), Some(at)).is_ok(), whole.is_ok());
+            let whole = whole?;
+            assert!(whole.header >= at);
+            let count = RangeQuery { count_only: true, ..query.clone() };
+            assert_eq!(engine.range_by_map(&count, Some(map)).map(|answer| answer.count), Ok(whole.count));
+            assert_eq!(whole.count, whole.kvs.len() as u64);
+            assert_eq!(pages(engine, at, map), keys(&whole));
+            assert_eq!(chunks(engine, at, map), keys(&whole));
+            found.extend(whole.kvs.iter().map(said));
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+}
+
+fn said(version: &Version) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(version.key()), text(version.value()))
+}
+
+/// Page by page, as a router reads.
+fn pages(engine: &mut Engine, at: Revision, map: u64) -> Vec<String> {
+    let (mut found, mut start): (Vec<String>, _) = (Vec::new(), prefix(PODS).start().clone());
+    loop {
+        let range = KeyRange::Span { start, end: Some("/registry/pods0".into()) };
+        let query = RangeQuery { revision: Some(at), limit: 2, ..query(range) };
+        let page = engine.range_by_map(&query, Some(map)).expect("as the first");
+        found.extend(keys(&page));
+        let Some(last) = page.kvs.last().filter(|_| page.more) else { return found };
+        start = kindred_partition_config::key::Key::copy_from(last.key()).successor();
+    }
+}
+
+/// As one long read.
+fn chunks(engine: &mut Engine, at: Revision, map: u64) -> Vec<String> {
+    let mut open = engine.open_range_by_map(&prefix(PODS), Some(at), Some(map)).expect("as the first");
+    let mut found = Vec::new();
+    loop {
+        let chunk = engine.next_chunk(&mut open, 3, 1 << 20).expect("nothing is dropped");
+        if chunk.is_empty() {
+            assert_eq!(open.count, found.len() as u64);
+            engine.close_range(open);
+            return found;
+        }
+        found.extend(chunk.iter().map(|version| said(version).0));
+    }
+}
+
+fn refused(error: Option<EngineError>) -> Option<u64> {
+    match error {
+        Some(EngineError::NotOwned(refused)) => Some(refused.epoch),
+        _ => None,
+    }
+}
+
+#[test]
+fn r13_a_list_at_a_revision_is_whole_by_whatever_map_it_is_answered() {
+    let mut world = World::new();
+    world.write_some(0);
+    let moves: [(usize, usize, &[usize]); 8] = [
+        (A, B, &[0]),
+        (A, B, &[1]),
+        (B, A, &[0]),
+        (A, B, &[0]),
+        (B, A, &[0, 1]),
+        (B, A, &[2, 3]),
+        (A, B, &[0, 1, 2, 3]),
+        (B, A, &[1, 2]),
+    ];
+    let (mut answered, mut refusals) = (0, 0);
+    for (round, (from, to, of)) in moves.into_iter().enumerate() {
+        let (by, last) = world.switch(from, to, of);
+        // What the old owner hears of the new one is above the final revision.
+        world.write_some(1 + round as u32);
+        while !world.engines[to].unit_track(&by, 100).expect("owned").ready {}
+        let tail = world.engines[to].unit_feed_open(&by.unit, Some(last.next())).expect("tracked");
+        world.follow(to, from, &by, tail);
+        world.engines[to].feed_close(tail);
+        let revisions: Vec<Revision> = world.log.iter().map(|(at, ..)| *at).collect();
+        let now = world.map();
+        for at in revisions.iter().copied().step_by(7).chain([last, last.next(), *revisions.last().unwrap()])
+        {
+            for map in 1..=now {
+                match world.list(at, map) {
+                    Ok(found) => {
+                        assert_eq!(
+                            found,
+                            world.at(at),
+                            "round {round}: at {at} by map {map}, settled {last}"
+                        );
+                        answered += 1;
+                    }
+                    Err(error) => {
+                        let epoch = refused(Some(error.clone())).unwrap_or_else(|| panic!("{error}"));
+                        assert!(epoch > map && epoch <= now, "by map {map}: since {epoch}");
+                        // The map in force, and the one before for what was settled under it, are known to all.
+                        assert!(
+                            map + 1 < now || (map < now && at > last),
+                            "round {round}: at {at} by map {map}"
+                        );
+                        refusals += 1;
+                    }
+                }
+            }
+        }
+        // Nothing but what is settled.
+        let latest = world.engines[from].range_by_map(&query(prefix(PODS)), Some(now - 1));
+        assert_eq!(refused(latest.err()), Some(now));
+        world.engines[to].unit_forget(&by).expect("tracked");
+        world.drop(from, &by);
+        let dropped = RangeQuery { revision: Some(last), ..query(prefix(PODS)) };
+        let dropped = world.engines[from].range_by_map(&dropped, Some(now - 1));
+        assert_eq!(refused(dropped.err()), Some(now), "when it is dropped");
+    }
+    assert!(answered > 300 && refusals > 300, "{answered} {refusals}");
+}
+
+#[test]
+fn r13_single_keys_are_read_up_to_the_final_revision_and_no_further() {
+    let mut world = World::new();
+    world.write_some(0);
+    let (by, last) = world.switch(A, B, &[0, 1]);
+    world.write_some(1);
+    while !world.engines[B].unit_track(&by, 100).expect("owned").ready {}
+    let tail = world.engines[B].unit_feed_open(&by.unit, Some(last.next())).expect("tracked");
+    world.follow(B, A, &by, tail);
+    let log = world.log.clone();
+    for (at, key, _) in log.iter().filter(|(_, key, _)| by.unit.contains(key.as_bytes())) {
+        let query = RangeQuery { revision: Some(*at), ..query(single(key)) };
+        for map in [None, Some(1)] {
+            let read = world.engines[A].range_by_map(&query, map);
+            if *at > last {
+                assert_eq!(refused(read.err()), Some(2), "{key} at {at}");
+                continue;
+            }
+            let read = read.expect("settled");
+            let want: Vec<_> = world.at(*at).into_iter().filter(|kv| kv.0 == *key).collect();
+            assert_eq!(read.kvs.iter().map(said).collect::<Vec<_>>(), want, "{key} at {at}");
+            assert!(read.header <= last, "nothing above is promised");
+        }
+        assert_eq!(refused(world.engines[A].range(&RangeQuery { revision: None, ..query }).err()), Some(2));
+    }
+    // What is compacted stays so.
+    let floor = log[10].0;
+    world.engines[A].compact(MonoMillis(0), floor).expect("current");
+    while world.engines[A].scrub(100) {}
+    for (at, key, _) in log.iter().filter(|(at, key, _)| *at <= last && by.unit.contains(key.as_bytes())) {
+        let query = RangeQuery { revision: Some(*at), ..query(single(key)) };
+        match world.engines[A].range_by_map(&query, Some(1)) {
+            Ok(_) => assert!(*at >= floor),
+            Err(error) => assert!(matches!(error, EngineError::Compacted { .. }) && *at < floor, "{error}"),
+        }
+    }
+    assert_eq!(world.list(last, 1), Ok(world.at(last)));
+}
+
+/// Between the freeze and what follows from the decision nobody on the stores knows what is decided.
+#[test]
+fn r13_maps_that_may_be_decided_wait_and_those_before_are_answered() {
+    let mut world = World::new();
+    world.write_some(0);
+    let by = world.by(&quarters(&[0]));
+    let last = world.prepare(A, B, &by);
+    let want = world.at(last);
+    assert_eq!(world.list(last, 1), Ok(want.clone()), "undecided");
+    let part = RangeQuery { revision: Some(last), ..query(prefix(PODS)) };
+    for engine in &mut world.engines {
+        assert_eq!(refused(engine.range_by_map(&part, Some(2)).err()), Some(0), "it may be decided");
+    }
+    let epoch = world.decide(B, &[0]);
+    // The new owner is the first to hear of it: what it has now the old one must not show as well.
+    world.engines[B].unit_open(&by, epoch).expect("opened");
+    assert_eq!(refused(world.engines[A].range_by_map(&part, Some(2)).err()), Some(0));
+    assert_eq!(world.list(last, 1), Ok(want.clone()));
+    world.engines[A].unit_release(&by, epoch).expect("released");
+    assert_eq!(world.list(last, 1), Ok(want.clone()));
+    assert_eq!(world.list(last, 2), Ok(want));
+}
+
+#[test]
+fn r13_a_long_read_by_the_map_before_ends_when_the_unit_is_dropped() {
+    let mut world = World::new();
+    world.write_some(0);
+    let (by, last) = world.switch(A, B, &[0]);
+    let mut open = world.engines[A].open_range_by_map(&prefix(PODS), Some(last), Some(1)).expect("settled");
+    let mut found = keys_of(&world.engines[A].next_chunk(&mut open, 2, 1 << 20).expect("there"));
+    // The other side, which leaves out what came.
+    let mut other = world.engines[B].open_range_by_map(&prefix(PODS), Some(last), Some(1)).expect("settled");
+    let next = world.by(&quarters(&[0, 2, 3]));
+    while !world.engines[B].unit_track(&next, 3).expect("owned").ready {}
+    loop {
+        let chunk = world.engines[B].next_chunk(&mut other, 2, 1 << 20).expect("nothing is dropped");
+        if chunk.is_empty() {
+            break;
+        }
+        found.extend(keys_of(&chunk));
+    }
+    world.engines[B].close_range(other);
+    let epoch = world.map();
+    world.engines[A].unit_drop(&by, epoch).expect("released");
+    let ended = world.engines[A].next_chunk(&mut open, 2, 1 << 20);
+    assert_eq!(refused(ended.err()), Some(epoch));
+    world.engines[A].close_range(open);
+    found.sort_unstable();
+    found.dedup();
+    let want: Vec<String> = world.at(last).into_iter().map(|kv| kv.0).collect();
+    assert!(found.len() < want.len() && found.iter().all(|key| want.contains(key)), "each key once");
+}
+
+fn keys_of(versions: &[Version]) -> Vec<String> {
+    versions.iter().map(|version| said(version).0).collect()
+}
