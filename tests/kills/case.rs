@@ -38,6 +38,7 @@ fn ways(step: StepName) -> &'static [Way] {
         | StepName::Freeze
         | StepName::ImportLast
         | StepName::Seal
+        | StepName::Confirm
         | StepName::Decide
         | StepName::Release
         | StepName::Open

@@ -197,7 +197,10 @@ impl Runner {
                 tracing::debug!(move_id = self.id.0, step = name.as_str(), reason, "a step failed");
                 self.failed(name, at, reason);
             }
-            Answer::Lost { reason } | Answer::Different { reason } | Answer::Refused { reason } => {
+            Answer::Lost { reason }
+            | Answer::Restarted { reason }
+            | Answer::Different { reason }
+            | Answer::Refused { reason } => {
                 tracing::warn!(move_id = self.id.0, step = name.as_str(), reason, "a move cannot go on so");
                 self.failed(name, at, reason);
             }

@@ -50,6 +50,8 @@ enum Failed {
     Stale,
     /// The follower does not have what it is to have.
     Lost(String),
+    /// A store has restarted since the freeze or the seal, or it is undone.
+    Restarted(String),
     /// It differs.
     Different(String),
     Other(String),
@@ -70,6 +72,7 @@ impl From<Failed> for Answer {
         match failed {
             Failed::Stale => Self::Stale,
             Failed::Lost(reason) => Self::Lost { reason },
+            Failed::Restarted(reason) => Self::Restarted { reason },
             Failed::Different(reason) => Self::Different { reason },
             Failed::Other(reason) => Self::Failed { reason },
         }
@@ -88,7 +91,8 @@ impl UnitSteps<'_> {
             StepName::Verify => self.verify().await.map(done),
             StepName::Freeze => self.freeze().await,
             StepName::ImportLast => self.import_last().await.map(done),
-            StepName::Seal => self.seal().await.map(done),
+            StepName::Seal => self.seal().await,
+            StepName::Confirm => self.confirm().await.map(done),
             StepName::Release => self.release().await.map(done),
             StepName::Open => self.open().await.map(done),
             StepName::Unfreeze => self.unfreeze().await.map(done),
@@ -362,17 +366,52 @@ impl UnitSteps<'_> {
             store.units(false).freeze(deadline.request(request)).await
         })
         .await?;
-        Ok(Answer::Frozen { final_revision: Revision(frozen.final_revision) })
+        Ok(Answer::Frozen { final_revision: Revision(frozen.final_revision), life: frozen.incarnation })
     }
 
-    async fn seal(&self) -> Result<(), Failed> {
+    async fn seal(&self) -> Result<Answer, Failed> {
         let final_revision = self.call.final_revision.get();
         let generation = self.undecided();
         let request = pb::SealRequest { r#move: self.unit_move(), final_revision, generation };
-        bounded(self.follower(), |store, deadline| async move {
+        let sealed = bounded(self.follower(), |store, deadline| async move {
             store.units(false).seal(deadline.request(request)).await
         })
         .await?;
+        Ok(Answer::Sealed { life: sealed.incarnation })
+    }
+
+    /// Whether both stores still hold to what they did for the attempt, in the same life (R15c).
+    async fn confirm(&self) -> Result<(), Failed> {
+        let (frozen_in, sealed_in) = self.call.lives;
+        let (owner, follower) = (self.owner(), self.follower());
+        let frozen = self.stands(owner, pb::UnitState::Frozen, frozen_in);
+        let sealed = self.stands(follower, pb::UnitState::Following, sealed_in);
+        tokio::try_join!(frozen, sealed).map(drop)
+    }
+
+    async fn stands(&self, store: &Store, state: pb::UnitState, life: u64) -> Result<(), Failed> {
+        let listed = bounded(store, |store, deadline| async move {
+            store.units(false).list(deadline.request(pb::UnitsListRequest {})).await
+        })
+        .await?;
+        if listed.incarnation != life {
+            return Err(Failed::Restarted(format!(
+                "store {:?} has restarted during the switch",
+                store.name()
+            )));
+        }
+        let (last, unit) = (self.call.final_revision.get(), Some(on_wire(&self.call.unit)));
+        let stands = listed.records.iter().any(|record| {
+            let ours = record.r#move.as_ref().is_some_and(|by| by.r#move == self.id.0 && by.unit == unit);
+            ours && record.state() == state && record.final_revision == last
+        });
+        if !stands {
+            let what = if state == pb::UnitState::Frozen { "frozen" } else { "sealed" };
+            return Err(Failed::Restarted(format!(
+                "the unit is not {what} any more at store {:?}",
+                store.name()
+            )));
+        }
         Ok(())
     }
 

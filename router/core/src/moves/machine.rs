@@ -107,9 +107,13 @@ struct UnitState {
     lag: Option<Duration>,
     follow_at: Duration,
     verified: bool,
-    frozen: Option<Revision>,
+    /// The final revision, and the owner's incarnation.
+    frozen: Option<(Revision, u64)>,
     imported: bool,
-    sealed: bool,
+    /// The follower's incarnation.
+    sealed: Option<u64>,
+    /// Both stand in these incarnations.
+    confirmed: bool,
     /// To do: the owner may be frozen by an attempt that was given up.
     unfreeze: bool,
     /// To do: after a decision.
@@ -291,6 +295,10 @@ impl Machine {
             self.status = Status::Fenced;
             return;
         }
+        if self.record.phase == record.phase {
+            // A decision that was not made is made later than what it was confirmed for.
+            self.units.values_mut().for_each(|unit| unit.confirmed = false);
+        }
         let old = std::mem::replace(&mut self.record, record);
         self.version = version;
         if self.record.phase.is_over() {
@@ -316,7 +324,9 @@ impl Machine {
             if self.record.legs[leg].moved == old.legs[leg].moved {
                 self.attempt_not_before = now + self.settings.backoff;
                 for unit in self.of_leg(leg) {
-                    (unit.frozen, unit.imported, unit.sealed) = (None, false, false);
+                    (unit.frozen, unit.imported, unit.sealed, unit.confirmed) = (None, false, None, false);
+                    // Why the attempt failed is not known: the owner may have restarted.
+                    unit.tracked = false;
                     unit.unfreeze = true;
                 }
             }
@@ -368,14 +378,15 @@ impl Machine {
                 unit.lag = Some(lag);
                 unit.follow_at = now + self.settings.follow_every;
             }
-            Answer::Frozen { final_revision } => unit.frozen = Some(final_revision),
+            Answer::Frozen { final_revision, life } => unit.frozen = Some((final_revision, life)),
+            Answer::Sealed { life } => unit.sealed = Some(life),
             Answer::Done => match name {
                 StepName::Track => unit.tracked = true,
                 StepName::Copy => unit.copied = true,
                 StepName::AttachLeases => unit.leased = true,
                 StepName::Verify => unit.verified = true,
                 StepName::ImportLast => unit.imported = true,
-                StepName::Seal => unit.sealed = true,
+                StepName::Confirm => unit.confirmed = true,
                 StepName::Release => unit.release = false,
                 StepName::Open => unit.open = false,
                 StepName::Unfreeze => unit.unfreeze = false,
@@ -385,6 +396,13 @@ impl Machine {
             },
             Answer::Lost { reason } => {
                 (unit.copied, unit.leased, unit.lag, unit.verified) = (false, false, None, false);
+                unit.retry_at = now + self.settings.retry;
+                if matches!(self.record.phase, Phase::Switching { .. }) {
+                    self.give_up = Some(reason);
+                }
+            }
+            Answer::Restarted { reason } => {
+                unit.tracked = false;
                 unit.retry_at = now + self.settings.retry;
                 if matches!(self.record.phase, Phase::Switching { .. }) {
                     self.give_up = Some(reason);
@@ -400,6 +418,8 @@ impl Machine {
                 self.read = true;
             }
             _ => {
+                // An owner that has restarted may know nothing of the track.
+                unit.tracked &= !matches!(name, StepName::Copy | StepName::Tail | StepName::ReverseTail);
                 // Within the budget of an attempt there is no time to wait for long.
                 let retry = self.settings.retry;
                 let frozen = matches!(self.record.phase, Phase::Switching { .. });
@@ -437,7 +457,8 @@ impl Machine {
             term: self.record.term,
             owner: leg.owner(),
             follower: leg.follower(),
-            final_revision: state.frozen.unwrap_or(Revision::ZERO),
+            final_revision: state.frozen.map_or(Revision::ZERO, |(last, _)| last),
+            lives: (state.frozen.map_or(0, |(_, life)| life), state.sealed.unwrap_or(0)),
             epoch: leg.epoch.unwrap_or(Epoch(0)),
         };
         let step = self.step(name, What::Unit(call));

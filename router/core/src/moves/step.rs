@@ -60,6 +60,8 @@ steps! {
     ImportLast = "import-last",
     /// Follower: nothing is missing, and the clock is above the final revision (R15b).
     Seal = "seal",
+    /// Both: the freeze and the seal stand, in the lives of the stores in which they were made (R15c).
+    Confirm = "confirm",
     /// Meta: record and map, in one transaction (R15c).
     Decide = "decide",
     /// The owner that was: it follows (R15d).
@@ -148,8 +150,10 @@ pub struct UnitCall {
     pub owner: StoreIdx,
     /// Who follows.
     pub follower: StoreIdx,
-    /// Of `ImportLast` and `Seal`: the final revision.
+    /// Of `ImportLast`, `Seal` and `Confirm`: the final revision.
     pub final_revision: Revision,
+    /// Of `Confirm`: the incarnations of the owner that froze the unit, and of the follower that sealed it.
+    pub lives: (u64, u64),
     /// Of `Release`, `Open` and `Drop`: the generation of the last decision; 0 before the first.
     pub epoch: Epoch,
 }
@@ -198,6 +202,18 @@ pub enum Answer {
     Frozen {
         /// The final revision.
         final_revision: Revision,
+        /// The owner's incarnation.
+        life: u64,
+    },
+    /// `Seal`: everything is there.
+    Sealed {
+        /// The follower's incarnation.
+        life: u64,
+    },
+    /// `Confirm`: a store has restarted since, or what it did for the attempt is undone.
+    Restarted {
+        /// Which, and how it stands.
+        reason: String,
     },
     /// The follower does not have what it was given: it has to be copied again.
     Lost {

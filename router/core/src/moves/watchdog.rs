@@ -180,6 +180,7 @@ fn call(record: &MoveRecord, at: UnitAt) -> UnitCall {
         owner: leg.owner(),
         follower: leg.follower(),
         final_revision: Revision::ZERO,
+        lives: (0, 0),
         epoch: leg.epoch.unwrap_or(Epoch(0)),
     }
 }

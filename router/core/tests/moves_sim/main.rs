@@ -45,6 +45,8 @@ pub enum Mutation {
     EventsToNothing,
     /// What is dropped stays.
     DropIgnored,
+    /// A switch is decided although a store has restarted since its part of it (R15c).
+    LivesIgnored,
 }
 
 fn run(seed: u64, mutation: Option<Mutation>) -> (Counts, Result<(), Broken>) {
@@ -71,6 +73,7 @@ fn add(sum: &mut Counts, of_run: Counts) {
         aborted,
         reversed,
         copies_lost,
+        freezes_lost,
         rescued,
     } = of_run;
     sum.events += events;
@@ -85,6 +88,7 @@ fn add(sum: &mut Counts, of_run: Counts) {
     sum.aborted += aborted;
     sum.reversed += reversed;
     sum.copies_lost += copies_lost;
+    sum.freezes_lost += freezes_lost;
     sum.rescued += rescued;
 }
 
@@ -136,6 +140,7 @@ fn ten_thousand_seeds() {
             sum.aborted,
             sum.reversed,
             sum.copies_lost,
+            sum.freezes_lost,
             sum.rescued,
         ];
         assert!(
@@ -147,7 +152,7 @@ fn ten_thousand_seeds() {
 
 /// The first seed at which the mutation is noticed, and by which invariant.
 fn noticed(mutation: Mutation) -> (u64, &'static str) {
-    for seed in 0..3_000 {
+    for seed in 0..20_000 {
         if let (_, Err(broken)) = run(seed, Some(mutation)) {
             println!("{mutation:?}: seed {seed}: {}: {}", broken.invariant, broken.how);
             return (seed, broken.invariant);
@@ -179,7 +184,7 @@ mutations! {
     released_units_that_are_read_are_noticed: ReleasedReads => "reads see every acknowledged write",
     old_terms_are_noticed: OldTermsAdmitted =>
         "two owners never accept a write at overlapping revisions" | "an acknowledged write is never lost" | "no lock is left"
-        | "map and records agree at the end" | "reads see every acknowledged write",
+        | "a move ends done or aborted" | "map and records agree at the end" | "reads see every acknowledged write",
     attempts_of_one_term_are_noticed: AttemptsShareATerm =>
         "two owners never accept a write at overlapping revisions" | "an acknowledged write is never lost" | "no lock is left"
         | "a move ends done or aborted" | "map and records agree at the end" | "reads see every acknowledged write",
@@ -196,5 +201,8 @@ mutations! {
     a_decision_without_check_is_noticed: DecideUnguarded =>
         "two owners never accept a write at overlapping revisions" | "an acknowledged write is never lost" | "no lock is left"
         | "a move ends done or aborted" | "map and records agree at the end" | "reads see every acknowledged write",
+    lives_that_are_ignored_are_noticed: LivesIgnored =>
+        "two owners never accept a write at overlapping revisions" | "an acknowledged write is never lost" | "reads see every acknowledged write"
+        | "a move ends done or aborted",
     data_that_stays_is_noticed: DropIgnored => "map and records agree at the end",
 }

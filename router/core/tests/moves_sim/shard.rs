@@ -48,6 +48,10 @@ pub struct Shard {
     pub data: Versions,
     pub records: Vec<Record>,
     term: Term,
+    /// Which life of it this is.
+    life: u64,
+    /// In which term it last said that an attempt stands.
+    confirmed: Option<Term>,
     mutation: Option<Mutation>,
 }
 
@@ -63,7 +67,17 @@ fn of_unit(data: &Versions, unit: &Unit, above: i64, through: i64) -> Versions {
 
 impl Shard {
     pub fn new(slot: i64, skew: i64, mutation: Option<Mutation>) -> Self {
-        Self { slot, skew, clock: slot, data: Versions::new(), records: Vec::new(), term: Term(0), mutation }
+        Self {
+            slot,
+            skew,
+            clock: slot,
+            data: Versions::new(),
+            records: Vec::new(),
+            term: Term(0),
+            life: 1,
+            confirmed: None,
+            mutation,
+        }
     }
 
     fn is(&self, mutation: Mutation) -> bool {
@@ -183,8 +197,30 @@ impl Shard {
         }
     }
 
-    /// Forgets the keys of units that it follows and does not own, but not that it does not own them; how many units.
+    /// Whether it has said that the attempt of this term stands. What it loses after that is as if it were lost after the
+    /// decision.
+    pub fn has_confirmed(&self, term: Term) -> bool {
+        self.confirmed == Some(term)
+    }
+
+    /// It starts again, and does not know any more that units are frozen; how many.
+    pub fn lose_freezes(&mut self) -> u64 {
+        self.life += 1;
+        let mut lost = 0;
+        self.records.retain_mut(|record| {
+            if !matches!(record.state, State::Frozen { .. }) {
+                return true;
+            }
+            lost += 1;
+            record.state = State::Owned;
+            record.epoch != Epoch(0)
+        });
+        lost
+    }
+
+    /// It starts again. Forgets the keys of units that it follows and does not own, but not that it does not own them; how many units.
     pub fn lose_copies(&mut self, owns: impl Fn(&Unit) -> bool) -> u64 {
+        self.life += 1;
         let (mut lost, data) = (0, &mut self.data);
         self.records.retain_mut(|record| {
             if !matches!(record.state, State::Following { .. }) || owns(&record.unit) {
@@ -211,10 +247,10 @@ impl Shard {
             (StepName::Track, Some(State::Tracked | State::Frozen { .. })) => {}
             (StepName::Freeze, Some(State::Tracked | State::Owned)) => {
                 self.set(unit, State::Frozen { last: self.clock, since: now }, None);
-                return Answer::Frozen { final_revision: Revision(self.clock) };
+                return Answer::Frozen { final_revision: Revision(self.clock), life: self.life };
             }
             (StepName::Freeze, Some(State::Frozen { last, .. })) => {
-                return Answer::Frozen { final_revision: Revision(last) };
+                return Answer::Frozen { final_revision: Revision(last), life: self.life };
             }
             (StepName::Unfreeze, Some(State::Frozen { .. })) => {
                 if !self.is(Mutation::UnfreezeIgnored) {
@@ -229,6 +265,20 @@ impl Shard {
                 if !self.is(Mutation::SealKeepsClock) {
                     self.clock = self.clock.max(call.final_revision.get());
                 }
+                return Answer::Sealed { life: self.life };
+            }
+            (StepName::Confirm, state) => {
+                let stands = match state {
+                    Some(State::Frozen { last, .. }) => {
+                        last == call.final_revision.get() && self.life == call.lives.0
+                    }
+                    Some(State::Following { .. }) => self.life == call.lives.1,
+                    _ => false,
+                };
+                if !stands && !self.is(Mutation::LivesIgnored) {
+                    return Answer::Restarted { reason: format!("{state:?} in life {}", self.life) };
+                }
+                self.confirmed = Some(call.term);
             }
             (StepName::Release, Some(State::Frozen { last, .. })) => {
                 self.set(unit, State::Following { through: last }, Some(call.epoch));

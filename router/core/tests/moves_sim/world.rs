@@ -143,6 +143,8 @@ pub struct Counts {
     pub aborted: u64,
     pub reversed: u64,
     pub copies_lost: u64,
+    /// By restarts in the middle of an attempt.
+    pub freezes_lost: u64,
     /// Attempts given up by a router that did not make them.
     pub rescued: u64,
 }
@@ -309,7 +311,7 @@ impl World {
                     false => self.routers[router].stalled_until = self.now + self.random.below(2 * LEASE_MS),
                 }
             }
-            Event::Restart => self.lose_a_copy(),
+            Event::Restart => self.restart(),
             Event::Operate => {
                 let request =
                     [Request::Abort, Request::Reverse, Request::Complete][self.random.below(3) as usize];
@@ -338,16 +340,23 @@ impl World {
         // It begins with whatever map it has on its disk.
     }
 
-    /// A store that follows, and keeps nothing on disk, restarts. During an attempt it must not: what it has sealed is
-    /// relied upon from then on.
-    fn lose_a_copy(&mut self) {
+    /// A store restarts that does not keep what it was told of moves: copies are gone, and so is the freeze of an attempt
+    /// that is not decided. Not once it has said that the attempt stands: the decision relies on that.
+    fn restart(&mut self) {
         let store = self.random.below(3) as usize;
-        if !matches!(self.meta.record.phase, Phase::Switching { .. }) {
-            let legs = self.meta.record.legs.iter().filter(|leg| usize::from(leg.owner().0) == store);
-            let owned: Vec<_> = legs.flat_map(|leg| &leg.transfers).map(|transfer| &transfer.unit).collect();
-            let owns = |unit: &Unit| owned.contains(&unit);
-            self.counts.copies_lost += self.shards[store].lose_copies(owns);
+        let record = &self.meta.record;
+        let switching = matches!(record.phase, Phase::Switching { .. });
+        if switching && self.shards[store].has_confirmed(record.term) {
+            return;
         }
+        if switching && self.random.one_in(2) {
+            self.counts.freezes_lost += self.shards[store].lose_freezes();
+            return;
+        }
+        let legs = record.legs.iter().filter(|leg| usize::from(leg.owner().0) == store);
+        let owned: Vec<_> = legs.flat_map(|leg| &leg.transfers).map(|transfer| &transfer.unit).collect();
+        let owns = |unit: &Unit| owned.contains(&unit);
+        self.counts.copies_lost += self.shards[store].lose_copies(owns);
     }
 
     /// Lets a router coordinate when none was heard of for the time of a lease.
@@ -471,6 +480,7 @@ impl World {
                     owner: leg.owner(),
                     follower: leg.follower(),
                     final_revision: Revision::ZERO,
+                    lives: (0, 0),
                     epoch: Epoch(0),
                 };
                 let _ = self.shards[usize::from(leg.owner().0)].call(StepName::Unfreeze, &call, self.now);
@@ -535,6 +545,11 @@ impl World {
             return self.answer(to, ticket, answer);
         };
         let call = match (reply, step.name) {
+            // The owner's freeze stands; now the follower's seal.
+            (Reply::Answer(Answer::Done), StepName::Confirm) if through.is_none() => {
+                *through = Some(0);
+                Call::Store { store: usize::from(unit.follower.0), name: StepName::Confirm }
+            }
             (Reply::Answer(answer), name) => {
                 let followed =
                     matches!(name, StepName::Tail | StepName::ReverseTail) && answer == Answer::Done;
@@ -594,6 +609,12 @@ impl World {
                     u64::from(record.attempts > 0 && record.reason != meta.record.reason);
                 self.counts.reversed += u64::from(record.goal != meta.record.goal);
                 meta.record = *record;
+                // A store may restart in the middle of it.
+                let begins = matches!(meta.record.phase, Phase::Switching { .. });
+                if begins && self.now < TROUBLE_MS && self.random.one_in(4) {
+                    let delay = 1 + self.random.below(60);
+                    self.after(delay, Event::Restart);
+                }
             }
             What::Decide { record, leg, .. } => {
                 match meta.state.with_transfers(&record.legs[leg].next_transfers()) {

@@ -163,7 +163,7 @@ impl Machine {
         }
     }
 
-    /// An attempt: freeze, import the last of it, seal, decide.
+    /// An attempt: freeze, import the last of it, seal, see whether all of that stands, decide.
     fn switch(&mut self, leg: usize, now: Duration, steps: &mut Vec<Step>) {
         let units: Vec<_> = self.all_units().into_iter().filter(|at| at.leg == leg).collect();
         for at in &units {
@@ -173,11 +173,17 @@ impl Machine {
                 self.call(StepName::Freeze, *at, now, steps);
             } else if !unit.imported {
                 self.call(StepName::ImportLast, *at, now, steps);
-            } else if !unit.sealed {
+            } else if unit.sealed.is_none() {
                 self.call(StepName::Seal, *at, now, steps);
             }
         }
-        if units.iter().all(|at| self.units[at].sealed) {
+        if units.iter().any(|at| self.units[at].sealed.is_none()) {
+            return;
+        }
+        for at in units.iter().filter(|at| !self.units[at].confirmed).copied().collect::<Vec<_>>() {
+            self.call(StepName::Confirm, at, now, steps);
+        }
+        if units.iter().all(|at| self.units[at].confirmed) {
             let (record, version) = (Box::new(self.record.clone()), self.version);
             steps.extend(self.meta_step(StepName::Decide, What::Decide { record, version, leg }));
         }

@@ -64,7 +64,8 @@ impl Bench {
                 swapped(self)
             }
             What::Unit(_) => match step.name {
-                StepName::Freeze => Answer::Frozen { final_revision: Revision(100) },
+                StepName::Freeze => Answer::Frozen { final_revision: Revision(100), life: 7 },
+                StepName::Seal => Answer::Sealed { life: 8 },
                 StepName::Tail | StepName::ReverseTail => Answer::Followed { lag: Duration::ZERO },
                 _ => Answer::Done,
             },
@@ -123,6 +124,8 @@ fn from_the_first_step_to_the_last() {
             "import-last 0.1",
             "seal 0.0",
             "seal 0.1",
+            "confirm 0.0",
+            "confirm 0.1",
             "decide",
             "release 0.0",
             "open 0.0",
@@ -135,6 +138,7 @@ fn from_the_first_step_to_the_last() {
             "freeze 1.0",
             "import-last 1.0",
             "seal 1.0",
+            "confirm 1.0",
             "decide",
         ]
     );
@@ -216,6 +220,78 @@ fn an_attempt_that_takes_too_long_is_given_up_first_and_unfrozen_then() {
     assert!(bench.now - began >= Settings::default().backoff, "it waits before the next attempt");
     assert_eq!((bench.count("unfreeze 0"), bench.count("unfreeze 1")), (2, 0));
     assert!(bench.record.term > term, "every attempt has a term of its own");
+    bench.to(Phase::Switched);
+}
+
+/// R15(c): what was frozen or sealed by a life of a store that is over is not what is decided about.
+#[test]
+fn a_store_that_restarts_between_the_freeze_and_the_decision_ends_the_attempt() {
+    let mut bench = Bench::new();
+    bench.to(Phase::Switching { attempt: 1, leg: 0 });
+    let lives = |bench: &Bench| {
+        let units = bench.machine.units.iter().filter(|(at, _)| at.leg == 0);
+        units.map(|(_, unit)| (unit.frozen, unit.sealed)).collect::<Vec<_>>()
+    };
+    bench.answers = Box::new(|name| {
+        (name == StepName::Confirm).then(|| Answer::Restarted { reason: "store b has restarted".to_owned() })
+    });
+    while bench.count("confirm") == 0 {
+        bench.go(TICK, |_| false);
+    }
+    assert_eq!(lives(&bench), [(Some((Revision(100), 7)), Some(8)); 2], "what is to be confirmed");
+    bench.go(Duration::from_secs(1), |record| record.phase == Phase::CatchingUp);
+    assert_eq!((bench.count("decide"), bench.count("cancel-attempt")), (0, 1), "{:?}", bench.log);
+    assert_eq!(bench.record.reason.as_deref(), Some("store b has restarted"));
+    // The next attempt asks everything of the stores again, the track of the owner too.
+    bench.answers = Box::new(|_| None);
+    bench.log.clear();
+    bench.go(Duration::from_secs(60), |record| record.legs[0].moved);
+    for step in ["unfreeze", "track", "freeze", "import-last", "seal", "confirm"] {
+        assert_eq!(bench.count(&format!("{step} 0")), 2, "{step}: {:?}", bench.log);
+    }
+    assert_eq!(bench.count("decide"), 1);
+}
+
+/// A decision that was not made may be made much later.
+#[test]
+fn a_decision_that_is_tried_again_is_confirmed_again() {
+    let mut bench = Bench::new();
+    let tries = std::rc::Rc::new(std::cell::Cell::new(0));
+    let counted = tries.clone();
+    bench.answers = Box::new(move |name| {
+        let fails = name == StepName::Decide && counted.replace(counted.get() + 1) == 0;
+        fails.then(|| Answer::Failed { reason: "timeout".to_owned() })
+    });
+    bench.go(Duration::from_secs(60), |record| record.legs[0].moved);
+    let of_attempt: Vec<&str> =
+        bench.log.iter().map(String::as_str).skip_while(|line| !line.starts_with("seal")).collect();
+    let want = [
+        "seal 0.0",
+        "seal 0.1",
+        "confirm 0.0",
+        "confirm 0.1",
+        "decide",
+        "read",
+        "confirm 0.0",
+        "confirm 0.1",
+        "decide",
+    ];
+    assert_eq!(of_attempt, want);
+    assert_eq!(tries.get(), 2);
+}
+
+/// Nothing of the track is left at an owner that keeps nothing and has restarted.
+#[test]
+fn an_owner_that_cannot_be_followed_is_asked_to_track_again() {
+    let mut bench = Bench::new();
+    bench.to(Phase::Verifying);
+    bench.answers = Box::new(|name| {
+        (name == StepName::Tail).then(|| Answer::Failed { reason: "it has no record of the unit".to_owned() })
+    });
+    bench.log.clear();
+    bench.go(Duration::from_secs(1), |_| false);
+    bench.answers = Box::new(|_| None);
+    assert!(bench.count("track 0.0") > 0, "{:?}", bench.log);
     bench.to(Phase::Switched);
 }
 
