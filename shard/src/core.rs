@@ -526,6 +526,7 @@ impl Core {
     pub fn sweep(&mut self) {
         let floor = self.engine.floor();
         self.engine.unkeep_due(self.clock.mono());
+        self.engine.unit_readers_look(self.clock.mono());
         self.scrubbing |= self.engine.wants_scrub();
         let lost = |cursor: &Cursor| {
             let at = cursor.open.at;

@@ -160,7 +160,7 @@ fn unit_status(refused: &UnitError) -> Status {
             })
         }
         UnitError::BadUnit => Status::invalid_argument(format!("kindred: {refused}")),
-        UnitError::NotReady(_) => Status::unavailable(format!("kindred: {refused}")),
+        UnitError::NotReady(_) | UnitError::Read { .. } => Status::unavailable(format!("kindred: {refused}")),
         // A bug here: such calls run between batches.
         UnitError::Unpublished => Status::internal(format!("kindred: {refused}")),
         UnitError::Unknown(_)

@@ -452,6 +452,47 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     assert_eq!(stale.message().await.unwrap_err().code(), Code::FailedPrecondition);
 }
 
+/// The end of a move waits for lists that began before the switch: their clients see no error.
+#[tokio::test]
+async fn a_list_that_began_before_the_switch_ends_before_the_unit_is_dropped() {
+    let (source, target) = pair().await;
+    let by = moved(1, 1, PODS);
+    let (mut at_source, mut at_target) = (units(&source).await, units(&target).await);
+    let client = source.client().await;
+    // More than what fits into the buffers on the way.
+    let value = "v".repeat(400_000);
+    for i in 0..100 {
+        client.put(pod(i), &value).await;
+    }
+    let mut list = client.open_range_stream(all_pods()).await;
+    let first = list.message().await.unwrap().unwrap();
+    track(&mut at_source, &by).await;
+    let (at, _) = copy(&mut at_source, &mut at_target, &by).await;
+    let tail = Tail::begin(&source, at_target.clone(), &by, at).await;
+    switch(&mut at_source, &mut at_target, tail, &by, 2).await;
+
+    let drop = shard::DropRequest { r#move: Some(by.clone()), epoch: 2 };
+    let waits = at_source.drop(drop.clone()).await.unwrap_err();
+    assert_eq!(waits.code(), Code::Unavailable, "{waits:?}");
+    assert!(waits.message().contains("still read here by a long read"), "{waits:?}");
+    assert_eq!(records(&mut at_source).await[0].0, shard::UnitState::Following);
+
+    let mut seen = 0;
+    let mut next = Some(first);
+    while let Some(message) = next {
+        let part = pb::RangeStreamResponse::decode(message).unwrap().range_response.unwrap();
+        seen += part.kvs.len();
+        next = list.message().await.unwrap();
+    }
+    assert_eq!(seen, 100);
+    let asked = at_source.clone();
+    eventually("nobody reads it", async || asked.clone().drop(drop.clone()).await.is_ok()).await;
+    eventually("the unit is gone", async || {
+        records(&mut asked.clone()).await == [(shard::UnitState::Gone, 2, 0)]
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_seal_wants_all_events_and_all_leases() {
     let (source, target) = pair().await;

@@ -2589,7 +2589,8 @@ pub mod units_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Units", "Open"));
             self.inner.unary(req, path, codec).await
         }
-        /// Whoever hides the unit: its data goes, in the background.
+        /// Whoever hides the unit: its data goes, in the background. Refused (Unavailable), to be asked again, while lists and
+        /// long reads that began before it changed hands read it here; a minute later they are ended.
         pub async fn drop(
             &mut self,
             request: impl tonic::IntoRequest<super::DropRequest>,
@@ -2755,7 +2756,8 @@ pub mod units_server {
             &self,
             request: tonic::Request<super::OpenRequest>,
         ) -> std::result::Result<tonic::Response<super::OpenResponse>, tonic::Status>;
-        /// Whoever hides the unit: its data goes, in the background.
+        /// Whoever hides the unit: its data goes, in the background. Refused (Unavailable), to be asked again, while lists and
+        /// long reads that began before it changed hands read it here; a minute later they are ended.
         async fn drop(
             &self,
             request: tonic::Request<super::DropRequest>,

@@ -196,6 +196,10 @@ impl Engine {
         generation: Option<u64>,
     ) -> Result<RangeAnswer, EngineError> {
         let (at, header, view) = self.read_at(&query.range, query.revision, generation)?;
+        if let (View::ByMap { with, .. }, KeyRange::Span { .. }) = (&view, &query.range) {
+            let records = self.space.units.records.iter_mut();
+            records.filter(|record| with.contains(&record.id)).for_each(|record| record.readers.page());
+        }
         Ok(read::execute(&self.space, query, at, header, &view))
     }
 

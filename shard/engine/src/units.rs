@@ -249,6 +249,18 @@ pub enum UnitError {
         /// Which.
         leases: Vec<LeaseId>,
     },
+    /// It is still being read here, by lists and long reads that began before it changed hands.
+    #[error(
+        "move {id}: the unit is still read here by {reads}; it is dropped when that has ended, or in {left_s} s"
+    )]
+    Read {
+        /// The move.
+        id: MoveId,
+        /// Which reads, in words.
+        reads: String,
+        /// Seconds after which it is dropped all the same, and they fail.
+        left_s: u64,
+    },
     /// The unit was not cleaned of what this shard held of it before; call again.
     #[error("move {0}: still making room; try again")]
     NotReady(MoveId),

@@ -372,6 +372,79 @@ fn r13_a_long_read_by_the_map_before_ends_when_the_unit_is_dropped() {
     assert!(found.len() < want.len() && found.iter().all(|key| want.contains(key)), "each key once");
 }
 
+/// The end of a move waits for who reads at the old owner, and not for ever.
+#[test]
+fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
+    let dropped = |world: &mut World, at: u64, by: &UnitMove, open: &OpenRange| {
+        let engine = &mut world.engines[A];
+        let reads = usize::from(engine.unit_is_read(by, open));
+        let refused = engine.unit_drop_when_unread(MonoMillis(at), by, 2, reads).err();
+        refused.map(|refused| match refused {
+            UnitError::Read { left_s, .. } => left_s,
+            other => panic!("{other}"),
+        })
+    };
+    let begin = || {
+        let mut world = World::new();
+        world.write_some(0);
+        let before = world.engines[A].open_range(&prefix(PODS), None).expect("owned");
+        let (by, last) = world.switch(A, B, &[0]);
+        (world, before, by, last)
+    };
+    // A long read that began before the switch.
+    let (mut world, mut open, by, last) = begin();
+    let at = open.at;
+    assert_eq!(dropped(&mut world, 7_000, &by, &open), Some(60));
+    assert_eq!(dropped(&mut world, 66_000, &by, &open), Some(1));
+    while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
+    assert_eq!(dropped(&mut world, 66_001, &by, &open), None);
+    world.engines[A].close_range(open);
+    assert!(at <= last);
+    // One that does not end.
+    let (mut world, mut open, by, _) = begin();
+    assert_eq!(dropped(&mut world, 7_000, &by, &open), Some(60));
+    assert_eq!(dropped(&mut world, 67_000, &by, &open), None);
+    assert_eq!(refused(world.engines[A].next_chunk(&mut open, 5, 1 << 20).err()), Some(2));
+    world.engines[A].close_range(open);
+    // A list that is read page by page, and what it has pinned.
+    let (mut world, mut open, by, last) = begin();
+    while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
+    let pin = PinId(9);
+    world.engines[A].hold(MonoMillis(6_000), last, pin);
+    assert_eq!(dropped(&mut world, 7_000, &by, &open), Some(60), "pinned");
+    pages(&mut world.engines[A], last, 1);
+    assert!(world.engines[A].release(&[pin]));
+    assert_eq!(dropped(&mut world, 8_000, &by, &open), Some(59));
+    pages(&mut world.engines[A], last, 1);
+    assert_eq!(dropped(&mut world, 12_900, &by, &open), Some(55), "it goes on");
+    pages(&mut world.engines[A], last, 2);
+    assert_eq!(
+        dropped(&mut world, 17_899, &by, &open),
+        Some(50),
+        "by the map in force nothing of it is read"
+    );
+    assert_eq!(dropped(&mut world, 17_900, &by, &open), None);
+    world.engines[A].close_range(open);
+    // One that ended long before.
+    let (mut world, mut open, by, last) = begin();
+    while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
+    pages(&mut world.engines[A], last, 1);
+    world.engines[A].unit_readers_look(MonoMillis(1_000));
+    world.engines[A].unit_readers_look(MonoMillis(2_000));
+    assert_eq!(dropped(&mut world, 6_000, &by, &open), None);
+    world.engines[A].close_range(open);
+    // Nobody reads it, and of a copy that was never owned here nobody can.
+    let (mut world, mut open, by, last) = begin();
+    while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
+    world.engines[A].hold(MonoMillis(7_000), last.next(), pin);
+    assert_eq!(dropped(&mut world, 7_001, &by, &open), None, "what is pinned is later");
+    world.engines[A].close_range(open);
+    let (mut world, by) = (World::new(), World::new().by(&quarters(&[0])));
+    world.prepare(A, B, &by);
+    world.engines[B].hold(MonoMillis(7_000), Revision(1), pin);
+    assert_eq!(world.engines[B].unit_drop_when_unread(MonoMillis(7_000), &by, 0, 0), Ok(()));
+}
+
 fn keys_of(versions: &[Version]) -> Vec<String> {
     versions.iter().map(|version| said(version).0).collect()
 }

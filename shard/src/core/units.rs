@@ -2,7 +2,7 @@
 
 use kindred_engine::{
     ops::{Op, RangeQuery},
-    units::{NotOwned, UnitError},
+    units::{NotOwned, UnitError, UnitMove},
 };
 
 use super::Core;
@@ -16,6 +16,13 @@ impl Core {
         let answer = call(self);
         self.scrubbing |= self.engine.wants_scrub();
         answer
+    }
+
+    /// Drops a unit when nobody reads it here any more (design of moves, completion).
+    pub fn unit_drop(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
+        let cursors = self.cursors.values().filter(|cursor| cursor.owner.strong_count() > 0);
+        let open = cursors.filter(|cursor| self.engine.unit_is_read(by, &cursor.open)).count();
+        self.engine.unit_drop_when_unread(self.clock.mono(), by, epoch, open)
     }
 
     /// Whether what a request reads and deletes is this shard's by the map of this generation: spans, and the pseudo-keys

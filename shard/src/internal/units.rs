@@ -240,7 +240,7 @@ impl Units for UnitService {
     async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
         let pb::DropRequest { r#move, epoch } = request.into_inner();
         let by = convert::unit_move(r#move)?;
-        self.ask(move |core| core.engine.unit_drop(&by, epoch)).await?;
+        self.ask(move |core| core.unit_drop(&by, epoch)).await?;
         Ok(Response::new(pb::DropResponse {}))
     }
 

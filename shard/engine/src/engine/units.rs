@@ -7,7 +7,7 @@ use kindred_partition_config::{
 };
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Engine, FeedId, WallMicros};
+use super::{Engine, FeedId, MonoMillis, OpenRange, WallMicros};
 use crate::{
     durability::Logged,
     read::LATEST,
@@ -511,6 +511,51 @@ impl Engine {
             UnitState::Dropping | UnitState::Gone => Ok(()),
             _ => Err(record.refuse("Drop")),
         }
+    }
+
+    /// Whether a long read has keys of a unit still to read.
+    #[must_use]
+    pub fn unit_is_read(&self, by: &UnitMove, open: &OpenRange) -> bool {
+        let records = self.space.units.records.iter().rev();
+        let ours = records.into_iter().find(|record| record.by.id == by.id && record.by.unit == by.unit);
+        ours.is_some_and(|record| {
+            open.view.sees(record) && !open.is_done() && record.by.unit.overlaps(&open.rest)
+        })
+    }
+
+    /// To be called about every second: notes when units that other stores own were last read here.
+    pub fn unit_readers_look(&mut self, now: MonoMillis) {
+        self.space.units.records.iter_mut().for_each(|record| record.readers.look(now));
+    }
+
+    /// As [`Engine::unit_drop`], but the data of a unit that another store owns stays while somebody reads it here: `open`
+    /// long reads ([`Engine::unit_is_read`]), lists that are read page by page by the map before, and what is pinned of
+    /// revisions before the unit changed hands (R5). Then it is refused, to be asked again; after a minute it is dropped all
+    /// the same, and who still reads it is told to begin again. Feeds and watches need not be waited for: they go on at the
+    /// new owner from their own positions (R16).
+    pub fn unit_drop_when_unread(
+        &mut self,
+        now: MonoMillis,
+        by: &UnitMove,
+        epoch: u64,
+        open: usize,
+    ) -> Result<(), UnitError> {
+        let record = match self.space.units.by(by) {
+            Err(UnitError::Unknown(_)) => return Ok(()),
+            found => found?,
+        };
+        if let (UnitState::Following { .. }, Some(settled)) = (record.state, record.settled) {
+            let pinned = self.holds.below(now, settled.next()).is_some();
+            if let Some(left) = record.readers.hold_up(now, open > 0 || pinned) {
+                let reads = match open {
+                    0 => "lists".to_owned(),
+                    1 => "a long read".to_owned(),
+                    some => format!("{some} long reads"),
+                };
+                return Err(UnitError::Read { id: by.id, reads, left_s: left.div_ceil(1_000) });
+            }
+        }
+        self.unit_drop(by, epoch)
     }
 
     /// Removes what is to be dropped; true when there is more.

@@ -17,7 +17,7 @@ use crate::{
 mod durable;
 mod past;
 
-pub(crate) use self::past::Past;
+pub(crate) use self::past::{Past, Readers};
 
 /// Which record; never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -150,6 +150,8 @@ pub(crate) struct Record {
     pub past: Past,
     /// Another store owns it since this final revision, and up to there everything is here.
     pub settled: Option<Revision>,
+    /// Who still reads that.
+    pub readers: Readers,
     /// The highest event imported.
     pub newest: Revision,
     /// Target: how far what this store held of it before is removed; `None` when all is.
@@ -251,6 +253,7 @@ impl Units {
             splitting,
             past: Past::default(),
             settled: None,
+            readers: Readers::default(),
             newest,
             clearing,
             gaps,

@@ -15,6 +15,12 @@ use kindred_partition_config::{
 };
 
 use super::{NotOwned, Record, UnitId, UnitState, Units, View};
+use crate::engine::MonoMillis;
+
+/// After its last page a list has ended, or goes on where the unit is now.
+const LIST_MS: u64 = 5_000;
+/// A unit that is to be dropped waits no longer for who reads it.
+const READERS_MS_MAX: u64 = 60_000;
 
 /// Changes of hands of a unit that are remembered.
 const TURNOVERS_MAX: usize = 8;
@@ -64,6 +70,41 @@ impl Past {
     }
 }
 
+/// Who reads a unit that another store owns.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Readers {
+    /// Reads of spans so far.
+    pages: u64,
+    /// How many there were at a look, when that was new.
+    seen: Option<(u64, MonoMillis)>,
+    /// Since when it is to be dropped.
+    dropped_since: Option<MonoMillis>,
+}
+
+impl Readers {
+    /// Another page of a list.
+    pub(crate) fn page(&mut self) {
+        self.pages += 1;
+    }
+
+    /// Notes when the last pages came; told now and then, so that a drop need not wait for lists that ended long ago.
+    pub(crate) fn look(&mut self, now: MonoMillis) {
+        if self.seen.is_none_or(|(pages, _)| pages < self.pages) {
+            self.seen = Some((self.pages, now));
+        }
+    }
+
+    /// For how many milliseconds more the drop of the unit may have to wait: `others` read it, or lists did until lately.
+    /// `None` when nobody reads it, or it has waited long enough.
+    pub(crate) fn hold_up(&mut self, now: MonoMillis, others: bool) -> Option<u64> {
+        let until = self.dropped_since.get_or_insert(now).0.saturating_add(READERS_MS_MAX);
+        self.look(now);
+        let lists = self.pages > 0 && self.seen.is_some_and(|(_, at)| now.0 < at.0.saturating_add(LIST_MS));
+        let left = until.saturating_sub(now.0);
+        (left > 0 && (others || lists)).then_some(left)
+    }
+}
+
 impl Record {
     /// The generation since which the keys of the unit are with another store, or with this one.
     pub(crate) fn changed(&self) -> u64 {
@@ -74,6 +115,7 @@ impl Record {
     pub(crate) fn turn(&mut self, epoch: u64, settled: Option<Revision>) {
         self.epoch = epoch;
         self.settled = settled;
+        self.readers = Readers::default();
         self.past.turn(epoch, settled.is_none());
     }
 
