@@ -151,6 +151,30 @@ pub fn with_transfers(
     Ok(PartitionMap::new(coalesced(pieces))?)
 }
 
+/// `map` in which one store stands wherever another did. Partitions of its get the epoch `generation`.
+pub(crate) fn in_place_of(
+    map: &PartitionMap,
+    lost: StoreIdx,
+    new: StoreIdx,
+    generation: Epoch,
+) -> Result<PartitionMap, MapError> {
+    let owner = |store| if store == lost { new } else { store };
+    let partitions = map.partitions().iter().map(|partition| {
+        if !partition.placement.stores().contains(&lost) {
+            return partition.clone();
+        }
+        let placement = match &partition.placement {
+            Placement::Single(store) => Placement::Single(owner(*store)),
+            Placement::Ring(table) => {
+                let owners = std::array::from_fn(|at| owner(table.owner(Bucket(at as u8))));
+                Placement::Ring(Box::new(BucketTable::new(owners)))
+            }
+        };
+        Partition { placement, epoch: generation, ..partition.clone() }
+    });
+    PartitionMap::new(partitions.collect())
+}
+
 /// Who serves a piece that lies within a transfer's range, after it.
 fn handed_over(piece: &Partition, transfer: &Transfer) -> Result<Placement, TransferError> {
     let unit = || Box::new(transfer.unit.clone());

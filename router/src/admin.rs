@@ -6,6 +6,7 @@ mod cuts;
 mod durability;
 mod moves;
 pub mod objects;
+mod replace;
 mod schema;
 mod sizes;
 pub mod status;

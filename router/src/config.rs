@@ -319,6 +319,7 @@ fn placed(
             },
             slot: store.slot.and_then(|slot| u16::try_from(slot).ok()).and_then(Slot::new),
             uuid: None,
+            opens_at: None,
             endpoints,
         });
     }

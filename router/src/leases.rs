@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use kindred_partition_config::ids::{LeaseId, Slot};
+use kindred_partition_config::state::StoreState;
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::lease_attach::{Attaching, Command, Next, Reply};
 use kindred_router_core::lease_fanout::{home_candidates, slot_of};
@@ -220,12 +221,23 @@ impl App {
         }
     }
 
+    /// Whether the slot is that of a store that the configuration had.
+    fn was_removed(&self, slot: u32) -> bool {
+        let state = self.cluster.state();
+        let mut removed = state.stores.iter().filter(|store| store.state == StoreState::Removed);
+        removed.any(|store| store.slot.map(u32::from) == Some(slot))
+    }
+
     /// Ends a lease at the stores that hold keys of it and drops its record at the home. Idempotent: several routers may
     /// do it at once. `false` when a store could not be reached; the home keeps the record and tells again.
     pub async fn finish_lease(&self, lease: LeaseId, home: &Store, attached: &[u32]) -> bool {
         // All at once: a store that moves keys away is done only when the one that takes them over is.
         let ends = attached.iter().map(|slot| async move {
             let Some(store) = self.stores.by_slot(*slot) else {
+                if self.was_removed(*slot) {
+                    // With all its keys, or lost with them (R14).
+                    return true;
+                }
                 tracing::warn!(%lease, slot, "a lease has keys on a store that the configuration does not have");
                 return false;
             };

@@ -50,6 +50,8 @@ pub struct StoreSpec {
     pub slot: Option<Slot>,
     /// The UUID that it must have, when the configuration pins one.
     pub uuid: Option<String>,
+    /// When it opens, microseconds since the Unix epoch, if it is in the place of another store (R14).
+    pub opens_at: Option<u64>,
     /// Where it listens.
     pub endpoints: Vec<Endpoint>,
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use kindred_engine::{
-    engine::{Engine, FeedId, MonoMillis, OpenRange, PinId, StreamId},
+    engine::{Engine, FeedId, MonoMillis, OpenRange, PinId, StreamId, WallMicros},
     error::EngineError,
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery, RevisionFilter},
     version::Version,
@@ -171,6 +171,10 @@ pub struct Core {
     written: Written,
     /// There was no data at the start, and the clock may not have been right.
     pub found_nothing: bool,
+    /// When it opens, if it is in the place of another store, as far as anybody has said (R14).
+    pub opens_at: WallMicros,
+    /// It has begun to serve.
+    pub opened: bool,
     /// There are logs.
     pub keeps: bool,
     scrubbing: bool,
@@ -186,6 +190,8 @@ impl Core {
     #[must_use]
     pub fn new(engine: Engine, clock: Clock, settings: CoreSettings) -> Self {
         let CoreSettings { member_id, slot, quota_bytes, .. } = settings;
+        // Alone it has its own clock, which is right.
+        let opened = clock.is_confirmed();
         Self {
             engine,
             clock,
@@ -209,6 +215,8 @@ impl Core {
             quotas: settings.quotas,
             written: Written::new(Instant::now()),
             found_nothing: true,
+            opens_at: WallMicros(0),
+            opened,
             keeps: false,
             scrubbing: false,
             scrub_waiters: Vec::new(),

@@ -4,7 +4,7 @@ use std::{pin::Pin, sync::atomic::Ordering};
 
 use kindred_engine::{durability::KindModes, engine::WallMicros, error::EngineError};
 use kindred_partition_config::{
-    ids::{LeaseId, Revision, Slot},
+    ids::{LeaseId, Revision, SLOT_BITS, Slot},
     key::KeyRange,
 };
 use kindred_proto::shard_v1::{self as pb, shard_server::Shard};
@@ -70,15 +70,39 @@ impl ShardService {
     }
 }
 
-/// A handshake's part on the loop (R3): takes the caller's time as the cluster's, where the own clock agrees. What the
-/// wall clock shows, and whether the shard still waits for one that does.
-fn meet(core: &mut Core, reference: Option<WallMicros>) -> (WallMicros, bool) {
+/// A handshake's part on the loop (R3, R14): takes the caller's time as the cluster's, where the own clock agrees, and
+/// opens when it is time. What the wall clock shows, and whether the shard still serves nothing.
+fn meet(
+    core: &mut Core,
+    reference: Option<WallMicros>,
+    opens_at: WallMicros,
+) -> Result<(WallMicros, bool), Status> {
     if reference.is_some_and(|reference| core.clock.confirm(reference)) {
-        // Nothing was served yet. Begun at a time that is right, its floor is too.
-        core.begin();
-        tracing::info!("a handshake confirmed the clock: serving");
+        tracing::info!("a handshake confirmed the clock");
     }
-    (core.clock.reading(), !core.clock.is_confirmed())
+    if !core.opened {
+        // A caller that does not know of it yet opens nothing early.
+        core.opens_at = core.opens_at.max(opens_at);
+        if core.clock.is_confirmed() && core.clock.wall() >= core.opens_at {
+            core.opened = true;
+            // Nothing was served yet. Begun at a time that is right, its floor is too.
+            core.begin();
+            tracing::info!("serving");
+        }
+    }
+    if core.opened && first_of(opens_at) > core.engine.floor() {
+        return Err(Status::failed_precondition(format!(
+            "kindred: this store began at revision {}, before the store that it replaces can have ended: start it with \
+             --in-cluster and without data (R14)",
+            core.engine.floor()
+        )));
+    }
+    Ok((core.clock.reading(), !core.opened))
+}
+
+/// Below every revision that a clock assigns at this moment.
+fn first_of(at: WallMicros) -> Revision {
+    Revision(i64::try_from(at.0).map_or(i64::MAX, |micros| micros.saturating_mul(1 << SLOT_BITS)))
 }
 
 fn slot(number: u32) -> Result<Slot, Status> {
@@ -98,7 +122,7 @@ fn lease(id: i64) -> Result<LeaseId, Status> {
 #[tonic::async_trait]
 impl Shard for ShardService {
     async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
-        let pb::HelloRequest { cluster_id, reference_micros, .. } = request.into_inner();
+        let pb::HelloRequest { cluster_id, reference_micros, opens_at_micros, .. } = request.into_inner();
         let Joined { cluster_id: own, identity, slot, revisions, .. } = &self.joined;
         if let Some(own) = own.filter(|own| cluster_id != 0 && cluster_id != *own) {
             return Err(Status::failed_precondition(format!(
@@ -106,7 +130,9 @@ impl Shard for ShardService {
             )));
         }
         let reference = (reference_micros != 0).then_some(WallMicros(reference_micros));
-        let (now, awaits_clock) = self.member.handle.call(move |core| meet(core, reference)).await?;
+        let opens_at = WallMicros(opens_at_micros);
+        let met = self.member.handle.call(move |core| meet(core, reference, opens_at)).await?;
+        let (now, awaits_clock) = met?;
         if !awaits_clock {
             self.member.serves.store(true, Ordering::Release);
         }

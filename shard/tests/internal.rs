@@ -52,7 +52,7 @@ async fn hello_and_raise() {
 }
 
 fn hello(reference_micros: u64, cluster_id: u64) -> shard::HelloRequest {
-    shard::HelloRequest { protocol_version: 1, features: 0, cluster_id, reference_micros }
+    shard::HelloRequest { protocol_version: 1, cluster_id, reference_micros, ..Default::default() }
 }
 
 fn micros() -> u64 {
@@ -315,4 +315,49 @@ async fn load_tells_what_a_move_would_find() {
     running.running.handle.call(|core| core.alarm_raise(pb::AlarmType::Nospace as i32, 1)).await.unwrap();
     assert!(load("\0", "\0").await.full);
     running.stop().await;
+}
+
+/// R14: a store in the place of one that was lost begins when the lost one's clock cannot have been there, not before.
+#[tokio::test]
+async fn r14_a_store_in_the_place_of_another_opens_when_its_own_clock_is_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = || Options {
+        data_dir: Some(directory.path().to_owned()),
+        slot: Some(9),
+        in_cluster: true,
+        cluster_id: Some("42".to_owned()),
+        ..Options::default()
+    };
+    let running = Shard::with(options()).await;
+    let (client, shard) = (running.client().await, ShardClient::new(running.channel().await));
+    let opens_at = micros() + 1_500_000;
+    let meet = |mut shard: ShardClient<_>, opens_at_micros| async move {
+        let request = shard::HelloRequest { opens_at_micros, ..hello(micros(), 42) };
+        shard.hello(request).await.map(tonic::Response::into_inner)
+    };
+    let met = meet(shard.clone(), opens_at).await.unwrap();
+    assert!(met.awaits_clock && met.now_micros < opens_at, "{met:?}");
+    let refused = client.put_request(put_request("/registry/pods/a", "v")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    // A router that knows nothing of it does not open it early.
+    assert!(meet(shard.clone(), 0).await.unwrap().awaits_clock);
+    eventually("the time", || async { !meet(shard.clone(), opens_at).await.unwrap().awaits_clock }).await;
+    assert!(micros() >= opens_at);
+    let first = client.put("/registry/pods/a", "v").await;
+    assert!(first >> 10 >= i64::try_from(opens_at).unwrap(), "{first}");
+    let before = pb::RangeRequest {
+        revision: (i64::try_from(opens_at).unwrap() << 10) - 1,
+        ..range_request("/registry/pods/a", "")
+    };
+    assert!(client.range(before).await.unwrap_err().message().contains("compacted"));
+    // A store that began earlier may not stand in for one.
+    let refused = meet(shard.clone(), micros() + 1).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("without data"), "{refused}");
+    running.stop().await;
+    // What it has said once it is asked again after every restart.
+    let again = Shard::with(options()).await;
+    let shard = ShardClient::new(again.channel().await);
+    assert!(!meet(shard, opens_at).await.unwrap().awaits_clock);
+    assert_eq!(again.client().await.range(range_request("/registry/pods/a", "")).await.unwrap().count, 1);
 }

@@ -13,6 +13,7 @@ mod crash;
 mod leases;
 mod meta;
 mod moves;
+mod replace;
 mod spread;
 mod stalled;
 mod tls;

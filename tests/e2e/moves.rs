@@ -37,7 +37,7 @@ impl Cli {
     }
 
     /// What it says when it refuses.
-    async fn refused(&self, words: &[&str]) -> anyhow::Result<String> {
+    pub async fn refused(&self, words: &[&str]) -> anyhow::Result<String> {
         self.output(words).await?.failed().with_context(|| format!("kindred {}", words.join(" ")))
     }
 }

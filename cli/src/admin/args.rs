@@ -343,6 +343,8 @@ pub struct StoreArgs {
 pub enum StoreCommand {
     /// Make a store known; with --local `kindred up` starts its process.
     Add(StoreAdd),
+    /// Put a new, empty store in the place of one that is lost with all that it held.
+    Replace(StoreReplace),
     /// Forget a store that owns nothing any more.
     Remove(StoreRemove),
     /// Show the stores (the same as `get servicegroups`).
@@ -355,6 +357,7 @@ impl StoreCommand {
     pub fn connect(&self) -> &Connect {
         match self {
             Self::Add(args) => &args.connect,
+            Self::Replace(args) => &args.connect,
             Self::Remove(args) => &args.connect,
             Self::List(args) => &args.connect,
         }
@@ -376,6 +379,31 @@ pub struct StoreAdd {
     #[arg(long, requires = "endpoint", conflicts_with = "local")]
     pub etcd: bool,
     /// Do not wait until it can be reached.
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub connect: Connect,
+}
+
+/// `kindred store replace`.
+#[derive(Debug, Args)]
+pub struct StoreReplace {
+    /// The store that is lost; the new one gets its name.
+    pub name: String,
+    /// The new one is a shard process of `kindred up`, started by it.
+    #[arg(long, conflicts_with = "endpoint", required_unless_present = "endpoint")]
+    pub local: bool,
+    /// Where the new one listens. Start it with its new slot and --in-cluster.
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Vec<String>,
+    /// The lost one's process is dead and stays so. Without this it is refused.
+    #[arg(long)]
+    pub force: bool,
+    /// Say what it would change.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Do not wait until it has opened.
     #[arg(long)]
     pub no_wait: bool,
     /// Whom to ask.

@@ -313,6 +313,41 @@ async fn a_store_is_waited_for() {
 }
 
 #[tokio::test]
+async fn a_store_is_replaced_when_its_death_is_asserted() {
+    let refused = refusal(422, "force: store \"pods\" did not give its keys away; say --force");
+    let made =
+        json!({ "kind": "Change", "dryRun": false, "objects": [], "moves": [], "plan": { "moves": [] } });
+    let up = json!({ "stores": [{ "name": "pods", "state": "up", "endpoints": ["http://h:2"] }] });
+    let fake = Fake::start(&[
+        ("POST /api/v1/replace", &[refused, (200, made)]),
+        ("GET /api/v1/servicegroups/pods", &[(200, json!({ "slot": 7 }))]),
+        ("GET /api/v1/stores", &[(200, up)]),
+    ])
+    .await;
+    let words = ["store", "replace", "pods", "--endpoint", "http://h:2"];
+    let (ended, printed) = fake.run(&words).await;
+    assert_eq!((ended.unwrap_err().code(), printed.as_str()), (1, ""));
+    let (ended, printed) = fake.run(&[&words[..], &["--force"]].concat()).await;
+    assert_eq!(ended, Ok(()));
+    let sent = fake.asked();
+    assert_eq!(sent[0].1, json!({ "store": "pods", "endpoints": ["http://h:2"], "force": false }));
+    assert_eq!(sent[1].1["force"], true);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert!(
+        lines[0].starts_with("store pods is replaced by an empty one, slot 7: it opens in about 20 s"),
+        "{printed}"
+    );
+    assert_eq!(lines[1..], ["store pods is up at http://h:2"]);
+
+    let objects = json!([{ "object": "servicegroups/pods", "change": "configured" }]);
+    let plan =
+        json!({ "kind": "Change", "dryRun": true, "objects": objects, "moves": [], "plan": { "moves": [] } });
+    let fake = Fake::start(&[("POST /api/v1/replace?dryRun=All", &[(200, plan)])]).await;
+    let (_, printed) = fake.run(&["store", "replace", "pods", "--local", "--force", "--dry-run"]).await;
+    assert_eq!(printed, "servicegroups/pods configured (dry run)\nno key moves\n");
+}
+
+#[tokio::test]
 async fn the_state_of_a_cluster() {
     let stores = json!({ "stores": [{ "name": "pods", "type": "shard", "slot": 4, "state": "up", "default": false,
         "endpoints": ["http://h:1"], "lastError": null }] });
@@ -374,6 +409,8 @@ fn command_lines() {
         "store add a --local",
         "store add a --endpoint http://h:1",
         "store remove a",
+        "store replace a --local --force",
+        "store replace a --endpoint http://h:1 --force --dry-run",
         "completion zsh",
         "health",
     ] {
@@ -390,6 +427,8 @@ fn command_lines() {
         "store add a",
         "store add a --local --endpoint http://h:1",
         "store add a --local --etcd",
+        "store replace a --force",
+        "store replace a --local --endpoint http://h:1",
         "move pods --to b --timeout soon",
         "status --admin a --context b",
     ] {

@@ -7,19 +7,24 @@ use serde_json::{Value, json};
 
 use super::{
     Failure,
-    args::{StoreAdd, StoreCommand},
+    args::{StoreAdd, StoreCommand, StoreReplace},
     client::{Client, Form, escaped},
     objects, output,
     output::text,
+    verbs,
 };
 
 /// How long a new store may take to answer the router.
 const UP_WITHIN: Duration = Duration::from_secs(30);
 
+/// The same of one that opens twice the largest offset of clocks from now (R14).
+const OPEN_WITHIN: Duration = Duration::from_secs(60);
+
 /// Does it.
 pub async fn run(client: &Client, command: &StoreCommand) -> Result<(), Failure> {
     match command {
         StoreCommand::Add(args) => add(client, args).await,
+        StoreCommand::Replace(args) => replace(client, args).await,
         StoreCommand::Remove(args) => {
             let path = format!("/api/v1/servicegroups/{}", escaped(&args.name));
             client.change(Method::DELETE, &path, None).await?;
@@ -44,30 +49,58 @@ async fn add(client: &Client, args: &StoreAdd) -> Result<(), Failure> {
     if args.no_wait {
         return Ok(());
     }
+    let what_to_do = "start it, or correct its endpoints by kindred edit servicegroups";
+    wait_up(client, &args.name, args.local, UP_WITHIN, what_to_do).await
+}
+
+async fn replace(client: &Client, args: &StoreReplace) -> Result<(), Failure> {
+    let body = json!({ "store": args.name, "endpoints": args.endpoint, "force": args.force });
+    let query = if args.dry_run { "?dryRun=All" } else { "" };
+    let made = client.change(Method::POST, &format!("/api/v1/replace{query}"), Some(&body)).await?;
+    if args.dry_run {
+        return output::print(&verbs::said(&made));
+    }
+    let path = format!("/api/v1/servicegroups/{}", escaped(&args.name));
+    let slot = text(&client.get(&path, Form::Objects).await?["slot"]);
+    let name = &args.name;
+    output::print(&format!(
+        "store {name} is replaced by an empty one, slot {slot}: it opens in about 20 s, and watches of its keys begin anew\n"
+    ))?;
+    if args.no_wait {
+        return Ok(());
+    }
+    let what_to_do = format!("start it empty, with --slot {slot} and --in-cluster");
+    wait_up(client, name, args.local, OPEN_WITHIN, &what_to_do).await
+}
+
+/// Waits until a router says that a store is up.
+async fn wait_up(
+    client: &Client,
+    name: &str,
+    local: bool,
+    within: Duration,
+    what_to_do: &str,
+) -> Result<(), Failure> {
     let began = Instant::now();
     let mut last = Value::Null;
-    while began.elapsed() < UP_WITHIN {
+    while began.elapsed() < within {
         let stores = client.get("/api/v1/stores", Form::Objects).await?;
-        let is_it = |store: &&Value| store["name"] == args.name.as_str();
+        let is_it = |store: &&Value| store["name"] == name;
         if let Some(store) = stores["stores"].as_array().into_iter().flatten().find(is_it) {
             if store["state"] == "up" {
                 let endpoints = store["endpoints"].as_array().into_iter().flatten().map(text);
                 let at = endpoints.collect::<Vec<_>>().join(",");
-                return output::print(&format!("store {} is up at {at}\n", args.name));
+                return output::print(&format!("store {name} is up at {at}\n"));
             }
             last = store.clone();
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let why = last["lastError"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
-    let what_to_do = if args.local {
-        "is `kindred up` running this cluster? Its log says why a shard did not start"
-    } else {
-        "start it, or correct its endpoints by kindred edit servicegroups"
-    };
+    let up = "is `kindred up` running this cluster? Its log says why a shard did not start";
+    let what_to_do = if local { up } else { what_to_do };
     Err(Failure::Refused(format!(
-        "store {} is known, but not up within {} s{why}; {what_to_do}",
-        args.name,
-        UP_WITHIN.as_secs()
+        "store {name} is known, but not up within {} s{why}; {what_to_do}",
+        within.as_secs()
     )))
 }

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Change, ClusterState, Touched, config_path, refused, store_path};
 use crate::{
-    ids::{Slot, StoreName},
+    ids::{Epoch, Slot, StoreName},
     map::StoreIdx,
     model::{DataPartitionConfig, StoreConfig, StoreType},
+    transfers,
     validate::{self, Errors, FieldError},
 };
 
@@ -30,6 +31,9 @@ pub struct StoreObject {
     /// Who it is, from its first handshake.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
+    /// When it opens, microseconds since the Unix epoch, if it is in the place of a store that was lost (R14).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opens_at: Option<u64>,
     /// Whether configs may name it.
     pub state: StoreState,
     /// The document's revision at its last change.
@@ -57,6 +61,7 @@ impl StoreObject {
             slot: config.slot.and_then(|slot| u16::try_from(slot).ok()),
             endpoints: config.endpoints,
             uuid: None,
+            opens_at: None,
             state: StoreState::Active,
             resource_version,
         }
@@ -244,6 +249,46 @@ impl ClusterState {
         } else {
             Err(errors.0)
         }
+    }
+
+    /// The document in which a new, empty store of the same name stands wherever a shard did that is lost, with all that it
+    /// owned (R14). It has a slot of its own and opens at `opens_at`, microseconds since the Unix epoch; the old one is
+    /// removed. Who asks says that its process is dead.
+    ///
+    /// # Errors
+    /// When there is no such shard, no slot is left, or an endpoint is none.
+    pub fn replace_store(
+        &self,
+        name: &StoreName,
+        endpoints: Vec<String>,
+        opens_at: u64,
+    ) -> Result<(Self, StoreIdx), Vec<FieldError>> {
+        let (lost, object) = self.known(name)?;
+        if object.store_type == StoreType::Etcd {
+            let message = "it is a stock etcd, which keeps its own data";
+            return Err(refused(
+                store_path(name),
+                message,
+                "change its endpoints when it is restored elsewhere",
+            ));
+        }
+        let config = StoreConfig { slot: None, endpoints, ..object.config() };
+        let gone = self.with_store(lost, |store| store.state = StoreState::Removed);
+        let (mut next, place) = gone.add_store(config)?;
+        next.revision = gone.revision;
+        if let Some(store) = next.stores.get_mut(usize::from(place.0)) {
+            store.resource_version = next.revision;
+            store.opens_at = Some(opens_at);
+            store.state = object.state;
+        }
+        let generation = Epoch(self.generation.0 + 1);
+        let map = transfers::in_place_of(&self.map, lost, place, generation).map_err(|error| {
+            refused("map", error.to_string(), "report this: the map had the same ranges before")
+        })?;
+        if map != self.map {
+            (next.map, next.generation) = (map, generation);
+        }
+        Ok((next, place))
     }
 
     pub(super) fn known(&self, name: &StoreName) -> Result<(StoreIdx, &StoreObject), Vec<FieldError>> {

@@ -427,3 +427,53 @@ proptest! {
         }
     }
 }
+
+/// R14: a new store with a slot of its own has all that the lost one had, and the lost one nothing.
+#[test]
+fn a_store_that_is_lost_is_replaced() {
+    let before = state(&[
+        "resource: pods, ring: {stores: [a, b]}",
+        "resource: nodes, serviceGroupId: b",
+        "resource: secrets, serviceGroupId: c",
+    ]);
+    let (lost, _) = before.store(&name("b")).unwrap();
+    let lost_slot = before.stores[usize::from(lost.0)].slot;
+    let (after, new) = before.replace_store(&name("b"), vec!["http://h:7".into()], 77).unwrap();
+    assert_eq!((after.revision, after.generation.0), (before.revision + 1, before.generation.0 + 1));
+    let [old, store] = [lost, new].map(|at| &after.stores[usize::from(at.0)]);
+    assert_eq!((old.state, old.slot), (StoreState::Removed, lost_slot));
+    assert_eq!(
+        (store.state, store.opens_at, &store.endpoints[..]),
+        (StoreState::Active, Some(77), &["http://h:7".to_owned()][..])
+    );
+    assert!(before.stores.iter().all(|other| other.slot != store.slot), "a slot that no store ever had");
+    assert_eq!(after.store(&name("b")).map(|(at, _)| at), Some(new));
+    for (was, is) in before.map.partitions().iter().zip(after.map.partitions()) {
+        assert_eq!((&was.range, &was.kind), (&is.range, &is.kind));
+        let of_lost = was.placement.stores().contains(&lost);
+        assert!(!is.placement.stores().contains(&lost));
+        assert_eq!(is.epoch, if of_lost { after.generation } else { was.epoch });
+        for at in 0..=u8::MAX {
+            let key = [&was.start()[..], format!("n{at}").as_bytes()].concat();
+            let expected = if was.store_of(&key) == lost { new } else { was.store_of(&key) };
+            assert_eq!(is.store_of(&key), expected);
+        }
+    }
+    assert_eq!(ClusterState::from_json(&after.to_json()).as_ref(), Ok(&after));
+    after.validated().unwrap();
+    // The configs name it as before: nothing is to be moved.
+    let again = after.apply_configs(&[]).unwrap();
+    assert_eq!((again.transfers, again.state.map), (Vec::new(), after.map.clone()));
+
+    // Once more, and a default that is lost.
+    let (twice, newer) = after.replace_store(&name("b"), Vec::new(), 99).unwrap();
+    assert!(twice.stores.iter().filter(|store| store.name == name("b")).count() == 3 && newer != new);
+    let (default, at) = before.replace_store(&before.default.clone(), Vec::new(), 1).unwrap();
+    assert_eq!(default.map.store_of(b"/nothing/of/a/kind"), at);
+    default.validated().unwrap();
+    assert_eq!(paths(before.replace_store(&name("zz"), Vec::new(), 1)), ["servicegroups/zz"]);
+    assert_eq!(
+        paths(before.replace_store(&name("b"), vec!["a b".into()], 1)),
+        ["servicegroups/b.endpoints[0]"]
+    );
+}

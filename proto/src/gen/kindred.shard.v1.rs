@@ -12,6 +12,11 @@ pub struct HelloRequest {
     /// epoch; 0 = not known yet. A shard of a cluster serves once its own clock agrees (R3).
     #[prost(uint64, tag = "4")]
     pub reference_micros: u64,
+    /// The store is in the place of another one, which did not give its keys away (R14). It begins, with nothing, when its own
+    /// clock has reached this, microseconds since the Unix epoch, and serves nothing before; 0 = it is in no other one's place.
+    /// FailedPrecondition from a store that began earlier: it may assign revisions that were shown already.
+    #[prost(uint64, tag = "5")]
+    pub opens_at_micros: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HelloResponse {
@@ -41,7 +46,8 @@ pub struct HelloResponse {
     pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "10")]
     pub version: ::prost::alloc::string::String,
-    /// It is part of a cluster, and no handshake has brought a reference that its clock agrees with: it serves nothing yet.
+    /// It is part of a cluster, and no handshake has brought a reference that its clock agrees with, or it is not yet the time at
+    /// which it opens: it serves nothing yet.
     #[prost(bool, tag = "11")]
     pub awaits_clock: bool,
 }

@@ -1,4 +1,4 @@
-//! Changes as people mean them: `/api/v1/{move,split,merge,drain,apply}`, and `/api/v1/plan`, which only says what they
+//! Changes as people mean them: `/api/v1/{move,split,merge,drain,replace,apply}`, and `/api/v1/plan`, which only says what they
 //! would do. Every change of the cluster's state goes through [`make`]: the state and the records of its moves are one
 //! transaction.
 
@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use super::api::{self, Options};
 use super::changes::{Edit, update_group};
 use super::objects::{Resource, ServiceGroup};
+use super::replace::{Replace, ReplaceBody};
 use super::sizes::{self, Planned};
 use super::status::ApiError;
 use crate::app::App;
@@ -41,6 +42,8 @@ pub enum Verb {
     Merge(MergeBody),
     /// Nothing for a store any more.
     Drain(DrainBody),
+    /// A new store in the place of one that is lost.
+    Replace(Replace),
     /// Several objects at once.
     Apply(ApplyBody),
     /// One object.
@@ -128,13 +131,21 @@ pub fn routes(app: &Arc<App>) -> Router {
             answered(run(&app, read(&body), &query).await, &headers)
         })
     };
-    let plan = app.clone();
+    let (plan, replacing) = (app.clone(), app.clone());
     Router::new()
         .route("/api/v1/move", verb(|body| Ok(Verb::Move(read(body)?))))
         .route("/api/v1/split", verb(|body| Ok(Verb::Split(read(body)?))))
         .route("/api/v1/merge", verb(|body| Ok(Verb::Merge(read(body)?))))
         .route("/api/v1/drain", verb(|body| Ok(Verb::Drain(read(body)?))))
         .route("/api/v1/apply", verb(|body| Ok(Verb::Apply(read(body)?))))
+        .route(
+            "/api/v1/replace",
+            post(move |query: Query<Options>, headers: HeaderMap, body: Bytes| async move {
+                let verb =
+                    read(&body).and_then(|body: ReplaceBody| Ok(Verb::Replace(body.checked(&replacing)?)));
+                answered(run(&replacing, verb, &query).await, &headers)
+            }),
+        )
         .route(
             "/api/v1/plan",
             post(move |headers: HeaderMap, body: Bytes| async move {
@@ -318,7 +329,7 @@ impl Verb {
     fn target_field(&self) -> String {
         match self {
             Self::Move(_) | Self::Split(_) | Self::Merge(_) | Self::Drain(_) => "to".to_owned(),
-            Self::Apply(_) => "items".to_owned(),
+            Self::Apply(_) | Self::Replace(_) => "items".to_owned(),
             Self::Edit(edit) => {
                 let (resource, name) = edit.object();
                 format!("{}/{name}", resource.plural())
@@ -336,6 +347,7 @@ impl Verb {
             Self::Split(body) => state.split(&body.kind, &body.at, &body.to)?,
             Self::Merge(body) => state.merge(&body.kind, body.at.as_deref(), body.to.as_ref())?,
             Self::Drain(body) => state.drain_store(&body.store, body.to.as_ref())?,
+            Self::Replace(replace) => return replace.change(state),
             Self::Apply(body) => return body.change(state),
             Self::Edit(edit) => return edit.change(state),
         })

@@ -32,6 +32,7 @@ pub fn spec(store: &StoreObject) -> Result<StoreSpec, String> {
         },
         slot: store.slot.and_then(Slot::new),
         uuid: store.uuid.clone(),
+        opens_at: store.opens_at,
         endpoints: endpoints.map_err(|error| error.to_string())?,
     })
 }

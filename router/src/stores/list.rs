@@ -207,6 +207,7 @@ mod tests {
             kind: StoreKind::Shard,
             slot: Slot::new(slot),
             uuid: None,
+            opens_at: None,
             endpoints: vec![endpoint.parse().unwrap()],
         }
     }

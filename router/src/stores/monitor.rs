@@ -106,17 +106,21 @@ async fn meet_shard(
     clocks: &Clocks,
     cluster_id: u64,
 ) -> Result<Identity, Phase> {
-    let mut hello = ask(store, clocks, cluster_id).await?;
+    let mut hello = ask(store, spec, clocks, cluster_id).await?;
     let identity = check(spec, cluster_id, &hello).map_err(Phase::Refused)?;
     clocks.settled().await;
     if hello.awaits_clock {
         // The first handshake showed its clock; this one brings it what the cluster calls now.
-        hello = ask(store, clocks, cluster_id).await?;
+        hello = ask(store, spec, clocks, cluster_id).await?;
     }
     match clocks.offset(store.index) {
         Some(offset) if clock_offset::is_skewed(offset) => Err(Phase::Skewed(format!(
             "its clock is {} the other stores' and this router's, more than 10 s: set the time there (R3)",
             words(offset)
+        ))),
+        _ if hello.awaits_clock && waits_for(spec, &hello) > 0 => Err(Phase::Down(format!(
+            "it is in the place of a store that was lost, and opens in {:.1} s (R14)",
+            waits_for(spec, &hello) as f64 / 1e6
         ))),
         _ if hello.awaits_clock => Err(Phase::Skewed(
             "its clock does not agree with what this router calls now, and it serves nothing until it does (R3)"
@@ -126,11 +130,26 @@ async fn meet_shard(
     }
 }
 
+/// For how many microseconds the store is not to open yet, by its own clock.
+fn waits_for(spec: &StoreSpec, hello: &HelloResponse) -> u64 {
+    spec.opens_at.unwrap_or_default().saturating_sub(hello.now_micros)
+}
+
 /// One handshake; notes what the shard's clock showed in the middle of it.
-async fn ask(store: &Store, clocks: &Clocks, cluster_id: u64) -> Result<HelloResponse, Phase> {
+async fn ask(
+    store: &Store,
+    spec: &StoreSpec,
+    clocks: &Clocks,
+    cluster_id: u64,
+) -> Result<HelloResponse, Phase> {
     let reference_micros = clocks.reference().unwrap_or_default();
-    let request =
-        HelloRequest { protocol_version: PROTOCOL_VERSION, features: 0, cluster_id, reference_micros };
+    let request = HelloRequest {
+        protocol_version: PROTOCOL_VERSION,
+        features: 0,
+        cluster_id,
+        reference_micros,
+        opens_at_micros: spec.opens_at.unwrap_or_default(),
+    };
     let mut shard = store.shard();
     let sent = Instant::now();
     let hello = answer(store, shard.hello(request)).await?;
@@ -217,6 +236,7 @@ mod tests {
             kind: StoreKind::Shard,
             slot: Slot::new(3),
             uuid: Some("u".into()),
+            opens_at: None,
             endpoints: vec![],
         };
         let good =

@@ -1,0 +1,178 @@
+//! R14: a store that is lost with its data is replaced by an empty one, and its old process is not used when it comes back.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use kindred_partition_config::ids::DEFAULT_CLUSTER_ID;
+use kindred_proto::etcdserverpb::{PutRequest, RangeRequest, RangeResponse, WatchResponse};
+use kindred_tests::{
+    client::Client,
+    scenario::{self, report, wait_for},
+    servers::{Shard, Up},
+};
+use tonic::Streaming;
+
+use crate::{moves::Cli, watchers::watch};
+
+const LIMIT: Duration = Duration::from_secs(180);
+const SOON: Duration = Duration::from_secs(30);
+const PODS: &str = "/registry/pods/";
+
+async fn put(client: &mut Client, name: &str) -> Result<i64, tonic::Status> {
+    let key = Bytes::from(format!("{PODS}{name}"));
+    let request = PutRequest { key, value: Bytes::from_static(b"x"), ..Default::default() };
+    Ok(client.kv.put(request).await?.into_inner().header.map_or(0, |header| header.revision))
+}
+
+async fn pods(client: &mut Client, revision: i64) -> Result<RangeResponse, tonic::Status> {
+    let (key, range_end) = (Bytes::from_static(PODS.as_bytes()), Bytes::from_static(b"/registry/pods0"));
+    let request = RangeRequest { key, range_end, revision, ..Default::default() };
+    Ok(client.kv.range(request).await?.into_inner())
+}
+
+fn names(pods: &RangeResponse) -> Vec<String> {
+    let name =
+        |key: &[u8]| String::from_utf8_lossy(key.strip_prefix(PODS.as_bytes()).unwrap_or(key)).into_owned();
+    pods.kvs.iter().map(|kv| name(&kv.key)).collect()
+}
+
+async fn next(watch: &mut Streaming<WatchResponse>) -> anyhow::Result<WatchResponse> {
+    let answer = tokio::time::timeout(SOON, watch.message()).await.context("the watch says nothing")??;
+    answer.context("the watch stream ended")
+}
+
+/// The process of the store `ext`, with a slot.
+async fn ext(dir: &std::path::Path, folder: &str, slot: u16) -> anyhow::Result<Shard> {
+    let slot = format!("--slot={slot}");
+    let cluster = format!("--cluster-id={DEFAULT_CLUSTER_ID:#x}");
+    let flags = ["--name=ext", &slot, "--in-cluster", &cluster, "--durability=buffered"];
+    Shard::start(dir, folder, &flags.map(str::to_owned)).await
+}
+
+#[test]
+fn r14_a_lost_store_is_replaced_and_its_old_process_is_not_used() {
+    scenario::run("replace", LIMIT, |dir| async move {
+        let up = Up::start(&dir, "replace", &[]).await?;
+        let (cli, mut client) = (Cli::new(&up)?, up.client().await?);
+        let mut old = ext(&dir, "old", 6).await?;
+        cli.ok(&["store", "add", "ext", "--endpoint", &format!("http://{}", old.address)]).await?;
+        put(&mut client, "before").await?;
+        // Its way back stays open, from a store that is not going to be there.
+        cli.ok(&["move", "pods", "--to", "ext"]).await?;
+        let watcher = up.client().await?;
+        let (_requests, mut events) = watch(&watcher, PODS, 1).await?;
+        let shown = put(&mut client, "lost").await?;
+        ensure!(next(&mut events).await?.events.len() == 1);
+
+        // It lives: there is another way.
+        let new = ext(&dir, "new", 7).await?;
+        let url = format!("http://{}", new.address);
+        let replace = ["store", "replace", "ext", "--endpoint", &url];
+        let forced = [&replace[..], &["--force"]].concat();
+        let said = cli.refused(&forced).await?;
+        ensure!(said.contains("store \"ext\" is up; to take its keys away run kindred drain ext"), "{said}");
+        old.process.kill()?;
+        wait_for("a router that knows of the death", SOON, || async {
+            let said = cli.refused(&replace).await?;
+            Ok(said.contains("what only it has is lost").then_some(said))
+        })
+        .await?;
+        let planned = cli.ok(&[&forced[..], &["--dry-run"]].concat()).await?;
+        ensure!(planned.starts_with("servicegroups/ext configured (dry run)\n"), "{planned}");
+        ensure!(put(&mut client, "nowhere").await.is_err(), "nothing was changed");
+
+        let said = cli.ok(&forced).await?;
+        ensure!(said.starts_with("store ext is replaced by an empty one, slot 7"), "{said}");
+        ensure!(said.ends_with(&format!("store ext is up at {url}\n")), "{said}");
+        // The old process comes back with all that it had, where it was.
+        old.process.restart().await?;
+        let written = put(&mut client, "new").await?;
+        ensure!((written >> 10) - (shown >> 10) >= 20_000_000, "{written} follows {shown}");
+        ensure!(written & 1023 == 7, "{written} is of slot 7");
+        let listed = pods(&mut client, 0).await?;
+        ensure!(names(&listed) == ["new"], "{listed:?}");
+        ensure!(listed.header.map(|header| header.revision) >= Some(written));
+        let compacted = pods(&mut client, shown).await.err().context("a revision of what is lost")?;
+        ensure!(compacted.message().contains("required revision has been compacted"), "{compacted}");
+
+        // Who watches is told once, and begins anew.
+        let canceled = next(&mut events).await?;
+        ensure!(canceled.canceled && canceled.compact_revision > shown, "{canceled:?}");
+        let (_requests, mut events) = watch(&watcher, PODS, 1).await?;
+        put(&mut client, "newer").await?;
+        ensure!(next(&mut events).await?.events.len() == 1);
+
+        // Nobody has said a word to the old one, which serves nothing before somebody does.
+        let mut direct = Client::connect(&old.address).await?;
+        let refused = pods(&mut direct, 0).await.err().context("the old process serves")?;
+        ensure!(refused.code() == tonic::Code::Unavailable, "{refused}");
+        let status = cli.ok(&["get", "servicegroups"]).await?;
+        ensure!(status.lines().filter(|line| line.starts_with("ext ")).count() == 1, "{status}");
+
+        // The move ends without the lost store, and its Kind moves again.
+        cli.ok(&["move", "complete"]).await?;
+        for to in ["pods", "ext"] {
+            let said = cli.ok(&["move", "pods", "--to", to]).await?;
+            ensure!(said.contains(&format!("pods is on {to}; ")), "{said}");
+            cli.ok(&["move", "complete"]).await?;
+        }
+        ensure!(names(&pods(&mut client, 0).await?) == ["new", "newer"]);
+
+        // The new one is a store like any other: it may crash, and has what it had.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut new = new;
+        new.process.kill()?;
+        new.process.restart().await?;
+        let again = wait_for("a write to the restarted store", SOON, || async {
+            let mut client = up.client().await?;
+            Ok(put(&mut client, "again").await.ok())
+        })
+        .await?;
+        ensure!(again > written && names(&pods(&mut client, 0).await?) == ["again", "new", "newer"]);
+        report(&format!(
+            "revisions went from {shown} to {written} to {again}; the old process was asked for nothing"
+        ));
+        Ok(())
+    });
+}
+
+#[test]
+fn r14_kindred_up_runs_the_new_store_itself() {
+    scenario::run("replace-local", LIMIT, |dir| async move {
+        let mut up = Up::start(&dir, "replace-local", &[]).await?;
+        let (cli, mut client) = (Cli::new(&up)?, up.client().await?);
+        let shown = put(&mut client, "lost").await?;
+        // What says who the store is cannot be read: no process of it starts again.
+        let folder = up.data_dir.join("stores").join("pods");
+        std::fs::write(folder.join("identity.json"), "{")?;
+        up.kill_shard("pods")?;
+        let replace = ["store", "replace", "pods", "--local"];
+        wait_for("a router that knows of the death", SOON, || async {
+            let said = cli.refused(&replace).await?;
+            Ok(said.contains("what only it has is lost").then_some(said))
+        })
+        .await?;
+        let said = cli.ok(&[&replace[..], &["--force"]].concat()).await?;
+        ensure!(said.starts_with("store pods is replaced by an empty one, slot 6"), "{said}");
+        ensure!(said.contains("\nstore pods is up at http://"), "{said}");
+        let written = put(&mut client, "new").await?;
+        ensure!(written > shown && written & 1023 == 6, "{written} follows {shown}");
+        ensure!(names(&pods(&mut client, 0).await?) == ["new"]);
+        let aside = std::fs::read_dir(up.data_dir.join("stores"))?.flatten();
+        let aside = aside.filter(|entry| entry.file_name().to_string_lossy().starts_with("pods.removed-"));
+        ensure!(aside.count() == 1, "what is left of the lost one is put aside");
+        // From now on it is this one.
+        up.process.stop().await?;
+        up.process.restart().await?;
+        let again = wait_for("a write after a restart of everything", SOON, || async {
+            let mut client = up.client().await?;
+            Ok(put(&mut client, "again").await.ok())
+        })
+        .await?;
+        let mut client = up.client().await?;
+        ensure!(again > written && names(&pods(&mut client, 0).await?) == ["again", "new"]);
+        report(&format!("revisions went from {shown} to {written} to {again}"));
+        Ok(())
+    });
+}
