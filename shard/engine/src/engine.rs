@@ -196,7 +196,10 @@ impl Engine {
         generation: Option<u64>,
     ) -> Result<RangeAnswer, EngineError> {
         let (at, header, view) = self.read_at(&query.range, query.revision, generation)?;
-        if let (View::ByMap { with, .. }, KeyRange::Span { .. }) = (&view, &query.range) {
+        // Of a list that has pinned its revision the pin tells when it has ended.
+        if let (View::ByMap { with, .. }, KeyRange::Span { .. }) = (&view, &query.range)
+            && !self.holds.any_upto(at)
+        {
             let records = self.space.units.records.iter_mut();
             records.filter(|record| with.contains(&record.id)).for_each(|record| record.readers.page());
         }

@@ -61,7 +61,13 @@ impl Holds {
         holds.filter(|hold| hold.at < floor).map(|hold| hold.until).max()
     }
 
-    fn expire(&mut self, now: MonoMillis) {
+    /// Whether something at or below a revision is held, as of the last time that was told.
+    pub(crate) fn any_upto(&self, at: Revision) -> bool {
+        let holds = self.named.iter().map(|(_, hold)| hold).chain(&self.nameless);
+        holds.into_iter().any(|hold| hold.at <= at)
+    }
+
+    pub(crate) fn expire(&mut self, now: MonoMillis) {
         while self.named.front().is_some_and(|(_, first)| first.until <= now) {
             self.named.pop_front();
         }

@@ -406,24 +406,29 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     assert_eq!(dropped(&mut world, 67_000, &by, &open), None);
     assert_eq!(refused(world.engines[A].next_chunk(&mut open, 5, 1 << 20).err()), Some(2));
     world.engines[A].close_range(open);
-    // A list that is read page by page, and what it has pinned.
+    // A list that is read page by page, of which its pin tells when it has ended.
     let (mut world, mut open, by, last) = begin();
     while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
     let pin = PinId(9);
     world.engines[A].hold(MonoMillis(6_000), last, pin);
+    pages(&mut world.engines[A], last, 1);
     assert_eq!(dropped(&mut world, 7_000, &by, &open), Some(60), "pinned");
-    pages(&mut world.engines[A], last, 1);
     assert!(world.engines[A].release(&[pin]));
-    assert_eq!(dropped(&mut world, 8_000, &by, &open), Some(59));
+    assert_eq!(dropped(&mut world, 7_001, &by, &open), None);
+    world.engines[A].close_range(open);
+    // One that takes longer than a pin lasts.
+    let (mut world, mut open, by, last) = begin();
+    while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
+    world.engines[A].hold(MonoMillis(0), last, pin);
+    world.engines[A].unit_readers_look(MonoMillis(6_000));
     pages(&mut world.engines[A], last, 1);
-    assert_eq!(dropped(&mut world, 12_900, &by, &open), Some(55), "it goes on");
+    assert_eq!(dropped(&mut world, 7_000, &by, &open), Some(60));
+    pages(&mut world.engines[A], last, 1);
+    assert_eq!(dropped(&mut world, 11_900, &by, &open), Some(56), "it goes on");
     pages(&mut world.engines[A], last, 2);
-    assert_eq!(
-        dropped(&mut world, 17_899, &by, &open),
-        Some(50),
-        "by the map in force nothing of it is read"
-    );
-    assert_eq!(dropped(&mut world, 17_900, &by, &open), None);
+    let by_the_map_in_force = dropped(&mut world, 16_899, &by, &open);
+    assert_eq!(by_the_map_in_force, Some(51), "nothing of it is read by that");
+    assert_eq!(dropped(&mut world, 16_900, &by, &open), None);
     world.engines[A].close_range(open);
     // One that ended long before.
     let (mut world, mut open, by, last) = begin();

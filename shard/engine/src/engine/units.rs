@@ -525,6 +525,7 @@ impl Engine {
 
     /// To be called about every second: notes when units that other stores own were last read here.
     pub fn unit_readers_look(&mut self, now: MonoMillis) {
+        self.holds.expire(now);
         self.space.units.records.iter_mut().for_each(|record| record.readers.look(now));
     }
 
