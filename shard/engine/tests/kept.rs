@@ -207,6 +207,8 @@ fn keys_that_come_later_with_a_younger_history_are_not_read_at_a_kept_revision()
     source.unit_release(&by, 2).unwrap();
     target.unit_open(&by, 2).unwrap();
     assert!(matches!(pods(&mut target), Err(EngineError::Compacted { .. })));
+    assert_eq!(pods(&mut source).unwrap(), before, "R13: at the old owner until it drops the unit");
+    source.unit_drop(&by, 2).unwrap();
     assert!(pods(&mut source).is_err());
     source.validate();
     target.validate();
