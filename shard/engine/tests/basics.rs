@@ -3,7 +3,12 @@
 mod common;
 
 use common::*;
-use kindred_engine::{engine::*, error::EngineError, ops::*};
+use kindred_engine::{
+    durability::{Durability, KindModes},
+    engine::*,
+    error::EngineError,
+    ops::*,
+};
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
     key::{Key, KeyRange},
@@ -294,4 +299,26 @@ fn a_kind_tells_what_it_takes_and_what_was_written_to_it() {
     assert_eq!(all.iter().map(|kind| kind.keys).collect::<Vec<_>>(), [0, 2, 1]);
     let total: u64 = engine.written().map(|(_, bytes)| bytes).sum();
     assert_eq!(total, all.iter().map(|kind| kind.written_bytes).sum::<u64>());
+}
+
+/// A feed whose cursor stops before something unpublished promises nothing above it, although none of its ranges shows the
+/// revisions of that: of a pseudo-key that does not exist they are its Kind's, and a key of its name would be in no Kind.
+#[test]
+fn r6_a_watermark_stays_below_what_the_cursor_waits_for() {
+    let mut engine = hlc();
+    let kinds = [(Key::from("/registry/services/specs/"), Durability::None)].into();
+    engine.set_modes(KindModes { generation: 1, default: Durability::Fsync, kinds }).unwrap();
+    engine.log_changes();
+    let ranges = vec![single("/registry/pods"), single("/registry/services/specs/a/x")];
+    let feed = engine.feed_open(ranges, None);
+    engine.apply(NOW, put("/registry/health", "waits for the disk")).unwrap();
+    let written = header(&engine.apply(NOW, put("/registry/services/specs/a/x", "does not")).unwrap());
+    let mark = engine.take_applied().mark;
+    engine.publish();
+    let said = engine.feed_pull(feed, 1 << 20).unwrap();
+    assert!(said.events.is_empty() && said.watermark.is_none_or(|watermark| watermark < written), "{said:?}");
+    engine.publish_fsync(mark);
+    let said = engine.feed_pull(feed, 1 << 20).unwrap();
+    assert_eq!(said.events.len(), 1);
+    assert!(said.watermark >= Some(written), "{said:?}");
 }

@@ -74,7 +74,11 @@ impl Feed {
     /// What the ranges show; it becomes readable in all of them.
     fn current(&self, space: &mut Space) -> Revision {
         let scopes = self.scopes(space);
-        let current = space.show_all(&scopes);
+        let shown = space.show_all(&scopes);
+        // A cursor stops before what is unpublished in all that its ranges may hold keys in, which is more than they show
+        // the revisions of: a pseudo-key that does not exist shows its Kind's.
+        let unpublished = space.first_unpublished_in(&self.ranges);
+        let current = unpublished.map_or(shown, |first| shown.min(first.prev()));
         match &self.unit {
             // Of a frozen unit nothing above its final revision is promised.
             Some(unit) => current.min(space.units.last_of(&unit.range).unwrap_or(current)),
