@@ -23,6 +23,22 @@ pub fn process_nanos(pid: u32) -> anyhow::Result<u64> {
     Ok(total)
 }
 
+/// Seconds of CPU that a process has used, with those of threads that have ended, in the kernel's steps of 10 ms.
+pub fn whole_process_seconds(pid: u32) -> anyhow::Result<f64> {
+    let text =
+        fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid} is gone"))?;
+    // The name, in parentheses, may hold anything; user and system time are the 14th and 15th field.
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+    let ticks: u64 = fields
+        .map(|field| field.parse::<u64>())
+        .sum::<Result<u64, _>>()
+        .or_else(|_| anyhow::bail!("odd /proc/{pid}/stat"))?;
+    Ok(ticks as f64 / TICKS_A_SECOND)
+}
+
+/// `USER_HZ`, which Linux keeps at 100 for what it shows in /proc.
+const TICKS_A_SECOND: f64 = 100.0;
+
 #[cfg(test)]
 mod tests {
     #[test]

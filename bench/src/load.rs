@@ -69,6 +69,9 @@ pub struct Outcome {
 
 const PREFIX: &str = "/registry/leases/bench/";
 
+/// Bytes of a key.
+pub const KEY_BYTES: usize = PREFIX.len() + "node-0000000".len();
+
 fn key(i: usize) -> Bytes {
     format!("{PREFIX}node-{i:07}").into()
 }

@@ -1,11 +1,14 @@
 //! `kindred-bench`: CPU per operation of a shard alone, a router with a shard, and a real etcd, side by side in one run.
 //! Rounds are interleaved over the servers, so that a noisy machine disturbs all alike; ratios count, not single numbers.
-//! `kindred-bench during` runs a command under load, and `kindred-bench spread` measures what it costs that a Kind is on several stores.
+//! `kindred-bench during` runs a command under load, `kindred-bench spread` measures what it costs that a Kind is on several stores,
+//! `kindred-bench restart` how long a shard takes to come back, and `kindred-bench fsync` what it writes when each write is synced.
 
 mod cpu;
 mod during;
+mod fsync;
 mod load;
 mod pace;
+mod restart;
 mod servers;
 mod spread;
 mod watcher;
@@ -57,6 +60,10 @@ enum Mode {
     Spread(spread::Options),
     /// What clients see while a command changes the cluster, such as a move.
     During(during::Options),
+    /// How long a shard takes to come back with all its objects, and the memory that it holds them in.
+    Restart(restart::Options),
+    /// Writes a second that are on disk when they are acknowledged, beside an etcd on the same disk.
+    Fsync(fsync::Options),
 }
 
 /// One measured round: CPU microseconds per operation by role, and latencies.
@@ -65,6 +72,7 @@ struct Sample {
     cpu_us: Vec<(String, f64)>,
     p50_us: f64,
     p99_us: f64,
+    ops_per_second: f64,
 }
 
 fn pinned_etcd() -> anyhow::Result<PathBuf> {
@@ -81,7 +89,9 @@ async fn measure(server: &Server, kind: Kind, shape: Shape, ops: u64) -> anyhow:
     let pids: Vec<u32> = server.pids.iter().map(|(_, pid)| *pid).collect();
     load::run(&channels, kind, shape, ops / 10).await?;
     let before: Vec<u64> = pids.iter().map(|pid| cpu::process_nanos(*pid)).collect::<Result<_, _>>()?;
+    let began = std::time::Instant::now();
     let outcome = load::run(&channels, kind, shape, ops).await?;
+    let took = began.elapsed();
     let cpu_us = server
         .pids
         .iter()
@@ -95,6 +105,7 @@ async fn measure(server: &Server, kind: Kind, shape: Shape, ops: u64) -> anyhow:
         cpu_us,
         p50_us: outcome.p50.as_nanos() as f64 / 1e3,
         p99_us: outcome.p99.as_nanos() as f64 / 1e3,
+        ops_per_second: outcome.ops as f64 / took.as_secs_f64(),
     })
 }
 
@@ -137,6 +148,11 @@ async fn main() -> anyhow::Result<()> {
     match args.mode {
         Some(Mode::Spread(options)) => return spread::run(options).await,
         Some(Mode::During(options)) => return during::run(options).await,
+        Some(Mode::Restart(options)) => return restart::run(options).await,
+        Some(Mode::Fsync(options)) => {
+            let etcd = args.etcd.clone().map_or_else(pinned_etcd, Ok)?;
+            return fsync::run(options, &etcd).await;
+        }
         None => {}
     }
     let shape = Shape {

@@ -75,12 +75,18 @@ fn spawn(program: &Path, args: &[String]) -> anyhow::Result<Child> {
 pub fn etcd(program: &Path) -> anyhow::Result<Server> {
     let dir =
         if Path::new("/dev/shm").is_dir() { tempfile::tempdir_in("/dev/shm")? } else { tempfile::tempdir()? };
+    etcd_in(program, dir, &["--unsafe-no-fsync"])
+}
+
+/// A stock etcd with its data in this folder.
+pub fn etcd_in(program: &Path, dir: tempfile::TempDir, flags: &[&str]) -> anyhow::Result<Server> {
     let (client, peer) = (free_port()?, free_port()?);
     let url = format!("http://127.0.0.1:{client}");
     let peer = format!("http://127.0.0.1:{peer}");
-    let mut args = vec!["--unsafe-no-fsync".to_owned(), "--log-level=error".to_owned()];
+    let mut args: Vec<String> =
+        flags.iter().chain(&["--log-level=error"]).map(|flag| (*flag).into()).collect();
     for (flag, value) in [
-        ("data-dir", dir.path().display().to_string()),
+        ("data-dir", dir.path().join("data").display().to_string()),
         ("listen-client-urls", url.clone()),
         ("advertise-client-urls", url),
         ("listen-peer-urls", peer.clone()),
@@ -105,12 +111,28 @@ pub fn etcd(program: &Path) -> anyhow::Result<Server> {
 /// A shard alone.
 pub fn shard() -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
-    let args = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"].map(str::to_owned);
+    let (child, endpoint) = start_shard(&[])?;
+    let pids = vec![("shard".to_owned(), child.id())];
+    Ok(Server { name: "kindred shard", endpoint, pids, children: vec![child], _dir: dir })
+}
+
+/// A shard alone with its data in this folder.
+pub fn shard_in(dir: tempfile::TempDir, flags: &[&str]) -> anyhow::Result<Server> {
+    let mut args = vec!["--data-dir".to_owned(), dir.path().join("data").display().to_string()];
+    args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let (child, endpoint) = start_shard(&args)?;
+    let pids = vec![("shard".to_owned(), child.id())];
+    Ok(Server { name: "kindred shard", endpoint, pids, children: vec![child], _dir: dir })
+}
+
+/// A shard with these flags, once it serves, and where.
+pub fn start_shard(flags: &[String]) -> anyhow::Result<(Child, String)> {
+    let mut args = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
+    args.extend_from_slice(flags);
     let mut child = spawn(&bin_dir()?.join("kindred-shard"), &args)?;
     let line = ready_line(&mut child, "kindred-shard ready")?;
     let endpoint = word(&line, "listen").context("the ready line names no listen address")?;
-    let pids = vec![("shard".to_owned(), child.id())];
-    Ok(Server { name: "kindred shard", endpoint, pids, children: vec![child], _dir: dir })
+    Ok((child, endpoint))
 }
 
 /// A router in front of one shard that holds the load's Kind.
@@ -131,13 +153,9 @@ pub fn behind_router(name: &'static str, shards: &[&str], partitions: &str) -> a
     let mut stores = String::new();
     let mut pids = Vec::new();
     for (slot, shard) in (1..).zip(shards) {
-        let mut args =
-            ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
         let slot: u16 = slot;
-        args.extend(["--name".to_owned(), (*shard).to_owned(), "--slot".to_owned(), slot.to_string()]);
-        let mut child = spawn(&bin_dir()?.join("kindred-shard"), &args)?;
-        let line = ready_line(&mut child, "kindred-shard ready")?;
-        let listen = word(&line, "listen").context("the ready line names no listen address")?;
+        let flags = ["--name".to_owned(), (*shard).to_owned(), "--slot".to_owned(), slot.to_string()];
+        let (child, listen) = start_shard(&flags)?;
         stores += &format!(
             "  - {{ name: {shard}, slot: {slot}, type: shard, endpoints: [\"http://{listen}\"] }}\n"
         );

@@ -102,6 +102,7 @@ async fn dispatch(command: AdminCommand, outer: &Connect) -> Result<(), Failure>
         AdminCommand::Status(args) => overview::status(&client(&args.connect)?, &args).await,
         AdminCommand::Backup(args) => backup::take::run(&args, outer).await,
         AdminCommand::Restore(args) => backup::restore::run(&args, outer).await,
+        AdminCommand::Verify(args) => backup::hashes::run(&args, outer).await,
         AdminCommand::Store(args) => store::run(&client(args.command.connect())?, &args.command).await,
     }
 }

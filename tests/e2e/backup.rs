@@ -260,13 +260,29 @@ fn r5_a_backup_under_writes_and_compactions_is_one_cut() {
                 })
                 .sum();
             ensure!(changed == 0, "{again}");
+            let hashes = hashes(&other_cli).await?;
+            ensure!(hashes == manifest["hashes"], "{hashes} is not {}", manifest["hashes"]);
         }
+        let (before, turn) = (hashes(&other_cli).await?, "/registry/pods/alpha/turn");
+        write(&other_client, turn, "changed").await?;
+        let after = hashes(&other_cli).await?;
+        ensure!(after["pods"] != before["pods"] && after["secrets"] == before["secrets"], "{before} {after}");
         report(&format!(
             "backup: 2 cuts under {moved} transfers, compacted {} ms beyond the first",
             ((floor - revision) >> 10) / 1_000
         ));
         Ok(())
     });
+}
+
+/// The hash of each Kind.
+async fn hashes(cli: &Cli) -> anyhow::Result<Value> {
+    let told = cli.json(&["verify"]).await?;
+    let kinds = told["kinds"].as_array().context("kinds")?;
+    Ok(kinds
+        .iter()
+        .map(|kind| (kind["kind"].as_str().unwrap_or_default().to_owned(), kind["hash"].clone()))
+        .collect())
 }
 
 async fn grant(client: &Client, ttl: i64) -> anyhow::Result<i64> {

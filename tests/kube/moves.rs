@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context;
-use kindred_tests::{admin::Admin, kube_client::KubeClient};
+use kindred_tests::{admin::Admin, kube_client::KubeClient, scenario::env_number};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -17,7 +17,8 @@ use crate::{
     watches::{Change, follow, now, script},
 };
 
-const ROUNDS: usize = 3;
+/// How often each Kind goes away and comes back, unless `KINDRED_KUBE_MOVES` says otherwise.
+const ROUNDS: u64 = 3;
 const PODS_AT_ONCE: usize = 6;
 const MOVE_LIMIT: Duration = Duration::from_secs(60);
 /// Scripts that were written and not yet seen.
@@ -67,7 +68,7 @@ async fn write(
 
 async fn there_and_back(admin: &Admin) -> anyhow::Result<usize> {
     let mut moves = 0;
-    for _ in 0..ROUNDS {
+    for _ in 0..env_number("KINDRED_KUBE_MOVES", ROUNDS)? {
         for (kind, away, home) in
             [("pods", "nodes", "pods"), ("leases.coordination.k8s.io", "default", "leases")]
         {

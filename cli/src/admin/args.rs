@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Subcommand, ValueEnum};
 use kindred_transport::tls::ClientTlsArgs;
 
-use super::backup::args::{BackupArgs, RestoreArgs};
+use super::backup::args::{BackupArgs, RestoreArgs, Through};
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -37,6 +37,8 @@ pub enum AdminCommand {
     Backup(BackupArgs),
     /// Put keys of a backup back into a running cluster: all, one Kind, or one namespace.
     Restore(RestoreArgs),
+    /// Show keys, bytes and a hash of each Kind, as all is at one revision: equal where keys and values are.
+    Verify(Through),
 }
 
 /// Where a router's admin port is.

@@ -1,9 +1,11 @@
-//! `kindred backup`, `kindred backup verify` and `kindred restore`.
+//! `kindred backup`, `kindred backup verify`, `kindred restore` and `kindred verify`.
 
 pub mod args;
+mod cut;
 mod etcd;
 mod folder;
 mod format;
+pub mod hashes;
 mod manifest;
 mod merge;
 mod moment;

@@ -23,7 +23,7 @@ use super::rate::Rate;
 use super::records::Records;
 use super::select::{self, Selection};
 use super::sides::Cluster;
-use super::{take, verify};
+use super::{cut, take, verify};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::{Client, Form};
 use crate::admin::output::{self, Table, count, time};
@@ -387,10 +387,10 @@ fn runs(who: &Value) -> Result<Vec<Interval>, Failure> {
     let Some(ranges) = who["ranges"].as_array() else { return Ok(vec![Interval::everything()]) };
     let wrong = || Failure::Refused("the router's answer has no ranges; is it of this version?".to_owned());
     let run = |range: &Value| {
-        let start = take::unhex(range["start"].as_str()?)?;
+        let start = cut::unhex(range["start"].as_str()?)?;
         let end = match &range["end"] {
             Value::Null => None,
-            end => Some(take::unhex(end.as_str()?)?),
+            end => Some(cut::unhex(end.as_str()?)?),
         };
         Some(Interval { start, end })
     };

@@ -6,20 +6,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::BufWriter;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::StreamExt as _;
-use http::Method;
-use kindred_partition_config::key::Key;
 use kindred_partition_config::kind::{KindScheme, Located};
 use kindred_proto::mvccpb::KeyValue;
-use kindred_transport::grpc;
-use kindred_wire::error::EtcdError;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::args::{BackupArgs, Existing, Through};
-use super::etcd::{Etcd, Interval};
+use super::cut::Cut;
+use super::etcd::Etcd;
 use super::folder::{Unfinished, written};
 use super::format::{self, FileWriter};
 use super::manifest::{self, DATA, EtcdRevision, Lease, Manifest};
@@ -32,40 +28,8 @@ use crate::admin::{Failure, context};
 
 /// Leases that are asked after at a time.
 const LEASES_AT_ONCE: usize = 32;
-/// Renewals in the time for which a cut is kept: several may fail.
-const RENEWALS: u32 = 6;
 /// The name of the file of keys that belong to no Kind.
-const OTHER: &str = "<other>";
-
-/// What a router answers to a new cut.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Cut {
-    name: String,
-    revision: String,
-    ttl_seconds: u64,
-    cluster_id: String,
-    etcd_prefix: String,
-    client_urls: Vec<String>,
-    ranges: Vec<CutRange>,
-    stores: Value,
-    state: Value,
-}
-
-#[derive(Debug, Deserialize)]
-struct CutRange {
-    start: String,
-    end: Option<String>,
-    revision: String,
-    etcd: Option<String>,
-}
-
-/// The key whose bytes these hexadecimal digits are.
-pub(super) fn unhex(text: &str) -> Option<Key> {
-    let byte = |at: usize| text.get(at..at + 2).and_then(|two| u8::from_str_radix(two, 16).ok());
-    let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
-    bytes.map(|bytes| Key(bytes.into()))
-}
+pub(super) const OTHER: &str = "<other>";
 
 /// `kindred backup`.
 pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
@@ -84,20 +48,9 @@ pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
     let work = async {
         let leases = known_leases(&client, through, &address.tls).await?;
         let taken = moment::now();
-        let cut = client.change(Method::POST, "/api/v1/cuts", None).await?;
-        let cut: Cut = serde_json::from_value(cut).map_err(|error| {
-            Failure::Refused(format!("the router's answer is no cut: {error}; is it of this version?"))
-        })?;
+        let cut = Cut::take(&client).await?;
         let etcd = Etcd::new(endpoints(through, &cut.client_urls), &address.tls)?;
-        let reading = read(&etcd, &cut, &folder, through, leases);
-        let read = tokio::select! {
-            read = reading => read,
-            never = renewed(&client, &cut) => never,
-        };
-        // Lost, it ends by itself.
-        let ended = client.change(Method::DELETE, &format!("/api/v1/cuts/{}", cut.name), None).await;
-        let (files, leases) = read?;
-        drop(ended);
+        let (files, leases) = cut.keep(&client, read(&etcd, &cut, &folder, through, leases)).await?;
         Ok(manifest_of(cut, taken, files, leases))
     };
     let manifest = tokio::select! {
@@ -158,18 +111,6 @@ async fn times(etcd: &Etcd, ids: impl IntoIterator<Item = i64>) -> Result<Leases
     Ok(known)
 }
 
-/// Renews the cut for ever. That it cannot be renewed is told by what is read: another router may renew it next time.
-async fn renewed<T>(client: &Client, cut: &Cut) -> T {
-    let pause = Duration::from_secs(cut.ttl_seconds) / RENEWALS;
-    loop {
-        tokio::time::sleep(pause).await;
-        let body = json!({ "revision": cut.revision });
-        let path = format!("/api/v1/cuts/{}", cut.name);
-        // Several may fail before it is lost, and then the next read says so.
-        let _ = client.change(Method::POST, &path, Some(&body)).await;
-    }
-}
-
 /// Reads everything, into files; with the leases of all keys.
 async fn read(
     etcd: &Etcd,
@@ -179,30 +120,15 @@ async fn read(
     mut known: Leases,
 ) -> Result<(Vec<manifest::File>, Vec<Lease>), Failure> {
     let mut files = Files::new(folder, KindScheme::new(&cut.etcd_prefix));
-    let mut rate = Rate::new(through.rate);
     let mut used = BTreeSet::new();
-    for range in &cut.ranges {
-        let wrong = || Failure::Refused(format!("the router's answer is no cut: {range:?}"));
-        let start = unhex(&range.start).ok_or_else(wrong)?;
-        let end = range.end.as_ref().map(|end| unhex(end).ok_or_else(wrong)).transpose()?;
-        let at: i64 = range.revision.parse().map_err(|_| wrong())?;
-        let mut reading = etcd.read(Interval { start, end }, Some(at));
-        loop {
-            let kvs = reading.next().await.map_err(|status| lost(etcd, range, &status))?;
-            if kvs.is_empty() {
-                break;
-            }
-            let mut size = 0;
-            for kv in &kvs {
-                size += (kv.key.len() + kv.value.len()) as u64;
-                if kv.lease != 0 {
-                    used.insert(kv.lease);
-                }
-                files.add(kv)?;
-            }
-            rate.spend(size).await;
+    let mut rate = Rate::new(through.rate);
+    cut.read(etcd, &mut rate, |kv| {
+        if kv.lease != 0 {
+            used.insert(kv.lease);
         }
-    }
+        files.add(kv)
+    })
+    .await?;
     let files = files.finish()?;
     let new: Vec<i64> = used.iter().copied().filter(|id| !known.contains_key(id)).collect();
     known.extend(times(etcd, new).await?);
@@ -217,24 +143,6 @@ async fn read(
         remaining: some(remaining),
     });
     Ok((files, leases.collect()))
-}
-
-fn lost(etcd: &Etcd, range: &CutRange, status: &tonic::Status) -> Failure {
-    if grpc::etcd_error(status) != Some(EtcdError::Compacted) {
-        return etcd.failed(status);
-    }
-    Failure::Refused(match &range.etcd {
-        Some(store) => format!(
-            "store {store} is a stock etcd, and has compacted its revision {} while it was read; no backup was made: raise --rate, \
-             or have that etcd keep a longer history, and run it again",
-            range.revision
-        ),
-        None => format!(
-            "revision {} is not readable any more: a shard was restarted, a Kind moved, or this command could reach no router for \
-             a while; no backup was made: run it again",
-            range.revision
-        ),
-    })
 }
 
 fn manifest_of(cut: Cut, taken: String, files: Vec<manifest::File>, leases: Vec<Lease>) -> Manifest {

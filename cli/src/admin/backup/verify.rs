@@ -1,6 +1,6 @@
 //! `kindred backup verify DIR`: reads every byte of a backup. Asks nobody.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::BufReader;
 use std::path::Path;
@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::args::VerifyArgs;
 use super::format::{FileReader, FormatError};
+use super::hashes::Contents;
 use super::manifest::{File, Manifest, lease_text};
 use super::take::prefix_of;
 use crate::admin::Failure;
@@ -22,16 +23,21 @@ const INSTEAD: &str = "use another copy of this backup";
 /// `kindred backup verify`.
 pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let manifest = Manifest::read(&args.dir)?;
-    let problems = problems(&args.dir, &manifest, |_| true);
+    let (hashes, problems) = read(&args.dir, &manifest, |_| true);
     if !problems.is_empty() {
         return Err(Failure::Refused(format!("{}: {INSTEAD}\n{}", args.dir.display(), problems.join("\n"))));
     }
     if args.output != Output::Table {
         let value = serde_json::to_value(&manifest).unwrap_or_default();
-        let shown = json!({ "backup": args.dir, "verified": true, "manifest": value });
+        let hashes: BTreeMap<_, _> = manifest.files.iter().map(|file| &file.kind).zip(hashes).collect();
+        let shown = json!({ "backup": args.dir, "verified": true, "hashes": hashes, "manifest": value });
         return output::print(&output::rendered(&shown, args.output)?);
     }
-    output::print(&contents(&manifest).render())?;
+    let mut table = Table::new(&["kind", "keys", "bytes", "hash"]);
+    for (file, hash) in manifest.files.iter().zip(hashes) {
+        table.row(vec![file.kind.clone(), count(file.keys), bytes(file.bytes), hash]);
+    }
+    output::print(&table.render())?;
     output::print(&format!(
         "{} of {}, cluster {}: whole; {} keys and {} leases at revision {}, {}\n",
         args.dir.display(),
@@ -56,18 +62,24 @@ pub fn contents(manifest: &Manifest) -> Table {
 
 /// Everything that is wrong with some files of a backup.
 pub fn problems(folder: &Path, manifest: &Manifest, which: impl Fn(&File) -> bool) -> Vec<String> {
-    let mut problems = Vec::new();
+    read(folder, manifest, which).1
+}
+
+/// The hashes of what these files hold, as `kindred verify` tells them of a cluster, and everything that is wrong.
+fn read(folder: &Path, manifest: &Manifest, which: impl Fn(&File) -> bool) -> (Vec<String>, Vec<String>) {
+    let (mut hashes, mut problems) = (Vec::new(), Vec::new());
     let total = |of: fn(&File) -> u64| manifest.files.iter().map(of).sum::<u64>();
     if (total(|file| file.keys), total(|file| file.bytes)) != (manifest.keys, manifest.bytes) {
         problems.push("manifest.json: its totals are not those of its files".to_owned());
     }
     let leases: BTreeSet<&str> = manifest.leases.iter().map(|lease| lease.id.as_str()).collect();
     for file in manifest.files.iter().filter(|file| which(file)) {
-        if let Err(problem) = check(folder, manifest, file, &leases) {
-            problems.push(format!("{}: {problem}", file.file));
+        match check(folder, manifest, file, &leases) {
+            Ok(hash) => hashes.push(hash),
+            Err(problem) => problems.push(format!("{}: {problem}", file.file)),
         }
     }
-    problems
+    (hashes, problems)
 }
 
 /// Opens a data file.
@@ -80,7 +92,7 @@ pub fn open(folder: &Path, file: &File) -> Result<FileReader<BufReader<fs::File>
     FileReader::new(BufReader::with_capacity(1 << 20, opened), length)
 }
 
-fn check(folder: &Path, manifest: &Manifest, file: &File, leases: &BTreeSet<&str>) -> Result<(), String> {
+fn check(folder: &Path, manifest: &Manifest, file: &File, leases: &BTreeSet<&str>) -> Result<String, String> {
     let text = |error: FormatError| error.to_string();
     let mut reader = open(folder, file).map_err(text)?;
     let scheme = manifest.scheme();
@@ -89,6 +101,7 @@ fn check(folder: &Path, manifest: &Manifest, file: &File, leases: &BTreeSet<&str
         true => manifest.revision.parse().unwrap_or(i64::MAX),
         false => i64::MAX,
     };
+    let mut contents = Contents::default();
     let mut last: Option<KeyValue> = None;
     loop {
         let records = reader.next().map_err(text)?;
@@ -101,6 +114,7 @@ fn check(folder: &Path, manifest: &Manifest, file: &File, leases: &BTreeSet<&str
             }
         }
         for kv in &records {
+            contents.add(kv);
             let key = kv.key.escape_ascii();
             if prefix_of(&scheme, &kv.key) != file.prefix.as_deref() {
                 return Err(format!("\"{key}\" is not a key of {}", file.kind));
@@ -124,5 +138,5 @@ fn check(folder: &Path, manifest: &Manifest, file: &File, leases: &BTreeSet<&str
     if found.keys != told.keys {
         return Err(format!("it has {} keys, the manifest says {}", found.keys, told.keys));
     }
-    Ok(())
+    Ok(contents.hash())
 }
