@@ -3,7 +3,7 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench bench-moves peers build kube netsim sim fuzz crash kills
+.PHONY: run test verify fix bench bench-moves bench-disk peers build kube netsim sim fuzz crash kills
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -56,6 +56,13 @@ bench: peers
 bench-moves:
 	$(CARGO) build --release --locked -p kindred-bench -p kindred
 	bench/moves
+
+## bench-disk: restarts with OBJECTS (1000000), writes on disk beside etcd on the same disk, and a backup under load
+bench-disk: peers
+	$(CARGO) build --release --locked -p kindred-bench -p kindred-shard -p kindred
+	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench restart --objects $(or $(OBJECTS),1000000)
+	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench fsync
+	bench/backup
 
 ## sim: one seed of the simulation with its log (SEED=1), or many from a random one on (SEEDS=100000)
 sim:
