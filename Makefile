@@ -19,9 +19,9 @@ FIRST ?= 1
 netsim:
 	KINDRED_NETSIM_FIRST=$(FIRST) KINDRED_NETSIM_SEEDS=$(or $(SEEDS),500) $(CARGO) test --locked -p kindred-netsim --test netsim seeds -- --nocapture
 
-## crash: shards are killed and restarted under load for SECONDS (600), and what each durability promises is looked for
+## crash: shards end at every step on their way to the disk, and at any moment for SECONDS (600), under load; then what each durability promises is looked for
 crash: build
-	CRASH_SECONDS=$(or $(SECONDS),600) $(CARGO) test --locked -p kindred-tests --test crash -- --test-threads 1 --nocapture
+	CRASH_POINTS=all CRASH_SECONDS=$(or $(SECONDS),600) $(CARGO) test --locked -p kindred-tests --test crash -- --test-threads 1 --nocapture
 
 ## kills: kills and cuts at every step of a move, all of them or those with CASES in their names (such as seal.after, kill-source)
 kills: build

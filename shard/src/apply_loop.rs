@@ -14,7 +14,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     core::{self, Core},
-    durability::{Logs, waiting::Waiting},
+    durability::{
+        Logs,
+        failpoint::{Point, Side, reach},
+        waiting::Waiting,
+    },
     etcd_status::KvError,
     handle::Handle,
     metrics::LoopMetrics,
@@ -201,6 +205,9 @@ impl ApplyLoop {
                 Waiter::Late(late) => self.late.push(late),
             }
         }
+        if self.stalled.is_some() {
+            return;
+        }
         let now = Instant::now();
         while let Some((until, request)) = self.held.pop_front() {
             let Request::Apply { op, wish, .. } = &request else { continue };
@@ -241,12 +248,19 @@ impl ApplyLoop {
             }
         }
         self.core.wake();
+        let some = !self.answers.is_empty();
+        if some {
+            reach(Point::LoopAnswer, Side::Before);
+        }
         for (answer, waits) in self.answers.drain(..) {
             if waits && !all_durable {
                 self.waiting.push(position, Waiter::Answer(answer));
             } else {
                 answer.send();
             }
+        }
+        if some {
+            reach(Point::LoopAnswer, Side::After);
         }
     }
 
@@ -274,9 +288,11 @@ impl ApplyLoop {
             let before = self.core.engine.logged_fsync();
             let answer = Answer::Call(call(Ok(&mut self.core)));
             self.answers.push((answer, self.core.engine.logged_fsync() != before));
+            self.stalled = self.core.take_again().map(|call| (Instant::now() + STALL_MAX, call));
             return true;
         }
         if until <= Instant::now() {
+            self.core.engine.keep_modes();
             call(Err(KvError::DiskWait))();
         } else {
             self.stalled = Some((until, call));
@@ -286,7 +302,7 @@ impl ApplyLoop {
 
     /// What is due, a slice of each.
     fn timers(&mut self) {
-        self.expiring = self.core.may_assign() && self.core.lease_expire();
+        self.expiring = self.may_expire() && self.core.lease_expire();
         self.core.compact_due();
         self.core.scrub(SCRUB_SLICE);
         let now = Instant::now();
@@ -308,12 +324,17 @@ impl ApplyLoop {
         }
     }
 
+    /// Whether leases may end now, which writes.
+    fn may_expire(&self) -> bool {
+        self.stalled.is_none() && self.core.may_assign()
+    }
+
     fn next_timer(&self) -> Instant {
         if self.expiring || self.core.is_scrubbing() || self.logs.has_checkpoint_work() {
             return Instant::now();
         }
         // What is due and waits for the ceiling is looked at when that is raised.
-        let lease = self.core.engine.lease_deadline().filter(|_| self.core.may_assign());
+        let lease = self.core.engine.lease_deadline().filter(|_| self.may_expire());
         let lease = lease.map(|at| self.core.clock.instant(at));
         let compaction = self.core.compact_deadline().map(|at| self.core.clock.instant(at));
         let stalled = self.stalled.as_ref().map(|(until, _)| *until);

@@ -64,6 +64,9 @@ pub struct Options {
     /// A checkpoint is begun after so many bytes of log, and what is older is dropped after it [default: 268435456].
     #[arg(long, value_name = "BYTES")]
     pub checkpoint_bytes: Option<u64>,
+    /// For tests with many segments: a segment of a log that is so long is followed by the next one.
+    #[arg(long, value_name = "BYTES", hide = true)]
+    pub segment_bytes: Option<u64>,
     /// Start although the data is damaged: what cannot be read is lost, and clients that may have seen it are told so.
     #[arg(long)]
     pub accept_data_loss: bool,
@@ -243,6 +246,7 @@ impl Options {
             durability_of: self.durability_of.or(file.durability_of),
             flush_interval: self.flush_interval.or(file.flush_interval),
             checkpoint_bytes: self.checkpoint_bytes.or(file.checkpoint_bytes),
+            segment_bytes: self.segment_bytes.or(file.segment_bytes),
             accept_data_loss: self.accept_data_loss || file.accept_data_loss,
             revisions: self.revisions.or(file.revisions),
             slot: self.slot.or(file.slot),

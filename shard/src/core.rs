@@ -29,7 +29,7 @@ use tokio::{
 use kindred_wire::error::EtcdError;
 
 use crate::{
-    apply_loop::Call,
+    apply_loop::{Call, Flushed},
     clock::Clock,
     durability::{checkpoint::CheckpointWaiter, status::DurabilityStatus},
     etcd_status::KvError,
@@ -161,6 +161,8 @@ pub struct Core {
     /// What the disk takes.
     pub disk: Disk,
     deferred: Vec<Call>,
+    /// What goes on when the logs are flushed again.
+    again: Option<Flushed>,
     checkpoint_waiters: Vec<CheckpointWaiter>,
     /// The generation of modes that are in force once a checkpoint is on disk.
     pub modes_wait: Option<u64>,
@@ -208,6 +210,7 @@ impl Core {
             ended_news: false,
             disk: Disk::default(),
             deferred: Vec::new(),
+            again: None,
             checkpoint_waiters: Vec::new(),
             modes_wait: None,
             durability: None,

@@ -6,6 +6,7 @@
 
 pub mod ceiling;
 pub mod checkpoint;
+pub mod failpoint;
 pub mod kept;
 pub mod record;
 pub mod recovery;

@@ -73,6 +73,31 @@ impl Handle {
         self.send(Request::Flushed(Box::new(call)), answered).await?
     }
 
+    /// The same in two steps where the first one has no answer yet: the second one runs when what the first one logged is on
+    /// disk, and nothing is executed between them.
+    pub(crate) async fn call_flushed_twice<T: Send + 'static>(
+        &self,
+        first: impl FnOnce(&mut Core) -> Option<T> + Send + 'static,
+        second: impl FnOnce(&mut Core) -> T + Send + 'static,
+    ) -> Result<T, KvError> {
+        let (answer, answered) = oneshot::channel();
+        let call = move |core: Result<&mut Core, KvError>| -> Box<dyn FnOnce() + Send> {
+            let core = match core {
+                Ok(core) => core,
+                Err(refused) => return Box::new(move || drop(answer.send(Err(refused)))),
+            };
+            if let Some(result) = first(core) {
+                return Box::new(move || drop(answer.send(Ok(result))));
+            }
+            core.again_when_flushed(Box::new(move |core| {
+                let result = core.map(second);
+                Box::new(move || drop(answer.send(result)))
+            }));
+            Box::new(|| {})
+        };
+        self.send(Request::Flushed(Box::new(call)), answered).await?
+    }
+
     /// Compacts; answers once nothing is held below `at` any more and, if `physical`, its memory is free.
     pub async fn compact(&self, at: Revision, physical: bool) -> Result<Revision, KvError> {
         let (answer, answered) = oneshot::channel();

@@ -38,10 +38,12 @@ pub struct End {
     pub clean: bool,
 }
 
-/// Looks for what was acknowledged by a shard's last life, and notes what is lost.
+/// Looks for what was acknowledged by a shard's last life, and notes what is lost. `promised` says what a write of a Kind
+/// at a place among them survives.
 pub async fn after_end(
     client: &mut Client,
     kinds: &[Kind],
+    promised: impl Fn(usize, Instant) -> Mode,
     life: &mut [Attempt],
     end: End,
     tallies: &mut BTreeMap<&'static str, Tally>,
@@ -55,19 +57,18 @@ pub async fn after_end(
         };
         let mut written: Vec<&mut Attempt> = life.iter_mut().filter(of).collect();
         written.sort_by_key(|attempt| attempt.acknowledged.map(|(revision, _)| revision));
-        let tally = tallies.entry(kind.mode.word()).or_default();
-        if kind.mode == Mode::None {
-            // Of the older ones nothing can be there when nothing of the newest is.
-            written.iter_mut().for_each(|attempt| attempt.lost = true);
-        }
         let from = written.len().saturating_sub(LAST_MAX);
         let mut gone: Option<i64> = None;
-        for attempt in &mut written[from..] {
+        for index in from..written.len() {
+            let attempt = &mut *written[index];
             let Some((revision, when)) = attempt.acknowledged else { continue };
+            let mode = promised(at, when);
+            let tally = tallies.entry(kind.changes.map_or(mode.word(), |word| word)).or_default();
             let found = at_revision(client, &attempt.key, revision).await?;
             tally.checked += 1;
             if found == Found::There(attempt.number, revision) {
-                ensure!(kind.mode != Mode::None, "{attempt:?} outlived its shard, which keeps nothing");
+                let outlived = kind.changes.is_none() && mode == Mode::None;
+                ensure!(!outlived, "{attempt:?} outlived its shard, which keeps nothing");
                 ensure!(
                     gone.is_none(),
                     "{attempt:?} is there, but not what was written before it at {gone:?}"
@@ -78,17 +79,23 @@ pub async fn after_end(
                 found == Found::Compacted,
                 "{attempt:?} is gone, and its revision is not compacted but shows {found:?}"
             );
-            ensure!(kind.mode != Mode::Fsync, "{attempt:?} was acknowledged, and is lost");
-            ensure!(kind.mode == Mode::None || !end.clean, "{attempt:?} is lost in a clean stop");
+            ensure!(mode != Mode::Fsync, "{attempt:?} was acknowledged, and is lost");
+            ensure!(mode == Mode::None || !end.clean, "{attempt:?} is lost in a clean stop");
             let age = end.at.saturating_duration_since(when);
-            ensure!(
-                kind.mode == Mode::None || age < BUFFERED_MAX,
-                "{attempt:?} is lost at the age of {age:?}"
-            );
+            ensure!(mode == Mode::None || age < BUFFERED_MAX, "{attempt:?} is lost at the age of {age:?}");
             gone = gone.or(Some(revision));
             attempt.lost = true;
             tally.lost += 1;
             tally.oldest_ms = tally.oldest_ms.max(age.as_millis());
+            if index == from {
+                // Of the older ones nothing can be there when nothing of the newest is.
+                ensure!(
+                    from == 0 || mode == Mode::None,
+                    "the last {LAST_MAX} writes of {} are lost, and more may be",
+                    kind.resource
+                );
+                written[..from].iter_mut().for_each(|older| older.lost = true);
+            }
         }
     }
     Ok(())

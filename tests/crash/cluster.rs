@@ -16,8 +16,8 @@ const CLUSTER: &str = "--cluster-id=0xc4a5";
 pub const STORES: [&str; 3] = ["a", "b", "c"];
 const ROUTERS: usize = 2;
 
-/// What a Kind's acknowledged writes survive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a Kind's acknowledged writes survive, the weakest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     None,
     Buffered,
@@ -25,6 +25,8 @@ pub enum Mode {
 }
 
 impl Mode {
+    pub const ALL: [Self; 3] = [Self::None, Self::Buffered, Self::Fsync];
+
     pub fn word(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -42,11 +44,13 @@ pub struct Kind {
     pub mode: Mode,
     /// Over the first two shards; else on the third.
     pub spread: bool,
+    /// Its mode is changed all the time, and what it survives is counted by itself, under this word.
+    pub changes: Option<&'static str>,
 }
 
 impl Kind {
-    const fn new(resource: &'static str, prefix: &'static str, mode: Mode, spread: bool) -> Self {
-        Self { resource, prefix, mode, spread }
+    pub const fn new(resource: &'static str, prefix: &'static str, mode: Mode, spread: bool) -> Self {
+        Self { resource, prefix, mode, spread, changes: None }
     }
 
     /// Behind its keys.

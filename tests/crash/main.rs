@@ -4,8 +4,12 @@
 //!
 //! `CRASH_SECONDS` (40) says for how long, `CRASH_SEED` repeats a choice of kills (not of their moments).
 
+mod alone;
+mod cases;
 mod check;
 mod cluster;
+mod modes;
+mod points;
 mod watchers;
 mod writers;
 
@@ -186,12 +190,14 @@ impl Loop {
         let mut attempts = self.shared.attempts.lock().clone();
         for (end, life) in ends {
             let life = &mut attempts[..*life];
-            check::after_end(&mut client, &self.kinds, life, *end, &mut self.tallies).await.with_context(
-                || {
-                    let how = if end.clean { "stopped" } else { "killed" };
-                    format!("store {} was {how}", STORES[end.store])
-                },
-            )?;
+            let kinds = self.kinds;
+            let promised = |kind: usize, _| kinds[kind].mode;
+            let checked =
+                check::after_end(&mut client, &self.kinds, promised, life, *end, &mut self.tallies).await;
+            checked.with_context(|| {
+                let how = if end.clean { "stopped" } else { "killed" };
+                format!("store {} was {how}", STORES[end.store])
+            })?;
         }
         check::contents(&mut client, &self.kinds, &attempts).await?;
         *self.shared.attempts.lock() = attempts;

@@ -68,20 +68,16 @@ pub fn start(
 ) -> anyhow::Result<()> {
     for (at, kind) in kinds.iter().enumerate() {
         for router in 0..cluster.addresses.len() {
-            let keys = (0..KEYS_OF_EACH).map(|of| {
-                let key = |part: &str| format!("{}ns/w{router}-{of}{part}", kind.prefix);
-                // A txn is for one shard.
-                if kind.spread { vec![key("")] } else { vec![key("-left"), key("-right")] }
-            });
-            let keys = keys.map(|keys| (cluster.store_of(&keys[0]), keys, 0)).collect();
-            let (client, shared) = (cluster.client(router)?, shared.clone());
-            tasks.spawn(Writer { kind: at, keys, client, shared }.run());
+            let writer =
+                Writer::new(at, kind, router, cluster.client(router)?, shared, |key| cluster.store_of(key));
+            tasks.spawn(writer.run());
         }
     }
     Ok(())
 }
 
-struct Writer {
+/// One writer of a Kind.
+pub struct Writer {
     kind: usize,
     /// The keys that are written together, their shard, and their last revision.
     keys: Vec<(usize, Vec<String>, i64)>,
@@ -90,7 +86,26 @@ struct Writer {
 }
 
 impl Writer {
-    async fn run(mut self) {
+    /// The Kind at a place among them; `number` tells its writers apart.
+    pub fn new(
+        at: usize,
+        kind: &Kind,
+        number: usize,
+        client: Client,
+        shared: &Arc<Shared>,
+        store_of: impl Fn(&str) -> usize,
+    ) -> Self {
+        let keys = (0..KEYS_OF_EACH).map(|of| {
+            let key = |part: &str| format!("{}ns/w{number}-{of}{part}", kind.prefix);
+            // A txn is for one shard.
+            if kind.spread { vec![key("")] } else { vec![key("-left"), key("-right")] }
+        });
+        let keys = keys.map(|keys| (store_of(&keys[0]), keys, 0)).collect();
+        Self { kind: at, keys, client, shared: shared.clone() }
+    }
+
+    /// Writes until dropped.
+    pub async fn run(mut self) {
         let shared = self.shared.clone();
         for number in 1_u64.. {
             let wrote = {

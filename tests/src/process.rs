@@ -38,6 +38,8 @@ pub struct Process {
     /// Where it runs; `None` for where the test does.
     work_dir: Option<PathBuf>,
     child: Option<Child>,
+    /// Where its logs ended when it was started last: only what comes after belongs to it.
+    offsets: [u64; 2],
     ready_line: String,
 }
 
@@ -61,16 +63,26 @@ impl Process {
 
     async fn begin(dir: &Path, work_dir: Option<PathBuf>, spec: Spec) -> anyhow::Result<Self> {
         let (dir, ready_line) = (dir.to_owned(), String::new());
-        let mut process = Self { spec, dir, work_dir, child: None, ready_line };
+        let mut process = Self { spec, dir, work_dir, child: None, offsets: [0; 2], ready_line };
         process.spawn().await?;
         Ok(process)
     }
 
-    async fn spawn(&mut self) -> anyhow::Result<()> {
+    fn logs(&self) -> [PathBuf; 2] {
+        [self.log("out"), self.log("err")]
+    }
+
+    /// Starts it again, as [`Process::restart`], without waiting: it may end before it is ready. See [`Process::is_ready`].
+    ///
+    /// # Errors
+    /// When it cannot be started, or is still running.
+    pub fn launch(&mut self) -> anyhow::Result<()> {
+        if self.is_running()? {
+            bail!("{} is still running", self.spec.name);
+        }
+        let logs = self.logs();
         let spec = &self.spec;
-        let logs = [self.log("out"), self.log("err")];
-        // A restart appends: only what comes after these offsets belongs to it.
-        let offsets = logs.clone().map(|log| fs::metadata(log).map_or(0, |m| m.len()));
+        self.offsets = logs.clone().map(|log| fs::metadata(log).map_or(0, |m| m.len()));
         let mut command = Command::new(&spec.program);
         command
             .args(&spec.args)
@@ -85,10 +97,22 @@ impl Process {
         }
         let child = command.spawn().with_context(|| format!("starting {}", spec.program.display()))?;
         self.child = Some(child);
+        Ok(())
+    }
+
+    /// Whether it has said since its start that it is ready.
+    pub fn is_ready(&mut self) -> bool {
+        let line = find_line(&self.logs(), &self.offsets, &self.spec.ready);
+        let ready = line.is_some();
+        self.ready_line = line.unwrap_or_default();
+        ready
+    }
+
+    async fn spawn(&mut self) -> anyhow::Result<()> {
+        self.launch()?;
         let start = Instant::now();
         loop {
-            if let Some(line) = find_line(&logs, &offsets, &self.spec.ready) {
-                self.ready_line = line;
+            if self.is_ready() {
                 return Ok(());
             }
             if let Some(status) = self.try_wait()? {
@@ -140,9 +164,22 @@ impl Process {
         }
     }
 
+    /// Replaces its environment, beside this process' own, from the next start on.
+    pub fn set_env(&mut self, env: Vec<(String, String)>) {
+        self.spec.env = env;
+    }
+
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
+    }
+
+    /// How it ended, if it has by itself.
+    ///
+    /// # Errors
+    /// When the system cannot tell.
+    pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        self.try_wait()
     }
 
     /// The exit status, if it has ended.
@@ -173,16 +210,25 @@ impl Process {
         Ok(())
     }
 
-    /// SIGTERM, and waits for a clean end.
+    /// SIGTERM.
     ///
     /// # Errors
-    /// When it does not stop in time.
-    pub async fn stop(&mut self) -> anyhow::Result<ExitStatus> {
+    /// When it is not running.
+    pub fn ask_to_stop(&self) -> anyhow::Result<()> {
         let pid = self.pid().context("not running")?;
         let sent = Command::new("kill").args(["-TERM", &pid.to_string()]).status()?;
         if !sent.success() {
             bail!("SIGTERM to {pid} failed");
         }
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for a clean end.
+    ///
+    /// # Errors
+    /// When it does not stop in time.
+    pub async fn stop(&mut self) -> anyhow::Result<ExitStatus> {
+        self.ask_to_stop()?;
         let name = self.spec.name.clone();
         let mut child = self.child.take().context("not running")?;
         let waited = wait_for(&format!("{name} to stop"), STOP_LIMIT, || {

@@ -69,6 +69,16 @@ impl KindModes {
         self.kinds.values().any(|mode| *mode != self.default)
     }
 
+    /// The weaker of both for each Kind, if that is weaker than these for any.
+    pub(crate) fn weakened(&self, other: &Self) -> Option<Self> {
+        let prefixes = self.kinds.keys().chain(other.kinds.keys());
+        let weaker = |prefix: &Key| (prefix.clone(), self.of(prefix).min(other.of(prefix)));
+        let kinds: BTreeMap<Key, Durability> = prefixes.map(weaker).collect();
+        let default = self.default.min(other.default);
+        let is_weaker = default < self.default || kinds.iter().any(|(prefix, mode)| *mode < self.of(prefix));
+        is_weaker.then_some(Self { generation: self.generation, default, kinds })
+    }
+
     /// Whether some Kind waits for the fsync log.
     pub(crate) fn some_wait(&self) -> bool {
         self.default == Durability::Fsync || self.kinds.values().any(|mode| *mode == Durability::Fsync)
@@ -80,6 +90,10 @@ impl KindModes {
 pub enum ModesTaken {
     /// They are in force; they will be a [`Logged::Modes`].
     InForce,
+    /// Some Kind is to be kept less well than before. What a crash leaves of it is told by the modes that are logged (R10), so
+    /// these say so first, while nothing is in force yet: set them again when both logs are flushed and nothing was executed
+    /// in between, or take them back with [`crate::engine::Engine::keep_modes`].
+    AfterLog,
     /// A Kind of which nothing was kept is to be kept from now on. What is written is logged already; the modes are logged
     /// when [`crate::engine::Engine::modes_settled`] tells that a checkpoint, begun after this, is on disk. A crash before
     /// that is one in the old mode.

@@ -58,6 +58,8 @@ struct Kind {
     mode: Durability,
     /// It is to be kept and was not: not all of it is in a log or a checkpoint yet.
     unsettled: bool,
+    /// It is not kept and was: a log or a checkpoint may have what is not there any more.
+    leftovers: bool,
     gaps: Vec<Gap>,
     /// Bytes of the versions that were written since the start, as they are encoded.
     written: u64,
@@ -74,6 +76,7 @@ impl Kind {
             asked: false,
             mode,
             unsettled: false,
+            leftovers: false,
             gaps: Vec::new(),
             written: 0,
         }
@@ -119,6 +122,8 @@ pub(crate) struct Space {
     pub(crate) modes: KindModes,
     /// The last of them that are logged.
     pub(crate) modes_logged: Option<KindModes>,
+    /// What was logged before weaker ones that are not in force yet.
+    modes_before: Option<KindModes>,
     /// Revisions of which something may be lost.
     gaps: Vec<KindGap>,
     /// Whether there are any, here or of a unit.
@@ -155,6 +160,7 @@ impl Space {
             imported_floor: Revision::ZERO,
             modes: KindModes::all(Durability::None),
             modes_logged: None,
+            modes_before: None,
             gaps: Vec::new(),
             has_gaps: false,
             began: if dense { Revision::ZERO } else { start },

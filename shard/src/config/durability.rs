@@ -31,6 +31,8 @@ pub struct DurabilitySettings {
     pub flush_interval: Duration,
     /// See `--checkpoint-bytes`.
     pub checkpoint_bytes: u64,
+    /// See `--segment-bytes`.
+    pub segment_bytes: Option<u64>,
     /// See `--accept-data-loss`.
     pub accept_data_loss: bool,
     /// Bytes that the versions of a Kind may take.
@@ -97,6 +99,7 @@ pub(super) fn check(
         of,
         flush_interval,
         checkpoint_bytes,
+        segment_bytes: options.segment_bytes,
         accept_data_loss: options.accept_data_loss,
         quotas,
     }

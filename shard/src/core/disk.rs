@@ -11,7 +11,11 @@ use kindred_partition_config::{
 use kindred_wire::error::EtcdError;
 
 use super::Core;
-use crate::{apply_loop::Call, durability::checkpoint::CheckpointWaiter, etcd_status::KvError};
+use crate::{
+    apply_loop::{Call, Flushed},
+    durability::checkpoint::CheckpointWaiter,
+    etcd_status::KvError,
+};
 
 /// Whether the log of a mode takes what is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -74,12 +78,23 @@ impl Core {
 
     /// Other modes (see [`Engine::set_modes`](kindred_engine::engine::Engine::set_modes)), when both logs are flushed; those
     /// that need a checkpoint first get one.
-    pub fn set_modes(&mut self, modes: KindModes) -> Result<(), ModesError> {
+    pub fn set_modes(&mut self, modes: KindModes) -> Result<ModesTaken, ModesError> {
         let generation = modes.generation;
-        if self.engine.set_modes(modes)? == ModesTaken::AfterCheckpoint {
+        let taken = self.engine.set_modes(modes)?;
+        if taken == ModesTaken::AfterCheckpoint {
             self.modes_wait = Some(generation);
         }
-        Ok(())
+        Ok(taken)
+    }
+
+    /// Runs something, once more, when what was logged until now is on disk; nothing is executed before.
+    pub(crate) fn again_when_flushed(&mut self, call: Flushed) {
+        self.again = Some(call);
+    }
+
+    /// What is to be run so.
+    pub(crate) fn take_again(&mut self) -> Option<Flushed> {
+        self.again.take()
     }
 
     /// Whether the clock's ceiling leaves room for another revision (R2).

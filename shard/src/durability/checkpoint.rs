@@ -21,7 +21,10 @@ use tokio::{
     time::Instant,
 };
 
-use super::kept::{Kept, push};
+use super::{
+    failpoint::{Point, around},
+    kept::{Kept, push},
+};
 use crate::{core::Core, identity::random, metrics::checkpoint_done};
 
 /// Bytes of one slice, about.
@@ -176,7 +179,7 @@ impl Checkpoints {
         }
         self.running = Some(Running {
             began: Instant::now(),
-            walk: Some(core.engine.checkpoint_begin()),
+            walk: Some(around(Point::WalkBegin, || core.engine.checkpoint_begin())),
             to,
             unsent: None,
             until: None,
@@ -192,7 +195,9 @@ impl Checkpoints {
         let Some(mut running) = self.running.take() else { return };
         let ended = running.outcome.lock().ok().and_then(|mut outcome| outcome.take());
         match ended {
-            Some(Ok(checkpoint)) => return self.done(running, &checkpoint, core),
+            Some(Ok(checkpoint)) => {
+                return around(Point::WalkDone, || self.done(running, &checkpoint, core));
+            }
             Some(Err(error)) => {
                 self.due = true;
                 core.modes_wait = core.modes_wait.max(running.modes);
@@ -204,9 +209,9 @@ impl Checkpoints {
             running.send(batch);
         } else if let Some(walk) = &mut running.walk {
             let mut batch = Batch::new();
-            let goes_on = core
-                .engine
-                .checkpoint_next(walk, SLICE_KEYS, SLICE_BYTES, |logged| push(&mut batch, &logged));
+            let goes_on = around(Point::WalkSlice, || {
+                core.engine.checkpoint_next(walk, SLICE_KEYS, SLICE_BYTES, |logged| push(&mut batch, &logged))
+            });
             if !goes_on {
                 running.walk = None;
             }
@@ -223,7 +228,8 @@ impl Checkpoints {
             if !durable {
                 kept.buffered.log.flush();
             } else if !running.finishing {
-                running.finishing = running.to.try_send(Work::Finish(until)).is_ok();
+                running.finishing =
+                    around(Point::WalkEnd, || running.to.try_send(Work::Finish(until)).is_ok());
             }
         }
         self.running = Some(running);

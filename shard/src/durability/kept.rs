@@ -22,6 +22,7 @@ use tokio::{sync::Notify, time::Instant};
 use super::{
     ceiling::{self, CeilingKeeper},
     checkpoint::Checkpoints,
+    failpoint::{Point, Side, around, reach},
     record,
     status::{DurabilityStatus, LogReport},
     times::SyncTimes,
@@ -170,12 +171,15 @@ pub struct Kept {
     pub(super) changed: Arc<Notify>,
     /// Positions that are not on disk yet, and what becomes visible with each.
     pub(super) marks: VecDeque<(u64, FsyncMark)>,
+    /// Where the log of mode fsync has what the start found missing (R10). Before that is on disk nothing may be in the
+    /// other log that says, or seems to say, that all before it is there.
+    pub(super) first: FrameSeq,
     /// Dense revisions need none: all that was shown is on disk.
     pub(super) ceiling: Option<CeilingKeeper>,
     pub(super) promised: Revision,
     pub(super) checkpoints: Checkpoints,
     /// Held as long as anything is written.
-    pub(super) _lock: DirectoryLock,
+    pub(super) _lock: Option<DirectoryLock>,
 }
 
 impl Kept {
@@ -183,16 +187,34 @@ impl Kept {
         self.changed.clone()
     }
 
+    /// Hands over what the start found: the first thing that the logs get.
+    pub(super) fn begin(&mut self, engine: &mut Engine) {
+        self.first = self.fsync.log.next();
+        self.append(engine);
+        self.first = self.fsync.position;
+    }
+
+    fn has_begun(&self) -> bool {
+        self.fsync.durable() >= self.first.0
+    }
+
     pub(super) fn append(&mut self, engine: &mut Engine) {
         let applied = engine.take_applied();
+        let something = !(applied.fsync.is_empty() && applied.buffered.is_empty());
+        if something {
+            reach(Point::LoopAppend, Side::Before);
+        }
         if !applied.fsync.is_empty() {
             self.fsync.append(batch(&applied.fsync));
             self.marks.push_back((self.fsync.position.0, applied.mark));
         }
         if !applied.buffered.is_empty() {
-            self.buffered.append(batch(&applied.buffered));
+            around(Point::LoopAppendBuffered, || self.buffered.append(batch(&applied.buffered)));
         }
-        if applied.promise > self.promised && !self.buffered.broken {
+        if something {
+            reach(Point::LoopAppend, Side::After);
+        }
+        if applied.promise > self.promised && !self.buffered.broken && self.has_begun() {
             // What is shown is in the log, or never was: so a crash loses the fewest revisions (R10).
             self.promised = applied.promise;
             self.buffered.log.promise(applied.promise);
@@ -222,9 +244,10 @@ impl Kept {
             published = Some(mark);
         }
         if let Some(mark) = published {
-            core.engine.publish_fsync(mark);
+            around(Point::LoopPublish, || core.engine.publish_fsync(mark));
         }
-        core.disk = DiskState { buffered: self.buffered.state(), fsync: self.fsync.state() };
+        let buffered = if self.has_begun() { self.buffered.state() } else { LogState::Failing };
+        core.disk = DiskState { buffered, fsync: self.fsync.state() };
         if let Some(keeper) = &mut self.ceiling {
             let ceiling = keeper.ceiling();
             core.engine.set_ceiling(ceiling);
@@ -279,11 +302,13 @@ impl Kept {
     pub(super) async fn close(mut self: Box<Self>, core: &mut Core) {
         self.append(&mut core.engine);
         let last = core.engine.last_revision();
-        for log in [&mut self.fsync, &mut self.buffered] {
-            let mut clean = Batch::new();
-            clean.push(&Record::Clean(last));
-            log.append(clean);
-        }
+        around(Point::StopMark, || {
+            for log in [&mut self.fsync, &mut self.buffered] {
+                let mut clean = Batch::new();
+                clean.push(&Record::Clean(last));
+                log.append(clean);
+            }
+        });
         let closed = tokio::task::spawn_blocking(move || self.close_files(last)).await;
         if closed.is_err() {
             tracing::error!("the logs were not closed; the next start is one after a crash");
@@ -295,13 +320,13 @@ impl Kept {
         let mut clean = true;
         for (kind, open) in [(LogKind::Buffered, buffered), (LogKind::Fsync, fsync)] {
             clean &= !open.broken;
-            if let Err(error) = open.log.close(CLOSE_MAX) {
+            if let Err(error) = around(Point::StopClose, || open.log.close(CLOSE_MAX)) {
                 tracing::error!(log = %kind, %error, "not everything was written; the next start is one after a crash");
                 clean = false;
             }
         }
         if let Some(keeper) = ceiling
-            && let Err(error) = keeper.stop(clean.then_some(last))
+            && let Err(error) = around(Point::StopCeiling, || keeper.stop(clean.then_some(last)))
         {
             tracing::warn!(%error, "the clock's ceiling was not lowered; the next start is one after a crash");
         }

@@ -14,8 +14,8 @@ use kindred_engine::{
 };
 use kindred_partition_config::{ids::Revision, model};
 use kindred_wal::{
-    ClockFile, DirectoryLock, Disk, Layout, Log, LogEnd, LogKind, LogOptions, OnDamage, RealDisk, Recovered,
-    WalError, recover, segments,
+    ClockFile, DirectoryLock, Disk, FrameSeq, Layout, Log, LogEnd, LogKind, LogOptions, OnDamage, RealDisk,
+    Recovered, WalError, recover, segments,
 };
 use tokio::sync::Notify;
 
@@ -23,6 +23,7 @@ use super::{
     Logs,
     ceiling::{self, CeilingKeeper},
     checkpoint::Checkpoints,
+    failpoint::{self, Point, Side, around, reach},
     kept::{Kept, OpenLog, events},
     recovery::{Gathered, Start},
 };
@@ -122,14 +123,27 @@ pub async fn open(
     settings: &DurabilitySettings,
 ) -> anyhow::Result<(Core, Logs)> {
     let Directory { path, lock } = directory;
-    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let layout = Layout::new(&path);
+    let disk = failpoint::watched(Arc::new(RealDisk), &layout);
+    let opened = open_on(disk, layout, Some(lock), config, clock, of_core, settings).await;
+    opened.with_context(|| format!("--data-dir {}", path.display()))
+}
+
+/// Opens what is kept on a disk.
+pub(super) async fn open_on(
+    disk: Arc<dyn Disk>,
+    layout: Layout,
+    lock: Option<DirectoryLock>,
+    config: EngineConfig,
+    clock: Clock,
+    of_core: CoreSettings,
+    settings: &DurabilitySettings,
+) -> anyhow::Result<(Core, Logs)> {
     let on_damage = if settings.accept_data_loss { OnDamage::Accept } else { OnDamage::Refuse };
     let began = Instant::now();
     let (of_read, at) = (disk.clone(), layout.clone());
-    let read = tokio::task::spawn_blocking(move || read(&*of_read, &at, on_damage)).await?;
-    let Read { gathered, recovered, clock: clock_file } =
-        read.with_context(|| format!("--data-dir {}", path.display()))?;
+    let read = move || around(Point::StartRead, || read(&*of_read, &at, on_damage));
+    let Read { gathered, recovered, clock: clock_file } = tokio::task::spawn_blocking(read).await??;
     tell(&recovered);
     let found_nothing = gathered.is_nothing();
     let dense = config.revisions == RevisionMode::Dense;
@@ -137,7 +151,7 @@ pub async fn open(
     let wanted = modes(settings);
     let start = Start { ceiling: (!dense).then_some(ceiling), lost: !recovered.losses.is_empty() };
     let (versions, clean) = (gathered.versions(), gathered.is_clean(&start));
-    let mut engine = gathered.into_engine(config, &clock, &start)?;
+    let mut engine = around(Point::StartEngine, || gathered.into_engine(config, &clock, &start))?;
     if !found_nothing {
         tracing::info!(versions, clean, took = ?began.elapsed(), "the data directory is read");
     }
@@ -146,29 +160,41 @@ pub async fn open(
     if !waits {
         engine.log_changes();
     }
-    let ceiling_file =
-        if dense { None } else { Some(first_ceiling(&*disk, &layout, clock_file, &mut engine, &clock)?) };
-    let modes_wait = set_modes(&mut engine, wanted)?;
+    let first = || first_ceiling(&*disk, &layout, clock_file, &mut engine, &clock);
+    let ceiling_file = if dense { None } else { Some(around(Point::StartCeiling, first)?) };
+    let mut taken = set_modes(&mut engine, &wanted)?;
     let changed = Arc::new(Notify::new());
     let tail = LogKind::ALL.into_iter().map(|kind| log_bytes(&*disk, &layout, kind)).sum();
     let open = |kind, end| open_log(&disk, &layout, kind, end, settings, &changed);
+    let logs =
+        || anyhow::Ok((open(LogKind::Fsync, recovered.fsync)?, open(LogKind::Buffered, recovered.buffered)?));
+    let (fsync, buffered) = around(Point::StartLogs, logs)?;
     let mut kept = Kept {
-        fsync: open(LogKind::Fsync, recovered.fsync)?,
-        buffered: open(LogKind::Buffered, recovered.buffered)?,
+        fsync,
+        buffered,
         disk: disk.clone(),
         layout: layout.clone(),
         marks: std::collections::VecDeque::new(),
         ceiling: ceiling_file.map(|file| CeilingKeeper::start(file, changed.clone())).transpose()?,
         changed,
+        first: FrameSeq(0),
         promised: Revision::ZERO,
         checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail, start.lost),
         _lock: lock,
     };
-    kept.append(&mut engine);
+    around(Point::StartAppend, || kept.begin(&mut engine));
     engine.publish();
-    if !on_disk(&kept).await {
+    reach(Point::StartDurable, Side::Before);
+    if on_disk(&kept).await {
+        if taken == Some(ModesTaken::AfterLog) {
+            taken = set_modes(&mut engine, &wanted)?;
+        }
+    } else {
         tracing::error!("the disk does not take the log: only reads are served until it does");
+        engine.keep_modes();
     }
+    reach(Point::StartDurable, Side::After);
+    let modes_wait = (taken == Some(ModesTaken::AfterCheckpoint)).then_some(0);
     let mut core = Core::new(engine, clock, of_core);
     (core.found_nothing, core.keeps, core.modes_wait) = (found_nothing, true, modes_wait);
     Ok((core, Logs::Kept(Box::new(kept))))
@@ -188,8 +214,8 @@ async fn on_disk(kept: &Kept) -> bool {
     }
 }
 
-/// The flags' modes are in force, unless routers have chosen others since; the generation that waits for a checkpoint.
-fn set_modes(engine: &mut Engine, wanted: KindModes) -> anyhow::Result<Option<u64>> {
+/// The flags' modes are in force, or will be, unless routers have chosen others since.
+fn set_modes(engine: &mut Engine, wanted: &KindModes) -> anyhow::Result<Option<ModesTaken>> {
     let known = engine.modes();
     if known.generation > 0 {
         tracing::info!(
@@ -198,8 +224,7 @@ fn set_modes(engine: &mut Engine, wanted: KindModes) -> anyhow::Result<Option<u6
         );
         return Ok(None);
     }
-    let taken = engine.set_modes(wanted).context("--durability")?;
-    Ok((taken == ModesTaken::AfterCheckpoint).then_some(0))
+    Ok(Some(engine.set_modes(wanted.clone()).context("--durability")?))
 }
 
 /// A ceiling above everything that is going to be assigned first is on disk before that is (R2). It also says that the
@@ -245,7 +270,9 @@ fn open_log(
     settings: &DurabilitySettings,
     changed: &Arc<Notify>,
 ) -> Result<OpenLog, WalError> {
-    let options = LogOptions { flush_interval: settings.flush_interval, ..LogOptions::new(kind, random()) };
+    let usual = LogOptions::new(kind, random());
+    let segment_bytes = settings.segment_bytes.unwrap_or(usual.segment_bytes);
+    let options = LogOptions { flush_interval: settings.flush_interval, segment_bytes, ..usual };
     let (signals, events) = events(kind, changed.clone());
     let log = Log::open(disk.clone(), layout.log(kind), options, end, events)?;
     Ok(OpenLog::new(log, signals))

@@ -1,12 +1,15 @@
 //! How durable each Kind is to be (R9), as routers say it: what the shard was started with, and over it what the cluster's
 //! configuration says of Kinds. What it cannot do is answered, not refused: a Kind is served all the same.
 
-use kindred_engine::durability::{Durability, KindModes};
+use kindred_engine::durability::{Durability, KindModes, ModesError, ModesTaken};
 use kindred_partition_config::key::Key;
 use kindred_proto::shard_v1 as pb;
 use tonic::Status;
 
-use crate::core::Core;
+use crate::{
+    core::Core,
+    durability::failpoint::{Point, around},
+};
 
 /// Why a shard without a data directory keeps nothing.
 const IN_MEMORY: &str = "it keeps everything in memory: start it with --data-dir";
@@ -43,13 +46,30 @@ pub fn asked(request: &pb::SetModesRequest, own: &KindModes) -> Result<KindModes
     Ok(modes)
 }
 
-/// On the loop, when the logs are flushed: the modes are in force from here on, as far as they can be.
-pub fn take(core: &mut Core, asked: KindModes) -> Taken {
+/// On the loop, when the logs are flushed: the modes are in force from here on, as far as they can be. `None` where they are
+/// logged first: to be gone on with by [`take_logged`].
+pub fn take(core: &mut Core, asked: KindModes) -> Option<Taken> {
     if !core.keeps {
         let modes = KindModes { generation: asked.generation, ..KindModes::all(Durability::None) };
-        return Taken { modes, why: IN_MEMORY.to_owned() };
+        return Some(Taken { modes, why: IN_MEMORY.to_owned() });
     }
-    let refused = if *core.engine.modes() == asked { None } else { core.set_modes(asked).err() };
+    if *core.engine.modes() == asked {
+        return Some(Taken { modes: asked, why: String::new() });
+    }
+    match around(Point::ModesTake, || core.set_modes(asked)) {
+        Ok(ModesTaken::AfterLog) => None,
+        Ok(ModesTaken::InForce | ModesTaken::AfterCheckpoint) => Some(in_force(core, None)),
+        Err(refused) => Some(in_force(core, Some(refused))),
+    }
+}
+
+/// The same when what [`take`] logged is on disk.
+pub fn take_logged(core: &mut Core, asked: KindModes) -> Taken {
+    let refused = around(Point::ModesTakeLogged, || core.set_modes(asked).err());
+    in_force(core, refused)
+}
+
+fn in_force(core: &Core, refused: Option<ModesError>) -> Taken {
     let why = refused.map(|error| error.to_string()).unwrap_or_default();
     Taken { modes: core.engine.modes().clone(), why }
 }

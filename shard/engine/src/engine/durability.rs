@@ -42,6 +42,11 @@ impl Engine {
         self.space.set_modes(modes)
     }
 
+    /// Takes back modes of which [`Engine::set_modes`] answered that they are logged first, and which are not in force.
+    pub fn keep_modes(&mut self) {
+        self.space.keep_modes();
+    }
+
     /// The checkpoint that the modes of this generation waited for is on disk.
     pub fn modes_settled(&mut self, generation: u64) {
         self.space.modes_settled(generation);

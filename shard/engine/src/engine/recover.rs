@@ -55,8 +55,14 @@ impl Recovery {
         let Self { config, recovered, modes, floor, compacted, highest, imports, .. } = self;
         let dense = config.revisions == RevisionMode::Dense;
         let mut engine = Engine::new(config, now);
-        engine.clock.recover(highest.max(recovered.start))?;
-        let start = engine.clock.promise(now);
+        let given = highest.max(recovered.start);
+        engine.clock.recover(given)?;
+        // What is shown from the start on can be read, gaps end below it: nothing that was lost may have been shown there. A
+        // stop in good order leaves the very last revision, and the wall clock may be behind that.
+        let start = match engine.clock.promise(now) {
+            start if start > given || dense => start,
+            _ => engine.clock.assign(now),
+        };
         let lost = durable_to(&recovered.lost, &modes, &restored);
         let fresh_gaps = new_gaps(&modes, &restored, &recovered.gaps, lost, start);
         let mut gaps = recovered.gaps;

@@ -245,12 +245,22 @@ impl Space {
                 return Err(ModesError::Unpublished { prefix: kind.prefix.clone() });
             }
         }
+        // What is logged is never stronger than what is in force: a crash in between would not tell what it took.
+        let logged = self.modes_logged.clone().unwrap_or_else(|| KindModes::all(Durability::None));
+        if let Some(weaker) = logged.weakened(&modes) {
+            self.log_modes(weaker);
+            self.modes_before = Some(logged);
+            return Ok(ModesTaken::AfterLog);
+        }
+        self.modes_before = None;
         // Raises that wait are of Kinds that may change their group.
         self.publish_raised();
         for kind in &mut self.kinds {
             let mode = modes.of(&kind.prefix);
-            kind.unsettled |= kind.mode == Durability::None && mode != Durability::None && kind.holds_keys();
-            kind.unsettled &= mode != Durability::None;
+            let (was_kept, is_kept) = (kind.mode != Durability::None, mode != Durability::None);
+            kind.leftovers |= was_kept && !is_kept;
+            kind.unsettled |= !was_kept && is_kept && (kind.leftovers || kind.holds_keys());
+            kind.unsettled &= is_kept;
             kind.mode = mode;
         }
         self.mixed = modes.differ();
@@ -259,23 +269,31 @@ impl Space {
         if self.kinds.iter().any(|kind| kind.unsettled) {
             return Ok(ModesTaken::AfterCheckpoint);
         }
-        self.log_modes();
+        self.log_modes(self.modes.clone());
         Ok(ModesTaken::InForce)
+    }
+
+    /// See [`crate::engine::Engine::keep_modes`].
+    pub(crate) fn keep_modes(&mut self) {
+        if let Some(before) = self.modes_before.take() {
+            self.log_modes(before);
+        }
     }
 
     /// A checkpoint that was begun with these modes is on disk.
     pub(crate) fn modes_settled(&mut self, generation: u64) {
         if generation == self.modes.generation && self.kinds.iter().any(|kind| kind.unsettled) {
-            self.kinds.iter_mut().for_each(|kind| kind.unsettled = false);
-            self.log_modes();
+            for kind in self.kinds.iter_mut().filter(|kind| kind.mode != Durability::None) {
+                (kind.unsettled, kind.leftovers) = (false, false);
+            }
+            self.log_modes(self.modes.clone());
         }
     }
 
-    fn log_modes(&mut self) {
-        if self.modes_logged.as_ref() != Some(&self.modes) {
-            let modes = &self.modes;
+    fn log_modes(&mut self, modes: KindModes) {
+        if self.modes_logged.as_ref() != Some(&modes) {
             self.outbox.push(|| Logged::Modes(Box::new(modes.clone())));
-            self.modes_logged = Some(modes.clone());
+            self.modes_logged = Some(modes);
         }
     }
 

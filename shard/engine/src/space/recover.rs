@@ -7,7 +7,7 @@ use kindred_partition_config::{
 
 use super::{Frontier, MISC, Space};
 use crate::{
-    durability::{KindGap, KindModes},
+    durability::{Durability, KindGap, KindModes},
     keyspace::Keyspace,
     units::table::{UnitId, Units},
     version::Version,
@@ -60,9 +60,12 @@ impl Space {
         self.modes = modes;
         self.units = units;
         for RestoredKind { prefix, keys, parts, .. } in kinds {
+            // Whatever was found of it was left out.
+            let leftovers = self.modes.of(&prefix) == Durability::None;
             let home = if prefix.is_empty() { MISC } else { self.open_kind(&prefix) };
             let kind = self.kind_mut(home);
             kind.asked = !keys.is_empty();
+            kind.leftovers = leftovers;
             (kind.keys, kind.parts) = (keys, parts);
         }
         self.kinds[MISC.0].mode = self.modes.of(b"");

@@ -1,0 +1,226 @@
+//! Modes that change, and a crash at the worst moment: what was acknowledged in the weaker mode and is lost is told (R9, R10).
+
+mod common;
+
+use common::*;
+use kindred_engine::{
+    durability::{Applied, Durability, KindModes, Logged, ModesTaken},
+    engine::*,
+    error::EngineError,
+    ops::*,
+    recover::{Lost, Recovered},
+};
+use kindred_partition_config::{
+    ids::{Revision, Slot},
+    key::Key,
+    kind::KindScheme,
+};
+
+const PODS: &str = "/registry/pods/";
+const NODES: &str = "/registry/minions/";
+
+fn config() -> EngineConfig {
+    let revisions = RevisionMode::Hlc(Slot::new(3).expect("below 1024"));
+    EngineConfig {
+        revisions,
+        kinds: KindScheme::default(),
+        max_clock_offset_micros: 10_000_000,
+        min_lease_ttl_s: 2,
+    }
+}
+
+fn modes(generation: u64, pods: Durability) -> KindModes {
+    KindModes { generation, default: Durability::Buffered, kinds: [(Key::from(PODS), pods)].into() }
+}
+
+/// Two logs, of which a crash leaves what is on disk.
+struct Shard {
+    engine: Engine,
+    fsync: Vec<Logged>,
+    buffered: Vec<Logged>,
+    /// How much of each is on disk, and the last promise there.
+    on_disk: (usize, usize),
+    promise: Revision,
+    /// The promise that waits.
+    promised: Revision,
+    /// The last checkpoint, and where the logs were then.
+    checkpoint: Option<(Vec<Logged>, usize, usize)>,
+}
+
+impl Shard {
+    fn new(first: KindModes) -> Self {
+        let mut engine = Engine::new(config(), NOW);
+        engine.log_changes();
+        let (fsync, buffered) = (Vec::new(), Vec::new());
+        let (on_disk, promise, promised, checkpoint) = ((0, 0), Revision::ZERO, Revision::ZERO, None);
+        let mut shard = Self { engine, fsync, buffered, on_disk, promise, promised, checkpoint };
+        shard.set_modes(first);
+        shard.flush();
+        shard
+    }
+
+    /// As the loop does it.
+    fn append(&mut self) {
+        let Applied { fsync, buffered, mark, promise } = self.engine.take_applied();
+        self.fsync.extend(fsync);
+        self.buffered.extend(buffered);
+        self.promised = promise;
+        self.engine.publish();
+        if self.on_disk.0 == self.fsync.len() {
+            self.engine.publish_fsync(mark);
+        }
+    }
+
+    fn flush_buffered(&mut self) {
+        self.append();
+        (self.on_disk.1, self.promise) = (self.buffered.len(), self.promised);
+    }
+
+    fn flush(&mut self) {
+        self.flush_buffered();
+        self.on_disk.0 = self.fsync.len();
+        let mark = self.engine.take_applied().mark;
+        self.engine.publish_fsync(mark);
+    }
+
+    /// Modes are taken when both logs are flushed, and again when what that logged is.
+    fn set_modes(&mut self, modes: KindModes) -> ModesTaken {
+        self.flush();
+        let taken = self.engine.set_modes(modes.clone()).expect("flushed");
+        self.append();
+        if taken != ModesTaken::AfterLog {
+            return taken;
+        }
+        self.flush();
+        let taken = self.engine.set_modes(modes).expect("flushed");
+        assert_ne!(taken, ModesTaken::AfterLog, "it is logged");
+        self.append();
+        taken
+    }
+
+    /// A checkpoint with all that is there.
+    fn checkpoint(&mut self) {
+        self.flush();
+        let (from, mut walk, mut records) = (self.on_disk, self.engine.checkpoint_begin(), Vec::new());
+        while self.engine.checkpoint_next(&mut walk, 100, 1 << 20, |logged| records.push(logged)) {}
+        self.checkpoint = Some((records, from.0, from.1));
+    }
+
+    fn put(&mut self, key: &str) -> Revision {
+        let revision = header(&self.engine.apply(NOW, put(key, "v")).expect("accepted"));
+        self.append();
+        revision
+    }
+
+    fn crash(self) -> Self {
+        let (checkpoint, from_fsync, from_buffered) = self.checkpoint.unwrap_or_default();
+        let mut found = Recovered::default();
+        let fsync: Vec<Logged> = self.fsync[..self.on_disk.0].to_vec();
+        let buffered: Vec<Logged> = self.buffered[..self.on_disk.1].to_vec();
+        let tail = fsync[from_fsync..].iter().chain(&buffered[from_buffered..]);
+        checkpoint.iter().chain(tail).for_each(|logged| found.push(logged.clone()));
+        found.lost = Lost { buffered: Some(self.promise), fsync: None };
+        found.start = Revision(self.engine.last_revision().get() + (10 << 10));
+        let engine = Engine::recover(config(), NOW, MonoMillis(0), found).expect("no clock is off");
+        let (on_disk, promise) = ((fsync.len(), buffered.len()), self.promise);
+        let checkpoint = Some((checkpoint, from_fsync, from_buffered));
+        let mut shard = Self { engine, fsync, buffered, on_disk, promise, promised: promise, checkpoint };
+        shard.flush();
+        shard
+    }
+
+    fn there(&mut self, key: &str) -> bool {
+        self.engine.range(&query(single(key))).expect("the present").count == 1
+    }
+
+    fn is_told(&mut self, key: &str, at: Revision) -> bool {
+        let query = RangeQuery { revision: Some(at), ..query(single(key)) };
+        matches!(self.engine.range(&query), Err(EngineError::Compacted { .. }))
+    }
+}
+
+#[test]
+fn r9_what_is_lost_behind_a_change_to_a_weaker_mode_is_told_wherever_the_logs_end() {
+    use Durability::{Buffered, Fsync, None};
+    let key = &format!("{PODS}a");
+    for (strong, weak) in [(Fsync, Buffered), (Fsync, None), (Buffered, None)] {
+        // The log of mode buffered goes on to be written while that of mode fsync is not, or neither is.
+        for buffered_is_written in [false, true] {
+            let mut shard = Shard::new(modes(1, strong));
+            shard.put(key);
+            shard.set_modes(modes(2, weak));
+            let lost = shard.put(key);
+            shard.put(&format!("{NODES}a"));
+            if buffered_is_written {
+                // All but the write itself, which a crash may leave out only together with what is behind it.
+                shard.promise = if weak == None { shard.promised } else { shard.promise };
+                shard.on_disk.1 = if weak == None { shard.buffered.len() } else { shard.on_disk.1 };
+            }
+            let mut shard = shard.crash();
+            assert!(shard.is_told(key, lost), "{strong} to {weak}, {buffered_is_written}");
+            let again = shard.put(key);
+            assert!(again > lost);
+        }
+    }
+}
+
+#[test]
+fn r9_what_was_there_before_nothing_was_kept_of_a_kind_does_not_come_back() {
+    use Durability::{Buffered, None};
+    let (key, other) = (&format!("{PODS}a"), &format!("{PODS}b"));
+    let mut shard = Shard::new(modes(1, Buffered));
+    shard.put(key);
+    shard.set_modes(modes(2, None));
+    shard.flush();
+    let mut shard = shard.crash();
+    assert!(!shard.there(key));
+    // It holds nothing, but the log does.
+    let taken = shard.set_modes(modes(3, Buffered));
+    if taken == ModesTaken::AfterCheckpoint {
+        shard.checkpoint();
+        shard.engine.modes_settled(3);
+    }
+    shard.put(other);
+    shard.flush();
+    let mut shard = shard.crash();
+    assert!(shard.there(other), "it is kept again");
+    assert!(!shard.there(key), "it was gone, and nobody was told that it is back");
+}
+
+/// Deleted while nothing was kept, and all trace of it compacted.
+#[test]
+fn r9_what_was_deleted_while_nothing_was_kept_of_a_kind_does_not_come_back() {
+    use Durability::{Buffered, None};
+    let key = &format!("{PODS}a");
+    let mut shard = Shard::new(modes(1, Buffered));
+    shard.put(key);
+    shard.set_modes(modes(2, None));
+    shard.flush();
+    let deleted = header(&shard.engine.apply(NOW, delete(key)).expect("accepted"));
+    shard.put(&format!("{NODES}a"));
+    shard.flush();
+    shard.engine.compact(MonoMillis(0), deleted).expect("nothing holds it");
+    while shard.engine.scrub(100) {}
+    let taken = shard.set_modes(modes(3, Buffered));
+    if taken == ModesTaken::AfterCheckpoint {
+        shard.checkpoint();
+        shard.engine.modes_settled(3);
+    }
+    shard.flush();
+    assert!(!shard.crash().there(key));
+}
+
+/// Also behind a stop in good order, whose last revision is known, when the wall clock is behind that.
+#[test]
+fn r10_the_revision_that_a_start_shows_is_above_all_that_was_lost() {
+    let key = &format!("{PODS}a");
+    let mut shard = Shard::new(modes(1, Durability::None));
+    shard.put(&format!("{NODES}a"));
+    let last = shard.put(key);
+    shard.flush();
+    let mut found = Recovered { start: last, ..Recovered::default() };
+    shard.fsync.iter().chain(&shard.buffered).for_each(|logged| found.push(logged.clone()));
+    shard.engine = Engine::recover(config(), WallMicros(10), MonoMillis(0), found).expect("no clock is off");
+    assert!(!shard.there(key) && shard.is_told(key, last));
+    assert!(shard.engine.current_all() > last);
+}

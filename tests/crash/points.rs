@@ -1,0 +1,96 @@
+//! A shard alone ends at each side of each step of its writers, its checkpoints, its start and its stop, and at any moment
+//! between, with Kinds of every mode and one whose mode is changed all the time; then what each mode promises is looked for.
+//!
+//! `CRASH_POINTS=all` has all cases, with shards of one mode and with dense revisions; a part of a name only those that have
+//! it (`checkpoint.`, `sync.after`).
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use kindred_tests::scenario::{self, env_number, report};
+use rand::{SeedableRng, rngs::StdRng};
+
+use crate::{
+    alone::{Alone, Layout},
+    cases::Case,
+    check::Tally,
+};
+
+/// For each case, and more.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+#[test]
+fn each_mode_keeps_its_promise_wherever_a_shard_ends() {
+    let chosen = std::env::var("CRASH_POINTS").unwrap_or_default();
+    let few = chosen.is_empty();
+    let seed = env_number("CRASH_SEED", rand::random()).unwrap_or_default();
+    let layouts = if chosen == "all" { &Layout::ALL[..] } else { &Layout::ALL[..1] };
+    for layout in layouts {
+        scenario::run("crash_points", LIMIT, |dir| {
+            let chosen = chosen.clone();
+            async move {
+                let mut random = StdRng::seed_from_u64(seed);
+                // Of the other layouts each point once is enough.
+                let few = few || *layout != Layout::Mixed;
+                let mut cases = Case::all(few, &mut random);
+                cases.retain(|case| {
+                    chosen.is_empty() || chosen == "all" || case.to_string().contains(&chosen)
+                });
+                ensure!(!cases.is_empty(), "no case has CRASH_POINTS={chosen:?} in its name");
+                let shard = ended_at(&dir, *layout, seed, &cases).await;
+                shard.with_context(|| format!("CRASH_SEED={seed}, {}", layout.word()))
+            }
+        });
+    }
+}
+
+async fn ended_at(dir: &Path, layout: Layout, seed: u64, cases: &[Case]) -> anyhow::Result<()> {
+    let mut shard = Alone::start(dir, layout, seed).await?;
+    for case in cases.iter().filter(|case| layout.has(case)) {
+        let began = Instant::now();
+        shard.case(case).await.with_context(|| case.to_string())?;
+        if began.elapsed() > Duration::from_secs(5) {
+            report(&format!("{case} took {:?}", began.elapsed()));
+        }
+    }
+    tell("crash_points", &shard, layout, seed)
+}
+
+#[test]
+fn each_mode_keeps_its_promise_while_a_kinds_mode_changes() {
+    let seconds = env_number("CRASH_SECONDS", 10).unwrap_or_default();
+    let seed = env_number("CRASH_SEED", rand::random()).unwrap_or_default();
+    let lasts = Duration::from_secs(seconds);
+    scenario::run("crash_changes", lasts + LIMIT, |dir| async move {
+        let mut shard = Alone::start(&dir, Layout::Mixed, seed).await?;
+        let began = Instant::now();
+        while began.elapsed() < lasts {
+            shard.any_end().await.with_context(|| format!("CRASH_SEED={seed}, end {}", shard.counts.ends))?;
+        }
+        ensure!(shard.timeline.changes() > 0, "no mode was changed");
+        tell("crash_changes", &shard, Layout::Mixed, seed)
+    });
+}
+
+fn tell(name: &str, shard: &Alone, layout: Layout, seed: u64) -> anyhow::Result<()> {
+    let counts = &shard.counts;
+    let acknowledged = shard.acknowledged();
+    ensure!(acknowledged > 0, "nothing was written");
+    let mut line = format!(
+        "crash {name} {} seed={seed} ends={} clean_stops={} at_their_points={} not_come_to={:?} acknowledged={acknowledged} mode_changes={}",
+        layout.word(),
+        counts.ends,
+        counts.stops,
+        counts.reached,
+        counts.passed,
+        shard.timeline.changes(),
+    );
+    for (mode, Tally { checked, lost, oldest_ms }) in &shard.tallies {
+        line += &format!(" {mode}[checked={checked} lost={lost} oldest_lost_ms={oldest_ms}]");
+    }
+    report(&line);
+    Ok(())
+}
