@@ -146,17 +146,7 @@ async fn one(
             kv.put(pb::PutRequest { key: key(i), value: value.clone(), ..Default::default() }).await?;
         }
         Kind::TxnPut => {
-            let answer = kv.txn(txn_put(i, value, *revision)).await?.into_inner();
-            *revision = if answer.succeeded {
-                answer.header.context("header")?.revision
-            } else {
-                match answer.responses.into_iter().next().and_then(|r| r.response) {
-                    Some(pb::response_op::Response::ResponseRange(range)) => {
-                        range.kvs.first().map_or(0, |kv| kv.mod_revision)
-                    }
-                    other => anyhow::bail!("the else branch answered {other:?}"),
-                }
-            };
+            *revision = update(kv, key(i), value.clone(), *revision).await?.1;
         }
         Kind::Get => {
             let answer = kv.range(pb::RangeRequest { key: key(i), limit: 1, ..Default::default() }).await?;
@@ -177,16 +167,35 @@ async fn one(
     Ok(())
 }
 
-fn txn_put(i: usize, value: &Bytes, revision: i64) -> pb::TxnRequest {
+/// Kubernetes' optimistic update of a key whose revision was `revision`: whether it was, and what it is now.
+pub async fn update(
+    kv: &mut KvClient<Channel>,
+    key: Bytes,
+    value: Bytes,
+    revision: i64,
+) -> anyhow::Result<(bool, i64)> {
+    let answer = kv.txn(txn_put(key, value, revision)).await?.into_inner();
+    if answer.succeeded {
+        return Ok((true, answer.header.context("header")?.revision));
+    }
+    match answer.responses.into_iter().next().and_then(|r| r.response) {
+        Some(pb::response_op::Response::ResponseRange(range)) => {
+            Ok((false, range.kvs.first().map_or(0, |kv| kv.mod_revision)))
+        }
+        other => anyhow::bail!("the else branch answered {other:?}"),
+    }
+}
+
+fn txn_put(key: Bytes, value: Bytes, revision: i64) -> pb::TxnRequest {
     let compare = pb::Compare {
         result: compare::CompareResult::Equal as i32,
         target: compare::CompareTarget::Mod as i32,
-        key: key(i),
+        key: key.clone(),
         target_union: Some(compare::TargetUnion::ModRevision(revision)),
         ..Default::default()
     };
-    let put = pb::PutRequest { key: key(i), value: value.clone(), ..Default::default() };
-    let get = pb::RangeRequest { key: key(i), ..Default::default() };
+    let put = pb::PutRequest { key: key.clone(), value, ..Default::default() };
+    let get = pb::RangeRequest { key, ..Default::default() };
     pb::TxnRequest {
         compare: vec![compare],
         success: vec![pb::RequestOp { request: Some(request_op::Request::RequestPut(put)) }],

@@ -1,8 +1,11 @@
 //! `kindred-bench`: CPU per operation of a shard alone, a router with a shard, and a real etcd, side by side in one run.
 //! Rounds are interleaved over the servers, so that a noisy machine disturbs all alike; ratios count, not single numbers.
 //! `kindred-bench during` runs a command under load, `kindred-bench spread` measures what it costs that a Kind is on several stores,
-//! `kindred-bench restart` how long a shard takes to come back, and `kindred-bench fsync` what it writes when each write is synced.
+//! `kindred-bench restart` how long a shard takes to come back, `kindred-bench fsync` what it writes when each write is synced, and
+//! `kindred-bench cluster` what a cluster of N nodes costs.
 
+mod capacity;
+mod cluster;
 mod cpu;
 mod during;
 mod fsync;
@@ -62,6 +65,8 @@ enum Mode {
     During(during::Options),
     /// How long a shard takes to come back with all its objects, and the memory that it holds them in.
     Restart(restart::Options),
+    /// What a cluster of so many nodes costs: a mixed load of simulated nodes and apiservers, and what a model says of larger ones.
+    Cluster(cluster::Options),
     /// Writes a second that are on disk when they are acknowledged, beside an etcd on the same disk.
     Fsync(fsync::Options),
 }
@@ -148,6 +153,7 @@ async fn main() -> anyhow::Result<()> {
     match args.mode {
         Some(Mode::Spread(options)) => return spread::run(options).await,
         Some(Mode::During(options)) => return during::run(options).await,
+        Some(Mode::Cluster(options)) => return cluster::run(options).await,
         Some(Mode::Restart(options)) => return restart::run(options).await,
         Some(Mode::Fsync(options)) => {
             let etcd = args.etcd.clone().map_or_else(pinned_etcd, Ok)?;

@@ -88,7 +88,7 @@ pub async fn write(
 }
 
 /// Says when writes are due, one by one, as time passes.
-fn tick(rate: u64, count: u64, to: &mpsc::Sender<Instant>) {
+pub fn tick(rate: u64, count: u64, to: &mpsc::Sender<Instant>) {
     let began = Instant::now() + Duration::from_millis(1);
     for number in 0..count {
         let at = began + Duration::from_nanos(number * 1_000_000_000 / rate);
