@@ -6,6 +6,8 @@
 
 pub mod ceiling;
 pub mod checkpoint;
+#[cfg(test)]
+mod crashes;
 pub mod failpoint;
 pub mod kept;
 pub mod record;

@@ -43,6 +43,14 @@ pub fn wanted(now: WallMicros, last: Revision, ceiling: Revision, took: Duration
     (used && next > ceiling).then_some(next)
 }
 
+/// The one that a start stores before anything is assigned: above what was in force, which may have been on its way to the
+/// disk at a crash.
+#[must_use]
+pub fn first(now: WallMicros, last: Revision, in_force: Revision) -> Revision {
+    let next = wanted(now, last, Revision::ZERO, Duration::ZERO);
+    next.unwrap_or(above(last)).max(above(in_force))
+}
+
 /// The ceiling that lets the clock come to a revision, and a little further.
 #[must_use]
 pub fn above(to: Revision) -> Revision {
@@ -167,54 +175,4 @@ fn keep(mut file: ClockFile, wishes: &Receiver<Revision>, shared: &Shared, chang
 }
 
 #[cfg(test)]
-mod tests {
-    use kindred_wal::RealDisk;
-
-    use super::*;
-
-    /// 2026-01-01, microseconds.
-    const T0: u64 = 1_767_225_600_000_000;
-
-    fn at(micros: u64) -> Revision {
-        Revision((micros as i64) << SLOT_BITS)
-    }
-
-    #[test]
-    fn r2_the_ceiling_is_raised_when_half_of_it_is_used() {
-        let soon = Duration::from_millis(2);
-        let asked = |now, last, ceiling| wanted(WallMicros(now), at(last), at(ceiling), soon);
-        let first = asked(T0, T0, 0).unwrap();
-        assert_eq!(first, at(T0 + 3_004_000), "the wall clock and 3 s, and twice what a write takes");
-        let ceiling = T0 + 3_004_000;
-        assert_eq!(asked(T0 + 1_000_000, T0, ceiling), None);
-        assert_eq!(asked(T0 + 1_600_000, T0, ceiling), Some(at(T0 + 4_604_000)));
-        // A burst, or a raise, that ran ahead of the wall clock needs more, but does not take 3 s further each time.
-        assert_eq!(asked(T0, ceiling - 6000, ceiling), None);
-        assert_eq!(asked(T0, ceiling - 4000, ceiling), Some(at(ceiling + 6000)));
-        // A slow disk is asked earlier.
-        let slow = wanted(WallMicros(T0), at(T0), at(T0 + 4_000_000), Duration::from_secs(5));
-        assert_eq!(slow, Some(at(T0 + 13_000_000)));
-        // The end of the clock is no overflow.
-        assert_eq!(wanted(WallMicros(u64::MAX), Revision(i64::MAX), Revision(i64::MAX), soon), None);
-    }
-
-    #[tokio::test]
-    async fn the_keeper_raises_in_the_background_and_lowers_at_a_clean_stop() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("clock");
-        let file = ClockFile::create(&RealDisk, &path, Revision(1)).unwrap();
-        let changed = Arc::new(Notify::new());
-        let mut keeper = CeilingKeeper::start(file, changed.clone()).unwrap();
-        for ceiling in [10, 20] {
-            keeper.ask(Revision(ceiling));
-            while keeper.ceiling() < Revision(ceiling) {
-                changed.notified().await;
-            }
-            keeper.ask(Revision(5));
-            assert_eq!(keeper.ceiling(), Revision(ceiling), "never lower while it runs");
-        }
-        keeper.stop(Some(Revision(15))).unwrap();
-        let (_, ceiling) = ClockFile::open(&RealDisk, &path).unwrap().unwrap();
-        assert_eq!(ceiling, Revision(15));
-    }
-}
+mod tests;

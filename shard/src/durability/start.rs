@@ -238,11 +238,7 @@ fn first_ceiling(
 ) -> anyhow::Result<ClockFile> {
     let in_force = file.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
     let next = match clock.is_confirmed() {
-        true => {
-            let (last, now) = (engine.last_revision(), clock.wall());
-            let next = ceiling::wanted(now, last, Revision::ZERO, Duration::ZERO);
-            next.unwrap_or(ceiling::above(last)).max(ceiling::above(in_force))
-        }
+        true => ceiling::first(clock.wall(), engine.last_revision(), in_force),
         // Not from a clock that may be wrong; it is raised when that is known.
         false => ceiling::above(in_force),
     };
