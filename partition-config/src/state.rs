@@ -313,16 +313,39 @@ impl ClusterState {
         Ok(Change { state: next, desired, transfers })
     }
 
-    /// Refuses what a live move cannot do: a stock etcd keeps no revision that another store gave.
+    /// Whether a store is a stock etcd.
+    #[must_use]
+    pub fn is_etcd(&self, store: StoreIdx) -> bool {
+        self.stores.get(usize::from(store.0)).is_some_and(|store| store.store_type == StoreType::Etcd)
+    }
+
+    /// Refuses what a live move cannot do. A stock etcd keeps no revision that another store gave, so nothing moves there.
+    /// Away from one goes a Kind, whole, to one shard: what its keys show from then on is one shard's.
     fn all_movable(&self, transfers: &[Transfer]) -> Result<(), Vec<FieldError>> {
-        let stores: BTreeSet<_> =
-            transfers.iter().flat_map(|transfer| [transfer.from, transfer.to]).collect();
-        let etcds = stores.into_iter().filter_map(|store| self.stores.get(usize::from(store.0)));
         let mut errors = Errors::default();
-        for etcd in etcds.filter(|store| store.store_type == StoreType::Etcd) {
-            let message = "it is a stock etcd, and no live move goes to or from one";
-            let what_to_do = "name shards only, or give it the Kind in the cluster's first configuration";
-            errors.add(store_path(&etcd.name), message, what_to_do);
+        let mut add = |store: StoreIdx, message: &str, what_to_do: &str| {
+            let path = self.stores.get(usize::from(store.0)).map(|store| store_path(&store.name));
+            let path = path.unwrap_or_else(|| store.to_string());
+            if !errors.0.iter().any(|error| error.path == path) {
+                errors.add(path, message, what_to_do);
+            }
+        };
+        for transfer in transfers {
+            if self.is_etcd(transfer.to) {
+                let message = "it is a stock etcd, and no live move goes to one";
+                let what_to_do = "name shards only, or give it the Kind in the cluster's first configuration";
+                add(transfer.to, message, what_to_do);
+            } else if self.is_etcd(transfer.from) {
+                let of_kind = |other: &&Transfer| other.kind == transfer.kind;
+                let targets: BTreeSet<_> = transfers.iter().filter(of_kind).map(|other| other.to).collect();
+                if transfer.kind.is_none() {
+                    let message = "it is a stock etcd, and what is of no Kind does not move away from one";
+                    add(transfer.from, message, "move its Kinds, one by one, and leave it the default store");
+                } else if targets.len() > 1 || transfer.unit.buckets.is_some() {
+                    let message = "it is a stock etcd, and a Kind moves away from one to a single shard";
+                    add(transfer.from, message, "move the Kind to one shard first, then spread it");
+                }
+            }
         }
         if errors.0.is_empty() { Ok(()) } else { Err(errors.0) }
     }

@@ -3,6 +3,7 @@
 
 pub mod compact;
 pub mod fan_out;
+pub mod fenced;
 pub mod one;
 
 use std::time::Duration;

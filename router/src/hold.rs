@@ -12,7 +12,7 @@ use kindred_wire::refusal::KindredError;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 use tonic::Status;
-use tonic::metadata::MetadataMap;
+use tonic::metadata::{MetadataMap, MetadataValue};
 
 use crate::app::App;
 use crate::execute::Effect;
@@ -40,6 +40,14 @@ impl NotOwned {
     #[must_use]
     pub fn of(status: &Status) -> Option<Self> {
         Self::in_metadata(status.metadata())
+    }
+
+    /// The refusal of a request that was to be executed elsewhere than at a shard, whose own says the same.
+    #[must_use]
+    pub fn status(self, key: Vec<u8>) -> Status {
+        let mut status = grpc::refusal(&KindredError::NotOwned { key, epoch: self.epoch });
+        status.metadata_mut().insert(NOT_OWNED, MetadataValue::from(self.epoch));
+        status
     }
 
     fn in_metadata(metadata: &MetadataMap) -> Option<Self> {
@@ -170,6 +178,8 @@ mod tests {
         assert_eq!(NotOwned::of(&status), None);
         status.metadata_mut().insert(NOT_OWNED, "17".parse().unwrap());
         assert_eq!(NotOwned::of(&status), Some(NotOwned { epoch: 17 }));
+        let own = NotOwned { epoch: 3 }.status(b"/registry/pods/a".to_vec());
+        assert_eq!(NotOwned::of(&own), Some(NotOwned { epoch: 3 }));
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@
 pub mod background;
 pub mod clocks;
 pub mod failure;
+pub mod fence;
 mod list;
 pub mod modes;
 pub mod monitor;
@@ -31,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::transport::Channel;
 
+use fence::FenceCell;
 pub use list::{STORES_MAX, StoreListError, Stores};
 use modes::ToldCell;
 use releases::Releases;
@@ -95,6 +97,7 @@ pub struct Store {
     removed: CancellationToken,
     releases: Releases,
     told: ToldCell,
+    fence: FenceCell,
     /// The highest revision that it has shown to clients.
     shown: AtomicI64,
 }
@@ -116,6 +119,7 @@ impl Store {
             removed: CancellationToken::new(),
             releases: Releases::default(),
             told: ToldCell::default(),
+            fence: FenceCell::default(),
             shown: AtomicI64::new(0),
         })
     }
@@ -184,6 +188,12 @@ impl Store {
     #[must_use]
     pub fn told(&self) -> &ToldCell {
         &self.told
+    }
+
+    /// What is known of its fence; of stock etcds only.
+    #[must_use]
+    pub fn fence(&self) -> &FenceCell {
+        &self.fence
     }
 
     /// Whether requests may be sent to it.

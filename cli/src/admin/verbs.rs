@@ -108,6 +108,9 @@ pub fn said(answer: &Value) -> String {
         for problem in planned["problems"].as_array().into_iter().flatten() {
             out += &format!("{}: {}\n", text(&planned["resource"]), text(problem));
         }
+        for note in planned["notes"].as_array().into_iter().flatten() {
+            out += &format!("{}: {}\n", text(&planned["resource"]), text(note));
+        }
     }
     out
 }

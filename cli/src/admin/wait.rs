@@ -262,7 +262,10 @@ impl Screen {
             line += &format!("; longest write pause {}", time(Duration::from_micros(pause)));
         }
         line.push('\n');
-        if matches!(until, Until::Switched | Until::Back) && shown["phase"] == "Switched" {
+        let mut legs = shown["legs"].as_array().into_iter().flatten();
+        if legs.any(|leg| leg["oneWay"] == true) {
+            line += "it came from a stock etcd: there is no way back, and what was moved stays there, out of use\n";
+        } else if matches!(until, Until::Switched | Until::Back) && shown["phase"] == "Switched" {
             line += &format!(
                 "the way back is open: kindred move reverse {0} takes it, kindred move complete {0} closes it\n",
                 self.id

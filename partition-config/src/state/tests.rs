@@ -183,6 +183,28 @@ fn refusals_name_object_and_field_and_come_all_at_once() {
 }
 
 #[test]
+fn a_kind_leaves_a_stock_etcd_whole_and_for_one_shard() {
+    let before = state(&["resource: pods, serviceGroupId: e"]);
+    let change = before.move_kind("pods", &name("b")).unwrap();
+    assert_eq!(brief(&change), ["/registry/pods e>b", "/registry/pods/ e>b"]);
+    let after = done(&change);
+    assert_eq!(owner(&after, "/registry/pods/a"), "b");
+    assert_eq!(paths(after.move_kind("pods", &name("e"))), ["servicegroups/e"], "there is no way back");
+    let ring = config("{metadata: {name: p0}, resource: pods, ring: {stores: [a, b]}}");
+    let spread = before.apply_configs(&[ConfigChange::Update(ring)]).unwrap_err();
+    assert!(spread[0].message.contains("to a single shard"), "{spread:?}");
+    assert!(paths(before.split("pods", "m", &name("b"))).iter().all(|path| path.ends_with("serviceGroupId")));
+    let text = "default: e\nstores: [{name: a, slot: 1}, {name: e, type: etcd, endpoints: ['http://h:1']}]\n\
+                partitions: []\n";
+    let whole = ClusterState::bootstrap(&parse_config(text).unwrap()).unwrap();
+    assert_eq!(brief(&whole.move_kind("pods", &name("a")).unwrap()), brief_of_pods("e>a"));
+}
+
+fn brief_of_pods(way: &str) -> [String; 2] {
+    ["/registry/pods", "/registry/pods/"].map(|start| format!("{start} {way}"))
+}
+
+#[test]
 fn a_whole_configuration_replaces() {
     let before = state(&["resource: pods, serviceGroupId: b", "resource: nodes, serviceGroupId: b"]);
     let same = before.apply_configs(&[ConfigChange::Replace(before.configs.clone())]).unwrap();

@@ -585,6 +585,10 @@ pub struct SealRequest {
     /// As FreezeRequest.generation.
     #[prost(uint64, tag = "3")]
     pub generation: u64,
+    /// The source counts revisions of its own, all below this store's: everything up to its revision `imported` was imported,
+    /// keys keep the revisions that they have, and the unit's history begins at `final_revision`. 0 = the source is a shard.
+    #[prost(int64, tag = "4")]
+    pub imported: i64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SealResponse {

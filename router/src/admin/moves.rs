@@ -94,6 +94,7 @@ fn object(state: &ClusterState, record: &MoveRecord, version: i64, progress: Opt
     let legs = record.legs.iter().map(|leg| {
         json!({
             "from": state.store_name(leg.from), "to": state.store_name(leg.to), "moved": leg.moved,
+            "oneWay": leg.one_way,
             "units": leg.transfers.iter().map(|transfer| sizes::unit(&transfer.unit)).collect::<Vec<_>>(),
         })
     });

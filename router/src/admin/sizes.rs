@@ -79,6 +79,7 @@ pub async fn moves(app: &App, change: &Change) -> Planned {
         let Some(record) = MoveRecord::new(MoveId(0), &transfers) else {
             continue;
         };
+        let record = record.one_way_from(|store| state.is_etcd(store));
         let mut sizes = Vec::new();
         for leg in &record.legs {
             sizes.push(leg_size(app, leg, &scheme).await.map_err(|status| status.message().to_owned()));
@@ -93,6 +94,7 @@ pub async fn moves(app: &App, change: &Change) -> Planned {
         let shown = legs.iter().zip(&sizes).map(|(leg, size)| shown_leg(leg, size.as_ref().ok(), rate, state));
         let mut shown = json!({
             "resource": resource, "switches": legs.len(), "problems": problems, "legs": shown.collect::<Vec<_>>(),
+            "notes": notes(&legs),
         });
         if let Ok(sizes) = sizes.into_iter().collect::<Result<Vec<_>, _>>() {
             figures(&mut shown, &sizes, rate);
@@ -100,6 +102,15 @@ pub async fn moves(app: &App, change: &Change) -> Planned {
         shown
     });
     Planned { moves: moves.collect(), rate, lacks: lacks.iter().map(|lack| said(lack, state)).collect() }
+}
+
+/// What whoever begins the move is to know.
+fn notes(legs: &[Leg]) -> Vec<&'static str> {
+    let one_way = legs.iter().any(|leg| leg.one_way).then_some(
+        "it leaves a stock etcd: its watches are cancelled once, as compacted, and there is no way back; what has moved stays \
+         in the etcd, where no router serves it any more",
+    );
+    one_way.into_iter().collect()
 }
 
 /// Whether a leg is one of those for which there is no room.

@@ -15,7 +15,7 @@ use kindred_router_core::routes::Routes;
 use kindred_transport::grpc;
 use kindred_wire::answer;
 use kindred_wire::error::EtcdError;
-use kindred_wire::patch::RangePatch;
+use kindred_wire::patch::{HeaderPatch, RangePatch};
 use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
 use prost::Message as _;
@@ -24,7 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::app::{App, append, refused};
-use crate::execute::one::To;
+use crate::execute::one::{Opened, To};
 use crate::execute::{Deadline, Effect};
 use crate::hold::{NotOwned, Waiting};
 use crate::stores::Store;
@@ -191,14 +191,17 @@ impl Kv {
         };
         let store = self.app.stores.get(index).clone();
         let to = To { store: &store, at_least: self.app.at_least(&spread), generation };
-        let chunks = self.app.range_stream_of_one(to, &spread, body.clone(), deadline).await?;
+        let Opened { chunks, revision } =
+            self.app.range_stream_of_one(to, &spread, body.clone(), deadline).await?;
         let mut tail = Vec::new();
-        RangePatch { header: self.app.identity.patch(), more: None, count: None }.append_to_stream(&mut tail);
+        let header = HeaderPatch { revision, ..self.app.identity.patch() };
+        RangePatch { header, more: None, count: None }.append_to_stream(&mut tail);
         let app = self.app.clone();
         let patched = chunks.map(move |chunk| match chunk {
             Ok(chunk) => Ok(match last_revision(&chunk) {
                 None => chunk,
-                Some(revision) => {
+                Some(said) => {
+                    let revision = revision.map_or(said, Revision);
                     let now = |routes: &Routes| spread_by(Call::RangeStream, &body, routes);
                     app.show(&store, &spread, revision, generation, now);
                     append(chunk, &tail)

@@ -10,7 +10,7 @@ use kindred_wire::peek;
 use tonic::{Status, Streaming};
 
 use super::compact::raise;
-use super::{Deadline, Effect, by_map, call, is_future};
+use super::{Deadline, Effect, by_map, call, fenced, is_future};
 use crate::app::{App, refused};
 use crate::stores::Store;
 
@@ -37,6 +37,10 @@ impl To<'_> {
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Bytes, Status> {
+        // Keys of a map that never changes are never taken away from an etcd.
+        if !self.store.is_shard() && self.generation > 0 {
+            return fenced::send(self.store, method, effect, &body, deadline).await;
+        }
         // A stock etcd counts revisions of its own, and knows no map. A put is of one key: its shard knows whose it is.
         let (at_least, generation) = match (self.store.is_shard(), method) {
             (false, _) => (Revision::ZERO, 0),
@@ -57,14 +61,28 @@ impl To<'_> {
     }
 
     /// Sends a `RangeStream`, and gives the store's answer.
-    async fn open(self, body: Bytes, deadline: Deadline) -> Result<Streaming<Bytes>, Status> {
+    async fn open(self, body: Bytes, deadline: Deadline) -> Result<Opened, Status> {
+        if !self.store.is_shard() && self.generation > 0 {
+            let (chunks, revision) = fenced::open(self.store, &body, deadline).await?;
+            return Ok(Opened { chunks, revision: Some(revision) });
+        }
         let generation = if self.store.is_shard() { self.generation } else { 0 };
         call(self.store, Effect::Read, deadline, || async {
             let request = deadline.at_least(body.clone(), self.at_least);
             self.store.kv().range_stream(by_map(request, generation)).await
         })
         .await
+        .map(|chunks| Opened { chunks, revision: None })
     }
+}
+
+/// A `RangeStream` that a store has begun to answer.
+#[derive(Debug)]
+pub struct Opened {
+    /// The answer.
+    pub chunks: Streaming<Bytes>,
+    /// What its header is to show, if not what the store says.
+    pub revision: Option<i64>,
 }
 
 impl App {
@@ -99,7 +117,7 @@ impl App {
         spread: &[KindPrefix],
         body: Bytes,
         deadline: Deadline,
-    ) -> Result<Streaming<Bytes>, Status> {
+    ) -> Result<Opened, Status> {
         match to.open(body.clone(), deadline).await {
             Err(status) if is_future(&status) => {
                 self.follow(to, spread, &body, deadline, status).await?;

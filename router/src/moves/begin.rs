@@ -47,7 +47,7 @@ pub fn begin(
         }
         last += 1;
         let Some(record) = MoveRecord::new(MoveId(last), &transfers) else { continue };
-        let record = record.after(before.said_of(kind.as_ref()));
+        let record = record.after(before.said_of(kind.as_ref())).one_way_from(|store| before.is_etcd(store));
         next.expects.push(Expect { key: record_key(record.id), mod_revision: 0 });
         next.writes.push(Write::put(record_key(record.id), record.to_json()));
         ids.push(record.id);

@@ -21,6 +21,8 @@ use crate::execute::Deadline;
 use crate::feeds::place::wire;
 use crate::stores::Store;
 
+mod etcd;
+
 /// How long a store has to answer a call that does little.
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// How long a stream of a copy, a tail or a comparison may say nothing.
@@ -92,6 +94,9 @@ impl UnitSteps<'_> {
             // It was lost and another one is in its place (R14): nobody asks it for these keys any more.
             return Answer::Done;
         }
+        if let Some(result) = self.run_at_etcd(name).await {
+            return result.unwrap_or_else(Answer::from);
+        }
         let result = match name {
             StepName::Track => self.track().await,
             StepName::Copy => self.copy().await.map(done),
@@ -110,6 +115,38 @@ impl UnitSteps<'_> {
             other => Err(Failed::Other(format!("{} is no step of a store", other.as_str()))),
         };
         result.unwrap_or_else(Answer::from)
+    }
+
+    /// Runs a step in which a stock etcd has to do with the unit; `None` where it is no other than a shard's.
+    async fn run_at_etcd(&self, name: StepName) -> Option<Result<Answer, Failed>> {
+        let done = |()| Answer::Done;
+        if !self.follower().is_shard() {
+            // It gave the unit away, and there is no way back.
+            return match name {
+                StepName::Release => Some(self.release_etcd().await.map(done)),
+                StepName::Drop => Some(Ok(Answer::Done)),
+                _ => None,
+            };
+        }
+        if self.owner().is_shard() {
+            return None;
+        }
+        Some(match name {
+            StepName::Track => self.track_etcd().await,
+            StepName::Copy => self.copy_etcd().await.map(done),
+            // None of its keys has one.
+            StepName::AttachLeases => Ok(Answer::Done),
+            StepName::Tail => self.tail_etcd().await,
+            StepName::Verify => self.verify_etcd().await.map(done),
+            StepName::Freeze => self.freeze_etcd().await,
+            StepName::ImportLast => self.import_last_etcd().await.map(done),
+            StepName::Seal => self.seal_etcd().await,
+            StepName::Confirm => self.confirm_etcd().await.map(done),
+            StepName::Unfreeze => self.unfreeze_etcd().await.map(done),
+            StepName::Forget => self.forget_etcd().await.map(done),
+            // At the follower.
+            _ => return None,
+        })
     }
 
     fn owner(&self) -> &Store {
@@ -381,7 +418,7 @@ impl UnitSteps<'_> {
     async fn seal(&self) -> Result<Answer, Failed> {
         let final_revision = self.call.final_revision.get();
         let generation = self.undecided();
-        let request = pb::SealRequest { r#move: self.unit_move(), final_revision, generation };
+        let request = pb::SealRequest { r#move: self.unit_move(), final_revision, generation, imported: 0 };
         let sealed = bounded(self.follower(), |store, deadline| async move {
             store.units(false).seal(deadline.request(request)).await
         })

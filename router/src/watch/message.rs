@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use kindred_proto::etcdserverpb as pb;
 use kindred_wire::answer::{WatchResponse, watch_events};
+use kindred_wire::fence::begins_behind;
 use kindred_wire::kv::{EventRef, KeyValueRef, WatchHead, part_len, put_watch_event};
 use kindred_wire::patch::WatchPatch;
 use kindred_wire::peek::ResponseHeader;
@@ -96,10 +97,14 @@ fn request(union: pb::watch_request::RequestUnion) -> Bytes {
     pb::WatchRequest { request_union: Some(union) }.encode_to_vec().into()
 }
 
-/// A create for a store, under the session's own number and from its position.
+/// A create for a store, under the session's own number and from its position. Of a stock etcd (`fenced`) the first key of
+/// all is kindred's own.
 #[must_use]
-pub fn create(create: &pb::WatchCreateRequest, uid: i64, start_revision: i64) -> Bytes {
-    let create = pb::WatchCreateRequest { watch_id: uid, start_revision, ..create.clone() };
+pub fn create(create: &pb::WatchCreateRequest, uid: i64, start_revision: i64, fenced: bool) -> Bytes {
+    let mut create = pb::WatchCreateRequest { watch_id: uid, start_revision, ..create.clone() };
+    if let Some(key) = begins_behind(&create.key, &create.range_end).filter(|_| fenced) {
+        create.key = Bytes::from_static(key);
+    }
     request(pb::watch_request::RequestUnion::CreateRequest(create))
 }
 

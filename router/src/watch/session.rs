@@ -411,7 +411,8 @@ impl Session {
 
     pub(super) fn send_create(&mut self, uid: i64, store: StoreIx) {
         let Some(watch) = self.watches.get(&uid) else { return };
-        let request = message::create(&watch.create, watch.upstream_id(uid), watch.next);
+        let fenced = !self.app.stores.get(store).is_shard();
+        let request = message::create(&watch.create, watch.upstream_id(uid), watch.next, fenced);
         if let Some(upstream) = self.upstreams.get(&store) {
             // A queue that is full or closed belongs to a stream about to break: it is opened again with this watch.
             let _ = upstream.send(request);
@@ -426,11 +427,12 @@ impl Session {
                 .iter()
                 .any(|due| matches!(due, Due::Store { uid: due, sent: false, .. } if *due == uid))
         };
+        let fenced = !self.app.stores.get(store).is_shard();
         // In the order of their numbers, which is the order of the creates.
         for (uid, watch) in &mut self.watches {
             if watch.on(store) && (watch.announced || !waiting(*uid)) {
                 (watch.live, watch.displaced) = (false, false);
-                first.push(message::create(&watch.create, watch.upstream_id(*uid), watch.next));
+                first.push(message::create(&watch.create, watch.upstream_id(*uid), watch.next, fenced));
             }
         }
         if first.is_empty() {

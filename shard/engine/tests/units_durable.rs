@@ -8,7 +8,7 @@ use kindred_engine::{
     durability::{Durability, Gap, KindModes, Logged},
     engine::*,
     error::EngineError,
-    ops::RangeQuery,
+    ops::{CompareResult, CompareTarget, RangeQuery},
     recover::{Lost, Recovered},
     units::*,
 };
@@ -301,4 +301,86 @@ fn r10_a_gap_goes_with_the_unit() {
     target.engine.compact(MonoMillis(0), start).expect("current");
     let feed = target.engine.feed_open(vec![prefix(PODS)], Some(start));
     assert_eq!(target.engine.feed_pull(feed, 1 << 20).map(|out| out.gaps), Some(vec![]));
+}
+
+/// What a stock etcd would say of its pods: what is current, with revisions of its own.
+fn told(source: &mut Engine) -> Vec<CopiedKey> {
+    let found = source.range(&query(prefix(PODS))).expect("the present").kvs;
+    found.into_iter().map(|kv| CopiedKey { versions: vec![kv] }).collect()
+}
+
+#[test]
+fn r13_keys_of_an_etcd_keep_their_revisions_and_begin_a_history_of_their_own() {
+    for checkpoint in [false, true] {
+        // It counts 2, 3, 4 …
+        let mut etcd = common::dense();
+        for key in [A, B, C] {
+            write(&mut etcd, put(key, "1"));
+        }
+        let mut shard = Kept::new(1, Durability::Buffered);
+        // Far above all of it, and where this shard's clock is.
+        let (begin, last) = (Revision(1_000 << 10), Revision(2_000 << 10));
+        let at = etcd.current_all();
+        let import =
+            Import { keys: told(&mut etcd), floor: Some(begin), through: Some(at), ..Import::default() };
+        shard.engine.unit_import(&by(1, 1), import).expect("imported");
+        // What happens there meanwhile.
+        let kept = write(&mut etcd, put(B, "2"));
+        write(&mut etcd, delete(C));
+        let imported = etcd.current_all();
+        let behind = shard.engine.unit_seal_renumbered(NOW, &by(1, 1), last, imported);
+        assert!(matches!(behind, Err(UnitError::Behind { .. })), "{behind:?}");
+        let feed = etcd.feed_open(vec![prefix(PODS)], Some(at.next()));
+        let events = etcd.feed_pull(feed, 1 << 20).expect("two of them").events;
+        let followed = |event: &Event| FollowedEvent { version: event.kv.clone(), prev: event.prev.clone() };
+        let events: Vec<_> = events.iter().map(followed).collect();
+        assert_eq!(events.len(), 2);
+        // Twice, as by two coordinators.
+        for _ in 0..2 {
+            let import = Import { events: events.clone(), through: Some(imported), ..Import::default() };
+            assert_eq!(shard.engine.unit_import(&by(1, 1), import), Ok(imported));
+        }
+        let above = shard.engine.unit_seal_renumbered(NOW, &by(1, 1), imported, imported);
+        assert!(above.is_err(), "its history begins above all that the etcd ever showed");
+        shard.engine.unit_seal_renumbered(NOW, &by(1, 1), last, imported).expect("all is there");
+        shard.crash(None);
+        assert_eq!(shard.state(), Some(UnitState::Following { through: last, sealed: Some(last) }));
+        shard.engine.unit_open(&by(1, 1), 5).expect("sealed");
+        shard.engine.validate();
+        shard.log();
+        for again in [false, true] {
+            if again {
+                if checkpoint {
+                    shard.checkpoint();
+                }
+                shard.crash(None);
+            }
+            let found = shard.engine.range(&query(prefix(PODS))).expect("the present");
+            assert_eq!(keys(&found), [A, B]);
+            assert!(found.header >= last, "{} is below {last}", found.header);
+            assert_eq!(found.kvs[1].mod_revision(), kept, "compares go on to hold");
+            let at = |revision| RangeQuery { revision: Some(revision), ..query(prefix(PODS)) };
+            assert_eq!(shard.engine.range(&at(last)).map(|answer| answer.count), Ok(2));
+            for revision in [Revision(1), kept, imported, begin, last.prev()] {
+                let compacted = shard.engine.range(&at(revision)).err();
+                assert!(matches!(compacted, Some(EngineError::Compacted { floor }) if floor == last));
+                // Who watched the etcd is told once, with where to go on, and misses nothing.
+                let feed = shard.engine.feed_open(vec![prefix(PODS)], Some(revision));
+                let said = shard.engine.feed_pull(feed, 1 << 20).expect("its first message");
+                assert_eq!((said.compacted, said.events.len()), (Some(last), 0));
+            }
+        }
+        // A client that read the key at the etcd changes it here.
+        let unchanged = compare(B, CompareTarget::Mod(kept.get()), CompareResult::Equal);
+        let answer = shard.engine.apply(NOW, txn(vec![unchanged.clone()], vec![put(B, "3")], vec![]));
+        assert!(succeeded(&answer.expect("owned")));
+        shard.log();
+        let answer = shard.engine.apply(NOW, txn(vec![unchanged], vec![put(B, "4")], vec![]));
+        assert!(!succeeded(&answer.expect("owned")));
+        shard.log();
+        let feed = shard.engine.feed_open(vec![prefix(PODS)], Some(last.next()));
+        assert_eq!(shard.engine.feed_pull(feed, 1 << 20).expect("its first message").events.len(), 1);
+        let at_last = RangeQuery { revision: Some(last), ..query(prefix(PODS)) };
+        assert_eq!(shard.engine.range(&at_last).map(|answer| answer.kvs[1].mod_revision()), Ok(kept));
+    }
 }

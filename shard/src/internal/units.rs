@@ -218,13 +218,17 @@ impl Units for UnitService {
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        let pb::SealRequest { r#move, final_revision, generation } = request.into_inner();
+        let pb::SealRequest { r#move, final_revision, generation, imported } = request.into_inner();
         let by = convert::unit_move(r#move)?;
         let last = convert::revision(final_revision, "final_revision")?;
         let last = last.ok_or_else(|| Status::invalid_argument("kindred: final_revision is missing"))?;
+        let imported = convert::revision(imported, "imported")?;
         let seal = move |core: &mut Core| {
             core.engine.unit_undecided(&by, generation)?;
-            core.engine.unit_seal(core.clock.wall(), &by, last)
+            match imported {
+                None => core.engine.unit_seal(core.clock.wall(), &by, last),
+                Some(imported) => core.engine.unit_seal_renumbered(core.clock.wall(), &by, last, imported),
+            }
         };
         self.ask_flushed(seal).await?;
         Ok(Response::new(pb::SealResponse { incarnation: self.incarnation }))

@@ -76,6 +76,11 @@ pub enum Refusal {
     /// Another request came first.
     #[error("another request is being carried out: ask again in a moment")]
     Busy,
+    /// The old owner is a stock etcd.
+    #[error(
+        "there is no way back: the keys came from a stock etcd, to which no live move goes; complete the move"
+    )]
+    OneWay,
     /// The old owner does not have all that the new one has.
     #[error(
         "the way back is not usable: store {store} does not follow yet; see the move's status, and ask again"
@@ -247,6 +252,9 @@ impl Machine {
 
     /// Whether all followers of legs that have been switched follow.
     fn usable_way_back(&self) -> Result<(), Refusal> {
+        if self.record.has_no_way_back() {
+            return Err(Refusal::OneWay);
+        }
         for (at, unit) in &self.units {
             let leg = &self.record.legs[at.leg];
             let is_there = unit.copied && unit.lag.is_some() && !unit.release && !unit.open;

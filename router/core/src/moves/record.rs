@@ -80,6 +80,9 @@ pub struct Leg {
     pub transfers: Vec<Transfer>,
     /// Whether `to` owns them now.
     pub moved: bool,
+    /// There is no way back: `from` is a stock etcd, to which no live move goes.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub one_way: bool,
     /// The generation of the last decision about them; `None` before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<Epoch>,
@@ -143,6 +146,11 @@ pub struct MoveRecord {
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_false(answer: &bool) -> bool {
+    !*answer
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn is_zero(number: &i64) -> bool {
     *number == 0
 }
@@ -169,7 +177,8 @@ impl MoveRecord {
         for transfer in transfers {
             pairs.entry((transfer.from, transfer.to)).or_default().push(transfer.clone());
         }
-        let leg = |((from, to), transfers)| Leg { from, to, transfers, moved: false, epoch: None };
+        let leg =
+            |((from, to), transfers)| Leg { from, to, transfers, moved: false, one_way: false, epoch: None };
         Some(Self {
             version: RECORD_VERSION,
             id,
@@ -190,6 +199,19 @@ impl MoveRecord {
     #[must_use]
     pub fn after(self, before: Said) -> Self {
         Self { before: Some(before), ..self }
+    }
+
+    /// The same with legs that have no way back: those from stores of which this says that they are stock etcds.
+    #[must_use]
+    pub fn one_way_from(mut self, is_etcd: impl Fn(StoreIdx) -> bool) -> Self {
+        self.legs.iter_mut().for_each(|leg| leg.one_way = is_etcd(leg.from));
+        self
+    }
+
+    /// Whether what is settled now stays so.
+    #[must_use]
+    pub fn has_no_way_back(&self) -> bool {
+        self.legs.iter().any(|leg| leg.one_way && leg.moved)
     }
 
     /// What the configuration is to say again: the move is over, and everything is where it was.

@@ -426,13 +426,45 @@ impl Engine {
     /// Prepares the switch (R15b): everything up to the source's final revision is here, and the clock is there. Requests
     /// that touch the unit wait until it is opened, or imports go on.
     pub fn unit_seal(&mut self, now: WallMicros, by: &UnitMove, last: Revision) -> Result<(), UnitError> {
+        self.unit_seal_through(now, by, last, last)
+    }
+
+    /// The same for a source that counts revisions of its own, all below those of this shard's clock: everything up to its
+    /// `imported` is here. `last` is where the unit's history begins here: keys keep the revisions that they have, so that
+    /// compares go on to hold, and nothing below is readable.
+    pub fn unit_seal_renumbered(
+        &mut self,
+        now: WallMicros,
+        by: &UnitMove,
+        last: Revision,
+        imported: Revision,
+    ) -> Result<(), UnitError> {
+        if imported >= last {
+            return Err(UnitError::Behind { id: by.id, through: last, last: imported });
+        }
+        self.unit_seal_through(now, by, last, imported)?;
+        let record = self.space.units.by(by)?;
+        record.floor = record.floor.max(last);
+        let floor = record.floor;
+        self.space.imported_floor = self.space.imported_floor.max(floor);
+        self.log_units();
+        Ok(())
+    }
+
+    fn unit_seal_through(
+        &mut self,
+        now: WallMicros,
+        by: &UnitMove,
+        last: Revision,
+        imported: Revision,
+    ) -> Result<(), UnitError> {
         let offset = self.config.max_clock_offset_micros;
         let record = self.space.units.by(by)?;
         let UnitState::Following { through, .. } = record.state else { return Err(record.refuse("Seal")) };
-        if through < last {
-            return Err(UnitError::Behind { id: by.id, through, last });
+        if through < imported {
+            return Err(UnitError::Behind { id: by.id, through, last: imported });
         }
-        if record.newest > last {
+        if record.newest > imported {
             return Err(record.refuse("Seal at a revision below one that was imported"));
         }
         if !record.unattached.is_empty() {

@@ -104,7 +104,7 @@ impl Machine {
         for at in self.all_units() {
             match unsettled.contains(&at.leg) {
                 true => self.follow(at, StepName::Tail, now, steps),
-                false => self.follow(at, StepName::ReverseTail, now, steps),
+                false => self.reverse_tail(at, now, steps),
             }
         }
         let units: Vec<_> =
@@ -163,6 +163,13 @@ impl Machine {
         }
     }
 
+    /// Keeps the way back of what is settled open, where there is one.
+    fn reverse_tail(&mut self, at: UnitAt, now: Duration, steps: &mut Vec<Step>) {
+        if !self.record.legs[at.leg].one_way {
+            self.follow(at, StepName::ReverseTail, now, steps);
+        }
+    }
+
     /// An attempt: freeze, import the last of it, seal, see whether all of that stands, decide.
     fn switch(&mut self, leg: usize, now: Duration, steps: &mut Vec<Step>) {
         let units: Vec<_> = self.all_units().into_iter().filter(|at| at.leg == leg).collect();
@@ -192,13 +199,19 @@ impl Machine {
     /// Everything is where it goes; the way back stays open for a while.
     fn hold_open(&mut self, now: Duration, steps: &mut Vec<Step>) {
         let since = *self.switched_at.get_or_insert(now);
-        if self.all_finished() && (self.complete || now >= since + self.settings.reverse_window) {
+        let window = match self.record.has_no_way_back() {
+            // No longer than whoever waits for the switch takes to see what it cost.
+            true => self.settings.backoff,
+            false => self.settings.reverse_window,
+        };
+        let is_over = now >= since + window;
+        if self.all_finished() && (self.complete || is_over) {
             let next = MoveRecord { phase: Phase::Completing, heard: self.hears(), ..self.next_record() };
             steps.extend(self.swap(StepName::Complete, next));
             return;
         }
         for at in self.all_units() {
-            self.follow(at, StepName::ReverseTail, now, steps);
+            self.reverse_tail(at, now, steps);
         }
     }
 

@@ -186,6 +186,33 @@ fn back_and_there_again() {
 }
 
 #[test]
+fn a_leg_from_a_stock_etcd_has_no_way_back_and_ends_by_itself() {
+    let mut bench = Bench::with(record().one_way_from(|store| store == StoreIdx(0) || store == StoreIdx(1)));
+    bench.to(Phase::Switched);
+    assert_eq!(bench.machine.request(Request::Reverse, 0), Err(Refusal::OneWay));
+    // The old owner is asked for nothing but to let go.
+    let decided = bench.log.iter().rposition(|line| line == "decide").unwrap();
+    bench.to(Phase::Done);
+    let after: Vec<&str> = bench.log[decided + 1..].iter().map(String::as_str).collect();
+    assert_eq!(after[..3], ["release 1.0", "open 1.0", "complete"]);
+    assert!(
+        after[3..]
+            .iter()
+            .all(|line| line.starts_with("drop") || line.starts_with("forget") || *line == "finish")
+    );
+}
+
+#[test]
+fn what_has_left_a_stock_etcd_is_not_brought_back_by_an_abort() {
+    let mut bench = Bench::with(record().one_way_from(|store| store == StoreIdx(0)));
+    bench.go(Duration::from_secs(60), |record| record.legs[0].moved);
+    assert_eq!(bench.machine.request(Request::Abort, 0), Err(Refusal::OneWay));
+    bench.to(Phase::Done);
+    let json = bench.record.to_json();
+    assert_eq!(MoveRecord::from_json(&json).unwrap(), bench.record);
+}
+
+#[test]
 fn a_follower_that_lost_its_copy_is_no_way_back() {
     let mut bench = Bench::new();
     bench.to(Phase::Switched);

@@ -1,0 +1,532 @@
+//! The steps of a move that takes a unit from a stock etcd: what a shard does itself as a source is done here, with nothing
+//! but etcd's own API.
+//!
+//! * **Fence**: the etcd's fence key (`kindred_router_core::fence`) says what a shard's table of units says. The freeze is a
+//!   write of it, from whose revision on the etcd executes nothing of the unit.
+//! * **Revisions**: keys keep those that they have. An etcd counts from 1, a shard from a clock, so all of them are below
+//!   what the shard will assign, a client's compare on a mod revision that it read at the etcd goes on to hold, and no
+//!   header goes back. But a revision at the shard is none at the etcd: the unit's history begins anew at the switch, at a
+//!   revision of the shard's clock, and whoever watches or reads below that is told that it is compacted.
+//! * **Copy**: the current version of each key at one revision, then the events behind it. Until the switch the follower's
+//!   `through` is a revision of the etcd.
+//! * Keys with leases are not taken along: the etcd's leases are unknown to shards.
+//! * What has moved stays in the etcd, where nobody is served it; whoever still watches the etcd directly is not told that it
+//!   was deleted.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::transfers::Transfer;
+use kindred_proto::etcdserverpb as etcd;
+use kindred_proto::mvccpb::KeyValue;
+use kindred_proto::shard_v1 as pb;
+use kindred_router_core::fence::{FenceDoc, FenceError, FenceState, FencedUnit};
+use kindred_router_core::moves::step::Answer;
+use kindred_wire::answer::{WatchResponse, watch_events};
+use kindred_wire::fence::FENCE_KEY;
+use kindred_wire::kv::{EventRef, KeyValueRef};
+use kindred_wire::scan::WireError;
+use prost::Message as _;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Status};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{CALL_MAX, Failed, ROUND_MAX, SILENCE_MAX, UnitSteps, bounded, next};
+use crate::execute::{Deadline, fenced};
+use crate::feeds::place::wire;
+use crate::stores::Store;
+use crate::watch::message;
+
+/// How often a change of the fence is tried while others change it.
+const TRIES: usize = 8;
+/// Bytes of a page of a copy or a comparison, about, and how many keys it has at first and at most.
+const PAGE_BYTES: usize = 1 << 20;
+const PAGE_KEYS: i64 = 128;
+const PAGE_KEYS_MAX: i64 = 4096;
+/// Keys of one digest, as shards make them.
+const DIGEST_KEYS: u64 = 1024;
+/// How often the two sides are compared before they count as different: between the two, a compaction of the follower may
+/// have dropped what was current.
+const COMPARISONS: usize = 3;
+/// How often a watch is asked how far it is.
+const ASK_EVERY: Duration = Duration::from_millis(10);
+/// How often the follower is asked how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The life of an etcd: a cluster keeps what it has acknowledged, so it has but one.
+const LIFE: u64 = 1;
+
+impl From<FenceError> for Failed {
+    fn from(error: FenceError) -> Self {
+        match error {
+            FenceError::Stale { .. } => Self::Stale,
+            FenceError::Unknown(_) => Self::Restarted(error.to_string()),
+            FenceError::State { .. } | FenceError::Malformed(_) => Self::Other(error.to_string()),
+        }
+    }
+}
+
+impl From<WireError> for Failed {
+    fn from(error: WireError) -> Self {
+        Self::Other(format!("the etcd's answer does not parse: {error}"))
+    }
+}
+
+/// Pages of a unit at one revision.
+struct Pages {
+    start: Bytes,
+    end: Bytes,
+    limit: i64,
+    /// 0 before the first.
+    at: i64,
+    more: bool,
+}
+
+impl UnitSteps<'_> {
+    fn fenced_unit(&self) -> FencedUnit {
+        let transfer = Transfer {
+            unit: self.call.unit.clone(),
+            from: self.call.owner,
+            to: self.call.follower,
+            kind: None,
+        };
+        FencedUnit { id: self.id, term: self.call.term, transfer }
+    }
+
+    /// Changes the etcd's fence. When it is changed already nothing is written.
+    async fn fence<T>(
+        &self,
+        store: &Store,
+        change: impl Fn(&mut FenceDoc, &FencedUnit) -> Result<T, FenceError>,
+    ) -> Result<T, Failed> {
+        let by = self.fenced_unit();
+        for _ in 0..TRIES {
+            let known = fenced::read(store, Deadline::within(CALL_MAX)).await?;
+            let mut doc = known.doc.clone();
+            let changed = change(&mut doc, &by)?;
+            if doc == known.doc || write_fence(store, known.mod_revision, &doc).await?.is_some() {
+                return Ok(changed);
+            }
+        }
+        Err(Failed::Other(format!("the fence of store {:?} is being changed all the time", store.name())))
+    }
+
+    /// The present of the follower's clock, as a revision that no shard assigns: their slots are not 0.
+    async fn clock(&self) -> Result<Revision, Failed> {
+        let store = self.follower();
+        let request = pb::HelloRequest {
+            protocol_version: crate::stores::monitor::PROTOCOL_VERSION,
+            cluster_id: self.app.identity.cluster_id,
+            opens_at_micros: store.spec().opens_at.unwrap_or_default(),
+            ..Default::default()
+        };
+        let hello =
+            bounded(
+                store,
+                |store, deadline| async move { store.shard().hello(deadline.request(request)).await },
+            )
+            .await?;
+        if hello.revisions != "hlc" {
+            return Err(Failed::Different(format!(
+                "store {:?} counts its revisions, and those of an etcd may be above: it is to be a shard of the cluster",
+                store.name()
+            )));
+        }
+        let micros = i64::try_from(hello.now_micros).unwrap_or(i64::MAX >> 10);
+        Ok(Revision(micros << 10))
+    }
+
+    pub(super) async fn track_etcd(&self) -> Result<Answer, Failed> {
+        let (store, now) = (self.owner(), self.clock().await?);
+        let current = current_revision(store).await?;
+        if current >= now.get() {
+            return Err(Failed::Different(format!(
+                "store {:?} is at revision {current}, above what store {:?} would assign",
+                store.name(),
+                self.follower().name()
+            )));
+        }
+        self.fence(store, FenceDoc::track).await?;
+        Ok(Answer::Done)
+    }
+
+    pub(super) async fn copy_etcd(&self) -> Result<(), Failed> {
+        let store = self.owner();
+        match self.copied_to().await? {
+            Some(Some(through)) => return self.is_of_the_etcd(through).await,
+            Some(None) => {
+                self.forget_copy().await?;
+                return Err(Failed::Other("a part of a copy is dropped first".to_owned()));
+            }
+            None => {}
+        }
+        // All that the etcd has is below it: of each key only what is current counts.
+        let floor = self.clock().await?.get();
+        let mut pages = self.pages(0);
+        let (began, mut sent) = (Instant::now(), 0);
+        while let Some(kvs) = pages.next(store).await? {
+            let mut keys = Vec::with_capacity(kvs.len());
+            for kv in kvs {
+                without_lease(store, &kv.key, kv.lease)?;
+                let version = pb::CopiedVersion { kv: kv.encode_to_vec().into(), deletion: false, sub: 0 };
+                keys.push(pb::CopiedKey { key: kv.key, versions: vec![version] });
+            }
+            let bytes = keys.iter().map(super::weight).sum();
+            self.count(keys.len(), bytes).await;
+            sent += bytes as u64;
+            self.import(pb::ImportRequest { keys, floor, ..Default::default() }).await?;
+        }
+        self.app.copy_speed.made(sent, began.elapsed());
+        // Only now is it whole: who takes over before begins again.
+        self.import(pb::ImportRequest { floor, through: pages.at, ..Default::default() }).await.map(drop)
+    }
+
+    /// Until a switch the follower's place is a revision of the etcd. A follower that has restarted with what it sealed in
+    /// an attempt that was given up knows its own instead, and how far it followed the etcd is not known any more.
+    async fn is_of_the_etcd(&self, through: Revision) -> Result<(), Failed> {
+        if through.get() <= current_revision(self.owner()).await? {
+            return Ok(());
+        }
+        self.forget_copy().await?;
+        Err(Failed::Lost(format!(
+            "store {:?} has restarted and does not know how far it followed",
+            self.follower().name()
+        )))
+    }
+
+    pub(super) async fn tail_etcd(&self) -> Result<Answer, Failed> {
+        let current = current_revision(self.owner()).await?;
+        let imported = self.follow_etcd(current, Instant::now() + ROUND_MAX).await?;
+        Ok(Answer::Followed { lag: imported.elapsed() })
+    }
+
+    /// Imports the etcd's events up to a revision that it has come to. When the last of them came.
+    async fn follow_etcd(&self, to: i64, end: Instant) -> Result<Instant, Failed> {
+        let Some(through) = self.through().await? else {
+            return Err(Failed::Lost(format!("store {:?} has no whole copy", self.follower().name())));
+        };
+        if through.get() >= to {
+            self.is_of_the_etcd(through).await?;
+            return Ok(Instant::now());
+        }
+        let store = self.owner();
+        let range = wire(&self.call.unit.range);
+        let create =
+            etcd::WatchCreateRequest { key: range.key, range_end: range.range_end, ..Default::default() };
+        let (asks, requests) = mpsc::channel(4);
+        // There is room for both.
+        let _ = asks.try_send(message::create(&create, 1, through.get() + 1, true));
+        let _ = asks.try_send(message::progress());
+        let mut watch = bounded(store, |store, _| async move {
+            store.watch().watch(Request::new(ReceiverStream::new(requests))).await
+        })
+        .await?;
+        let mut heard = Instant::now();
+        loop {
+            let now = Instant::now();
+            if now >= end || heard.elapsed() >= SILENCE_MAX {
+                let reason = format!("a watch of store {:?} did not come to revision {to}", store.name());
+                return Err(Failed::Other(reason));
+            }
+            let Ok(said) = tokio::time::timeout(ASK_EVERY, watch.message()).await else {
+                // It answers only when it has sent all that there is; one question that waits is enough.
+                let _ = asks.try_send(message::progress());
+                continue;
+            };
+            let Some(said) = said? else {
+                return Err(Failed::Other(format!("store {:?} ended the watch", store.name())));
+            };
+            heard = Instant::now();
+            let head = WatchResponse::parse(&said)?;
+            if head.canceled && head.compact_revision > 0 {
+                self.forget_copy().await?;
+                let reason = format!("its history at store {:?} is compacted", store.name());
+                return Err(Failed::Lost(reason));
+            }
+            if head.canceled {
+                let why = message::reason(&head);
+                return Err(Failed::Other(format!("store {:?} ended the watch: {why}", store.name())));
+            }
+            let (events, bytes) = feed_events(store, &said)?;
+            let reached = match events.last() {
+                Some(last) => last.revision,
+                None if head.is_progress() => head.header.map_or(0, |header| header.revision),
+                None => continue,
+            };
+            self.count(0, bytes).await;
+            self.import(pb::ImportRequest { events, through: reached, ..Default::default() }).await?;
+            if reached >= to {
+                return Ok(heard);
+            }
+            let _ = asks.try_send(message::progress());
+        }
+    }
+
+    pub(super) async fn verify_etcd(&self) -> Result<(), Failed> {
+        let mut different = String::new();
+        for _ in 0..COMPARISONS {
+            match self.compare().await? {
+                None => return Ok(()),
+                Some(reason) => different = reason,
+            }
+        }
+        Err(Failed::Different(different))
+    }
+
+    /// Compares both sides, key by key, at a revision at which nothing of the unit happened; where they differ.
+    async fn compare(&self) -> Result<Option<String>, Failed> {
+        let (owner, follower) = (self.owner(), self.follower());
+        let at = self.touch_fence().await?;
+        let end = Instant::now() + ROUND_MAX;
+        while self.through().await?.is_none_or(|through| through.get() < at) {
+            if Instant::now() >= end {
+                return Err(Failed::Other(format!("store {:?} has not come to {at} yet", follower.name())));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        let request = pb::VerifyRequest { r#move: self.unit_move(), floor: at, at, after: Bytes::new() };
+        let mut right =
+            bounded(
+                follower,
+                |store, _| async move { store.units(true).verify(Request::new(request)).await },
+            )
+            .await?;
+        let (mut pages, mut digest) = (self.pages(at), Digest::default());
+        loop {
+            let kvs = pages.next(owner).await?;
+            let is_last = kvs.is_none();
+            for kv in kvs.into_iter().flatten() {
+                digest.add(kv);
+                if digest.keys == DIGEST_KEYS {
+                    let left = std::mem::take(&mut digest).said();
+                    if let Some(reason) = self.same(Some(left), next(follower, &mut right).await?, at) {
+                        return Ok(Some(reason));
+                    }
+                }
+            }
+            if is_last {
+                break;
+            }
+        }
+        if digest.keys > 0 {
+            let left = digest.said();
+            if let Some(reason) = self.same(Some(left), next(follower, &mut right).await?, at) {
+                return Ok(Some(reason));
+            }
+        }
+        Ok(self.same(None, next(follower, &mut right).await?, at))
+    }
+
+    fn same(
+        &self,
+        left: Option<pb::VerifyResponse>,
+        right: Option<pb::VerifyResponse>,
+        at: i64,
+    ) -> Option<String> {
+        if left == right {
+            return None;
+        }
+        let key = [&left, &right].into_iter().flatten().map(|digest| &digest.last_key).min();
+        Some(format!(
+            "stores {:?} and {:?} differ at revision {at} at or before key {:?}",
+            self.owner().name(),
+            self.follower().name(),
+            key.map(|key| String::from_utf8_lossy(key).into_owned()).unwrap_or_default(),
+        ))
+    }
+
+    /// Writes the fence as it is; the revision of that.
+    async fn touch_fence(&self) -> Result<i64, Failed> {
+        for _ in 0..TRIES {
+            let known = fenced::read(self.owner(), Deadline::within(CALL_MAX)).await?;
+            if let Some(at) = write_fence(self.owner(), known.mod_revision, &known.doc).await? {
+                return Ok(at);
+            }
+        }
+        Err(Failed::Other("the fence is being changed all the time".to_owned()))
+    }
+
+    pub(super) async fn freeze_etcd(&self) -> Result<Answer, Failed> {
+        let now = self.clock().await?;
+        let final_revision = self.fence(self.owner(), |doc, by| doc.freeze(by, now)).await?;
+        Ok(Answer::Frozen { final_revision, life: LIFE })
+    }
+
+    /// The etcd's revision since which the unit is frozen, or a later one.
+    async fn frozen_since(&self) -> Result<i64, Failed> {
+        let known = fenced::read(self.owner(), Deadline::within(CALL_MAX)).await?;
+        match known.doc.state(self.id, &self.call.unit) {
+            Some(FenceState::Frozen { last }) if last == self.call.final_revision => Ok(known.mod_revision),
+            _ => Err(Failed::Restarted(format!(
+                "the unit is not frozen any more at store {:?}",
+                self.owner().name()
+            ))),
+        }
+    }
+
+    pub(super) async fn import_last_etcd(&self) -> Result<(), Failed> {
+        let since = self.frozen_since().await?;
+        self.follow_etcd(since, Instant::now() + CALL_MAX).await.map(drop)
+    }
+
+    pub(super) async fn seal_etcd(&self) -> Result<Answer, Failed> {
+        // Another move may have changed the fence meanwhile: nothing of this unit has happened since.
+        let imported = self.frozen_since().await?;
+        self.follow_etcd(imported, Instant::now() + CALL_MAX).await?;
+        let (final_revision, generation) = (self.call.final_revision.get(), self.undecided());
+        let request = pb::SealRequest { r#move: self.unit_move(), final_revision, generation, imported };
+        let sealed = bounded(self.follower(), |store, deadline| async move {
+            store.units(false).seal(deadline.request(request)).await
+        })
+        .await?;
+        Ok(Answer::Sealed { life: sealed.incarnation })
+    }
+
+    pub(super) async fn confirm_etcd(&self) -> Result<(), Failed> {
+        let (_, sealed_in) = self.call.lives;
+        let sealed = self.stands(self.follower(), pb::UnitState::Following, sealed_in);
+        tokio::try_join!(self.frozen_since(), sealed).map(drop)
+    }
+
+    pub(super) async fn unfreeze_etcd(&self) -> Result<(), Failed> {
+        self.fence(self.owner(), FenceDoc::unfreeze).await
+    }
+
+    /// After the decision the etcd is the follower, which it will never be in fact.
+    pub(super) async fn release_etcd(&self) -> Result<(), Failed> {
+        self.fence(self.follower(), |doc, by| doc.release(by, self.call.epoch)).await
+    }
+
+    pub(super) async fn forget_etcd(&self) -> Result<(), Failed> {
+        self.fence(self.owner(), FenceDoc::forget).await
+    }
+
+    fn pages(&self, at: i64) -> Pages {
+        let range = wire(&self.call.unit.range);
+        Pages { start: range.key, end: range.range_end, limit: PAGE_KEYS, at, more: true }
+    }
+}
+
+impl Pages {
+    /// The next ones; `None` behind the last.
+    async fn next(&mut self, store: &Store) -> Result<Option<Vec<KeyValue>>, Failed> {
+        if !self.more {
+            return Ok(None);
+        }
+        let request = etcd::RangeRequest {
+            key: self.start.clone(),
+            range_end: self.end.clone(),
+            limit: self.limit,
+            revision: self.at,
+            ..Default::default()
+        };
+        let page = range(store, &request).await?;
+        if self.at == 0 {
+            self.at = page.header.map_or(0, |header| header.revision);
+        }
+        let bytes = page.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum::<usize>();
+        match bytes {
+            few if few < PAGE_BYTES / 2 => self.limit = (self.limit * 2).min(PAGE_KEYS_MAX),
+            many if many > PAGE_BYTES * 2 => self.limit = (self.limit / 2).max(1),
+            _ => {}
+        }
+        self.more = page.more;
+        if let Some(last) = page.kvs.last() {
+            self.start = [&last.key[..], &[0]].concat().into();
+        }
+        Ok(Some(page.kvs))
+    }
+}
+
+/// As shards digest their keys.
+#[derive(Default)]
+struct Digest {
+    hash: Xxh3,
+    keys: u64,
+    last_key: Bytes,
+}
+
+impl Digest {
+    fn add(&mut self, kv: KeyValue) {
+        for part in [&kv.key, &kv.value] {
+            self.hash.update(&(part.len() as u64).to_le_bytes());
+            self.hash.update(part);
+        }
+        // The last one: it is no deletion.
+        for number in [kv.create_revision, kv.mod_revision, kv.version, kv.lease, 0] {
+            self.hash.update(&number.to_le_bytes());
+        }
+        self.keys += 1;
+        self.last_key = kv.key;
+    }
+
+    fn said(self) -> pb::VerifyResponse {
+        let Self { hash, keys, last_key } = self;
+        pb::VerifyResponse { last_key, keys, versions: keys, hash: hash.digest() }
+    }
+}
+
+/// The events of a message, and their bytes.
+fn feed_events(store: &Store, said: &Bytes) -> Result<(Vec<pb::FeedEvent>, usize), Failed> {
+    let (mut events, mut bytes) = (Vec::new(), 0);
+    for event in watch_events(said) {
+        let event = event?;
+        let kv = KeyValueRef::parse(EventRef::parse(event)?.kv)?;
+        without_lease(store, kv.key, kv.lease)?;
+        bytes += event.len();
+        events.push(pb::FeedEvent { revision: kv.mod_revision, event: said.slice_ref(event) });
+    }
+    Ok((events, bytes))
+}
+
+/// The etcd's leases are its own: a shard would never end them.
+fn without_lease(store: &Store, key: &[u8], lease: i64) -> Result<(), Failed> {
+    if lease == 0 {
+        return Ok(());
+    }
+    Err(Failed::Different(format!(
+        "key {:?} has lease {lease:x} of store {:?}, and leases do not move away from a stock etcd: delete such keys or let them expire first",
+        String::from_utf8_lossy(key),
+        store.name()
+    )))
+}
+
+async fn range(store: &Store, request: &etcd::RangeRequest) -> Result<etcd::RangeResponse, Status> {
+    let body = Bytes::from(request.encode_to_vec());
+    let answer =
+        bounded(store, |store, deadline| async move { store.kv().range(deadline.request(body)).await })
+            .await?;
+    etcd::RangeResponse::decode(answer).map_err(|error| store.unavailable(&error.to_string()))
+}
+
+async fn current_revision(store: &Store) -> Result<i64, Status> {
+    let request =
+        etcd::RangeRequest { key: Bytes::from_static(FENCE_KEY), count_only: true, ..Default::default() };
+    Ok(range(store, &request).await?.header.map_or(0, |header| header.revision))
+}
+
+/// Writes the fence in place of the one of this mod revision; its own, or `None` when another one is there.
+async fn write_fence(store: &Store, mod_revision: i64, doc: &FenceDoc) -> Result<Option<i64>, Status> {
+    use etcd::{compare, request_op};
+    let is_it = etcd::Compare {
+        result: compare::CompareResult::Equal.into(),
+        target: compare::CompareTarget::Mod.into(),
+        key: Bytes::from_static(FENCE_KEY),
+        target_union: Some(compare::TargetUnion::ModRevision(mod_revision)),
+        ..Default::default()
+    };
+    let put = etcd::PutRequest {
+        key: Bytes::from_static(FENCE_KEY),
+        value: doc.to_json().into(),
+        ..Default::default()
+    };
+    let put = etcd::RequestOp { request: Some(request_op::Request::RequestPut(put)) };
+    let txn = etcd::TxnRequest { compare: vec![is_it], success: vec![put], failure: Vec::new() };
+    let body = Bytes::from(txn.encode_to_vec());
+    let answer =
+        bounded(store, |store, deadline| async move { store.kv().txn(deadline.request(body)).await }).await?;
+    let answer = etcd::TxnResponse::decode(answer).map_err(|error| store.unavailable(&error.to_string()))?;
+    Ok(answer.succeeded.then(|| answer.header.map_or(0, |header| header.revision)))
+}
