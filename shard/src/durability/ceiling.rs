@@ -1,4 +1,7 @@
 //! The clock's durable ceiling (R2) is raised in the background, by a thread of its own, so that nobody waits for its disk.
+//!
+//! Also of an idle shard: its promises are to move on with the present (R7), and they stay below the ceiling as all else does. With an old one
+//! they would stand still, and the first write would wait for a sync.
 
 use std::{
     sync::{

@@ -170,7 +170,8 @@ impl Recovery for Gathered {
 
 #[cfg(test)]
 mod tests {
-    use kindred_wal::{Batch, FrameSeq};
+    use kindred_wal::{Batch, FrameSeq, VersionRecord};
+    use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
     use super::*;
 
@@ -201,5 +202,58 @@ mod tests {
         assert_eq!(clean(&[&[stop], &[later], &[promise]]), None);
         assert_eq!(clean(&[&[stop], &[write]]), None);
         assert_eq!(clean(&[&[promise]]), None);
+    }
+
+    /// What the fuzzer does with the bytes of the log, with what its records mean: it is taken or refused.
+    #[test]
+    fn any_content_of_any_record_is_taken_or_refused() {
+        let unit = br#"{"next":7,"records":[{"number":1,"move":5,"term":2,"unit":{"start":"2f722f","end":"2f7230","buckets":"","prefix":0},"state":{"frozen":{"last":9}},"epoch":3,"floor":4,"split":true,"gaps":[[6,8]]}],"terms":[[5,2]],"layers":[]}"#;
+        let version = b"\x0a\x01k\x10\xac\x02\x18\xac\x02\x20\x01\x2a\x01v";
+        let mut versions = Batch::new();
+        let revision = Revision(300);
+        let record = VersionRecord { revision, sub: 0, deletion: false, key_value: version };
+        versions.push(&Record::Version(record));
+        let import = [&7_u64.to_le_bytes()[..], versions.payload()].concat();
+        let whole: [&[u8]; 5] = [
+            br#"{"id":7,"state":{"home":{"ttl":60,"attached":[2,1023]}}}"#,
+            br#"{"generation":3,"default":"buffered","kinds":{"2f7265":"fsync","ff00":"none"}}"#,
+            unit,
+            &import,
+            version,
+        ];
+        let mut random = SmallRng::seed_from_u64(1);
+        let (mut taken, mut refused) = (0, 0);
+        for _ in 0..4_000 {
+            let mut content = whole[random.random_range(0..whole.len())].to_vec();
+            for _ in 0..random.random_range(0..4) {
+                let at = random.random_range(0..content.len().max(1)).min(content.len());
+                match random.random_range(0..4) {
+                    0 => content.truncate(at),
+                    1 => content.insert(at, random.random()),
+                    2 => content.extend_from_within(at..),
+                    _ => content
+                        .iter_mut()
+                        .skip(at)
+                        .take(1)
+                        .for_each(|byte| *byte ^= 1 << random.random_range(0..8)),
+                }
+            }
+            let of_version =
+                VersionRecord { revision, sub: 1, deletion: random.random(), key_value: &content };
+            let records = [
+                Record::Lease(&content),
+                Record::Modes(&content),
+                Record::Unit(&content),
+                Record::Import(&content),
+                Record::Version(of_version),
+            ];
+            for record in records {
+                match Gathered::default().take(&record) {
+                    Ok(()) => taken += 1,
+                    Err(_) => refused += 1,
+                }
+            }
+        }
+        assert!(taken > 500 && refused > 500, "{taken} and {refused}");
     }
 }

@@ -47,6 +47,11 @@
 //! A frame of kind 1 is one batch: all of its records or none. What lies below a `synced` (or `whole`) of a later frame was on the disk
 //! once, so damage there is corruption; damage above every one of them is what a crash leaves of the last write, a torn tail.
 //!
+//! The limit of that: a bit that flips in the *last* write of a log, after it was synced, cannot be told from a torn one, and the log ends
+//! before it. Nothing in that log comes later that could prove it; a checkpoint does when it relies on it (its `until`). It is reported as a
+//! torn tail. Of the buffered log it costs what a crash may cost, and a gap tells it; of the fsync log it costs what was acknowledged by the
+//! last write before the end.
+//!
 //! # Records
 //!
 //! The payload of a frame of kind 1 is records, one after the other: id (1 byte), length (LEB128, at most 5 bytes), content. The ids and
