@@ -58,8 +58,8 @@ impl Deadline {
     /// From the client's `grpc-timeout`, else the limit for the kind of call.
     #[must_use]
     pub fn of(metadata: &MetadataMap, effect: Effect) -> Self {
-        let asked =
-            metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(parse_timeout);
+        let asked = grpc::header(metadata.as_ref(), "grpc-timeout");
+        let asked = asked.and_then(|value| value.to_str().ok()).and_then(grpc::parse_timeout);
         Self { at: Instant::now() + asked.unwrap_or(effect.limit()), from_client: asked.is_some() }
     }
 
@@ -140,24 +140,6 @@ pub fn of_buckets<T>(mut request: Request<T>, buckets: Option<&UnitBuckets>) -> 
     request
 }
 
-/// gRPC's `TimeoutValue TimeoutUnit`: at most eight digits and one of `HMSmun`.
-fn parse_timeout(text: &str) -> Option<Duration> {
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let value: u64 = digits.parse().ok()?;
-    match unit {
-        "H" => Some(Duration::from_secs(value * 3600)),
-        "M" => Some(Duration::from_secs(value * 60)),
-        "S" => Some(Duration::from_secs(value)),
-        "m" => Some(Duration::from_millis(value)),
-        "u" => Some(Duration::from_micros(value)),
-        "n" => Some(Duration::from_nanos(value)),
-        _ => None,
-    }
-}
-
 /// Sends one call to a store; `send` makes a new attempt. Dropping the future cancels the call at the store.
 ///
 /// # Errors
@@ -200,21 +182,4 @@ where
 /// Whether this is etcd's answer to a revision that is still to come.
 fn is_future(status: &Status) -> bool {
     grpc::etcd_error(status) == Some(EtcdError::FutureRevision)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn grpc_timeouts() {
-        for (text, millis) in
-            [("5S", Some(5000)), ("2500m", Some(2500)), ("1M", Some(60_000)), ("0u", Some(0))]
-        {
-            assert_eq!(parse_timeout(text).map(|d| d.as_millis()), millis, "{text}");
-        }
-        for bad in ["", "S", "5", "5x", "-1S", "123456789S", "é"] {
-            assert_eq!(parse_timeout(bad), None, "{bad}");
-        }
-    }
 }

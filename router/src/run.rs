@@ -12,8 +12,10 @@ use kindred_proto::etcdserverpb::{
 };
 use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
 use kindred_transport::serve::Drained;
-use kindred_transport::{ConnectOptions, Connector, Drain, ListenOptions, Listener, admin, server_builder};
+use kindred_transport::unary::UnaryCalls as _;
+use kindred_transport::{ConnectOptions, Connector, Drain, ListenOptions, Listener, admin, server};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tonic::service::Routes;
 
 use crate::admin as admin_routes;
 use crate::app::{App, Identity};
@@ -25,8 +27,6 @@ use crate::metrics as own_metrics;
 use crate::moves;
 use crate::stores::{Stores, background};
 
-/// What a decoder lets through beyond the largest request, as etcd's: the message around it.
-const REQUEST_SLACK: usize = 512 << 10;
 /// Time for clients to go elsewhere when the router stops.
 const GRACE: Duration = Duration::from_secs(10);
 /// How long the first handshakes with the stores may hold up the start; one that is not there answers at once.
@@ -193,22 +193,18 @@ fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<Pro
 
 /// Serves etcd's API on one listener. A stop sends GOAWAY; watch sessions end with Unavailable by themselves.
 fn serve_clients(app: &Arc<App>, listener: Listener, max_request_bytes: usize) {
-    let max_message = max_request_bytes.saturating_add(REQUEST_SLACK);
     let kv = kv::Kv::new(app.clone(), max_request_bytes);
+    let max_message = kv.message_bytes_max();
     let maintenance = MaintenanceServer::new(maintenance::Maintenance::new(app.clone()));
     let cluster = ClusterServer::new(cluster::Cluster::new(app.clone()));
-    let router = server_builder()
-        .add_service(KVServer::new(kv).max_decoding_message_size(max_message))
+    let services = Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
         .add_service(WatchServer::new(watch::Watch::new(app.clone())).max_decoding_message_size(max_message))
         .add_service(LeaseServer::new(lease::Lease::new(app.clone())))
         .add_service(refuse::Refuse::new(maintenance, refuse::MAINTENANCE))
         .add_service(refuse::Refuse::new(cluster, refuse::CLUSTER))
-        .add_service(auth::Auth::new(app.clone()));
+        .add_service(auth::Auth::new(app.clone()))
+        .prepare();
     let incoming = listener.incoming(&app.drain);
     let stopping = app.drain.stopping();
-    app.drain.spawn(async move {
-        if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopping.cancelled_owned()).await {
-            tracing::error!(%error, "the server of an etcd port ended");
-        }
-    });
+    app.drain.spawn(server::serve(incoming, kv, services, server::STREAMS_MAX, stopping));
 }

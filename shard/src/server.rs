@@ -15,7 +15,8 @@ use kindred_partition_config::{kind::KindScheme, model::Durability};
 use kindred_transport::{
     address::Endpoint,
     listener::{ListenOptions, Listener},
-    serve::{Drain, Drained, server_builder},
+    serve::{Drain, Drained},
+    server,
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -236,16 +237,8 @@ fn bare(endpoint: &Endpoint) -> String {
 
 fn serve(front: Front, listener: Listener, streams_max: u32, drain: &Drain) {
     let incoming = listener.incoming(drain);
-    let stopping = drain.stopping();
-    let server = server_builder().max_concurrent_streams(streams_max);
-    let on_error = drain.clone();
-    drain.spawn(async move {
-        let served = server.serve_with_incoming_shutdown(front, incoming, stopping.cancelled_owned()).await;
-        if let Err(error) = served {
-            tracing::error!(%error, "the server ended; stopping");
-            on_error.begin();
-        }
-    });
+    let calls = front.unary_calls();
+    drain.spawn(server::serve(incoming, calls, front, streams_max, drain.stopping()));
 }
 
 impl Running {

@@ -3,6 +3,7 @@
 
 use kindred_engine::engine::PinId;
 use kindred_partition_config::{ids::Revision, unit::UnitBuckets};
+use kindred_transport::grpc;
 use tonic::metadata::MetadataMap;
 
 use crate::etcd_status::KvError;
@@ -31,7 +32,7 @@ impl Wish {
     /// The wishes in a call's metadata; what is no revision is none.
     #[must_use]
     pub fn of(metadata: &MetadataMap) -> Self {
-        let text = |name| metadata.get(name)?.to_str().ok();
+        let text = |name| grpc::header(metadata.as_ref(), name)?.to_str().ok();
         let at_least = text(AT_LEAST).and_then(|text| text.parse().ok());
         let pin = text(PIN).and_then(|text| text.parse().ok());
         let generation = text(MAP).and_then(|text| text.parse().ok());

@@ -1,4 +1,6 @@
-//! Errors to gRPC status: the one place where this happens.
+//! Errors to gRPC status: the one place where this happens. And how long a client waits.
+
+use std::time::Duration;
 
 use kindred_wire::error::{Code, EtcdError};
 use kindred_wire::refusal::KindredError;
@@ -56,6 +58,31 @@ pub fn lost(status: &Status) -> Option<Lost> {
     }
 }
 
+/// A header by its name in lower case. A request has a handful of them: to look at each is cheaper than to hash the name.
+#[must_use]
+pub fn header<'h>(headers: &'h http::HeaderMap, name: &str) -> Option<&'h http::HeaderValue> {
+    headers.iter().find_map(|(key, value)| (key.as_str() == name).then_some(value))
+}
+
+/// The value of `grpc-timeout`: at most eight digits and one of `HMSmun`.
+#[must_use]
+pub fn parse_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let value: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(value * 3600)),
+        "M" => Some(Duration::from_secs(value * 60)),
+        "S" => Some(Duration::from_secs(value)),
+        "m" => Some(Duration::from_millis(value)),
+        "u" => Some(Duration::from_micros(value)),
+        "n" => Some(Duration::from_nanos(value)),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,6 +94,18 @@ mod tests {
             assert_eq!(status.message(), error.message());
             assert_eq!(status.code() as i32, i32::from(error.grpc_code().number()));
             assert_eq!(etcd_error(&status).map(EtcdError::message), Some(error.message()));
+        }
+    }
+
+    #[test]
+    fn timeouts() {
+        for (text, millis) in
+            [("5S", Some(5000)), ("2500m", Some(2500)), ("1M", Some(60_000)), ("0u", Some(0))]
+        {
+            assert_eq!(parse_timeout(text).map(|d| d.as_millis()), millis, "{text}");
+        }
+        for bad in ["", "S", "5", "5x", "-1S", "123456789S", "é"] {
+            assert_eq!(parse_timeout(bad), None, "{bad}");
         }
     }
 }

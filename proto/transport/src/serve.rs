@@ -1,27 +1,10 @@
-//! Settings of the gRPC server on an etcd port, and how a process stops.
+//! How a process stops.
 
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-
-/// A tonic server with the settings of an etcd port. Message limits belong to the services.
-///
-/// A kube-apiserver holds hundreds of watches and calls on one connection, so the streams of a connection are not
-/// limited in practice; a client that cancels many streams must not lose its watches, so neither are its resets.
-#[must_use]
-pub fn server_builder() -> tonic::transport::Server {
-    tonic::transport::Server::builder()
-        .max_concurrent_streams(1 << 20)
-        .initial_connection_window_size(16 << 20)
-        .initial_stream_window_size(4 << 20)
-        .max_frame_size(256 << 10)
-        .http2_keepalive_interval(Some(Duration::from_secs(2 * 60 * 60)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
-        .http2_max_local_error_reset_streams(None)
-        .http2_max_pending_accept_reset_streams(Some(1024))
-}
 
 /// How a process stops: first asked (streams end with Unavailable), then, after the grace period, made to.
 ///

@@ -13,6 +13,7 @@ use kindred_proto::{check, etcdserverpb as pb};
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_router_core::routes::Routes;
 use kindred_transport::grpc;
+use kindred_transport::unary::UnaryCalls;
 use kindred_wire::answer;
 use kindred_wire::error::EtcdError;
 use kindred_wire::patch::{HeaderPatch, RangePatch};
@@ -32,6 +33,9 @@ use crate::stores::Store;
 /// Time for one store to answer the health probe; kube-apiserver gives up after 2 s.
 const HEALTH_LIMIT: Duration = Duration::from_millis(600);
 
+/// What a decoder lets through beyond the largest request, as etcd's: the message around it.
+const REQUEST_SLACK: usize = 512 << 10;
+
 /// Operations of one transaction, for those that are refused anyway (etcd's default).
 const TXN_OPS_MAX: usize = 128;
 
@@ -49,7 +53,7 @@ impl Kv {
         Self { app, max_request_bytes }
     }
 
-    async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+    async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Bytes, Status> {
         let start = Instant::now();
         let result = self.route(method, request).await;
         let handles = self.app.metrics.method(method);
@@ -58,7 +62,7 @@ impl Kv {
             Ok(_) => handles.ok.increment(1),
             Err(_) => handles.failed.increment(1),
         }
-        result.map(|answer| Response::new(self.app.patched(answer)))
+        result.map(|answer| self.app.patched(answer))
     }
 
     async fn route(&self, method: Call, request: Request<Bytes>) -> Result<Bytes, Status> {
@@ -237,10 +241,36 @@ fn spread_by(method: Call, body: &Bytes, routes: &Routes) -> Vec<KindPrefix> {
 
 type Chunks = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
 
+impl UnaryCalls for Kv {
+    type Method = Call;
+
+    fn method(&self, path: &str) -> Option<Call> {
+        match path.strip_prefix("/etcdserverpb.KV/")? {
+            "Range" => Some(Call::Range),
+            "Put" => Some(Call::Put),
+            "DeleteRange" => Some(Call::DeleteRange),
+            "Txn" => Some(Call::Txn),
+            _ => None,
+        }
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        self.max_request_bytes.saturating_add(REQUEST_SLACK)
+    }
+
+    fn call(
+        &self,
+        method: Call,
+        request: Request<Bytes>,
+    ) -> impl Future<Output = Result<Bytes, Status>> + Send {
+        self.unary(method, request)
+    }
+}
+
 #[tonic::async_trait]
 impl KV for Kv {
     async fn range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Call::Range, request).await
+        self.unary(Call::Range, request).await.map(Response::new)
     }
 
     type RangeStreamStream = Chunks;
@@ -256,15 +286,15 @@ impl KV for Kv {
     }
 
     async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Call::Put, request).await
+        self.unary(Call::Put, request).await.map(Response::new)
     }
 
     async fn delete_range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Call::DeleteRange, request).await
+        self.unary(Call::DeleteRange, request).await.map(Response::new)
     }
 
     async fn txn(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Call::Txn, request).await
+        self.unary(Call::Txn, request).await.map(Response::new)
     }
 
     async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {

@@ -148,7 +148,10 @@ impl LeaseTable {
     /// The lease's end will delete this key.
     pub fn attach_key(&mut self, id: LeaseId, key: &Key) -> Result<(), EngineError> {
         let lease = self.live.get_mut(&id).ok_or(EngineError::LeaseNotFound(id))?;
-        lease.keys.insert(key.clone());
+        if !lease.keys.contains(key) {
+            // A copy: the key may be a slice of a much larger buffer, which it would keep.
+            lease.keys.insert(Key::copy_from(&key.0));
+        }
         Ok(())
     }
 

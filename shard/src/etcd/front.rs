@@ -89,6 +89,12 @@ impl Front {
         }
     }
 
+    /// The calls that are answered before this door.
+    #[must_use]
+    pub fn unary_calls(&self) -> KvService {
+        KvService(self.member.clone())
+    }
+
     /// What no generated service answers.
     fn by_path(&self, request: http::Request<Body>) -> BoxFuture<http::Response<Body>, Infallible> {
         let member = self.member.clone();

@@ -1,21 +1,23 @@
 //! KV: requests decoded with prost, answers written around the stored bytes.
 
-use std::pin::Pin;
+use std::{pin::Pin, sync::LazyLock};
 
 use bytes::Bytes;
 use kindred_engine::ops::{Delete, Op, RangeQuery, RevisionFilter};
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::{ids::Revision, unit::UnitBuckets};
 use kindred_proto::{etcdserverpb as pb, raw::kv::k_v_server::KV as Kv};
+use kindred_transport::unary::UnaryCalls;
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::Member;
 use crate::{
     convert, encode,
     etcd_status::KvError,
     handle::Start,
+    metrics::{CallMetrics, call_metrics},
     wish::{self, Wish},
 };
 
@@ -26,37 +28,126 @@ const STREAM_CHUNKS_MAX: usize = 2;
 #[derive(Clone)]
 pub struct KvService(pub Member);
 
+/// What a [`KvService`] answers with one message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// `Range`.
+    Range,
+    /// `Put`.
+    Put,
+    /// `DeleteRange`.
+    DeleteRange,
+    /// `Txn`.
+    Txn,
+}
+
 impl KvService {
-    async fn write(&self, op: Op, wish: Wish) -> Result<Response<Bytes>, Status> {
-        let answer = self.0.handle.apply(op, wish).await?;
-        Ok(Response::new(encode::answer(&self.0.ids, &answer)))
+    /// Answers a request; `buckets` are of a `DeleteRange`.
+    ///
+    /// # Errors
+    /// etcd's.
+    pub async fn answer(
+        &self,
+        method: Method,
+        message: Bytes,
+        wish: Wish,
+        buckets: Option<UnitBuckets>,
+    ) -> Result<Bytes, Status> {
+        let Self(member) = self;
+        let size = message.len();
+        let op = match method {
+            Method::Range => {
+                let query = convert::range(decode(message)?).map_err(KvError::from)?;
+                if query.sort.is_some() || query.filter != RevisionFilter::default() {
+                    let answer = member.handle.range(query, wish).await?;
+                    return Ok(encode::range(&member.ids, &answer));
+                }
+                return Ok(natural_range(member, query, wish).await?);
+            }
+            Method::Put => {
+                let put = convert::put(decode(message)?).map_err(KvError::from)?;
+                member.check_size(size)?;
+                Op::Put(put)
+            }
+            Method::DeleteRange => {
+                let delete = convert::delete(decode(message)?).map_err(KvError::from)?;
+                member.check_size(size)?;
+                Op::Delete(Delete { buckets, ..delete })
+            }
+            Method::Txn => {
+                let txn = convert::txn(decode(message)?, member.txn_ops_max).map_err(KvError::from)?;
+                if !convert::is_read_only(&txn) {
+                    member.check_size(size)?;
+                }
+                Op::Txn(Box::new(txn))
+            }
+        };
+        let answer = member.handle.apply(op, wish).await?;
+        Ok(encode::answer(&member.ids, &answer))
+    }
+
+    async fn unary(&self, method: Method, request: Request<Bytes>) -> Result<Bytes, Status> {
+        let wish = Wish::of(request.metadata());
+        let buckets = match method {
+            Method::DeleteRange => wish::buckets(request.metadata())?,
+            _ => None,
+        };
+        self.answer(method, request.into_inner(), wish, buckets).await
     }
 }
 
-/// A request as it came.
-struct Incoming<M> {
-    message: M,
-    wish: Wish,
-    size: usize,
+impl UnaryCalls for KvService {
+    type Method = Method;
+
+    fn method(&self, path: &str) -> Option<Method> {
+        let method = match path.strip_prefix("/etcdserverpb.KV/")? {
+            "Range" => Method::Range,
+            "Put" => Method::Put,
+            "DeleteRange" => Method::DeleteRange,
+            "Txn" => Method::Txn,
+            _ => return None,
+        };
+        // The front door says why nothing is answered yet.
+        self.0.is_serving().then_some(method)
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        self.0.receive_bytes_max()
+    }
+
+    fn call(
+        &self,
+        method: Method,
+        request: Request<Bytes>,
+    ) -> impl Future<Output = Result<Bytes, Status>> + Send {
+        self.unary(method, request)
+    }
+
+    fn began(&self, method: Method) {
+        counters(method).started();
+    }
+
+    fn ended(&self, method: Method, code: Code) {
+        counters(method).handled(code);
+    }
 }
 
-fn decode<M: Message + Default>(request: Request<Bytes>) -> Result<Incoming<M>, KvError> {
-    let wish = Wish::of(request.metadata());
-    let bytes = request.into_inner();
-    let size = bytes.len();
-    Ok(Incoming { message: M::decode(bytes)?, wish, size })
+fn counters(method: Method) -> &'static CallMetrics {
+    static COUNTERS: LazyLock<[&'static CallMetrics; 4]> = LazyLock::new(|| {
+        ["Range", "Put", "DeleteRange", "Txn"]
+            .map(|method| call_metrics(&format!("/etcdserverpb.KV/{method}")))
+    });
+    COUNTERS[method as usize]
+}
+
+fn decode<M: Message + Default>(message: Bytes) -> Result<M, KvError> {
+    Ok(M::decode(message)?)
 }
 
 #[tonic::async_trait]
 impl Kv for KvService {
     async fn range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        let Incoming { message, wish, .. } = decode::<pb::RangeRequest>(request)?;
-        let query = convert::range(message).map_err(KvError::from)?;
-        if query.sort.is_some() || query.filter != RevisionFilter::default() {
-            let answer = self.0.handle.range(query, wish).await?;
-            return Ok(Response::new(encode::range(&self.0.ids, &answer)));
-        }
-        Ok(Response::new(natural_range(&self.0, query, wish).await?))
+        self.unary(Method::Range, request).await.map(Response::new)
     }
 
     type RangeStreamStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
@@ -65,8 +156,8 @@ impl Kv for KvService {
         &self,
         request: Request<Bytes>,
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
-        let Incoming { message, wish, .. } = decode::<pb::RangeRequest>(request)?;
-        let query = convert::range_stream(message).map_err(KvError::from)?;
+        let wish = Wish::of(request.metadata());
+        let query = convert::range_stream(decode(request.into_inner())?).map_err(KvError::from)?;
         let (sender, mut chunks) = mpsc::channel(STREAM_CHUNKS_MAX);
         let member = self.0.clone();
         // Ends with the last chunk, or when the client goes away and `chunks` with it.
@@ -81,31 +172,19 @@ impl Kv for KvService {
     }
 
     async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        let Incoming { message, wish, size } = decode::<pb::PutRequest>(request)?;
-        let put = convert::put(message).map_err(KvError::from)?;
-        self.0.check_size(size)?;
-        self.write(Op::Put(put), wish).await
+        self.unary(Method::Put, request).await.map(Response::new)
     }
 
     async fn delete_range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        let buckets = wish::buckets(request.metadata())?;
-        let Incoming { message, wish, size } = decode::<pb::DeleteRangeRequest>(request)?;
-        let delete = convert::delete(message).map_err(KvError::from)?;
-        self.0.check_size(size)?;
-        self.write(Op::Delete(Delete { buckets, ..delete }), wish).await
+        self.unary(Method::DeleteRange, request).await.map(Response::new)
     }
 
     async fn txn(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        let Incoming { message, wish, size } = decode::<pb::TxnRequest>(request)?;
-        let txn = convert::txn(message, self.0.txn_ops_max).map_err(KvError::from)?;
-        if !convert::is_read_only(&txn) {
-            self.0.check_size(size)?;
-        }
-        self.write(Op::Txn(Box::new(txn)), wish).await
+        self.unary(Method::Txn, request).await.map(Response::new)
     }
 
     async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        let pb::CompactionRequest { revision, physical } = decode(request)?.message;
+        let pb::CompactionRequest { revision, physical } = decode(request.into_inner())?;
         let header = self.0.handle.compact(Revision(revision), physical).await?;
         Ok(Response::new(encode::header_only(&self.0.ids, header)))
     }

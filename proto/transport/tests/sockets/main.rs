@@ -6,3 +6,4 @@ mod admin;
 mod channel;
 mod support;
 mod tls;
+mod unary;

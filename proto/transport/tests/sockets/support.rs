@@ -11,11 +11,12 @@ use kindred_proto::etcdserverpb::{Member, MemberListRequest, MemberListResponse}
 use kindred_proto::raw::watch::watch_server::{Watch, WatchServer};
 use kindred_transport::tls::{ClientTls, ServerTls};
 use kindred_transport::{
-    ConnectionInfo, Connector, Drain, Endpoint, ListenAddr, ListenOptions, Listener, server_builder,
+    ConnectionInfo, Connector, Drain, Endpoint, ListenAddr, ListenOptions, Listener, server,
 };
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
@@ -74,12 +75,8 @@ impl Server {
         let endpoint = listener.local_endpoint().clone();
         let drain = Drain::new(Duration::from_millis(200));
         let (stopping, incoming) = (drain.stopping(), listener.incoming(&drain));
-        let router =
-            server_builder().add_service(ClusterServer::new(Service)).add_service(WatchServer::new(Service));
-        let task = drain.spawn(async move {
-            let served = router.serve_with_incoming_shutdown(incoming, stopping.cancelled_owned());
-            served.await.unwrap();
-        });
+        let services = Routes::new(ClusterServer::new(Service)).add_service(WatchServer::new(Service));
+        let task = drain.spawn(server::serve(incoming, (), services, server::STREAMS_MAX, stopping));
         Self { endpoint, drain, task }
     }
 

@@ -1,0 +1,153 @@
+//! Unary calls without tonic: the few methods that make up nearly all calls of an etcd port.
+//!
+//! tonic wraps a call into a dozen boxes and copies its message twice; here the message of a request is a slice of what was
+//! read from the socket, and an answer is handed to HTTP/2 as it is. Clients see no difference: what is not an ordinary
+//! call (an encoding, another verb than POST) is left to tonic, and what is refused is refused with tonic's status.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, header::CONTENT_TYPE};
+use hyper::body::{Body as _, Incoming};
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Extensions, Status};
+
+pub mod answer;
+pub mod message;
+
+use self::answer::AnswerBody;
+use self::message::MessageReader;
+use crate::grpc;
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// Methods that are answered here.
+pub trait UnaryCalls: Clone + Send + Sync + 'static {
+    /// Which of them.
+    type Method: Copy + Send + Sync + 'static;
+
+    /// The method of a path; `None` leaves the call to the other services.
+    fn method(&self, path: &str) -> Option<Self::Method>;
+
+    /// Most bytes of a request's message.
+    fn message_bytes_max(&self) -> usize;
+
+    /// Answers a request. Dropped when the client goes away.
+    fn call(
+        &self,
+        method: Self::Method,
+        request: tonic::Request<Bytes>,
+    ) -> impl Future<Output = Result<Bytes, Status>> + Send;
+
+    /// A call came in.
+    fn began(&self, _method: Self::Method) {}
+
+    /// It was answered.
+    fn ended(&self, _method: Self::Method, _code: Code) {}
+}
+
+/// Nothing is answered here.
+impl UnaryCalls for () {
+    type Method = Infallible;
+
+    fn method(&self, _path: &str) -> Option<Infallible> {
+        None
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        0
+    }
+
+    async fn call(&self, method: Infallible, _request: tonic::Request<Bytes>) -> Result<Bytes, Status> {
+        match method {}
+    }
+}
+
+/// The method of a request that can be answered here.
+pub(crate) fn method_of<U: UnaryCalls, B>(calls: &U, request: &Request<B>) -> Option<U::Method> {
+    let method = calls.method(request.uri().path())?;
+    let encoding = grpc::header(request.headers(), "grpc-encoding");
+    let plain = encoding.is_none_or(|encoding| encoding == "identity");
+    (plain && request.method() == Method::POST).then_some(method)
+}
+
+/// Answers one request.
+pub(crate) async fn serve<U: UnaryCalls>(
+    calls: U,
+    method: U::Method,
+    headers: HeaderMap,
+    body: Incoming,
+) -> Result<Response<AnswerBody>, Infallible> {
+    calls.began(method);
+    let limit = time_limit(&headers);
+    let answered = {
+        let mut answering = pin!(async {
+            let message = read(body, calls.message_bytes_max()).await?;
+            let metadata = MetadataMap::from_headers(headers);
+            let request = tonic::Request::from_parts(metadata, Extensions::new(), message);
+            AnswerBody::message(calls.call(method, request).await?)
+        });
+        within(limit, answering.as_mut()).await
+    };
+    Ok(match answered {
+        Ok(body) => {
+            calls.ended(method, Code::Ok);
+            let mut response = Response::new(body);
+            response.headers_mut().insert(CONTENT_TYPE, GRPC);
+            response
+        }
+        Err(status) => {
+            calls.ended(method, status.code());
+            refused(status)
+        }
+    })
+}
+
+/// How long the client waits, if it says so.
+pub(crate) fn time_limit(headers: &HeaderMap) -> Option<Duration> {
+    grpc::parse_timeout(grpc::header(headers, "grpc-timeout")?.to_str().ok()?)
+}
+
+/// What the future gives, or tonic's answer to a call whose time is over.
+pub(crate) async fn within<T>(
+    limit: Option<Duration>,
+    future: Pin<&mut impl Future<Output = Result<T, Status>>>,
+) -> Result<T, Status> {
+    match limit {
+        None => future.await,
+        Some(limit) => tokio::time::timeout(limit, future)
+            .await
+            .unwrap_or_else(|_| Err(Status::cancelled("Timeout expired"))),
+    }
+}
+
+/// An answer of headers only.
+pub(crate) fn refused(status: Status) -> Response<AnswerBody> {
+    status.into_http::<()>().map(|()| AnswerBody::none())
+}
+
+async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Status> {
+    let mut reader = MessageReader::new(limit);
+    while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+        match frame {
+            Ok(frame) => {
+                // Trailers of a request say nothing.
+                if let Ok(data) = frame.into_data() {
+                    reader.push(data)?;
+                }
+            }
+            Err(error) => match Status::from_error(Box::new(error)) {
+                // Nobody waits any more: as for tonic, what came is all.
+                status if status.code() == Code::Cancelled => break,
+                status => return Err(status),
+            },
+        }
+        if body.is_end_stream() {
+            break;
+        }
+    }
+    Ok(reader.finish()?)
+}

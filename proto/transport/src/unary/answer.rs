@@ -1,0 +1,175 @@
+//! The body of an answer: one message behind its prefix and the trailers of success, or whatever tonic answers.
+
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes};
+use http::{HeaderMap, HeaderValue};
+use hyper::body::{Body, Frame};
+use tonic::Status;
+
+use super::message::PREFIX_BYTES;
+
+/// A piece of an answer: the bytes before a message and the message, without a copy that joins them.
+#[derive(Debug)]
+pub struct Piece {
+    prefix: [u8; PREFIX_BYTES],
+    /// Bytes of the prefix that are gone.
+    taken: u8,
+    bytes: Bytes,
+}
+
+impl Piece {
+    fn message(prefix: [u8; PREFIX_BYTES], bytes: Bytes) -> Self {
+        Self { prefix, taken: 0, bytes }
+    }
+
+    fn plain(bytes: Bytes) -> Self {
+        Self { prefix: [0; PREFIX_BYTES], taken: PREFIX_BYTES as u8, bytes }
+    }
+
+    fn head(&self) -> &[u8] {
+        &self.prefix[usize::from(self.taken)..]
+    }
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.head().len() + self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        let head = self.head();
+        if head.is_empty() { &self.bytes } else { head }
+    }
+
+    fn chunks_vectored<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
+        let mut filled = 0;
+        for part in [self.head(), &self.bytes] {
+            if !part.is_empty() && filled < into.len() {
+                into[filled] = IoSlice::new(part);
+                filled += 1;
+            }
+        }
+        filled
+    }
+
+    fn advance(&mut self, count: usize) {
+        let of_prefix = count.min(self.head().len());
+        self.taken += of_prefix as u8;
+        self.bytes.advance(count - of_prefix);
+    }
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub struct AnswerBody(Next);
+
+#[derive(Debug)]
+enum Next {
+    Message([u8; PREFIX_BYTES], Bytes),
+    Trailers,
+    End,
+    Tonic(tonic::body::Body),
+}
+
+impl AnswerBody {
+    /// One message, and that all is well.
+    ///
+    /// # Errors
+    /// When no prefix can tell its length; the text is tonic's.
+    pub fn message(message: Bytes) -> Result<Self, Status> {
+        let Ok(length) = u32::try_from(message.len()) else {
+            let length = message.len();
+            return Err(Status::resource_exhausted(format!(
+                "Cannot return body with more than 4GB of data but got {length} bytes"
+            )));
+        };
+        let [a, b, c, d] = length.to_be_bytes();
+        Ok(Self(Next::Message([0, a, b, c, d], message)))
+    }
+
+    /// No body: the status is among the headers.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(Next::End)
+    }
+
+    /// What tonic answers.
+    #[must_use]
+    pub fn tonic(body: tonic::body::Body) -> Self {
+        Self(Next::Tonic(body))
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Piece;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let this = self.get_mut();
+        if let Next::Tonic(body) = &mut this.0 {
+            let frame = Pin::new(body).poll_frame(cx);
+            return frame.map_ok(|frame| frame.map_data(Piece::plain));
+        }
+        Poll::Ready(match std::mem::replace(&mut this.0, Next::End) {
+            Next::Message(prefix, message) => {
+                this.0 = Next::Trailers;
+                Some(Ok(Frame::data(Piece::message(prefix, message))))
+            }
+            Next::Trailers => {
+                let mut trailers = HeaderMap::with_capacity(1);
+                trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
+                Some(Ok(Frame::trailers(trailers)))
+            }
+            Next::End | Next::Tonic(_) => None,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Next::Message(..) | Next::Trailers => false,
+            Next::End => true,
+            Next::Tonic(body) => body.is_end_stream(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BufMut as _;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_piece_is_its_prefix_and_its_bytes_however_it_is_taken(
+            message in prop::collection::vec(any::<u8>(), 0..40),
+            steps in prop::collection::vec(1usize..9, 1..9),
+        ) {
+            let AnswerBody(Next::Message(prefix, bytes)) = AnswerBody::message(message.clone().into()).unwrap()
+            else { unreachable!() };
+            let mut piece = Piece::message(prefix, bytes);
+            let mut expected = vec![0];
+            expected.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+            expected.extend_from_slice(&message);
+            let (mut taken, mut turn) = (Vec::new(), 0);
+            while piece.has_remaining() {
+                let mut slices = [IoSlice::new(&[]), IoSlice::new(&[])];
+                let filled = piece.chunks_vectored(&mut slices);
+                let left: Vec<u8> = slices[..filled].iter().flat_map(|slice| slice.to_vec()).collect();
+                prop_assert_eq!(&left[..], &expected[taken.len()..]);
+                prop_assert_eq!(piece.remaining(), left.len());
+                let step = steps[turn % steps.len()].min(piece.remaining());
+                taken.put(piece.copy_to_bytes(step));
+                turn += 1;
+            }
+            prop_assert_eq!(taken, expected);
+        }
+    }
+}

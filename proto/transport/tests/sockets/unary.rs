@@ -1,0 +1,294 @@
+//! The calls that are answered without tonic: the same to the byte as with it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt as _;
+use http::{HeaderMap, Request as HttpRequest};
+use hyper::body::{Body, Frame};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use kindred_proto::raw::kv::k_v_client::KVClient;
+use kindred_proto::raw::kv::k_v_server::{KV, KVServer};
+use kindred_transport::listener::Incoming;
+use kindred_transport::unary::UnaryCalls;
+use kindred_transport::{Drain, Endpoint, ListenAddr, ListenOptions, Listener, server};
+use tokio::net::TcpStream;
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status};
+
+use crate::support::{channel, eventually};
+
+const LIMIT: usize = 100_000;
+
+/// Answers what the message asks for; also counts the calls that are under way.
+#[derive(Clone, Default)]
+struct Echo {
+    running: Arc<AtomicUsize>,
+    gate: CancellationToken,
+}
+
+struct Running(Arc<AtomicUsize>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Echo {
+    async fn answer(&self, request: Request<Bytes>) -> Result<Bytes, Status> {
+        self.running.fetch_add(1, Ordering::SeqCst);
+        let _running = Running(self.running.clone());
+        let said = request.metadata().get("said").map(|said| said.as_bytes().to_vec());
+        match &request.get_ref()[..] {
+            b"never" => std::future::pending().await,
+            b"later" => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                Ok(request.into_inner())
+            }
+            b"gated" => {
+                self.gate.cancelled().await;
+                Ok(request.into_inner())
+            }
+            b"what did I say" => Ok(said.unwrap_or_default().into()),
+            b"no" => {
+                let mut status = Status::with_details(
+                    Code::FailedPrecondition,
+                    "no, 100 % certainly nöt\n",
+                    Bytes::from_static(b"details"),
+                );
+                status.metadata_mut().insert("kindred-not-owned", "7".parse().unwrap());
+                Err(status)
+            }
+            b"long" => Ok(vec![b'x'; 3 << 20].into()),
+            _ => Ok(request.into_inner()),
+        }
+    }
+}
+
+impl UnaryCalls for Echo {
+    type Method = ();
+
+    fn method(&self, path: &str) -> Option<()> {
+        (path == "/etcdserverpb.KV/Put").then_some(())
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        LIMIT
+    }
+
+    async fn call(&self, (): (), request: Request<Bytes>) -> Result<Bytes, Status> {
+        self.answer(request).await
+    }
+}
+
+#[tonic::async_trait]
+impl KV for Echo {
+    type RangeStreamStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+
+    async fn range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.answer(request).await.map(Response::new)
+    }
+
+    async fn range_stream(&self, _: Request<Bytes>) -> Result<Response<Self::RangeStreamStream>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.answer(request).await.map(Response::new)
+    }
+
+    async fn delete_range(&self, _: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn txn(&self, _: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn compact(&self, _: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+}
+
+async fn start<U: UnaryCalls>(calls: U, tonic: Echo) -> (Endpoint, Drain) {
+    let listener = Listener::bind(&ListenAddr::any_local_port(), ListenOptions::default()).await.unwrap();
+    let (endpoint, drain) = (listener.local_endpoint().clone(), Drain::new(Duration::from_secs(30)));
+    let incoming: Incoming = listener.incoming(&drain);
+    let services = KVServer::new(tonic).max_decoding_message_size(LIMIT);
+    drain.spawn(server::serve(incoming, calls, services, server::STREAMS_MAX, drain.stopping()));
+    (endpoint, drain)
+}
+
+/// A body of these frames, which may end in an error that resets the stream.
+struct Frames(std::vec::IntoIter<Bytes>);
+
+impl Body for Frames {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<Frame<Bytes>, Status>>> {
+        std::task::Poll::Ready(self.0.next().map(|frame| Ok(Frame::data(frame))))
+    }
+}
+
+/// What a client sees of an answer.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    status: u16,
+    headers: HeaderMap,
+    body: Bytes,
+    trailers: Option<HeaderMap>,
+}
+
+async fn ask(
+    endpoint: &Endpoint,
+    (verb, path, headers): (&str, &str, &[(&'static str, &str)]),
+    frames: Vec<Bytes>,
+) -> Seen {
+    let stream = TcpStream::connect(endpoint.authority()).await.unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut request =
+        HttpRequest::builder().method(verb).uri(format!("http://{}{path}", endpoint.authority()));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request.header("te", "trailers").body(Frames(frames.into_iter())).unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(30), sender.send_request(request));
+    let (parts, mut body) = answer.await.expect("the call hangs").unwrap().into_parts();
+    let (mut bytes, mut trailers) = (BytesMut::new(), None);
+    while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+        match frame.unwrap().into_data() {
+            Ok(data) => bytes.extend_from_slice(&data),
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+    }
+    connection.abort();
+    Seen { status: parts.status.as_u16(), headers: parts.headers, body: bytes.freeze(), trailers }
+}
+
+fn framed(message: &[u8]) -> Bytes {
+    let mut bytes = vec![0];
+    bytes.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+    bytes.extend_from_slice(message);
+    bytes.into()
+}
+
+#[tokio::test]
+async fn every_call_is_answered_as_tonic_answers_it() {
+    let (ours, _drain_ours) = start(Echo::default(), Echo::default()).await;
+    let (tonics, _drain_tonics) = start((), Echo::default()).await;
+    let large = framed(&vec![7; 70_000]);
+    let put = "/etcdserverpb.KV/Put";
+    let grpc = ("content-type", "application/grpc");
+    type Case<'a> = (&'a str, &'a str, Vec<(&'static str, &'a str)>, Vec<Bytes>);
+    let cases: Vec<Case<'_>> = vec![
+        ("POST", put, vec![grpc], vec![framed(b"hello")]),
+        ("POST", put, vec![grpc], vec![framed(b"")]),
+        ("POST", put, vec![grpc], vec![framed(b"long")]),
+        ("POST", put, vec![grpc], large.chunks(999).map(Bytes::copy_from_slice).collect()),
+        ("POST", put, vec![grpc], vec![framed(b"no")]),
+        ("POST", put, vec![grpc, ("said", "yes")], vec![framed(b"what did I say")]),
+        ("POST", put, vec![grpc, ("grpc-timeout", "50m")], vec![framed(b"never")]),
+        ("POST", put, vec![grpc, ("grpc-timeout", "nonsense")], vec![framed(b"hello")]),
+        ("POST", put, vec![grpc, ("grpc-timeout", "9S")], vec![framed(b"later")]),
+        ("POST", put, vec![grpc, ("grpc-encoding", "identity")], vec![framed(b"hello")]),
+        ("POST", put, vec![grpc, ("grpc-encoding", "gzip")], vec![framed(b"hello")]),
+        ("POST", put, vec![grpc, ("grpc-accept-encoding", "gzip,identity")], vec![framed(b"hello")]),
+        ("POST", put, vec![("content-type", "text/html")], vec![framed(b"hello")]),
+        ("POST", put, vec![], vec![framed(b"hello")]),
+        ("POST", put, vec![grpc], vec![]),
+        ("POST", put, vec![grpc], vec![Bytes::from_static(&[0, 0, 0])]),
+        ("POST", put, vec![grpc], vec![Bytes::from_static(&[1, 0, 0, 0, 0])]),
+        ("POST", put, vec![grpc], vec![Bytes::from_static(&[9, 0, 0, 0, 0])]),
+        ("POST", put, vec![grpc], vec![framed(b"one"), framed(b"two")]),
+        ("POST", put, vec![grpc], vec![framed(b"one"), Bytes::from_static(&[0, 0])]),
+        ("GET", put, vec![grpc], vec![]),
+        ("POST", "/etcdserverpb.KV/Put?x=1", vec![grpc], vec![framed(b"hello")]),
+        ("POST", "/etcdserverpb.KV/Range", vec![grpc], vec![framed(b"hello")]),
+        ("POST", "/etcdserverpb.KV/Other", vec![grpc], vec![framed(b"hello")]),
+    ];
+    for (verb, path, headers, frames) in cases {
+        let case = format!("{verb} {path} {headers:?} {:?}", frames.first().map(|f| &f[..f.len().min(20)]));
+        let expected = ask(&tonics, (verb, path, &headers), frames.clone()).await;
+        assert_eq!(ask(&ours, (verb, path, &headers), frames).await, expected, "{case}");
+        assert!(!expected.headers.contains_key("date"), "{case}");
+    }
+    let too_long = vec![framed(&vec![0; LIMIT + 1])];
+    let seen = ask(&ours, ("POST", put, &[grpc]), too_long).await;
+    assert_eq!(
+        (seen.status, &seen.headers["grpc-status"], seen.trailers),
+        (200, &"8".parse().unwrap(), None)
+    );
+    assert_eq!(
+        seen.headers["grpc-message"],
+        "grpc:%20received%20message%20larger%20than%20max%20(100001%20vs.%20100000)"
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_ends_its_call() {
+    let echo = Echo::default();
+    let (endpoint, drain) = start(echo.clone(), Echo::default()).await;
+    let channel = channel(&endpoint, None);
+    for _ in 0..3 {
+        let mut client = KVClient::new(channel.clone());
+        let call = tokio::spawn(async move { client.put(Request::new(Bytes::from_static(b"never"))).await });
+        eventually("the call runs", || async { echo.running.load(Ordering::SeqCst) == 1 }).await;
+        call.abort();
+        eventually("the call ended", || async { echo.running.load(Ordering::SeqCst) == 0 }).await;
+    }
+    // The connection lives on.
+    let answer = KVClient::new(channel).put(Request::new(Bytes::from_static(b"hello"))).await.unwrap();
+    assert_eq!(answer.into_inner(), Bytes::from_static(b"hello"));
+    drain.kill();
+}
+
+#[tokio::test]
+async fn a_stop_lets_calls_finish_and_takes_no_more() {
+    let echo = Echo::default();
+    let (endpoint, drain) = start(echo.clone(), Echo::default()).await;
+    let channel = channel(&endpoint, None);
+    let calls: Vec<_> = (0..20)
+        .map(|_| {
+            let mut client = KVClient::new(channel.clone());
+            tokio::spawn(async move { client.put(Request::new(Bytes::from_static(b"gated"))).await })
+        })
+        .collect();
+    eventually("the calls run", || async { echo.running.load(Ordering::SeqCst) == 20 }).await;
+    drain.begin();
+    echo.gate.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(20), drain.finish());
+    let (calls, ended) = tokio::join!(futures_util::future::join_all(calls), ended);
+    for call in calls {
+        assert_eq!(call.unwrap().unwrap().into_inner(), Bytes::from_static(b"gated"));
+    }
+    assert_eq!(ended.expect("the connection stays open"), kindred_transport::serve::Drained::Cleanly);
+    let refused = KVClient::new(channel).put(Request::new(Bytes::from_static(b"hello"))).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_calls_at_once_each_get_their_own_answer() {
+    let (endpoint, drain) = start(Echo::default(), Echo::default()).await;
+    let channels: Vec<_> = (0..3).map(|_| channel(&endpoint, None)).collect();
+    let calls = futures_util::stream::iter(0..2000usize).map(|i| {
+        let mut client = KVClient::new(channels[i % 3].clone()).max_decoding_message_size(usize::MAX);
+        async move {
+            let message = Bytes::from(vec![i as u8; (i * 37) % 30_000]);
+            let answer = client.put(Request::new(message.clone())).await.unwrap().into_inner();
+            assert_eq!(answer, message);
+        }
+    });
+    calls.buffer_unordered(100).collect::<Vec<_>>().await;
+    drain.kill();
+}
