@@ -3,7 +3,7 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench bench-moves bench-disk peers build kube netsim sim fuzz crash kills
+.PHONY: run test verify fix bench bench-moves bench-disk instructions peers build kube netsim sim fuzz crash kills
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -51,6 +51,11 @@ fix:
 bench: peers
 	$(CARGO) build --release --locked -p kindred-bench -p kindred-shard -p kindred-router
 	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench $(ARGS)
+
+## instructions: instructions of a shard and a router for one operation (needs valgrind); fails above those of bench/instructions
+instructions:
+	$(CARGO) build --release --locked -p kindred-bench -p kindred-shard -p kindred-router
+	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench instructions --check bench/instructions
 
 ## bench-moves: what clients see while Kinds of KEYS (200000) keys move, split, re-hash and are drained
 bench-moves:

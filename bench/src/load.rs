@@ -95,7 +95,21 @@ fn client(channel: &Channel) -> KvClient<Channel> {
 
 /// Writes every key once.
 pub async fn fill(channels: &[Channel], shape: Shape) -> anyhow::Result<()> {
-    run(channels, Kind::Put, shape, shape.keys as u64).await.map(|_| ())
+    let mut tasks = Vec::new();
+    for worker in 0..shape.in_flight {
+        let mut kv = client(&channels[worker % channels.len()]);
+        tasks.push(tokio::spawn(async move {
+            let value = Bytes::from(vec![b'v'; shape.value_bytes]);
+            for i in (worker..shape.keys).step_by(shape.in_flight) {
+                one(&mut kv, Kind::Put, i, &value, &mut 0).await?;
+            }
+            anyhow::Ok(())
+        }));
+    }
+    for task in tasks {
+        task.await??;
+    }
+    Ok(())
 }
 
 /// Runs `ops` operations and measures them.

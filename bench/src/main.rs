@@ -9,6 +9,7 @@ mod cluster;
 mod cpu;
 mod during;
 mod fsync;
+mod instructions;
 mod load;
 mod pace;
 mod restart;
@@ -69,6 +70,8 @@ enum Mode {
     Cluster(cluster::Options),
     /// Writes a second that are on disk when they are acknowledged, beside an etcd on the same disk.
     Fsync(fsync::Options),
+    /// Instructions of a server for one operation, which a busy machine does not change.
+    Instructions(instructions::Options),
 }
 
 /// One measured round: CPU microseconds per operation by role, and latencies.
@@ -159,6 +162,7 @@ async fn main() -> anyhow::Result<()> {
             let etcd = args.etcd.clone().map_or_else(pinned_etcd, Ok)?;
             return fsync::run(options, &etcd).await;
         }
+        Some(Mode::Instructions(options)) => return instructions::run(options).await,
         None => {}
     }
     let shape = Shape {

@@ -62,7 +62,20 @@ fn ready_line(child: &mut Child, prefix: &str) -> anyhow::Result<String> {
 }
 
 fn spawn(program: &Path, args: &[String]) -> anyhow::Result<Child> {
-    Command::new(program)
+    spawn_under(&[], program, args)
+}
+
+/// Starts a program by a tool that becomes it, and so has its pid; no words = no tool.
+fn spawn_under(tool: &[String], program: &Path, args: &[String]) -> anyhow::Result<Child> {
+    let mut command = match tool {
+        [] => Command::new(program),
+        [tool, words @ ..] => {
+            let mut command = Command::new(tool);
+            command.args(words).arg(program);
+            command
+        }
+    };
+    command
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -110,8 +123,13 @@ pub fn etcd_in(program: &Path, dir: tempfile::TempDir, flags: &[&str]) -> anyhow
 
 /// A shard alone.
 pub fn shard() -> anyhow::Result<Server> {
+    shard_under(&[])
+}
+
+/// A shard alone, run by a tool.
+pub fn shard_under(tool: &[String]) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
-    let (child, endpoint) = start_shard(&[])?;
+    let (child, endpoint) = start_shard_under(tool, &[])?;
     let pids = vec![("shard".to_owned(), child.id())];
     Ok(Server { name: "kindred shard", endpoint, pids, children: vec![child], _dir: dir })
 }
@@ -127,9 +145,13 @@ pub fn shard_in(dir: tempfile::TempDir, flags: &[&str]) -> anyhow::Result<Server
 
 /// A shard with these flags, once it serves, and where.
 pub fn start_shard(flags: &[String]) -> anyhow::Result<(Child, String)> {
+    start_shard_under(&[], flags)
+}
+
+fn start_shard_under(tool: &[String], flags: &[String]) -> anyhow::Result<(Child, String)> {
     let mut args = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
     args.extend_from_slice(flags);
-    let mut child = spawn(&bin_dir()?.join("kindred-shard"), &args)?;
+    let mut child = spawn_under(tool, &bin_dir()?.join("kindred-shard"), &args)?;
     let line = ready_line(&mut child, "kindred-shard ready")?;
     let endpoint = word(&line, "listen").context("the ready line names no listen address")?;
     Ok((child, endpoint))
@@ -137,8 +159,13 @@ pub fn start_shard(flags: &[String]) -> anyhow::Result<(Child, String)> {
 
 /// A router in front of one shard that holds the load's Kind.
 pub fn routed() -> anyhow::Result<Server> {
+    routed_under(&[])
+}
+
+/// The same, the router run by a tool.
+pub fn routed_under(tool: &[String]) -> anyhow::Result<Server> {
     let partition = "  - { metadata: { name: leases }, resource: leases, serviceGroupId: leases }\n";
-    let mut server = behind_router("kindred router + shard", &["default", "leases"], partition)?;
+    let mut server = behind_router_under(tool, "kindred router + shard", &["default", "leases"], partition)?;
     server.pids.retain(|(role, _)| role != "default");
     for (role, _) in server.pids.iter_mut().filter(|(role, _)| role == "leases") {
         *role = "shard".to_owned();
@@ -148,6 +175,15 @@ pub fn routed() -> anyhow::Result<Server> {
 
 /// A router in front of these shards, the first of them the default. Roles are `router` and the shards' names.
 pub fn behind_router(name: &'static str, shards: &[&str], partitions: &str) -> anyhow::Result<Server> {
+    behind_router_under(&[], name, shards, partitions)
+}
+
+fn behind_router_under(
+    tool: &[String],
+    name: &'static str,
+    shards: &[&str],
+    partitions: &str,
+) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
     let mut children = Vec::new();
     let mut stores = String::new();
@@ -167,7 +203,7 @@ pub fn behind_router(name: &'static str, shards: &[&str], partitions: &str) -> a
     std::fs::write(&file, config)?;
     let args = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config", &file.display().to_string()]
         .map(str::to_owned);
-    let mut child = spawn(&bin_dir()?.join("kindred-router"), &args)?;
+    let mut child = spawn_under(tool, &bin_dir()?.join("kindred-router"), &args)?;
     let line = ready_line(&mut child, "kindred-router ready")?;
     let endpoint = word(&line, "listen").context("the ready line names no listen address")?;
     pids.insert(0, ("router".to_owned(), child.id()));

@@ -1,0 +1,198 @@
+//! Instructions of a server for one operation, counted by valgrind's callgrind: what a change costs or saves, on any
+//! machine, however busy. Only code of the process itself counts, not the kernel's.
+//!
+//! `bench/instructions` holds what each hot path takes. The numbers may only go down: `--check` fails when one is exceeded,
+//! `--write` records those that are lower.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, bail};
+
+use crate::{
+    load::{self, Kind, Shape},
+    servers::{self, Server},
+};
+
+/// Of a number, what a run may differ from the one before: timers fire more or less often meanwhile.
+const TOLERANCE: f64 = 0.03;
+
+/// What is measured and compared.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Operations that are counted, after as many that warm up.
+    #[arg(long, default_value_t = 3_000)]
+    ops: u64,
+    /// Fail when an operation takes more than this file says.
+    #[arg(long, value_name = "FILE")]
+    check: Option<PathBuf>,
+    /// Record what is lower than, or not in, this file.
+    #[arg(long, value_name = "FILE", conflicts_with = "check")]
+    write: Option<PathBuf>,
+    /// Keep callgrind's profiles here (`callgrind_annotate` shows them).
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+    /// Only these paths (`shard put`).
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+/// Instructions for one operation, by path: `shard put`.
+type Counts = BTreeMap<String, u64>;
+
+fn parse(text: &str) -> anyhow::Result<Counts> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (path, count) = line.rsplit_once(' ').with_context(|| format!("not a line: {line:?}"))?;
+            let count = count.parse().with_context(|| format!("not a number of instructions: {line:?}"))?;
+            anyhow::Ok((path.trim_end().to_owned(), count))
+        })
+        .collect()
+}
+
+/// The paths that take more than they may.
+fn exceeded(limits: &Counts, measured: &Counts) -> Vec<String> {
+    let over = |(path, count): (&String, &u64)| {
+        let limit = *limits.get(path)?;
+        let most = (limit as f64 * (1.0 + TOLERANCE)) as u64;
+        (*count > most).then(|| format!("{path}: {count} instructions, at most {limit} (and 3 %)"))
+    };
+    measured.iter().filter_map(over).collect()
+}
+
+/// The file's text, with what got lower.
+fn lowered(limits: &Counts, measured: &Counts) -> String {
+    let mut all = limits.clone();
+    for (path, count) in measured {
+        all.entry(path.clone()).and_modify(|limit| *limit = (*limit).min(*count)).or_insert(*count);
+    }
+    let mut text =
+        "# Instructions for one operation (`kindred-bench instructions`). They may only go down.\n"
+            .to_owned();
+    for (path, count) in all {
+        text += &format!("{path} {count}\n");
+    }
+    text
+}
+
+/// Counts, prints, compares.
+#[allow(clippy::print_stdout)]
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    if Command::new("vgdb").arg("--help").output().is_err() {
+        println!("skipped: instructions are counted by valgrind, and there is none");
+        return Ok(());
+    }
+    let profiles = tempfile::tempdir()?;
+    let folder = options.keep.as_deref().unwrap_or(profiles.path());
+    std::fs::create_dir_all(folder)?;
+    let mut measured = Counts::new();
+    for role in ["shard", "router"] {
+        let wanted = |kind: &Kind| {
+            let path = format!("{role} {}", kind.name());
+            options.only.is_empty() || options.only.contains(&path)
+        };
+        let kinds: Vec<Kind> = [Kind::Put, Kind::TxnPut, Kind::Get].into_iter().filter(wanted).collect();
+        if kinds.is_empty() {
+            continue;
+        }
+        let server = match role {
+            "shard" => servers::shard_under(&tool(folder, role))?,
+            _ => servers::routed_under(&tool(folder, role))?,
+        };
+        for kind in kinds {
+            let count = count(&server, role, kind, options.ops, folder).await?;
+            println!("{role} {} {count}", kind.name());
+            measured.insert(format!("{role} {}", kind.name()), count);
+        }
+    }
+    let limits = |file: &Path| match std::fs::read_to_string(file) {
+        Ok(text) => parse(&text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Counts::new()),
+        Err(error) => Err(error).with_context(|| file.display().to_string()),
+    };
+    if let Some(file) = &options.write {
+        std::fs::write(file, lowered(&limits(file)?, &measured))?;
+    }
+    if let Some(file) = &options.check {
+        let over = exceeded(&limits(file)?, &measured);
+        if !over.is_empty() {
+            bail!("more instructions than before:\n{}", over.join("\n"));
+        }
+    }
+    Ok(())
+}
+
+fn tool(folder: &Path, role: &str) -> Vec<String> {
+    let out = folder.join(role).display().to_string();
+    ["valgrind", "--tool=callgrind", &format!("--callgrind-out-file={out}")].map(str::to_owned).into()
+}
+
+async fn count(server: &Server, role: &str, kind: Kind, ops: u64, folder: &Path) -> anyhow::Result<u64> {
+    let pid = server.pids.iter().find(|(name, _)| name == role).context("no such process")?.1;
+    let shape = Shape { connections: 4, in_flight: 64, keys: 1_000, value_bytes: 512 };
+    let channels = load::connect(&server.endpoint, shape).await?;
+    load::fill(&channels, shape).await?;
+    load::run(&channels, kind, shape, ops).await?;
+    ask(pid, &["zero"])?;
+    load::run(&channels, kind, shape, ops).await?;
+    let before = dumps(folder, role)?;
+    ask(pid, &["dump", kind.name()])?;
+    let after = dumps(folder, role)?;
+    let new = after.iter().find(|file| !before.contains(file)).context("callgrind wrote no profile")?;
+    Ok(total(&std::fs::read_to_string(new)?)? / ops)
+}
+
+/// Asks callgrind in a running process.
+fn ask(pid: u32, words: &[&str]) -> anyhow::Result<()> {
+    let output = Command::new("vgdb").arg(format!("--pid={pid}")).args(words).output()?;
+    if !output.status.success() {
+        bail!("vgdb {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+fn dumps(folder: &Path, role: &str) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(role)) {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// All instructions of a profile.
+fn total(profile: &str) -> anyhow::Result<u64> {
+    let of = |name| profile.lines().find_map(|line| line.strip_prefix(name));
+    let total = of("totals:").or_else(|| of("summary:")).context("the profile has no total")?;
+    Ok(total.split_whitespace().next().context("the profile has an empty total")?.parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_may_take_less_and_hardly_more() {
+        let limits = parse("# a comment\nrouter get 500\n\nshard txn put 1000\n").unwrap();
+        assert_eq!(limits["shard txn put"], 1000);
+        let counts = |put: u64| Counts::from([("shard txn put".to_owned(), put), ("new".to_owned(), 9)]);
+        assert_eq!(exceeded(&limits, &counts(1030)), Vec::<String>::new());
+        assert_eq!(exceeded(&limits, &counts(1031)).len(), 1);
+        assert_eq!(parse(&lowered(&limits, &counts(900))).unwrap()["shard txn put"], 900);
+        assert_eq!(parse(&lowered(&limits, &counts(1100))).unwrap()["shard txn put"], 1000);
+        assert_eq!(parse(&lowered(&limits, &counts(900))).unwrap()["new"], 9);
+        assert!(parse("shard put").is_err());
+    }
+
+    #[test]
+    fn the_total_is_read_from_a_profile() {
+        assert_eq!(total("events: Ir\nfn=main\n1 2\ntotals: 123\n").unwrap(), 123);
+        assert!(total("events: Ir\n").is_err());
+    }
+}
