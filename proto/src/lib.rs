@@ -26,3 +26,6 @@ pub mod shard_v1 {
 
 pub mod check;
 pub mod raw;
+
+/// The bit of a handshake's `features` that stands for service `Batches`.
+pub const FEATURE_BATCHES: u64 = 1;

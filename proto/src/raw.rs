@@ -1,4 +1,4 @@
-//! KV, Watch and Feeds with requests and answers as protobuf bytes, and the codec that leaves them alone.
+//! KV, Watch, Feeds and Batches with requests and answers as protobuf bytes, and the codec that leaves them alone.
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::{
@@ -25,6 +25,13 @@ pub mod watch {
 #[rustfmt::skip]
 pub mod feeds {
     include!("gen/raw/kindred.shard.v1.Feeds.rs");
+}
+
+/// Batches as bytes: `batches_server::{Batches, BatchesServer}` and `batches_client::BatchesClient`.
+#[allow(clippy::all, missing_docs)]
+#[rustfmt::skip]
+pub mod batches {
+    include!("gen/raw/kindred.shard.v1.Batches.rs");
 }
 
 /// A codec whose messages are their own protobuf bytes.

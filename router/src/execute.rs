@@ -150,15 +150,32 @@ where
     F: Fn() -> Fut,
     Fut: Future<Output = Result<Response<T>, Status>>,
 {
+    let send = || async { send().await.map(Response::into_inner).map_err(Failure::of) };
+    attempt(store, effect, deadline, send).await
+}
+
+/// The same for whatever tells by itself how it failed.
+///
+/// # Errors
+/// As [`call`].
+pub async fn attempt<T, F, Fut>(
+    store: &Store,
+    effect: Effect,
+    deadline: Deadline,
+    send: F,
+) -> Result<T, Status>
+where
+    F: Fn() -> Fut,
+    Fut: Future<Output = Result<T, Failure>>,
+{
     let mut again = true;
     loop {
         store.ready()?;
-        let status = match tokio::time::timeout_at(deadline.at, send()).await {
-            Ok(Ok(answer)) => return Ok(answer.into_inner()),
-            Ok(Err(status)) => status,
+        let failure = match tokio::time::timeout_at(deadline.at, send()).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(failure)) => failure,
             Err(_) => return Err(deadline.passed(effect)),
         };
-        let failure = Failure::of(status);
         match (&failure, effect) {
             (Failure::Answered(_), _) => {}
             (Failure::NotConnected(reason), _) => store.state().lost(reason),

@@ -8,6 +8,7 @@ pub mod background;
 pub mod clocks;
 pub mod failure;
 pub mod fence;
+pub mod lane;
 mod list;
 pub mod modes;
 pub mod monitor;
@@ -33,6 +34,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use fence::FenceCell;
+use lane::Lane;
 pub use list::{STORES_MAX, StoreListError, Stores};
 use modes::ToldCell;
 use releases::Releases;
@@ -66,6 +68,8 @@ struct Link {
     watches: Vec<Channel>,
     /// For feeds that are always read: nobody's slow client stands before their events.
     feeds: Channel,
+    /// For small operations, which no list stands before. Of shards alone.
+    lane: Option<Arc<Lane>>,
 }
 
 impl Link {
@@ -77,7 +81,11 @@ impl Link {
         let watches: Result<Vec<_>, _> =
             (0..WATCH_CONNECTIONS).map(|_| connector.channel_any(endpoints)).collect();
         let feeds = connector.channel_any(endpoints)?;
-        Ok(Self { spec: Arc::new(spec), unary, watches: watches?, feeds })
+        let lane = match spec.kind {
+            StoreKind::Shard => Some(Arc::new(Lane::new(connector.channel_any(endpoints)?))),
+            StoreKind::Etcd => None,
+        };
+        Ok(Self { spec: Arc::new(spec), unary, watches: watches?, feeds, lane })
     }
 }
 
@@ -232,6 +240,12 @@ impl Store {
     #[must_use]
     pub fn kv(&self) -> KVClient<Channel> {
         KVClient::new(self.unary()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// The stream of batches, when it is a shard that serves them.
+    #[must_use]
+    pub fn lane(&self) -> Option<Arc<Lane>> {
+        if self.state.has_batches() { self.link.load().lane.clone() } else { None }
     }
 
     /// Watch as bytes, on one of the connections for watches.

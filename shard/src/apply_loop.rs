@@ -9,6 +9,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use kindred_engine::ops::Op;
+use kindred_wire::error::EtcdError;
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -28,7 +29,7 @@ use crate::{
 mod request;
 
 use self::request::{Answer, Waiter};
-pub(crate) use self::request::{Call, Flushed, Raise, Request};
+pub(crate) use self::request::{Batched, BatchedCall, Call, Flushed, Raise, Request, Respond};
 
 /// Requests that may wait for the loop; further senders wait themselves.
 const QUEUE_MAX: usize = 4096;
@@ -155,13 +156,14 @@ impl ApplyLoop {
                 let raise = Raise { ranges: vec![query.range.clone()], to, generation: wish.generation };
                 let read = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
                     let read = core.read(&query, wish, &owner);
-                    Box::new(move || drop(answer.send(read)))
+                    Box::new(move || answer.send(read))
                 };
                 return self.raise(raise, Box::new(read));
             }
             Request::Read { query, wish, owner, answer } => {
                 (Answer::Read(answer, core.read(&query, wish, &owner)), false)
             }
+            Request::Batch(ops) => return self.execute_batch(ops),
             Request::Chunk { cursor, answer } => (Answer::Chunk(answer, core.chunk(cursor)), false),
             Request::Pull { stream, bytes_max, answer } => {
                 (Answer::Pull(answer, core.engine.watch_pull(stream, bytes_max)), false)
@@ -179,6 +181,18 @@ impl ApplyLoop {
         };
         let logged = self.core.engine.logged_fsync() != before;
         self.answers.push((answer, waits || logged));
+    }
+
+    fn execute_batch(&mut self, ops: Vec<Batched>) {
+        let now = Instant::now();
+        for op in ops {
+            if op.reply.is_wanted(now) {
+                self.execute(op.into());
+            } else {
+                // Nobody waits for it, and it has done nothing yet.
+                op.reply.send(Err(KvError::Invalid(EtcdError::Timeout)));
+            }
+        }
     }
 
     fn raise(&mut self, raise: Raise, late: Call) {
@@ -210,10 +224,11 @@ impl ApplyLoop {
         }
         let now = Instant::now();
         while let Some((until, request)) = self.held.pop_front() {
-            let Request::Apply { op, wish, .. } = &request else { continue };
-            if fits(&self.core, op, *wish) {
+            let Request::Apply { op, wish, answer } = &request else { continue };
+            let wanted = answer.is_wanted(now);
+            if wanted && fits(&self.core, op, *wish) {
                 self.execute(request);
-            } else if until <= now {
+            } else if !wanted || until <= now {
                 refuse(request);
             } else {
                 self.logs.ask_ceiling(wish.at_least);
@@ -377,6 +392,6 @@ fn fits(core: &Core, op: &Op, wish: Wish) -> bool {
 /// A write that could not be executed in time; it was not.
 fn refuse(request: Request) {
     if let Request::Apply { answer, .. } = request {
-        let _ = answer.send(Err(KvError::DiskWait));
+        answer.send(Err(KvError::DiskWait));
     }
 }

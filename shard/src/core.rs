@@ -374,12 +374,7 @@ impl Core {
         generation: Option<u64>,
         owner: &Weak<()>,
     ) -> Result<Started, KvError> {
-        let short = matches!(query.range, KeyRange::Single(_))
-            || query.count_only
-            || (query.sort.is_none()
-                && query.filter == RevisionFilter::default()
-                && (1..=WHOLE_KEYS).contains(&query.limit));
-        if short {
+        if is_short(query) {
             Ok(Started::Whole(self.engine.range_by_map(query, generation)?))
         } else {
             self.open(query, generation, owner)
@@ -603,6 +598,14 @@ fn cost(op: &Op) -> u64 {
         }
         Op::Range(_) | Op::Delete(_) => 0,
     }
+}
+
+/// Whether a read is answered whole, in one turn.
+#[must_use]
+pub fn is_short(query: &RangeQuery) -> bool {
+    let natural = query.sort.is_none() && query.filter == RevisionFilter::default();
+    let first = natural && (1..=WHOLE_KEYS).contains(&query.limit);
+    matches!(query.range, KeyRange::Single(_)) || query.count_only || first
 }
 
 /// Whether a request certainly writes nothing.

@@ -182,31 +182,36 @@ pub fn range_chunk(
 #[must_use]
 pub fn answer(ids: &ServerIds, answer: &OpAnswer) -> Bytes {
     let mut out = Vec::with_capacity(HEADER_BYTES_MAX + 64);
+    put_answer(&mut out, ids, answer);
+    out.into()
+}
+
+/// Appends the same to a message.
+pub fn put_answer(out: &mut Vec<u8>, ids: &ServerIds, answer: &OpAnswer) {
     match answer {
         OpAnswer::Range(range) => {
-            ids.put_header(&mut out, range.header);
+            ids.put_header(out, range.header);
             let tail = RangeTail { more: range.more, count: range.count };
-            put_range(&mut out, &range.kvs, range.contents, tail);
+            put_range(out, &range.kvs, range.contents, tail);
         }
         OpAnswer::Put { header, prev } => {
-            ids.put_header(&mut out, *header);
+            ids.put_header(out, *header);
             if let Some(prev) = prev {
-                kv::put_put_prev_kv(&mut out, prev.encoded());
+                kv::put_put_prev_kv(out, prev.encoded());
             }
         }
         OpAnswer::Delete { header, deleted, prev } => {
-            ids.put_header(&mut out, *header);
-            kv::put_deleted(&mut out, signed(*deleted));
+            ids.put_header(out, *header);
+            kv::put_deleted(out, signed(*deleted));
             for prev in prev {
-                kv::put_deleted_prev_kv(&mut out, prev.encoded());
+                kv::put_deleted_prev_kv(out, prev.encoded());
             }
         }
         OpAnswer::Txn(txn) => {
-            ids.put_header(&mut out, txn.header);
-            put_txn(&mut out, txn);
+            ids.put_header(out, txn.header);
+            put_txn(out, txn);
         }
     }
-    out.into()
 }
 
 fn put_txn(out: &mut Vec<u8>, txn: &TxnAnswer) {

@@ -6,6 +6,7 @@ pub mod front;
 pub mod kv;
 pub mod lease;
 pub mod maintenance;
+pub(crate) mod request;
 pub mod watch;
 
 use std::sync::{

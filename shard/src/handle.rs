@@ -11,7 +11,7 @@ use kindred_partition_config::ids::Revision;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
-    apply_loop::{Call, Raise, Request},
+    apply_loop::{Batched, Call, Raise, Request, Respond},
     core::{Core, CursorId, FeedWanted, Started},
     etcd_status::KvError,
     read,
@@ -37,7 +37,13 @@ impl Handle {
     /// A write, or a txn; its revision is above the one wished for if the clock may follow.
     pub async fn apply(&self, op: Op, wish: Wish) -> Result<OpAnswer, KvError> {
         let (answer, answered) = oneshot::channel();
-        self.send(Request::Apply { op, wish, answer }, answered).await?
+        self.send(Request::Apply { op, wish, answer: Respond::One(answer) }, answered).await?
+    }
+
+    /// Operations that came in one message. Each is answered where its reply says, also when the loop has ended.
+    pub(crate) async fn batch(&self, ops: Vec<Batched>) {
+        // What is not taken is dropped, which answers.
+        let _ = self.requests.send(Request::Batch(ops)).await;
     }
 
     /// Runs something once everything before it, and in the same batch, is published; what it changes is on disk before
@@ -138,7 +144,8 @@ impl Handle {
     pub async fn start(&self, query: RangeQuery, wish: Wish) -> Result<Start, KvError> {
         let alive = Arc::new(());
         let (answer, answered) = oneshot::channel();
-        let request = Request::Read { query, wish, owner: Arc::downgrade(&alive), answer };
+        let (owner, answer) = (Arc::downgrade(&alive), Respond::One(answer));
+        let request = Request::Read { query, wish, owner, answer };
         Ok(match self.send(request, answered).await?? {
             Started::Whole(answer) => Start::Whole(answer),
             Started::Long { header, count, first, cursor } => Start::Long(LongRead {

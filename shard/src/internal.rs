@@ -21,14 +21,15 @@ use crate::{
     wish::{checked, pin_id},
 };
 
+pub mod batch;
 pub mod feed;
 pub mod modes;
 pub mod units;
 
 /// The version of this protocol.
 pub const PROTOCOL_VERSION: u32 = 1;
-/// Optional parts of the protocol that this shard knows; none yet.
-pub const FEATURES: u64 = 0;
+/// Optional parts of the protocol that this shard knows.
+pub const FEATURES: u64 = kindred_proto::FEATURE_BATCHES;
 /// Pins that one call may release: it looks at all that are held.
 const RELEASES_MAX: usize = 4096;
 /// Ended leases that wait for a listener; one that is further behind asks anew.

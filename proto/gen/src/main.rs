@@ -1,7 +1,7 @@
 //! Generates `proto/src/gen/` from the `.proto` files, without a `protoc` on the machine (protox parses them).
 //! `--check` writes nothing and fails when the checked-in code is stale; `make verify` runs it.
 //!
-//! KV, Watch and Feeds are generated twice over: typed messages by prost, and *raw* services whose requests and answers are the
+//! KV, Watch, Feeds and Batches are generated twice over: typed messages by prost, and *raw* services whose requests and answers are the
 //! protobuf bytes themselves, because neither the router nor the shard's hot path wants a decoded value.
 
 use std::{fs, path::Path};
@@ -13,7 +13,7 @@ use tonic_build::manual::{Method, Service};
 type RawMethod = (&'static str, &'static str, bool, bool);
 
 /// The services whose payload stays bytes: package, service, methods.
-const RAW: [(&str, &str, &[RawMethod]); 3] = [
+const RAW: [(&str, &str, &[RawMethod]); 4] = [
     (
         "etcdserverpb",
         "KV",
@@ -28,6 +28,7 @@ const RAW: [(&str, &str, &[RawMethod]); 3] = [
     ),
     ("etcdserverpb", "Watch", &[("watch", "Watch", true, true)]),
     ("kindred.shard.v1", "Feeds", &[("feed", "Feed", true, true)]),
+    ("kindred.shard.v1", "Batches", &[("run", "Run", true, true)]),
 ];
 
 fn generate(proto_dir: &Path, out: &Path) -> anyhow::Result<()> {

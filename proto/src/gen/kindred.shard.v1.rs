@@ -3,6 +3,7 @@
 pub struct HelloRequest {
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
+    /// Bits: 1 = service Batches.
     #[prost(uint64, tag = "2")]
     pub features: u64,
     /// The caller's cluster; 0 = it does not say.
@@ -22,6 +23,7 @@ pub struct HelloRequest {
 pub struct HelloResponse {
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
+    /// Bits as in HelloRequest.
     #[prost(uint64, tag = "2")]
     pub features: u64,
     /// 0 = the store was not told that it belongs to a cluster.
@@ -123,6 +125,73 @@ pub struct KeepRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KeepResponse {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct BatchRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub ops: ::prost::alloc::vec::Vec<BatchOp>,
+    /// Operations whose clients are gone: they need not be executed, nor answered.
+    #[prost(uint64, repeated, tag = "2")]
+    pub cancelled: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BatchOp {
+    /// Above those of all operations before it on this stream.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(enumeration = "BatchMethod", tag = "2")]
+    pub method: i32,
+    /// As kindred-at-least and kindred-map; 0 = none.
+    #[prost(int64, tag = "3")]
+    pub at_least: i64,
+    #[prost(uint64, tag = "4")]
+    pub generation: u64,
+    /// It need not be begun later than so long after it came; 0 = no limit.
+    #[prost(uint64, tag = "5")]
+    pub timeout_micros: u64,
+    /// The client's own message. Of ranges only those that one turn of the shard answers: of one key, with a limit of up
+    /// to 512 keys in key order, or of a count.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub request: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct BatchResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub answers: ::prost::alloc::vec::Vec<BatchAnswer>,
+    /// The shard stops: this is the last operation that it has read, 0 = none. Those behind it are not executed; those up to
+    /// it are answered before the stream ends.
+    #[prost(uint64, optional, tag = "2")]
+    pub last: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct BatchAnswer {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// The response as its own call would have it.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub response: ::prost::bytes::Bytes,
+    /// In place of a response.
+    #[prost(message, optional, tag = "3")]
+    pub refused: ::core::option::Option<BatchRefusal>,
+}
+/// A gRPC status.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct BatchRefusal {
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub details: ::prost::bytes::Bytes,
+    #[prost(message, repeated, tag = "4")]
+    pub metadata: ::prost::alloc::vec::Vec<BatchMetadata>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BatchMetadata {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub value: ::prost::bytes::Bytes,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FeedRequest {
     #[prost(oneof = "feed_request::Request", tags = "1, 2")]
@@ -652,6 +721,41 @@ pub struct UnitLeasesRequest {
 pub struct UnitLeasesResponse {
     #[prost(int64, repeated, tag = "1")]
     pub ids: ::prost::alloc::vec::Vec<i64>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum BatchMethod {
+    Unspecified = 0,
+    Range = 1,
+    Put = 2,
+    DeleteRange = 3,
+    Txn = 4,
+}
+impl BatchMethod {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "BATCH_METHOD_UNSPECIFIED",
+            Self::Range => "RANGE",
+            Self::Put => "PUT",
+            Self::DeleteRange => "DELETE_RANGE",
+            Self::Txn => "TXN",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BATCH_METHOD_UNSPECIFIED" => Some(Self::Unspecified),
+            "RANGE" => Some(Self::Range),
+            "PUT" => Some(Self::Put),
+            "DELETE_RANGE" => Some(Self::DeleteRange),
+            "TXN" => Some(Self::Txn),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -3478,6 +3582,304 @@ pub mod units_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "kindred.shard.v1.Units";
     impl<T> tonic::server::NamedService for UnitsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// Generated client implementations.
+pub mod batches_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Small operations of etcd's KV service, many to a message. Served by shards whose handshake has feature 1.
+    #[derive(Debug, Clone)]
+    pub struct BatchesClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> BatchesClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> BatchesClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            BatchesClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// One stream of operations, and of their answers in whatever order they are ready. Ids grow; an operation is read in
+        /// that order, and cancelled without an effect on others. Half-closing ends the stream when all is answered.
+        pub async fn run(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::BatchRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::BatchResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Batches/Run",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Batches", "Run"));
+            self.inner.streaming(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod batches_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with BatchesServer.
+    #[async_trait]
+    pub trait Batches: std::marker::Send + std::marker::Sync + 'static {
+        /// Server streaming response type for the Run method.
+        type RunStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::BatchResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// One stream of operations, and of their answers in whatever order they are ready. Ids grow; an operation is read in
+        /// that order, and cancelled without an effect on others. Half-closing ends the stream when all is answered.
+        async fn run(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::BatchRequest>>,
+        ) -> std::result::Result<tonic::Response<Self::RunStream>, tonic::Status>;
+    }
+    /// Small operations of etcd's KV service, many to a message. Served by shards whose handshake has feature 1.
+    #[derive(Debug)]
+    pub struct BatchesServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> BatchesServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for BatchesServer<T>
+    where
+        T: Batches,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/kindred.shard.v1.Batches/Run" => {
+                    #[allow(non_camel_case_types)]
+                    struct RunSvc<T: Batches>(pub Arc<T>);
+                    impl<T: Batches> tonic::server::StreamingService<super::BatchRequest>
+                    for RunSvc<T> {
+                        type Response = super::BatchResponse;
+                        type ResponseStream = T::RunStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::BatchRequest>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Batches>::run(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RunSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for BatchesServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "kindred.shard.v1.Batches";
+    impl<T> tonic::server::NamedService for BatchesServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

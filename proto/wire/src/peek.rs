@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 pub use crate::scan::WireError;
 use crate::{
     flat::{FromField, flat},
-    scan::{Fields, Value},
+    scan::{Fields, Value, varints},
 };
 
 /// Most levels of txns in txns. etcd's own limit follows from `--max-txn-ops`; prost decodes no more than this.
@@ -140,12 +140,6 @@ impl<'a> WatchCreateRequest<'a> {
             _ => {}
         }
     }
-}
-
-/// The numbers of a packed field.
-fn varints(packed: &[u8]) -> impl Iterator<Item = Result<u64, WireError>> {
-    let mut rest = Fields::new(packed);
-    std::iter::from_fn(move || rest.packed_varint())
 }
 
 /// What a message on a client's watch stream asks.

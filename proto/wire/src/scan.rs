@@ -205,6 +205,12 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
+/// The numbers of a packed field.
+pub(crate) fn varints(packed: &[u8]) -> impl Iterator<Item = Result<u64, WireError>> {
+    let mut rest = Fields::new(packed);
+    std::iter::from_fn(move || rest.packed_varint())
+}
+
 /// Exactly as many bytes as were taken.
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut array = [0; N];

@@ -142,7 +142,8 @@ mod tests {
 
     #[test]
     fn r14_only_what_does_not_answer_is_replaced() {
-        let identity = state::Identity { uuid: None, slot: None, version: String::new(), incarnation: 1 };
+        let identity =
+            state::Identity { uuid: None, slot: None, version: String::new(), incarnation: 1, features: 0 };
         for phase in
             [state::Phase::Up(identity), state::Phase::Skewed(String::new()), state::Phase::Connecting]
         {

@@ -6,13 +6,17 @@ use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::plan::{Call, plan_watch_parts};
+use kindred_router_core::small::is_small;
+use kindred_wire::batch::Method;
 use kindred_wire::peek;
-use tonic::{Status, Streaming};
+use tonic::{Response, Status, Streaming};
 
 use super::compact::raise;
-use super::{Deadline, Effect, by_map, call, fenced, is_future};
+use super::{Deadline, Effect, attempt, by_map, call, fenced, is_future};
 use crate::app::{App, refused};
 use crate::stores::Store;
+use crate::stores::failure::Failure;
+use crate::stores::lane::{LaneError, Op};
 
 /// Where a request goes, by which map, and the revision that its answer should at least have; zero for no wish.
 #[derive(Debug, Clone, Copy)]
@@ -47,15 +51,26 @@ impl To<'_> {
             (true, Call::Put) => (self.at_least, 0),
             (true, _) => (self.at_least, self.generation),
         };
-        call(self.store, effect, deadline, || async {
+        let small = is_small(method, &body);
+        attempt(self.store, effect, deadline, || async {
+            if small && let Some(lane) = self.store.lane() {
+                let (request, until) = (body.clone(), deadline.at());
+                let op = Op { method: in_batch(method), request, at_least, generation, until };
+                match lane.call(op).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(LaneError::Failed(failure)) => return Err(failure),
+                    Err(LaneError::Unsupported) => self.store.state().no_batches(),
+                }
+            }
             let mut kv = self.store.kv();
             let request = by_map(deadline.at_least(body.clone(), at_least), generation);
-            match method {
+            let answer = match method {
                 Call::Range | Call::RangeStream => kv.range(request).await,
                 Call::Put => kv.put(request).await,
                 Call::DeleteRange => kv.delete_range(request).await,
                 Call::Txn => kv.txn(request).await,
-            }
+            };
+            answer.map(Response::into_inner).map_err(Failure::of)
         })
         .await
     }
@@ -83,6 +98,15 @@ pub struct Opened {
     pub chunks: Streaming<Bytes>,
     /// What its header is to show, if not what the store says.
     pub revision: Option<i64>,
+}
+
+fn in_batch(method: Call) -> Method {
+    match method {
+        Call::Range | Call::RangeStream => Method::Range,
+        Call::Put => Method::Put,
+        Call::DeleteRange => Method::DeleteRange,
+        Call::Txn => Method::Txn,
+    }
 }
 
 impl App {

@@ -213,7 +213,8 @@ mod tests {
     }
 
     fn up() -> Phase {
-        Phase::Up(Identity { uuid: None, slot: Slot::new(1), version: String::new(), incarnation: 1 })
+        let (slot, version) = (Slot::new(1), String::new());
+        Phase::Up(Identity { uuid: None, slot, version, incarnation: 1, features: 0 })
     }
 
     #[tokio::test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kindred_partition_config::ids::Slot;
+use kindred_proto::FEATURE_BATCHES;
 use kindred_proto::etcdserverpb::StatusRequest;
 use kindred_proto::shard_v1::{HelloRequest, HelloResponse};
 use kindred_router_core::clock_offset;
@@ -97,7 +98,7 @@ async fn handshake(store: &Store, spec: &StoreSpec, clocks: &Clocks, cluster_id:
 async fn meet_etcd(store: &Store) -> Result<Identity, Phase> {
     let mut maintenance = store.maintenance();
     let status = answer(store, maintenance.status(StatusRequest {})).await?;
-    Ok(Identity { uuid: None, slot: None, version: status.version, incarnation: 0 })
+    Ok(Identity { uuid: None, slot: None, version: status.version, incarnation: 0, features: 0 })
 }
 
 async fn meet_shard(
@@ -145,7 +146,7 @@ async fn ask(
     let reference_micros = clocks.reference().unwrap_or_default();
     let request = HelloRequest {
         protocol_version: PROTOCOL_VERSION,
-        features: 0,
+        features: FEATURE_BATCHES,
         cluster_id,
         reference_micros,
         opens_at_micros: spec.opens_at.unwrap_or_default(),
@@ -219,6 +220,7 @@ fn check(spec: &StoreSpec, cluster_id: u64, hello: &HelloResponse) -> Result<Ide
         slot,
         version: hello.version.clone(),
         incarnation: hello.incarnation,
+        features: hello.features,
     })
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kindred_partition_config::ids::Slot;
+use kindred_proto::FEATURE_BATCHES;
 use tokio::sync::{Notify, watch};
 
 /// Who a store said it is.
@@ -17,6 +18,8 @@ pub struct Identity {
     pub version: String,
     /// The incarnation of a shard.
     pub incarnation: u64,
+    /// Which optional parts of the protocol a shard speaks.
+    pub features: u64,
 }
 
 /// What is known of a store.
@@ -61,6 +64,8 @@ impl Phase {
 #[derive(Debug)]
 pub struct StateCell {
     up: AtomicBool,
+    /// It serves batches, by its last handshake.
+    batches: AtomicBool,
     phase: watch::Sender<Arc<Phase>>,
     last_error: watch::Sender<Option<String>>,
     kick: Notify,
@@ -70,6 +75,7 @@ impl Default for StateCell {
     fn default() -> Self {
         Self {
             up: AtomicBool::new(false),
+            batches: AtomicBool::new(false),
             phase: watch::Sender::new(Arc::new(Phase::Connecting)),
             last_error: watch::Sender::new(None),
             kick: Notify::new(),
@@ -82,6 +88,18 @@ impl StateCell {
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Acquire)
+    }
+
+    /// Whether it serves batches.
+    #[must_use]
+    pub fn has_batches(&self) -> bool {
+        self.batches.load(Ordering::Acquire)
+    }
+
+    /// It does not, whatever it said: the next handshake may say so again.
+    pub fn no_batches(&self) {
+        self.batches.store(false, Ordering::Release);
+        self.kick.notify_one();
     }
 
     /// What is known now.
@@ -123,6 +141,9 @@ impl StateCell {
 
     /// Tells what is known; whether that is a change of kind.
     pub fn set(&self, phase: Phase) -> bool {
+        if let Phase::Up(identity) = &phase {
+            self.batches.store(identity.features & FEATURE_BATCHES != 0, Ordering::Release);
+        }
         self.up.store(matches!(phase, Phase::Up(_)), Ordering::Release);
         if let Some(reason) = phase.problem() {
             self.last_error.send_replace(Some(reason.to_owned()));

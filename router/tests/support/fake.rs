@@ -44,10 +44,14 @@ fn not_owned() -> Status {
     status
 }
 
+/// What serves.
+pub type Server = tonic::transport::server::Router;
+
 /// One store.
 #[derive(Debug, Clone)]
 pub struct Fake {
     slot: u32,
+    features: u64,
     log: Arc<Mutex<Log>>,
     version: watch::Sender<u64>,
     /// Where it listens.
@@ -56,15 +60,21 @@ pub struct Fake {
 
 impl Fake {
     pub async fn start(slot: u32) -> Self {
+        Self::with(slot, 0, |server| server).await
+    }
+
+    /// One that says in handshakes that it has these features, and serves more than others.
+    pub async fn with(slot: u32, features: u64, also: impl FnOnce(Server) -> Server) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = listener.local_addr().unwrap().to_string();
         let log = Log { current: 1000 << 10, ..Log::default() };
-        let fake = Self { slot, log: Arc::new(Mutex::new(log)), version: watch::Sender::new(0), url };
+        let (log, version) = (Arc::new(Mutex::new(log)), watch::Sender::new(0));
+        let fake = Self { slot, features, log, version, url };
         let server = tonic::transport::Server::builder()
             .add_service(shard_server::ShardServer::new(fake.clone()))
             .add_service(feeds_server::FeedsServer::new(fake.clone()));
         let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-        tokio::spawn(server.serve_with_incoming(incoming));
+        tokio::spawn(also(server).serve_with_incoming(incoming));
         fake
     }
 
@@ -302,6 +312,7 @@ impl shard_server::Shard for Fake {
         let hello = pb::HelloResponse {
             protocol_version: 1,
             slot: self.slot,
+            features: self.features,
             now_micros,
             revisions: "hlc".to_owned(),
             incarnation: self.log.lock().unwrap().life as u64 + 1,

@@ -8,20 +8,23 @@ use kindred_engine::{
     version::Version,
 };
 use kindred_partition_config::{ids::Revision, key::KeyRange};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
     core::{Core, CursorId, Started},
     etcd_status::KvError,
+    replies::Reply,
     wish::Wish,
 };
 
 /// What the loop is asked. Hot requests are variants; the rest runs as a closure.
 pub(crate) enum Request {
     /// A write or a txn.
-    Apply { op: Op, wish: Wish, answer: oneshot::Sender<Result<OpAnswer, KvError>> },
+    Apply { op: Op, wish: Wish, answer: Respond<OpAnswer> },
     /// A read that may turn out to be long.
-    Read { query: RangeQuery, wish: Wish, owner: Weak<()>, answer: oneshot::Sender<Result<Started, KvError>> },
+    Read { query: RangeQuery, wish: Wish, owner: Weak<()>, answer: Respond<Started> },
+    /// Several of these that came in one message, in their order.
+    Batch(Vec<Batched>),
     /// More of a long read.
     Chunk { cursor: CursorId, answer: oneshot::Sender<Result<Vec<Version>, KvError>> },
     /// What a watch stream has to say.
@@ -37,6 +40,80 @@ pub(crate) enum Request {
     Raised { raise: Raise, late: Call },
     /// What is to see everything published and on disk: nothing else is executed before it.
     Flushed(Flushed),
+}
+
+/// An operation of a batch.
+pub(crate) struct Batched {
+    pub call: BatchedCall,
+    pub wish: Wish,
+    pub reply: Reply,
+}
+
+/// What an operation of a batch does.
+pub(crate) enum BatchedCall {
+    /// See [`Request::Apply`].
+    Apply(Op),
+    /// See [`Request::Read`]; one that is answered whole.
+    Read(RangeQuery),
+}
+
+impl From<Batched> for Request {
+    fn from(Batched { call, wish, reply }: Batched) -> Self {
+        match call {
+            BatchedCall::Apply(op) => Self::Apply { op, wish, answer: Respond::Batch(reply) },
+            // Nothing stays open for it.
+            BatchedCall::Read(query) => {
+                Self::Read { query, wish, owner: Weak::new(), answer: Respond::Batch(reply) }
+            }
+        }
+    }
+}
+
+/// Where an answer goes.
+pub(crate) enum Respond<T> {
+    /// To whoever waits for this one; if nobody does its request is done all the same.
+    One(oneshot::Sender<Result<T, KvError>>),
+    /// To the stream that it came over.
+    Batch(Reply),
+}
+
+impl<T: InBatch> Respond<T> {
+    /// Gives the answer.
+    pub(crate) fn send(self, answer: Result<T, KvError>) {
+        match self {
+            Self::One(to) => drop(to.send(answer)),
+            Self::Batch(reply) => reply.send(answer.and_then(T::in_batch)),
+        }
+    }
+
+    /// Whether the request is to be executed: one of a batch that nobody waits for is not.
+    pub(crate) fn is_wanted(&self, now: Instant) -> bool {
+        match self {
+            Self::One(_) => true,
+            Self::Batch(reply) => reply.is_wanted(now),
+        }
+    }
+}
+
+/// What can be answered in a batch.
+pub(crate) trait InBatch {
+    fn in_batch(self) -> Result<OpAnswer, KvError>;
+}
+
+impl InBatch for OpAnswer {
+    fn in_batch(self) -> Result<OpAnswer, KvError> {
+        Ok(self)
+    }
+}
+
+impl InBatch for Started {
+    fn in_batch(self) -> Result<OpAnswer, KvError> {
+        match self {
+            Self::Whole(answer) => Ok(OpAnswer::Range(answer)),
+            // Not let in at the door.
+            Self::Long { .. } => Err(KvError::Malformed("a long read in a batch".to_owned())),
+        }
+    }
 }
 
 /// See [`Request::Call`].
@@ -57,8 +134,8 @@ pub(crate) struct Raise {
 
 /// An answer that waits for its batch.
 pub(crate) enum Answer {
-    Apply(oneshot::Sender<Result<OpAnswer, KvError>>, Result<OpAnswer, KvError>),
-    Read(oneshot::Sender<Result<Started, KvError>>, Result<Started, KvError>),
+    Apply(Respond<OpAnswer>, Result<OpAnswer, KvError>),
+    Read(Respond<Started>, Result<Started, KvError>),
     Chunk(oneshot::Sender<Result<Vec<Version>, KvError>>, Result<Vec<Version>, KvError>),
     Pull(oneshot::Sender<Vec<WatchOut>>, Vec<WatchOut>),
     Feed(oneshot::Sender<Option<FeedOut>>, Option<FeedOut>),
@@ -69,8 +146,8 @@ impl Answer {
     /// A receiver that is gone does not matter: its request is done.
     pub(crate) fn send(self) {
         match self {
-            Self::Apply(to, answer) => drop(to.send(answer)),
-            Self::Read(to, answer) => drop(to.send(answer)),
+            Self::Apply(to, answer) => to.send(answer),
+            Self::Read(to, answer) => to.send(answer),
             Self::Chunk(to, answer) => drop(to.send(answer)),
             Self::Pull(to, answer) => drop(to.send(answer)),
             Self::Feed(to, answer) => drop(to.send(answer)),

@@ -14,8 +14,8 @@ use kindred_proto::{
         cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
     },
     raw::{
-        feeds::feeds_server::FeedsServer, kv::k_v_server::KVServer as KvServer,
-        watch::watch_server::WatchServer,
+        batches::batches_server::BatchesServer, feeds::feeds_server::FeedsServer,
+        kv::k_v_server::KVServer as KvServer, watch::watch_server::WatchServer,
     },
     shard_v1::{shard_server::ShardServer, units_server::UnitsServer},
 };
@@ -33,6 +33,7 @@ use crate::{
     etcd_status::{KvError, status},
     internal::{
         ShardService,
+        batch::{self, BatchService},
         feed::FeedService,
         units::{self, UnitService},
     },
@@ -66,6 +67,7 @@ pub struct Front {
     maintenance: MaintenanceServer<MaintenanceService>,
     cluster: ClusterServer<ClusterService>,
     shard: ShardServer<ShardService>,
+    batches: BatchesServer<BatchService>,
     feeds: FeedsServer<FeedService>,
     units: UnitsServer<UnitService>,
 }
@@ -83,6 +85,8 @@ impl Front {
             maintenance: MaintenanceServer::new(MaintenanceService(member.clone())),
             cluster: ClusterServer::new(ClusterService(member.clone())),
             shard: ShardServer::new(shard),
+            batches: BatchesServer::new(BatchService(member.clone()))
+                .max_decoding_message_size(batch::MESSAGE_BYTES_MAX),
             feeds: FeedsServer::new(FeedService(member.clone())),
             units: UnitsServer::new(units).max_decoding_message_size(units::MESSAGE_BYTES_MAX),
             member,
@@ -151,6 +155,8 @@ impl Service<http::Request<Body>> for Front {
             self.cluster.call(request)
         } else if path.starts_with("/kindred.shard.v1.Shard/") {
             self.shard.call(request)
+        } else if path.starts_with("/kindred.shard.v1.Batches/") {
+            self.batches.call(request)
         } else if path.starts_with("/kindred.shard.v1.Feeds/") {
             self.feeds.call(request)
         } else if path.starts_with("/kindred.shard.v1.Units/") {

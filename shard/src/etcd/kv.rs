@@ -3,7 +3,7 @@
 use std::{pin::Pin, sync::LazyLock};
 
 use bytes::Bytes;
-use kindred_engine::ops::{Delete, Op, RangeQuery, RevisionFilter};
+use kindred_engine::ops::{RangeQuery, RevisionFilter};
 use kindred_partition_config::{ids::Revision, unit::UnitBuckets};
 use kindred_proto::{etcdserverpb as pb, raw::kv::k_v_server::KV as Kv};
 use kindred_transport::unary::UnaryCalls;
@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Code, Request, Response, Status};
 
-use super::Member;
+use super::{Member, request};
 use crate::{
     convert, encode,
     etcd_status::KvError,
@@ -54,33 +54,18 @@ impl KvService {
         buckets: Option<UnitBuckets>,
     ) -> Result<Bytes, Status> {
         let Self(member) = self;
-        let size = message.len();
         let op = match method {
             Method::Range => {
-                let query = convert::range(decode(message)?).map_err(KvError::from)?;
+                let query = request::range(message)?;
                 if query.sort.is_some() || query.filter != RevisionFilter::default() {
                     let answer = member.handle.range(query, wish).await?;
                     return Ok(encode::range(&member.ids, &answer));
                 }
                 return Ok(natural_range(member, query, wish).await?);
             }
-            Method::Put => {
-                let put = convert::put(decode(message)?).map_err(KvError::from)?;
-                member.check_size(size)?;
-                Op::Put(put)
-            }
-            Method::DeleteRange => {
-                let delete = convert::delete(decode(message)?).map_err(KvError::from)?;
-                member.check_size(size)?;
-                Op::Delete(Delete { buckets, ..delete })
-            }
-            Method::Txn => {
-                let txn = convert::txn(decode(message)?, member.txn_ops_max).map_err(KvError::from)?;
-                if !convert::is_read_only(&txn) {
-                    member.check_size(size)?;
-                }
-                Op::Txn(Box::new(txn))
-            }
+            Method::Put => request::put(member, message)?,
+            Method::DeleteRange => request::delete(member, message, buckets)?,
+            Method::Txn => request::txn(member, message)?,
         };
         let answer = member.handle.apply(op, wish).await?;
         Ok(encode::answer(&member.ids, &answer))

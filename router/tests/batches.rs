@@ -1,0 +1,423 @@
+//! The stream of batches to a shard: whose an answer is, what is known of an operation when a stream ends (R11), and
+//! shards that have no such stream.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "support/fake.rs"]
+mod fake;
+mod support;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fake::Fake;
+use kindred_partition_config::ids::Revision;
+use kindred_proto::raw::batches::batches_server::{Batches, BatchesServer};
+use kindred_proto::raw::kv::k_v_server::{KV, KVServer};
+use kindred_proto::{FEATURE_BATCHES, etcdserverpb as pb, shard_v1 as shard};
+use kindred_router::run::Bound;
+use kindred_router::stores::failure::Failure;
+use kindred_router::stores::lane::{Lane, LaneError, Op};
+use kindred_transport::{Connector, Drain};
+use kindred_wire::batch::Method;
+use prost::Message as _;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("in time")
+}
+
+/// The shard's side of a stream, in the hands of a test.
+struct Opened {
+    requests: Streaming<Bytes>,
+    responses: mpsc::Sender<Result<Bytes, Status>>,
+}
+
+impl Opened {
+    /// The next operations, as many as these; what was cancelled meanwhile.
+    async fn ops(&mut self, count: usize) -> (Vec<shard::BatchOp>, Vec<u64>) {
+        let (mut ops, mut cancelled) = (Vec::new(), Vec::new());
+        while ops.len() < count {
+            let message = in_time(self.requests.next()).await.unwrap().unwrap();
+            let message = shard::BatchRequest::decode(message).unwrap();
+            ops.extend(message.ops);
+            cancelled.extend(message.cancelled);
+        }
+        assert_eq!(ops.len(), count);
+        (ops, cancelled)
+    }
+
+    async fn op(&mut self) -> shard::BatchOp {
+        self.ops(1).await.0.remove(0)
+    }
+
+    async fn say(&self, response: shard::BatchResponse) {
+        self.responses.send(Ok(response.encode_to_vec().into())).await.unwrap();
+    }
+
+    /// Answers with the request itself.
+    async fn echo(&self, ops: &[&shard::BatchOp]) {
+        let answer = |op: &&shard::BatchOp| shard::BatchAnswer {
+            id: op.id,
+            response: op.request.clone(),
+            ..Default::default()
+        };
+        self.say(shard::BatchResponse { answers: ops.iter().map(answer).collect(), last: None }).await;
+    }
+
+    async fn put_done(&self, id: u64, revision: i64) {
+        let header = Some(pb::ResponseHeader { revision, ..Default::default() });
+        let response = pb::PutResponse { header, prev_kv: None }.encode_to_vec().into();
+        let answers = vec![shard::BatchAnswer { id, response, refused: None }];
+        self.say(shard::BatchResponse { answers, last: None }).await;
+    }
+
+    async fn stop_behind(&self, last: u64) {
+        self.say(shard::BatchResponse { answers: Vec::new(), last: Some(last) }).await;
+    }
+}
+
+/// Serves batches as a test says, or refuses to.
+struct Scripted {
+    opened: mpsc::Sender<Opened>,
+    refusal: Option<Status>,
+}
+
+#[tonic::async_trait]
+impl Batches for Scripted {
+    type RunStream = ReceiverStream<Result<Bytes, Status>>;
+
+    async fn run(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Self::RunStream>, Status> {
+        if let Some(refusal) = &self.refusal {
+            return Err(refusal.clone());
+        }
+        let (responses, messages) = mpsc::channel(16);
+        self.opened.send(Opened { requests: request.into_inner(), responses }).await.unwrap();
+        Ok(Response::new(ReceiverStream::new(messages)))
+    }
+}
+
+fn scripted() -> (Scripted, mpsc::Receiver<Opened>) {
+    let (opened, streams) = mpsc::channel(16);
+    (Scripted { opened, refusal: None }, streams)
+}
+
+/// KV with a call for each request; answers each with an empty response, at revision 1.
+struct Unary(Arc<AtomicUsize>);
+
+impl Unary {
+    fn answer(&self) -> Result<Response<Bytes>, Status> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let header = Some(pb::ResponseHeader { revision: 1, ..Default::default() });
+        Ok(Response::new(pb::PutResponse { header, prev_kv: None }.encode_to_vec().into()))
+    }
+}
+
+#[tonic::async_trait]
+impl KV for Unary {
+    type RangeStreamStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+
+    async fn range(&self, _: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.answer()
+    }
+    async fn range_stream(&self, _: Request<Bytes>) -> Result<Response<Self::RangeStreamStream>, Status> {
+        Err(Status::unimplemented("not in this test"))
+    }
+    async fn put(&self, _: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.answer()
+    }
+    async fn delete_range(&self, _: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.answer()
+    }
+    async fn txn(&self, _: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.answer()
+    }
+    async fn compact(&self, _: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.answer()
+    }
+}
+
+async fn lane_to(url: &str) -> Arc<Lane> {
+    let channel = Connector::default().channel(&url.parse().unwrap()).unwrap();
+    Arc::new(Lane::new(channel))
+}
+
+async fn lane() -> (Arc<Lane>, mpsc::Receiver<Opened>) {
+    let (service, streams) = scripted();
+    let fake = Fake::with(1, FEATURE_BATCHES, |server| server.add_service(BatchesServer::new(service))).await;
+    (lane_to(&fake.url).await, streams)
+}
+
+fn op(request: &'static str) -> Op {
+    Op {
+        method: Method::Put,
+        request: Bytes::from_static(request.as_bytes()),
+        at_least: Revision(5),
+        generation: 7,
+        until: Instant::now() + PATIENCE,
+    }
+}
+
+type Calling = tokio::task::JoinHandle<Result<Bytes, LaneError>>;
+
+fn call(lane: &Arc<Lane>, request: &'static str) -> Calling {
+    let lane = lane.clone();
+    tokio::spawn(async move { lane.call(op(request)).await })
+}
+
+async fn failure(calling: Calling) -> Failure {
+    match in_time(calling).await.unwrap() {
+        Err(LaneError::Failed(failure)) => failure,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn answers_come_out_of_order_and_one_that_takes_long_holds_up_none() {
+    let (lane, mut streams) = lane().await;
+    let calls = ["a", "b", "c"].map(|request| call(&lane, request));
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    let (ops, _) = stream.ops(3).await;
+    assert_eq!(ops.iter().map(|op| op.request.as_ref()).collect::<Vec<_>>(), [b"a", b"b", b"c"]);
+    assert!(ops.is_sorted_by(|a, b| a.id < b.id));
+    assert_eq!((ops[0].method, ops[0].at_least, ops[0].generation), (2, 5, 7));
+    assert!(ops[0].timeout_micros > 0 && ops[0].timeout_micros <= PATIENCE.as_micros() as u64);
+    stream.echo(&[&ops[2], &ops[0]]).await;
+    let [a, b, c] = calls;
+    assert_eq!(in_time(a).await.unwrap().unwrap(), "a");
+    assert_eq!(in_time(c).await.unwrap().unwrap(), "c");
+    let d = call(&lane, "d");
+    let later = stream.op().await;
+    stream.echo(&[&later]).await;
+    assert_eq!(in_time(d).await.unwrap().unwrap(), "d");
+    assert!(!b.is_finished());
+    stream.echo(&[&ops[1]]).await;
+    assert_eq!(in_time(b).await.unwrap().unwrap(), "b");
+}
+
+#[tokio::test]
+async fn a_refusal_is_the_shards_own() {
+    let (lane, mut streams) = lane().await;
+    let calling = call(&lane, "a");
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    let id = stream.op().await.id;
+    let metadata = vec![shard::BatchMetadata { name: "kindred-not-owned".into(), value: "17".into() }];
+    let (message, details) = ("no \"é\"".to_owned(), "x".into());
+    let refused = Some(shard::BatchRefusal { code: 9, message, details, metadata });
+    let answers = vec![shard::BatchAnswer { id, response: Bytes::new(), refused }];
+    stream.say(shard::BatchResponse { answers, last: None }).await;
+    let Failure::Answered(status) = failure(calling).await else { panic!("it was answered") };
+    assert_eq!(
+        (status.code(), status.message(), status.details()),
+        (Code::FailedPrecondition, "no \"é\"", &b"x"[..])
+    );
+    assert_eq!(kindred_router::hold::NotOwned::of(&status).unwrap().epoch, 17);
+}
+
+#[tokio::test]
+async fn a_cancelled_operation_is_told_and_disturbs_no_other() {
+    let (lane, mut streams) = lane().await;
+    let (a, b) = (call(&lane, "a"), call(&lane, "b"));
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    let (ops, _) = stream.ops(2).await;
+    a.abort();
+    in_time(a).await.unwrap_err();
+    let message = in_time(stream.requests.next()).await.unwrap().unwrap();
+    let message = shard::BatchRequest::decode(message).unwrap();
+    assert_eq!((message.ops, message.cancelled), (vec![], vec![ops[0].id]));
+    stream.echo(&[&ops[0], &ops[1]]).await;
+    assert_eq!(in_time(b).await.unwrap().unwrap(), "b");
+}
+
+#[tokio::test]
+async fn what_had_left_when_the_stream_broke_may_have_been_executed() {
+    let (lane, mut streams) = lane().await;
+    let calling = call(&lane, "a");
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    stream.op().await;
+    drop(stream);
+    assert!(matches!(failure(calling).await, Failure::Lost(_)));
+    let calling = call(&lane, "b");
+    let mut next = in_time(streams.recv()).await.unwrap();
+    let op = next.op().await;
+    next.echo(&[&op]).await;
+    assert_eq!(in_time(calling).await.unwrap().unwrap(), "b", "another stream is opened");
+}
+
+#[tokio::test]
+async fn what_never_left_was_not_executed() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let lane = lane_to(&nobody.to_string()).await;
+    let (a, b) = (call(&lane, "a"), call(&lane, "b"));
+    assert!(matches!(failure(a).await, Failure::NotConnected(_)));
+    assert!(matches!(failure(b).await, Failure::NotConnected(_)));
+}
+
+#[tokio::test]
+async fn a_shard_that_stops_answers_what_it_has_read_and_the_rest_was_not_executed() {
+    let (lane, mut streams) = lane().await;
+    let calls = ["a", "b", "c"].map(|request| call(&lane, request));
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    let (ops, _) = stream.ops(3).await;
+    stream.stop_behind(ops[1].id).await;
+    let [a, b, c] = calls;
+    assert!(matches!(failure(c).await, Failure::NotSent(_)));
+    let d = call(&lane, "d");
+    let mut next = in_time(streams.recv()).await.expect("operations that come now go elsewhere");
+    let later = next.op().await;
+    next.echo(&[&later]).await;
+    assert_eq!(in_time(d).await.unwrap().unwrap(), "d");
+    stream.echo(&[&ops[0]]).await;
+    assert_eq!(in_time(a).await.unwrap().unwrap(), "a", "it is answered over the old stream");
+    drop(stream);
+    assert!(matches!(failure(b).await, Failure::Lost(_)), "it was read, and never answered");
+    let e = call(&lane, "e");
+    let later = next.op().await;
+    next.echo(&[&later]).await;
+    assert_eq!(in_time(e).await.unwrap().unwrap(), "e", "the end of the old stream is not the new one's");
+}
+
+#[tokio::test]
+async fn a_refused_stream_is_the_answer_to_all_that_waits_for_it() {
+    let (mut service, _streams) = scripted();
+    service.refusal = Some(Status::failed_precondition("not yet"));
+    let fake = Fake::with(1, FEATURE_BATCHES, |server| server.add_service(BatchesServer::new(service))).await;
+    let lane = lane_to(&fake.url).await;
+    for calling in ["a", "b"].map(|request| call(&lane, request)) {
+        let Failure::Answered(status) = failure(calling).await else { panic!("it was answered") };
+        assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "not yet"));
+    }
+    let older = Fake::start(1).await;
+    let unsupported = in_time(call(&lane_to(&older.url).await, "a")).await.unwrap();
+    assert!(matches!(unsupported, Err(LaneError::Unsupported)), "{unsupported:?}");
+}
+
+#[tokio::test]
+async fn who_waits_for_room_gets_it_in_turn() {
+    let (lane, mut streams) = lane().await;
+    let many: Vec<_> = (0..9000).map(|_| call(&lane, "x")).collect();
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    let (ops, _) = stream.ops(8192).await;
+    assert!(
+        tokio::time::timeout(Duration::from_millis(100), stream.requests.next()).await.is_err(),
+        "no more"
+    );
+    stream.echo(&ops.iter().collect::<Vec<_>>()).await;
+    let (rest, _) = stream.ops(9000 - 8192).await;
+    stream.echo(&rest.iter().collect::<Vec<_>>()).await;
+    for calling in many {
+        assert_eq!(in_time(calling).await.unwrap().unwrap(), "x");
+    }
+}
+
+/// A router over one scripted store, which counts calls of their own.
+async fn router(features: u64, with_batches: bool) -> (Routed, mpsc::Receiver<Opened>) {
+    let (service, streams) = scripted();
+    let unary = Arc::new(AtomicUsize::new(0));
+    let kv = KVServer::new(Unary(unary.clone()));
+    let fake = Fake::with(1, features, |server| {
+        let server = server.add_service(kv);
+        if with_batches { server.add_service(BatchesServer::new(service)) } else { server }
+    });
+    let fake = fake.await;
+    let config = format!("default: s1\nstores:\n- {{name: s1, slot: 1, endpoints: ['{}']}}\n", fake.url);
+    let (bound, drain, channel) = support::router_with(&config, &[]).await;
+    support::all_up(&bound).await;
+    (Routed { unary, channel, _bound: bound, _drain: drain }, streams)
+}
+
+struct Routed {
+    unary: Arc<AtomicUsize>,
+    channel: Channel,
+    _bound: Bound,
+    _drain: Drain,
+}
+
+impl Routed {
+    fn put(&self, limit: Duration) -> tokio::task::JoinHandle<Result<i64, Status>> {
+        let mut client = pb::kv_client::KvClient::new(self.channel.clone());
+        let mut request = Request::new(pb::PutRequest { key: "k".into(), ..Default::default() });
+        request.set_timeout(limit);
+        tokio::spawn(async move {
+            Ok(client.put(request).await?.into_inner().header.unwrap_or_default().revision)
+        })
+    }
+
+    fn unary_calls(&self) -> usize {
+        self.unary.load(Ordering::SeqCst)
+    }
+}
+
+#[tokio::test]
+async fn an_older_shard_gets_calls_of_their_own() {
+    let (routed, _streams) = router(0, true).await;
+    assert_eq!(in_time(routed.put(PATIENCE)).await.unwrap().unwrap(), 1);
+    assert_eq!(routed.unary_calls(), 1, "it did not say that it has batches");
+    let (routed, _streams) = router(FEATURE_BATCHES, false).await;
+    assert_eq!(in_time(routed.put(PATIENCE)).await.unwrap().unwrap(), 1);
+    assert_eq!(routed.unary_calls(), 1, "it was replaced by an older one since");
+}
+
+#[tokio::test]
+async fn a_write_that_was_not_read_goes_once_more_and_one_that_was_does_not() {
+    let (routed, mut streams) = router(FEATURE_BATCHES, true).await;
+    let put = routed.put(PATIENCE);
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    stream.op().await;
+    stream.stop_behind(0).await;
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    let again = stream.op().await;
+    stream.put_done(again.id, 9).await;
+    assert_eq!(in_time(put).await.unwrap().unwrap(), 9);
+
+    let put = routed.put(PATIENCE);
+    stream.op().await;
+    drop(stream);
+    let status = in_time(put).await.unwrap().unwrap_err();
+    assert!(status.message().contains("possibly due to connection lost"), "{status:?}");
+    assert!(
+        tokio::time::timeout(Duration::from_millis(100), streams.recv()).await.is_err(),
+        "it is not sent again"
+    );
+    assert_eq!(routed.unary_calls(), 0);
+}
+
+#[tokio::test]
+async fn a_read_goes_once_more_when_its_stream_is_lost() {
+    let (routed, mut streams) = router(FEATURE_BATCHES, true).await;
+    let mut client = pb::kv_client::KvClient::new(routed.channel.clone());
+    let get = tokio::spawn(async move {
+        client.range(pb::RangeRequest { key: "k".into(), ..Default::default() }).await.map(drop)
+    });
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    stream.op().await;
+    drop(stream);
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    let again = stream.op().await;
+    assert_eq!(again.method, Method::Range as i32);
+    stream.put_done(again.id, 9).await;
+    in_time(get).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_clients_deadline_ends_the_wait_and_cancels() {
+    let (routed, mut streams) = router(FEATURE_BATCHES, true).await;
+    let put = routed.put(Duration::from_millis(400));
+    let mut stream = in_time(streams.recv()).await.unwrap();
+    let op = stream.op().await;
+    assert!(op.timeout_micros > 0 && op.timeout_micros <= 400_000, "{}", op.timeout_micros);
+    let status = in_time(put).await.unwrap().unwrap_err();
+    assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
+    let message = in_time(stream.requests.next()).await.unwrap().unwrap();
+    assert_eq!(shard::BatchRequest::decode(message).unwrap().cancelled, [op.id]);
+}

@@ -1,0 +1,46 @@
+//! Requests of KV as they came into what the engine is asked, after the checks of etcd's front door.
+
+use bytes::Bytes;
+use kindred_engine::ops::{Delete, Op, RangeQuery};
+use kindred_partition_config::unit::UnitBuckets;
+use kindred_proto::etcdserverpb as pb;
+use prost::Message;
+use tonic::Status;
+
+use super::Member;
+use crate::{convert, etcd_status::KvError};
+
+fn decode<M: Message + Default>(request: Bytes) -> Result<M, KvError> {
+    Ok(M::decode(request)?)
+}
+
+/// A `RangeRequest`.
+pub(crate) fn range(request: Bytes) -> Result<RangeQuery, Status> {
+    Ok(convert::range(decode::<pb::RangeRequest>(request)?).map_err(KvError::from)?)
+}
+
+/// A `PutRequest`.
+pub(crate) fn put(member: &Member, request: Bytes) -> Result<Op, Status> {
+    let size = request.len();
+    let put = convert::put(decode::<pb::PutRequest>(request)?).map_err(KvError::from)?;
+    member.check_size(size)?;
+    Ok(Op::Put(put))
+}
+
+/// A `DeleteRangeRequest`, of these buckets only.
+pub(crate) fn delete(member: &Member, request: Bytes, buckets: Option<UnitBuckets>) -> Result<Op, Status> {
+    let size = request.len();
+    let delete = convert::delete(decode::<pb::DeleteRangeRequest>(request)?).map_err(KvError::from)?;
+    member.check_size(size)?;
+    Ok(Op::Delete(Delete { buckets, ..delete }))
+}
+
+/// A `TxnRequest`.
+pub(crate) fn txn(member: &Member, request: Bytes) -> Result<Op, Status> {
+    let size = request.len();
+    let txn = convert::txn(decode::<pb::TxnRequest>(request)?, member.txn_ops_max).map_err(KvError::from)?;
+    if !convert::is_read_only(&txn) {
+        member.check_size(size)?;
+    }
+    Ok(Op::Txn(Box::new(txn)))
+}

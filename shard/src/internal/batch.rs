@@ -1,0 +1,172 @@
+//! Batches: a stream is read here, executed on the apply loop, and answered by [`Answers`].
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kindred_engine::ops::{Op, RangeQuery};
+use kindred_partition_config::ids::Revision;
+use kindred_proto::raw::batches::batches_server::Batches;
+use kindred_wire::batch::{BatchOp, Method, read_request};
+use tokio::time::{Duration, Instant};
+use tokio_stream::StreamExt;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::{
+    apply_loop::{Batched, BatchedCall},
+    core::is_short,
+    etcd::{Member, front::transport_status, request},
+    etcd_status::{KvError, status},
+    metrics::{CallMetrics, call_metrics},
+    replies::{Answers, Replies, Reply},
+    wish::{Wish, checked},
+};
+
+/// The longest message that is read: routers keep theirs to a few hundred KiB.
+pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// Operations that the loop is given at a time, so that others come in between.
+const ENTRY_OPS: usize = 64;
+
+/// The service.
+#[derive(Clone)]
+pub struct BatchService(pub Member);
+
+#[tonic::async_trait]
+impl Batches for BatchService {
+    type RunStream = Answers;
+
+    async fn run(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Answers>, Status> {
+        let replies = Arc::new(Replies::default());
+        let reader =
+            Reader { member: self.0.clone(), replies: replies.clone(), calls: Calls::new(), last: 0 };
+        tokio::spawn(reader.run(request.into_inner()));
+        Ok(Response::new(Answers::new(replies, self.0.ids)))
+    }
+}
+
+/// The counters of the calls that operations stand for.
+struct Calls {
+    range: &'static CallMetrics,
+    put: &'static CallMetrics,
+    delete_range: &'static CallMetrics,
+    txn: &'static CallMetrics,
+}
+
+impl Calls {
+    fn new() -> Self {
+        Self {
+            range: call_metrics("/etcdserverpb.KV/Range"),
+            put: call_metrics("/etcdserverpb.KV/Put"),
+            delete_range: call_metrics("/etcdserverpb.KV/DeleteRange"),
+            txn: call_metrics("/etcdserverpb.KV/Txn"),
+        }
+    }
+
+    fn of(&self, method: Method) -> &'static CallMetrics {
+        match method {
+            Method::Range => self.range,
+            Method::Put => self.put,
+            Method::DeleteRange => self.delete_range,
+            Method::Txn => self.txn,
+        }
+    }
+}
+
+/// What reads one stream.
+struct Reader {
+    member: Member,
+    replies: Arc<Replies>,
+    calls: Calls,
+    /// The last operation that was read.
+    last: u64,
+}
+
+impl Reader {
+    /// Ends when the router is gone or says no more, or the process stops: then the router is told what was not read.
+    async fn run(mut self, mut requests: Streaming<Bytes>) {
+        let stopping = self.member.stopping.clone();
+        let stopped = stopping.cancelled();
+        tokio::pin!(stopped);
+        loop {
+            let message = tokio::select! {
+                biased;
+                () = &mut stopped => {
+                    return self.replies.end(Some(self.last), Err(status(&KvError::Stopped)));
+                }
+                message = self.message(&mut requests) => message,
+            };
+            let read = match message {
+                Some(Ok(message)) => self.take(&message),
+                Some(Err(broken)) => Err(transport_status(broken)),
+                None => return self.replies.end(None, Ok(())),
+            };
+            let ops = match read {
+                Ok(ops) => ops,
+                Err(refused) => return self.replies.end(None, Err(refused)),
+            };
+            let mut ops = ops.into_iter();
+            while ops.len() > 0 {
+                // A loop that has ended answers by dropping them.
+                self.member.handle.batch(ops.by_ref().take(ENTRY_OPS).collect()).await;
+            }
+        }
+    }
+
+    /// The next message, once there is room for what it may bring.
+    async fn message(&self, requests: &mut Streaming<Bytes>) -> Option<Result<Bytes, Status>> {
+        if self.replies.room().await { requests.next().await } else { None }
+    }
+
+    /// The operations of a message; those that are refused at the door are answered.
+    fn take(&mut self, message: &Bytes) -> Result<Vec<Batched>, Status> {
+        let (mut read, mut cancelled) = (Vec::new(), Vec::new());
+        read_request(message, |op| read.push(op), |id| cancelled.push(id))
+            .map_err(|error| Status::invalid_argument(format!("kindred: a batch: {error}")))?;
+        cancelled.into_iter().for_each(|id| self.replies.cancel(id));
+        if read.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.replies.begun(read.len(), read.iter().map(|op| op.request.len()).sum());
+        let now = Instant::now();
+        let mut ops = Vec::with_capacity(read.len());
+        for op in read {
+            self.last = self.last.max(op.id);
+            let until = (op.timeout_micros != 0)
+                .then(|| now.checked_add(Duration::from_micros(op.timeout_micros)))
+                .flatten();
+            let method = Method::from_wire(op.method);
+            let calls = method.map_or_else(|| call_metrics(""), |method| self.calls.of(method));
+            let reply = Reply::new(&self.replies, op.id, op.request.len(), until, calls);
+            match self.call(method, &op, message) {
+                Ok(call) => ops.push(Batched { call, wish: wish(&op), reply }),
+                Err(refused) => reply.refuse(refused),
+            }
+        }
+        Ok(ops)
+    }
+
+    fn call(&self, method: Option<Method>, op: &BatchOp<'_>, message: &Bytes) -> Result<BatchedCall, Status> {
+        let bytes = message.slice_ref(op.request);
+        let method = method
+            .ok_or_else(|| Status::unimplemented(format!("kindred: a batch has no method {}", op.method)))?;
+        let write = |op: Result<Op, Status>| op.map(BatchedCall::Apply);
+        match method {
+            Method::Range => short(request::range(bytes)?).map(BatchedCall::Read),
+            Method::Put => write(request::put(&self.member, bytes)),
+            Method::DeleteRange => write(request::delete(&self.member, bytes, None)),
+            Method::Txn => write(request::txn(&self.member, bytes)),
+        }
+    }
+}
+
+fn wish(op: &BatchOp<'_>) -> Wish {
+    let at_least = Revision::from_wire(op.at_least).filter(|wish| *wish > Revision::ZERO);
+    Wish { at_least, pin: None, generation: checked(op.generation) }
+}
+
+/// A long read would hold up the others: it has a call of its own.
+fn short(query: RangeQuery) -> Result<RangeQuery, Status> {
+    if is_short(&query) {
+        return Ok(query);
+    }
+    Err(Status::invalid_argument("kindred: this read is too long for a batch, send it as KV/Range"))
+}

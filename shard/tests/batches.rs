@@ -1,0 +1,170 @@
+//! Service `Batches` of a shard: every operation is answered as by a call of its own.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use common::{PATIENCE, Shard, mod_is, put_op, put_request, range_request};
+use kindred_proto::etcdserverpb as pb;
+use kindred_proto::raw::batches::batches_client::BatchesClient;
+use kindred_proto::shard_v1::{self as shard, BatchMethod};
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Streaming};
+
+struct Batches {
+    requests: mpsc::Sender<Bytes>,
+    responses: Streaming<Bytes>,
+    next_id: u64,
+}
+
+impl Batches {
+    async fn open(shard: &Shard) -> Self {
+        let (requests, messages) = mpsc::channel(16);
+        let mut client = BatchesClient::new(shard.channel().await);
+        let responses = client.run(ReceiverStream::new(messages)).await.unwrap().into_inner();
+        Self { requests, responses, next_id: 1 }
+    }
+
+    /// Sends operations in one message.
+    async fn send(&mut self, ops: &[(BatchMethod, Vec<u8>)]) {
+        let ops = ops.iter().map(|(method, request)| {
+            let id = self.next_id;
+            self.next_id += 1;
+            let (method, request) = (*method as i32, request.clone().into());
+            shard::BatchOp { id, method, request, ..Default::default() }
+        });
+        let message = shard::BatchRequest { ops: ops.collect(), cancelled: vec![] };
+        self.requests.send(message.encode_to_vec().into()).await.unwrap();
+    }
+
+    async fn message(&mut self) -> Option<shard::BatchResponse> {
+        let message = tokio::time::timeout(PATIENCE, self.responses.message()).await.expect("in time");
+        message.unwrap().map(|message| shard::BatchResponse::decode(message).unwrap())
+    }
+
+    /// The answers to as many operations, by their ids.
+    async fn answers(&mut self, count: usize) -> BTreeMap<u64, shard::BatchAnswer> {
+        let mut answers = BTreeMap::new();
+        while answers.len() < count {
+            let message = self.message().await.expect("not the end");
+            answers.extend(message.answers.into_iter().map(|answer| (answer.id, answer)));
+        }
+        answers
+    }
+
+    async fn one(&mut self, method: BatchMethod, request: &impl Message) -> shard::BatchAnswer {
+        let id = self.next_id;
+        self.send(&[(method, request.encode_to_vec())]).await;
+        self.answers(1).await.remove(&id).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn the_operations_of_a_message_are_executed_in_their_order() {
+    let shard = Shard::start().await;
+    let mut batches = Batches::open(&shard).await;
+    let txn =
+        pb::TxnRequest { compare: vec![mod_is("k", 0)], success: vec![put_op("k", "no")], failure: vec![] };
+    batches
+        .send(&[
+            (BatchMethod::Put, put_request("k", "v").encode_to_vec()),
+            (BatchMethod::Txn, txn.encode_to_vec()),
+            (BatchMethod::DeleteRange, common::delete_request("k", "").encode_to_vec()),
+            (BatchMethod::Put, put_request("l", "w").encode_to_vec()),
+        ])
+        .await;
+    let mut answers = batches.answers(4).await;
+    let mut response = |id| answers.remove(&id).unwrap().response;
+    let put = pb::PutResponse::decode(response(1)).unwrap().header.unwrap();
+    assert!(!pb::TxnResponse::decode(response(2)).unwrap().succeeded);
+    let deleted = pb::DeleteRangeResponse::decode(response(3)).unwrap();
+    assert_eq!(deleted.deleted, 1);
+    let read = batches.one(BatchMethod::Range, &range_request("l", "")).await;
+    let read = pb::RangeResponse::decode(read.response).unwrap();
+    assert_eq!(read.kvs[0].value, "w");
+    assert!(put.revision < deleted.header.unwrap().revision);
+    assert!(deleted.header.unwrap().revision < read.kvs[0].mod_revision);
+    assert_eq!(put.cluster_id, deleted.header.unwrap().cluster_id);
+}
+
+#[tokio::test]
+async fn answers_and_refusals_are_those_of_calls_of_their_own() {
+    let shard = Shard::start().await;
+    let client = shard.client().await;
+    client.put("a", "1").await;
+    client.put("b", "2").await;
+    let mut batches = Batches::open(&shard).await;
+    for range in [
+        range_request("a", ""),
+        pb::RangeRequest { limit: 1, ..range_request("a", "z") },
+        pb::RangeRequest { count_only: true, ..range_request("a", "z") },
+        pb::RangeRequest { keys_only: true, ..range_request("b", "") },
+    ] {
+        let answer = batches.one(BatchMethod::Range, &range).await;
+        let alone = client.range(range).await.unwrap();
+        assert_eq!(pb::RangeResponse::decode(answer.response).unwrap(), alone);
+    }
+    let future = i64::MAX - 1;
+    for range in [range_request("", ""), pb::RangeRequest { revision: future, ..range_request("a", "") }] {
+        let refused = batches.one(BatchMethod::Range, &range).await.refused.unwrap();
+        let alone = client.range(range).await.unwrap_err();
+        assert_eq!((refused.code, refused.message.as_str()), (alone.code() as i32, alone.message()));
+    }
+    let long = vec![b'v'; 1_600_000];
+    for put in
+        [put_request("", "v"), pb::PutRequest { lease: 7, ..put_request("a", "v") }, put_request("a", long)]
+    {
+        let refused = batches.one(BatchMethod::Put, &put).await.refused.unwrap();
+        let alone = client.put_request(put).await.unwrap_err();
+        assert_eq!((refused.code, refused.message.as_str()), (alone.code() as i32, alone.message()));
+    }
+    let refused = batches.one(BatchMethod::Range, &range_request("a", "z")).await.refused.unwrap();
+    assert_eq!(refused.code, Code::InvalidArgument as i32, "{}", refused.message);
+    let refused = batches.one(BatchMethod::Unspecified, &range_request("a", "")).await.refused.unwrap();
+    assert_eq!(refused.code, Code::Unimplemented as i32, "{}", refused.message);
+}
+
+#[tokio::test]
+async fn many_messages_are_answered_whatever_their_size() {
+    let shard = Shard::start().await;
+    let mut batches = Batches::open(&shard).await;
+    let puts: Vec<_> = (0..300)
+        .map(|n| (BatchMethod::Put, put_request(format!("k{n}"), vec![b'v'; 1000]).encode_to_vec()))
+        .collect();
+    for _ in 0..5 {
+        batches.send(&puts).await;
+        let answers = batches.answers(300).await;
+        let revisions: Vec<_> = answers
+            .into_values()
+            .map(|answer| pb::PutResponse::decode(answer.response).unwrap().header.unwrap().revision)
+            .collect();
+        assert!(revisions.is_sorted_by(|a, b| a < b), "executed in the order in which they came");
+    }
+}
+
+#[tokio::test]
+async fn who_half_closes_gets_the_answers_and_the_end() {
+    let shard = Shard::start().await;
+    let mut batches = Batches::open(&shard).await;
+    batches.send(&[(BatchMethod::Put, put_request("k", "v").encode_to_vec())]).await;
+    let (requests, _) = mpsc::channel(1);
+    drop(std::mem::replace(&mut batches.requests, requests));
+    assert_eq!(batches.answers(1).await.len(), 1);
+    assert_eq!(batches.message().await, None);
+}
+
+#[tokio::test]
+async fn a_shard_that_stops_says_what_it_has_read_and_waits_for_no_router() {
+    let shard = Shard::start().await;
+    let mut batches = Batches::open(&shard).await;
+    batches.one(BatchMethod::Put, &put_request("k", "v")).await;
+    shard.running.drain.begin();
+    assert_eq!(batches.message().await.unwrap().last, Some(1));
+    let end = tokio::time::timeout(PATIENCE, batches.responses.message()).await.expect("in time");
+    assert_eq!(end.unwrap_err().code(), Code::Unavailable);
+    tokio::time::timeout(PATIENCE, shard.running.finish()).await.expect("in time").unwrap();
+}
