@@ -161,12 +161,19 @@ impl Bench {
         self.server.pids.iter().map(used).collect()
     }
 
+    fn cpu_since(&self, before: &BTreeMap<String, f64>) -> anyhow::Result<BTreeMap<String, f64>> {
+        let mut used = self.cpu()?;
+        for (role, used) in &mut used {
+            *used -= before.get(role).copied().unwrap_or_default();
+        }
+        Ok(used)
+    }
+
     async fn part(&self, mix: Mix) -> anyhow::Result<Part> {
         let origin = Instant::now();
-        let watched = &WATCHED;
         let mut apiservers = Vec::new();
         for _ in 0..mix.apiservers {
-            apiservers.push(Apiserver::start(&self.server.endpoint, watched, origin).await?);
+            apiservers.push(Apiserver::start(&self.server.endpoint, &WATCHED, origin).await?);
         }
         // What the start itself costs is not part of it.
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -181,7 +188,7 @@ impl Bench {
         }
         if mix.probes {
             let rate = self.options.probes * self.options.apiservers;
-            running.push(tokio::spawn(apiserver::probes(self.channels.clone(), watched, rate, limit)));
+            running.push(tokio::spawn(apiserver::probes(self.channels.clone(), &WATCHED, rate, limit)));
         }
         if mix.lists {
             running.push(tokio::spawn(apiserver::lists(self.channels.clone(), limit)));
@@ -191,11 +198,7 @@ impl Bench {
             times.insert(operation, all);
         }
         let seconds = began.elapsed().as_secs_f64();
-        let cpu = self.cpu()?.into_iter().map(|(role, now)| {
-            let used = now - before.get(&role).copied().unwrap_or_default();
-            (role, used)
-        });
-        let cpu = cpu.collect();
+        let cpu = self.cpu_since(&before)?;
         for apiserver in apiservers {
             for (operation, seen) in apiserver.stop().await? {
                 times.entry(operation).or_insert_with(Vec::new).extend(seen);
@@ -253,11 +256,8 @@ impl Bench {
     async fn idle(&self) -> anyhow::Result<Part> {
         let (before, began) = (self.cpu()?, Instant::now());
         tokio::time::sleep(Duration::from_secs(self.options.seconds.min(5))).await;
-        let cpu = self.cpu()?.into_iter().map(|(role, now)| {
-            let used = now - before.get(&role).copied().unwrap_or_default();
-            (role, used)
-        });
-        Ok(Part { seconds: began.elapsed().as_secs_f64(), cpu: cpu.collect(), times: BTreeMap::new() })
+        let cpu = self.cpu_since(&before)?;
+        Ok(Part { seconds: began.elapsed().as_secs_f64(), cpu, times: BTreeMap::new() })
     }
 
     fn model(&self, nodes: u64, apiservers: f64, routers: f64, pages: f64) -> capacity::Cluster {
