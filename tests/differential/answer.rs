@@ -9,6 +9,7 @@
 //! | LeaseTimeToLive keys | etcd lists them in the order of a Go map; compared as a set |
 //! | HashKV at the revision of a compaction: hash, compact_revision, also that it is compacted by now | etcd answers the hash that it stored when it compacted, over what was there then, also of its last few compactions |
 //! | prev_kv of an event exactly at the revision of a compaction | etcd has lost it by then; kindred still has it, which spares a client the loss of its watch |
+//! | prev_kv of events from before a watch that started in the past: etcd may send none | its catching up may meet the new watch before the flag for prev_kv is set (`api/v3rpc/watch.go`, `recvLoop` behind `watchStream.Watch`) |
 //! | RangeStream sorted by something without an order (not generated) | etcd sorts each chunk for itself and goes on behind the last key of that, so it loses keys; kindred's is in the order of keys |
 //! | where RangeStream cuts its chunks | not part of the contract; the merged answer is compared |
 //! | mapped mode: header revision of lease and compaction answers, and of a txn without operations | they have no kind, and the stores no common counter |

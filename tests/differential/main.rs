@@ -5,6 +5,7 @@
 //! `KINDRED_KEEP_GOING` reports all answers that differ instead of stopping at the first and making it small.
 
 mod answer;
+mod forgive;
 mod generate;
 mod generate_txn;
 mod keys;

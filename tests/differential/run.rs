@@ -6,12 +6,12 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use kindred_proto::etcdserverpb::WatchResponse;
 use kindred_tests::scenario::report;
 
 use crate::{
     Subject,
     answer::{Answer, View},
+    forgive,
     keys::{self, KINDS},
     operation::{Action, KeyTable, Operation},
     revision::{History, Mode, Scope, Who},
@@ -166,7 +166,7 @@ impl Run {
         for (who, answer) in WHO.into_iter().zip(&mut answers) {
             View { history: &self.history, scope: operation.scope, who }.normalise(answer);
         }
-        forgive_stored_hash(&self.history, &mut answers);
+        forgive::stored_hash(&self.history, &mut answers);
         if let (Action::WatchCreate { request, .. }, [Answer::Watch(left), Answer::Watch(right)]) =
             (&watch, &mut answers)
             && request.start_revision > 0
@@ -278,12 +278,13 @@ impl Run {
         for (index, (ours, theirs)) in left.watches.iter().zip(&right.watches).enumerate() {
             let view = |who| View { history: &self.history, scope: ours.scope, who };
             let from_now = ours.from_now;
+            let before_watch = if from_now { 0 } else { ours.created() };
             let ours = comparable(&ours.items, view(Who::Left), complete);
             let theirs = comparable(&theirs.items, view(Who::Right), complete);
             let lengths = [ours.len(), theirs.len()];
             for position in 0..lengths[0].max(lengths[1]) {
                 let (ours, mut theirs) = (ours.get(position).cloned(), theirs.get(position).cloned());
-                forgive_kept_prev(history, ours.as_ref(), &mut theirs);
+                forgive::kept_prev(history, before_watch, ours.as_ref(), &mut theirs);
                 if let (Some(Item::Control(ours)), Some(Item::Control(theirs)), false) =
                     (&ours, &mut theirs, from_now)
                 {
@@ -320,43 +321,6 @@ impl Run {
             side.streams[stream].cancel(id).await.with_context(|| format!("{who:?}"))?;
         }
         self.compare(stream, true)
-    }
-}
-
-/// See the table in `answer.rs`.
-fn forgive_stored_hash(history: &History, answers: &mut [Answer; 2]) {
-    if let [Answer::HashKv(left), Answer::HashKv(right)] = answers
-        && history.is_compaction(left.hash_revision)
-    {
-        (right.hash, right.compact_revision) = (left.hash, left.compact_revision);
-    }
-    if let [Answer::HashKv(left), right @ Answer::Error { .. }] = answers
-        && history.is_compaction(left.hash_revision)
-        && history.is_compacted(left.hash_revision)
-        && matches!(right, Answer::Error { message, .. } if message.ends_with("revision has been compacted"))
-    {
-        *right = Answer::HashKv(*left);
-    }
-}
-
-impl Mode {
-    /// See the table in `answer.rs`.
-    fn forgive_trailing(self, ours: &WatchResponse, theirs: &mut WatchResponse) {
-        if let (Self::Mapped, true, Some(ours), Some(theirs)) =
-            (self, ours.created && theirs.created, &ours.header, &mut theirs.header)
-            && theirs.revision < ours.revision
-        {
-            theirs.revision = ours.revision;
-        }
-    }
-}
-
-/// See the table in `answer.rs`.
-fn forgive_kept_prev(history: &History, ours: Option<&Item>, theirs: &mut Option<Item>) {
-    let (Some(Item::Event(ours)), Some(Item::Event(theirs))) = (ours, theirs) else { return };
-    let at_compaction = ours.kv.as_ref().is_some_and(|kv| history.is_compaction(kv.mod_revision));
-    if at_compaction && ours.prev_kv.is_none() {
-        theirs.prev_kv = None;
     }
 }
 

@@ -282,6 +282,14 @@ impl WatchStream {
 }
 
 impl Watch {
+    /// The revision of the answer that it was created with.
+    pub fn created(&self) -> i64 {
+        match self.items.first() {
+            Some(Item::Control(WatchResponse { header: Some(header), .. })) => header.revision,
+            _ => 0,
+        }
+    }
+
     fn take_events(&mut self, answer: WatchResponse, header: i64) -> anyhow::Result<()> {
         if answer.fragment && !self.fragment {
             bail!("a fragment on a watch that did not ask for it");
