@@ -47,10 +47,13 @@ fix:
 	$(CARGO) fmt --all
 	$(CARGO) clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 
-## bench: CPU per operation of kindred beside a real etcd, printed as a table
-bench: peers
+## bench: CPU per operation of kindred beside a real etcd (and MEM_ETCD=PROGRAM), as a table and plots in bench/results
+bench:
+	tests/peers/install etcd
 	$(CARGO) build --release --locked -p kindred-bench -p kindred-shard -p kindred-router
-	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench $(ARGS)
+	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench $(BENCH_OUT) $(ARGS)
+# Only the table, not what a subcommand in ARGS prints, is written into files.
+BENCH_OUT = $(if $(filter -%,$(firstword $(ARGS) -)),--out bench/results)
 
 ## instructions: instructions of a shard and a router for one operation (needs valgrind); fails above those of bench/instructions
 instructions:

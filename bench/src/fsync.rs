@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    load::{Kind, Shape},
-    measure, median, servers, total,
+    load::{Kind, Shape, Target},
+    measure, servers,
+    stats::median,
 };
 
 /// What to write, and where.
@@ -48,11 +49,17 @@ pub async fn run(options: Options, etcd: &Path) -> anyhow::Result<()> {
         "{} clients on {} connections, values of {} bytes, {} rounds of {} writes, medians\n",
         options.clients, options.connections, options.value_bytes, options.rounds, options.ops
     );
+    let mut targets = Vec::new();
+    for server in &servers {
+        let target = Target::connect(server, shape).await?;
+        target.fill().await?;
+        targets.push(target);
+    }
     let mut samples = vec![Vec::new(); servers.len()];
     for _ in 0..options.rounds {
-        for (server, samples) in servers.iter().zip(&mut samples) {
-            let sample = measure(server, Kind::TxnPut, shape, options.ops).await?;
-            samples.push((sample.ops_per_second, sample.p50_us, sample.p99_us, total(&sample)));
+        for ((server, target), samples) in servers.iter().zip(&targets).zip(&mut samples) {
+            let sample = measure::ops(server, target, Kind::TxnPut, options.ops, None).await?;
+            samples.push((sample.ops_per_second, sample.latency.p50, sample.latency.p99, sample.cpu()));
         }
     }
     let rate = |of: &[(f64, f64, f64, f64)]| median(of.iter().map(|sample| sample.0).collect());

@@ -1,33 +1,43 @@
-//! Closed-loop load: a fixed number of calls in flight on a few connections, for a fixed number of operations.
+//! Loads: what an operation is, which objects it is done to, and how operations follow each other, in a closed loop or at a
+//! rate.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
+pub mod lease;
+mod run;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering},
 };
 
 use anyhow::Context;
 use bytes::Bytes;
+use hyper_util::rt::TokioIo;
 use kindred_proto::etcdserverpb as pb;
+use kindred_transport::tls::ClientTls;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
 use tonic::transport::{Channel, Endpoint};
 
+use crate::servers::Server;
 use pb::{compare, kv_client::KvClient, request_op};
 
 /// What one operation is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Put of one of `keys` keys.
     Put,
     /// Kubernetes' optimistic update: compare mod_revision, put, else get.
     TxnPut,
+    /// The same of Lease objects, of all nodes in turn, as kubelets renew theirs.
+    LeaseFlood,
     /// Get of one key.
     Get,
     /// `limit=1` over the whole Kind.
     Probe,
     /// A page of 500 keys.
     List,
+    /// Of a hundred: 60 lease renewals, 20 optimistic updates, 15 gets, 4 probes, 1 page.
+    Mixed,
 }
 
 impl Kind {
@@ -36,9 +46,35 @@ impl Kind {
         match self {
             Self::Put => "put",
             Self::TxnPut => "txn put",
+            Self::LeaseFlood => "lease flood",
             Self::Get => "get",
             Self::Probe => "probe limit=1",
             Self::List => "list 500",
+            Self::Mixed => "mixed",
+        }
+    }
+
+    /// The part of all operations that are done, so that all kinds take about as long.
+    pub fn part(self) -> u64 {
+        match self {
+            Self::List => 50,
+            Self::Probe | Self::Mixed => 4,
+            Self::Put | Self::TxnPut | Self::LeaseFlood | Self::Get => 1,
+        }
+    }
+
+    /// What the operation of a number is.
+    fn of(self, number: u64) -> Self {
+        if self != Self::Mixed {
+            return self;
+        }
+        // 37 and 100 have no common divisor: of a hundred in a row each remainder comes once, in no order.
+        match number.wrapping_mul(37) % 100 {
+            0..60 => Self::LeaseFlood,
+            60..80 => Self::TxnPut,
+            80..95 => Self::Get,
+            95..99 => Self::Probe,
+            _ => Self::List,
         }
     }
 }
@@ -56,17 +92,6 @@ pub struct Shape {
     pub value_bytes: usize,
 }
 
-/// What a run measured.
-#[derive(Debug, Clone, Copy)]
-pub struct Outcome {
-    /// Operations that succeeded.
-    pub ops: u64,
-    /// Half of the operations took at most this long.
-    pub p50: Duration,
-    /// 99 of 100 took at most this long.
-    pub p99: Duration,
-}
-
 const PREFIX: &str = "/registry/leases/bench/";
 
 /// Bytes of a key.
@@ -76,15 +101,41 @@ fn key(i: usize) -> Bytes {
     format!("{PREFIX}node-{i:07}").into()
 }
 
-/// Connects `shape.connections` channels.
-pub async fn connect(endpoint: &str, shape: Shape) -> anyhow::Result<Vec<Channel>> {
-    let endpoint = Endpoint::from_shared(format!("http://{endpoint}"))?
+fn settings(url: String) -> anyhow::Result<Endpoint> {
+    Ok(Endpoint::from_shared(url)?
         .initial_connection_window_size(16 << 20)
         .initial_stream_window_size(4 << 20)
-        .tcp_nodelay(true);
+        .tcp_nodelay(true))
+}
+
+/// Connects `shape.connections` channels.
+pub async fn connect(endpoint: &str, shape: Shape) -> anyhow::Result<Vec<Channel>> {
+    let endpoint = settings(format!("http://{endpoint}"))?;
     let mut channels = Vec::new();
     for _ in 0..shape.connections {
         channels.push(endpoint.connect().await.context("connecting to the server under test")?);
+    }
+    Ok(channels)
+}
+
+/// The same with TLS: nothing but the cipher differs from a plain connection.
+async fn connect_by_tls(endpoint: &str, tls: &ClientTls, shape: Shape) -> anyhow::Result<Vec<Channel>> {
+    let settings = settings(format!("http://{endpoint}"))?.origin(format!("https://{endpoint}").parse()?);
+    let host = endpoint.rsplit_once(':').context("an endpoint without a port")?.0;
+    let name = ServerName::try_from(host.to_owned())?;
+    let mut channels = Vec::new();
+    for _ in 0..shape.connections {
+        let (address, tls, name) = (endpoint.to_owned(), TlsConnector::from(tls.fresh()), name.clone());
+        let connector = tower::service_fn(move |_: tonic::codegen::http::Uri| {
+            let (address, tls, name) = (address.clone(), tls.clone(), name.clone());
+            async move {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                std::io::Result::Ok(TokioIo::new(tls.connect(name, stream).await?))
+            }
+        });
+        let channel = settings.connect_with_connector(connector).await;
+        channels.push(channel.context("connecting with TLS to the server under test")?);
     }
     Ok(channels)
 }
@@ -93,92 +144,147 @@ fn client(channel: &Channel) -> KvClient<Channel> {
     KvClient::new(channel.clone()).max_decoding_message_size(usize::MAX)
 }
 
-/// Writes every key once.
-pub async fn fill(channels: &[Channel], shape: Shape) -> anyhow::Result<()> {
-    let mut tasks = Vec::new();
-    for worker in 0..shape.in_flight {
-        let mut kv = client(&channels[worker % channels.len()]);
-        tasks.push(tokio::spawn(async move {
-            let value = Bytes::from(vec![b'v'; shape.value_bytes]);
-            for i in (worker..shape.keys).step_by(shape.in_flight) {
-                one(&mut kv, Kind::Put, i, &value, &mut 0).await?;
-            }
-            anyhow::Ok(())
-        }));
-    }
-    for task in tasks {
-        task.await??;
-    }
-    Ok(())
+/// What is known of the objects of one kind: the revision of each, 0 when none.
+type Revisions = Arc<Vec<AtomicI64>>;
+
+fn unknown(count: usize) -> Revisions {
+    Arc::new((0..count).map(|_| AtomicI64::new(0)).collect())
 }
 
-/// Runs `ops` operations and measures them.
-pub async fn run(channels: &[Channel], kind: Kind, shape: Shape, ops: u64) -> anyhow::Result<Outcome> {
-    let next = Arc::new(AtomicU64::new(0));
-    let mut tasks = Vec::new();
-    for worker in 0..shape.in_flight {
-        let (next, mut kv) = (next.clone(), client(&channels[worker % channels.len()]));
-        tasks.push(tokio::spawn(async move {
-            let value = Bytes::from(vec![b'v'; shape.value_bytes]);
-            let mut revisions = vec![0; shape.keys.div_ceil(shape.in_flight)];
-            let mut latencies = Vec::new();
-            let mut turn = 0;
-            while next.fetch_add(1, Ordering::Relaxed) < ops {
-                let slot = turn % revisions.len();
-                // Each worker owns its keys, so that optimistic updates succeed.
-                let i = (slot * shape.in_flight + worker) % shape.keys;
-                turn += 1;
-                let began = Instant::now();
-                one(&mut kv, kind, i, &value, &mut revisions[slot]).await?;
-                latencies.push(u32::try_from(began.elapsed().as_nanos()).unwrap_or(u32::MAX));
-            }
-            anyhow::Ok(latencies)
-        }));
-    }
-    let mut latencies = Vec::new();
-    for task in tasks {
-        latencies.extend(task.await??);
-    }
-    latencies.sort_unstable();
-    let at = |share: f64| {
-        let rank = (latencies.len() as f64 * share) as usize;
-        Duration::from_nanos(latencies.get(rank.min(latencies.len() - 1)).copied().unwrap_or(0).into())
-    };
-    anyhow::ensure!(!latencies.is_empty(), "no operation ran");
-    Ok(Outcome { ops: latencies.len() as u64, p50: at(0.5), p99: at(0.99) })
+/// A server with connections to it, and what is known of its objects.
+#[derive(Clone)]
+pub struct Target {
+    channels: Vec<Channel>,
+    shape: Shape,
+    objects: Revisions,
+    leases: Revisions,
 }
 
-async fn one(
-    kv: &mut KvClient<Channel>,
-    kind: Kind,
-    i: usize,
-    value: &Bytes,
-    revision: &mut i64,
-) -> anyhow::Result<()> {
-    match kind {
-        Kind::Put => {
-            kv.put(pb::PutRequest { key: key(i), value: value.clone(), ..Default::default() }).await?;
-        }
-        Kind::TxnPut => {
-            *revision = update(kv, key(i), value.clone(), *revision).await?.1;
-        }
-        Kind::Get => {
-            let answer = kv.range(pb::RangeRequest { key: key(i), limit: 1, ..Default::default() }).await?;
-            anyhow::ensure!(answer.into_inner().kvs.len() == 1, "key {i} is missing");
-        }
-        Kind::Probe | Kind::List => {
-            let limit = if kind == Kind::Probe { 1 } else { 500 };
-            let range = pb::RangeRequest {
-                key: PREFIX.into(),
-                range_end: "/registry/leases/bench0".into(),
-                limit,
-                ..Default::default()
-            };
-            let answer = kv.range(range).await?.into_inner();
-            anyhow::ensure!(answer.kvs.len() as i64 == limit.min(answer.count), "short page");
+impl Target {
+    /// A server on these connections, of whose objects nothing is known.
+    pub fn new(channels: Vec<Channel>, shape: Shape) -> Self {
+        Self { channels, shape, objects: unknown(shape.keys), leases: unknown(shape.keys) }
+    }
+
+    /// Connects to a server as it wants it.
+    pub async fn connect(server: &Server, shape: Shape) -> anyhow::Result<Self> {
+        let channels = match &server.tls {
+            None => connect(&server.endpoint, shape).await?,
+            Some(tls) => connect_by_tls(&server.endpoint, tls, shape).await?,
+        };
+        Ok(Self::new(channels, shape))
+    }
+
+    /// The connections.
+    pub fn channels(&self) -> &[Channel] {
+        &self.channels
+    }
+
+    /// The shape of its loads.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The same with another number of calls in flight.
+    pub fn with_in_flight(&self, in_flight: usize) -> Self {
+        Self { shape: Shape { in_flight, ..self.shape }, ..self.clone() }
+    }
+
+    /// As if nothing were known of the objects: the first update of each is refused.
+    pub fn forget(&self) {
+        for revision in self.objects.iter().chain(self.leases.iter()) {
+            revision.store(0, Ordering::Relaxed);
         }
     }
-    Ok(())
+
+    /// Writes every key once.
+    pub async fn fill(&self) -> anyhow::Result<()> {
+        self.fill_with(Kind::Put).await
+    }
+
+    /// Writes every node's lease once.
+    pub async fn fill_leases(&self) -> anyhow::Result<()> {
+        self.fill_with(Kind::LeaseFlood).await
+    }
+
+    async fn fill_with(&self, kind: Kind) -> anyhow::Result<()> {
+        let mut tasks = tokio::task::JoinSet::new();
+        for worker in 0..self.shape.in_flight {
+            let mut caller = self.caller(worker);
+            tasks.spawn(async move {
+                for i in (worker..caller.target.shape.keys).step_by(caller.target.shape.in_flight) {
+                    caller.one(kind, i, 0).await?;
+                }
+                anyhow::Ok(())
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok(())
+    }
+
+    /// Who makes calls on the connection of a number.
+    fn caller(&self, number: usize) -> Caller {
+        Caller {
+            kv: client(&self.channels[number % self.channels.len()]),
+            value: Bytes::from(vec![b'v'; self.shape.value_bytes]),
+            target: self.clone(),
+        }
+    }
+}
+
+/// Makes one call after the other.
+#[derive(Clone)]
+struct Caller {
+    kv: KvClient<Channel>,
+    value: Bytes,
+    target: Target,
+}
+
+impl Caller {
+    /// One operation; false when it was an update and was refused, as the object was not what it was thought to be.
+    async fn one(&mut self, kind: Kind, i: usize, number: u64) -> anyhow::Result<bool> {
+        match kind.of(number) {
+            Kind::Put => {
+                let put = pb::PutRequest { key: key(i), value: self.value.clone(), ..Default::default() };
+                let header = self.kv.put(put).await?.into_inner().header.context("header")?;
+                self.target.objects[i].store(header.revision, Ordering::Relaxed);
+                Ok(true)
+            }
+            Kind::TxnPut => self.update(false, i, key(i), self.value.clone()).await,
+            Kind::LeaseFlood => self.update(true, i, lease::key(i), lease::object(i, number)).await,
+            Kind::Get => {
+                let get = pb::RangeRequest { key: key(i), limit: 1, ..Default::default() };
+                let answer = self.kv.range(get).await?;
+                anyhow::ensure!(answer.into_inner().kvs.len() == 1, "key {i} is missing");
+                Ok(true)
+            }
+            Kind::Probe => self.page(1).await,
+            Kind::List | Kind::Mixed => self.page(500).await,
+        }
+    }
+
+    async fn update(&mut self, lease: bool, i: usize, key: Bytes, value: Bytes) -> anyhow::Result<bool> {
+        let revisions = if lease { &self.target.leases } else { &self.target.objects };
+        let known = revisions[i].load(Ordering::Relaxed);
+        let (updated, revision) = update(&mut self.kv, key, value, known).await?;
+        // Nobody else writes; of two updates under way at once, the newer is what there is.
+        revisions[i].fetch_max(revision, Ordering::Relaxed);
+        Ok(updated)
+    }
+
+    async fn page(&mut self, limit: i64) -> anyhow::Result<bool> {
+        let range = pb::RangeRequest {
+            key: PREFIX.into(),
+            range_end: "/registry/leases/bench0".into(),
+            limit,
+            ..Default::default()
+        };
+        let answer = self.kv.range(range).await?.into_inner();
+        anyhow::ensure!(answer.kvs.len() as i64 == limit.min(answer.count), "short page");
+        Ok(true)
+    }
 }
 
 /// Kubernetes' optimistic update of a key whose revision was `revision`: whether it was, and what it is now.
@@ -214,5 +320,24 @@ fn txn_put(key: Bytes, value: Bytes, revision: i64) -> pb::TxnRequest {
         compare: vec![compare],
         success: vec![pb::RequestOp { request: Some(request_op::Request::RequestPut(put)) }],
         failure: vec![pb::RequestOp { request: Some(request_op::Request::RequestRange(get)) }],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn a_mixed_load_has_its_parts_in_every_hundred() {
+        let mut parts = BTreeMap::new();
+        for number in 700..800 {
+            *parts.entry(Kind::Mixed.of(number)).or_insert(0) += 1;
+        }
+        let expected =
+            [(Kind::TxnPut, 20), (Kind::LeaseFlood, 60), (Kind::Get, 15), (Kind::Probe, 4), (Kind::List, 1)];
+        assert_eq!(parts, BTreeMap::from(expected));
+        assert_eq!(Kind::Put.of(7), Kind::Put);
     }
 }

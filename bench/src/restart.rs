@@ -13,7 +13,8 @@ use anyhow::Context;
 use crate::{
     cpu,
     load::{self, Shape},
-    median, servers,
+    servers,
+    stats::median,
 };
 
 /// What to fill a shard with.
@@ -97,7 +98,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let began = Instant::now();
     {
         let channels = load::connect(&endpoint, shape).await?;
-        load::fill(&channels, shape).await?;
+        load::Target::new(channels, shape).fill().await?;
     }
     let raw = options.objects as u64 * (load::KEY_BYTES + options.value_bytes) as u64;
     let filled = resident(child.id())?;

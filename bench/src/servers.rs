@@ -9,6 +9,10 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use kindred_transport::{
+    auto_tls::{self, AutoTls},
+    tls::ClientTls,
+};
 
 /// A server and the processes whose CPU counts as its own, by role.
 pub struct Server {
@@ -16,10 +20,12 @@ pub struct Server {
     pub name: &'static str,
     /// Where clients connect.
     pub endpoint: String,
+    /// With what clients connect; none for plain connections.
+    pub tls: Option<ClientTls>,
     /// (role, pid) of every process of it.
     pub pids: Vec<(String, u32)>,
     children: Vec<Child>,
-    _dir: tempfile::TempDir,
+    dirs: Vec<tempfile::TempDir>,
 }
 
 impl Drop for Server {
@@ -47,7 +53,8 @@ fn free_port() -> anyhow::Result<u16> {
 /// The `key=value` word of a ready line; an address without its scheme.
 fn word(line: &str, key: &str) -> Option<String> {
     let value = line.split_whitespace().find_map(|w| w.strip_prefix(key)?.strip_prefix('='))?;
-    Some(value.trim_start_matches("http://").to_owned())
+    let value = value.strip_prefix("http://").or_else(|| value.strip_prefix("https://")).unwrap_or(value);
+    Some(value.to_owned())
 }
 
 fn ready_line(child: &mut Child, prefix: &str) -> anyhow::Result<String> {
@@ -61,12 +68,12 @@ fn ready_line(child: &mut Child, prefix: &str) -> anyhow::Result<String> {
     bail!("the server ended before it printed `{prefix} …`")
 }
 
-fn spawn(program: &Path, args: &[String]) -> anyhow::Result<Child> {
-    spawn_under(&[], program, args)
-}
-
 /// Starts a program by a tool that becomes it, and so has its pid; no words = no tool.
 fn spawn_under(tool: &[String], program: &Path, args: &[String]) -> anyhow::Result<Child> {
+    command(tool, program, args).spawn().with_context(|| format!("starting {}", program.display()))
+}
+
+fn command(tool: &[String], program: &Path, args: &[String]) -> Command {
     let mut command = match tool {
         [] => Command::new(program),
         [tool, words @ ..] => {
@@ -75,13 +82,8 @@ fn spawn_under(tool: &[String], program: &Path, args: &[String]) -> anyhow::Resu
             command
         }
     };
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     command
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .with_context(|| format!("starting {}", program.display()))
 }
 
 /// A stock etcd that never syncs, on a folder in memory when there is one: its best case.
@@ -109,16 +111,45 @@ pub fn etcd_in(program: &Path, dir: tempfile::TempDir, flags: &[&str]) -> anyhow
     ] {
         args.push(format!("--{flag}={value}"));
     }
-    let mut child = spawn(program, &args)?;
-    child.stdout = None;
-    let endpoint = format!("127.0.0.1:{client}");
+    start_peer("etcd", program, &args, client, dir)
+}
+
+/// A mem_etcd that keeps nothing: its best case. It speaks no TLS and wants a folder for its log all the same.
+pub fn mem_etcd(program: &Path) -> anyhow::Result<Server> {
+    let dir = tempfile::tempdir()?;
+    let (client, metrics) = (free_port()?, free_port()?);
+    let args = [
+        ("port", client.to_string()),
+        ("metrics-port", metrics.to_string()),
+        ("wal-default", "none".to_owned()),
+        ("wal-dir", dir.path().join("wal").display().to_string()),
+    ];
+    let args: Vec<String> = args.iter().map(|(flag, value)| format!("--{flag}={value}")).collect();
+    start_peer("mem_etcd", program, &args, client, dir)
+}
+
+/// Another's server, once it listens on this port.
+fn start_peer(
+    name: &'static str,
+    program: &Path,
+    args: &[String],
+    port: u16,
+    dir: tempfile::TempDir,
+) -> anyhow::Result<Server> {
+    let child = command(&[], program, args).stdout(Stdio::null()).spawn();
+    let child = child.with_context(|| format!("starting {}", program.display()))?;
+    let pids = vec![(name.to_owned(), child.id())];
+    let endpoint = format!("127.0.0.1:{port}");
+    let mut server = Server { name, endpoint, tls: None, pids, children: vec![child], dirs: vec![dir] };
     let deadline = Instant::now() + Duration::from_secs(30);
-    while std::net::TcpStream::connect(&endpoint).is_err() {
-        anyhow::ensure!(Instant::now() < deadline, "etcd did not listen within 30 s");
+    while std::net::TcpStream::connect(&server.endpoint).is_err() {
+        anyhow::ensure!(Instant::now() < deadline, "{name} did not listen within 30 s");
+        if let Some(status) = server.children[0].try_wait()? {
+            bail!("{name} ended before it listened: {status}");
+        }
         std::thread::yield_now();
     }
-    let pids = vec![("etcd".to_owned(), child.id())];
-    Ok(Server { name: "etcd", endpoint, pids, children: vec![child], _dir: dir })
+    Ok(server)
 }
 
 /// A shard alone.
@@ -131,7 +162,7 @@ pub fn shard_under(tool: &[String]) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
     let (child, endpoint) = start_shard_under(tool, &[])?;
     let pids = vec![("shard".to_owned(), child.id())];
-    Ok(Server { name: "kindred shard", endpoint, pids, children: vec![child], _dir: dir })
+    Ok(Server { name: "kindred shard", endpoint, tls: None, pids, children: vec![child], dirs: vec![dir] })
 }
 
 /// A shard alone with its data in this folder.
@@ -140,7 +171,7 @@ pub fn shard_in(dir: tempfile::TempDir, flags: &[&str]) -> anyhow::Result<Server
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let (child, endpoint) = start_shard(&args)?;
     let pids = vec![("shard".to_owned(), child.id())];
-    Ok(Server { name: "kindred shard", endpoint, pids, children: vec![child], _dir: dir })
+    Ok(Server { name: "kindred shard", endpoint, tls: None, pids, children: vec![child], dirs: vec![dir] })
 }
 
 /// A shard with these flags, once it serves, and where.
@@ -159,13 +190,28 @@ fn start_shard_under(tool: &[String], flags: &[String]) -> anyhow::Result<(Child
 
 /// A router in front of one shard that holds the load's Kind.
 pub fn routed() -> anyhow::Result<Server> {
-    routed_under(&[])
+    routed_by("kindred router + shard", Setup::default())
 }
 
 /// The same, the router run by a tool.
 pub fn routed_under(tool: &[String]) -> anyhow::Result<Server> {
+    routed_by("kindred router + shard", Setup { tool, tls: None })
+}
+
+/// The same with certificates on both sides of every connection: clients to router, and router to shards, as `kindred up`
+/// has it when it serves with TLS.
+pub fn routed_by_mtls() -> anyhow::Result<Server> {
+    let dir = tempfile::tempdir()?;
+    let made = auto_tls::create(dir.path(), &[]).context("making certificates")?;
+    let mut server = routed_by("kindred router + shard, mTLS", Setup { tool: &[], tls: Some(&made) })?;
+    server.tls = Some(ClientTls::load(made.client_settings())?);
+    server.dirs.push(dir);
+    Ok(server)
+}
+
+fn routed_by(name: &'static str, setup: Setup<'_>) -> anyhow::Result<Server> {
     let partition = "  - { metadata: { name: leases }, resource: leases, serviceGroupId: leases }\n";
-    let mut server = behind_router_under(tool, "kindred router + shard", &["default", "leases"], partition)?;
+    let mut server = behind_router_by(setup, name, &["default", "leases"], partition)?;
     server.pids.retain(|(role, _)| role != "default");
     for (role, _) in server.pids.iter_mut().filter(|(role, _)| role == "leases") {
         *role = "shard".to_owned();
@@ -175,38 +221,97 @@ pub fn routed_under(tool: &[String]) -> anyhow::Result<Server> {
 
 /// A router in front of these shards, the first of them the default. Roles are `router` and the shards' names.
 pub fn behind_router(name: &'static str, shards: &[&str], partitions: &str) -> anyhow::Result<Server> {
-    behind_router_under(&[], name, shards, partitions)
+    behind_router_by(Setup::default(), name, shards, partitions)
 }
 
-fn behind_router_under(
-    tool: &[String],
+/// How a router and its shards are run.
+#[derive(Default, Clone, Copy)]
+struct Setup<'a> {
+    /// What runs the router; no words = nothing.
+    tool: &'a [String],
+    /// Certificates for all connections.
+    tls: Option<&'a AutoTls>,
+}
+
+impl Setup<'_> {
+    /// What makes a server show its certificate, and demand one.
+    fn server_flags(&self) -> Vec<String> {
+        let Some(tls) = self.tls else { return Vec::new() };
+        let files = [
+            ("cert-file", &tls.server_cert),
+            ("key-file", &tls.server_key),
+            ("trusted-ca-file", &tls.ca_cert),
+        ];
+        let mut flags: Vec<String> =
+            files.iter().map(|(flag, file)| format!("--{flag}={}", file.display())).collect();
+        flags.push("--client-cert-auth".to_owned());
+        flags
+    }
+
+    /// What gives a router the certificate for its stores.
+    fn store_flags(&self) -> Vec<String> {
+        let Some(tls) = self.tls else { return Vec::new() };
+        let files = [
+            ("store-cert-file", &tls.client_cert),
+            ("store-key-file", &tls.client_key),
+            ("store-trusted-ca-file", &tls.ca_cert),
+        ];
+        files.iter().map(|(flag, file)| format!("--{flag}={}", file.display())).collect()
+    }
+}
+
+fn behind_router_by(
+    setup: Setup<'_>,
     name: &'static str,
     shards: &[&str],
     partitions: &str,
 ) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
-    let mut children = Vec::new();
+    let file = dir.path().join("kindred.yaml");
+    // What was started is stopped also when a later step fails.
+    let mut server = Server {
+        name,
+        endpoint: String::new(),
+        tls: None,
+        pids: Vec::new(),
+        children: Vec::new(),
+        dirs: vec![dir],
+    };
+    let scheme = if setup.tls.is_some() { "https" } else { "http" };
     let mut stores = String::new();
-    let mut pids = Vec::new();
     for (slot, shard) in (1..).zip(shards) {
         let slot: u16 = slot;
         let flags = ["--name".to_owned(), (*shard).to_owned(), "--slot".to_owned(), slot.to_string()];
-        let (child, listen) = start_shard(&flags)?;
+        let (child, listen) = start_shard(&[&flags[..], &setup.server_flags()].concat())?;
         stores += &format!(
-            "  - {{ name: {shard}, slot: {slot}, type: shard, endpoints: [\"http://{listen}\"] }}\n"
+            "  - {{ name: {shard}, slot: {slot}, type: shard, endpoints: [\"{scheme}://{listen}\"] }}\n"
         );
-        pids.push(((*shard).to_owned(), child.id()));
-        children.push(child);
+        server.pids.push(((*shard).to_owned(), child.id()));
+        server.children.push(child);
     }
     let config = format!("default: {}\nstores:\n{stores}partitions:\n{partitions}", shards[0]);
-    let file = dir.path().join("kindred.yaml");
     std::fs::write(&file, config)?;
     let args = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config", &file.display().to_string()]
         .map(str::to_owned);
-    let mut child = spawn_under(tool, &bin_dir()?.join("kindred-router"), &args)?;
-    let line = ready_line(&mut child, "kindred-router ready")?;
-    let endpoint = word(&line, "listen").context("the ready line names no listen address")?;
-    pids.insert(0, ("router".to_owned(), child.id()));
-    children.push(child);
-    Ok(Server { name, endpoint, pids, children, _dir: dir })
+    let args = [&args[..], &setup.server_flags(), &setup.store_flags()].concat();
+    let mut child = spawn_under(setup.tool, &bin_dir()?.join("kindred-router"), &args)?;
+    let line = ready_line(&mut child, "kindred-router ready");
+    server.pids.insert(0, ("router".to_owned(), child.id()));
+    server.children.push(child);
+    server.endpoint = word(&line?, "listen").context("the ready line names no listen address")?;
+    Ok(server)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_read_from_a_ready_line() {
+        let line = "kindred-router ready listen=https://127.0.0.1:2379 admin=http://127.0.0.1:2381";
+        assert_eq!(word(line, "listen").unwrap(), "127.0.0.1:2379");
+        assert_eq!(word(line, "admin").unwrap(), "127.0.0.1:2381");
+        assert_eq!(word("x ready listen=127.0.0.1:1 pid=7", "listen").unwrap(), "127.0.0.1:1");
+        assert_eq!(word(line, "pid"), None);
+    }
 }

@@ -12,9 +12,9 @@ use tonic::transport::Channel;
 use crate::{
     cpu,
     load::{self, Shape},
-    median,
     pace::{self, Pace},
     servers::{self, Server},
+    stats::median,
     watcher,
 };
 

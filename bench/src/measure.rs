@@ -1,0 +1,163 @@
+//! One measurement of one server: what its processes used, and how long its answers took.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use bytes::Bytes;
+use kindred_proto::etcdserverpb::{PutRequest, kv_client::KvClient};
+use tokio::{sync::oneshot, task::JoinSet};
+
+use crate::{
+    cpu,
+    load::{Kind, Target},
+    pace::{self, Pace, Sent},
+    servers::Server,
+    stats::Latency,
+    watcher,
+};
+
+/// Of a hundred updates, how many may be refused: more, and it is not updates that were measured.
+const REFUSED_MAX_PERCENT: u64 = 1;
+/// Where the keys are whose events are counted.
+const WATCHED: &str = "/registry/leases/watched/";
+
+/// One measured round: CPU microseconds per operation by role, and latencies.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// By the role of a process.
+    pub cpu_us: Vec<(String, f64)>,
+    /// Of the operations.
+    pub latency: Latency,
+    /// How many there were in a second.
+    pub ops_per_second: f64,
+}
+
+impl Sample {
+    /// CPU microseconds of all processes.
+    pub fn cpu(&self) -> f64 {
+        self.cpu_us.iter().map(|(_, us)| us).sum()
+    }
+}
+
+/// What the processes of a server have used until now, in nanoseconds.
+struct Before<'a> {
+    server: &'a Server,
+    nanos: Vec<u64>,
+    began: Instant,
+}
+
+impl<'a> Before<'a> {
+    fn now(server: &'a Server) -> anyhow::Result<Self> {
+        let nanos = server.pids.iter().map(|(_, pid)| cpu::process_nanos(*pid)).collect::<Result<_, _>>()?;
+        Ok(Self { server, nanos, began: Instant::now() })
+    }
+
+    fn sample(self, ops: u64, latency: Latency) -> anyhow::Result<Sample> {
+        let took = self.began.elapsed();
+        let each = |((role, pid), before): (&(String, u32), &u64)| {
+            let used = cpu::process_nanos(*pid)?.saturating_sub(*before);
+            anyhow::Ok((role.clone(), used as f64 / 1e3 / ops as f64))
+        };
+        Ok(Sample {
+            cpu_us: self.server.pids.iter().zip(&self.nanos).map(each).collect::<Result<_, _>>()?,
+            latency,
+            ops_per_second: ops as f64 / took.as_secs_f64(),
+        })
+    }
+}
+
+/// Operations, after a tenth as many that warm up; with a rate in an open loop, else in a closed one.
+pub async fn ops(
+    server: &Server,
+    target: &Target,
+    kind: Kind,
+    ops: u64,
+    rate: Option<u64>,
+) -> anyhow::Result<Sample> {
+    target.closed(kind, (ops / 10).max(1)).await?;
+    let before = Before::now(server)?;
+    let outcome = match rate {
+        None => target.closed(kind, ops).await?,
+        Some(rate) => target.open(kind, ops, rate).await?,
+    };
+    let (ops, refused) = (outcome.ops(), outcome.refused);
+    let sample = before.sample(ops, Latency::of(outcome.nanos))?;
+    anyhow::ensure!(refused * 100 <= ops * REFUSED_MAX_PERCENT, "{refused} of {ops} updates were refused");
+    Ok(sample)
+}
+
+/// Writes that are watched. An operation is an event at one watcher, the writes are not counted but what they cost is
+/// in it; its latency is from when the write began, or was due, until the event was there.
+pub async fn events(
+    server: &Server,
+    target: &Target,
+    watchers: usize,
+    writes: u64,
+    rate: Option<u64>,
+) -> anyhow::Result<Sample> {
+    let channels = target.channels();
+    let mut seen = Vec::new();
+    for at in 0..watchers {
+        seen.push(watcher::start(&channels[at % channels.len()], WATCHED, writes).await?);
+    }
+    let keys: Vec<Bytes> =
+        (0..target.shape().keys.min(1_000)).map(|i| format!("{WATCHED}node-{i:07}").into()).collect();
+    let pace = Pace {
+        keys: Arc::new(keys),
+        rate: rate.unwrap_or(0),
+        count: writes,
+        value_bytes: target.shape().value_bytes,
+    };
+    let before = Before::now(server)?;
+    let sent: Vec<Instant> = match rate {
+        None => closed(target, &pace).await?,
+        Some(_) => {
+            let (_go_on, stop) = oneshot::channel();
+            let sent: Vec<Sent> = pace::write(channels, &pace, stop).await?;
+            sent.into_iter().map(|sent| sent.due).collect()
+        }
+    };
+    anyhow::ensure!(sent.len() as u64 == writes, "{} of {writes} writes were done", sent.len());
+    let mut nanos = Vec::new();
+    for watcher in seen {
+        let late = |(at, sent): (Instant, &Instant)| {
+            u64::try_from(at.saturating_duration_since(*sent).as_nanos()).unwrap_or(u64::MAX)
+        };
+        nanos.extend(watcher.await??.into_iter().zip(&sent).map(late));
+    }
+    before.sample(nanos.len() as u64, Latency::of(nanos))
+}
+
+/// Numbered writes in a closed loop; when each began.
+async fn closed(target: &Target, pace: &Pace) -> anyhow::Result<Vec<Instant>> {
+    let next = Arc::new(AtomicU64::new(0));
+    let mut tasks = JoinSet::new();
+    for worker in 0..target.shape().in_flight {
+        let (next, pace) = (next.clone(), pace.clone());
+        let mut kv = KvClient::new(target.channels()[worker % target.channels().len()].clone());
+        tasks.spawn(async move {
+            let mut began = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= pace.count {
+                    return anyhow::Ok(began);
+                }
+                let key = pace.keys[usize::try_from(number)? % pace.keys.len()].clone();
+                let value = pace::value(number, pace.value_bytes);
+                began.push((number, Instant::now()));
+                kv.put(PutRequest { key, value, ..Default::default() }).await?;
+            }
+        });
+    }
+    let mut all = Vec::new();
+    while let Some(done) = tasks.join_next().await {
+        all.extend(done??);
+    }
+    all.sort_unstable_by_key(|(number, _)| *number);
+    Ok(all.into_iter().map(|(_, at)| at).collect())
+}

@@ -1,0 +1,86 @@
+//! What is measured.
+
+use crate::load::Kind;
+
+/// A load, as it is named on the command line; in the order of the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Workload {
+    /// Puts.
+    Put,
+    /// Kubernetes' optimistic updates.
+    TxnPut,
+    /// The same of nodes' Lease objects.
+    LeaseFlood,
+    /// Gets of one key.
+    Get,
+    /// `limit=1` over the whole Kind.
+    Probe,
+    /// Pages of 500 keys.
+    List500,
+    /// Of all that.
+    Mixed,
+    /// Events at watchers. The last one: a router goes on reading what was watched for some time.
+    Watch,
+}
+
+impl Workload {
+    /// All, in order.
+    pub const ALL: [Self; 8] = [
+        Self::Put,
+        Self::TxnPut,
+        Self::LeaseFlood,
+        Self::Get,
+        Self::Probe,
+        Self::List500,
+        Self::Mixed,
+        Self::Watch,
+    ];
+
+    /// The operation; none where events are counted.
+    pub fn kind(self) -> Option<Kind> {
+        match self {
+            Self::Put => Some(Kind::Put),
+            Self::TxnPut => Some(Kind::TxnPut),
+            Self::LeaseFlood => Some(Kind::LeaseFlood),
+            Self::Get => Some(Kind::Get),
+            Self::Probe => Some(Kind::Probe),
+            Self::List500 => Some(Kind::List),
+            Self::Mixed => Some(Kind::Mixed),
+            Self::Watch => None,
+        }
+    }
+
+    /// The part of all operations that it has; a watched write has many events.
+    pub fn part(self) -> u64 {
+        self.kind().map_or(4, Kind::part)
+    }
+
+    /// The head of its row.
+    pub fn name(self, watchers: usize) -> String {
+        self.kind().map_or_else(|| format!("watch, {watchers} watchers"), |kind| kind.name().to_owned())
+    }
+
+    /// What one operation is, for those who read the table.
+    pub fn what(self) -> &'static str {
+        match self {
+            Self::Put => "put of one of the keys",
+            Self::TxnPut => {
+                "optimistic update: a transaction that compares the mod revision and puts, else gets"
+            }
+            Self::LeaseFlood => {
+                "the same of a Lease object (protobuf, about 480 B) under `/registry/leases/kube-node-lease/`, \
+                 of as many nodes as there are keys, in turn, as kubelets renew theirs"
+            }
+            Self::Get => "get of one key",
+            Self::Probe => "`limit=1` over all keys, by which an apiserver asks for the current revision",
+            Self::List500 => "a page of 500 keys with their values",
+            Self::Mixed => {
+                "of a hundred: 60 lease renewals, 20 optimistic updates, 15 gets, 4 probes, 1 page of 500"
+            }
+            Self::Watch => {
+                "an event at one of the watchers, each a stream of its own over all that is written; the writes (puts) are \
+                 not counted, but what they cost is in it; the latency is from the beginning of the write to the event"
+            }
+        }
+    }
+}
