@@ -132,17 +132,24 @@ fn peers<'a>(row: &Row, columns: &'a [Column]) -> Vec<(&'a str, f64)> {
     peers.map(|(column, cell)| (column.subject.name(), cell.cpu().median)).collect()
 }
 
-fn latency_row(row: &Row, watchers: usize, open: bool) -> String {
-    let cell = |cell: &Cell| {
+/// A row of the table of latencies; what a router adds is told beside a shard alone.
+fn latency_row(row: &Row, columns: &[Column], watchers: usize, open: bool) -> String {
+    let alone = columns.iter().zip(&row.cells).find(|(column, _)| column.subject == Subject::Shard);
+    let alone = alone.map(|(_, cell)| cell.latency());
+    let cell = |(column, cell): (&Column, &Cell)| {
         if cell.failed.is_some() {
             return "failed".to_owned();
         }
         let Latency { p50, p99, p999, max } = cell.latency();
         let values = [p50, p99, p999, max];
         let shown = if open { &values[..] } else { &values[..2] };
-        shown.iter().map(|us| digits(*us)).collect::<Vec<_>>().join(", ")
+        let text = shown.iter().map(|us| digits(*us)).collect::<Vec<_>>().join(", ");
+        match alone.filter(|_| matches!(column.subject, Subject::Router | Subject::RouterMtls)) {
+            Some(alone) => format!("{text} ({:.2}, {:.2} of alone)", p50 / alone.p50, p99 / alone.p99),
+            None => text,
+        }
     };
-    let cells: Vec<String> = row.cells.iter().map(cell).collect();
+    let cells: Vec<String> = columns.iter().zip(&row.cells).map(cell).collect();
     format!("| {} | {} |", row.workload.name(watchers), cells.join(" | "))
 }
 
@@ -162,7 +169,8 @@ impl Report {
     /// The table of latencies.
     pub fn latencies(&self) -> String {
         let first = if self.rate.is_some() { "p50, p99, p99.9, longest" } else { "p50, p99" };
-        let rows = self.rows.iter().map(|row| latency_row(row, self.watchers, self.rate.is_some()));
+        let rows =
+            self.rows.iter().map(|row| latency_row(row, &self.columns, self.watchers, self.rate.is_some()));
         let lines: Vec<String> = std::iter::once(head(first, &self.columns)).chain(rows).collect();
         lines.join("\n")
     }
@@ -202,10 +210,14 @@ impl Report {
         }
         text += &picture(0, "CPU of one operation");
         text += match self.rate {
-            None => "\n## Latency in microseconds\n\nMedians of the rounds.\n\n",
+            None => {
+                "\n## Latency in microseconds\n\n\
+                 Medians of the rounds; behind a router also 50th and 99th percentile against those of the shard alone.\n\n"
+            }
             Some(_) => {
                 "\n## Latency in microseconds\n\n\
-                 From when an operation was due, whenever it was sent. Medians of the rounds; the longest of all.\n\n"
+                 From when an operation was due, whenever it was sent. Medians of the rounds, and the longest of all; \
+                 behind a router also 50th and 99th percentile against those of the shard alone.\n\n"
             }
         };
         text += &format!("{}\n", self.latencies());

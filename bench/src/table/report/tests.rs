@@ -76,6 +76,11 @@ fn latencies_of_a_closed_loop_are_two_and_of_an_open_one_four() {
     );
     report.rate = Some(100);
     assert!(report.latencies().contains("| put | 400, 1600, 4000, 8800 |"), "the longest of all rounds");
+
+    report.columns[1].subject = Subject::Shard;
+    report.rate = None;
+    let put = report.latencies().lines().nth(2).unwrap().to_owned();
+    assert_eq!(put, "| put | 400, 1600 | 100, 400 | 130, 520 (1.30, 1.30 of alone) |");
 }
 
 #[test]
