@@ -120,15 +120,4 @@ impl Target {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_key_is_one_workers_own() {
-        let mut all: Vec<usize> = (0..3).flat_map(|worker| own(worker, 3, 10)).collect();
-        all.sort_unstable();
-        assert_eq!(all, (0..10).collect::<Vec<_>>());
-        assert_eq!(own(1, 3, 10), [1, 4, 7]);
-        assert_eq!(own(5, 64, 4), [1], "more workers than keys share them");
-    }
-}
+mod tests;
