@@ -29,3 +29,6 @@ pub mod raw;
 
 /// The bit of a handshake's `features` that stands for service `Batches`.
 pub const FEATURE_BATCHES: u64 = 1;
+
+/// The bit that says that batches carry what a read over several stores asks: pins, raises and releases.
+pub const FEATURE_BATCHED_CUTS: u64 = 2;

@@ -8,6 +8,7 @@ pub mod one;
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::unit::UnitBuckets;
 use kindred_transport::grpc;
@@ -18,6 +19,7 @@ use tonic::{Request, Response, Status};
 
 use crate::stores::Store;
 use crate::stores::failure::Failure;
+use crate::stores::lane::{Lane, LaneError, Op};
 
 /// Whether a call may change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,11 +86,13 @@ impl Deadline {
     }
 
     /// The same for a read of a Kind on several stores: the store answers at or above `at_least` if it can, and what it
-    /// shows stays readable while the others are asked (R5), until the pin is released.
+    /// shows stays readable while the others are asked (R5), until the pin is released; 0 = without one.
     #[must_use]
     pub fn pinned<T>(self, message: T, at_least: Revision, pin: u64) -> Request<T> {
         let mut request = self.at_least(message, at_least);
-        request.metadata_mut().insert(PIN, MetadataValue::from(pin));
+        if pin != 0 {
+            request.metadata_mut().insert(PIN, MetadataValue::from(pin));
+        }
         request
     }
 
@@ -192,6 +196,19 @@ where
                 tracing::warn!(store = store.name(), reason, "the connection was lost under a write");
                 return Err(grpc::status(EtcdError::TimeoutDueToConnectionLost));
             }
+        }
+    }
+}
+
+/// The answer to an operation over a store's stream of batches; `None` when the store turns out not to have one, and
+/// nothing was executed.
+async fn over_lane(store: &Store, lane: &Lane, op: Op) -> Option<Result<Bytes, Failure>> {
+    match lane.call(op).await {
+        Ok(answer) => Some(Ok(answer)),
+        Err(LaneError::Failed(failure)) => Some(Err(failure)),
+        Err(LaneError::Unsupported) => {
+            store.state().no_batches();
+            None
         }
     }
 }

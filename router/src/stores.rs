@@ -248,6 +248,12 @@ impl Store {
         if self.state.has_batches() { self.link.load().lane.clone() } else { None }
     }
 
+    /// The same, when what a read over several stores asks may go over it.
+    #[must_use]
+    pub fn cut_lane(&self) -> Option<Arc<Lane>> {
+        if self.state.has_batched_cuts() { self.link.load().lane.clone() } else { None }
+    }
+
     /// Watch as bytes, on one of the connections for watches.
     #[must_use]
     pub fn watch(&self) -> WatchClient<Channel> {

@@ -404,14 +404,31 @@ async fn r5_a_compaction_does_not_wait_for_lists_that_have_ended() {
         }
     }
     let all = async {
-        for round in 0..12 {
+        for round in 0..15 {
             let at = put(&spread.channel, "/registry/pods/k/0").await;
-            match round % 4 {
+            match round % 5 {
                 0 => drop(spread.range(all_of("/registry/pods/")).await),
                 1 => {
                     let list = spread.kv().range_stream(all_of("/registry/pods/")).await.unwrap();
                     let mut chunks = list.into_inner();
                     while chunks.message().await.unwrap().is_some() {}
+                }
+                3 => {
+                    // Probes go over the streams of batches; of these most clients go away before the answer.
+                    let probe = pb::RangeRequest { limit: 1, ..all_of("/registry/pods/") };
+                    let probes: Vec<_> = (0..40)
+                        .map(|_| {
+                            let (mut kv, probe) = (spread.kv(), probe.clone());
+                            tokio::spawn(async move { kv.range(probe).await.unwrap().into_inner().count })
+                        })
+                        .collect();
+                    for (at, probe) in probes.into_iter().enumerate() {
+                        if at % 4 == 0 {
+                            assert_eq!(probe.await.unwrap(), 60);
+                        } else {
+                            probe.abort();
+                        }
+                    }
                 }
                 2 => {
                     // Its client goes away after the first chunk.

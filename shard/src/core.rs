@@ -445,7 +445,9 @@ impl Core {
         if let Some(pin) = pin {
             self.engine.hold(self.clock.mono(), current, pin);
         }
-        Ok((current, self.engine.changed(ranges, since)))
+        // Since the beginning, nobody asks.
+        let changed = since == Revision::ZERO || self.engine.changed(ranges, since);
+        Ok((current, changed))
     }
 
     /// Keeps a revision readable for a while, or for no time more (R5); see [`Engine::keep`].

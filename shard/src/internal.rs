@@ -2,7 +2,11 @@
 
 use std::{pin::Pin, sync::atomic::Ordering};
 
-use kindred_engine::{durability::KindModes, engine::WallMicros, error::EngineError};
+use kindred_engine::{
+    durability::KindModes,
+    engine::{PinId, WallMicros},
+    error::EngineError,
+};
 use kindred_partition_config::{
     ids::{LeaseId, Revision, SLOT_BITS, Slot},
     key::KeyRange,
@@ -29,9 +33,9 @@ pub mod units;
 /// The version of this protocol.
 pub const PROTOCOL_VERSION: u32 = 1;
 /// Optional parts of the protocol that this shard knows.
-pub const FEATURES: u64 = kindred_proto::FEATURE_BATCHES;
+pub const FEATURES: u64 = kindred_proto::FEATURE_BATCHES | kindred_proto::FEATURE_BATCHED_CUTS;
 /// Pins that one call may release: it looks at all that are held.
-const RELEASES_MAX: usize = 4096;
+pub(crate) const RELEASES_MAX: usize = 4096;
 /// Ended leases that wait for a listener; one that is further behind asks anew.
 const ENDED_MAX: usize = 1024;
 
@@ -111,6 +115,49 @@ fn slot(number: u32) -> Result<Slot, Status> {
     slot.ok_or_else(|| Status::invalid_argument(format!("kindred: slot {number} is not 0..={}", Slot::MAX)))
 }
 
+/// What `RaiseSince` asks, as a call of its own or in a batch.
+#[derive(Debug, Clone)]
+pub(crate) struct RaiseSince {
+    ranges: Vec<KeyRange>,
+    to: Revision,
+    since: Revision,
+    pin: Option<PinId>,
+    generation: Option<u64>,
+}
+
+impl RaiseSince {
+    fn of(request: pb::RaiseSinceRequest) -> Self {
+        let pb::RaiseSinceRequest { ranges, to, since, pin, generation } = request;
+        Self {
+            ranges: key_ranges(ranges),
+            to: Revision(to),
+            since: Revision(since),
+            pin: pin_id(pin),
+            generation: checked(generation),
+        }
+    }
+
+    /// What is to be visible before it runs.
+    pub(crate) fn first(&self) -> Raise {
+        Raise { ranges: self.ranges.clone(), to: self.to, generation: self.generation }
+    }
+
+    /// The current revision, raised, and whether something has changed.
+    pub(crate) fn run(&self, core: &mut Core) -> Result<(Revision, bool), KvError> {
+        core.raise_since(&self.ranges, self.to, self.since, self.pin, self.generation)
+    }
+}
+
+/// The pins that a call releases.
+fn pins(request: pb::ReleasePinsRequest) -> Result<Vec<PinId>, Status> {
+    let pins = request.pins;
+    if pins.len() > RELEASES_MAX {
+        let text = format!("kindred: {} pins in one ReleasePins, at most {RELEASES_MAX}", pins.len());
+        return Err(Status::invalid_argument(text));
+    }
+    Ok(pins.into_iter().filter_map(pin_id).collect())
+}
+
 /// Ranges as the engine has them.
 fn key_ranges(ranges: Vec<pb::KeyRange>) -> Vec<KeyRange> {
     ranges.into_iter().map(|range| KeyRange::from_wire(range.key, range.range_end)).collect()
@@ -166,12 +213,9 @@ impl Shard for ShardService {
         &self,
         request: Request<pb::RaiseSinceRequest>,
     ) -> Result<Response<pb::RaiseSinceResponse>, Status> {
-        let pb::RaiseSinceRequest { ranges, to, since, pin, generation } = request.into_inner();
-        let (ranges, pin, generation) = (key_ranges(ranges), pin_id(pin), checked(generation));
-        let raise = Raise { ranges: ranges.clone(), to: Revision(to), generation };
-        let call =
-            move |core: &mut Core| core.raise_since(&ranges, Revision(to), Revision(since), pin, generation);
-        let (current, changed) = self.member.handle.call_raised(raise, call).await??;
+        let raise = RaiseSince::of(request.into_inner());
+        let (first, call) = (raise.first(), move |core: &mut Core| raise.run(core));
+        let (current, changed) = self.member.handle.call_raised(first, call).await??;
         Ok(Response::new(pb::RaiseSinceResponse { current: current.get(), changed }))
     }
 
@@ -179,12 +223,7 @@ impl Shard for ShardService {
         &self,
         request: Request<pb::ReleasePinsRequest>,
     ) -> Result<Response<pb::ReleasePinsResponse>, Status> {
-        let pins = request.into_inner().pins;
-        if pins.len() > RELEASES_MAX {
-            let text = format!("kindred: {} pins in one ReleasePins, at most {RELEASES_MAX}", pins.len());
-            return Err(Status::invalid_argument(text));
-        }
-        let pins: Vec<_> = pins.into_iter().filter_map(pin_id).collect();
+        let pins = pins(request.into_inner())?;
         self.member.handle.call(move |core| core.release(&pins)).await?;
         Ok(Response::new(pb::ReleasePinsResponse {}))
     }

@@ -360,7 +360,7 @@ impl CallMetrics {
 }
 
 /// Paths that are counted by name; all others count together, so that a client cannot grow the table.
-const PATHS: [&str; 19] = [
+const PATHS: [&str; 21] = [
     "/etcdserverpb.KV/Range",
     "/etcdserverpb.KV/RangeStream",
     "/etcdserverpb.KV/Put",
@@ -379,6 +379,8 @@ const PATHS: [&str; 19] = [
     "/etcdserverpb.Cluster/MemberList",
     "/kindred.shard.v1.Shard/Hello",
     "/kindred.shard.v1.Shard/Raise",
+    "/kindred.shard.v1.Shard/RaiseSince",
+    "/kindred.shard.v1.Shard/ReleasePins",
     "/kindred.shard.v1.Shard/LeaseAttach",
 ];
 

@@ -15,7 +15,10 @@ use std::{
 
 use bytes::Bytes;
 use kindred_engine::ops::OpAnswer;
+use kindred_partition_config::ids::Revision;
+use kindred_proto::shard_v1::RaiseSinceResponse;
 use kindred_wire::batch::{Refusal, put_answer, put_last};
+use prost::Message as _;
 use tokio::{sync::Notify, time::Instant};
 use tokio_stream::Stream;
 use tonic::{Code, Status};
@@ -35,7 +38,25 @@ const MESSAGE_BYTES: usize = 128 << 10;
 /// Cancellations that are remembered: those of operations that were just answered are never needed.
 const CANCELLED_MAX: usize = 1024;
 
-type Answered = Result<OpAnswer, Box<Status>>;
+type Answered = Result<Given, Box<Status>>;
+
+/// What an operation is answered with.
+enum Given {
+    Op(OpAnswer),
+    Raised(RaiseSinceResponse),
+    Released,
+}
+
+impl Given {
+    fn put(&self, out: &mut Vec<u8>, ids: &ServerIds) {
+        match self {
+            Self::Op(answer) => encode::put_answer(out, ids, answer),
+            Self::Raised(raised) => raised.encode_raw(out),
+            // A message without fields.
+            Self::Released => {}
+        }
+    }
+}
 
 /// See the module.
 #[derive(Default)]
@@ -184,9 +205,24 @@ impl Reply {
     /// Gives it.
     pub(crate) fn send(self, answer: Result<OpAnswer, KvError>) {
         match answer {
-            Ok(answer) => self.give(Ok(answer)),
+            Ok(answer) => self.give(Ok(Given::Op(answer))),
             Err(refused) => self.refuse(status(&refused)),
         }
+    }
+
+    /// Gives the answer to a raise: the current revision, and whether something has changed.
+    pub(crate) fn raised(self, raised: Result<(Revision, bool), KvError>) {
+        match raised {
+            Ok((current, changed)) => {
+                self.give(Ok(Given::Raised(RaiseSinceResponse { current: current.get(), changed })));
+            }
+            Err(refused) => self.refuse(status(&refused)),
+        }
+    }
+
+    /// Says that pins are released.
+    pub(crate) fn released(self) {
+        self.give(Ok(Given::Released));
     }
 
     /// Gives a refusal.
@@ -231,7 +267,7 @@ impl Answers {
         {
             match answer {
                 Ok(answer) => {
-                    put_answer(&mut message, id, |out| encode::put_answer(out, &self.ids, &answer));
+                    put_answer(&mut message, id, |out| answer.put(out, &self.ids));
                 }
                 Err(refused) => put_refusal(&mut message, id, &refused),
             }

@@ -31,11 +31,16 @@ impl Batches {
 
     /// Sends operations in one message.
     async fn send(&mut self, ops: &[(BatchMethod, Vec<u8>)]) {
+        self.send_pinning(ops, 0).await;
+    }
+
+    /// The same, all with one pin.
+    async fn send_pinning(&mut self, ops: &[(BatchMethod, Vec<u8>)], pin: u64) {
         let ops = ops.iter().map(|(method, request)| {
             let id = self.next_id;
             self.next_id += 1;
             let (method, request) = (*method as i32, request.clone().into());
-            shard::BatchOp { id, method, request, ..Default::default() }
+            shard::BatchOp { id, method, request, pin, ..Default::default() }
         });
         let message = shard::BatchRequest { ops: ops.collect(), cancelled: vec![] };
         self.requests.send(message.encode_to_vec().into()).await.unwrap();
@@ -167,4 +172,62 @@ async fn a_shard_that_stops_says_what_it_has_read_and_waits_for_no_router() {
     let end = tokio::time::timeout(PATIENCE, batches.responses.message()).await.expect("in time");
     assert_eq!(end.unwrap_err().code(), Code::Unavailable);
     tokio::time::timeout(PATIENCE, shard.running.finish()).await.expect("in time").unwrap();
+}
+
+/// What a read over several shards asks of each (R5).
+#[tokio::test]
+async fn r5_pins_raises_and_releases_come_in_batches_too() {
+    let shard = Shard::start().await;
+    let client = shard.client().await;
+    let mut batches = Batches::open(&shard).await;
+    let first = client.put("/registry/pods/a", "1").await;
+    let probe = pb::RangeRequest { limit: 1, ..range_request("/registry/pods/", "/registry/pods0") };
+    batches.send_pinning(&[(BatchMethod::Range, probe.encode_to_vec())], 7).await;
+    let answer = batches.answers(1).await.remove(&1).unwrap();
+    let shown = pb::RangeResponse::decode(answer.response).unwrap().header.unwrap().revision;
+    assert_eq!(shown, first);
+    let second = client.put("/registry/pods/a", "2").await;
+
+    let pods = shard::KeyRange { key: "/registry/pods/".into(), range_end: "/registry/pods0".into() };
+    let raise = |since: i64, to: i64, pin| shard::RaiseSinceRequest {
+        ranges: vec![pods.clone()],
+        to,
+        since,
+        pin,
+        generation: 0,
+    };
+    let mut raised = Vec::new();
+    for request in [raise(first, 0, 0), raise(second, 0, 0), raise(second, second + 5, 8)] {
+        let answer = batches.one(BatchMethod::RaiseSince, &request).await;
+        assert_eq!(answer.refused, None);
+        let answer = shard::RaiseSinceResponse::decode(answer.response).unwrap();
+        raised.push((answer.current, answer.changed));
+    }
+    assert_eq!(raised, [(second, true), (second, false), (second + 5, false)]);
+    let too_far = batches.one(BatchMethod::RaiseSince, &raise(0, second + (1 << 40), 0)).await;
+    assert_eq!(too_far.refused.unwrap().code, Code::FailedPrecondition as i32, "R3");
+
+    // A compaction waits for what the read has pinned, until that is released.
+    let third = client.put("/registry/pods/a", "3").await;
+    let compacting = tokio::spawn({
+        let client = shard.client().await;
+        async move { client.compact(third, false).await }
+    });
+    let handle = &shard.running.handle;
+    let waits = || async { handle.call(|core| core.compact_deadline().is_some()).await.unwrap() };
+    common::eventually("the compaction waits", waits).await;
+    for (pins, waits_still) in [(vec![7], true), (vec![8], false)] {
+        let released = batches.one(BatchMethod::ReleasePins, &shard::ReleasePinsRequest { pins }).await;
+        assert_eq!((released.refused, released.response.len()), (None, 0));
+        assert_eq!(waits().await, waits_still);
+    }
+    compacting.await.unwrap().unwrap();
+    let at_first = pb::RangeRequest { revision: first, ..range_request("/registry/pods/a", "") };
+    assert!(client.range(at_first).await.unwrap_err().message().contains("compacted"));
+
+    let many = shard::ReleasePinsRequest { pins: vec![1; 5000] };
+    let refused = batches.one(BatchMethod::ReleasePins, &many).await.refused.unwrap();
+    assert_eq!(refused.code, Code::InvalidArgument as i32);
+    batches.send(&[(BatchMethod::RaiseSince, vec![0xff])]).await;
+    assert!(batches.answers(1).await.into_values().all(|answer| answer.refused.is_some()), "malformed");
 }

@@ -3,7 +3,7 @@
 pub struct HelloRequest {
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
-    /// Bits: 1 = service Batches.
+    /// Bits: 1 = service Batches; 2 = in these also pins, RAISE_SINCE and RELEASE_PINS.
     #[prost(uint64, tag = "2")]
     pub features: u64,
     /// The caller's cluster; 0 = it does not say.
@@ -152,6 +152,9 @@ pub struct BatchOp {
     /// to 512 keys in key order, or of a count.
     #[prost(bytes = "bytes", tag = "6")]
     pub request: ::prost::bytes::Bytes,
+    /// As kindred-pin; 0 = none. For shards with feature 2: others do not pin.
+    #[prost(uint64, tag = "7")]
+    pub pin: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct BatchResponse {
@@ -730,6 +733,9 @@ pub enum BatchMethod {
     Put = 2,
     DeleteRange = 3,
     Txn = 4,
+    /// As Shard.RaiseSince and Shard.ReleasePins. For shards with feature 2.
+    RaiseSince = 5,
+    ReleasePins = 6,
 }
 impl BatchMethod {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -743,6 +749,8 @@ impl BatchMethod {
             Self::Put => "PUT",
             Self::DeleteRange => "DELETE_RANGE",
             Self::Txn => "TXN",
+            Self::RaiseSince => "RAISE_SINCE",
+            Self::ReleasePins => "RELEASE_PINS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -753,6 +761,8 @@ impl BatchMethod {
             "PUT" => Some(Self::Put),
             "DELETE_RANGE" => Some(Self::DeleteRange),
             "TXN" => Some(Self::Txn),
+            "RAISE_SINCE" => Some(Self::RaiseSince),
+            "RELEASE_PINS" => Some(Self::ReleasePins),
             _ => None,
         }
     }
@@ -3596,7 +3606,8 @@ pub mod batches_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Small operations of etcd's KV service, many to a message. Served by shards whose handshake has feature 1.
+    /// Small operations of etcd's KV service, many to a message. Served by shards whose handshake has feature 1; what a read
+    /// over several stores asks of each of them, by those with feature 2.
     #[derive(Debug, Clone)]
     pub struct BatchesClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -3720,7 +3731,8 @@ pub mod batches_server {
             request: tonic::Request<tonic::Streaming<super::BatchRequest>>,
         ) -> std::result::Result<tonic::Response<Self::RunStream>, tonic::Status>;
     }
-    /// Small operations of etcd's KV service, many to a message. Served by shards whose handshake has feature 1.
+    /// Small operations of etcd's KV service, many to a message. Served by shards whose handshake has feature 1; what a read
+    /// over several stores asks of each of them, by those with feature 2.
     #[derive(Debug)]
     pub struct BatchesServer<T> {
         inner: Arc<T>,

@@ -17,6 +17,10 @@ pub enum Method {
     DeleteRange = 3,
     /// `KV/Txn`
     Txn = 4,
+    /// `Shard/RaiseSince`
+    RaiseSince = 5,
+    /// `Shard/ReleasePins`
+    ReleasePins = 6,
 }
 
 impl Method {
@@ -28,6 +32,8 @@ impl Method {
             2 => Some(Self::Put),
             3 => Some(Self::DeleteRange),
             4 => Some(Self::Txn),
+            5 => Some(Self::RaiseSince),
+            6 => Some(Self::ReleasePins),
             _ => None,
         }
     }
@@ -42,6 +48,7 @@ flat! {
         4 generation: u64,
         5 timeout_micros: u64,
         6 request: &'a [u8],
+        7 pin: u64,
     }
 }
 
@@ -53,13 +60,14 @@ impl BatchOp<'_> {
         1 + varint_len(inner as u64) + inner
     }
 
-    fn numbers(&self) -> [(u32, u64); 5] {
+    fn numbers(&self) -> [(u32, u64); 6] {
         [
             (1, self.id),
             (2, u64::from(self.method.cast_unsigned())),
             (3, self.at_least.cast_unsigned()),
             (4, self.generation),
             (5, self.timeout_micros),
+            (7, self.pin),
         ]
     }
 

@@ -9,10 +9,10 @@ use proptest::prelude::*;
 use prost::Message;
 
 prop_compose! {
-    fn op()(id in 1..u64::MAX, method in 0..6i32, at_least in prop_oneof![Just(0), any::<i64>()],
+    fn op()(id in 1..u64::MAX, method in 0..8i32, at_least in prop_oneof![Just(0), any::<i64>()],
             generation in prop_oneof![Just(0), any::<u64>()], timeout_micros in 0..3u64,
-            request in prop::collection::vec(any::<u8>(), 0..300)) -> pb::BatchOp {
-        pb::BatchOp { id, method, at_least, generation, timeout_micros, request: request.into() }
+            pin in prop_oneof![Just(0), any::<u64>()], request in prop::collection::vec(any::<u8>(), 0..300)) -> pb::BatchOp {
+        pb::BatchOp { id, method, at_least, generation, timeout_micros, request: request.into(), pin }
     }
 }
 
@@ -24,6 +24,7 @@ fn by_hand(op: &pb::BatchOp) -> BatchOp<'_> {
         generation: op.generation,
         timeout_micros: op.timeout_micros,
         request: &op.request,
+        pin: op.pin,
     }
 }
 

@@ -14,14 +14,18 @@ use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::compaction::{Refusal, Took, combine, decide};
 use kindred_transport::grpc;
+use kindred_wire::batch::Method;
 use kindred_wire::error::EtcdError;
 use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
-use tonic::{Code, Status};
+use prost::Message as _;
+use tonic::{Code, Response, Status};
 
-use super::{Deadline, Effect, call};
+use super::{Deadline, Effect, attempt, call, over_lane};
 use crate::app::App;
 use crate::stores::Store;
+use crate::stores::failure::Failure;
+use crate::stores::lane::Op;
 
 /// All keys, in etcd's convention.
 #[must_use]
@@ -42,11 +46,59 @@ pub async fn raise(
     generation: u64,
     deadline: Deadline,
 ) -> Result<Revision, Status> {
-    let request = shard::RaiseRequest { ranges, to: to.get(), generation };
-    let raised = call(store, Effect::Read, deadline, || async {
-        store.shard().raise(deadline.request(request.clone())).await
+    let (ranged, to) = (ranges.clone(), to.get());
+    let over_lane = shard::RaiseSinceRequest { ranges, to, since: 0, pin: 0, generation }.encode_to_vec();
+    let over_lane = Bytes::from(over_lane);
+    let raised = attempt(store, Effect::Read, deadline, || async {
+        if let Some(raised) = raise_over_lane(store, &over_lane, deadline).await {
+            return Ok(raised?.current);
+        }
+        let request = shard::RaiseRequest { ranges: ranged.clone(), to, generation };
+        let raised = store.shard().raise(deadline.request(request)).await.map_err(Failure::of)?;
+        Ok(raised.into_inner().current)
     });
-    Ok(Revision(raised.await?.current))
+    raised.await.map(Revision)
+}
+
+/// The same, which also says whether anything has changed, and may pin.
+///
+/// # Errors
+/// As [`raise`].
+pub async fn raise_since(
+    store: &Store,
+    request: shard::RaiseSinceRequest,
+    deadline: Deadline,
+) -> Result<shard::RaiseSinceResponse, Status> {
+    let over_lane = Bytes::from(request.encode_to_vec());
+    attempt(store, Effect::Read, deadline, || async {
+        if let Some(raised) = raise_over_lane(store, &over_lane, deadline).await {
+            return raised;
+        }
+        let raised = store.shard().raise_since(deadline.request(request.clone())).await;
+        raised.map(Response::into_inner).map_err(Failure::of)
+    })
+    .await
+}
+
+/// A `RaiseSince` in a batch; `None` when the store takes none there.
+async fn raise_over_lane(
+    store: &Store,
+    request: &Bytes,
+    deadline: Deadline,
+) -> Option<Result<shard::RaiseSinceResponse, Failure>> {
+    let lane = store.cut_lane()?;
+    // The map and the pin are in the request.
+    let op = Op {
+        method: Method::RaiseSince,
+        request: request.clone(),
+        at_least: Revision::ZERO,
+        generation: 0,
+        pin: 0,
+        until: deadline.at(),
+    };
+    let answered = over_lane(store, &lane, op).await?;
+    let malformed = |error: prost::DecodeError| Failure::Answered(Status::internal(error.to_string()));
+    Some(answered.and_then(|answer| shard::RaiseSinceResponse::decode(answer).map_err(malformed)))
 }
 
 impl App {

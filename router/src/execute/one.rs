@@ -12,11 +12,11 @@ use kindred_wire::peek;
 use tonic::{Response, Status, Streaming};
 
 use super::compact::raise;
-use super::{Deadline, Effect, attempt, by_map, call, fenced, is_future};
+use super::{Deadline, Effect, attempt, by_map, call, fenced, is_future, over_lane};
 use crate::app::{App, refused};
 use crate::stores::Store;
 use crate::stores::failure::Failure;
-use crate::stores::lane::{LaneError, Op};
+use crate::stores::lane::Op;
 
 /// Where a request goes, by which map, and the revision that its answer should at least have; zero for no wish.
 #[derive(Debug, Clone, Copy)]
@@ -55,11 +55,9 @@ impl To<'_> {
         attempt(self.store, effect, deadline, || async {
             if small && let Some(lane) = self.store.lane() {
                 let (request, until) = (body.clone(), deadline.at());
-                let op = Op { method: in_batch(method), request, at_least, generation, until };
-                match lane.call(op).await {
-                    Ok(answer) => return Ok(answer),
-                    Err(LaneError::Failed(failure)) => return Err(failure),
-                    Err(LaneError::Unsupported) => self.store.state().no_batches(),
+                let op = Op { method: in_batch(method), request, at_least, generation, pin: 0, until };
+                if let Some(answered) = over_lane(self.store, &lane, op).await {
+                    return answered;
                 }
             }
             let mut kv = self.store.kv();

@@ -40,6 +40,8 @@ pub struct Op {
     pub at_least: Revision,
     /// Of the map; zero = not checked.
     pub generation: u64,
+    /// As a call's metadata has it; zero for none.
+    pub pin: u64,
     /// When its client waits no longer.
     pub until: Instant,
 }
@@ -203,6 +205,7 @@ fn on_wire(id: OpId, op: &Op, now: Instant) -> BatchOp<'_> {
         // None is no limit.
         timeout_micros: u64::try_from(left).unwrap_or(u64::MAX).max(1),
         request: &op.request,
+        pin: op.pin,
     }
 }
 

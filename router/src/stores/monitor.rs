@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kindred_partition_config::ids::Slot;
-use kindred_proto::FEATURE_BATCHES;
 use kindred_proto::etcdserverpb::StatusRequest;
 use kindred_proto::shard_v1::{HelloRequest, HelloResponse};
+use kindred_proto::{FEATURE_BATCHED_CUTS, FEATURE_BATCHES};
 use kindred_router_core::clock_offset;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -146,7 +146,7 @@ async fn ask(
     let reference_micros = clocks.reference().unwrap_or_default();
     let request = HelloRequest {
         protocol_version: PROTOCOL_VERSION,
-        features: FEATURE_BATCHES,
+        features: FEATURE_BATCHES | FEATURE_BATCHED_CUTS,
         cluster_id,
         reference_micros,
         opens_at_micros: spec.opens_at.unwrap_or_default(),

@@ -6,10 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1::ReleasePinsRequest;
+use kindred_wire::batch::Method;
+use prost::Message as _;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::Store;
+use super::lane::{LaneError, Op};
 
 /// Releases that wait for one call, as many as a shard takes; more are left to their age.
 const WAITING_MAX: usize = 4096;
@@ -65,11 +70,30 @@ pub async fn run(store: Arc<Store>) {
         let pins = store.releases().take();
         if !pins.is_empty() && store.state().is_up() {
             // What it answers changes nothing.
-            let _ =
-                tokio::time::timeout(TIMEOUT, store.shard().release_pins(ReleasePinsRequest { pins })).await;
+            let _ = tokio::time::timeout(TIMEOUT, release(&store, pins)).await;
         }
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+/// Behind what pinned, where both go over one stream.
+async fn release(store: &Store, pins: Vec<u64>) {
+    let request = ReleasePinsRequest { pins };
+    if let Some(lane) = store.cut_lane() {
+        let op = Op {
+            method: Method::ReleasePins,
+            request: request.encode_to_vec().into(),
+            at_least: Revision::ZERO,
+            generation: 0,
+            pin: 0,
+            until: Instant::now() + TIMEOUT,
+        };
+        match lane.call(op).await {
+            Err(LaneError::Unsupported) => store.state().no_batches(),
+            Ok(_) | Err(LaneError::Failed(_)) => return,
+        }
+    }
+    let _ = store.shard().release_pins(request).await;
 }
 
 #[cfg(test)]

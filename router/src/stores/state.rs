@@ -1,10 +1,10 @@
 //! Whether a store can be reached: written by its monitor and by calls that failed, read by every request.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kindred_partition_config::ids::Slot;
-use kindred_proto::FEATURE_BATCHES;
+use kindred_proto::{FEATURE_BATCHED_CUTS, FEATURE_BATCHES};
 use tokio::sync::{Notify, watch};
 
 /// Who a store said it is.
@@ -64,8 +64,8 @@ impl Phase {
 #[derive(Debug)]
 pub struct StateCell {
     up: AtomicBool,
-    /// It serves batches, by its last handshake.
-    batches: AtomicBool,
+    /// What it speaks, by its last handshake.
+    features: AtomicU64,
     phase: watch::Sender<Arc<Phase>>,
     last_error: watch::Sender<Option<String>>,
     kick: Notify,
@@ -75,7 +75,7 @@ impl Default for StateCell {
     fn default() -> Self {
         Self {
             up: AtomicBool::new(false),
-            batches: AtomicBool::new(false),
+            features: AtomicU64::new(0),
             phase: watch::Sender::new(Arc::new(Phase::Connecting)),
             last_error: watch::Sender::new(None),
             kick: Notify::new(),
@@ -93,12 +93,22 @@ impl StateCell {
     /// Whether it serves batches.
     #[must_use]
     pub fn has_batches(&self) -> bool {
-        self.batches.load(Ordering::Acquire)
+        self.has(FEATURE_BATCHES)
+    }
+
+    /// Whether it serves in batches what a read over several stores asks.
+    #[must_use]
+    pub fn has_batched_cuts(&self) -> bool {
+        self.has(FEATURE_BATCHES | FEATURE_BATCHED_CUTS)
+    }
+
+    fn has(&self, features: u64) -> bool {
+        self.features.load(Ordering::Acquire) & features == features
     }
 
     /// It does not, whatever it said: the next handshake may say so again.
     pub fn no_batches(&self) {
-        self.batches.store(false, Ordering::Release);
+        self.features.store(0, Ordering::Release);
         self.kick.notify_one();
     }
 
@@ -142,7 +152,7 @@ impl StateCell {
     /// Tells what is known; whether that is a change of kind.
     pub fn set(&self, phase: Phase) -> bool {
         if let Phase::Up(identity) = &phase {
-            self.batches.store(identity.features & FEATURE_BATCHES != 0, Ordering::Release);
+            self.features.store(identity.features, Ordering::Release);
         }
         self.up.store(matches!(phase, Phase::Up(_)), Ordering::Release);
         if let Some(reason) = phase.problem() {

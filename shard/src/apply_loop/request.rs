@@ -3,7 +3,7 @@
 use std::sync::Weak;
 
 use kindred_engine::{
-    engine::{FeedId, FeedOut, StreamId, WatchOut},
+    engine::{FeedId, FeedOut, PinId, StreamId, WatchOut},
     ops::{Op, OpAnswer, RangeQuery},
     version::Version,
 };
@@ -13,6 +13,7 @@ use tokio::{sync::oneshot, time::Instant};
 use crate::{
     core::{Core, CursorId, Started},
     etcd_status::KvError,
+    internal::RaiseSince,
     replies::Reply,
     wish::Wish,
 };
@@ -55,6 +56,10 @@ pub(crate) enum BatchedCall {
     Apply(Op),
     /// See [`Request::Read`]; one that is answered whole.
     Read(RangeQuery),
+    /// See [`Request::Raised`].
+    Raise(RaiseSince),
+    /// Reads are done with what they pinned.
+    Release(Vec<PinId>),
 }
 
 impl From<Batched> for Request {
@@ -65,6 +70,18 @@ impl From<Batched> for Request {
             BatchedCall::Read(query) => {
                 Self::Read { query, wish, owner: Weak::new(), answer: Respond::Batch(reply) }
             }
+            BatchedCall::Raise(asked) => {
+                let raise = asked.first();
+                let late = move |core: &mut Core| -> AfterPublish {
+                    let raised = asked.run(core);
+                    Box::new(move || reply.raised(raised))
+                };
+                Self::Raised { raise, late: Box::new(late) }
+            }
+            BatchedCall::Release(pins) => Self::Call(Box::new(move |core| {
+                core.release(&pins);
+                Box::new(|| reply.released())
+            })),
         }
     }
 }

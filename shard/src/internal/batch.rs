@@ -7,10 +7,12 @@ use kindred_engine::ops::{Op, RangeQuery};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::raw::batches::batches_server::Batches;
 use kindred_wire::batch::{BatchOp, Method, read_request};
+use prost::Message;
 use tokio::time::{Duration, Instant};
 use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::RaiseSince;
 use crate::{
     apply_loop::{Batched, BatchedCall},
     core::is_short,
@@ -18,7 +20,7 @@ use crate::{
     etcd_status::{KvError, status},
     metrics::{CallMetrics, call_metrics},
     replies::{Answers, Replies, Reply},
-    wish::{Wish, checked},
+    wish::{Wish, checked, pin_id},
 };
 
 /// The longest message that is read: routers keep theirs to a few hundred KiB.
@@ -49,6 +51,8 @@ struct Calls {
     put: &'static CallMetrics,
     delete_range: &'static CallMetrics,
     txn: &'static CallMetrics,
+    raise_since: &'static CallMetrics,
+    release_pins: &'static CallMetrics,
 }
 
 impl Calls {
@@ -58,6 +62,8 @@ impl Calls {
             put: call_metrics("/etcdserverpb.KV/Put"),
             delete_range: call_metrics("/etcdserverpb.KV/DeleteRange"),
             txn: call_metrics("/etcdserverpb.KV/Txn"),
+            raise_since: call_metrics("/kindred.shard.v1.Shard/RaiseSince"),
+            release_pins: call_metrics("/kindred.shard.v1.Shard/ReleasePins"),
         }
     }
 
@@ -67,6 +73,8 @@ impl Calls {
             Method::Put => self.put,
             Method::DeleteRange => self.delete_range,
             Method::Txn => self.txn,
+            Method::RaiseSince => self.raise_since,
+            Method::ReleasePins => self.release_pins,
         }
     }
 }
@@ -154,13 +162,19 @@ impl Reader {
             Method::Put => write(request::put(&self.member, bytes)),
             Method::DeleteRange => write(request::delete(&self.member, bytes, None)),
             Method::Txn => write(request::txn(&self.member, bytes)),
+            Method::RaiseSince => Ok(BatchedCall::Raise(RaiseSince::of(decoded(bytes)?))),
+            Method::ReleasePins => super::pins(decoded(bytes)?).map(BatchedCall::Release),
         }
     }
 }
 
+fn decoded<M: Message + Default>(request: Bytes) -> Result<M, Status> {
+    Ok(M::decode(request).map_err(KvError::from)?)
+}
+
 fn wish(op: &BatchOp<'_>) -> Wish {
     let at_least = Revision::from_wire(op.at_least).filter(|wish| *wish > Revision::ZERO);
-    Wish { at_least, pin: None, generation: checked(op.generation) }
+    Wish { at_least, pin: pin_id(op.pin), generation: checked(op.generation) }
 }
 
 /// A long read would hold up the others: it has a call of its own.

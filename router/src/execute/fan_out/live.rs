@@ -5,14 +5,20 @@ use std::sync::{Mutex, PoisonError};
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1 as shard;
+use kindred_router_core::plan::Call;
+use kindred_router_core::small::is_small;
 use kindred_router_core::store::StoreIx;
-use tonic::Status;
+use kindred_wire::batch::Method;
+use tonic::{Response, Status};
 
 use super::ask::{Source, on_wire};
 use super::cut::{Raised, Shards};
 use crate::app::App;
-use crate::execute::{Deadline, Effect, by_map, call};
+use crate::execute::compact::raise_since;
+use crate::execute::{Deadline, Effect, attempt, by_map, over_lane};
 use crate::stores::Stores;
+use crate::stores::failure::Failure;
+use crate::stores::lane::Op;
 
 /// The stores of a router, for one request.
 #[derive(Debug)]
@@ -64,12 +70,20 @@ impl Shards for Live {
         }
         let store = self.stores.get(store);
         let deadline = self.deadline.renewed(Effect::Read);
-        call(store, Effect::Read, deadline, || async {
-            let request = match pin {
-                true => deadline.pinned(request.clone(), at_least, self.pin),
-                false => deadline.at_least(request.clone(), at_least),
-            };
-            store.kv().range(by_map(request, self.generation)).await
+        let pin = if pin { self.pin } else { 0 };
+        // A page may be long, and would stand before what others wait for: it has a call of its own.
+        let small = is_small(Call::Range, &request);
+        attempt(store, Effect::Read, deadline, || async {
+            if small && let Some(lane) = store.cut_lane() {
+                let (request, generation, until) = (request.clone(), self.generation, deadline.at());
+                let op = Op { method: Method::Range, request, at_least, generation, pin, until };
+                if let Some(answered) = over_lane(store, &lane, op).await {
+                    return answered;
+                }
+            }
+            let request = deadline.pinned(request.clone(), at_least, pin);
+            let answer = store.kv().range(by_map(request, self.generation)).await;
+            answer.map(Response::into_inner).map_err(Failure::of)
         })
         .await
     }
@@ -89,11 +103,7 @@ impl Shards for Live {
             pin: if pin { self.pin } else { 0 },
             generation: self.generation,
         };
-        let deadline = self.deadline.renewed(Effect::Read);
-        let raised = call(store, Effect::Read, deadline, || async {
-            store.shard().raise_since(deadline.request(request.clone())).await
-        })
-        .await?;
+        let raised = raise_since(store, request, self.deadline.renewed(Effect::Read)).await?;
         Ok(Raised { current: Revision(raised.current), changed: raised.changed })
     }
 
