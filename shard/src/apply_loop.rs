@@ -168,9 +168,7 @@ impl ApplyLoop {
             Request::Pull { stream, bytes_max, answer } => {
                 (Answer::Pull(answer, core.engine.watch_pull(stream, bytes_max)), false)
             }
-            Request::PullFeed { feed, bytes_max, answer } => {
-                (Answer::Feed(answer, core.engine.feed_pull(feed, bytes_max)), false)
-            }
+            Request::ResumeFeed(feed) => return core.feed_resume(feed),
             Request::Call(call) => (Answer::Call(call(core)), false),
             Request::Late(late) => return self.late.push(late),
             Request::Raised { raise, late } => return self.raise(raise, late),
@@ -277,6 +275,7 @@ impl ApplyLoop {
         if some {
             reach(Point::LoopAnswer, Side::After);
         }
+        self.core.push_feeds();
     }
 
     fn raise_all(&mut self) {
@@ -345,7 +344,8 @@ impl ApplyLoop {
     }
 
     fn next_timer(&self) -> Instant {
-        if self.expiring || self.core.is_scrubbing() || self.logs.has_checkpoint_work() {
+        let busy = self.expiring || self.core.is_scrubbing() || self.core.has_feeds_behind();
+        if busy || self.logs.has_checkpoint_work() {
             return Instant::now();
         }
         // What is due and waits for the ceiling is looked at when that is raised.

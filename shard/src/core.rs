@@ -37,6 +37,7 @@ use crate::{
 };
 
 mod disk;
+pub(crate) mod feeds;
 mod leases;
 mod load;
 mod units;
@@ -153,7 +154,9 @@ pub struct Core {
     cursors: HashMap<CursorId, Cursor>,
     cursor_next: u64,
     streams: HashMap<StreamId, Stream>,
-    feeds: HashMap<FeedId, Stream>,
+    feeds: feeds::Outlets,
+    /// Feeds that have more to say than they were given.
+    feeds_behind: Vec<FeedId>,
     lease_last: i64,
     ended: Vec<EndedWatcher>,
     /// Leases ended, or somebody new wants to know which did.
@@ -205,6 +208,7 @@ impl Core {
             cursor_next: 0,
             streams: HashMap::new(),
             feeds: HashMap::new(),
+            feeds_behind: Vec::new(),
             lease_last: 0,
             ended: Vec::new(),
             ended_news: false,
@@ -484,47 +488,11 @@ impl Core {
         }
     }
 
-    /// A new feed; `wake` is notified when it has something to say.
-    pub fn feed_open(
-        &mut self,
-        wanted: FeedWanted,
-        wake: Arc<Notify>,
-        owner: Weak<()>,
-    ) -> Result<FeedId, KvError> {
-        let FeedWanted { of, start } = wanted;
-        let id = match of {
-            FeedOf::Unit(unit) => self.engine.unit_feed_open(&unit, start)?,
-            FeedOf::Ranges { ranges, generation } => {
-                self.engine.owns(&ranges, generation)?;
-                self.engine.feed_open(ranges, start)
-            }
-        };
-        self.feeds.insert(id, Stream { wake, owner });
-        Ok(id)
-    }
-
-    /// Raises a feed's ranges; answered in the feed.
-    pub fn feed_advance(&mut self, id: FeedId, to: Revision) {
-        self.engine.feed_advance(self.clock.wall(), id, to);
-    }
-
-    /// The router is gone.
-    pub fn feed_close(&mut self, id: FeedId) {
-        if self.feeds.remove(&id).is_some() {
-            self.engine.feed_close(id);
-        }
-    }
-
-    /// Tells streams and feeds that they have something to say.
+    /// Tells streams that they have something to say.
     pub fn wake(&mut self) {
         for id in self.engine.take_wakes() {
             if let Some(stream) = self.streams.get(&id) {
                 stream.wake.notify_one();
-            }
-        }
-        for id in self.engine.take_feed_wakes() {
-            if let Some(feed) = self.feeds.get(&id) {
-                feed.wake.notify_one();
             }
         }
     }
@@ -550,7 +518,7 @@ impl Core {
         for id in streams {
             self.watch_close(id);
         }
-        let feeds: Vec<_> = self.feeds.iter().filter(|(_, f)| gone(f)).map(|(id, _)| *id).collect();
+        let feeds: Vec<_> = self.feeds.iter().filter(|(_, f)| f.is_closed()).map(|(id, _)| *id).collect();
         for id in feeds {
             self.feed_close(id);
         }

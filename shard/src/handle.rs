@@ -1,6 +1,9 @@
 //! How everybody else talks to the apply loop: one cheap handle with a method for each request.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use kindred_engine::{
     engine::{FeedId, FeedOut, StreamId, WatchId, WatchOut, WatchSpec},
@@ -12,7 +15,10 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
     apply_loop::{Batched, Call, Raise, Request, Respond},
-    core::{Core, CursorId, FeedWanted, Started},
+    core::{
+        Core, CursorId, FeedWanted, Started,
+        feeds::{Pushed, WAITING_MAX},
+    },
     etcd_status::KvError,
     read,
     wish::Wish,
@@ -166,11 +172,10 @@ impl Handle {
     }
 
     /// Opens a feed.
-    pub async fn feed(&self, wanted: FeedWanted) -> Result<FeedStream, KvError> {
-        let (wake, alive) = (Arc::new(Notify::new()), Arc::new(()));
-        let (notify, owner) = (wake.clone(), Arc::downgrade(&alive));
-        let id = self.call_visible(move |core| core.feed_open(wanted, notify, owner)).await??;
-        Ok(FeedStream { handle: self.clone(), id, wake, _alive: alive })
+    pub(crate) async fn feed(&self, wanted: FeedWanted) -> Result<(FeedStream, FeedMessages), KvError> {
+        let (to, pushed) = mpsc::channel(WAITING_MAX);
+        let id = self.call_visible(move |core| core.feed_open(wanted, to)).await??;
+        Ok((FeedStream { handle: self.clone(), id }, FeedMessages { handle: self.clone(), id, pushed }))
     }
 
     /// Whether the loop still takes requests.
@@ -307,11 +312,9 @@ impl WatchStream {
 }
 
 /// A router's feed; dropping it frees its place.
-pub struct FeedStream {
+pub(crate) struct FeedStream {
     handle: Handle,
     id: FeedId,
-    wake: Arc<Notify>,
-    _alive: Arc<()>,
 }
 
 impl Drop for FeedStream {
@@ -323,23 +326,41 @@ impl Drop for FeedStream {
 }
 
 impl FeedStream {
-    /// Resolves when there may be something to pull.
-    pub fn woken(&self) -> Arc<Notify> {
-        self.wake.clone()
-    }
-
     /// Raises the ranges; the answer is a watermark in the feed.
-    pub async fn advance(&self, to: Revision) -> Result<(), KvError> {
+    pub(crate) async fn advance(&self, to: Revision) -> Result<(), KvError> {
         let id = self.id;
         // No range: the answer is in the feed, and only the clock must be able to come there.
         let raise = Raise { ranges: Vec::new(), to, generation: None };
-        self.handle.call_raised(raise, move |core| core.feed_advance(id, to)).await
+        let late = closing(move |core| core.feed_advance(id, to));
+        self.handle.requests.send(Request::Raised { raise, late }).await.map_err(|_| KvError::Stopped)
+    }
+}
+
+/// What a feed has to say, as it comes.
+pub(crate) struct FeedMessages {
+    handle: Handle,
+    id: FeedId,
+    pushed: mpsc::Receiver<Pushed>,
+}
+
+impl FeedMessages {
+    /// The next message; `None` when the feed is closed.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<FeedOut>> {
+        self.pushed.poll_recv(cx).map(|pushed| {
+            let Pushed { out, is_last } = pushed?;
+            if is_last {
+                self.resume();
+            }
+            Some(out)
+        })
     }
 
-    /// What there is to say, about `bytes_max` of it.
-    pub async fn pull(&self, bytes_max: usize) -> Result<Option<FeedOut>, KvError> {
-        let (answer, answered) = oneshot::channel();
-        let request = Request::PullFeed { feed: self.id, bytes_max, answer };
-        self.handle.send(request, answered).await
+    fn resume(&self) {
+        let request = Request::ResumeFeed(self.id);
+        if let Err(mpsc::error::TrySendError::Full(request)) = self.handle.requests.try_send(request) {
+            let requests = self.handle.requests.clone();
+            // A loop that has ended resumes nothing.
+            tokio::spawn(async move { drop(requests.send(request).await) });
+        }
     }
 }

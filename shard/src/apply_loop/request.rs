@@ -3,7 +3,7 @@
 use std::sync::Weak;
 
 use kindred_engine::{
-    engine::{FeedId, FeedOut, PinId, StreamId, WatchOut},
+    engine::{FeedId, PinId, StreamId, WatchOut},
     ops::{Op, OpAnswer, RangeQuery},
     version::Version,
 };
@@ -30,8 +30,8 @@ pub(crate) enum Request {
     Chunk { cursor: CursorId, answer: oneshot::Sender<Result<Vec<Version>, KvError>> },
     /// What a watch stream has to say.
     Pull { stream: StreamId, bytes_max: usize, answer: oneshot::Sender<Vec<WatchOut>> },
-    /// What a feed has to say.
-    PullFeed { feed: FeedId, bytes_max: usize, answer: oneshot::Sender<Option<FeedOut>> },
+    /// A feed's stream has room again.
+    ResumeFeed(FeedId),
     /// Anything else; what it returns is called after the batch is published, and when what it changed is as durable as
     /// it must be.
     Call(Call),
@@ -155,7 +155,6 @@ pub(crate) enum Answer {
     Read(Respond<Started>, Result<Started, KvError>),
     Chunk(oneshot::Sender<Result<Vec<Version>, KvError>>, Result<Vec<Version>, KvError>),
     Pull(oneshot::Sender<Vec<WatchOut>>, Vec<WatchOut>),
-    Feed(oneshot::Sender<Option<FeedOut>>, Option<FeedOut>),
     Call(AfterPublish),
 }
 
@@ -167,7 +166,6 @@ impl Answer {
             Self::Read(to, answer) => to.send(answer),
             Self::Chunk(to, answer) => drop(to.send(answer)),
             Self::Pull(to, answer) => drop(to.send(answer)),
-            Self::Feed(to, answer) => drop(to.send(answer)),
             Self::Call(send) => send(),
         }
     }

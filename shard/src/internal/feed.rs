@@ -1,9 +1,13 @@
-//! Feeds: one task for each, which pulls from the engine what the router can take. A router that is slow costs its
-//! position in the history and nothing else.
+//! Feeds: the loop gives each what it has to say, and the connection takes it from there; a task reads what the router
+//! asks meanwhile.
 
-use std::pin::Pin;
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
 
 use bytes::Bytes;
+use kindred_engine::engine::FeedOut;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::KeyRange;
 use kindred_proto::{
@@ -11,8 +15,8 @@ use kindred_proto::{
     shard_v1::{self as pb, feed_request::Request as FeedCall},
 };
 use prost::Message;
-use tokio::sync::mpsc;
-use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tokio::sync::oneshot;
+use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{key_ranges, units::convert};
@@ -21,13 +25,10 @@ use crate::{
     encode,
     etcd::{Member, front::transport_status},
     etcd_status::{KvError, status},
+    handle::FeedMessages,
     wish::checked,
 };
 
-/// Messages that wait for the connection to take them.
-const OUTBOUND_MAX: usize = 4;
-/// Bytes pulled from the engine at a time, about.
-const PULL_BYTES: usize = 256 << 10;
 /// Ranges of one feed.
 const RANGES_MAX: usize = 256;
 
@@ -35,63 +36,113 @@ const RANGES_MAX: usize = 256;
 #[derive(Clone)]
 pub struct FeedService(pub Member);
 
-type Outbound = mpsc::Sender<Result<Bytes, Status>>;
-
 #[tonic::async_trait]
 impl Feeds for FeedService {
-    type FeedStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+    type FeedStream = Messages;
 
-    async fn feed(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Self::FeedStream>, Status> {
-        let (sender, messages) = mpsc::channel(OUTBOUND_MAX);
-        tokio::spawn(run(self.0.clone(), request.into_inner(), sender));
-        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    async fn feed(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Messages>, Status> {
+        let (opened, stage) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        tokio::spawn(run(self.0.clone(), request.into_inner(), opened, end));
+        Ok(Response::new(Messages { stage: Stage::Opening(stage), ended }))
     }
 }
 
 /// Ends when the router is gone, the feed is compacted or its keys move, or the process stops.
-async fn run(member: Member, requests: Streaming<Bytes>, to: Outbound) {
+async fn run(
+    member: Member,
+    requests: Streaming<Bytes>,
+    opened: oneshot::Sender<FeedMessages>,
+    mut end: oneshot::Sender<Status>,
+) {
     let stopping = member.stopping.clone();
     let served = tokio::select! {
         () = stopping.cancelled() => Err(status(&KvError::Stopped)),
-        () = to.closed() => return,
-        served = serve(&member, requests, &to) => served,
+        () = end.closed() => return,
+        served = serve(&member, requests, opened) => served,
     };
-    if let Err(end) = served {
-        let _ = to.send(Err(end)).await;
+    if let Err(why) = served {
+        // The router may be gone.
+        let _ = end.send(why);
     }
 }
 
-async fn serve(member: &Member, mut requests: Streaming<Bytes>, to: &Outbound) -> Result<(), Status> {
+async fn serve(
+    member: &Member,
+    mut requests: Streaming<Bytes>,
+    opened: oneshot::Sender<FeedMessages>,
+) -> Result<(), Status> {
     let Some(first) = requests.next().await else { return Ok(()) };
     let FeedCall::Open(open) = call(first)? else {
         return Err(Status::invalid_argument("kindred: a feed begins with open"));
     };
-    let feed = member.handle.feed(wanted(open)?).await?;
-    let woken = feed.woken();
-    let (mut pull, mut half_closed) = (true, false);
-    loop {
-        tokio::select! {
-            () = woken.notified() => pull = true,
-            request = requests.next(), if !half_closed => match request.map(call) {
-                // Those that wait are one in the engine.
-                Some(Ok(FeedCall::Advance(advance))) => feed.advance(Revision(advance.to)).await?,
-                Some(Ok(FeedCall::Open(_))) => {
-                    return Err(Status::invalid_argument("kindred: a feed is opened once"));
-                }
-                Some(Err(error)) => return Err(error),
-                None => half_closed = true,
-            },
-            room = to.reserve(), if pull => {
-                let Ok(room) = room else { return Ok(()) };
-                let out = feed.pull(PULL_BYTES).await?;
-                pull = out.is_some();
-                let Some(out) = out else { continue };
-                room.send(Ok(encode::feed::response(&out)));
-                if out.compacted.is_some() || out.moved.is_some() {
-                    return Ok(());
-                }
+    let (feed, messages) = member.handle.feed(wanted(open)?).await?;
+    // The router may be gone.
+    let _ = opened.send(messages);
+    while let Some(request) = requests.next().await {
+        match call(request)? {
+            // Those that wait are one in the engine.
+            FeedCall::Advance(advance) => feed.advance(Revision(advance.to)).await?,
+            FeedCall::Open(_) => return Err(Status::invalid_argument("kindred: a feed is opened once")),
+        }
+    }
+    // Half-closed; it goes on while somebody reads it.
+    std::future::pending().await
+}
+
+/// The answers of one feed.
+pub struct Messages {
+    stage: Stage,
+    /// Why it is over, when no message says so.
+    ended: oneshot::Receiver<Status>,
+}
+
+enum Stage {
+    Opening(oneshot::Receiver<FeedMessages>),
+    Open(FeedMessages),
+    /// Nothing more comes but why.
+    Ending,
+    Over,
+}
+
+impl Messages {
+    /// What is there now; `None` when the stream ends.
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<FeedOut>> {
+        loop {
+            match &mut self.stage {
+                Stage::Opening(opening) => match ready!(Pin::new(opening).poll(cx)) {
+                    Ok(messages) => self.stage = Stage::Open(messages),
+                    Err(_) => self.stage = Stage::Ending,
+                },
+                Stage::Open(messages) => return messages.poll_next(cx),
+                Stage::Ending | Stage::Over => return Poll::Ready(None),
             }
         }
+    }
+}
+
+impl Stream for Messages {
+    type Item = Result<Bytes, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        if matches!(this.stage, Stage::Over) {
+            return Poll::Ready(None);
+        }
+        match this.poll_message(cx) {
+            Poll::Ready(Some(out)) => {
+                if out.compacted.is_some() || out.moved.is_some() {
+                    this.stage = Stage::Over;
+                }
+                return Poll::Ready(Some(Ok(encode::feed::response(&out))));
+            }
+            Poll::Ready(None) => this.stage = Stage::Ending,
+            // All that was said comes before the end.
+            Poll::Pending => {}
+        }
+        let end = ready!(Pin::new(&mut this.ended).poll(cx));
+        this.stage = Stage::Over;
+        Poll::Ready(end.ok().map(Err))
     }
 }
 

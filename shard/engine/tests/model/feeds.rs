@@ -21,6 +21,8 @@ struct Feed {
     /// A watermark at or above this must come.
     asked: Option<Revision>,
     over: bool,
+    /// It has something to say, as far as wakes and its last message tell: a server asks it only then.
+    due: bool,
 }
 
 #[derive(Default)]
@@ -45,6 +47,7 @@ pub fn step(world: &mut World, step: &Step) {
                 watermark,
                 asked,
                 over: false,
+                due: false,
             });
         }
         Step::FeedAdvance(which, by) => {
@@ -91,8 +94,15 @@ fn due(world: &World, feed: &Feed, to: Revision) -> Vec<Change> {
 
 /// Pulls once and checks the message; false when there was none.
 fn pull(world: &mut World, which: usize, bytes: usize) -> bool {
-    let id = world.feeds.0[which].id;
-    let Some(out) = world.engine.feed_pull(id, bytes) else { return false };
+    for woken in world.engine.take_feed_wakes() {
+        world.feeds.0.iter_mut().filter(|feed| feed.id == woken).for_each(|feed| feed.due = true);
+    }
+    let feed = &mut world.feeds.0[which];
+    let due = std::mem::take(&mut feed.due);
+    let Some(out) = world.engine.feed_pull(feed.id, bytes) else { return false };
+    assert!(due, "it has something to say and nobody was told: {out:?}");
+    // What ends with a watermark is all that there was.
+    feed.due = out.watermark.is_none();
     hear(world, which, &out);
     true
 }
