@@ -39,6 +39,9 @@ pub struct UpArgs {
     /// Routers, on consecutive ports; all of them serve the same.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub routers: u16,
+    /// Threads of each router that serve clients (see `kindred router --help`).
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: u16,
     /// Where identities, certificates and the last state of the cluster are kept. That state wins over --config.
     #[arg(long, value_name = "DIR", default_value = "kindred.data")]
     pub data_dir: PathBuf,

@@ -205,7 +205,7 @@ mod tests {
     use kindred_partition_config::kind::KindScheme;
     use kindred_partition_config::map::{PartitionMap, StoreIdx};
     use kindred_router_core::store::StoreIx;
-    use kindred_transport::Connector;
+    use kindred_transport::{Connector, Workers};
 
     use super::*;
 
@@ -216,8 +216,12 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_hears_of_a_newer_map_and_an_older_one_is_not_taken() {
-        let stores =
-            Stores::new(Connector::default(), StoreIx(0), kindred_transport::clock::WallClock::System);
+        let stores = Stores::new(
+            Connector::default(),
+            Workers::default(),
+            StoreIx(0),
+            kindred_transport::clock::WallClock::System,
+        );
         let config =
             kindred_partition_config::parse::parse_config(kindred_partition_config::parse::DEFAULT_CONFIG);
         let state = kindred_partition_config::state::ClusterState::bootstrap(&config.unwrap()).unwrap();

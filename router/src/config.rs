@@ -65,7 +65,9 @@ pub struct Args {
     /// What headers must never fall behind: `kind`, or `global` for clients that compare revisions across Kinds.
     #[arg(long, value_name = "SCOPE", value_enum, default_value_t = Scope::Kind)]
     pub revision_scope: Scope,
-    /// Worker threads.
+    /// Threads that serve clients, each with connections of its own to the stores. With more than one, feeds and all that
+    /// is nobody's request run on a thread beside them. One costs least for each request: start more routers, or give
+    /// more threads, when it is busy.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub threads: usize,
     /// Largest request, as etcd's.
@@ -110,6 +112,8 @@ pub struct Settings {
     pub cluster_id: u64,
     /// What a read's header must not be below.
     pub revision_scope: RevisionScope,
+    /// Threads that serve clients; 1 is the one that does all else as well.
+    pub threads: usize,
     /// Largest request.
     pub max_request_bytes: usize,
     /// TLS towards clients.
@@ -205,6 +209,7 @@ impl Args {
                     Scope::Kind => RevisionScope::Kind,
                     Scope::Global => RevisionScope::Global,
                 },
+                threads: self.threads,
                 max_request_bytes: self.max_request_bytes,
                 tls,
                 store_tls,

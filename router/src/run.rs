@@ -13,7 +13,7 @@ use kindred_proto::etcdserverpb::{
 use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
 use kindred_transport::serve::Drained;
 use kindred_transport::unary::UnaryCalls as _;
-use kindred_transport::{ConnectOptions, Connector, Drain, ListenOptions, Listener, admin, server};
+use kindred_transport::{ConnectOptions, Connector, Drain, ListenOptions, Listener, Workers, admin, server};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tonic::service::Routes;
 
@@ -45,15 +45,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .try_init();
-    let mut builder = match args.threads {
-        // One thread is the cheapest for each request: no lock of HTTP/2 is ever contended.
-        0 | 1 => tokio::runtime::Builder::new_current_thread(),
-        threads => {
-            let mut builder = tokio::runtime::Builder::new_multi_thread();
-            builder.worker_threads(threads);
-            builder
-        }
-    };
+    let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
     runtime.block_on(async {
         let drain = Drain::new(GRACE);
@@ -127,7 +119,8 @@ pub async fn bind(
             (Cluster::new(state, Some(Meta::new(client, at))), routes)
         }
     };
-    let stores = Stores::new(connector, settings.default, settings.wall_clock);
+    let workers = Workers::start(settings.threads, &drain.killed()).context("--threads")?;
+    let stores = Stores::new(connector, workers.clone(), settings.default, settings.wall_clock);
     if cluster.meta.is_none() {
         stores.set_modes(meta::take::modes(&cluster.state()).map_err(anyhow::Error::msg)?);
         for spec in settings.stores {
@@ -155,7 +148,7 @@ pub async fn bind(
     };
     let _ = tokio::time::timeout(FIRST_HANDSHAKES, known).await;
     for listener in listeners {
-        serve_clients(&app, listener, settings.max_request_bytes);
+        serve_clients(&app, &workers, listener, settings.max_request_bytes);
     }
     let (routes, admin_drain) = (admin_routes::routes(&app, recorder), drain.clone());
     drain.spawn(async move {
@@ -192,7 +185,7 @@ fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<Pro
 }
 
 /// Serves etcd's API on one listener. A stop sends GOAWAY; watch sessions end with Unavailable by themselves.
-fn serve_clients(app: &Arc<App>, listener: Listener, max_request_bytes: usize) {
+fn serve_clients(app: &Arc<App>, workers: &Workers, listener: Listener, max_request_bytes: usize) {
     let kv = kv::Kv::new(app.clone(), max_request_bytes);
     let max_message = kv.message_bytes_max();
     let maintenance = MaintenanceServer::new(maintenance::Maintenance::new(app.clone()));
@@ -204,7 +197,7 @@ fn serve_clients(app: &Arc<App>, listener: Listener, max_request_bytes: usize) {
         .add_service(refuse::Refuse::new(cluster, refuse::CLUSTER))
         .add_service(auth::Auth::new(app.clone()))
         .prepare();
-    let incoming = listener.incoming(&app.drain);
-    let stopping = app.drain.stopping();
-    app.drain.spawn(server::serve(incoming, kv, services, server::STREAMS_MAX, stopping));
+    workers.serve(listener.incoming(&app.drain), &app.drain, |incoming| {
+        server::serve(incoming, kv.clone(), services.clone(), server::STREAMS_MAX, app.drain.stopping())
+    });
 }

@@ -27,7 +27,8 @@ use kindred_proto::shard_v1::{
 };
 use kindred_router_core::store::{Member, StoreIx, StoreKind};
 use kindred_transport::connect::ConnectError;
-use kindred_transport::{Connector, Endpoint};
+use kindred_transport::workers::PerThread;
+use kindred_transport::{Connector, Endpoint, Workers};
 use kindred_wire::refusal::KindredError;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -60,29 +61,40 @@ pub struct StoreSpec {
     pub endpoints: Vec<Endpoint>,
 }
 
+/// With what stores are reached.
+#[derive(Debug)]
+struct Linking {
+    connector: Connector,
+    workers: Workers,
+}
+
 /// How a store is reached now. Replaced as a whole when its address changes.
 #[derive(Debug)]
 struct Link {
     spec: Arc<StoreSpec>,
-    unary: Channel,
+    /// A connection, and a lane, for each thread that serves clients: what is asked there is answered there.
+    unary: PerThread<Channel>,
     watches: Vec<Channel>,
     /// For feeds that are always read: nobody's slow client stands before their events.
     feeds: Channel,
     /// For small operations, which no list stands before. Of shards alone.
-    lane: Option<Arc<Lane>>,
+    lane: Option<PerThread<Arc<Lane>>>,
 }
 
 impl Link {
-    fn new(spec: StoreSpec, connector: &Connector) -> Result<Self, ConnectError> {
+    fn new(spec: StoreSpec, Linking { connector, workers }: &Linking) -> Result<Self, ConnectError> {
         // Without an address yet, every connect fails at once.
         let nowhere = [Endpoint::unix("/dev/null/no-address-yet")];
         let endpoints = if spec.endpoints.is_empty() { &nowhere[..] } else { &spec.endpoints };
-        let unary = connector.channel_any(endpoints)?;
+        let unary = workers.each(|| connector.channel_any(endpoints))?;
         let watches: Result<Vec<_>, _> =
             (0..WATCH_CONNECTIONS).map(|_| connector.channel_any(endpoints)).collect();
         let feeds = connector.channel_any(endpoints)?;
         let lane = match spec.kind {
-            StoreKind::Shard => Some(Arc::new(Lane::new(connector.channel_any(endpoints)?))),
+            StoreKind::Shard => Some(
+                workers
+                    .each(|| connector.channel_any(endpoints).map(|channel| Arc::new(Lane::new(channel))))?,
+            ),
             StoreKind::Etcd => None,
         };
         Ok(Self { spec: Arc::new(spec), unary, watches: watches?, feeds, lane })
@@ -115,12 +127,12 @@ impl Store {
     ///
     /// # Errors
     /// When TLS is asked for and cannot be set up.
-    pub fn new(index: StoreIx, spec: StoreSpec, connector: &Connector) -> Result<Self, ConnectError> {
+    fn new(index: StoreIx, spec: StoreSpec, linking: &Linking) -> Result<Self, ConnectError> {
         Ok(Self {
             index,
             name: spec.name.clone(),
             kind: spec.kind,
-            link: ArcSwap::from_pointee(Link::new(spec, connector)?),
+            link: ArcSwap::from_pointee(Link::new(spec, linking)?),
             next_watch: AtomicUsize::new(0),
             state: StateCell::default(),
             relinking: Mutex::new(()),
@@ -146,8 +158,8 @@ impl Store {
 
     /// It is reached another way from now on. Requests are refused until the process there has said who it is (R1);
     /// those under way end where they are.
-    fn relink(&self, spec: StoreSpec, connector: &Connector) -> Result<(), ConnectError> {
-        let link = Link::new(spec, connector)?;
+    fn relink(&self, spec: StoreSpec, linking: &Linking) -> Result<(), ConnectError> {
+        let link = Link::new(spec, linking)?;
         let _relinking = self.relinking.lock().unwrap_or_else(PoisonError::into_inner);
         self.link.store(Arc::new(link));
         self.state.set(Phase::Down("its address has changed, not connected yet".to_owned()));
@@ -245,7 +257,11 @@ impl Store {
     /// The stream of batches, when it is a shard that serves them.
     #[must_use]
     pub fn lane(&self) -> Option<Arc<Lane>> {
-        if self.state.has_batches() { self.link.load().lane.clone() } else { None }
+        if self.state.has_batches() {
+            self.link.load().lane.as_ref().map(|lanes| lanes.get().clone())
+        } else {
+            None
+        }
     }
 
     /// The same, when what a read over several stores asks may go over it.
@@ -261,7 +277,7 @@ impl Store {
     }
 
     fn unary(&self) -> Channel {
-        self.link.load().unary.clone()
+        self.link.load().unary.get().clone()
     }
 
     fn watch_channel(&self) -> Channel {

@@ -107,7 +107,7 @@ pub struct Options {
     /// The same for single Kinds, so that one cannot take the room of all: `events=1073741824`.
     #[arg(long, value_name = "KIND=BYTES,…")]
     pub quota: Option<String>,
-    /// Worker threads; 1 keeps network and engine on one core [default: 1].
+    /// Threads that serve connections; 1 is the engine's own, which costs least for each request [default: 1].
     #[arg(long, value_name = "N")]
     pub threads: Option<u32>,
     /// error, warn, info, debug, trace, or a filter [default: info].

@@ -17,6 +17,7 @@ use kindred_transport::{
     listener::{ListenOptions, Listener},
     serve::{Drain, Drained},
     server,
+    workers::Workers,
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -54,13 +55,7 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 pub fn run(args: Args) -> anyhow::Result<()> {
     let settings = Settings::resolve(args)?;
     init_logging(&settings.log_level)?;
-    let mut builder = if settings.threads > 1 {
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        builder.worker_threads(settings.threads);
-        builder
-    } else {
-        tokio::runtime::Builder::new_current_thread()
-    };
+    let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
     runtime.block_on(async {
         let running = start(settings).await?;
@@ -152,8 +147,9 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         modes: start::modes(&settings.durability),
     };
     let front = Front::new(member.clone(), ShardService::new(member.clone(), joined));
+    let workers = Workers::start(settings.threads, &drain.killed()).context("threads")?;
     for listener in listeners {
-        serve(front.clone(), listener, settings.streams_max, &drain);
+        serve(&front, &workers, listener, settings.streams_max, &drain);
     }
     let admin_endpoint = admin.local_endpoint().clone();
     admin::spawn(admin, member, recorder, &drain);
@@ -235,10 +231,10 @@ fn bare(endpoint: &Endpoint) -> String {
     }
 }
 
-fn serve(front: Front, listener: Listener, streams_max: u32, drain: &Drain) {
-    let incoming = listener.incoming(drain);
-    let calls = front.unary_calls();
-    drain.spawn(server::serve(incoming, calls, front, streams_max, drain.stopping()));
+fn serve(front: &Front, workers: &Workers, listener: Listener, streams_max: u32, drain: &Drain) {
+    workers.serve(listener.incoming(drain), drain, |incoming| {
+        server::serve(incoming, front.unary_calls(), front.clone(), streams_max, drain.stopping())
+    });
 }
 
 impl Running {

@@ -79,37 +79,45 @@ fn shard_dense() {
 
 #[test]
 fn one_router() {
-    suite("one_router", Target::Cluster { config: None, routers: 1 }, Fault::None);
+    suite("one_router", Target::Cluster { config: None, routers: 1, threads: 1 }, Fault::None);
 }
 
 #[test]
 fn two_routers() {
-    suite("two_routers", Target::Cluster { config: None, routers: 2 }, Fault::None);
+    suite("two_routers", Target::Cluster { config: None, routers: 2, threads: 3 }, Fault::None);
 }
 
 #[test]
 fn shard_killed() {
-    suite("shard_killed", Target::Cluster { config: None, routers: 2 }, Fault::Shard);
+    suite("shard_killed", Target::Cluster { config: None, routers: 2, threads: 1 }, Fault::Shard);
 }
 
 #[test]
 fn router_killed() {
-    suite("router_killed", Target::Cluster { config: None, routers: 2 }, Fault::Router);
+    suite("router_killed", Target::Cluster { config: None, routers: 2, threads: 3 }, Fault::Router);
 }
 
 #[test]
 fn spread_one_router() {
-    suite("spread_one_router", Target::Cluster { config: Some(SPREAD), routers: 1 }, Fault::None);
+    suite("spread_one_router", Target::Cluster { config: Some(SPREAD), routers: 1, threads: 1 }, Fault::None);
 }
 
 #[test]
 fn spread_two_routers() {
-    suite("spread_two_routers", Target::Cluster { config: Some(SPREAD), routers: 2 }, Fault::None);
+    suite(
+        "spread_two_routers",
+        Target::Cluster { config: Some(SPREAD), routers: 2, threads: 3 },
+        Fault::None,
+    );
 }
 
 #[test]
 fn spread_router_killed() {
-    suite("spread_router_killed", Target::Cluster { config: Some(SPREAD), routers: 2 }, Fault::Router);
+    suite(
+        "spread_router_killed",
+        Target::Cluster { config: Some(SPREAD), routers: 2, threads: 1 },
+        Fault::Router,
+    );
 }
 
 /// Checks a stored history again, when one is named.

@@ -35,6 +35,8 @@ pub enum Target {
     Cluster {
         config: Option<&'static str>,
         routers: usize,
+        /// That serve clients, in each router and shard.
+        threads: usize,
     },
 }
 
@@ -115,17 +117,26 @@ impl System {
                 let shards = vec![("shard".to_owned(), shard)];
                 Ok(Self { endpoints, _etcd: None, shards, routers: Vec::new() })
             }
-            Target::Cluster { config, routers } => Self::cluster(dir, config, routers).await,
+            Target::Cluster { config, routers, threads } => {
+                Self::cluster(dir, config, routers, threads).await
+            }
         }
     }
 
-    async fn cluster(dir: &Path, config: Option<&str>, routers: usize) -> anyhow::Result<Self> {
+    async fn cluster(
+        dir: &Path,
+        config: Option<&str>,
+        routers: usize,
+        threads: usize,
+    ) -> anyhow::Result<Self> {
+        let threads = format!("--threads={threads}");
         let text = config.unwrap_or(DEFAULT_CONFIG);
         let mut shards = Vec::new();
         for store in parse_config(text)?.stores {
             let name = store.name.0;
             let slot = store.slot.with_context(|| format!("store {name} has no slot"))?;
-            let flags = [format!("--name={name}"), format!("--slot={slot}"), PROGRESS_EVERY.to_owned()];
+            let (of_name, of_slot) = (format!("--name={name}"), format!("--slot={slot}"));
+            let flags = [of_name, of_slot, PROGRESS_EVERY.to_owned(), threads.clone()];
             let shard = Shard::start(dir, &name, &flags).await?;
             shards.push((name, shard));
         }
@@ -135,6 +146,7 @@ impl System {
             format!("--listen={ANY_PORT}"),
             format!("--admin={ANY_PORT}"),
             format!("--config={}", file.display()),
+            threads,
         ];
         args.extend(shards.iter().map(|(name, shard)| format!("--store={name}={}", shard.address)));
         let (mut processes, mut endpoints) = (Vec::new(), Vec::new());

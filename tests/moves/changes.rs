@@ -22,6 +22,16 @@ pub enum Program {
     Ring,
 }
 
+impl Program {
+    /// How many threads of each router serve clients.
+    pub fn threads(self) -> usize {
+        match self {
+            Self::ThereAndBack | Self::Ring => 1,
+            Self::SplitAndMerged => 2,
+        }
+    }
+}
+
 /// What the changes came to.
 #[derive(Debug, Default)]
 pub struct Changed {

@@ -78,7 +78,8 @@ pub async fn run(dir: &Path, name: &str, program: Program, switches: u64, seed: 
     let file = dir.join("kinds.yaml");
     std::fs::write(&file, CONFIG)?;
     let log = "--log-level=info,kindred_router::moves=debug".to_owned();
-    let flags = ["--routers=2".to_owned(), format!("--config={}", file.display()), log];
+    let threads = format!("--threads={}", program.threads());
+    let flags = ["--routers=2".to_owned(), threads, format!("--config={}", file.display()), log];
     let up = Up::start(dir, "kindred", &flags).await?;
     let admins: Vec<Admin> = up.addresses("admin")?.iter().map(|address| Admin::at(address)).collect();
     let endpoints = Endpoints::over_tcp(up.addresses("listen")?);

@@ -246,6 +246,7 @@ pub fn router(
         flag("store", format!("{name}={scheme}://{at}"));
     }
     flag("cluster-id", format!("{DEFAULT_CLUSTER_ID:#x}"));
+    flag("threads", args.threads.to_string());
     flag("log-level", args.log_level.clone());
     if let Some(urls) = &args.advertise_client_urls {
         flag("advertise-client-urls", urls.clone());

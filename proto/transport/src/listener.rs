@@ -5,7 +5,9 @@
 //! server ends them or [`Drain::killed`] closes them.
 
 mod connection;
+mod share;
 mod socket;
+mod source;
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,7 +16,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
@@ -27,7 +28,9 @@ use crate::tls::ServerTls;
 
 use connection::Transport;
 pub use connection::{Connection, ConnectionInfo, Peer};
+pub use share::HandsOut;
 use socket::Socket;
+use source::Source;
 
 /// How to listen.
 #[derive(Debug, Clone)]
@@ -170,55 +173,38 @@ impl Listener {
     #[must_use]
     pub fn incoming(self, drain: &Drain) -> Incoming {
         Incoming {
-            socket: self.socket,
+            source: Source::of(self.socket),
             options: self.options,
             handshakes: JoinSet::new(),
-            pause: None,
             killed: drain.killed(),
         }
     }
 }
 
-/// The stream of accepted connections; it ends never and yields no error.
+/// The stream of accepted connections; it yields no error, and ends only as a share of another ([`Incoming::split`]) does.
 #[derive(Debug)]
 pub struct Incoming {
-    socket: Socket,
+    source: Source,
     options: ListenOptions,
     handshakes: JoinSet<Option<Connection>>,
-    /// Accepting failed for want of files or memory; trying again at once would only burn a core.
-    pause: Option<Pin<Box<Sleep>>>,
     killed: CancellationToken,
 }
 
 impl Incoming {
-    /// The TCP address that was bound.
-    #[must_use]
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.socket.local_addr()
-    }
-
     /// Accepts until something is ready to be served; TLS handshakes are started and come back through `handshakes`.
-    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
+    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Option<Connection>> {
         loop {
-            if let Some(pause) = &mut self.pause {
-                std::task::ready!(pause.as_mut().poll(cx));
-                self.pause = None;
-            }
             if self.handshakes.len() >= self.options.handshakes_max {
                 // A handshake that ends wakes us through `poll_join_next`.
                 return Poll::Pending;
             }
-            let (stream, peer) = match std::task::ready!(self.socket.poll_accept(cx)) {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    self.refused(&error);
-                    continue;
-                }
+            let Some((stream, peer)) = std::task::ready!(self.source.poll_accept(cx)) else {
+                return Poll::Ready(None);
             };
             stream.prepare(self.options.keepalive);
             let killed = self.killed.child_token();
             match &self.options.tls {
-                None => return Poll::Ready(Connection::plain(stream, peer, killed)),
+                None => return Poll::Ready(Some(Connection::plain(stream, peer, killed))),
                 Some(tls) => {
                     let handshake = handshake(stream, peer, tls.clone(), killed);
                     let timeout = self.options.handshake_timeout;
@@ -230,21 +216,6 @@ impl Incoming {
                     });
                 }
             }
-        }
-    }
-
-    fn refused(&mut self, error: &io::Error) {
-        // These concern one connection that its client gave up; all others would come again at once.
-        let one_connection = matches!(
-            error.kind(),
-            io::ErrorKind::ConnectionAborted
-                | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::ConnectionRefused
-                | io::ErrorKind::Interrupted
-        );
-        if !one_connection {
-            tracing::error!(%error, "cannot accept connections; trying again (limit of open files?)");
-            self.pause = Some(Box::pin(tokio::time::sleep(Duration::from_millis(100))));
         }
     }
 }
@@ -266,8 +237,10 @@ impl Stream for Incoming {
                 Poll::Ready(None) | Poll::Pending => {}
             }
             let before = this.handshakes.len();
-            if let Poll::Ready(connection) = this.poll_accept(cx) {
-                return Poll::Ready(Some(Ok(connection)));
+            match this.poll_accept(cx) {
+                Poll::Ready(Some(connection)) => return Poll::Ready(Some(Ok(connection))),
+                Poll::Ready(None) if this.handshakes.is_empty() => return Poll::Ready(None),
+                Poll::Ready(None) | Poll::Pending => {}
             }
             if this.handshakes.len() == before {
                 return Poll::Pending;
@@ -283,16 +256,20 @@ impl axum::serve::Listener for Incoming {
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
-            if let Some(Ok(connection)) = self.next().await {
-                let info = connection.info();
-                return (connection, info);
+            match self.next().await {
+                Some(Ok(connection)) => {
+                    let info = connection.info();
+                    return (connection, info);
+                }
+                Some(Err(_)) => {}
+                None => std::future::pending().await,
             }
         }
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
         Ok(ConnectionInfo {
-            peer: self.socket.local_addr().map_or(Peer::Unix, Peer::Tcp),
+            peer: self.source.local_addr().map_or(Peer::Unix, Peer::Tcp),
             tls: self.options.tls.is_some(),
             client: None,
         })

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -74,6 +75,15 @@ impl Drain {
         F::Output: Send + 'static,
     {
         self.tasks.spawn(task)
+    }
+
+    /// The same, on this runtime.
+    pub fn spawn_on<F>(&self, task: F, runtime: &Handle) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        self.tasks.spawn_on(task, runtime)
     }
 
     /// Stops on SIGINT or SIGTERM; a second signal ends the grace period.

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use kindred_router_core::store::{Member, StoreIx};
-use kindred_transport::Connector;
 use kindred_transport::clock::WallClock;
 use kindred_transport::connect::ConnectError;
+use kindred_transport::{Connector, Workers};
 use tokio::sync::watch;
 
 use super::clocks::Clocks;
 use super::modes::Modes;
-use super::{Store, StoreSpec};
+use super::{Linking, Store, StoreSpec};
 
 /// Most stores that a router ever knows, removed ones included: twice the slots that there are (R1).
 pub const STORES_MAX: usize = 2048;
@@ -53,7 +53,7 @@ struct Inner {
     /// How many places are filled, from the front.
     filled: AtomicUsize,
     default: AtomicUsize,
-    connector: Connector,
+    linking: Linking,
     clocks: Arc<Clocks>,
     modes: watch::Sender<Arc<Modes>>,
     /// Held by who appends: never across an await.
@@ -67,16 +67,17 @@ pub struct Stores {
 }
 
 impl Stores {
-    /// No store yet; `default` will serve keys of no Kind and leases whose ids clients chose; `wall_clock` is the
+    /// No store yet; requests to them come from `workers`. `default` will serve keys of no Kind and leases whose ids clients chose; `wall_clock` is the
     /// router's own.
     #[must_use]
-    pub fn new(connector: Connector, default: StoreIx, wall_clock: WallClock) -> Self {
+    pub fn new(connector: Connector, workers: Workers, default: StoreIx, wall_clock: WallClock) -> Self {
+        let linking = Linking { connector, workers };
         let clocks = Arc::new(Clocks::new(wall_clock));
         let places = (0..STORES_MAX).map(|_| OnceLock::new()).collect();
         let default = AtomicUsize::new(default.0);
         let (filled, appending) = (AtomicUsize::new(0), Mutex::new(()));
         let modes = watch::Sender::default();
-        Self { inner: Arc::new(Inner { places, filled, default, connector, clocks, modes, appending }) }
+        Self { inner: Arc::new(Inner { places, filled, default, linking, clocks, modes, appending }) }
     }
 
     /// Adds a store behind the last. Its tasks are the caller's to start.
@@ -88,7 +89,7 @@ impl Stores {
         let index = self.len();
         let name = spec.name.0.clone();
         let Some(place) = self.inner.places.get(index) else { return Err(StoreListError::Full { name }) };
-        let store = Store::new(StoreIx(index), spec, &self.inner.connector)
+        let store = Store::new(StoreIx(index), spec, &self.inner.linking)
             .map_err(|source| StoreListError::Connect { name, source })?;
         self.inner.clocks.expect(StoreIx(index));
         let store = place.get_or_init(|| Arc::new(store));
@@ -108,7 +109,7 @@ impl Stores {
         if *store.spec() == spec {
             return Ok(());
         }
-        store.relink(spec, &self.inner.connector).map_err(|source| StoreListError::Connect { name, source })
+        store.relink(spec, &self.inner.linking).map_err(|source| StoreListError::Connect { name, source })
     }
 
     /// What is known of their clocks.
@@ -219,7 +220,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_list_grows_and_places_stay() {
-        let stores = Stores::new(Connector::default(), StoreIx(0), WallClock::System);
+        let stores = Stores::new(Connector::default(), Workers::default(), StoreIx(0), WallClock::System);
         let seen_elsewhere = stores.clone();
         let first = stores.add(spec("a", 1, "127.0.0.1:1")).unwrap().clone();
         stores.add(spec("b", 2, "127.0.0.1:2")).unwrap();
@@ -242,7 +243,7 @@ mod tests {
 
     #[tokio::test]
     async fn another_address_is_not_believed_before_its_own_handshake() {
-        let stores = Stores::new(Connector::default(), StoreIx(0), WallClock::System);
+        let stores = Stores::new(Connector::default(), Workers::default(), StoreIx(0), WallClock::System);
         let store = stores.add(spec("a", 1, "127.0.0.1:1")).unwrap().clone();
         let asked = store.spec();
         assert!(store.settle(&asked, up()));

@@ -7,3 +7,4 @@ mod channel;
 mod support;
 mod tls;
 mod unary;
+mod workers;

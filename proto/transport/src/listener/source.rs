@@ -1,0 +1,86 @@
+//! Where connections come from.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Sleep;
+
+use super::connection::Peer;
+use super::share::Loose;
+use super::socket::Socket;
+use crate::stream::Stream;
+
+/// Before accepting is tried again when it failed for want of files or memory: at once would only burn a core.
+const PAUSE: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(super) enum Source {
+    Listening {
+        socket: Socket,
+        pause: Option<Pin<Box<Sleep>>>,
+    },
+    /// Another runtime accepts.
+    Handed(mpsc::Receiver<Loose>),
+}
+
+impl Source {
+    pub fn of(socket: Socket) -> Self {
+        Self::Listening { socket, pause: None }
+    }
+
+    /// The TCP address that was bound, where this process listens.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Listening { socket, .. } => socket.local_addr(),
+            Self::Handed(_) => None,
+        }
+    }
+
+    /// The next; none when there will be no more.
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Option<(Stream, Peer)>> {
+        loop {
+            let accepted = match self {
+                Self::Listening { socket, pause } => {
+                    if let Some(pausing) = pause {
+                        ready!(pausing.as_mut().poll(cx));
+                        *pause = None;
+                    }
+                    ready!(socket.poll_accept(cx))
+                }
+                Self::Handed(from) => match ready!(from.poll_recv(cx)) {
+                    Some(loose) => loose.join(),
+                    None => return Poll::Ready(None),
+                },
+            };
+            match accepted {
+                Ok(accepted) => return Poll::Ready(Some(accepted)),
+                Err(error) => self.refused(&error),
+            }
+        }
+    }
+
+    fn refused(&mut self, error: &io::Error) {
+        // These concern one connection that its client gave up; all others would come again at once.
+        let one_connection = matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::Interrupted
+        );
+        match self {
+            Self::Listening { pause, .. } if !one_connection => {
+                tracing::error!(%error, "cannot accept connections; trying again (limit of open files?)");
+                *pause = Some(Box::pin(tokio::time::sleep(PAUSE)));
+            }
+            Self::Listening { .. } => {}
+            Self::Handed(_) => {
+                tracing::warn!(%error, "a connection was lost on its way to the thread that serves it");
+            }
+        }
+    }
+}
