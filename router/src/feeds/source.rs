@@ -1,8 +1,12 @@
-//! One upstream feed: a task that opens it and hands its messages over, until it breaks.
+//! One upstream feed, read by the task of the merge as it comes, until it breaks.
 
+use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::stream::{self, Stream, StreamExt as _};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1::{self as pb, feed_request::Request};
 use kindred_router_core::feed_event::{Events, FeedEvent, entry};
@@ -11,15 +15,12 @@ use kindred_router_core::watch_merge::Entry;
 use kindred_wire::scan::WireError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::task::AbortOnDropHandle;
 use tonic::Streaming;
 
 use crate::hold::NotOwned;
 use crate::stores::Store;
 use crate::stores::failure::Failure;
 
-/// Messages that wait for the merge: beyond, the stream is not read.
-const WAITING_MAX: usize = 4;
 /// The open and the asks: the merge has one ask under way.
 const REQUESTS_MAX: usize = 4;
 /// How long a store has to open a feed.
@@ -45,11 +46,10 @@ pub(super) enum Message {
 }
 
 /// One attempt at a feed. Dropping it cancels the stream at the store.
-#[derive(Debug)]
 pub(super) struct Source {
-    pub messages: mpsc::Receiver<Message>,
+    responses: Pin<Box<dyn Stream<Item = Vec<Message>> + Send>>,
+    ready: VecDeque<Message>,
     asks: mpsc::Sender<pb::FeedRequest>,
-    _task: AbortOnDropHandle<()>,
 }
 
 impl Source {
@@ -57,20 +57,27 @@ impl Source {
     #[must_use]
     pub fn open(store: Arc<Store>, open: pb::FeedOpen, failures: u32, live: bool) -> Self {
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
-        let (to, messages) = mpsc::channel(WAITING_MAX);
         // The queue is empty.
         let _ = asks.try_send(pb::FeedRequest { request: Some(Request::Open(open)) });
         let delay = match failures {
             0 => Duration::ZERO,
             n => (BACKOFF_MIN * 2_u32.saturating_pow(n.min(16) - 1)).min(BACKOFF_MAX),
         };
-        let task = tokio::spawn(async move {
-            tokio::time::sleep(delay).await;
-            let end = run(&store, requests, &to, live).await;
-            // The feed may be gone: then nobody cares.
-            let _ = to.send(end).await;
-        });
-        Self { messages, asks, _task: AbortOnDropHandle::new(task) }
+        let stage = Stage::New { store, requests, live, delay };
+        Self { responses: Box::pin(stream::unfold(stage, Stage::step).fuse()), ready: VecDeque::new(), asks }
+    }
+
+    /// The next message. The stream is read by whoever asks, so one that is not asked is not read.
+    pub fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Message> {
+        loop {
+            if let Some(message) = self.ready.pop_front() {
+                return Poll::Ready(message);
+            }
+            match ready!(self.responses.as_mut().poll_next(cx)) {
+                Some(messages) => self.ready.extend(messages),
+                None => return Poll::Ready(Message::Broken("it is over".to_owned())),
+            }
+        }
     }
 
     /// Asks for a watermark. A queue that is full or closed belongs to a stream about to break.
@@ -80,44 +87,67 @@ impl Source {
     }
 }
 
-/// Runs the stream to its end; how it ended.
-async fn run(
+/// How far the stream of one attempt is.
+enum Stage {
+    New { store: Arc<Store>, requests: mpsc::Receiver<pb::FeedRequest>, live: bool, delay: Duration },
+    Open { store: Arc<Store>, stream: Box<Streaming<pb::FeedResponse>>, opened: bool },
+    Over,
+}
+
+impl Stage {
+    /// What comes next, and where that leads; the last message says how it ended.
+    async fn step(self) -> Option<(Vec<Message>, Self)> {
+        let (store, mut stream, mut opened) = match self {
+            Self::New { store, requests, live, delay } => {
+                tokio::time::sleep(delay).await;
+                match open(&store, requests, live).await {
+                    Ok(stream) => (store, Box::new(stream), false),
+                    Err(end) => return Some((vec![end], Self::Over)),
+                }
+            }
+            Self::Open { store, stream, opened } => (store, stream, opened),
+            Self::Over => return None,
+        };
+        loop {
+            let response = match next(&mut stream).await {
+                Ok(response) => response,
+                Err(Some(status)) => return Some((vec![judge(&store, status)], Self::Over)),
+                Err(None) => {
+                    let why = "the store ended the feed".to_owned();
+                    return Some((vec![Message::Broken(why)], Self::Over));
+                }
+            };
+            let moved = response.moved > 0;
+            let mut messages = match read(response, &mut opened) {
+                Ok(messages) => messages,
+                Err(error) => {
+                    tracing::error!(store = store.name(), %error, "the store sent an event that does not parse");
+                    return Some((vec![Message::Broken(error.to_string())], Self::Over));
+                }
+            };
+            if moved {
+                messages.push(Message::Moved);
+                return Some((messages, Self::Over));
+            }
+            if !messages.is_empty() {
+                return Some((messages, Self::Open { store, stream, opened }));
+            }
+        }
+    }
+}
+
+async fn open(
     store: &Store,
     requests: mpsc::Receiver<pb::FeedRequest>,
-    to: &mpsc::Sender<Message>,
     live: bool,
-) -> Message {
+) -> Result<Streaming<pb::FeedResponse>, Message> {
     store.state().wait_up().await;
     let mut client = store.feeds(live);
     let opening = client.feed(ReceiverStream::new(requests));
-    let mut stream = match tokio::time::timeout(OPEN_MAX, opening).await {
-        Ok(Ok(answer)) => answer.into_inner(),
-        Ok(Err(status)) => return judge(store, status),
-        Err(_) => return Message::Broken("the store did not open the feed in time".to_owned()),
-    };
-    let mut opened = false;
-    loop {
-        let response = match next(&mut stream).await {
-            Ok(response) => response,
-            Err(Some(status)) => return judge(store, status),
-            Err(None) => return Message::Broken("the store ended the feed".to_owned()),
-        };
-        let moved = response.moved > 0;
-        let messages = match read(response, &mut opened) {
-            Ok(messages) => messages,
-            Err(error) => {
-                tracing::error!(store = store.name(), %error, "the store sent an event that does not parse");
-                return Message::Broken(error.to_string());
-            }
-        };
-        for message in messages {
-            if to.send(message).await.is_err() {
-                return Message::Broken(String::new());
-            }
-        }
-        if moved {
-            return Message::Moved;
-        }
+    match tokio::time::timeout(OPEN_MAX, opening).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(judge(store, status)),
+        Err(_) => Err(Message::Broken("the store did not open the feed in time".to_owned())),
     }
 }
 

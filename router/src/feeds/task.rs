@@ -75,13 +75,20 @@ pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
         Some(start) => task.open(start.prev()),
         None => task.ask(Duration::ZERO),
     }
+    // The store that is looked at first: each in its turn.
+    let mut first = 0;
     while !task.over {
         if task.raising.is_empty() && task.merge.is_some() && !feed.lock().asking.is_empty() {
             task.ask(Duration::ZERO);
         }
         let reads = task.unread_bytes < UNREAD_MAX;
         tokio::select! {
-            (at, message) = next_message(&mut task.slots), if reads => task.on_message(at, message),
+            (at, message) = next_message(&mut task.slots, first), if reads => {
+                task.on_message(at, message);
+                first = at + 1;
+                // A store that always has more is not to hold up everybody else.
+                tokio::task::coop::consume_budget().await;
+            }
             Some(cut) = task.raising.join_next(), if !task.raising.is_empty() => {
                 task.on_cut(cut.unwrap_or_else(|_| Err(Status::internal("a call was given up"))));
             }
@@ -92,12 +99,16 @@ pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
 }
 
 /// The next message of a source that is not paused, from all of them in turn.
-async fn next_message(slots: &mut [Slot]) -> (usize, Message) {
+async fn next_message(slots: &mut [Slot], first: usize) -> (usize, Message) {
+    let count = slots.len();
     std::future::poll_fn(|context| {
-        for (at, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| !slot.paused) {
+        for at in (first..first + count).map(|at| at % count) {
+            let slot = &mut slots[at];
+            if slot.paused {
+                continue;
+            }
             let Some(source) = &mut slot.source else { continue };
-            if let Poll::Ready(message) = source.messages.poll_recv(context) {
-                let message = message.unwrap_or_else(|| Message::Broken("its task ended".to_owned()));
+            if let Poll::Ready(message) = source.poll_message(context) {
                 return Poll::Ready((at, message));
             }
         }
