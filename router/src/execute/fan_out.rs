@@ -32,6 +32,9 @@ const FIRST_ITEMS_STREAMED: u64 = 128;
 /// Parts read before their turn, where no limit may make them useless.
 const AHEAD: usize = 2;
 
+/// Room for what stands around the items of an answer.
+const AROUND_BYTES: usize = 128;
+
 /// How often a range whose revision is compacted under it is begun.
 const READS_MAX: usize = 3;
 
@@ -73,7 +76,7 @@ async fn range<S: Shards>(
     let layout = layout(fan_out, ask, FIRST_ITEMS);
     let cut = open(shards, &layout, ask, shown).await?;
     let header = cut.header;
-    let mut whole = Whole { body: Vec::new(), drop_values: ask.part.drop_values };
+    let mut whole = Whole { body: Vec::with_capacity(room(&cut, ask)), drop_values: ask.part.drop_values };
     ResponseHeader { revision: header.get(), ..Default::default() }.put(&mut whole.body);
     let ending = match ask.resort {
         None => merge(shards, &layout, ask, cut, &mut whole).await?,
@@ -89,6 +92,18 @@ async fn range<S: Shards>(
     };
     end(&mut whole.body, ending);
     Ok((whole.body.into(), header))
+}
+
+/// Room for what the first pages give to an answer, so that it is written once where they are all of it.
+fn room(cut: &Cut, ask: &Ask) -> usize {
+    let pages = || cut.firsts.iter().flatten();
+    let items: usize = pages().map(|page| page.items.len()).sum();
+    let bytes: usize = pages().map(|page| page.bytes).sum();
+    let limit = ask.spec.limit.and_then(|limit| usize::try_from(limit).ok());
+    match limit.filter(|limit| *limit < items) {
+        Some(limit) => bytes / items * limit + AROUND_BYTES,
+        None => bytes + AROUND_BYTES,
+    }
 }
 
 fn end(response: &mut Vec<u8>, Ending { count, more }: Ending) {

@@ -183,12 +183,12 @@ impl Page {
             let encoded = encoded?;
             let kv = KeyValueRef::parse(encoded)?;
             items.push(KeyValue {
-                key: answer.slice_ref(kv.key),
+                key: place(kv.key, encoded),
                 create: Revision(kv.create_revision),
                 modified: Revision(kv.mod_revision),
                 version: kv.version,
+                value: place(kv.value, encoded),
                 encoded: answer.slice_ref(encoded),
-                value: answer.slice_ref(kv.value),
             });
         }
         Ok(Self {
@@ -201,24 +201,30 @@ impl Page {
     }
 }
 
+/// Where a part lies in the whole: cheaper to keep than a part that keeps the whole alive.
+type Place = std::ops::Range<usize>;
+
+fn place(part: &[u8], whole: &[u8]) -> Place {
+    if part.is_empty() {
+        // It may be no part.
+        return 0..0;
+    }
+    let start = part.as_ptr().addr() - whole.as_ptr().addr();
+    start..start + part.len()
+}
+
 /// One key-value of an answer: the store's own bytes.
 #[derive(Debug, Clone)]
 pub struct KeyValue {
-    key: Bytes,
+    encoded: Bytes,
+    key: Place,
+    value: Place,
     create: Revision,
     modified: Revision,
     version: i64,
-    value: Bytes,
-    encoded: Bytes,
 }
 
 impl KeyValue {
-    /// The key.
-    #[must_use]
-    pub fn key_bytes(&self) -> &Bytes {
-        &self.key
-    }
-
     /// Appends it to a `RangeResponse`.
     ///
     /// # Errors
@@ -242,7 +248,7 @@ impl KeyValue {
 
 impl Item for KeyValue {
     fn key(&self) -> &[u8] {
-        &self.key
+        &self.encoded[self.key.clone()]
     }
 
     fn create(&self) -> Revision {
@@ -258,6 +264,6 @@ impl Item for KeyValue {
     }
 
     fn value(&self) -> &[u8] {
-        &self.value
+        &self.encoded[self.value.clone()]
     }
 }

@@ -11,6 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::Key;
 use kindred_router_core::range_merge::{Command, End, Event, RangeMerge};
+use kindred_router_core::range_split::Item as _;
 use kindred_router_core::watch_merge::SourceIx;
 use prost::Message as _;
 use tonic::Status;
@@ -165,7 +166,7 @@ impl<S: Shards> Merging<'_, S> {
 
     fn chunk(&self, source: SourceIx, page: Page, progress: &mut Progress) -> Event<KeyValue> {
         if let Some(last) = page.items.last() {
-            progress.last = Some(Key(Bytes::copy_from_slice(last.key_bytes())));
+            progress.last = Some(Key(Bytes::copy_from_slice(last.key())));
             let weight = (page.bytes / page.items.len()).max(1);
             let items = u64::try_from(PAGE_BYTES / weight).unwrap_or(u64::MAX);
             progress.page_items = items.clamp(*PAGE_ITEMS.start(), *PAGE_ITEMS.end());
