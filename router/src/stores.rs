@@ -267,7 +267,7 @@ impl Store {
     /// The same, when what a read over several stores asks may go over it.
     #[must_use]
     pub fn cut_lane(&self) -> Option<Arc<Lane>> {
-        if self.state.has_batched_cuts() { self.link.load().lane.clone() } else { None }
+        if self.state.has_batched_cuts() { self.lane() } else { None }
     }
 
     /// Watch as bytes, on one of the connections for watches.
