@@ -2,8 +2,8 @@
 //! mem_etcd where the user has one, side by side in one run. Rounds are interleaved over the servers, so that a noisy machine
 //! disturbs all alike; ratios count, not single numbers.
 //! `kindred-bench during` runs a command under load, `kindred-bench spread` measures what it costs that a Kind is on several stores,
-//! `kindred-bench restart` how long a shard takes to come back, `kindred-bench fsync` what it writes when each write is synced, and
-//! `kindred-bench cluster` what a cluster of N nodes costs.
+//! `kindred-bench restart` how long a shard takes to come back, `kindred-bench fsync` what it writes when each write is synced,
+//! `kindred-bench memory` what an engine takes for an object, and `kindred-bench cluster` what a cluster of N nodes costs.
 
 mod capacity;
 mod cluster;
@@ -13,6 +13,7 @@ mod fsync;
 mod instructions;
 mod load;
 mod measure;
+mod memory;
 mod pace;
 mod plot;
 mod restart;
@@ -26,6 +27,10 @@ use std::{path::PathBuf, process::Command};
 
 use anyhow::Context;
 use clap::Parser;
+
+// What servers have, so that `memory` measures the same.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Measures CPU microseconds per operation beside the peers, and prints a Markdown table.
 #[derive(Parser)]
@@ -50,6 +55,8 @@ enum Mode {
     Cluster(cluster::Options),
     /// Writes a second that are on disk when they are acknowledged, beside an etcd on the same disk.
     Fsync(fsync::Options),
+    /// Bytes that the engine takes for an object, and for an event, beyond their keys and values.
+    Memory(memory::Options),
     /// Instructions of a server for one operation, which a busy machine does not change.
     Instructions(instructions::Options),
 }
@@ -72,6 +79,7 @@ async fn main() -> anyhow::Result<()> {
         Some(Mode::Cluster(options)) => cluster::run(options).await,
         Some(Mode::Restart(options)) => restart::run(options).await,
         Some(Mode::Fsync(options)) => fsync::run(options, &pinned_etcd()?).await,
+        Some(Mode::Memory(options)) => memory::run(&options).await,
         Some(Mode::Instructions(options)) => instructions::run(options).await,
         None => table::run(args.table).await,
     }

@@ -44,7 +44,7 @@ struct Start {
 }
 
 /// Bytes that a process has in memory.
-fn resident(pid: u32) -> anyhow::Result<u64> {
+pub fn resident(pid: u32) -> anyhow::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let kib = text
         .lines()

@@ -11,7 +11,9 @@ use kindred_engine::{
 use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb::ResponseHeader;
 use kindred_wire::{
-    kv::{self, EventRef, EventType, KeyValueRef, ResponseOp, WatchHead, encode_key_value, part_len},
+    kv::{
+        self, EventType, KeyValueRef, Pieces, ResponseOp, StoredEvent, WatchHead, encode_key_value, part_len,
+    },
     peek as wire,
     refusal::KindredError,
 };
@@ -98,8 +100,10 @@ fn put_kvs(out: &mut Vec<u8>, kvs: &[Version], contents: Contents) {
 }
 
 fn kvs_len(kvs: &[Version], contents: Contents) -> usize {
-    let one =
-        |kv: &Version| if contents == Contents::Whole { part_len(kv.encoded()) } else { kv.key().len() + 56 };
+    let one = |kv: &Version| match contents {
+        Contents::Whole => Pieces(kv.encoded()).part_len(),
+        Contents::WithoutValue | Contents::Index => kv.key().len() + 56,
+    };
     kvs.iter().map(one).sum()
 }
 
@@ -304,6 +308,15 @@ pub fn watch(ids: &ServerIds, item: &WatchOut, fragment_bytes: usize, mut send: 
     }
 }
 
+/// An event, with the key-value before it if that is wanted.
+fn stored(event: &Event, prev_kv: bool) -> StoredEvent<'_> {
+    StoredEvent {
+        event_type: if event.is_delete() { EventType::Delete } else { EventType::Put },
+        kv: Pieces(event.kv.encoded()),
+        prev_kv: event.prev.as_ref().filter(|_| prev_kv).map(|prev| Pieces(prev.encoded())),
+    }
+}
+
 fn put_events(
     mut head: WatchHead<'_>,
     events: &[Event],
@@ -311,11 +324,7 @@ fn put_events(
     fragment_bytes: usize,
     mut send: impl FnMut(Bytes),
 ) {
-    let events = events.iter().map(|event| EventRef {
-        event_type: if event.is_delete { EventType::Delete } else { EventType::Put },
-        kv: event.kv.encoded(),
-        prev_kv: event.prev.as_ref().filter(|_| prev_kv).map(Version::encoded),
-    });
+    let events = events.iter().map(|event| stored(event, prev_kv));
     let mut events = events.peekable();
     while events.peek().is_some() {
         let (mut bytes, mut taken) = (HEADER_BYTES_MAX + 40, Vec::new());

@@ -95,19 +95,82 @@ impl<'a> EventRef<'a> {
         Ok(Self { event_type, kv: kv.unwrap_or_default(), prev_kv })
     }
 
+    fn stored(&self) -> StoredEvent<'a> {
+        let Self { event_type, kv, prev_kv } = *self;
+        StoredEvent { event_type, kv: kv.into(), prev_kv: prev_kv.map(Pieces::from) }
+    }
+
+    /// The length of the encoded message, in bytes.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        self.stored().encoded_len()
+    }
+
+    /// Appends the encoded message.
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        self.stored().encode_into(out);
+    }
+}
+
+/// Encoded bytes that are held in two pieces, of which the second one may be empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pieces<'a>(pub [&'a [u8]; 2]);
+
+impl<'a> From<[&'a [u8]; 2]> for Pieces<'a> {
+    fn from(pieces: [&'a [u8]; 2]) -> Self {
+        Self(pieces)
+    }
+}
+
+impl<'a, B: AsRef<[u8]> + ?Sized> From<&'a B> for Pieces<'a> {
+    fn from(whole: &'a B) -> Self {
+        Self([whole.as_ref(), &[]])
+    }
+}
+
+impl Pieces<'_> {
+    fn len(self) -> usize {
+        self.0[0].len() + self.0[1].len()
+    }
+
+    /// What they add as a part with a field number below 16.
+    #[must_use]
+    pub fn part_len(self) -> usize {
+        field_len(self.len())
+    }
+
+    fn put(self, out: &mut Vec<u8>, field: u32) {
+        put_len(out, field, self.len());
+        out.extend_from_slice(self.0[0]);
+        out.extend_from_slice(self.0[1]);
+    }
+}
+
+/// An `mvccpb.Event` of key-values that are held encoded, to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredEvent<'a> {
+    /// What happened.
+    pub event_type: EventType,
+    /// The encoded key-value after it; of a delete only key and mod_revision.
+    pub kv: Pieces<'a>,
+    /// The encoded key-value before it, when it is known and was asked for.
+    pub prev_kv: Option<Pieces<'a>>,
+}
+
+impl StoredEvent<'_> {
     /// The length of the encoded message, in bytes.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         let kind = if self.event_type == EventType::Delete { 2 } else { 0 };
-        kind + part_len(self.kv) + self.prev_kv.map_or(0, part_len)
+        kind + self.kv.part_len() + self.prev_kv.map_or(0, Pieces::part_len)
     }
 
     /// Appends the encoded message.
     pub fn encode_into(&self, out: &mut Vec<u8>) {
         non_zero(out, 1, u64::from(self.event_type == EventType::Delete));
-        put_bytes(out, 2, self.kv);
+        self.kv.put(out, 2);
         if let Some(prev_kv) = self.prev_kv {
-            put_bytes(out, 3, prev_kv);
+            prev_kv.put(out, 3);
         }
     }
 }
@@ -133,8 +196,8 @@ impl ResponseHeader {
 }
 
 /// Appends one encoded key-value to a `RangeResponse` (after the header).
-pub fn put_range_kv(response: &mut Vec<u8>, kv: &[u8]) {
-    put_bytes(response, 2, kv);
+pub fn put_range_kv<'a>(response: &mut Vec<u8>, kv: impl Into<Pieces<'a>>) {
+    kv.into().put(response, 2);
 }
 
 /// Ends a `RangeResponse`: `more` and `count`.
@@ -149,8 +212,8 @@ pub fn put_range_stream(message: &mut Vec<u8>, response: &[u8]) {
 }
 
 /// Ends a `PutResponse` (after the header): the encoded key-value before the put.
-pub fn put_put_prev_kv(response: &mut Vec<u8>, prev_kv: &[u8]) {
-    put_bytes(response, 2, prev_kv);
+pub fn put_put_prev_kv<'a>(response: &mut Vec<u8>, prev_kv: impl Into<Pieces<'a>>) {
+    prev_kv.into().put(response, 2);
 }
 
 /// Continues a `DeleteRangeResponse` after the header: how many keys were deleted.
@@ -159,8 +222,8 @@ pub fn put_deleted(response: &mut Vec<u8>, deleted: i64) {
 }
 
 /// Appends one encoded deleted key-value to a `DeleteRangeResponse` (after `deleted`).
-pub fn put_deleted_prev_kv(response: &mut Vec<u8>, prev_kv: &[u8]) {
-    put_bytes(response, 3, prev_kv);
+pub fn put_deleted_prev_kv<'a>(response: &mut Vec<u8>, prev_kv: impl Into<Pieces<'a>>) {
+    prev_kv.into().put(response, 3);
 }
 
 /// Continues a `TxnResponse` after the header: which branch ran.
@@ -222,7 +285,11 @@ pub fn put_watch_event(response: &mut Vec<u8>, event: &[u8]) {
 /// What [`put_watch_event`] and the other parts with a field number below 16 add for a part of this length.
 #[must_use]
 pub fn part_len(part: &[u8]) -> usize {
-    1 + varint_len(part.len() as u64) + part.len()
+    field_len(part.len())
+}
+
+fn field_len(bytes: usize) -> usize {
+    1 + varint_len(bytes as u64) + bytes
 }
 
 /// Length of a field of bytes with a number below 16 that is omitted when empty.

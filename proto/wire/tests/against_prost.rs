@@ -235,6 +235,11 @@ fn visited(txn: &[u8]) -> Result<Vec<String>, peek::WireError> {
     Ok(parts)
 }
 
+/// Bytes in two pieces.
+fn pieces(bytes: &[u8], cut: usize) -> kv::Pieces<'_> {
+    kv::Pieces(bytes.split_at(cut % (bytes.len() + 1)).into())
+}
+
 proptest! {
     #[test]
     fn range_requests(bytes in bytes_of(range_request())) {
@@ -321,13 +326,17 @@ proptest! {
     }
 
     #[test]
-    fn key_values_and_events(event in event()) {
+    fn key_values_and_events(event in event(), cut: usize) {
         let encoded = event.encode_to_vec();
         let read = kv::EventRef::parse(&encoded).unwrap();
+        let pieces = |kv| pieces(kv, cut);
+        let stored = kv::StoredEvent {
+            event_type: read.event_type, kv: pieces(read.kv), prev_kv: read.prev_kv.map(pieces),
+        };
         let mut again = Vec::new();
-        read.encode_into(&mut again);
+        stored.encode_into(&mut again);
         prop_assert_eq!(&again, &encoded);
-        prop_assert_eq!(read.encoded_len(), encoded.len());
+        prop_assert_eq!(stored.encoded_len(), encoded.len());
         let want = event.kv.unwrap();
         let encoded = want.encode_to_vec();
         prop_assert_eq!(read.kv, &encoded);

@@ -174,7 +174,8 @@ impl Run<'_, '_> {
         let (revision, sub) = self.assign();
         let prev = self.on.space.get(&put.key).cloned();
         let old_lease = prev.as_ref().and_then(Version::lease_id);
-        let value = if put.ignore_value { prev.as_ref().map_or(&[][..], Version::value) } else { &put.value };
+        let kept = prev.as_ref().filter(|_| put.ignore_value).map(Version::value);
+        let value = kept.as_deref().unwrap_or(&put.value);
         let lease = if put.ignore_lease { old_lease } else { put.lease };
         let version = Version::put(&NewVersion {
             key: &put.key,
@@ -281,7 +282,7 @@ fn holds(space: &Space, compare: &Compare) -> bool {
             CompareTarget::Version(n) => kv.version().cmp(n),
             CompareTarget::Create(n) => kv.create_revision().get().cmp(n),
             CompareTarget::Mod(n) => kv.mod_revision().get().cmp(n),
-            CompareTarget::Value(value) => kv.value().cmp(value),
+            CompareTarget::Value(value) => kv.cmp_value(value),
             CompareTarget::Lease(n) => kv.lease().cmp(n),
         };
         stands(order, compare.result)

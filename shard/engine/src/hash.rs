@@ -21,7 +21,9 @@ pub(crate) fn hash_kv(space: &Space, floor: Revision, at: Revision) -> u32 {
     for (version, kept) in versions {
         if kept || !keeps_any {
             crc = crc32c::crc32c_append(crc, &storage_key(version));
-            crc = crc32c::crc32c_append(crc, &storage_value(version));
+            for piece in storage_value(version).encoded() {
+                crc = crc32c::crc32c_append(crc, piece);
+            }
         }
     }
     crc
@@ -46,9 +48,9 @@ fn storage_key(version: &Version) -> Vec<u8> {
 }
 
 /// etcd stores a deletion as the key alone.
-fn storage_value(version: &Version) -> Vec<u8> {
+fn storage_value(version: &Version) -> Version {
     if version.is_tombstone() {
-        return Version::tombstone(version.key(), Revision::ZERO, 0).encoded().to_vec();
+        return Version::tombstone(version.key(), Revision::ZERO, 0);
     }
-    version.encoded().to_vec()
+    version.clone()
 }

@@ -10,7 +10,7 @@ use crate::{
     engine::Event,
     log::ChunkedLog,
     object::{Object, Pins, Pruned},
-    order_index::OrderIndex,
+    order_index::{Keys, OrderIndex},
     version::Version,
 };
 
@@ -37,9 +37,29 @@ impl Span<'_> {
 /// Where an object stands in its keyspace.
 pub(crate) type ObjectId = u32;
 
+/// The objects by their numbers.
+#[derive(Default)]
+struct Objects(Vec<Option<Object>>);
+
+impl Objects {
+    fn get(&self, id: ObjectId) -> Option<&Object> {
+        self.0.get(id as usize)?.as_ref()
+    }
+
+    fn get_mut(&mut self, id: ObjectId) -> Option<&mut Object> {
+        self.0.get_mut(id as usize)?.as_mut()
+    }
+}
+
+impl Keys<ObjectId> for Objects {
+    fn key<'k>(&'k self, id: &'k ObjectId) -> &'k [u8] {
+        self.get(*id).map_or(&[], Object::key)
+    }
+}
+
 /// See the module's text.
 pub(crate) struct Keyspace {
-    objects: Vec<Option<Object>>,
+    objects: Objects,
     free: Vec<ObjectId>,
     by_hash: HashTable<ObjectId>,
     hasher: DefaultHashBuilder,
@@ -66,7 +86,7 @@ pub(crate) struct Keyspace {
 impl Keyspace {
     pub(crate) fn new() -> Self {
         Self {
-            objects: Vec::new(),
+            objects: Objects::default(),
             free: Vec::new(),
             by_hash: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
@@ -91,7 +111,7 @@ impl Keyspace {
     }
 
     fn by_id(&self, id: ObjectId) -> Option<&Object> {
-        self.objects.get(id as usize)?.as_ref()
+        self.objects.get(id)
     }
 
     fn find(&self, key: &[u8]) -> Option<ObjectId> {
@@ -105,7 +125,7 @@ impl Keyspace {
         if flips {
             self.flips.push(version.clone());
         }
-        self.log.push(Event { is_delete: version.is_tombstone(), kv: version, prev: before });
+        self.log.push(Event { kv: version, prev: before });
         prev
     }
 
@@ -122,7 +142,7 @@ impl Keyspace {
             }
             prev => prev.clone(),
         };
-        let before = before.filter(|_| version.create_revision() != version.mod_revision());
+        let before = before.filter(|_| !version.is_creation());
         let footprint = version.footprint();
         self.total_bytes += footprint;
         self.live_bytes -= prev.as_ref().map_or(0, Version::footprint);
@@ -132,9 +152,9 @@ impl Keyspace {
         match found {
             Some(id) => {
                 if prev.is_some() == version.is_tombstone() {
-                    self.by_order.set_live(version.key(), !version.is_tombstone());
+                    self.by_order.set_live(version.key(), !version.is_tombstone(), &self.objects);
                 }
-                if let Some(object) = self.objects.get_mut(id as usize).and_then(Option::as_mut) {
+                if let Some(object) = self.objects.get_mut(id) {
                     object.push(version.clone());
                 }
             }
@@ -148,23 +168,20 @@ impl Keyspace {
     }
 
     fn insert(&mut self, object: Object) {
-        let key = Key::copy_from(object.key());
         let hash = self.hasher.hash_one(object.key());
         let live = object.live().is_some();
         let id = match self.free.pop() {
             Some(id) => id,
             None => {
-                self.objects.push(None);
-                ObjectId::try_from(self.objects.len() - 1)
+                self.objects.0.push(None);
+                ObjectId::try_from(self.objects.0.len() - 1)
                     .expect("4 billion keys do not fit into one process")
             }
         };
-        self.objects[id as usize] = Some(object);
+        self.objects.0[id as usize] = Some(object);
         let Self { by_hash, objects, hasher, .. } = self;
-        by_hash.insert_unique(hash, id, |id| {
-            hasher.hash_one(objects.get(*id as usize).and_then(Option::as_ref).map_or(&[][..], Object::key))
-        });
-        self.by_order.insert(key, id, live);
+        by_hash.insert_unique(hash, id, |id| hasher.hash_one(objects.key(id)));
+        self.by_order.insert(id, live, &self.objects);
     }
 
     fn remove(&mut self, key: &[u8]) -> Option<Object> {
@@ -173,8 +190,8 @@ impl Keyspace {
         if let Ok(entry) = self.by_hash.find_entry(hash, |other| *other == id) {
             entry.remove();
         }
-        self.by_order.remove(key);
-        let object = self.objects.get_mut(id as usize).and_then(Option::take)?;
+        self.by_order.remove(key, &self.objects);
+        let object = self.objects.0.get_mut(id as usize).and_then(Option::take)?;
         self.total_bytes -= object.versions().map(Version::footprint).sum::<u64>();
         self.live_bytes -= object.live().map_or(0, Version::footprint);
         self.free.push(id);
@@ -185,7 +202,7 @@ impl Keyspace {
 
     /// Keys of `span` that existed at `at`. Costs O(log n) and what was created and deleted since.
     pub(crate) fn count(&self, span: Span<'_>, at: Revision) -> u64 {
-        let now = self.by_order.count_live(span.start, span.end);
+        let now = self.by_order.count_live(span.start, span.end, &self.objects);
         let early = self.early_flips.range((at.next(), 0, 0)..).map(|(_, flip)| flip);
         let since = self.flips.iter_rev().take_while(|v| v.mod_revision() > at).chain(early);
         // Steps in no order: what is between them may be below zero.
@@ -198,12 +215,13 @@ impl Keyspace {
     pub(crate) fn scan<'s>(&'s self, span: Span<'s>, at: Revision) -> impl Iterator<Item = &'s Version> {
         // When nothing came or went since, the tombstones can be stepped over whole.
         let walk = if self.last_flip <= at {
-            self.by_order.iter_live_from(span.start)
+            self.by_order.iter_live_from(span.start, &self.objects)
         } else {
-            self.by_order.iter_from(span.start)
+            self.by_order.iter_from(span.start, &self.objects)
         };
-        walk.take_while(move |(key, _)| span.end.is_none_or(|end| &key[..] < end))
-            .filter_map(move |(_, id)| self.by_id(*id)?.at(at))
+        walk.map_while(|id| self.by_id(*id))
+            .take_while(move |object| span.end.is_none_or(|end| object.key() < end))
+            .filter_map(move |object| object.at(at))
     }
 
     /// The event log from `from` on.
@@ -234,7 +252,7 @@ impl Keyspace {
 
     /// Every object, in no order that means anything.
     pub(crate) fn objects(&self) -> impl Iterator<Item = &Object> {
-        self.objects.iter().flatten()
+        self.objects.0.iter().flatten()
     }
 
     // ---- memory
@@ -285,7 +303,7 @@ impl Keyspace {
     /// Prunes one object; answers how many versions were looked at.
     fn prune(&mut self, key: &[u8], prune: impl FnOnce(&mut Object) -> Pruned) -> usize {
         let Some(id) = self.find(key) else { return 0 };
-        let Some(object) = self.objects.get_mut(id as usize).and_then(Option::as_mut) else { return 0 };
+        let Some(object) = self.objects.get_mut(id) else { return 0 };
         let pruned = prune(object);
         self.total_bytes -= pruned.bytes;
         if pruned.gone {
@@ -312,18 +330,18 @@ impl Keyspace {
     pub(crate) fn validate(&self) {
         let mut live = 0;
         let (mut live_bytes, mut total_bytes, mut count) = (0, 0, 0_u64);
-        for (id, object) in self.objects.iter().enumerate() {
+        for (id, object) in self.objects.0.iter().enumerate() {
             let Some(object) = object else { continue };
             count += 1;
             assert_eq!(self.find(object.key()), Some(id as ObjectId), "hash of {:?}", object.head());
             assert_eq!(
-                self.by_order.get(object.key()),
+                self.by_order.get(object.key(), &self.objects),
                 Some(&(id as ObjectId)),
                 "order of {:?}",
                 object.head()
             );
             assert_eq!(
-                self.by_order.is_live(object.key()),
+                self.by_order.is_live(object.key(), &self.objects),
                 Some(object.live().is_some()),
                 "{:?}",
                 object.head()
@@ -340,12 +358,11 @@ impl Keyspace {
         let log: Vec<&Event> = self.log.iter_from(|_| false).collect();
         assert!(log.windows(2).all(|pair| pair[0].kv.order() <= pair[1].kv.order()), "log order");
         for event in log.into_iter().chain(self.early.values()) {
-            assert_eq!(event.is_delete, event.kv.is_tombstone());
             let (revision, key) = (event.kv.mod_revision(), event.kv.key());
             assert!(event.prev.as_ref().is_none_or(|p| p.mod_revision() < revision && p.key() == key));
             // A deletion of what its own transaction created has none.
             let existed = event.kv.create_revision() < revision;
-            assert!(event.is_delete || event.prev.is_some() == existed, "prev of {:?}", event.kv);
+            assert!(event.is_delete() || event.prev.is_some() == existed, "prev of {:?}", event.kv);
         }
     }
 }

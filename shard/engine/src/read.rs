@@ -74,7 +74,7 @@ fn order(kvs: &mut [Version], sort: Sort) {
             SortTarget::Version => a.version().cmp(&b.version()),
             SortTarget::Create => a.create_revision().cmp(&b.create_revision()),
             SortTarget::Mod => a.mod_revision().cmp(&b.mod_revision()),
-            SortTarget::Value => a.value().cmp(b.value()),
+            SortTarget::Value => a.cmp_values(b),
         }
     });
 }

@@ -419,7 +419,7 @@ impl Space {
         let mut bytes = 0;
         let mut next = None;
         self.walk(range, at, view, |version| {
-            bytes += version.encoded().len();
+            bytes += version.encoded_len();
             if chunk.len() == max_keys || (bytes > max_bytes && !chunk.is_empty()) {
                 next = Some(Key::copy_from(version.key()));
                 return false;

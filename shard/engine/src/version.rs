@@ -1,29 +1,37 @@
 //! One version of one key: the only copy of a value, kept as the encoded `KeyValue` that every answer and event carries.
 
+use std::{borrow::Cow, cell::RefCell, cmp::Ordering};
+
 use kindred_partition_config::ids::{LeaseId, Revision};
 use triomphe::ThinArc;
 
+mod cut;
 mod wire;
 
 pub use self::wire::BadVersion;
 
-/// Everything about a version but its bytes.
-#[derive(Clone, Copy)]
+/// What is not read out of the message each time, and where in it the rest stands.
 struct Meta {
-    create: i64,
     modified: i64,
-    version: i64,
-    lease: i64,
     sub: u32,
-    key_at: u32,
-    key_len: u32,
-    value_at: u32,
-    value_len: u32,
-    tombstone: bool,
+    /// Where the key begins; 0 without a key.
+    key_at: u8,
+    /// From the key's end to the version's number; 0 without one.
+    version_at: u8,
+    /// From the key's end to the value.
+    value_at: u8,
+    /// Bytes of the field of the lease, the last one; [`DELETED`] in a tombstone.
+    lease_len: u8,
+    /// What of the message did not go into this allocation.
+    rest: Option<ThinArc<(), u8>>,
 }
 
+/// In the place of the length of a lease.
+const DELETED: u8 = u8::MAX;
+
 /// A cheap handle (one pointer, reference counted) on an immutable version of a key: one allocation that holds the
-/// encoded message and what was parsed of it.
+/// encoded message and what must be known at once of it. A long value's end may be in another one: allocators round sizes
+/// up, by an eighth on average, and two sizes that fit waste less (`cut`).
 #[derive(Clone)]
 pub struct Version(ThinArc<Meta, u8>);
 
@@ -42,73 +50,137 @@ pub(crate) struct NewVersion<'a> {
 impl Version {
     /// Encodes a put.
     pub(crate) fn put(new: &NewVersion<'_>) -> Self {
-        let lease = new.lease.map_or(0, LeaseId::get);
-        let mut out = Vec::with_capacity(new.key.len() + new.value.len() + 40);
-        let key_at = put_bytes(&mut out, 1, new.key);
-        put_int64(&mut out, 2, new.create.get());
-        put_int64(&mut out, 3, new.modified.get());
-        put_int64(&mut out, 4, new.version);
-        let value_at = put_bytes(&mut out, 5, new.value);
-        put_int64(&mut out, 6, lease);
-        let meta = Meta {
-            create: new.create.get(),
-            modified: new.modified.get(),
-            version: new.version,
-            lease,
-            sub: new.sub,
-            key_at,
-            key_len: length(new.key),
-            value_at,
-            value_len: length(new.value),
-            tombstone: false,
-        };
-        Self(ThinArc::from_header_and_slice(meta, &out))
+        with_buffer(|out| {
+            let key_at = put_bytes(out, 1, new.key);
+            let key_end = out.len();
+            put_int64(out, 2, new.create.get());
+            put_int64(out, 3, new.modified.get());
+            let numbers = out.len();
+            put_int64(out, 4, new.version);
+            let version_at = if new.version == 0 { 0 } else { numbers + 1 - key_end };
+            let value_at = put_bytes(out, 5, new.value) - key_end;
+            let lease_from = out.len();
+            put_int64(out, 6, new.lease.map_or(0, LeaseId::get));
+            let meta = Meta {
+                modified: new.modified.get(),
+                sub: new.sub,
+                key_at: place(key_at),
+                version_at: place(version_at),
+                value_at: place(value_at),
+                lease_len: place(out.len() - lease_from),
+                rest: None,
+            };
+            Self::hold(meta, out, key_end + value_at)
+        })
     }
 
     /// Encodes a deletion: the key and the revision of the deletion.
     pub(crate) fn tombstone(key: &[u8], modified: Revision, sub: u32) -> Self {
-        let mut out = Vec::with_capacity(key.len() + 16);
-        let key_at = put_bytes(&mut out, 1, key);
-        put_int64(&mut out, 3, modified.get());
-        let meta = Meta {
-            create: 0,
-            modified: modified.get(),
-            version: 0,
-            lease: 0,
-            sub,
-            key_at,
-            key_len: length(key),
-            value_at: 0,
-            value_len: 0,
-            tombstone: true,
-        };
-        Self(ThinArc::from_header_and_slice(meta, &out))
+        with_buffer(|out| {
+            let key_at = place(put_bytes(out, 1, key));
+            let key_end = out.len();
+            put_int64(out, 3, modified.get());
+            let value_at = place(out.len() - key_end);
+            let modified = modified.get();
+            let meta =
+                Meta { modified, sub, key_at, version_at: 0, value_at, lease_len: DELETED, rest: None };
+            Self::hold(meta, out, out.len())
+        })
+    }
+
+    /// The message in allocations of its own; up to `whole` it is not cut.
+    fn hold(mut meta: Meta, message: &[u8], whole: usize) -> Self {
+        let (head, rest) = message.split_at(cut::place(message.len(), whole));
+        if !rest.is_empty() {
+            meta.rest = Some(ThinArc::from_header_and_slice((), rest));
+        }
+        Self(ThinArc::from_header_and_slice(meta, head))
     }
 
     fn meta(&self) -> &Meta {
         &self.0.header.header
     }
 
-    fn part(&self, at: u32, len: u32) -> &[u8] {
-        self.0.slice.get(at as usize..at as usize + len as usize).unwrap_or_default()
+    /// What of the message is in the allocation of [`Meta`]: the value's beginning, and all before it.
+    fn head(&self) -> &[u8] {
+        &self.0.slice
+    }
+
+    fn rest(&self) -> &[u8] {
+        self.meta().rest.as_ref().map_or(&[], |rest| &rest.slice)
+    }
+
+    /// Where the key ends in the message: its length stands before it.
+    fn key_end(&self) -> usize {
+        let at = usize::from(self.meta().key_at);
+        let len = match at {
+            0 => 0,
+            2 => usize::from(self.0.slice[1]),
+            _ => varint(&self.0.slice[1..]) as usize,
+        };
+        at + len
     }
 
     /// The key's bytes.
     #[must_use]
     pub fn key(&self) -> &[u8] {
-        self.part(self.meta().key_at, self.meta().key_len)
+        &self.head()[usize::from(self.meta().key_at)..self.key_end()]
     }
 
-    /// The value's bytes.
+    /// The value's bytes; a copy, when they are in two pieces.
     #[must_use]
-    pub fn value(&self) -> &[u8] {
-        self.part(self.meta().value_at, self.meta().value_len)
+    pub fn value(&self) -> Cow<'_, [u8]> {
+        match self.value_pieces() {
+            [value, []] => Cow::Borrowed(value),
+            pieces => Cow::Owned(pieces.concat()),
+        }
+    }
+
+    /// The value's bytes in their two pieces, of which the second one may be empty.
+    #[must_use]
+    pub fn value_pieces(&self) -> [&[u8]; 2] {
+        let Meta { value_at, lease_len, .. } = *self.meta();
+        if lease_len == DELETED {
+            return [&[], &[]];
+        }
+        let (head, rest) = (&self.head()[self.key_end() + usize::from(value_at)..], self.rest());
+        let lease_len = usize::from(lease_len);
+        match rest.len().checked_sub(lease_len) {
+            Some(end) => [head, &rest[..end]],
+            // It is not cut: the rest would have the whole lease.
+            None => [&head[..head.len() - lease_len], &[]],
+        }
+    }
+
+    /// Compares the values' bytes.
+    #[must_use]
+    pub fn cmp_values(&self, other: &Self) -> Ordering {
+        cmp_pieces(self.value_pieces(), other.value_pieces())
+    }
+
+    /// Compares the value's bytes with others.
+    pub(crate) fn cmp_value(&self, value: &[u8]) -> Ordering {
+        cmp_pieces(self.value_pieces(), [value, &[]])
+    }
+
+    /// The fields of create_revision and mod_revision, as far as they are there, and what follows them.
+    fn revisions(&self) -> &[u8] {
+        &self.head()[self.key_end()..]
     }
 
     /// When the key was created.
     #[must_use]
     pub fn create_revision(&self) -> Revision {
-        Revision(self.meta().create)
+        match self.revisions() {
+            [CREATE, number @ ..] => Revision(varint(number).cast_signed()),
+            _ => Revision::ZERO,
+        }
+    }
+
+    /// Whether this version created its key: [`Version::create_revision`] is [`Version::mod_revision`].
+    #[must_use]
+    pub fn is_creation(&self) -> bool {
+        self.create_revision() == self.mod_revision()
     }
 
     /// When this version was written.
@@ -120,19 +192,30 @@ impl Version {
     /// Writes since creation, 1 for the first.
     #[must_use]
     pub fn version(&self) -> i64 {
-        self.meta().version
+        match self.meta().version_at {
+            0 => 0,
+            at => varint(&self.head()[self.key_end() + usize::from(at)..]).cast_signed(),
+        }
     }
 
     /// The attached lease's id, 0 for none.
     #[must_use]
     pub fn lease(&self) -> i64 {
-        self.meta().lease
+        let len = match self.meta().lease_len {
+            0 | DELETED => return 0,
+            len => usize::from(len),
+        };
+        let (head, rest) = (self.head(), self.rest());
+        match rest.len().checked_sub(len) {
+            Some(at) => varint(&rest[at + 1..]).cast_signed(),
+            None => varint(&head[head.len() - len + 1..]).cast_signed(),
+        }
     }
 
     /// Whether this is a deletion (a tombstone has a key and a modification revision only).
     #[must_use]
     pub fn is_tombstone(&self) -> bool {
-        self.meta().tombstone
+        self.meta().lease_len == DELETED
     }
 
     /// Position among the changes of its revision, from 0 (etcd's sub-revision).
@@ -148,18 +231,25 @@ impl Version {
 
     /// The lease as an id.
     pub(crate) fn lease_id(&self) -> Option<LeaseId> {
-        LeaseId::from_wire(self.meta().lease)
+        LeaseId::from_wire(self.lease())
     }
 
-    /// The version as a protobuf `mvccpb.KeyValue` message (encoded once, at the write).
+    /// The version as a protobuf `mvccpb.KeyValue` message (encoded once, at the write), in its two pieces, of which the
+    /// second one may be empty.
     #[must_use]
-    pub fn encoded(&self) -> &[u8] {
-        &self.0.slice
+    pub fn encoded(&self) -> [&[u8]; 2] {
+        [self.head(), self.rest()]
     }
 
-    /// Memory that the allocation takes, about.
+    /// Bytes of the message.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        self.head().len() + self.rest().len()
+    }
+
+    /// Memory that the version takes, about.
     pub(crate) fn footprint(&self) -> u64 {
-        (self.0.slice.len() + std::mem::size_of::<Meta>() + 16) as u64
+        (self.encoded_len() + cut::HEAD_BYTES) as u64
     }
 }
 
@@ -173,9 +263,69 @@ impl std::fmt::Debug for Version {
     }
 }
 
-/// A length as kept in [`Meta`]. Requests are limited to a few MiB long before they get here.
-fn length(bytes: &[u8]) -> u32 {
-    u32::try_from(bytes.len()).expect("a request of 4 GiB is refused at the door")
+/// The tag of `create_revision`.
+const CREATE: u8 = 2 << 3;
+/// A buffer with more room is not kept.
+const BUFFER_MAX: usize = 64 << 10;
+
+/// Gives out a buffer that is used again.
+fn with_buffer<R>(run: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    thread_local!(static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
+    BUFFER.with_borrow_mut(|buffer| {
+        buffer.clear();
+        let result = run(buffer);
+        if buffer.capacity() > BUFFER_MAX {
+            *buffer = Vec::new();
+        }
+        result
+    })
+}
+
+/// A distance as kept in [`Meta`]: of a few fields of numbers.
+fn place(distance: usize) -> u8 {
+    u8::try_from(distance).expect("four numbers with their tags take at most 50 bytes")
+}
+
+fn cmp_pieces([a, a_rest]: [&[u8]; 2], [b, b_rest]: [&[u8]; 2]) -> Ordering {
+    let first = a.len().min(b.len());
+    let ((a, a_more), (b, b_more)) = (a.split_at(first), b.split_at(first));
+    // At most one of the two has more of its first piece.
+    a.cmp(b).then_with(|| match (a_more, b_more) {
+        ([], []) => a_rest.cmp(b_rest),
+        (more, []) => {
+            let (front, back) = b_rest.split_at(b_rest.len().min(more.len()));
+            more.cmp(front).then_with(|| a_rest.cmp(back))
+        }
+        (_, more) => {
+            let (front, back) = a_rest.split_at(a_rest.len().min(more.len()));
+            front.cmp(more).then_with(|| back.cmp(b_rest))
+        }
+    })
+}
+
+/// The number at the beginning of bytes that were encoded here.
+fn varint(bytes: &[u8]) -> u64 {
+    const MORE: u64 = 0x8080_8080_8080_8080;
+    let Some(eight) = bytes.first_chunk() else { return varint_slow(bytes) };
+    let word = u64::from_le_bytes(*eight);
+    let last = !word & MORE;
+    // The seven bits of each byte up to the last one are moved together, in pairs, in fours, in eights.
+    let bits = word & !MORE & (last ^ last.wrapping_sub(1));
+    let bits = (bits & 0x007f_007f_007f_007f) | (bits & 0x7f00_7f00_7f00_7f00) >> 1;
+    let bits = (bits & 0x0000_3fff_0000_3fff) | (bits & 0x3fff_0000_3fff_0000) >> 2;
+    let bits = (bits & 0x0fff_ffff) | (bits & 0x0fff_ffff_0000_0000) >> 4;
+    if last != 0 { bits } else { bits | varint_slow(&bytes[8..]) << 56 }
+}
+
+fn varint_slow(bytes: &[u8]) -> u64 {
+    let mut value = 0;
+    for (byte, shift) in bytes.iter().zip((0..64).step_by(7)) {
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            break;
+        }
+    }
+    value
 }
 
 fn put_varint(out: &mut Vec<u8>, mut value: u64) {
@@ -194,54 +344,15 @@ fn put_int64(out: &mut Vec<u8>, field: u8, value: i64) {
     }
 }
 
-/// A `bytes` field, left out when empty; answers where its content begins.
-fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) -> u32 {
+/// A `bytes` field, left out when empty; answers where its content begins, 0 for a key that is left out.
+fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) -> usize {
     if !bytes.is_empty() {
         out.push((field << 3) | 2);
         put_varint(out, bytes.len() as u64);
         out.extend_from_slice(bytes);
     }
-    length(out) - length(bytes)
+    out.len() - bytes.len()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use kindred_proto::mvccpb::KeyValue;
-    use proptest::prelude::*;
-    use prost::Message;
-
-    fn number() -> impl Strategy<Value = i64> {
-        prop_oneof![Just(0), 1..300_i64, any::<i64>(), Just(i64::MAX)]
-    }
-
-    proptest! {
-        #[test]
-        fn encodes_as_protobuf(
-            key in prop::collection::vec(any::<u8>(), 0..200),
-            value in prop::collection::vec(any::<u8>(), 0..200),
-            create in number(), modified in number(), version in number(), lease in number(),
-        ) {
-            let made = Version::put(&NewVersion {
-                key: &key, value: &value, create: Revision(create), modified: Revision(modified), sub: 3, version,
-                lease: LeaseId::from_wire(lease),
-            });
-            let wire = KeyValue {
-                key: key.clone().into(), create_revision: create, mod_revision: modified, version,
-                value: value.clone().into(), lease,
-            };
-            let wire = wire.encode_to_vec();
-            prop_assert_eq!(made.encoded(), &wire[..]);
-            prop_assert_eq!(made.key(), key.as_slice());
-            prop_assert_eq!(made.value(), value.as_slice());
-            prop_assert_eq!((made.create_revision().get(), made.mod_revision().get()), (create, modified));
-            prop_assert_eq!((made.version(), made.lease()), (version, lease));
-
-            let dead = Version::tombstone(&key, Revision(modified), 0);
-            let wire = KeyValue { key: key.clone().into(), mod_revision: modified, ..KeyValue::default() };
-            let wire = wire.encode_to_vec();
-            prop_assert_eq!(dead.encoded(), &wire[..]);
-            prop_assert_eq!(dead.key(), key.as_slice());
-        }
-    }
-}
+mod tests;

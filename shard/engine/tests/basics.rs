@@ -247,7 +247,7 @@ fn a_long_read_is_not_disturbed_by_compaction() {
         got.extend(chunk);
     }
     assert_eq!(got.len(), 10);
-    assert!(got.iter().all(|kv| kv.value() == b"old"));
+    assert!(got.iter().all(|kv| kv.value()[..] == *b"old"));
     engine.close_range(open);
     write(&mut engine, put("z", ""));
     engine.compact(MonoMillis(0), Revision(23)).expect("current");
@@ -288,7 +288,7 @@ fn a_kind_tells_what_it_takes_and_what_was_written_to_it() {
     let [kind] = &load(&engine, pods())[..] else { panic!("one Kind") };
     assert_eq!((kind.prefix.as_ref(), kind.keys), (&b"/registry/pods/"[..], 2));
     let versions = engine.range(&query(pods())).unwrap().kvs;
-    let encoded: u64 = versions.iter().map(|version| version.encoded().len() as u64).sum();
+    let encoded: u64 = versions.iter().map(|version| version.encoded_len() as u64).sum();
     assert!(kind.written_bytes > encoded && kind.written_bytes < 2 * encoded, "three versions, two live");
     assert!(kind.bytes > kind.live_bytes && kind.live_bytes > encoded, "{kind:?}");
     assert_eq!(kind.held_bytes, kind.bytes);

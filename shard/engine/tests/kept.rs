@@ -79,7 +79,7 @@ fn a_kept_revision_ends_when_it_is_released_or_not_renewed() {
         engine.unkeep_due(MonoMillis(1_500));
         let page = engine.range(&at(kept, 10, "")).unwrap();
         assert_eq!(keys(&page), ["/registry/pods/a/a"]);
-        assert_eq!(page.kvs[0].value(), b"2");
+        assert_eq!(page.kvs[0].value()[..], *b"2");
         let beside = engine.range(&at(kept.prev(), 10, ""));
         assert!(matches!(beside, Err(EngineError::Compacted { .. })));
         if released {

@@ -40,7 +40,7 @@ fn track(source: &mut Engine, by: &UnitMove) {
 
 /// As it comes over the wire.
 fn encoded(version: &Version, sub: u32) -> Version {
-    Version::from_wire(version.encoded(), version.is_tombstone(), sub).expect("an encoded version")
+    Version::from_wire(&version.encoded().concat(), version.is_tombstone(), sub).expect("an encoded version")
 }
 
 fn copy(source: &Engine, target: &mut Engine, by: &UnitMove) {
@@ -119,7 +119,7 @@ fn events(engine: &mut Engine, range: KeyRange, start: Revision) -> Vec<String> 
     while let Some(out) = engine.feed_pull(feed, 1 << 20) {
         said.extend(out.events.iter().map(|event| {
             let prev = event.prev.as_ref().map(Version::mod_revision);
-            format!("{:?} {} {prev:?}", event.kv, event.is_delete)
+            format!("{:?} {} {prev:?}", event.kv, event.is_delete())
         }));
         if out.watermark.is_some() || out.compacted.is_some() || out.moved.is_some() {
             break;

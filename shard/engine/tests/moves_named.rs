@@ -154,7 +154,7 @@ fn pitfall_d2_a_deletion_is_seen_wherever_its_key_is_then() {
     let feed = b.feed_open(vec![prefix(PODS)], Some(begin.next()));
     let mut deleted = Vec::new();
     while let Some(out) = b.feed_pull(feed, 1 << 20) {
-        for event in out.events.iter().filter(|event| event.is_delete) {
+        for event in out.events.iter().filter(|event| event.is_delete()) {
             let prev = event.prev.as_ref().map(|prev| String::from_utf8_lossy(prev.key()).into_owned());
             deleted.push((event.kv.mod_revision(), prev));
         }
@@ -184,8 +184,8 @@ fn pitfall_e3_the_way_back_brings_what_was_done_around_the_switch() {
     follow(&mut b, &mut a, &back, tail);
     switch(&mut b, &mut a, &back, tail, 3);
     let values = a.range(&query(prefix(PODS))).unwrap().kvs;
-    let values: Vec<(&[u8], i64)> = values.iter().map(|kv| (kv.value(), kv.version())).collect();
-    assert_eq!(values, [(&b"1"[..], 1), (b"there", 2), (b"there", 2)]);
+    let values: Vec<(Vec<u8>, i64)> = values.iter().map(|kv| (kv.value().to_vec(), kv.version())).collect();
+    assert_eq!(values, [(b"1".to_vec(), 1), (b"there".to_vec(), 2), (b"there".to_vec(), 2)]);
 }
 
 #[test]

@@ -180,7 +180,7 @@ impl World {
 
 fn said(version: &Version) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (text(version.key()), text(version.value()))
+    (text(version.key()), text(&version.value()))
 }
 
 /// Page by page, as a router reads.

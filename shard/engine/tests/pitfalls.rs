@@ -25,7 +25,7 @@ fn pitfall_a2_only_one_create_wins() {
         .collect();
     assert!(answers[0] && answers[1..].iter().all(|won| !won));
     engine.publish();
-    assert_eq!(engine.range(&all()).expect("current").kvs[0].value(), b"0");
+    assert_eq!(engine.range(&all()).expect("current").kvs[0].value()[..], *b"0");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn pitfall_a8_an_empty_value_is_not_a_deletion() {
     write(&mut engine, put("a", ""));
     assert_eq!(pull(&mut engine, stream, ALL), ["created 0", "0: +a@2"]);
     let answer = engine.range(&all()).expect("current");
-    assert_eq!((answer.count, answer.kvs[0].value()), (1, &b""[..]));
+    assert_eq!((answer.count, &answer.kvs[0].value()[..]), (1, &b""[..]));
     // And it can be compared, while an absent one cannot.
     let empty = |key| vec![compare(key, CompareTarget::Value("".into()), CompareResult::Equal)];
     assert!(succeeded(&engine.apply(NOW, txn(empty("a"), vec![], vec![])).expect("accepted")));
@@ -345,11 +345,11 @@ fn pitfall_b11_a_txn_reads_old_revisions_consistently() {
     let OpAnswer::Txn(answer) = engine.apply(NOW, txn(vec![], ops, vec![])).expect("accepted") else {
         panic!()
     };
-    let values: Vec<&[u8]> = answer
+    let values: Vec<Vec<u8>> = answer
         .responses
         .iter()
         .filter_map(|r| match r {
-            OpAnswer::Range(range) => Some(range.kvs[0].value()),
+            OpAnswer::Range(range) => Some(range.kvs[0].value().to_vec()),
             _ => None,
         })
         .collect();

@@ -148,7 +148,7 @@ pub(super) fn batch(records: &[Logged]) -> Batch {
 /// Adds what the engine logs.
 pub(super) fn push(batch: &mut Batch, logged: &Logged) {
     match logged {
-        Logged::Version(version) => batch.push(&Record::Version(record::version(version))),
+        Logged::Version(version) => record::push_version(batch, version),
         Logged::Lease(lease) => batch.push(&Record::Lease(&record::lease(lease))),
         Logged::Compaction(at) => batch.push(&Record::Compaction(*at)),
         Logged::Modes(modes) => batch.push(&Record::Modes(&record::modes(modes))),

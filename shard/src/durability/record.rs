@@ -338,15 +338,16 @@ pub fn units_of(content: &[u8]) -> Result<UnitTable, RecordError> {
 
 // ---- versions, by themselves and in imports
 
-/// A version as the log has it.
-#[must_use]
-pub fn version(version: &Version) -> VersionRecord<'_> {
-    VersionRecord {
+/// Adds a version to a batch.
+pub fn push_version(batch: &mut Batch, version: &Version) {
+    let [key_value, rest] = version.encoded();
+    let record = VersionRecord {
         revision: version.mod_revision(),
         sub: version.sub(),
         deletion: version.is_tombstone(),
-        key_value: version.encoded(),
-    }
+        key_value,
+    };
+    batch.push_version(&record, rest);
 }
 
 /// The version of a record.
@@ -367,7 +368,7 @@ pub fn version_of(record: &VersionRecord<'_>) -> Result<Version, RecordError> {
 #[must_use]
 pub fn import(imported: &Imported) -> Vec<u8> {
     let mut versions = Batch::new();
-    imported.versions.iter().for_each(|of| versions.push(&Record::Version(version(of))));
+    imported.versions.iter().for_each(|version| push_version(&mut versions, version));
     [&imported.unit.to_le_bytes()[..], versions.payload()].concat()
 }
 
@@ -457,6 +458,21 @@ mod tests {
             r#"{{"next":7,"records":[{{"number":1,"move":5,"term":2,"unit":{keys},"state":{{"frozen":{{"last":9}}}},"epoch":3,"floor":4,"split":true,"gaps":[[6,8]]}}],"terms":[[5,2]],"layers":[{{"unit":{keys},"number":3,"fresh":true,"since":9}}]}}"#
         );
         assert_eq!(String::from_utf8(units(&one)).unwrap(), text);
+    }
+
+    #[test]
+    fn what_is_held_in_two_pieces_is_logged_whole() {
+        let value = "v".repeat(1100);
+        let put = [b"\x0a\x01k\x10\xac\x02\x18\xac\x02\x20\x01\x2a\xcc\x08", value.as_bytes()].concat();
+        let put = Version::from_wire(&put, false, 0).unwrap();
+        assert!(put.encoded().iter().all(|piece| !piece.is_empty()), "it is cut");
+        let mut batch = Batch::new();
+        push_version(&mut batch, &put);
+        let Some(Ok(Record::Version(record))) = batch.records().next() else { panic!("no version") };
+        let back = version_of(&record).unwrap();
+        assert_eq!((back.encoded(), back.mod_revision()), (put.encoded(), put.mod_revision()));
+        let back = import_of(&import(&Imported { unit: 7, versions: vec![put.clone()] })).unwrap();
+        assert_eq!(back.versions[0].value(), put.value());
     }
 
     #[test]

@@ -1,13 +1,9 @@
 //! Messages of a feed (`kindred.shard.v1.FeedResponse`), written by hand around the stored bytes.
 
 use bytes::Bytes;
-use kindred_engine::{
-    durability::Gap,
-    engine::{Event, FeedOut},
-    version::Version,
-};
+use kindred_engine::{durability::Gap, engine::FeedOut};
 use kindred_partition_config::ids::Revision;
-use kindred_wire::kv::{EventRef, EventType};
+use kindred_wire::kv::StoredEvent;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 
 const OPENED: u32 = 1;
@@ -28,9 +24,10 @@ const NUMBER_BYTES_MAX: usize = 11;
 /// A `FeedResponse`.
 #[must_use]
 pub fn response(out: &FeedOut) -> Bytes {
-    let events: Vec<(Revision, EventRef<'_>)> = out.events.iter().map(event).collect();
+    let events: Vec<(Revision, StoredEvent<'_>)> =
+        out.events.iter().map(|event| (event.kv.mod_revision(), super::stored(event, true))).collect();
     // A tag and a length of at most five bytes each.
-    let room = |(_, event): &(Revision, EventRef<'_>)| event.encoded_len() + NUMBER_BYTES_MAX + 12;
+    let room = |(_, event): &(Revision, StoredEvent<'_>)| event.encoded_len() + NUMBER_BYTES_MAX + 12;
     let mut bytes = Vec::with_capacity(4 * NUMBER_BYTES_MAX + events.iter().map(room).sum::<usize>());
     put_revision(&mut bytes, OPENED, out.opened);
     for (revision, event) in events {
@@ -54,16 +51,7 @@ fn put_gap(out: &mut Vec<u8>, gap: &Gap) {
     out.extend_from_slice(&bytes);
 }
 
-fn event(event: &Event) -> (Revision, EventRef<'_>) {
-    let encoded = EventRef {
-        event_type: if event.is_delete { EventType::Delete } else { EventType::Put },
-        kv: event.kv.encoded(),
-        prev_kv: event.prev.as_ref().map(Version::encoded),
-    };
-    (event.kv.mod_revision(), encoded)
-}
-
-fn put_event(out: &mut Vec<u8>, revision: Revision, event: &EventRef<'_>) {
+fn put_event(out: &mut Vec<u8>, revision: Revision, event: &StoredEvent<'_>) {
     let event_bytes = event.encoded_len();
     let number_bytes = 1 + encoded_len_varint(revision.get().cast_unsigned());
     let part_bytes = 1 + encoded_len_varint(event_bytes as u64) + event_bytes;

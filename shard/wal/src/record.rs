@@ -234,7 +234,7 @@ impl Batch {
     pub fn push(&mut self, record: &Record<'_>) {
         let id = record.id();
         match record {
-            Record::Version(version) => self.version(version),
+            Record::Version(version) => self.push_version(version, &[]),
             Record::Promise(revision)
             | Record::Compaction(revision)
             | Record::Clean(revision)
@@ -253,10 +253,11 @@ impl Batch {
         }
     }
 
-    fn version(&mut self, version: &VersionRecord<'_>) {
+    /// Adds a version; what follows its key-value's bytes, where these are held in two pieces, is in `rest`.
+    pub fn push_version(&mut self, version: &VersionRecord<'_>, rest: &[u8]) {
         let flags = if version.deletion { VERSION_IS_DELETION } else { 0 };
         let [sub, revision] = [&version.sub.to_le_bytes()[..], &version.revision.get().to_le_bytes()];
-        self.add(RecordId::VERSION, &[&[flags], sub, revision, version.key_value]);
+        self.add(RecordId::VERSION, &[&[flags], sub, revision, version.key_value, rest]);
     }
 
     fn add(&mut self, id: RecordId, parts: &[&[u8]]) {

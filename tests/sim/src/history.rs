@@ -40,7 +40,7 @@ impl TruthEvent {
         Self {
             revision: event.kv.mod_revision(),
             key: event.kv.key().to_vec(),
-            is_delete: event.is_delete,
+            is_delete: event.is_delete(),
             create: event.kv.create_revision(),
             version: event.kv.version(),
             value: event.kv.value().to_vec(),

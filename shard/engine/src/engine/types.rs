@@ -97,12 +97,18 @@ pub struct WatchSpec {
 /// One change of one key.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// The new version, or the tombstone: key and mod_revision only, `is_delete`.
+    /// The new version, or the tombstone: key and mod_revision only.
     pub kv: Version,
-    /// A deletion.
-    pub is_delete: bool,
     /// The version before, if any and still above the floor.
     pub prev: Option<Version>,
+}
+
+impl Event {
+    /// Whether it is a deletion.
+    #[must_use]
+    pub fn is_delete(&self) -> bool {
+        self.kv.is_tombstone()
+    }
 }
 
 /// What a watch stream has to tell its client, in the order in which it must be told.

@@ -185,7 +185,7 @@ impl Engine {
             looked += 1;
             last = Some(Key::copy_from(object.key()));
             if let Some(copied) = keys.copied(object, record.floor, unpublished) {
-                bytes += copied.versions.iter().map(|version| version.encoded().len()).sum::<usize>();
+                bytes += copied.versions.iter().map(|version| version.encoded_len()).sum::<usize>();
                 chunk.keys.push(copied);
             }
             true
@@ -685,9 +685,10 @@ impl Engine {
 }
 
 fn digest(hash: &mut Xxh3, version: &Version) {
-    for part in [version.key(), version.value()] {
-        hash.update(&(part.len() as u64).to_le_bytes());
+    for [part, rest] in [[version.key(), &[]], version.value_pieces()] {
+        hash.update(&((part.len() + rest.len()) as u64).to_le_bytes());
         hash.update(part);
+        hash.update(rest);
     }
     let (create, modified) = (version.create_revision().get(), version.mod_revision().get());
     for number in [create, modified, version.version(), version.lease(), i64::from(version.is_tombstone())] {

@@ -76,9 +76,9 @@ impl Keyspace {
     /// Objects of a span in key order, dead ones too.
     pub(crate) fn walk<'s>(&'s self, span: Span<'s>) -> impl Iterator<Item = &'s Object> {
         self.by_order
-            .iter_from(span.start)
-            .take_while(move |(key, _)| span.end.is_none_or(|end| &key[..] < end))
-            .filter_map(|(_, id)| self.by_id(*id))
+            .iter_from(span.start, &self.objects)
+            .map_while(|id| self.by_id(*id))
+            .take_while(move |object| span.end.is_none_or(|end| object.key() < end))
     }
 
     // ---- between keyspaces of this shard
@@ -186,7 +186,8 @@ impl Keyspace {
     /// Takes everything into a keyspace that is empty, in any order and also twice: of what is below the floor only what
     /// was current there.
     pub(crate) fn restore(&mut self, mut versions: Vec<Version>, floor: Revision) {
-        versions.sort_unstable_by(|a, b| a.order().cmp(&b.order()).then_with(|| a.key().cmp(b.key())));
+        // Of what is there twice the first one stays, so that what goes was made later and its memory is in one place.
+        versions.sort_by(|a, b| a.order().cmp(&b.order()).then_with(|| a.key().cmp(b.key())));
         versions.dedup_by(|a, b| a.order() == b.order() && a.key() == b.key());
         let first = versions.partition_point(|version| version.mod_revision() < floor);
         let events = versions.split_off(first);
@@ -257,7 +258,7 @@ impl Keyspace {
             if flips {
                 self.flip_came(version.clone());
             }
-            self.came(Event { is_delete: version.is_tombstone(), kv: version.clone(), prev: before });
+            self.came(Event { kv: version.clone(), prev: before });
         }
         known.filter(|version| !version.is_tombstone())
     }
@@ -270,11 +271,7 @@ impl Keyspace {
             return false;
         }
         let (_, before, flips) = self.chain(version);
-        let event = Event {
-            is_delete: version.is_tombstone(),
-            kv: version.clone(),
-            prev: before.or(followed.prev.clone()),
-        };
+        let event = Event { kv: version.clone(), prev: before.or(followed.prev.clone()) };
         let in_order = self.log.back().is_none_or(|last| last.kv.order() <= version.order());
         if in_order {
             self.log.push(event);
@@ -292,7 +289,8 @@ impl Keyspace {
 
     /// Takes out some objects and events, whatever they are, until there are none; answers the objects.
     pub(crate) fn drain(&mut self, budget: &mut usize) -> Vec<Object> {
-        let keys: Vec<Key> = self.by_order.iter_from(&[]).take(*budget).map(|(key, _)| key.clone()).collect();
+        let all = self.walk(Span { start: &[], end: None });
+        let keys: Vec<Key> = all.take(*budget).map(|object| Key::copy_from(object.key())).collect();
         *budget -= keys.len();
         let objects = keys.iter().filter_map(|key| self.remove(key)).collect();
         while *budget > 0 && (self.log.pop().is_some() | self.early.pop_first().is_some()) {

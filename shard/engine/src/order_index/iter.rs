@@ -1,21 +1,22 @@
 //! A walk in key order: the path to the current leaf as a stack of what is still to visit at each level.
 
-use std::borrow::Borrow;
-
-use super::node::{Child, Leaf, Node};
+use super::{
+    Keys,
+    node::{Child, Leaf, Node},
+};
 
 /// Entries of an [`OrderIndex`](super::OrderIndex) in key order.
-pub struct Iter<'a, K, T> {
+pub struct Iter<'a, T> {
     /// Children not yet visited, one slice a level, the deepest last.
-    rest: Vec<&'a [Child<K, T>]>,
-    leaf: &'a Leaf<K, T>,
+    rest: Vec<&'a [Child<T>]>,
+    leaf: &'a Leaf<T>,
     /// Positions in `leaf` still to be returned.
     pending: u64,
     live_only: bool,
 }
 
-impl<'a, K: Borrow<[u8]>, T> Iter<'a, K, T> {
-    pub(super) fn from(root: &'a Node<K, T>, start: &[u8], live_only: bool) -> Self {
+impl<'a, T> Iter<'a, T> {
+    pub(super) fn from(root: &'a Node<T>, start: &[u8], live_only: bool, keys: &impl Keys<T>) -> Self {
         let mut rest = Vec::new();
         let mut node = root;
         let leaf = loop {
@@ -30,11 +31,11 @@ impl<'a, K: Borrow<[u8]>, T> Iter<'a, K, T> {
             }
         };
         let mut iter = Self { rest, leaf, pending: 0, live_only };
-        iter.enter(leaf, leaf.lower_bound(start));
+        iter.enter(leaf, leaf.lower_bound(start, keys));
         iter
     }
 
-    fn enter(&mut self, leaf: &'a Leaf<K, T>, from: usize) {
+    fn enter(&mut self, leaf: &'a Leaf<T>, from: usize) {
         self.leaf = leaf;
         let wanted = if self.live_only { leaf.live } else { leaf.all() };
         self.pending = wanted & !super::node::low_bits(from);
@@ -61,8 +62,8 @@ impl<'a, K: Borrow<[u8]>, T> Iter<'a, K, T> {
     }
 }
 
-impl<'a, K: Borrow<[u8]>, T> Iterator for Iter<'a, K, T> {
-    type Item = (&'a K, &'a T);
+impl<'a, T> Iterator for Iter<'a, T> {
+    type Item = &'a T;
 
     fn next(&mut self) -> Option<Self::Item> {
         while self.pending == 0 {
@@ -72,9 +73,8 @@ impl<'a, K: Borrow<[u8]>, T> Iterator for Iter<'a, K, T> {
         }
         let at = self.pending.trailing_zeros() as usize;
         self.pending &= self.pending - 1;
-        let entry = &self.leaf.entries[at];
-        Some((&entry.key, &entry.value))
+        self.leaf.entries.get(at)
     }
 }
 
-impl<K: Borrow<[u8]>, T> std::iter::FusedIterator for Iter<'_, K, T> {}
+impl<T> std::iter::FusedIterator for Iter<'_, T> {}

@@ -1,7 +1,9 @@
 //! The nodes of the tree. Children are owned by their parent's vector, so there is no arena to keep tidy and no link that
 //! could dangle; every change descends once and repairs the counts and the shape on the way back up.
 
-use std::{borrow::Borrow, cmp::Ordering};
+use std::cmp::Ordering;
+
+use super::Keys;
 
 /// Most entries of a leaf, and most children of an inner node. An overfull or freshly joined leaf still fits the 64 bits
 /// of its live flags: `FULL + 1` and `FULL + SPARSE - 1` entries.
@@ -14,44 +16,39 @@ const JOINED: usize = 36;
 /// Entries by which a leaf's memory grows: doubling would cost half an entry each on average.
 const GROWTH: usize = 8;
 
-pub(super) enum Node<K, T> {
-    Leaf(Leaf<K, T>),
-    Inner(Box<Inner<K, T>>),
+pub(super) enum Node<T> {
+    Leaf(Leaf<T>),
+    Inner(Box<Inner<T>>),
 }
 
-pub(super) struct Leaf<K, T> {
+pub(super) struct Leaf<T> {
     /// In key order.
-    pub(super) entries: Vec<Entry<K, T>>,
+    pub(super) entries: Vec<T>,
     /// Bit `i`: entry `i` is live.
     pub(super) live: u64,
 }
 
-pub(super) struct Entry<K, T> {
-    pub(super) key: K,
-    pub(super) value: T,
-}
-
-pub(super) struct Inner<K, T> {
+pub(super) struct Inner<T> {
     /// `separators[i]` is above every key of child `i` and not above any of child `i + 1`.
     pub(super) separators: Vec<Separator>,
-    pub(super) children: Vec<Child<K, T>>,
+    pub(super) children: Vec<Child<T>>,
 }
 
-pub(super) struct Child<K, T> {
+pub(super) struct Child<T> {
     /// Live entries in this subtree.
     pub(super) live: u64,
-    pub(super) node: Node<K, T>,
+    pub(super) node: Node<T>,
 }
 
 pub(super) type Separator = Box<[u8]>;
 
 /// What an insert did, for the level above.
-pub(super) struct Inserted<K, T> {
+pub(super) struct Inserted<T> {
     pub(super) old: Option<T>,
     /// Change of the number of live entries.
     pub(super) delta: i64,
     /// The node was overfull; this is its right part.
-    pub(super) split: Option<(Separator, Node<K, T>)>,
+    pub(super) split: Option<(Separator, Node<T>)>,
 }
 
 /// The lowest `n` bits set.
@@ -89,7 +86,7 @@ fn split_point(len: usize, inserted_at: usize) -> usize {
     }
 }
 
-impl<K, T> Leaf<K, T> {
+impl<T> Leaf<T> {
     pub(super) const fn empty() -> Self {
         Self { entries: Vec::new(), live: 0 }
     }
@@ -107,7 +104,7 @@ impl<K, T> Leaf<K, T> {
         self.live = self.live & !(1 << at) | u64::from(live) << at;
     }
 
-    fn add(&mut self, at: usize, entry: Entry<K, T>, live: bool) {
+    fn add(&mut self, at: usize, entry: T, live: bool) {
         if self.entries.len() == self.entries.capacity() {
             self.entries.reserve_exact(GROWTH);
         }
@@ -123,7 +120,7 @@ impl<K, T> Leaf<K, T> {
         self.live = self.live & low | self.live >> 1 & !low;
         let entry = self.entries.remove(at);
         self.trim();
-        (entry.value, live)
+        (entry, live)
     }
 
     fn split_off(&mut self, at: usize) -> Self {
@@ -147,52 +144,52 @@ impl<K, T> Leaf<K, T> {
     }
 }
 
-impl<K: Borrow<[u8]>, T> Leaf<K, T> {
+impl<T> Leaf<T> {
     /// The position of the first entry at or above `key`.
-    pub(super) fn lower_bound(&self, key: &[u8]) -> usize {
-        self.find(key).unwrap_or_else(|at| at)
+    pub(super) fn lower_bound(&self, key: &[u8], keys: &impl Keys<T>) -> usize {
+        self.find(key, keys).unwrap_or_else(|at| at)
     }
 
-    fn find(&self, key: &[u8]) -> Result<usize, usize> {
-        search(&self.entries, |entry| entry.key.borrow().cmp(key))
+    fn find(&self, key: &[u8], keys: &impl Keys<T>) -> Result<usize, usize> {
+        search(&self.entries, |entry| keys.key(entry).cmp(key))
     }
 
-    fn insert(&mut self, key: K, value: T, live: bool) -> Inserted<K, T> {
-        match self.find(key.borrow()) {
+    fn insert(&mut self, entry: T, live: bool, keys: &impl Keys<T>) -> Inserted<T> {
+        match self.find(keys.key(&entry), keys) {
             Ok(at) => {
                 let delta = i64::from(live) - i64::from(self.is_live(at));
                 self.put_live(at, live);
-                let old = Some(std::mem::replace(&mut self.entries[at].value, value));
+                let old = Some(std::mem::replace(&mut self.entries[at], entry));
                 Inserted { old, delta, split: None }
             }
             Err(at) => {
-                self.add(at, Entry { key, value }, live);
+                self.add(at, entry, live);
                 let len = self.entries.len();
-                let split = (len > FULL).then(|| self.split(split_point(len, at)));
+                let split = (len > FULL).then(|| self.split(split_point(len, at), keys));
                 Inserted { old: None, delta: i64::from(live), split }
             }
         }
     }
 
-    fn split(&mut self, at: usize) -> (Separator, Node<K, T>) {
-        let between = separator(self.entries[at - 1].key.borrow(), self.entries[at].key.borrow());
+    fn split(&mut self, at: usize, keys: &impl Keys<T>) -> (Separator, Node<T>) {
+        let between = separator(keys.key(&self.entries[at - 1]), keys.key(&self.entries[at]));
         (between, Node::Leaf(self.split_off(at)))
     }
 }
 
-impl<K, T> Child<K, T> {
-    fn new(node: Node<K, T>) -> Self {
+impl<T> Child<T> {
+    fn new(node: Node<T>) -> Self {
         Self { live: node.live(), node }
     }
 }
 
-impl<K, T> Inner<K, T> {
+impl<T> Inner<T> {
     /// The child whose subtree holds `key`, if any does.
     pub(super) fn child_of(&self, key: &[u8]) -> usize {
         search(&self.separators, |separator| (**separator).cmp(key)).map_or_else(|at| at, |at| at + 1)
     }
 
-    fn split(&mut self, at: usize) -> (Separator, Node<K, T>) {
+    fn split(&mut self, at: usize) -> (Separator, Node<T>) {
         let children = self.children.split_off(at);
         let mut separators = self.separators.split_off(at - 1);
         let between = separators.remove(0);
@@ -200,11 +197,11 @@ impl<K, T> Inner<K, T> {
     }
 }
 
-impl<K: Borrow<[u8]>, T> Inner<K, T> {
-    fn insert(&mut self, key: K, value: T, live: bool) -> Inserted<K, T> {
-        let at = self.child_of(key.borrow());
+impl<T> Inner<T> {
+    fn insert(&mut self, entry: T, live: bool, keys: &impl Keys<T>) -> Inserted<T> {
+        let at = self.child_of(keys.key(&entry));
         let child = &mut self.children[at];
-        let mut inserted = child.node.insert(key, value, live);
+        let mut inserted = child.node.insert(entry, live, keys);
         child.live = child.live.wrapping_add_signed(inserted.delta);
         if let Some((between, right)) = inserted.split.take() {
             let right = Child::new(right);
@@ -217,20 +214,20 @@ impl<K: Borrow<[u8]>, T> Inner<K, T> {
         inserted
     }
 
-    fn remove(&mut self, key: &[u8]) -> Option<(T, bool)> {
+    fn remove(&mut self, key: &[u8], keys: &impl Keys<T>) -> Option<(T, bool)> {
         let at = self.child_of(key);
         let child = &mut self.children[at];
-        let (value, live) = child.node.remove(key)?;
+        let (entry, live) = child.node.remove(key, keys)?;
         child.live -= u64::from(live);
         if child.node.width() < SPARSE {
-            self.refill(at.saturating_sub(1));
+            self.refill(at.saturating_sub(1), keys);
         }
-        Some((value, live))
+        Some((entry, live))
     }
 
     /// Joins children `at` and `at + 1`, or lets them share evenly when one node would be too full. There are two: an
     /// inner node has [`SPARSE`] children at least, and a root that is left with one is replaced by it.
-    fn refill(&mut self, at: usize) {
+    fn refill(&mut self, at: usize, keys: &impl Keys<T>) {
         let between = self.separators.remove(at);
         let right = self.children.remove(at + 1);
         let left = &mut self.children[at];
@@ -238,7 +235,7 @@ impl<K: Borrow<[u8]>, T> Inner<K, T> {
         left.live += right.live;
         let width = left.node.width();
         if width > JOINED {
-            let (between, right) = left.node.split(width / 2);
+            let (between, right) = left.node.split(width / 2, keys);
             let right = Child::new(right);
             left.live -= right.live;
             self.separators.insert(at, between);
@@ -247,7 +244,7 @@ impl<K: Borrow<[u8]>, T> Inner<K, T> {
     }
 }
 
-impl<K, T> Node<K, T> {
+impl<T> Node<T> {
     pub(super) const fn empty() -> Self {
         Self::Leaf(Leaf::empty())
     }
@@ -303,32 +300,32 @@ impl<K, T> Node<K, T> {
     }
 }
 
-impl<K: Borrow<[u8]>, T> Node<K, T> {
-    pub(super) fn insert(&mut self, key: K, value: T, live: bool) -> Inserted<K, T> {
+impl<T> Node<T> {
+    pub(super) fn insert(&mut self, entry: T, live: bool, keys: &impl Keys<T>) -> Inserted<T> {
         self.visited();
         match self {
-            Self::Leaf(leaf) => leaf.insert(key, value, live),
-            Self::Inner(inner) => inner.insert(key, value, live),
+            Self::Leaf(leaf) => leaf.insert(entry, live, keys),
+            Self::Inner(inner) => inner.insert(entry, live, keys),
         }
     }
 
-    pub(super) fn remove(&mut self, key: &[u8]) -> Option<(T, bool)> {
+    pub(super) fn remove(&mut self, key: &[u8], keys: &impl Keys<T>) -> Option<(T, bool)> {
         self.visited();
         match self {
-            Self::Leaf(leaf) => leaf.find(key).ok().map(|at| leaf.take(at)),
-            Self::Inner(inner) => inner.remove(key),
+            Self::Leaf(leaf) => leaf.find(key, keys).ok().map(|at| leaf.take(at)),
+            Self::Inner(inner) => inner.remove(key, keys),
         }
     }
 
-    fn split(&mut self, at: usize) -> (Separator, Self) {
+    fn split(&mut self, at: usize, keys: &impl Keys<T>) -> (Separator, Self) {
         match self {
-            Self::Leaf(leaf) => leaf.split(at),
+            Self::Leaf(leaf) => leaf.split(at, keys),
             Self::Inner(inner) => inner.split(at),
         }
     }
 
     /// The leaf that holds `key`, if any does.
-    fn leaf(&self, key: &[u8]) -> &Leaf<K, T> {
+    fn leaf(&self, key: &[u8]) -> &Leaf<T> {
         let mut node = self;
         loop {
             node.visited();
@@ -339,35 +336,18 @@ impl<K: Borrow<[u8]>, T> Node<K, T> {
         }
     }
 
-    pub(super) fn get(&self, key: &[u8]) -> Option<(&T, bool)> {
+    pub(super) fn get(&self, key: &[u8], keys: &impl Keys<T>) -> Option<(&T, bool)> {
         let leaf = self.leaf(key);
-        let at = leaf.find(key).ok()?;
-        Some((&leaf.entries[at].value, leaf.is_live(at)))
-    }
-
-    pub(super) fn get_mut(&mut self, key: &[u8]) -> Option<&mut T> {
-        let mut node = self;
-        loop {
-            node.visited();
-            match node {
-                Self::Leaf(leaf) => {
-                    let at = leaf.find(key).ok()?;
-                    return Some(&mut leaf.entries[at].value);
-                }
-                Self::Inner(inner) => {
-                    let at = inner.child_of(key);
-                    node = &mut inner.children[at].node;
-                }
-            }
-        }
+        let at = leaf.find(key, keys).ok()?;
+        Some((&leaf.entries[at], leaf.is_live(at)))
     }
 
     /// Sets the flag of the entry at `key`; the flag before.
-    pub(super) fn set_live(&mut self, key: &[u8], live: bool) -> Option<bool> {
+    pub(super) fn set_live(&mut self, key: &[u8], live: bool, keys: &impl Keys<T>) -> Option<bool> {
         self.visited();
         match self {
             Self::Leaf(leaf) => {
-                let at = leaf.find(key).ok()?;
+                let at = leaf.find(key, keys).ok()?;
                 let before = leaf.is_live(at);
                 leaf.put_live(at, live);
                 Some(before)
@@ -375,7 +355,7 @@ impl<K: Borrow<[u8]>, T> Node<K, T> {
             Self::Inner(inner) => {
                 let at = inner.child_of(key);
                 let child = &mut inner.children[at];
-                let before = child.node.set_live(key, live)?;
+                let before = child.node.set_live(key, live, keys)?;
                 child.live = child.live.wrapping_add_signed(i64::from(live) - i64::from(before));
                 Some(before)
             }
@@ -383,14 +363,14 @@ impl<K: Borrow<[u8]>, T> Node<K, T> {
     }
 
     /// Live entries with a key below `key`.
-    pub(super) fn live_below(&self, key: &[u8]) -> u64 {
+    pub(super) fn live_below(&self, key: &[u8], keys: &impl Keys<T>) -> u64 {
         let mut node = self;
         let mut below = 0;
         loop {
             node.visited();
             match node {
                 Self::Leaf(leaf) => {
-                    let mine = leaf.live & low_bits(leaf.lower_bound(key));
+                    let mine = leaf.live & low_bits(leaf.lower_bound(key, keys));
                     return below + u64::from(mine.count_ones());
                 }
                 Self::Inner(inner) => {
@@ -402,16 +382,16 @@ impl<K: Borrow<[u8]>, T> Node<K, T> {
         }
     }
 
-    pub(super) fn first(&self) -> Option<(&K, &T)> {
+    pub(super) fn first(&self) -> Option<&T> {
         match self {
-            Self::Leaf(leaf) => leaf.entries.first().map(|entry| (&entry.key, &entry.value)),
+            Self::Leaf(leaf) => leaf.entries.first(),
             Self::Inner(inner) => inner.children.first()?.node.first(),
         }
     }
 
-    pub(super) fn last(&self) -> Option<(&K, &T)> {
+    pub(super) fn last(&self) -> Option<&T> {
         match self {
-            Self::Leaf(leaf) => leaf.entries.last().map(|entry| (&entry.key, &entry.value)),
+            Self::Leaf(leaf) => leaf.entries.last(),
             Self::Inner(inner) => inner.children.last()?.node.last(),
         }
     }

@@ -6,9 +6,20 @@ use kindred_partition_config::key::Key;
 use proptest::prelude::*;
 
 use super::{
-    OrderIndex,
+    Keys, OrderIndex,
     node::{FULL, Node, SPARSE},
 };
+
+/// Entries that hold their keys.
+struct Within;
+
+impl<V> Keys<(Key, V)> for Within {
+    fn key<'k>(&'k self, entry: &'k (Key, V)) -> &'k [u8] {
+        &entry.0
+    }
+}
+
+type Index<V> = OrderIndex<(Key, V)>;
 
 thread_local!(static VISITS: Cell<u64> = const { Cell::new(0) });
 
@@ -24,15 +35,15 @@ fn visits<R>(run: impl FnOnce() -> R) -> (u64, R) {
 }
 
 /// Checks one subtree whose keys must lie in `low..high`; answers its depth, entries and live entries.
-fn validate_node<T>(node: &Node<Key, T>, low: &[u8], high: Option<&[u8]>, root: bool) -> (usize, u64, u64) {
+fn validate_node<V>(node: &Node<(Key, V)>, low: &[u8], high: Option<&[u8]>, root: bool) -> (usize, u64, u64) {
     match node {
         Node::Leaf(leaf) => {
             assert!(leaf.entries.len() <= FULL, "overfull leaf");
             assert!(root || leaf.entries.len() >= SPARSE, "sparse leaf");
             assert_eq!(leaf.live & !leaf.all(), 0, "flags of entries that are not there");
-            assert!(leaf.entries.is_sorted_by(|a, b| a.key < b.key), "unordered leaf");
-            for entry in &leaf.entries {
-                assert!(*entry.key >= *low && high.is_none_or(|high| *entry.key < *high), "key outside");
+            assert!(leaf.entries.is_sorted_by(|a, b| a.0 < b.0), "unordered leaf");
+            for (key, _) in &leaf.entries {
+                assert!(**key >= *low && high.is_none_or(|high| **key < *high), "key outside");
             }
             (1, leaf.entries.len() as u64, u64::from(leaf.live.count_ones()))
         }
@@ -56,7 +67,7 @@ fn validate_node<T>(node: &Node<Key, T>, low: &[u8], high: Option<&[u8]>, root: 
 }
 
 /// Checks every invariant; answers the depth.
-fn validate<T>(index: &OrderIndex<T>) -> usize {
+fn validate<V>(index: &Index<V>) -> usize {
     let (depth, len, live) = validate_node(&index.root, b"", None, true);
     assert_eq!((len, live), (index.len(), index.live_len()));
     depth
@@ -71,13 +82,18 @@ fn count(model: &Model, start: &[u8], end: Option<&[u8]>) -> u64 {
         .count() as u64
 }
 
-fn assert_same(index: &OrderIndex<u32>, model: &Model, start: &[u8], end: Option<&[u8]>) {
-    assert_eq!(index.count_live(start, end), count(model, start, end));
+fn assert_same(index: &Index<u32>, model: &Model, start: &[u8], end: Option<&[u8]>) {
+    assert_eq!(index.count_live(start, end, &Within), count(model, start, end));
     let tail = || model.iter().filter(|(k, _)| k.as_slice() >= start);
-    assert!(index.iter_from(start).map(|(k, v)| (&**k, *v)).eq(tail().map(|(k, (v, _))| (k.as_slice(), *v))));
+    assert!(
+        index
+            .iter_from(start, &Within)
+            .map(|(k, v)| (&**k, *v))
+            .eq(tail().map(|(k, (v, _))| (k.as_slice(), *v)))
+    );
     let live = tail().filter(|(_, (_, live))| *live).map(|(k, (v, _))| (k.as_slice(), *v));
-    assert!(index.iter_live_from(start).map(|(k, v)| (&**k, *v)).eq(live));
-    let ends = |entry: Option<(&Key, &u32)>| entry.map(|(k, v)| (k.to_vec(), *v));
+    assert!(index.iter_live_from(start, &Within).map(|(k, v)| (&**k, *v)).eq(live));
+    let ends = |entry: Option<&(Key, u32)>| entry.map(|(k, v)| (k.to_vec(), *v));
     assert_eq!(ends(index.first()), model.iter().next().map(|(k, (v, _))| (k.clone(), *v)));
     assert_eq!(ends(index.last()), model.iter().next_back().map(|(k, (v, _))| (k.clone(), *v)));
 }
@@ -114,26 +130,28 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn insert(index: &mut OrderIndex<u32>, model: &mut Model, key: Vec<u8>, value: u32, live: bool) {
-    let old = index.insert(Key::copy_from(&key), value, live);
-    assert_eq!(old, model.insert(key, (value, live)).map(|(v, _)| v));
+fn insert(index: &mut Index<u32>, model: &mut Model, key: Vec<u8>, value: u32, live: bool) {
+    let old = index.insert((Key::copy_from(&key), value), live, &Within);
+    assert_eq!(old.map(|(_, v)| v), model.insert(key, (value, live)).map(|(v, _)| v));
 }
 
-fn run(index: &mut OrderIndex<u32>, model: &mut Model, step: Step) {
+fn run(index: &mut Index<u32>, model: &mut Model, step: Step) {
     match step {
         Step::Insert(key, value, live) => insert(index, model, key, value, live),
-        Step::Remove(key) => assert_eq!(index.remove(&key), model.remove(&key).map(|(v, _)| v)),
+        Step::Remove(key) => {
+            assert_eq!(index.remove(&key, &Within).map(|(_, v)| v), model.remove(&key).map(|(v, _)| v))
+        }
         Step::SetLive(key, live) => {
             let before = model.get_mut(&key).map(|(_, flag)| std::mem::replace(flag, live));
-            assert_eq!(index.is_live(&key), before);
-            assert_eq!(index.set_live(&key, live), before);
-            assert_eq!(index.get(&key), model.get(&key).map(|(v, _)| v));
-            assert_eq!(index.get_mut(&key).map(|v| *v), model.get(&key).map(|(v, _)| *v));
+            assert_eq!(index.is_live(&key, &Within), before);
+            assert_eq!(index.set_live(&key, live, &Within), before);
+            let found = index.get(&key, &Within).map(|(_, v)| v);
+            assert_eq!(found, model.get(&key).map(|(v, _)| v));
         }
         Step::RemoveRun(from, n) => {
             let keys: Vec<_> = model.range(from..).take(n).map(|(k, _)| k.clone()).collect();
             for key in keys {
-                assert_eq!(index.remove(&key), model.remove(&key).map(|(v, _)| v));
+                assert_eq!(index.remove(&key, &Within).map(|(_, v)| v), model.remove(&key).map(|(v, _)| v));
             }
         }
         Step::InsertRun(prefix, n, up) => {
@@ -184,13 +202,13 @@ fn every_order_of_insertion_and_removal_keeps_the_shape() {
         for removes in &orders {
             let mut index = OrderIndex::new();
             for n in inserts {
-                assert_eq!(index.insert(pod(*n), *n, n % 2 == 0), None);
+                assert_eq!(index.insert((pod(*n), *n), n % 2 == 0, &Within), None);
             }
             let depth = validate(&index);
             assert!(depth <= 4, "depth {depth}");
-            assert_eq!(index.count_live(&pod(100), Some(&pod(1_100))), 500);
+            assert_eq!(index.count_live(&pod(100), Some(&pod(1_100)), &Within), 500);
             for (i, n) in removes.iter().enumerate() {
-                assert_eq!(index.remove(&pod(*n)), Some(*n));
+                assert_eq!(index.remove(&pod(*n), &Within).map(|(_, v)| v), Some(*n));
                 if i % 1_000 == 0 {
                     validate(&index);
                 }
@@ -207,23 +225,23 @@ fn pitfall_a13_a_million_keys_are_counted_in_a_few_nodes() {
     const N: u64 = 1_000_000;
     let mut index = OrderIndex::new();
     for n in scattered(N) {
-        index.insert(pod(n), (), true);
+        index.insert((pod(n), ()), true, &Within);
     }
     let depth = validate(&index) as u64;
     assert!(depth <= 5, "depth {depth}");
 
-    let (cost, counted) = visits(|| index.count_live(&pod(7), Some(&pod(999_990))));
+    let (cost, counted) = visits(|| index.count_live(&pod(7), Some(&pod(999_990)), &Within));
     assert_eq!(counted, 999_983);
     assert!(cost <= 2 * depth, "count visited {cost} nodes");
 
     for n in 1_000..999_000 {
-        index.set_live(&pod(n), false);
+        index.set_live(&pod(n), false, &Within);
     }
-    assert_eq!(index.count_live(b"", None), 2_000);
-    let (cost, next) = visits(|| index.iter_live_from(&pod(1_000)).next().map(|(k, ())| k.clone()));
+    assert_eq!(index.count_live(b"", None, &Within), 2_000);
+    let (cost, next) = visits(|| index.iter_live_from(&pod(1_000), &Within).next().map(|(k, ())| k.clone()));
     assert_eq!(next, Some(pod(999_000)));
     assert!(cost <= 2 * depth, "the first live key took {cost} nodes");
-    let (cost, none) = visits(|| index.iter_live_from(b"/registry/pods/e").next().is_none());
+    let (cost, none) = visits(|| index.iter_live_from(b"/registry/pods/e", &Within).next().is_none());
     assert!(none && cost <= depth);
-    assert_eq!(index.iter_from(&pod(1_000)).count() as u64, N - 1_000);
+    assert_eq!(index.iter_from(&pod(1_000), &Within).count() as u64, N - 1_000);
 }

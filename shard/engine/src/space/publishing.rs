@@ -56,7 +56,7 @@ impl Space {
     /// Notes an event that was written.
     pub(super) fn wrote(&mut self, home: KindId, version: Version) {
         let kind = self.kind_mut(home);
-        kind.written += version.encoded().len() as u64;
+        kind.written += version.encoded_len() as u64;
         let mode = kind.mode;
         self.outbox.version(mode, &version);
         let revision = version.mod_revision();

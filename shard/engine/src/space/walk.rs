@@ -87,7 +87,7 @@ impl Space {
             let mut size = object.key().len();
             if let Some(copied) = copied {
                 let versions = copied.versions;
-                size += versions.iter().map(|version| version.encoded().len()).sum::<usize>();
+                size += versions.iter().map(|version| version.encoded_len()).sum::<usize>();
                 match self.units.number_of(at.unit, object.key()) {
                     0 => versions.into_iter().for_each(|version| give(Logged::Version(version))),
                     unit => give(Logged::Imported(Box::new(Imported { unit, versions }))),

@@ -89,11 +89,11 @@ mod tests {
                 key: &key, value: &value, create: Revision(create), modified: Revision(modified), sub: 3, version,
                 lease: LeaseId::from_wire(lease),
             });
-            let back = Version::from_wire(made.encoded(), false, 3).unwrap();
+            let back = Version::from_wire(&made.encoded().concat(), false, 3).unwrap();
             prop_assert_eq!(back.encoded(), made.encoded());
             prop_assert_eq!((back.order(), back.lease(), back.key()), (made.order(), made.lease(), made.key()));
             let dead = Version::tombstone(&key, Revision(modified), 1);
-            let back = Version::from_wire(dead.encoded(), true, 1).unwrap();
+            let back = Version::from_wire(&dead.encoded().concat(), true, 1).unwrap();
             prop_assert!(back.is_tombstone() && back.order() == dead.order() && back.key() == dead.key());
         }
 

@@ -116,9 +116,9 @@ fn consume<'e>(
         if !want.takes(&event.kv) {
             continue;
         }
-        let prev = event.prev.clone().filter(|_| want.prev_kv);
-        batch.bytes += event.kv.encoded().len() + prev.as_ref().map_or(0, |p| p.encoded().len()) + 16;
-        batch.events.push(Event { kv: event.kv.clone(), is_delete: event.is_delete, prev });
+        let prev = event.prev.as_ref().filter(|_| want.prev_kv).cloned();
+        batch.bytes += event.kv.encoded_len() + prev.as_ref().map_or(0, Version::encoded_len) + 16;
+        batch.events.push(Event { kv: event.kv.clone(), prev });
         if batch.bytes > bounds.max_bytes && whole > 0 {
             batch.events.truncate(whole);
             batch.bytes = whole_bytes;

@@ -137,7 +137,7 @@ fn line(out: &WatchOut) -> String {
 }
 
 fn event(event: &Event) -> String {
-    let sign = if event.is_delete { '-' } else { '+' };
+    let sign = if event.is_delete() { '-' } else { '+' };
     let prev = event.prev.as_ref().map_or(String::new(), |prev| format!("({})", prev.mod_revision()));
     format!("{sign}{}@{}{prev}", event.kv.key().escape_ascii(), event.kv.mod_revision())
 }

@@ -117,7 +117,7 @@ pub fn change(event: &Event, prev_kv: bool) -> Change {
     let (key, kv) = from_version(&event.kv);
     let prev: Option<Kv> = event.prev.as_ref().map(|prev| from_version(prev).1);
     assert!(prev_kv || prev.is_none());
-    Change { revision: kv.modified, key, put: (!event.is_delete).then_some(kv), prev }
+    Change { revision: kv.modified, key, put: (!event.is_delete()).then_some(kv), prev }
 }
 
 /// What a client must be given of the published history from its start to `to`.

@@ -63,7 +63,7 @@ impl Move {
 
 /// As it comes over the wire.
 fn encoded(version: &Version, sub: u32) -> Version {
-    Version::from_wire(version.encoded(), version.is_tombstone(), sub).expect("an encoded version")
+    Version::from_wire(&version.encoded().concat(), version.is_tombstone(), sub).expect("an encoded version")
 }
 
 impl World {

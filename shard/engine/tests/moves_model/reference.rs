@@ -35,7 +35,7 @@ pub fn seen(version: &Version) -> Wrote {
     Wrote {
         key: text(version.key()),
         at: version.mod_revision(),
-        value: (!version.is_tombstone()).then(|| text(version.value())),
+        value: (!version.is_tombstone()).then(|| text(&version.value())),
         create: version.create_revision(),
         version: version.version(),
         lease: version.lease(),
@@ -44,7 +44,6 @@ pub fn seen(version: &Version) -> Wrote {
 }
 
 pub fn seen_event(event: &Event) -> Wrote {
-    assert_eq!(event.is_delete, event.kv.is_tombstone());
     Wrote { prev: event.prev.as_ref().map(|prev| Box::new(seen(prev))), ..seen(&event.kv) }
 }
 

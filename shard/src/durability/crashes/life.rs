@@ -399,8 +399,9 @@ async fn is_there(handle: &Handle, written: &Written) -> Result<bool, String> {
         match handle.range(query(key, Some(written.revision)), Wish::default()).await {
             Ok(answer) => {
                 let found = answer.kvs.first();
-                let same =
-                    |kv: &&Version| kv.mod_revision() == written.revision && contains(kv.encoded(), &value);
+                let same = |kv: &&Version| {
+                    kv.mod_revision() == written.revision && contains(&kv.encoded().concat(), &value)
+                };
                 if found.filter(same).is_none() {
                     return Err(format!("its revision is not compacted but shows {found:?}"));
                 }

@@ -123,7 +123,7 @@ pub fn copied(at: Revision, chunk: &CopyChunk) -> pb::CopyResponse {
 
 fn copied_key(key: &CopiedKey) -> pb::CopiedKey {
     let version = |version: &Version| pb::CopiedVersion {
-        kv: Bytes::copy_from_slice(version.encoded()),
+        kv: version.encoded().concat().into(),
         deletion: version.is_tombstone(),
         sub: version.sub(),
     };

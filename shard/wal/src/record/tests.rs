@@ -49,6 +49,16 @@ proptest! {
         prop_assert_eq!(back, all.iter().map(record).collect::<Vec<_>>());
     }
 
+    #[test]
+    fn a_version_in_two_pieces_is_written_as_one(bytes in bytes(), cut: usize, revision in revision()) {
+        let (key_value, rest) = bytes.split_at(cut % (bytes.len() + 1));
+        let record = VersionRecord { revision, sub: 3, deletion: false, key_value: &bytes };
+        let (mut whole, mut pieces) = (Batch::new(), Batch::new());
+        whole.push(&Record::Version(record));
+        pieces.push_version(&VersionRecord { key_value, ..record }, rest);
+        prop_assert_eq!(whole, pieces);
+    }
+
     /// Whatever the bytes, reading ends, and gives nothing after an error.
     #[test]
     fn other_bytes_are_refused(bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0..16_u8], 0..200)) {

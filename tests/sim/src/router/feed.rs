@@ -14,7 +14,7 @@ use kindred_router_core::feed_ring::FeedRing;
 use kindred_router_core::place::FeedKey;
 use kindred_router_core::store::StoreIx;
 use kindred_router_core::watch_merge::{Command, Entry, Event, SourceIx, WatchMerge};
-use kindred_wire::kv::{EventRef, EventType};
+use kindred_wire::kv::{EventType, Pieces, StoredEvent};
 
 use super::Router;
 use crate::history::{FeedRecord, Told};
@@ -685,10 +685,10 @@ fn entries(events: &[EngineEvent]) -> Vec<Entry<Events>> {
     let mut batch = Vec::new();
     for of_revision in events.chunk_by(|a, b| a.kv.mod_revision() == b.kv.mod_revision()) {
         let encoded = of_revision.iter().map(|event| {
-            let whole = EventRef {
-                event_type: if event.is_delete { EventType::Delete } else { EventType::Put },
-                kv: event.kv.encoded(),
-                prev_kv: event.prev.as_ref().map(|prev| prev.encoded()),
+            let whole = StoredEvent {
+                event_type: if event.is_delete() { EventType::Delete } else { EventType::Put },
+                kv: Pieces(event.kv.encoded()),
+                prev_kv: event.prev.as_ref().map(|prev| Pieces(prev.encoded())),
             };
             let mut bytes = Vec::with_capacity(whole.encoded_len());
             whole.encode_into(&mut bytes);

@@ -143,7 +143,7 @@ impl Session {
                 let got = |event: &kindred_engine::engine::Event| Got {
                     revision: event.kv.mod_revision(),
                     key: event.kv.key().to_vec(),
-                    is_delete: event.is_delete,
+                    is_delete: event.is_delete(),
                     prev: event.prev.as_ref().filter(|_| prev_kv).map(|prev| prev.mod_revision()),
                 };
                 let events = events.iter().map(got).collect();

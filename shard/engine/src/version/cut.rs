@@ -1,0 +1,82 @@
+//! Where a message is cut into two allocations.
+//!
+//! Allocators (mimalloc and jemalloc alike) have four sizes for each power of two and round up to the next: 1040 bytes
+//! take 1280. Where that would waste much, the first allocation gets the next lower size and the rest one of its own.
+
+use super::Meta;
+
+/// What a version's first allocation has before the message: the count of references, the length and [`Meta`].
+pub(super) const HEAD_BYTES: usize = 2 * size_of::<usize>() + size_of::<Meta>();
+/// The same of the second one.
+const REST_BYTES: usize = 2 * size_of::<usize>();
+/// It is not worth an allocation to save less.
+const WORTH_BYTES: usize = 64;
+/// Fewest bytes of the message in the second one: more than the field of a lease takes, so that this is never cut.
+const LEAST_BYTES: usize = 16;
+
+/// The distance of the sizes around one.
+fn step(bytes: usize) -> usize {
+    1 << (bytes - 1).ilog2().saturating_sub(2).max(4)
+}
+
+/// What an allocation takes.
+fn taken(bytes: usize) -> usize {
+    bytes.next_multiple_of(step(bytes))
+}
+
+/// How much of a message of `len` bytes goes into the first allocation: all of it, or at least `whole` bytes.
+pub(super) fn place(len: usize, whole: usize) -> usize {
+    let bytes = HEAD_BYTES + len;
+    let all = taken(bytes);
+    if all - bytes < WORTH_BYTES {
+        return len;
+    }
+    let below = all - step(bytes);
+    let rest = (bytes - below).max(LEAST_BYTES);
+    match (below + taken(rest + REST_BYTES) + WORTH_BYTES <= all, len.checked_sub(rest)) {
+        (true, Some(head)) if head >= whole => head,
+        _ => len,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sizes_are_the_allocators() {
+        let table = [(16, 16), (17, 32), (65, 80), (128, 128), (129, 160), (256, 256), (257, 320)];
+        for (bytes, want) in table.into_iter().chain([(513, 640), (1024, 1024), (1025, 1280), (4097, 5120)]) {
+            assert_eq!(taken(bytes), want, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_cut_saves_memory_and_leaves_little_over() {
+        let (mut most, mut cut) = (0, 0);
+        for len in 1..70_000 {
+            let head = place(len, 0);
+            let whole = taken(HEAD_BYTES + len);
+            let spent = match len - head {
+                0 => whole,
+                rest => {
+                    cut += 1;
+                    let spent = taken(HEAD_BYTES + head) + taken(REST_BYTES + rest);
+                    assert!(rest >= LEAST_BYTES && spent + WORTH_BYTES <= whole, "{len} cut at {head}");
+                    spent
+                }
+            };
+            most = most.max((spent - HEAD_BYTES - len) * 1000 / (len + 1000));
+        }
+        assert!(cut > 40_000, "{cut} were cut");
+        assert!(most <= 75, "{most} in a thousand left over");
+    }
+
+    #[test]
+    fn what_must_be_whole_is() {
+        let len = 1100;
+        let head = place(len, 0);
+        assert!(head < len);
+        assert_eq!((place(len, head), place(len, head + 1)), (head, len));
+    }
+}
