@@ -14,6 +14,7 @@ use kindred_wire::peek::ResponseHeader;
 use tokio::sync::watch;
 use tonic::Status;
 
+use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
 use crate::hold::Hold;
 use crate::leases::Leases;
@@ -105,6 +106,8 @@ pub struct App {
     pub compacted: AtomicI64,
     /// Names for the pins of reads over several stores.
     pub pins: PinNames,
+    /// Small reads over several stores that are under way.
+    pub shared_reads: SharedReads,
     /// What was shown of Kinds on several stores.
     pub shown: ShownRevisions,
     /// How fast it copies what moves.
@@ -145,6 +148,7 @@ impl App {
             owed: Mutex::default(),
             compacted: AtomicI64::new(0),
             pins: PinNames::default(),
+            shared_reads: SharedReads::default(),
             shown: ShownRevisions::new(scope),
             copy_speed: CopySpeed::default(),
             drain,

@@ -172,6 +172,53 @@ async fn a_client_that_waits_no_longer_ends_what_was_asked_of_every_shard() {
     assert_eq!(released(&mut low).await, [first.pin]);
 }
 
+/// R4, R5: no read shares a round that began before it came.
+#[tokio::test]
+async fn who_probes_while_two_rounds_are_under_way_shares_the_next() {
+    let mut cluster = Cluster::start(BOTH).await;
+    let (one, two) = (cluster.probe(PATIENCE), cluster.probe(PATIENCE));
+    let [mut low, mut high] = cluster.opened().await;
+    let (first, second) = (low.ops(2).await.0, high.ops(2).await.0);
+    let later: Vec<_> = (0..4).map(|_| cluster.probe(PATIENCE)).collect();
+    let quiet = tokio::time::timeout(Duration::from_millis(100), low.requests.next()).await;
+    assert!(quiet.is_err(), "they wait: {quiet:?}");
+    low.answer(first[0].id, &answer(9 << 10, 3, Some("/registry/pods/a"))).await;
+    high.answer(second[0].id, &answer(9 << 10, 4, None)).await;
+    // One for all four; its stores are asked again, as something may have been written since.
+    let (next, rest) = (next_range(&mut low).await, next_range(&mut high).await);
+    // Some of them go; the others are answered all the same.
+    later[0].abort();
+    low.answer(next.id, &answer(15 << 10, 3, Some("/registry/pods/b"))).await;
+    high.answer(rest.id, &answer(15 << 10, 5, None)).await;
+    for probe in later.into_iter().skip(1) {
+        let read = in_time(probe).await.unwrap().unwrap();
+        assert_eq!((read.header.unwrap().revision, read.count), (15 << 10, 8));
+        assert_eq!(read.kvs[0].key, "/registry/pods/b");
+    }
+    low.answer(first[1].id, &answer(9 << 10, 3, Some("/registry/pods/a"))).await;
+    high.answer(second[1].id, &answer(9 << 10, 4, None)).await;
+    for probe in [one, two] {
+        assert_eq!(in_time(probe).await.unwrap().unwrap().header.unwrap().revision, 9 << 10);
+    }
+}
+
+/// The next read; releases before it are answered.
+async fn next_range(stream: &mut Opened) -> shard::BatchOp {
+    let mut read = None;
+    while read.is_none() {
+        let message = in_time(stream.requests.next()).await.unwrap().unwrap();
+        for op in shard::BatchRequest::decode(message).unwrap().ops {
+            if op.method == Method::Range as i32 {
+                assert!(read.replace(op).is_none(), "one read");
+            } else {
+                assert_eq!(op.method, Method::ReleasePins as i32);
+                stream.answer(op.id, &shard::ReleasePinsResponse {}).await;
+            }
+        }
+    }
+    read.unwrap()
+}
+
 #[tokio::test]
 async fn a_shard_that_refuses_an_operation_refuses_the_read() {
     let mut cluster = Cluster::start(BOTH).await;

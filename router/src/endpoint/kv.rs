@@ -12,6 +12,7 @@ use kindred_proto::raw::kv::k_v_server::KV;
 use kindred_proto::{check, etcdserverpb as pb};
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_router_core::routes::Routes;
+use kindred_router_core::small::is_small;
 use kindred_transport::grpc;
 use kindred_transport::unary::UnaryCalls;
 use kindred_wire::answer;
@@ -25,6 +26,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::app::{App, append, refused};
+use crate::execute::fan_out::shared;
 use crate::execute::one::{Opened, To};
 use crate::execute::{Deadline, Effect};
 use crate::hold::{NotOwned, Waiting};
@@ -102,6 +104,11 @@ impl Kv {
         let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
         match plan {
             Plan::Health => self.health(body).await,
+            Plan::FanOut(fan_out)
+                if method == Call::Range && body.len() <= shared::BYTES_MAX && is_small(method, &body) =>
+            {
+                self.app.shared_range_over(fan_out, generation, body, deadline).await
+            }
             Plan::FanOut(fan_out) if method == Call::Range => {
                 self.app.range_over(&fan_out, generation, body, deadline).await
             }

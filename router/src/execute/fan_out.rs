@@ -6,6 +6,7 @@ mod cut;
 mod delete;
 mod live;
 mod pages;
+pub mod shared;
 mod stream;
 
 use bytes::Bytes;

@@ -1,0 +1,109 @@
+//! Small reads over several stores, of which many ask at the same time: every apiserver's probe of a Kind is the same
+//! request. [`Rounds`] decides who shares a round.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use kindred_router_core::plan::FanOut;
+use kindred_router_core::rounds::Rounds;
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use crate::app::App;
+use crate::execute::{Deadline, Effect};
+
+/// The longest request that is compared with others.
+pub const BYTES_MAX: usize = 1 << 10;
+
+/// A request, and the generation of the map that it is carried out by.
+type Question = (Bytes, u64);
+
+#[derive(Debug)]
+struct Waiter {
+    deadline: Deadline,
+    to: oneshot::Sender<Result<Bytes, Status>>,
+}
+
+/// The reads under way. Never locked across an await.
+#[derive(Debug, Default)]
+pub struct SharedReads(Mutex<Rounds<Question, Waiter>>);
+
+impl SharedReads {
+    fn lock(&self) -> MutexGuard<'_, Rounds<Question, Waiter>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl App {
+    /// As [`App::range_over`], for a request that others may send as well.
+    ///
+    /// # Errors
+    /// As [`App::range_over`].
+    pub async fn shared_range_over(
+        self: &Arc<Self>,
+        fan_out: FanOut,
+        generation: u64,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Bytes, Status> {
+        let question = (body, generation);
+        let (to, answer) = oneshot::channel();
+        let begins = self.shared_reads.lock().ask(question.clone(), Waiter { deadline, to });
+        if let Some(waiter) = begins {
+            let round = UnderWay { app: self.clone(), question, ended: false };
+            tokio::spawn(round.run(fan_out, vec![waiter]));
+        }
+        match tokio::time::timeout_at(deadline.at(), answer).await {
+            Ok(answer) => answer.map_err(|_| Status::internal("kindred: a read ended without an answer"))?,
+            Err(_) => Err(deadline.passed(Effect::Read)),
+        }
+    }
+}
+
+/// A round, and those that follow in its place.
+struct UnderWay {
+    app: Arc<App>,
+    question: Question,
+    ended: bool,
+}
+
+impl UnderWay {
+    async fn run(mut self, fan_out: FanOut, mut waiters: Vec<Waiter>) {
+        loop {
+            // Nobody else comes to wait for this one. Each of them waits no longer than its own time.
+            let Some(latest) = waiters.iter().map(|waiter| waiter.deadline).max_by_key(|it| it.at()) else {
+                return;
+            };
+            let (body, generation) = self.question.clone();
+            let answer = tokio::select! {
+                answer = self.app.range_over(&fan_out, generation, body, latest) => answer,
+                // What was asked of the stores is cancelled.
+                () = all_gone(&mut waiters) => Err(Status::cancelled("the clients have gone")),
+            };
+            for waiter in waiters {
+                // Who is gone does not want it.
+                let _ = waiter.to.send(answer.clone());
+            }
+            match self.app.shared_reads.lock().next(&self.question) {
+                Some(next) => waiters = next,
+                None => break,
+            }
+        }
+        self.ended = true;
+    }
+}
+
+/// A round that broke answers nobody, and stands in nobody's way.
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        while !self.ended {
+            self.ended = self.app.shared_reads.lock().next(&self.question).is_none();
+        }
+    }
+}
+
+async fn all_gone(waiters: &mut [Waiter]) {
+    for waiter in waiters {
+        waiter.to.closed().await;
+    }
+}
