@@ -65,7 +65,7 @@ async fn connections_go_to_the_threads_in_turns() {
     let ours = auto_tls::create(directory.path(), &[]).unwrap();
     let tls = ListenOptions::with_tls(Some(ServerTls::load(ours.server_settings()).unwrap()));
     let with_tls = Some(ClientTls::load(ours.client_settings()).unwrap());
-    let unix = ListenAddr::unix(&directory.path().join("socket"));
+    let unix = ListenAddr::unix(directory.path().join("socket"));
     for (address, options, client) in [
         (ListenAddr::any_local_port(), ListenOptions::default(), None),
         (ListenAddr::any_local_port(), tls, with_tls),
