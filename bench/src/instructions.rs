@@ -14,6 +14,7 @@ use anyhow::{Context, bail};
 
 use crate::{
     load::{Kind, Shape, Target},
+    profile,
     servers::{self, Server},
 };
 
@@ -35,6 +36,9 @@ pub struct Options {
     /// Keep callgrind's profiles here (`callgrind_annotate` shows them).
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
+    /// Write here where they are spent, by crate (Markdown).
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
     /// Only these paths (`shard put`).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -89,7 +93,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let profiles = tempfile::tempdir()?;
     let folder = options.keep.as_deref().unwrap_or(profiles.path());
     std::fs::create_dir_all(folder)?;
-    let mut measured = Counts::new();
+    let (mut measured, mut spent) = (Counts::new(), Vec::new());
     for role in ["shard", "router"] {
         let wanted = |kind: &Kind| {
             let path = format!("{role} {}", kind.name());
@@ -104,9 +108,11 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             _ => servers::routed_under(&tool(folder, role))?,
         };
         for kind in kinds {
-            let count = count(&server, role, kind, options.ops, folder).await?;
-            println!("{role} {} {count}", kind.name());
-            measured.insert(format!("{role} {}", kind.name()), count);
+            let profile = counted(&server, role, kind, options.ops, folder).await?;
+            let (path, count) = (format!("{role} {}", kind.name()), total(&profile)? / options.ops);
+            println!("{path} {count}");
+            spent.push((path.clone(), profile::by_crate(&profile, options.ops)));
+            measured.insert(path, count);
         }
     }
     let limits = |file: &Path| match std::fs::read_to_string(file) {
@@ -116,6 +122,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     };
     if let Some(file) = &options.write {
         std::fs::write(file, lowered(&limits(file)?, &measured))?;
+    }
+    if let Some(file) = &options.profile {
+        std::fs::write(file, profile::table(&spent))?;
     }
     if let Some(file) = &options.check {
         let over = exceeded(&limits(file)?, &measured);
@@ -131,7 +140,8 @@ fn tool(folder: &Path, role: &str) -> Vec<String> {
     ["valgrind", "--tool=callgrind", &format!("--callgrind-out-file={out}")].map(str::to_owned).into()
 }
 
-async fn count(server: &Server, role: &str, kind: Kind, ops: u64, folder: &Path) -> anyhow::Result<u64> {
+/// What callgrind wrote of so many operations.
+async fn counted(server: &Server, role: &str, kind: Kind, ops: u64, folder: &Path) -> anyhow::Result<String> {
     let pid = server.pids.iter().find(|(name, _)| name == role).context("no such process")?.1;
     let shape = Shape { connections: 4, in_flight: 64, keys: 1_000, value_bytes: 512 };
     let target = Target::connect(server, shape).await?;
@@ -146,7 +156,7 @@ async fn count(server: &Server, role: &str, kind: Kind, ops: u64, folder: &Path)
     ask(pid, &["dump", kind.name()])?;
     let after = dumps(folder, role)?;
     let new = after.iter().find(|file| !before.contains(file)).context("callgrind wrote no profile")?;
-    Ok(total(&std::fs::read_to_string(new)?)? / ops)
+    Ok(std::fs::read_to_string(new)?)
 }
 
 /// Asks callgrind in a running process.

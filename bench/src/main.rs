@@ -16,6 +16,7 @@ mod measure;
 mod memory;
 mod pace;
 mod plot;
+mod profile;
 mod restart;
 mod servers;
 mod spread;
