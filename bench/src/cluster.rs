@@ -72,7 +72,7 @@ const NODE_BYTES: usize = 4_096;
 const POD_BYTES: usize = 3_072;
 const EVENT_BYTES: usize = 800;
 /// What is measured at 1,000,000 objects of 1 KiB by `kindred-bench restart`, and what an older version takes.
-const OVERHEADS: Overheads = Overheads { object: 420.0, event: 200.0 };
+const OVERHEADS: Overheads = Overheads { object: 195.0, event: 100.0 };
 /// A process is to use at most this much of its core.
 const FILLED: f64 = 0.6;
 /// Kubernetes compacts what is older than five minutes, every five minutes.
