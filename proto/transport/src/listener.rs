@@ -37,8 +37,6 @@ use source::Source;
 pub struct ListenOptions {
     /// TLS; without it only plain connections.
     pub tls: Option<ServerTls>,
-    /// Several sockets of this process on one port, for instance one for each core.
-    pub reuse_port: bool,
     /// Connections that the kernel keeps until they are accepted.
     pub backlog: u32,
     /// Time for a TLS handshake.
@@ -55,7 +53,6 @@ impl Default for ListenOptions {
     fn default() -> Self {
         Self {
             tls: None,
-            reuse_port: false,
             backlog: 4096,
             handshake_timeout: Duration::from_secs(10),
             handshakes_max: 1024,

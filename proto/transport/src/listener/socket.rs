@@ -72,7 +72,6 @@ fn tcp(address: SocketAddr, options: &ListenOptions) -> io::Result<Socket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // A restarted process must get its port back while old connections linger in TIME_WAIT.
     socket.set_reuseaddr(true)?;
-    socket.set_reuseport(options.reuse_port)?;
     if address.is_ipv6() {
         // As in etcd, [::] means IPv4 too, whatever the system's default.
         socket2::SockRef::from(&socket).set_only_v6(!address.ip().is_unspecified())?;
