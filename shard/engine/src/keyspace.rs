@@ -14,6 +14,8 @@ use crate::{
     version::Version,
 };
 
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 pub(crate) use self::transfer::{Clearing, Taken};
@@ -257,13 +259,20 @@ impl Keyspace {
 
     // ---- memory
 
-    /// Frees up to `budget` events below the floor and the versions that they ended; answers what is left of the budget.
+    /// Frees up to `budget` events below the floor, with the versions that they ended, and flips; answers what is left of
+    /// the budget.
     pub(crate) fn scrub(&mut self, floor: Revision, pins: &Pins, mut budget: usize) -> usize {
-        while self.flips.front().is_some_and(|v| v.mod_revision() <= floor) {
+        // Below the floor nobody counts.
+        while budget > 0 && self.flips.front().is_some_and(|v| v.mod_revision() <= floor) {
             self.flips.pop();
+            budget -= 1;
         }
-        while self.early_flips.first_key_value().is_some_and(|(place, _)| place.0 <= floor) {
-            self.early_flips.pop_first();
+        while budget > 0
+            && let Some(first) = self.early_flips.first_entry()
+            && first.key().0 <= floor
+        {
+            first.remove();
+            budget -= 1;
         }
         while budget > 0
             && let Some(first) = self.early.first_entry()
@@ -290,7 +299,10 @@ impl Keyspace {
 
     /// Whether [`Keyspace::scrub`] has something to do.
     pub(crate) fn wants_scrub(&self, floor: Revision) -> bool {
+        let flipped = |version: &Version| version.mod_revision() <= floor;
         !self.released.is_empty()
+            || self.flips.front().is_some_and(flipped)
+            || self.early_flips.first_key_value().is_some_and(|(place, _)| place.0 <= floor)
             || self.early.first_key_value().is_some_and(|(place, _)| place.0 < floor)
             || self.log.front().is_some_and(|e| e.kv.mod_revision() < floor)
     }
