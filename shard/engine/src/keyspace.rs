@@ -3,11 +3,12 @@
 
 use std::{collections::BTreeMap, hash::BuildHasher};
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::DefaultHashBuilder;
 use kindred_partition_config::{ids::Revision, key::Key};
 
 use crate::{
     engine::Event,
+    hash_index::HashIndex,
     log::ChunkedLog,
     object::{Object, Pins, Pruned},
     order_index::{Keys, OrderIndex},
@@ -39,17 +40,47 @@ impl Span<'_> {
 /// Where an object stands in its keyspace.
 pub(crate) type ObjectId = u32;
 
-/// The objects by their numbers.
+/// The objects by their numbers, in pieces, so that nobody waits until a large vector has moved to where it can grow.
 #[derive(Default)]
-struct Objects(Vec<Option<Object>>);
+struct Objects {
+    pieces: Vec<Vec<Option<Object>>>,
+    len: usize,
+}
+
+/// Objects of a piece.
+const PIECE: usize = 4096;
 
 impl Objects {
     fn get(&self, id: ObjectId) -> Option<&Object> {
-        self.0.get(id as usize)?.as_ref()
+        self.pieces.get(id as usize / PIECE)?.get(id as usize % PIECE)?.as_ref()
+    }
+
+    fn place_mut(&mut self, id: ObjectId) -> Option<&mut Option<Object>> {
+        self.pieces.get_mut(id as usize / PIECE)?.get_mut(id as usize % PIECE)
     }
 
     fn get_mut(&mut self, id: ObjectId) -> Option<&mut Object> {
-        self.0.get_mut(id as usize)?.as_mut()
+        self.place_mut(id)?.as_mut()
+    }
+
+    /// Adds one; answers its number.
+    fn push(&mut self, object: Object) -> ObjectId {
+        match self.pieces.last_mut() {
+            Some(last) if last.len() < PIECE => last.push(Some(object)),
+            // The first piece of a small keyspace grows by need: most Kinds hold little.
+            None => self.pieces.push(vec![Some(object)]),
+            Some(_) => {
+                let mut piece = Vec::with_capacity(PIECE);
+                piece.push(Some(object));
+                self.pieces.push(piece);
+            }
+        }
+        self.len += 1;
+        ObjectId::try_from(self.len - 1).expect("4 billion keys do not fit into one process")
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Option<Object>> {
+        self.pieces.iter().flatten()
     }
 }
 
@@ -62,8 +93,8 @@ impl Keys<ObjectId> for Objects {
 /// See the module's text.
 pub(crate) struct Keyspace {
     objects: Objects,
-    free: Vec<ObjectId>,
-    by_hash: HashTable<ObjectId>,
+    free: ChunkedLog<ObjectId>,
+    by_hash: HashIndex,
     hasher: DefaultHashBuilder,
     by_order: OrderIndex<ObjectId>,
     log: ChunkedLog<Event>,
@@ -78,9 +109,9 @@ pub(crate) struct Keyspace {
     /// The revision of the last of them, also when it is no longer in `flips`.
     last_flip: Revision,
     /// Keys of objects that keep a version for a pin only, each once.
-    held: Vec<Key>,
+    held: ChunkedLog<Key>,
     /// Those to look at again, after a pin ended.
-    released: Vec<Key>,
+    released: ChunkedLog<Key>,
     live_bytes: u64,
     total_bytes: u64,
 }
@@ -89,8 +120,8 @@ impl Keyspace {
     pub(crate) fn new() -> Self {
         Self {
             objects: Objects::default(),
-            free: Vec::new(),
-            by_hash: HashTable::new(),
+            free: ChunkedLog::default(),
+            by_hash: HashIndex::new(),
             hasher: DefaultHashBuilder::default(),
             by_order: OrderIndex::new(),
             log: ChunkedLog::default(),
@@ -99,8 +130,8 @@ impl Keyspace {
             early_flips: BTreeMap::new(),
             came: 0,
             last_flip: Revision::ZERO,
-            held: Vec::new(),
-            released: Vec::new(),
+            held: ChunkedLog::default(),
+            released: ChunkedLog::default(),
             live_bytes: 0,
             total_bytes: 0,
         }
@@ -118,7 +149,7 @@ impl Keyspace {
 
     fn find(&self, key: &[u8]) -> Option<ObjectId> {
         let hash = self.hasher.hash_one(key);
-        self.by_hash.find(hash, |id| self.by_id(*id).is_some_and(|o| o.key() == key)).copied()
+        self.by_hash.find(hash, |id| self.by_id(*id).is_some_and(|o| o.key() == key))
     }
 
     /// Adds the newest version of its key (a tombstone only of a key that exists) and answers the one before.
@@ -173,27 +204,25 @@ impl Keyspace {
         let hash = self.hasher.hash_one(object.key());
         let live = object.live().is_some();
         let id = match self.free.pop() {
-            Some(id) => id,
-            None => {
-                self.objects.0.push(None);
-                ObjectId::try_from(self.objects.0.len() - 1)
-                    .expect("4 billion keys do not fit into one process")
+            Some(id) => {
+                if let Some(place) = self.objects.place_mut(id) {
+                    *place = Some(object);
+                }
+                id
             }
+            None => self.objects.push(object),
         };
-        self.objects.0[id as usize] = Some(object);
         let Self { by_hash, objects, hasher, .. } = self;
-        by_hash.insert_unique(hash, id, |id| hasher.hash_one(objects.key(id)));
+        by_hash.insert(hash, id, |id| hasher.hash_one(objects.key(id)));
         self.by_order.insert(id, live, &self.objects);
     }
 
     fn remove(&mut self, key: &[u8]) -> Option<Object> {
         let id = self.find(key)?;
         let hash = self.hasher.hash_one(key);
-        if let Ok(entry) = self.by_hash.find_entry(hash, |other| *other == id) {
-            entry.remove();
-        }
+        self.by_hash.remove(hash, |other| *other == id);
         self.by_order.remove(key, &self.objects);
-        let object = self.objects.0.get_mut(id as usize).and_then(Option::take)?;
+        let object = self.objects.place_mut(id).and_then(Option::take)?;
         self.total_bytes -= object.versions().map(Version::footprint).sum::<u64>();
         self.live_bytes -= object.live().map_or(0, Version::footprint);
         self.free.push(id);
@@ -254,7 +283,7 @@ impl Keyspace {
 
     /// Every object, in no order that means anything.
     pub(crate) fn objects(&self) -> impl Iterator<Item = &Object> {
-        self.objects.0.iter().flatten()
+        self.objects.iter().flatten()
     }
 
     // ---- memory
@@ -300,7 +329,7 @@ impl Keyspace {
     /// Whether [`Keyspace::scrub`] has something to do.
     pub(crate) fn wants_scrub(&self, floor: Revision) -> bool {
         let flipped = |version: &Version| version.mod_revision() <= floor;
-        !self.released.is_empty()
+        self.released.len() > 0
             || self.flips.front().is_some_and(flipped)
             || self.early_flips.first_key_value().is_some_and(|(place, _)| place.0 <= floor)
             || self.early.first_key_value().is_some_and(|(place, _)| place.0 < floor)
@@ -342,7 +371,7 @@ impl Keyspace {
     pub(crate) fn validate(&self) {
         let mut live = 0;
         let (mut live_bytes, mut total_bytes, mut count) = (0, 0, 0_u64);
-        for (id, object) in self.objects.0.iter().enumerate() {
+        for (id, object) in self.objects.iter().enumerate() {
             let Some(object) = object else { continue };
             count += 1;
             assert_eq!(self.find(object.key()), Some(id as ObjectId), "hash of {:?}", object.head());

@@ -56,6 +56,13 @@ impl<T> ChunkedLog<T> {
         self.chunks.back()?.back()
     }
 
+    /// Moves everything of another log behind what is here, chunk by chunk.
+    pub(crate) fn append(&mut self, other: &mut Self) {
+        let Self { chunks, len, .. } = std::mem::take(other);
+        self.chunks.extend(chunks);
+        self.len += len;
+    }
+
     /// A place behind everything that is there, for [`ChunkedLog::extract`].
     pub(crate) fn end(&self) -> u64 {
         self.popped + self.chunks.len() as u64
@@ -136,5 +143,17 @@ mod tests {
         while log.pop().is_some() {}
         assert_eq!((log.len(), log.front()), (0, None));
         assert_eq!(log.iter_from(|_| true).count(), 0);
+    }
+
+    #[test]
+    fn one_is_put_behind_another() {
+        let (mut log, mut other) = (ChunkedLog::default(), ChunkedLog::default());
+        (0..1500_u32).for_each(|i| log.push(i));
+        (1500..4000).for_each(|i| other.push(i));
+        log.append(&mut other);
+        log.push(4000);
+        assert_eq!((log.len(), other.len(), other.pop()), (4001, 0, None));
+        assert!((0..4001).all(|i| log.pop() == Some(i)));
+        assert_eq!(log.pop(), None);
     }
 }
