@@ -9,7 +9,7 @@ use kindred_transport::{
 };
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use crate::{durability::status::DurabilityStatus, etcd::Member, handle::Handle};
+use crate::{durability::status::DurabilityStatus, etcd::Member, handle::Handle, metrics::render};
 
 /// Serves the admin port until the drain stops.
 pub fn spawn(listener: Listener, member: Member, recorder: Option<&'static PrometheusHandle>, drain: &Drain) {
@@ -27,7 +27,7 @@ pub fn spawn(listener: Listener, member: Member, recorder: Option<&'static Prome
             let clock = if member.is_serving() { Ok(()) } else { Err("no router has confirmed it yet") };
             vec![loop_check(&member.handle), Check::new("serving", stopping), Check::new("clock", clock)]
         })
-        .metrics(move || recorder.map(PrometheusHandle::render).unwrap_or_default())
+        .metrics(move || recorder.map(render).unwrap_or_default())
         .routes()
         .route(
             "/api/v1/durability",

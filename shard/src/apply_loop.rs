@@ -103,28 +103,33 @@ impl ApplyLoop {
         let changed = self.logs.changed();
         loop {
             let wake_at = self.next_timer();
-            tokio::select! {
+            let began = tokio::select! {
                 biased;
                 request = self.requests.recv(), if self.stalled.is_none() => match request {
                     Some(request) => self.batch(request),
                     None => break,
                 },
-                () = changed.notified() => {}
-                () = stop.cancelled(), if !self.requests.is_closed() => self.requests.close(),
-                () = tokio::time::sleep_until(wake_at) => {}
-            }
+                () = changed.notified() => Instant::now(),
+                () = stop.cancelled(), if !self.requests.is_closed() => {
+                    self.requests.close();
+                    Instant::now()
+                }
+                () = tokio::time::sleep_until(wake_at) => Instant::now(),
+            };
             self.disk();
             self.timers();
             self.publish();
             // Behind the logs: what it walks over is in them, or was before.
             self.logs.checkpoint_slice(&mut self.core);
+            self.metrics.turn(began.elapsed());
             // The tasks that were just answered come first, and fill the queue for the next batch.
             tokio::task::yield_now().await;
         }
         self.end().await;
     }
 
-    fn batch(&mut self, first: Request) {
+    /// Executes what waits; answers when it began.
+    fn batch(&mut self, first: Request) -> Instant {
         let began = Instant::now();
         self.execute(first);
         while self.size() < BATCH_MAX && self.stalled.is_none() && began.elapsed() < BATCH_TIME_MAX {
@@ -132,6 +137,7 @@ impl ApplyLoop {
             self.execute(request);
         }
         self.metrics.batch(self.size(), began.elapsed());
+        began
     }
 
     fn size(&self) -> usize {

@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{LazyLock, OnceLock},
+    sync::{
+        LazyLock, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -66,6 +69,7 @@ metrics! {
     LONG_READS = Gauge Count "kindred_shard_long_reads", "Reads that hold a pin.";
     BATCH_REQUESTS = Histogram Count "kindred_shard_batch_requests", "Requests applied in one batch.";
     BATCH_SECONDS = Histogram Seconds "kindred_shard_batch_seconds", "Time in which a batch was applied.";
+    TURN_SECONDS_MAX = Gauge Seconds "kindred_shard_turn_max_seconds", "Longest turn of the apply loop, its slices of long work included, since this was last asked for.";
     UNITS = Gauge Count "kindred_shard_units", "Units that this shard has a record of, by state.";
     UNIT_KEYS_COPIED = Counter Count "kindred_shard_unit_keys_copied_total", "Keys given to copies of units.";
     UNIT_KEYS_IMPORTED = Counter Count "kindred_shard_unit_keys_imported_total", "Keys imported from copies of units.";
@@ -125,6 +129,16 @@ fn install() -> Option<PrometheusHandle> {
     Some(handle)
 }
 
+/// The longest turn of the loop since [`render`], in nanoseconds.
+static TURN_NANOS_MAX: AtomicU64 = AtomicU64::new(0);
+
+/// What is collected, as text.
+#[must_use]
+pub fn render(recorder: &PrometheusHandle) -> String {
+    gauge(&TURN_SECONDS_MAX).set(TURN_NANOS_MAX.swap(0, Ordering::Relaxed) as f64 / 1e9);
+    recorder.render()
+}
+
 /// What the apply loop reports.
 pub struct LoopMetrics {
     sizes: [Gauge; 9],
@@ -181,6 +195,14 @@ impl LoopMetrics {
     pub fn batch(&self, requests: usize, took: Duration) {
         self.batch_requests.record(requests as f64);
         self.batch_seconds.record(took.as_secs_f64());
+    }
+
+    /// The loop took a turn.
+    pub fn turn(&self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        if nanos > TURN_NANOS_MAX.load(Ordering::Relaxed) {
+            TURN_NANOS_MAX.fetch_max(nanos, Ordering::Relaxed);
+        }
     }
 
     /// How many records there are in each state.
