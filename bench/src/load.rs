@@ -6,7 +6,7 @@ mod run;
 
 use std::sync::{
     Arc,
-    atomic::{AtomicI64, Ordering},
+    atomic::{AtomicI64, AtomicUsize, Ordering},
 };
 
 use anyhow::Context;
@@ -92,12 +92,21 @@ pub struct Shape {
     pub value_bytes: usize,
 }
 
-const PREFIX: &str = "/registry/leases/bench/";
+/// Where the keys are.
+pub const PREFIX: &str = "/registry/leases/bench/";
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = PREFIX.len() + "node-0000000".len();
 
-fn key(i: usize) -> Bytes {
+/// Puts of one transaction that fills: below etcd's limit of 128 operations.
+const FILL_PUTS: usize = 100;
+/// Keys of a page.
+const PAGE: usize = 500;
+/// A prime: its multiples are all the remainders of a number of keys, in an order that no cache likes.
+const STRIDE: usize = 2_654_435_761;
+
+/// The key of a number.
+pub fn key(i: usize) -> Bytes {
     format!("{PREFIX}node-{i:07}").into()
 }
 
@@ -158,12 +167,14 @@ pub struct Target {
     shape: Shape,
     objects: Revisions,
     leases: Revisions,
+    /// How many keys were taken so far, where they are taken from everywhere.
+    scattered: Option<Arc<AtomicUsize>>,
 }
 
 impl Target {
     /// A server on these connections, of whose objects nothing is known.
     pub fn new(channels: Vec<Channel>, shape: Shape) -> Self {
-        Self { channels, shape, objects: unknown(shape.keys), leases: unknown(shape.keys) }
+        Self { channels, shape, objects: unknown(shape.keys), leases: unknown(shape.keys), scattered: None }
     }
 
     /// Connects to a server as it wants it.
@@ -190,6 +201,18 @@ impl Target {
         Self { shape: Shape { in_flight, ..self.shape }, ..self.clone() }
     }
 
+    /// The same on so many new connections.
+    pub async fn on_connections(&self, server: &Server, connections: usize) -> anyhow::Result<Self> {
+        let shape = Shape { connections, ..self.shape };
+        Ok(Self { channels: connect(&server.endpoint, shape).await?, shape, ..self.clone() })
+    }
+
+    /// The same, but operations take their keys from everywhere, and others in each run, and pages begin anywhere: nothing is
+    /// found in a cache only because neighbours were asked for before.
+    pub fn scattered(self) -> Self {
+        Self { scattered: Some(Arc::default()), ..self }
+    }
+
     /// As if nothing were known of the objects: the first update of each is refused.
     pub fn forget(&self) {
         for revision in self.objects.iter().chain(self.leases.iter()) {
@@ -200,6 +223,28 @@ impl Target {
     /// Writes every key once.
     pub async fn fill(&self) -> anyhow::Result<()> {
         self.fill_with(Kind::Put).await
+    }
+
+    /// Writes every key once, many in each transaction.
+    pub async fn fill_fast(&self) -> anyhow::Result<()> {
+        let mut tasks = tokio::task::JoinSet::new();
+        let (next, keys) = (Arc::new(AtomicUsize::new(0)), self.shape.keys);
+        for worker in 0..self.shape.in_flight {
+            let (next, mut caller) = (next.clone(), self.caller(worker));
+            tasks.spawn(async move {
+                loop {
+                    let first = next.fetch_add(FILL_PUTS, Ordering::Relaxed);
+                    if first >= keys {
+                        return anyhow::Ok(());
+                    }
+                    caller.put_all(first..(first + FILL_PUTS).min(keys)).await?;
+                }
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok(())
     }
 
     /// Writes every node's lease once.
@@ -234,6 +279,11 @@ impl Target {
     }
 }
 
+/// Which of so many keys comes at a turn, where they come from everywhere.
+fn scatter(turn: usize, keys: usize) -> usize {
+    turn.wrapping_mul(STRIDE) % keys
+}
+
 /// Makes one call after the other.
 #[derive(Clone)]
 struct Caller {
@@ -243,6 +293,14 @@ struct Caller {
 }
 
 impl Caller {
+    /// Puts of these keys in one transaction.
+    async fn put_all(&mut self, keys: std::ops::Range<usize>) -> anyhow::Result<()> {
+        let puts = keys.clone().map(|i| (key(i), self.value.clone()));
+        let header = self.kv.txn(puts_txn(puts)).await?.into_inner().header.context("header")?;
+        self.target.objects[keys].iter().for_each(|known| known.store(header.revision, Ordering::Relaxed));
+        Ok(())
+    }
+
     /// One operation; false when it was an update and was refused, as the object was not what it was thought to be.
     async fn one(&mut self, kind: Kind, i: usize, number: u64) -> anyhow::Result<bool> {
         match kind.of(number) {
@@ -260,8 +318,14 @@ impl Caller {
                 anyhow::ensure!(answer.into_inner().kvs.len() == 1, "key {i} is missing");
                 Ok(true)
             }
-            Kind::Probe => self.page(1).await,
-            Kind::List | Kind::Mixed => self.page(500).await,
+            Kind::Probe => self.page(PREFIX.into(), 1).await,
+            Kind::List | Kind::Mixed => {
+                let from = self.target.scattered.as_ref().map_or_else(
+                    || PREFIX.into(),
+                    |_| key(i.min(self.target.shape.keys.saturating_sub(PAGE))),
+                );
+                self.page(from, PAGE as i64).await
+            }
         }
     }
 
@@ -274,9 +338,9 @@ impl Caller {
         Ok(updated)
     }
 
-    async fn page(&mut self, limit: i64) -> anyhow::Result<bool> {
+    async fn page(&mut self, from: Bytes, limit: i64) -> anyhow::Result<bool> {
         let range = pb::RangeRequest {
-            key: PREFIX.into(),
+            key: from,
             range_end: "/registry/leases/bench0".into(),
             limit,
             ..Default::default()
@@ -306,6 +370,15 @@ pub async fn update(
     }
 }
 
+/// A transaction that puts all of these.
+pub fn puts_txn(puts: impl Iterator<Item = (Bytes, Bytes)>) -> pb::TxnRequest {
+    let put = |(key, value)| {
+        let put = pb::PutRequest { key, value, ..Default::default() };
+        pb::RequestOp { request: Some(request_op::Request::RequestPut(put)) }
+    };
+    pb::TxnRequest { success: puts.map(put).collect(), ..Default::default() }
+}
+
 fn txn_put(key: Bytes, value: Bytes, revision: i64) -> pb::TxnRequest {
     let compare = pb::Compare {
         result: compare::CompareResult::Equal as i32,
@@ -328,6 +401,17 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    #[test]
+    fn scattered_keys_are_all_keys() {
+        for keys in [1, 16, 1_000, 78_125] {
+            let taken: std::collections::BTreeSet<usize> =
+                (0..keys).map(|turn| scatter(turn, keys)).collect();
+            assert_eq!(taken.len(), keys);
+        }
+        let near = (0..1_000).filter(|turn| scatter(*turn, 78_125).abs_diff(scatter(turn + 1, 78_125)) < 100);
+        assert_eq!(near.count(), 0, "neighbours do not follow each other");
+    }
 
     #[test]
     fn a_mixed_load_has_its_parts_in_every_hundred() {

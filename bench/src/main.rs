@@ -3,8 +3,11 @@
 //! disturbs all alike; ratios count, not single numbers.
 //! `kindred-bench during` runs a command under load, `kindred-bench spread` measures what it costs that a Kind is on several stores,
 //! `kindred-bench restart` how long a shard takes to come back, `kindred-bench fsync` what it writes when each write is synced,
+//! `kindred-bench scale` whether an operation costs the same however many keys, watches, clients and shards there are,
+//! `kindred-bench watchers` what an event costs at many watchers, `kindred-bench stalls` for how long a shard's own work holds writes up,
 //! `kindred-bench memory` what an engine takes for an object, and `kindred-bench cluster` what a cluster of N nodes costs.
 
+mod bare;
 mod capacity;
 mod cluster;
 mod cpu;
@@ -18,11 +21,15 @@ mod pace;
 mod plot;
 mod profile;
 mod restart;
+mod scale;
 mod servers;
 mod spread;
+mod stalls;
 mod stats;
 mod table;
 mod watcher;
+mod watchers;
+mod watching;
 
 use std::{path::PathBuf, process::Command};
 
@@ -58,6 +65,12 @@ enum Mode {
     Fsync(fsync::Options),
     /// Bytes that the engine takes for an object, and for an event, beyond their keys and values.
     Memory(memory::Options),
+    /// Whether an operation costs the same however many keys, watches, clients and shards there are.
+    Scale(scale::Options),
+    /// What an event costs at N watchers, how many events a core can give out, and how late they are.
+    Watchers(watchers::Options),
+    /// For how long writes wait while a shard frees what was compacted, writes checkpoints and answers long lists.
+    Stalls(stalls::Options),
     /// Instructions of a server for one operation, which a busy machine does not change.
     Instructions(instructions::Options),
 }
@@ -81,6 +94,9 @@ async fn main() -> anyhow::Result<()> {
         Some(Mode::Restart(options)) => restart::run(options).await,
         Some(Mode::Fsync(options)) => fsync::run(options, &pinned_etcd()?).await,
         Some(Mode::Memory(options)) => memory::run(&options).await,
+        Some(Mode::Scale(options)) => scale::run(options).await,
+        Some(Mode::Watchers(options)) => watchers::run(options).await,
+        Some(Mode::Stalls(options)) => stalls::run(options).await,
         Some(Mode::Instructions(options)) => instructions::run(options).await,
         None => table::run(args.table).await,
     }

@@ -22,6 +22,8 @@ pub struct Server {
     pub endpoint: String,
     /// With what clients connect; none for plain connections.
     pub tls: Option<ClientTls>,
+    /// Where the metrics of a shard alone are.
+    pub admin: Option<String>,
     /// (role, pid) of every process of it.
     pub pids: Vec<(String, u32)>,
     children: Vec<Child>,
@@ -140,7 +142,8 @@ fn start_peer(
     let child = child.with_context(|| format!("starting {}", program.display()))?;
     let pids = vec![(name.to_owned(), child.id())];
     let endpoint = format!("127.0.0.1:{port}");
-    let mut server = Server { name, endpoint, tls: None, pids, children: vec![child], dirs: vec![dir] };
+    let mut server =
+        Server { name, endpoint, tls: None, admin: None, pids, children: vec![child], dirs: vec![dir] };
     let deadline = Instant::now() + Duration::from_secs(30);
     while std::net::TcpStream::connect(&server.endpoint).is_err() {
         anyhow::ensure!(Instant::now() < deadline, "{name} did not listen within 30 s");
@@ -160,32 +163,52 @@ pub fn shard() -> anyhow::Result<Server> {
 /// A shard alone, run by a tool.
 pub fn shard_under(tool: &[String]) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
-    let (child, endpoint) = start_shard_under(tool, &[])?;
-    let pids = vec![("shard".to_owned(), child.id())];
-    Ok(Server { name: "kindred shard", endpoint, tls: None, pids, children: vec![child], dirs: vec![dir] })
+    Ok(start_shard_under(tool, &[])?.server(dir))
 }
 
 /// A shard alone with its data in this folder.
 pub fn shard_in(dir: tempfile::TempDir, flags: &[&str]) -> anyhow::Result<Server> {
     let mut args = vec!["--data-dir".to_owned(), dir.path().join("data").display().to_string()];
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    let (child, endpoint) = start_shard(&args)?;
-    let pids = vec![("shard".to_owned(), child.id())];
-    Ok(Server { name: "kindred shard", endpoint, tls: None, pids, children: vec![child], dirs: vec![dir] })
+    Ok(start_shard_under(&[], &args)?.server(dir))
 }
 
 /// A shard with these flags, once it serves, and where.
 pub fn start_shard(flags: &[String]) -> anyhow::Result<(Child, String)> {
-    start_shard_under(&[], flags)
+    let Shard { child, endpoint, .. } = start_shard_under(&[], flags)?;
+    Ok((child, endpoint))
 }
 
-fn start_shard_under(tool: &[String], flags: &[String]) -> anyhow::Result<(Child, String)> {
+/// A shard that serves.
+struct Shard {
+    child: Child,
+    endpoint: String,
+    admin: Option<String>,
+}
+
+impl Shard {
+    /// It alone, with a folder that lives as long.
+    fn server(self, dir: tempfile::TempDir) -> Server {
+        let Self { child, endpoint, admin } = self;
+        Server {
+            name: "kindred shard",
+            endpoint,
+            tls: None,
+            admin,
+            pids: vec![("shard".to_owned(), child.id())],
+            children: vec![child],
+            dirs: vec![dir],
+        }
+    }
+}
+
+fn start_shard_under(tool: &[String], flags: &[String]) -> anyhow::Result<Shard> {
     let mut args = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
     args.extend_from_slice(flags);
     let mut child = spawn_under(tool, &bin_dir()?.join("kindred-shard"), &args)?;
     let line = ready_line(&mut child, "kindred-shard ready")?;
     let endpoint = word(&line, "listen").context("the ready line names no listen address")?;
-    Ok((child, endpoint))
+    Ok(Shard { child, endpoint, admin: word(&line, "admin") })
 }
 
 /// A router in front of one shard that holds the load's Kind.
@@ -273,6 +296,7 @@ fn behind_router_by(
         name,
         endpoint: String::new(),
         tls: None,
+        admin: None,
         pids: Vec::new(),
         children: Vec::new(),
         dirs: vec![dir],

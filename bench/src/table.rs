@@ -151,7 +151,7 @@ fn note(cell: &mut Cell, subject: Subject, sample: anyhow::Result<Sample>) -> an
 }
 
 /// The order of a round: each begins with another one, so that none is always the first.
-fn turns(count: usize, round: usize) -> impl Iterator<Item = usize> {
+pub fn turns(count: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |at| (at + round) % count)
 }
 

@@ -13,7 +13,7 @@ use std::{
 use anyhow::Context;
 use tokio::{sync::mpsc, task::JoinSet};
 
-use super::{Kind, Target};
+use super::{Kind, Target, scatter};
 use crate::pace;
 
 /// Operations that are due and that the runtime has not taken yet: more than any run has.
@@ -54,18 +54,24 @@ impl Target {
     pub async fn closed(&self, kind: Kind, ops: u64) -> anyhow::Result<Outcome> {
         let next = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
+        // Where the runs before ended, of each worker's turns.
+        let turns = usize::try_from(ops)?.div_ceil(self.shape.in_flight);
+        let from = self.scattered.as_ref().map(|taken| taken.fetch_add(turns, Ordering::Relaxed));
         for worker in 0..self.shape.in_flight {
             let (next, mut caller) = (next.clone(), self.caller(worker));
             let keys = own(worker, self.shape.in_flight, self.shape.keys);
             tasks.spawn(async move {
                 let mut outcome = Outcome::default();
-                let mut turn = 0;
+                let mut turn = from.unwrap_or(0);
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= ops {
                         return anyhow::Ok(outcome);
                     }
-                    let i = keys[turn % keys.len()];
+                    let i = match from {
+                        None => keys[turn % keys.len()],
+                        Some(_) => keys[scatter(turn, keys.len())],
+                    };
                     turn += 1;
                     let began = Instant::now();
                     let done = caller.one(kind, i, number).await?;

@@ -1,0 +1,282 @@
+//! `stalls`: for how long a shard holds writes up while it frees a compaction's versions, writes a checkpoint, and answers a list
+//! of everything: from outside by writes at a steady pace, timed from when each was due, and from inside by the longest turn
+//! of its loop.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use bytes::Bytes;
+use kindred_proto::etcdserverpb::{
+    CompactionRequest, DefragmentRequest, RangeRequest, kv_client::KvClient,
+    maintenance_client::MaintenanceClient,
+};
+use tokio::sync::oneshot;
+use tonic::transport::Channel;
+
+use crate::{
+    bare,
+    load::{self, Shape, Target},
+    pace::{self, Pace, Sent},
+    servers::{self, Server},
+    stats::{Latency, median},
+};
+
+/// What the shard holds and what is written meanwhile.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Options {
+    /// The folder on the disk that the shard writes to.
+    #[arg(long, default_value = "target")]
+    dir: PathBuf,
+    /// Keys; each is written twice before every compaction, which frees as many versions.
+    #[arg(long, default_value_t = 1_000_000)]
+    keys: usize,
+    /// Bytes of a value.
+    #[arg(long, default_value_t = 100)]
+    value_bytes: usize,
+    /// Writes a second.
+    #[arg(long, default_value_t = 1_000)]
+    rate: u64,
+    /// Seconds without any other work, to compare with.
+    #[arg(long, default_value_t = 3)]
+    seconds: u64,
+    /// Rounds; percentiles are medians over them, the longest is the longest of all.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+}
+
+/// Where the writes at a steady pace go, and to how many keys.
+const PACED: &str = "/registry/leases/paced/";
+const PACED_KEYS: usize = 1_000;
+/// No run takes so many seconds.
+const SECONDS_MAX: u64 = 600;
+/// The writes go on for so long before and after what is measured.
+const AROUND: Duration = Duration::from_millis(300);
+/// The shard makes no checkpoint of its own accord.
+const NO_CHECKPOINT: &str = "1000000000000";
+const TURN: &str = "kindred_shard_turn_max_seconds";
+
+/// What the shard does meanwhile.
+#[derive(Debug, Clone, Copy)]
+enum Work {
+    Nothing,
+    List,
+    Stream,
+    Checkpoint,
+    Compaction,
+}
+
+impl Work {
+    const ALL: [Self; 5] = [Self::Nothing, Self::List, Self::Stream, Self::Checkpoint, Self::Compaction];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing else",
+            Self::List => "a list of all keys in one answer",
+            Self::Stream => "the same by RangeStream",
+            Self::Checkpoint => "a checkpoint",
+            Self::Compaction => "a compaction of a version of each key",
+        }
+    }
+}
+
+/// One measurement; times in microseconds.
+struct Sample {
+    seconds: f64,
+    writes: usize,
+    latency: Latency,
+    turn: f64,
+}
+
+struct Bench {
+    server: Server,
+    channels: Vec<Channel>,
+    /// For what is done meanwhile.
+    aside: Channel,
+    target: Target,
+    options: Options,
+}
+
+/// A number among the metrics.
+fn metric(text: &str, name: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// Those of the writes that were due in a time: how late they were answered, in nanoseconds.
+fn between(sent: &[Sent], from: Instant, until: Instant) -> Vec<u64> {
+    let due = sent.iter().filter(|sent| (from..until).contains(&sent.due));
+    due.map(|sent| u64::try_from((sent.acknowledged - sent.due).as_nanos()).unwrap_or(u64::MAX)).collect()
+}
+
+impl Bench {
+    async fn start(options: &Options) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir_in(&options.dir)?;
+        let flags = ["--durability-of", "leases=buffered", "--checkpoint-bytes", NO_CHECKPOINT];
+        let server = servers::shard_in(dir, &flags)?;
+        let shape =
+            Shape { connections: 2, in_flight: 8, keys: options.keys, value_bytes: options.value_bytes };
+        let target = Target::connect(&server, shape).await?;
+        let paced = Shape { connections: 1, ..shape };
+        let channels = load::connect(&server.endpoint, paced).await?;
+        let aside = load::connect(&server.endpoint, paced).await?.remove(0);
+        Ok(Self { server, channels, aside, target, options: options.clone() })
+    }
+
+    /// The longest turn of the loop since the last look, in microseconds.
+    fn turn(&self) -> anyhow::Result<f64> {
+        let admin = self.server.admin.as_deref().context("the ready line names no admin address")?;
+        let mut stream = TcpStream::connect(admin)?;
+        stream.write_all(
+            format!("GET /metrics HTTP/1.1\r\nhost: {admin}\r\nconnection: close\r\n\r\n").as_bytes(),
+        )?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(metric(&text, TURN).with_context(|| format!("no {TURN} among the metrics"))? * 1e6)
+    }
+
+    async fn work(&self, work: Work) -> anyhow::Result<()> {
+        match work {
+            Work::Nothing => tokio::time::sleep(Duration::from_secs(self.options.seconds)).await,
+            Work::List => self.list("Range").await?,
+            Work::Stream => self.list("RangeStream").await?,
+            Work::Checkpoint => {
+                MaintenanceClient::new(self.aside.clone()).defragment(DefragmentRequest {}).await?;
+            }
+            Work::Compaction => {
+                let mut kv = KvClient::new(self.aside.clone());
+                let now =
+                    kv.range(RangeRequest { key: load::key(0), ..Default::default() }).await?.into_inner();
+                let revision = now.header.context("header")?.revision;
+                kv.compact(CompactionRequest { revision, physical: true }).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads everything on a thread of its own, so that only the shard has work that could hold the writes up.
+    async fn list(&self, method: &str) -> anyhow::Result<()> {
+        let range = RangeRequest {
+            key: load::PREFIX.into(),
+            range_end: "/registry/leases/bench0".into(),
+            ..Default::default()
+        };
+        let (path, endpoint) = (format!("/etcdserverpb.KV/{method}"), self.server.endpoint.clone());
+        // A RangeStreamRequest is a RangeRequest.
+        let request = bare::framed(&range)?;
+        let read = tokio::task::spawn_blocking(move || {
+            tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+                let connection = bare::connect(&endpoint).await?;
+                let mut call = bare::begin(&connection, &endpoint, &path).await?;
+                call.requests.send_data(request, true)?;
+                call.answers().await?.1.drain().await
+            })
+        });
+        let (bytes, least) = (read.await??, (self.options.keys * self.options.value_bytes) as u64);
+        anyhow::ensure!(bytes > least, "a list of {bytes} bytes, and the values alone are {least}");
+        Ok(())
+    }
+
+    async fn sample(&self, work: Work) -> anyhow::Result<Sample> {
+        let keys: Vec<Bytes> = (0..PACED_KEYS).map(|i| format!("{PACED}node-{i:07}").into()).collect();
+        let rate = self.options.rate;
+        let pace = Pace {
+            keys: Arc::new(keys),
+            rate,
+            count: rate * SECONDS_MAX,
+            value_bytes: self.options.value_bytes,
+        };
+        let (stop, stopped) = oneshot::channel();
+        let channels = self.channels.clone();
+        let writing = tokio::spawn(async move { pace::write(&channels, &pace, stopped).await });
+        tokio::time::sleep(AROUND).await;
+        self.turn()?;
+        // What the look itself held up is over.
+        tokio::time::sleep(AROUND).await;
+        let from = Instant::now();
+        let done = self.work(work).await;
+        let until = Instant::now();
+        tokio::time::sleep(AROUND).await;
+        let turn = self.turn();
+        drop(stop);
+        let sent = writing.await??;
+        done?;
+        let nanos = between(&sent, from, until);
+        Ok(Sample {
+            seconds: (until - from).as_secs_f64(),
+            writes: nanos.len(),
+            latency: Latency::of(nanos),
+            turn: turn?,
+        })
+    }
+}
+
+/// Runs it.
+#[allow(clippy::print_stdout, reason = "the result of the program")]
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    anyhow::ensure!(options.rounds > 0 && options.rate > 0 && options.keys > 0, "nothing is measured");
+    let bench = Bench::start(&options).await?;
+    bench.target.fill_fast().await.context("writing the keys")?;
+    let mut samples: Vec<Vec<Sample>> = Work::ALL.iter().map(|_| Vec::new()).collect();
+    for _ in 0..options.rounds {
+        bench.target.fill_fast().await.context("writing the keys again")?;
+        for (work, samples) in Work::ALL.iter().zip(&mut samples) {
+            samples.push(bench.sample(*work).await.context(work.name())?);
+        }
+    }
+    println!(
+        "A shard with logs (buffered) and {} keys, values of {} bytes; {} writes/s, open loop, times from when each was due; {} rounds: percentiles are\n\
+         medians of them, the longest is the longest of all.\n",
+        options.keys, options.value_bytes, options.rate, options.rounds
+    );
+    println!(
+        "| meanwhile | seconds | writes | p50 us | p99 us | p99.9 us | longest us | longest turn of the loop us |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    for (work, samples) in Work::ALL.iter().zip(&samples) {
+        let mid = |of: fn(&Sample) -> f64| median(samples.iter().map(of).collect());
+        let most = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
+        println!(
+            "| {} | {:.2} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} |",
+            work.name(),
+            mid(|sample| sample.seconds),
+            samples.iter().map(|sample| sample.writes).sum::<usize>(),
+            mid(|sample| sample.latency.p50),
+            mid(|sample| sample.latency.p99),
+            mid(|sample| sample.latency.p999),
+            most(|sample| sample.latency.max),
+            most(|sample| sample.turn)
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_found_by_its_whole_name() {
+        let text = "# TYPE turn gauge\nturn_other 3\nturn 0.25\nturn{a=\"b\"} 4\n";
+        assert_eq!(metric(text, "turn"), Some(0.25));
+        assert_eq!(metric(text, "turn_oth"), None);
+    }
+
+    #[test]
+    fn only_writes_that_were_due_meanwhile_count() {
+        let at = |ms| Instant::now() + Duration::from_millis(ms);
+        let origin = at(0);
+        let sent = |due: u64, took: u64| {
+            let due = origin + Duration::from_millis(due);
+            Sent { due, acknowledged: due + Duration::from_micros(took) }
+        };
+        // The second was due before, and the last one after.
+        let all = [sent(1, 5), sent(9, 5_000), sent(10, 7), sent(19, 20_000), sent(20, 9)];
+        let seen = between(&all, origin + Duration::from_millis(10), origin + Duration::from_millis(20));
+        assert_eq!(seen, [7_000, 20_000_000]);
+    }
+}
