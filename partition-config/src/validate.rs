@@ -21,6 +21,9 @@ mod placement;
 
 pub use history::HistoryMax;
 
+/// What fits into the address of a Unix socket, without the zero at its end.
+const UNIX_PATH_BYTES_MAX: usize = 107;
+
 /// One thing that is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldError {
@@ -188,13 +191,35 @@ pub(crate) fn stores(
             errors.add(format!("{path}.endpoints"), "a stock etcd needs an endpoint", "add its client URLs");
         }
         for (j, endpoint) in store.endpoints.iter().enumerate() {
+            let path = format!("{path}.endpoints[{j}]");
             if endpoint.is_empty() || endpoint.contains(char::is_whitespace) {
                 let message = format!("{endpoint:?} is not an endpoint");
-                errors.add(format!("{path}.endpoints[{j}]"), message, "write such as http://127.0.0.1:2379");
+                errors.add(path, message, "write such as http://127.0.0.1:2379");
+            } else if let Some(socket) = unix_path(endpoint) {
+                unix_endpoint(endpoint, socket, path, errors);
             }
         }
     }
     names
+}
+
+/// The path of a Unix socket, written as etcd does: `unix:///path`, or `unix:path`; `unixs` is with TLS.
+fn unix_path(endpoint: &str) -> Option<&str> {
+    let path = endpoint.strip_prefix("unix:").or_else(|| endpoint.strip_prefix("unixs:"))?;
+    Some(path.strip_prefix("//").unwrap_or(path))
+}
+
+fn unix_endpoint(endpoint: &str, socket: &str, path: String, errors: &mut Errors) {
+    if socket.is_empty() {
+        let message = format!("{endpoint:?} names no socket");
+        errors.add(path, message, "write such as unix:///run/kindred/pods.sock");
+    } else if socket.len() > UNIX_PATH_BYTES_MAX {
+        let message = format!(
+            "the path of {endpoint:?} has {} bytes, and a Unix socket's at most {UNIX_PATH_BYTES_MAX}",
+            socket.len()
+        );
+        errors.add(path, message, "choose a shorter one");
+    }
 }
 
 fn slot<'s>(

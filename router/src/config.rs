@@ -25,7 +25,8 @@ use kindred_router_core::routes::Routes;
 /// Flags of a router.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Args {
-    /// Where clients connect, comma-separated; port 0 = any.
+    /// Where clients connect, comma-separated; port 0 = any, unix:///PATH = a Unix socket that only this user may open,
+    /// without TLS.
     #[arg(long, alias = "listen-client-urls", value_name = "ADDRESS", default_value = "127.0.0.1:2379")]
     pub listen: String,
     /// Where /health, /metrics and the admin API are.
@@ -47,7 +48,8 @@ pub struct Args {
     /// How long the way back of a move stays open when nobody completes it, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub reverse_window: u64,
-    /// Where a store listens; wins over the file, and is written to the meta store. May be given several times.
+    /// Where a store listens, Unix sockets of this machine (unix:///PATH) before all else; wins over the file, and is
+    /// written to the meta store. May be given several times.
     #[arg(long = "store", value_name = "NAME=URL[,URL]")]
     pub stores: Vec<String>,
     /// What MemberList tells clients to connect to, comma-separated [default: the listen addresses].

@@ -13,7 +13,9 @@ use kindred_proto::etcdserverpb::{
 use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
 use kindred_transport::serve::Drained;
 use kindred_transport::unary::UnaryCalls as _;
-use kindred_transport::{ConnectOptions, Connector, Drain, ListenOptions, Listener, Workers, admin, server};
+use kindred_transport::{
+    ConnectOptions, Connector, Drain, Endpoint, ListenOptions, Listener, Workers, admin, server,
+};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tonic::service::Routes;
 
@@ -98,7 +100,8 @@ pub async fn bind(
     }
     let admin_options = ListenOptions::of_admin(&settings.admin, settings.tls).on(&settings.network);
     let admin_listener = Listener::bind(&settings.admin, admin_options).await?;
-    let listen: Vec<String> = listeners.iter().map(|l| l.local_endpoint().to_string()).collect();
+    let listening: Vec<Endpoint> = listeners.iter().map(|l| l.local_endpoint().clone()).collect();
+    let listen: Vec<String> = listening.iter().map(ToString::to_string).collect();
     let admin = admin_listener.local_endpoint().to_string();
 
     let connector = Connector::new(ConnectOptions {
@@ -127,7 +130,10 @@ pub async fn bind(
             stores.add(spec)?;
         }
     }
-    let client_urls = if settings.advertise.is_empty() { listen.clone() } else { settings.advertise };
+    let client_urls = match settings.advertise {
+        urls if urls.is_empty() => Endpoint::advertised(&listening),
+        urls => urls,
+    };
     let identity = Identity {
         cluster_id: settings.cluster_id,
         member_id: fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes()),

@@ -37,7 +37,8 @@ pub struct Options {
     /// Name of this store and member [default: default].
     #[arg(long)]
     pub name: Option<String>,
-    /// Where clients and routers connect, comma-separated; port 0 = any [default: 127.0.0.1:2379].
+    /// Where clients and routers connect, comma-separated; port 0 = any, unix:///PATH = a Unix socket that only this user
+    /// may open, without TLS [default: 127.0.0.1:2379].
     #[arg(long, alias = "listen-client-urls", value_name = "ADDRESS")]
     #[serde(alias = "listen-client-urls")]
     pub listen: Option<String>,

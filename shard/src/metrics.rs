@@ -382,7 +382,7 @@ impl CallMetrics {
 }
 
 /// Paths that are counted by name; all others count together, so that a client cannot grow the table.
-const PATHS: [&str; 21] = [
+const PATHS: [&str; 23] = [
     "/etcdserverpb.KV/Range",
     "/etcdserverpb.KV/RangeStream",
     "/etcdserverpb.KV/Put",
@@ -404,6 +404,8 @@ const PATHS: [&str; 21] = [
     "/kindred.shard.v1.Shard/RaiseSince",
     "/kindred.shard.v1.Shard/ReleasePins",
     "/kindred.shard.v1.Shard/LeaseAttach",
+    "/kindred.shard.v1.Batches/Run",
+    "/kindred.shard.v1.Feeds/Feed",
 ];
 
 /// The counters of a path.

@@ -133,7 +133,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         serves: AtomicBool::new(!settings.in_cluster),
         ids,
         name: settings.name.clone(),
-        client_urls: client_urls(&settings, &listen, tls.is_some()),
+        client_urls: client_urls(&settings, &listen),
         request_bytes_max: settings.request_bytes_max,
         txn_ops_max: settings.txn_ops_max,
         quota_bytes: settings.quota_bytes,
@@ -211,24 +211,16 @@ async fn open_core(
     }
 }
 
-fn client_urls(settings: &Settings, listen: &[Endpoint], tls: bool) -> Vec<String> {
-    if !settings.advertise_client_urls.is_empty() {
-        return settings.advertise_client_urls.clone();
+fn client_urls(settings: &Settings, listen: &[Endpoint]) -> Vec<String> {
+    match &settings.advertise_client_urls[..] {
+        [] => Endpoint::advertised(listen),
+        urls => urls.to_vec(),
     }
-    let scheme = if tls { "https" } else { "http" };
-    let url = |endpoint: &Endpoint| match bare(endpoint) {
-        unix if unix.starts_with('/') => format!("unix:{unix}"),
-        tcp => format!("{scheme}://{tcp}"),
-    };
-    listen.iter().map(url).collect()
 }
 
-/// The address without its scheme: `host:port`, or the path of a socket.
+/// As it may be given to `--listen`: `host:port` without its scheme, or a Unix socket with it.
 fn bare(endpoint: &Endpoint) -> String {
-    match endpoint.target() {
-        kindred_transport::address::Target::Unix(path) => path.display().to_string(),
-        kindred_transport::address::Target::Tcp { .. } => endpoint.authority(),
-    }
+    if endpoint.is_unix() { endpoint.to_string() } else { endpoint.authority() }
 }
 
 fn serve(front: &Front, workers: &Workers, listener: Listener, streams_max: u32, drain: &Drain) {

@@ -77,8 +77,16 @@ impl Shard {
     /// # Errors
     /// When it does not start.
     pub async fn start(dir: &Path, name: &str, flags: &[String]) -> anyhow::Result<Self> {
+        Self::start_at(dir, name, ANY_PORT, flags).await
+    }
+
+    /// The same, listening there.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start_at(dir: &Path, name: &str, listen: &str, flags: &[String]) -> anyhow::Result<Self> {
         let mut args = vec![
-            format!("--listen={ANY_PORT}"),
+            format!("--listen={listen}"),
             format!("--admin-listen={ANY_PORT}"),
             format!("--data-dir={}", dir.join(name).display()),
         ];

@@ -61,6 +61,15 @@ fn stores_are_checked() {
     assert_eq!(check("{name: a, slot: 1}"), ["stores[1].name", "stores[1].slot"]);
     assert_eq!(check("{name: b, slot: 0}, {name: c, slot: 1024}"), ["stores[1].slot", "stores[2].slot"]);
     assert_eq!(check("{name: b}, {name: c, type: etcd}"), ["stores[1].slot", "stores[2].endpoints"]);
+    let unix = |path: &str| check(&format!("{{name: b, slot: 2, endpoints: ['http://h:1', '{path}']}}"));
+    for path in
+        ["unix:///run/kindred/b.sock", "unix:b", "unixs:///run/b", &format!("unix:///{}", "p".repeat(106))]
+    {
+        assert_eq!(unix(path), [""; 0], "{path}");
+    }
+    for path in ["unix:", "unix://", "unix:///run/a b", &format!("unix:///{}", "p".repeat(107))] {
+        assert_eq!(unix(path), ["stores[1].endpoints[1]"], "{path}");
+    }
     assert_eq!(
         check("{name: 'B b', slot: 2, endpoints: ['']}"),
         ["stores[1].name", "stores[1].endpoints[0]"]

@@ -122,6 +122,21 @@ impl Endpoint {
         &self.target
     }
 
+    /// Whether it is a socket of this machine, which no other can reach.
+    #[must_use]
+    pub fn is_unix(&self) -> bool {
+        matches!(self.target, Target::Unix(_))
+    }
+
+    /// Of all that a server listens on, what others are told to connect to: its TCP addresses, and Unix sockets only where
+    /// there is nothing else, because who asks may be on another machine.
+    #[must_use]
+    pub fn advertised(listening: &[Self]) -> Vec<String> {
+        let only_unix = listening.iter().all(Self::is_unix);
+        let shown = listening.iter().filter(|endpoint| only_unix || !endpoint.is_unix());
+        shown.map(ToString::to_string).collect()
+    }
+
     /// The name that the peer's certificate must carry, and the host part of `:authority`.
     #[must_use]
     pub fn server_name(&self) -> String {
@@ -240,7 +255,8 @@ fn unix(text: &str, path: &str) -> Result<Target, AddressError> {
     if path.is_empty() {
         return Err(AddressError::new(text, "names no socket file; write unix:///run/kindred.sock"));
     }
-    // sun_path holds 108 bytes with the final zero; the system's own error does not say so.
+    // sun_path holds 108 bytes with the final zero; the system's own error does not say so. `partition-config` has the
+    // same limit for what stands in a cluster's state.
     if path.len() > 107 {
         let problem = format!("the path has {} bytes and a Unix socket's at most 107", path.len());
         return Err(AddressError::new(text, problem));
@@ -313,8 +329,8 @@ fn display(scheme: Scheme, target: &Target, f: &mut fmt::Formatter<'_>) -> fmt::
         (Scheme::Unspecified, Target::Tcp { .. }) => "",
         (Scheme::Plain, Target::Tcp { .. }) => "http://",
         (Scheme::Tls, Target::Tcp { .. }) => "https://",
-        (Scheme::Unspecified | Scheme::Plain, Target::Unix(_)) => "unix:",
-        (Scheme::Tls, Target::Unix(_)) => "unixs:",
+        (Scheme::Unspecified | Scheme::Plain, Target::Unix(_)) => "unix://",
+        (Scheme::Tls, Target::Unix(_)) => "unixs://",
     };
     write!(f, "{prefix}{target}")
 }
@@ -343,9 +359,11 @@ mod tests {
             ("http://shard-0:2379/", "http://shard-0:2379", "shard-0:2379"),
             ("https://[fd00::2]:1", "https://[fd00::2]:1", "[fd00::2]:1"),
             ("HTTPS://a.b.example:443", "https://a.b.example:443", "a.b.example:443"),
-            ("unix:///run/k.sock", "unix:/run/k.sock", "localhost"),
-            ("unix:run/k.sock", "unix:run/k.sock", "localhost"),
-            ("unixs:///run/k.sock", "unixs:/run/k.sock", "localhost"),
+            ("unix:///run/k.sock", "unix:///run/k.sock", "localhost"),
+            ("unix:/run/k.sock", "unix:///run/k.sock", "localhost"),
+            ("unix://run/k.sock", "unix://run/k.sock", "localhost"),
+            ("unix:run/k.sock", "unix://run/k.sock", "localhost"),
+            ("unixs:///run/k.sock", "unixs:///run/k.sock", "localhost"),
         ] {
             let endpoint: Endpoint = text.parse().unwrap();
             assert_eq!(endpoint.to_string(), shown);
@@ -353,6 +371,27 @@ mod tests {
             assert_eq!(endpoint.to_string().parse::<Endpoint>().unwrap(), endpoint);
         }
         assert_eq!("0.0.0.0:0".parse::<ListenAddr>().unwrap().to_string(), "0.0.0.0:0");
+        let listen: ListenAddr = "unix:///run/k.sock".parse().unwrap();
+        assert_eq!((listen.to_string(), listen.scheme()), ("unix:///run/k.sock".to_owned(), Scheme::Plain));
+    }
+
+    #[test]
+    fn a_path_fits_into_a_socket_address() {
+        let path = |bytes: usize| format!("/{}", "p".repeat(bytes - 1));
+        assert!(format!("unix://{}", path(107)).parse::<Endpoint>().is_ok());
+        let error =
+            ListenAddr::parse_field("--listen", &format!("unix://{}", path(108))).unwrap_err().to_string();
+        assert!(
+            error.starts_with("--listen: ") && error.contains("108 bytes") && error.contains("at most 107")
+        );
+    }
+
+    #[test]
+    fn other_machines_are_told_of_what_they_can_reach() {
+        let unix = Endpoint::unix("/run/k");
+        let tcp = Endpoint::tcp(([127, 0, 0, 1], 1).into()).with_scheme(Scheme::Tls);
+        assert_eq!(Endpoint::advertised(&[unix.clone(), tcp]), ["https://127.0.0.1:1"]);
+        assert_eq!(Endpoint::advertised(&[unix]), ["unix:///run/k"]);
     }
 
     #[test]
@@ -374,6 +413,7 @@ mod tests {
             ("user@host:1", "no path, query or user"),
             ("ho st:1", "not a host name"),
             ("unix:", "names no socket"),
+            ("unix://", "names no socket"),
             ("0.0.0.0:2379", "address to listen on"),
             ("host:0", "port 0"),
         ] {

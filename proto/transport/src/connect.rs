@@ -106,20 +106,22 @@ impl Connector {
         self.channel_any(std::slice::from_ref(endpoint))
     }
 
-    /// A channel to whichever of these peers answers, for instance the members of one etcd. It stays with one peer
-    /// until the connection is lost, then tries the others in turn.
+    /// A channel to whichever of these peers answers, for instance the members of one etcd, or one shard by its Unix socket
+    /// and its TCP address. It stays with one peer until the connection is lost, then tries the Unix sockets, which
+    /// are there or not at once, and then the others in turn.
     ///
     /// # Errors
     /// When there is no endpoint, or TLS is asked for and cannot be set up.
     pub fn channel_any(&self, endpoints: &[Endpoint]) -> Result<Channel, ConnectError> {
-        let first = endpoints.first().ok_or(ConnectError::NoEndpoint)?;
-        let dialers: Result<Vec<_>, _> = endpoints.iter().map(|endpoint| self.dialer(endpoint)).collect();
-        let dialers: Arc<[Dialer]> = dialers?.into();
+        let dialers = Arc::new(Dialers::new(self, endpoints)?);
+        // A Unix socket has no name of its own, and no server looks at the one that it is given there.
+        let named = dialers.others.first().or(dialers.unix.first()).ok_or(ConnectError::NoEndpoint)?;
+        let (first, tls) = (named.endpoint.clone(), named.tls.is_some());
         let bad = |error: &dyn fmt::Display| ConnectError::Endpoint {
             endpoint: first.clone(),
             problem: error.to_string(),
         };
-        let scheme = if dialers[0].tls.is_some() { "https" } else { "http" };
+        let scheme = if tls { "https" } else { "http" };
         let origin = format!("{scheme}://{}", first.authority());
         let origin: http::Uri = origin.parse().map_err(|error| bad(&error))?;
         let settings = tonic::transport::Endpoint::from_shared(format!("http://{}", first.authority()))
@@ -133,10 +135,9 @@ impl Connector {
             .max_frame_size(1 << 20)
             // Counted over the life of a connection: a client that cancels many streams must not lose its watches.
             .http2_max_local_error_reset_streams(None);
-        let next = Arc::new(AtomicUsize::new(0));
         Ok(settings.connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
-            let (dialers, next) = (dialers.clone(), next.clone());
-            async move { dial_any(&dialers, &next).await.map(TokioIo::new) }
+            let dialers = dialers.clone();
+            async move { dialers.dial_any().await.map(TokioIo::new) }
         })))
     }
 
@@ -180,24 +181,50 @@ struct Dialer {
     network: Network,
 }
 
-/// Tries every endpoint once, beginning with the one that worked last.
-async fn dial_any(dialers: &[Dialer], next: &AtomicUsize) -> io::Result<ClientConnection> {
-    let start = next.load(Ordering::Relaxed);
-    let mut failed = io::Error::other("no endpoint");
-    for turn in 0..dialers.len() {
-        let index = (start + turn) % dialers.len();
-        match dialers[index].dial().await {
-            Ok(connection) => {
-                next.store(index, Ordering::Relaxed);
-                return Ok(connection);
-            }
-            Err(error) => {
-                tracing::debug!(endpoint = %dialers[index].endpoint, %error, "cannot connect");
-                failed = error;
+/// The dialers of one channel.
+#[derive(Debug)]
+struct Dialers {
+    /// Unix sockets, as they were written.
+    unix: Vec<Dialer>,
+    /// All others, as they were written.
+    others: Vec<Dialer>,
+    /// Which of the others worked last.
+    next: AtomicUsize,
+}
+
+impl Dialers {
+    fn new(connector: &Connector, endpoints: &[Endpoint]) -> Result<Self, ConnectError> {
+        let dialers: Result<Vec<_>, _> = endpoints.iter().map(|one| connector.dialer(one)).collect();
+        let (unix, others) = dialers?.into_iter().partition(|dialer| dialer.endpoint.is_unix());
+        Ok(Self { unix, others, next: AtomicUsize::new(0) })
+    }
+
+    /// Tries every endpoint once: the Unix sockets, then the others, beginning with the one that worked last.
+    async fn dial_any(&self) -> io::Result<ClientConnection> {
+        let mut failed = io::Error::other("no endpoint");
+        let mut note = |dialer: &Dialer, error| {
+            tracing::debug!(endpoint = %dialer.endpoint, %error, "cannot connect");
+            failed = error;
+        };
+        for dialer in &self.unix {
+            match dialer.dial().await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => note(dialer, error),
             }
         }
+        let start = self.next.load(Ordering::Relaxed);
+        for turn in 0..self.others.len() {
+            let index = (start + turn) % self.others.len();
+            match self.others[index].dial().await {
+                Ok(connection) => {
+                    self.next.store(index, Ordering::Relaxed);
+                    return Ok(connection);
+                }
+                Err(error) => note(&self.others[index], error),
+            }
+        }
+        Err(failed)
     }
-    Err(failed)
 }
 
 impl Dialer {

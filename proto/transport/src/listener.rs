@@ -106,7 +106,8 @@ pub enum ListenError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "; another process listens there, stop it or choose another port",
+        io::ErrorKind::AddrInUse => "; another process listens there, stop it or choose another address",
+        io::ErrorKind::AlreadyExists => "; choose another path, or remove it if nobody needs it",
         io::ErrorKind::PermissionDenied => "; choose a port above 1023 or a directory that may be written",
         io::ErrorKind::AddrNotAvailable => "; no interface of this machine has that address",
         _ => "",

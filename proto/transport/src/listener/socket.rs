@@ -1,12 +1,14 @@
 //! The listening socket, TCP or Unix.
 
+use std::fs::{self, Permissions};
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream, lookup_host};
+use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream, lookup_host};
 
 use super::ListenOptions;
 use super::connection::Peer;
@@ -14,10 +16,16 @@ use crate::address::{Host, Target};
 use crate::network::{Network, OtherListener};
 use crate::stream::Stream;
 
+/// Who may connect to a Unix socket: nobody shows a certificate there.
+const OWNER_ONLY: u32 = 0o600;
+/// Between the binding of a Unix socket and its listening, during which it refuses like a dead one, less time passes.
+const STARTING: Duration = Duration::from_millis(10);
+
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpListener),
-    Unix(UnixListener, #[allow(dead_code, reason = "removes the file when dropped")] SocketFile),
+    /// The file goes first: while the socket is open, no other file can have its inode.
+    Unix(#[allow(dead_code, reason = "removes the file when dropped")] SocketFile, UnixListener),
     Other(Box<dyn OtherListener>),
 }
 
@@ -38,7 +46,7 @@ impl Socket {
                 }
                 Err(failed)
             }
-            Target::Unix(path) => unix(path).await,
+            Target::Unix(path) => unix(path, options.backlog).await,
         }
     }
 
@@ -56,7 +64,7 @@ impl Socket {
                 let (stream, peer) = ready!(listener.poll_accept(cx))?;
                 Poll::Ready(Ok((Stream::Tcp(stream), Peer::Tcp(peer))))
             }
-            Self::Unix(listener, _) => {
+            Self::Unix(_, listener) => {
                 let (stream, _) = ready!(listener.poll_accept(cx))?;
                 Poll::Ready(Ok((Stream::Unix(stream), Peer::Unix)))
             }
@@ -80,22 +88,59 @@ fn tcp(address: SocketAddr, options: &ListenOptions) -> io::Result<Socket> {
     Ok(Socket::Tcp(socket.listen(options.backlog)?))
 }
 
-async fn unix(path: &Path) -> io::Result<Socket> {
-    let bound = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            // A process that was killed leaves its file; a living one answers.
-            match UnixStream::connect(path).await {
-                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path)?;
-                    UnixListener::bind(path)?
-                }
-                Ok(_) | Err(_) => return Err(error),
-            }
-        }
-        bound => bound?,
+async fn unix(path: &Path, backlog: u32) -> io::Result<Socket> {
+    let bind = || {
+        let socket = UnixSocket::new_stream()?;
+        socket.bind(path)?;
+        io::Result::Ok(socket)
     };
-    let inode = std::fs::symlink_metadata(path)?.ino();
-    Ok(Socket::Unix(bound, SocketFile { path: path.to_owned(), inode }))
+    let bound = match bind() {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            remove_stale(path).await?;
+            bind()
+        }
+        bound => bound,
+    };
+    let socket = bound.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::new(error.kind(), "its directory does not exist"),
+        _ => error,
+    })?;
+    let file = SocketFile { path: path.to_owned(), inode: fs::symlink_metadata(path)?.ino() };
+    // Before it listens, so that nobody else was ever let in.
+    fs::set_permissions(path, Permissions::from_mode(OWNER_ONLY))?;
+    Ok(Socket::Unix(file, socket.listen(backlog)?))
+}
+
+/// Removes the socket of a process that was killed. That of a living one stays, and so does whatever is no socket.
+async fn remove_stale(path: &Path) -> io::Result<()> {
+    let Some(dead) = dead_socket(path).await? else { return Ok(()) };
+    // It may be one that is just being made.
+    tokio::time::sleep(STARTING).await;
+    match dead_socket(path).await? {
+        None => Ok(()),
+        Some(still) if still == dead => fs::remove_file(path),
+        Some(_) => Err(io::ErrorKind::AddrInUse.into()),
+    }
+}
+
+/// The inode of a socket at which nobody listens; none when the path is free.
+async fn dead_socket(path: &Path) -> io::Result<Option<u64>> {
+    let file = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    // To connect to any other file is refused as well.
+    if !file.file_type().is_socket() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there"));
+    }
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(Some(file.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "another user's socket is there"))
+        }
+        Ok(_) | Err(_) => Err(io::ErrorKind::AddrInUse.into()),
+    }
 }
 
 /// The file of a Unix socket, removed at the end unless another process took the path meanwhile.
@@ -107,9 +152,9 @@ pub(super) struct SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|file| file.ino() == self.inode);
+        let ours = fs::symlink_metadata(&self.path).is_ok_and(|file| file.ino() == self.inode);
         if ours {
-            let _ = std::fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.path);
         }
     }
 }

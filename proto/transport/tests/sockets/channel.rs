@@ -1,11 +1,14 @@
 //! Channels: lost servers, dead peers, many small messages.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kindred_proto::raw::watch::watch_client::WatchClient;
+use kindred_transport::auto_tls;
 use kindred_transport::grpc::{Lost, lost};
 use kindred_transport::listener::ListenError;
+use kindred_transport::tls::{ClientTls, ServerTls};
 use kindred_transport::{ConnectOptions, Connector, Endpoint, ListenAddr, ListenOptions, Listener};
 use tokio_stream::StreamExt;
 use tonic::Code;
@@ -86,6 +89,9 @@ async fn names_and_unix_sockets() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let server = Server::start(&address, ListenOptions::default()).await;
     who(&channel(&server.endpoint, None)).await.unwrap();
+    // Certificates are not asked for where they would be by TCP.
+    let mode = std::fs::symlink_metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "{mode:o}");
 
     let tcp = Server::start(&"localhost:0".parse().unwrap(), ListenOptions::default()).await;
     let port = tcp.endpoint.authority().rsplit_once(':').unwrap().1.to_owned();
@@ -95,9 +101,67 @@ async fn names_and_unix_sockets() {
     assert!(matches!(error, Err(ListenError::NoCertificate { .. })));
 }
 
+#[tokio::test]
+async fn a_file_that_is_no_socket_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data");
+    let refused = async |path: &std::path::Path| {
+        Listener::bind(&ListenAddr::unix(path), ListenOptions::default()).await.unwrap_err().to_string()
+    };
+    std::fs::write(&path, "precious").unwrap();
+    let error = refused(&path).await;
+    assert!(error.contains(&format!("unix://{}", path.display())) && error.contains("no socket"), "{error}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    // Nor does a link to a socket, dead or not, or what is at its other end.
+    let (dead, link) = (directory.path().join("dead"), directory.path().join("link"));
+    drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+    std::os::unix::fs::symlink(&dead, &link).unwrap();
+    assert!(refused(&link).await.contains("no socket"));
+    assert!(dead.exists() && link.is_symlink());
+    let error = refused(&directory.path().join("none/socket")).await;
+    assert!(error.contains("directory does not exist"), "{error}");
+}
+
+#[tokio::test]
+async fn a_unix_socket_goes_before_tcp_while_somebody_listens_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let tls = auto_tls::create(&directory.path().join("tls"), &[]).unwrap();
+    let by_tcp = ServerTls::load(tls.server_settings()).unwrap();
+    let path = directory.path().join("kindred.sock");
+    let tcp = Server::start_tls(by_tcp.clone()).await;
+    let connector = Connector::with_tls(Some(ClientTls::load(tls.client_settings()).unwrap()));
+    // Never with TLS, whatever others have.
+    let endpoints = [tcp.endpoint.clone(), Endpoint::unix(&path)];
+    let channel = connector.channel_any(&endpoints).unwrap();
+    assert_eq!(who(&channel).await.unwrap(), auto_tls::CLIENT_NAME, "no such file on this machine");
+    let unix = Server::start(&ListenAddr::unix(&path), ListenOptions::default()).await;
+    assert_eq!(who(&channel).await.unwrap(), auto_tls::CLIENT_NAME, "a connection that works is kept");
+    assert_eq!(who(&connector.channel_any(&endpoints).unwrap()).await.unwrap(), "plain");
+    tcp.stop().await;
+    eventually("the socket is used", || async { who(&channel).await.is_ok_and(|name| name == "plain") })
+        .await;
+    let again: ListenAddr = endpoints[0].to_string().parse().unwrap();
+    let _tcp = Server::start(&again, ListenOptions::with_tls(Some(by_tcp))).await;
+    assert_eq!(who(&channel).await.unwrap(), "plain");
+    unix.stop().await;
+    let by_tcp = || async { who(&channel).await.is_ok_and(|name| name == auto_tls::CLIENT_NAME) };
+    eventually("TCP is used", by_tcp).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_message_of_many_streams_gets_stuck() {
     let server = Server::start(&ListenAddr::any_local_port(), ListenOptions::default()).await;
+    many_streams(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_message_of_many_streams_gets_stuck_in_a_unix_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let address = ListenAddr::unix(directory.path().join("kindred.sock"));
+    many_streams(&Server::start(&address, ListenOptions::default()).await).await;
+}
+
+async fn many_streams(server: &Server) {
     let channel = channel(&server.endpoint, None);
     let mut streams = tokio::task::JoinSet::new();
     for stream in 0..200u32 {
