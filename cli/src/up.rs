@@ -8,6 +8,7 @@ mod supervise;
 use std::{
     fs,
     net::SocketAddr,
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -45,6 +46,13 @@ pub struct UpArgs {
     /// Where identities, certificates and the last state of the cluster are kept. That state wins over --config.
     #[arg(long, value_name = "DIR", default_value = "kindred.data")]
     pub data_dir: PathBuf,
+    /// Routers reach the shards that run here by Unix sockets in DATA-DIR/sockets, which only this user may open, and by
+    /// TCP where they cannot. Shards listen on both.
+    #[arg(long)]
+    pub unix: bool,
+    /// Where those sockets are, as an absolute path.
+    #[arg(skip)]
+    pub sockets: Option<PathBuf>,
     /// URLs that member lists show to clients; by default those of --listen.
     #[arg(long, value_name = "URLS")]
     pub advertise_client_urls: Option<String>,
@@ -101,6 +109,9 @@ pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
         .with_context(|| format!("--data-dir {}: cannot be made", args.data_dir.display()))?;
     let _lock = lock(&args.data_dir)?;
     let plan = plan(&args, &config)?;
+    if args.unix {
+        prepare_sockets(&mut args, &plan)?;
+    }
     let internal = prepare_tls(&mut args)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(supervise::run(args, plan, internal))
@@ -172,6 +183,24 @@ fn prepare_tls(args: &mut UpArgs) -> anyhow::Result<Option<InternalTls>> {
         server: (made.server_cert, made.server_key),
         client: (made.client_cert, made.client_key),
     }))
+}
+
+/// The folder of the shards' Unix sockets, and whether they fit there.
+fn prepare_sockets(args: &mut UpArgs, plan: &Plan) -> anyhow::Result<()> {
+    let dir = std::path::absolute(&args.data_dir)?.join("sockets");
+    // They stand in lists of addresses.
+    let listed = dir.to_str().is_some_and(|path| !path.contains(|c: char| c == ',' || c.is_whitespace()));
+    if !listed {
+        bail!("--unix: {}: a comma or space in the path; choose another --data-dir", dir.display());
+    }
+    let mut builder = fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o700).create(&dir);
+    made.with_context(|| format!("--unix: {}: cannot be made", dir.display()))?;
+    args.sockets = Some(dir);
+    for shard in &plan.local {
+        layout::socket(args, &shard.name).context("a shorter --data-dir is needed")?;
+    }
+    Ok(())
 }
 
 /// Every address of a comma-separated flag, checked before any process starts.

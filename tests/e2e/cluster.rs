@@ -32,6 +32,17 @@ impl Cluster {
         names: &[&str],
         flags: impl Fn(&str) -> Vec<String>,
     ) -> anyhow::Result<Self> {
+        Self::start_at(dir, config, names, |_| "127.0.0.1:0".to_owned(), flags).await
+    }
+
+    /// The same; `listen` says where the shard of this name does.
+    pub async fn start_at(
+        dir: &Path,
+        config: &str,
+        names: &[&str],
+        listen: impl Fn(&str) -> String,
+        flags: impl Fn(&str) -> Vec<String>,
+    ) -> anyhow::Result<Self> {
         let file = dir.join("config.yaml");
         std::fs::write(&file, config)?;
         let mut args = vec![
@@ -47,7 +58,7 @@ impl Cluster {
             if !own.iter().any(|flag| flag.starts_with("--cluster-id=")) {
                 own.push(CLUSTER.to_owned());
             }
-            let shard = Shard::start(dir, name, &own).await?;
+            let shard = Shard::start_at(dir, name, &listen(name), &own).await?;
             args.push(format!("--store={name}={}", shard.address));
             shards.push(shard);
         }

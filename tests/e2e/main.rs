@@ -18,6 +18,7 @@ mod replace;
 mod spread;
 mod stalled;
 mod tls;
+mod unix;
 mod watchers;
 
 use std::path::Path;

@@ -11,6 +11,7 @@ use kindred_partition_config::{
     model::{KindredConfig, StoreType},
     state::{ClusterState, StoreState},
 };
+use kindred_transport::{Endpoint, address::AddressError};
 
 use super::{UpArgs, child::Spec};
 
@@ -176,8 +177,25 @@ pub struct Beside {
     pub stores: Vec<(String, SocketAddr)>,
 }
 
+/// The Unix socket of a shard that runs here, with `--unix`.
+///
+/// # Errors
+/// When the path is too long for one.
+pub fn socket(args: &UpArgs, name: &str) -> Result<Option<Endpoint>, AddressError> {
+    let Some(dir) = &args.sockets else { return Ok(None) };
+    Endpoint::parse_field("--unix", &format!("unix://{}", dir.join(name).display())).map(Some)
+}
+
+/// Where routers reach a shard that runs here. One whose socket would not fit is reached by TCP alone.
+#[must_use]
+pub fn urls(args: &UpArgs, name: &str, listen: SocketAddr, tls: bool) -> Vec<String> {
+    let scheme = if tls { "https" } else { "http" };
+    let socket = socket(args, name).ok().flatten().map(|socket| socket.to_string());
+    socket.into_iter().chain([format!("{scheme}://{listen}")]).collect()
+}
+
 /// The process of one shard, listening on `listen` (port 0 at the first start, then the port that it got, so that a
-/// restarted shard is where the router looks for it).
+/// restarted shard is where the router looks for it), and on its Unix socket if it has one.
 #[must_use]
 pub fn shard(
     program: &Path,
@@ -192,7 +210,9 @@ pub fn shard(
     flag("name", shard.name.clone());
     flag("slot", shard.slot.to_string());
     flag("cluster-id", format!("{DEFAULT_CLUSTER_ID:#x}"));
-    flag("listen", listen.to_string());
+    // Whoever finds the one finds the other.
+    let socket = socket(args, &shard.name).ok().flatten().map(|socket| format!("{socket},"));
+    flag("listen", format!("{}{listen}", socket.unwrap_or_default()));
     flag("admin-listen", "127.0.0.1:0".to_owned());
     flag("data-dir", args.data_dir.join("stores").join(&shard.name).display().to_string());
     flag("etcd-prefix", prefix.to_owned());
@@ -243,7 +263,7 @@ pub fn router(
         flag("config", config.display().to_string());
     }
     for (name, at) in &beside.stores {
-        flag("store", format!("{name}={scheme}://{at}"));
+        flag("store", format!("{name}={}", urls(args, name, *at, tls.is_some()).join(",")));
     }
     flag("cluster-id", format!("{DEFAULT_CLUSTER_ID:#x}"));
     flag("threads", args.threads.to_string());
@@ -279,6 +299,30 @@ mod tests {
         assert_eq!(nth("unix:/run/k", 0).unwrap(), "unix:/run/k");
         assert!(nth("unix:/run/k", 1).unwrap_err().to_string().contains("--listen unix:/run/k"));
         assert!(nth("127.0.0.1:65535", 1).is_err());
+    }
+
+    #[test]
+    fn with_unix_a_shard_is_reached_by_its_socket_and_by_tcp() {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            up: UpArgs,
+        }
+        let mut args = <Cli as clap::Parser>::parse_from(["up", "--unix", "--data-dir", "d"]).up;
+        let (at, pods) = (([127, 0, 0, 1], 7).into(), "pods");
+        assert_eq!(urls(&args, pods, at, false), ["http://127.0.0.1:7"], "no folder was made");
+        args.sockets = Some("/d/sockets".into());
+        assert_eq!(urls(&args, pods, at, true), ["unix:///d/sockets/pods", "https://127.0.0.1:7"]);
+        let one = LocalShard { index: 0, name: pods.to_owned(), slot: 1 };
+        let spec = shard(Path::new("kindred"), &args, "/registry", &one, at, None);
+        let listen = spec.args.iter().position(|word| word == "--listen").map(|at| &spec.args[at + 1]);
+        assert_eq!(listen.unwrap(), "unix:///d/sockets/pods,127.0.0.1:7");
+        let beside = Beside { meta: at, stores: vec![(pods.to_owned(), at)] };
+        let spec = router(Path::new("kindred"), &args, (0, "127.0.0.1:1", "127.0.0.1:2"), &beside, None);
+        assert!(spec.args.contains(&"pods=unix:///d/sockets/pods,http://127.0.0.1:7".to_owned()));
+        args.sockets = Some(format!("/{}", "d".repeat(110)).into());
+        assert!(socket(&args, pods).unwrap_err().to_string().starts_with("--unix: "));
+        assert_eq!(urls(&args, pods, at, false), ["http://127.0.0.1:7"]);
     }
 
     #[test]

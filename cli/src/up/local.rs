@@ -130,6 +130,9 @@ impl Local {
         let dir = self.args.data_dir.join("stores").join(&shard.name);
         std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
         let any: SocketAddr = ([127, 0, 0, 1], 0).into();
+        if let Err(error) = layout::socket(&self.args, &shard.name) {
+            warn!("store {} is reached by TCP alone: {error}", shard.name);
+        }
         let spec = |listen| {
             let (program, prefix) = (&self.program, &state.etcd_prefix);
             layout::shard(program, &self.args, prefix, shard, listen, self.tls.as_ref())
@@ -150,7 +153,7 @@ impl Local {
         shard: &LocalShard,
         listen: SocketAddr,
     ) -> anyhow::Result<()> {
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let urls = layout::urls(&self.args, &shard.name, listen, self.tls.is_some());
         for _ in 0..ATTEMPTS {
             let Some(stored) = client.get(STATE).await? else { return Ok(()) };
             let state = ClusterState::from_json(&stored.value)?;
@@ -158,10 +161,9 @@ impl Local {
                 return Ok(());
             };
             let name = state.stores[store.index].name.clone();
-            let next =
-                state.readdress_store(&name, vec![format!("{scheme}://{listen}")]).map_err(|errors| {
-                    anyhow::anyhow!(errors.iter().map(ToString::to_string).collect::<String>())
-                })?;
+            let next = state.readdress_store(&name, urls.clone()).map_err(|errors| {
+                anyhow::anyhow!(errors.iter().map(ToString::to_string).collect::<String>())
+            })?;
             let expect = Expect { key: STATE.to_owned(), mod_revision: stored.mod_revision };
             if client.commit(&[expect], vec![Write::put(STATE, next.to_json())]).await?.is_some() {
                 return Ok(());

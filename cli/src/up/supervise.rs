@@ -103,10 +103,11 @@ async fn start_meta(
     Ok(listen)
 }
 
-/// Where a shard says that it listens.
+/// Where a shard says that it listens by TCP.
 pub fn listen_of(ready: &Ready) -> anyhow::Result<SocketAddr> {
     let listen = ready.get("listen").context("the shard's ready line names no listen address")?;
-    listen.parse().with_context(|| format!("the shard's address {listen}"))
+    let mut addresses = listen.split(',').filter_map(|address| address.parse().ok());
+    addresses.next().with_context(|| format!("the shard's address {listen}"))
 }
 
 async fn start_shards(
