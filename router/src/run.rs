@@ -47,6 +47,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .try_init();
+    kindred_transport::memory::small_pages();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
     runtime.block_on(async {

@@ -140,9 +140,18 @@ impl OpenLog {
 
 /// Records as one batch: one frame.
 pub(super) fn batch(records: &[Logged]) -> Batch {
-    let mut batch = Batch::new();
+    let mut batch = Batch::with_capacity(records.iter().map(room).sum());
     records.iter().for_each(|logged| push(&mut batch, logged));
     batch
+}
+
+/// About how many bytes a record takes, at least where there are many or long ones.
+fn room(logged: &Logged) -> usize {
+    const BESIDES: usize = 32;
+    match logged {
+        Logged::Version(version) => BESIDES + version.encoded().iter().map(|part| part.len()).sum::<usize>(),
+        _ => BESIDES,
+    }
 }
 
 /// Adds what the engine logs.

@@ -51,7 +51,13 @@ struct Shared {
 struct State {
     core: Core,
     stop: bool,
+    /// Until when the thread sleeps, if it does: nobody wakes it for what can wait until then.
+    sleeps: Option<Sleep>,
 }
+
+/// Until when; nothing for until it is woken.
+#[derive(Debug, Clone, Copy)]
+struct Sleep(Option<Duration>);
 
 /// What a log could not write before it was closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,7 +94,7 @@ impl Log {
         let outcome = executor.perform(&first);
         core.done(begun.elapsed(), outcome).into_iter().for_each(&mut events);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { core, stop: false }),
+            state: Mutex::new(State { core, stop: false, sleeps: None }),
             work: Condvar::new(),
             progress: Condvar::new(),
             begun,
@@ -121,8 +127,11 @@ impl Log {
     fn change<T>(&self, change: impl FnOnce(&mut Core, Duration) -> T) -> T {
         let mut state = self.shared.state.lock();
         let answer = change(&mut state.core, self.shared.begun.elapsed());
+        let wakes = state.wakes();
         drop(state);
-        self.shared.work.notify_one();
+        if wakes {
+            self.shared.work.notify_one();
+        }
         answer
     }
 
@@ -171,7 +180,9 @@ impl Log {
         let until = Instant::now() + timeout;
         let mut state = self.shared.state.lock();
         state.core.hurry();
-        self.shared.work.notify_one();
+        if state.wakes() {
+            self.shared.work.notify_one();
+        }
         let why = loop {
             if state.core.is_idle() {
                 break None;
@@ -196,6 +207,18 @@ impl Log {
             // It panics only when the callback does, whose owner then knows.
             thread.join().ok();
         }
+    }
+}
+
+impl State {
+    /// Whether the thread is to be woken. It is not told twice.
+    fn wakes(&mut self) -> bool {
+        let Some(Sleep(until)) = self.sleeps else { return false };
+        let wakes = self.core.acts_at().is_some_and(|at| until.is_none_or(|until| at < until));
+        if wakes {
+            self.sleeps = None;
+        }
+        wakes
     }
 }
 
@@ -225,9 +248,15 @@ impl Shared {
                 return None;
             }
             match state.core.next(self.begun.elapsed()) {
-                Step::Wait(None) => self.work.wait(&mut state),
-                Step::Wait(Some(until)) => {
-                    self.work.wait_until(&mut state, self.begun + until);
+                Step::Wait(until) => {
+                    state.sleeps = Some(Sleep(until));
+                    match until {
+                        None => self.work.wait(&mut state),
+                        Some(until) => {
+                            self.work.wait_until(&mut state, self.begun + until);
+                        }
+                    }
+                    state.sleeps = None;
                 }
                 step @ (Step::Create(_) | Step::Commit(_)) => return Some(step),
             }
@@ -245,3 +274,6 @@ pub(crate) fn prepare(disk: &dyn Disk, directory: &std::path::Path, end: &LogEnd
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,8 +14,8 @@ pub struct LogOptions {
     pub salt: u64,
     /// A segment at least this long is followed by the next one.
     pub segment_bytes: u64,
-    /// So many zeros are written ahead of the frames, whenever those before are used up, unless so much is written at once that it is not
-    /// worth it. Writing over what is there changes nothing but data, so that an fdatasync need not wait for the file system's journal,
+    /// So many zeros are written ahead of the frames, and twice as many, up to four times, whenever those before are used up, unless so much
+    /// is written at once that it is not worth it. Writing over what is there changes nothing but data, so that an fdatasync need not wait for the file system's journal,
     /// where it stands in line with all who write there. 0 for none.
     pub fill_bytes: u64,
     /// How long a frame of the buffered log waits for others.

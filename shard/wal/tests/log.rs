@@ -232,3 +232,24 @@ fn segments_follow_each_other_on_a_real_disk() {
         0
     );
 }
+
+/// Each time it costs a stall and a turn of the file system's journal, so a busy log fills up less often; a quiet one takes little space.
+#[test]
+fn zeros_are_written_ahead_and_more_each_time() {
+    let disk = SimDisk::new(1);
+    let options = LogOptions { fill_bytes: 1000, ..LogOptions::new(LogKind::Fsync, 9) };
+    let log = Log::open(Arc::new(disk.clone()), directory(), options, LogEnd::fresh(), |_| {}).unwrap();
+    let path = directory().join(disk.list(&directory()).unwrap().first().unwrap());
+    let mut lengths = vec![disk.content(&path).unwrap().len()];
+    while lengths.len() < 6 {
+        let seq = log.append(batch(&[7; 60])).unwrap();
+        assert!(log.wait_durable(seq, PATIENCE));
+        let length = disk.content(&path).unwrap().len();
+        if length > *lengths.last().unwrap() {
+            lengths.push(length);
+        }
+    }
+    let grew: Vec<_> = lengths.windows(2).map(|pair| (pair[1] - pair[0]) / 1000).collect();
+    assert_eq!(grew, [2, 4, 4, 4, 4]);
+    log.close(PATIENCE).unwrap();
+}

@@ -171,19 +171,26 @@ impl Core {
     /// What is to be done now. What is given out must be done, and told with [`Core::done`], before asking again.
     pub(crate) fn next(&mut self, now: Duration) -> Step {
         debug_assert!(self.under_way.is_none(), "one step at a time");
-        if let Some(failing) = self.failing.as_ref().filter(|failing| now < failing.retry_at) {
-            return Step::Wait(Some(failing.retry_at));
+        let at = self.acts_at();
+        if at.is_none_or(|at| now < at) {
+            return Step::Wait(at);
         }
-        let Some(segment) = self.segment else { return self.create(now) };
-        match self.due() {
-            None => Step::Wait(None),
-            Some(due) if now < due => Step::Wait(Some(due)),
-            Some(_) if segment.bytes >= self.options.segment_bytes => self.create(now),
-            Some(_) => {
+        match self.segment {
+            Some(segment) if segment.bytes < self.options.segment_bytes => {
                 let frames = self.gather(now);
                 self.begin(now, None, &frames, 0);
                 Step::Commit(Commit { offset: segment.bytes, frames })
             }
+            _ => self.create(now),
+        }
+    }
+
+    /// When [`Core::next`] has something to do, if nothing else happens: the past for at once.
+    pub(crate) fn acts_at(&self) -> Option<Duration> {
+        match (&self.failing, self.segment) {
+            (Some(failing), _) => Some(failing.retry_at),
+            (None, None) => Some(Duration::ZERO),
+            (None, Some(_)) => self.due(),
         }
     }
 

@@ -19,6 +19,10 @@ use crate::{
 
 /// How much is written at once.
 const CHUNK: usize = 1 << 20;
+/// Zeros, so few that they stay in the processor's cache.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+/// A segment that is written on gets more zeros each time, up to so many times those of the first.
+const FILL_GROWS: u64 = 4;
 
 /// The open segment of a log.
 #[derive(Debug)]
@@ -34,9 +38,13 @@ struct Segment {
     path: PathBuf,
     file: Box<dyn DiskFile>,
     seed: Seed,
-    /// How many zeros are written ahead, and where they end.
+    /// How many zeros are written ahead the next time, and the most.
     fill: u64,
+    fill_max: u64,
+    /// Where those that were written end.
     filled: u64,
+    /// Where frames are gathered; kept, as memory that is new each time costs more than what is copied into it.
+    buffer: Vec<u8>,
 }
 
 impl Executor {
@@ -102,7 +110,9 @@ impl Executor {
         let mut file = self.disk.create(path)?;
         file.write_at(0, &head)?;
         let fill = self.options.fill_bytes;
-        let mut segment = Segment { path: path.to_owned(), file, seed, fill, filled: 0 };
+        let fill_max = fill.saturating_mul(FILL_GROWS);
+        let buffer = Vec::new();
+        let mut segment = Segment { path: path.to_owned(), file, seed, fill, fill_max, filled: 0, buffer };
         segment.write(head.len() as u64, &create.frames)?;
         Ok(segment)
     }
@@ -113,18 +123,22 @@ impl Segment {
     fn write(&mut self, offset: u64, frames: &[Arc<Pending>]) -> io::Result<()> {
         // In a new segment nothing is synced; its header says what is when it has its name.
         let synced = if self.filled == 0 { 0 } else { offset };
-        let mut out = Out { file: &mut *self.file, offset, buffer: Vec::new() };
+        let mut out = Out { file: &mut *self.file, offset, buffer: std::mem::take(&mut self.buffer) };
         for frame in frames {
             out.frame(self.seed, &header(frame, synced), &frame.payload)?;
         }
         out.flush()?;
         let end = out.offset;
+        self.buffer = out.buffer;
         if end >= self.filled {
             self.filled = end;
             if (end - offset).saturating_mul(WORTH_FILLING) <= self.fill {
                 // A disk without room for zeros may have some for frames.
                 match self.zeros(end) {
-                    Ok(()) => self.filled = end + self.fill,
+                    Ok(()) => {
+                        self.filled = end + self.fill;
+                        self.fill = self.fill.saturating_mul(2).min(self.fill_max);
+                    }
                     Err(_) => self.fill = 0,
                 }
             }
@@ -133,11 +147,10 @@ impl Segment {
     }
 
     fn zeros(&mut self, from: u64) -> io::Result<()> {
-        let zeros = vec![0; CHUNK.min(usize::try_from(self.fill).unwrap_or(CHUNK))];
         let mut left = self.fill;
         while left > 0 {
-            let part = usize::try_from(left).map_or(zeros.len(), |left| left.min(zeros.len()));
-            self.file.write_at(from + self.fill - left, &zeros[..part])?;
+            let part = usize::try_from(left).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
+            self.file.write_at(from + self.fill - left, &ZEROS[..part])?;
             left -= part as u64;
         }
         Ok(())
