@@ -25,6 +25,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop;
 
 /// Above this a write drains first: what backpressure on the socket can leave in memory for a connection is at most
 /// this and one write.
@@ -33,6 +34,23 @@ const FULL: usize = 128 << 10;
 const KEEP: usize = 32 << 10;
 /// Flushes after a write that are answered without draining.
 const DEFERRED_FLUSHES: u8 = 2;
+
+/// So many bytes take as much of what a task may do in a turn as one small write; tokio has 128 of these. A task with a long
+/// answer for a client that takes megabytes at once would hold up all others on its thread for milliseconds.
+const STEP: usize = 4 << 10;
+
+/// Takes bytes that were written from what the task may do in this turn.
+fn pay(cx: &mut Context<'_>, bytes: usize) {
+    for _ in 0..bytes / STEP {
+        // When nothing is left, the next write is pending, and wakes the task.
+        if !coop::has_budget_remaining() {
+            return;
+        }
+        if let Poll::Ready(step) = coop::poll_proceed(cx) {
+            step.made_progress();
+        }
+    }
+}
 
 /// A connection whose writes are gathered; see the module.
 #[derive(Debug)]
@@ -75,6 +93,7 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
                 Ok(written) => {
                     self.sent += written;
                     self.inner_dirty = true;
+                    pay(cx, written);
                 }
                 Err(error) => return Poll::Ready(Err(self.fail(error))),
             }

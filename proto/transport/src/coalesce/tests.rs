@@ -324,3 +324,34 @@ async fn a_full_socket_pushes_back() {
     drop(io);
     assert_eq!(reader.await.unwrap(), accepted + 10);
 }
+
+/// A long answer to a client with room for all of it is written in many turns, between which others run.
+#[tokio::test]
+async fn a_turn_writes_so_much_and_no_more() {
+    const BYTES: usize = 16 << 20;
+    let (near, mut far) = tokio::io::duplex(BYTES);
+    let mut io = Coalesce::new(near);
+    let bytes = vec![7; BYTES];
+    let (mut sent, mut turns) = (0, 0);
+    while sent < BYTES {
+        let turn = poll_fn(|cx| {
+            let mut turn = 0;
+            while sent + turn < BYTES
+                && let Poll::Ready(taken) = Pin::new(&mut io).poll_write(cx, &bytes[sent + turn..])
+            {
+                turn += taken.unwrap();
+            }
+            Poll::Ready(turn)
+        });
+        let turn = turn.await;
+        // What the buffer takes goes out in the next turn.
+        assert!(turn <= 128 * STEP + 4 * FULL, "{turn} bytes in a turn");
+        (sent, turns) = (sent + turn, turns + 1);
+        tokio::task::yield_now().await;
+    }
+    assert!(turns >= BYTES / (128 * STEP + 4 * FULL));
+    io.shutdown().await.unwrap();
+    let mut got = Vec::new();
+    far.read_to_end(&mut got).await.unwrap();
+    assert!(got == bytes, "{} bytes came", got.len());
+}
