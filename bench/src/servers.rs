@@ -14,6 +14,9 @@ use kindred_transport::{
     tls::ClientTls,
 };
 
+/// Where a server chooses its port itself.
+const ANY_PORT: &str = "127.0.0.1:0";
+
 /// A server and the processes whose CPU counts as its own, by role.
 pub struct Server {
     /// The name in tables.
@@ -163,19 +166,19 @@ pub fn shard() -> anyhow::Result<Server> {
 /// A shard alone, run by a tool.
 pub fn shard_under(tool: &[String]) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
-    Ok(start_shard_under(tool, &[])?.server(dir))
+    Ok(start_shard_under(tool, ANY_PORT, &[])?.server(dir))
 }
 
 /// A shard alone with its data in this folder.
 pub fn shard_in(dir: tempfile::TempDir, flags: &[&str]) -> anyhow::Result<Server> {
     let mut args = vec!["--data-dir".to_owned(), dir.path().join("data").display().to_string()];
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    Ok(start_shard_under(&[], &args)?.server(dir))
+    Ok(start_shard_under(&[], ANY_PORT, &args)?.server(dir))
 }
 
 /// A shard with these flags, once it serves, and where.
 pub fn start_shard(flags: &[String]) -> anyhow::Result<(Child, String)> {
-    let Shard { child, endpoint, .. } = start_shard_under(&[], flags)?;
+    let Shard { child, endpoint, .. } = start_shard_under(&[], ANY_PORT, flags)?;
     Ok((child, endpoint))
 }
 
@@ -202,8 +205,8 @@ impl Shard {
     }
 }
 
-fn start_shard_under(tool: &[String], flags: &[String]) -> anyhow::Result<Shard> {
-    let mut args = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
+fn start_shard_under(tool: &[String], listen: &str, flags: &[String]) -> anyhow::Result<Shard> {
+    let mut args = ["--listen", listen, "--admin-listen", ANY_PORT].map(str::to_owned).to_vec();
     args.extend_from_slice(flags);
     let mut child = spawn_under(tool, &bin_dir()?.join("kindred-shard"), &args)?;
     let line = ready_line(&mut child, "kindred-shard ready")?;
@@ -218,7 +221,16 @@ pub fn routed() -> anyhow::Result<Server> {
 
 /// The same, the router run by a tool.
 pub fn routed_under(tool: &[String]) -> anyhow::Result<Server> {
-    routed_by("kindred router + shard", Setup { tool, tls: None })
+    routed_by("kindred router + shard", Setup { tool, ..Setup::default() })
+}
+
+/// The same, the router on Unix sockets of its shards.
+pub fn routed_by_unix() -> anyhow::Result<Server> {
+    let dir = tempfile::tempdir()?;
+    let setup = Setup { unix: Some(dir.path()), ..Setup::default() };
+    let mut server = routed_by("kindred router + shard, Unix", setup)?;
+    server.dirs.push(dir);
+    Ok(server)
 }
 
 /// The same with certificates on both sides of every connection: clients to router, and router to shards, as `kindred up`
@@ -226,7 +238,8 @@ pub fn routed_under(tool: &[String]) -> anyhow::Result<Server> {
 pub fn routed_by_mtls() -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
     let made = auto_tls::create(dir.path(), &[]).context("making certificates")?;
-    let mut server = routed_by("kindred router + shard, mTLS", Setup { tool: &[], tls: Some(&made) })?;
+    let mut server =
+        routed_by("kindred router + shard, mTLS", Setup { tls: Some(&made), ..Setup::default() })?;
     server.tls = Some(ClientTls::load(made.client_settings())?);
     server.dirs.push(dir);
     Ok(server)
@@ -254,6 +267,8 @@ struct Setup<'a> {
     tool: &'a [String],
     /// Certificates for all connections.
     tls: Option<&'a AutoTls>,
+    /// Where the shards have Unix sockets, in place of ports.
+    unix: Option<&'a Path>,
 }
 
 impl Setup<'_> {
@@ -306,10 +321,12 @@ fn behind_router_by(
     for (slot, shard) in (1..).zip(shards) {
         let slot: u16 = slot;
         let flags = ["--name".to_owned(), (*shard).to_owned(), "--slot".to_owned(), slot.to_string()];
-        let (child, listen) = start_shard(&[&flags[..], &setup.server_flags()].concat())?;
-        stores += &format!(
-            "  - {{ name: {shard}, slot: {slot}, type: shard, endpoints: [\"{scheme}://{listen}\"] }}\n"
-        );
+        let socket = setup.unix.map(|dir| format!("unix://{}", dir.join(shard).display()));
+        let listen = socket.as_deref().unwrap_or(ANY_PORT);
+        let flags = [&flags[..], &setup.server_flags()].concat();
+        let Shard { child, endpoint, .. } = start_shard_under(&[], listen, &flags)?;
+        let url = socket.unwrap_or_else(|| format!("{scheme}://{endpoint}"));
+        stores += &format!("  - {{ name: {shard}, slot: {slot}, type: shard, endpoints: [\"{url}\"] }}\n");
         server.pids.push(((*shard).to_owned(), child.id()));
         server.children.push(child);
     }

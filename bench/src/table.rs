@@ -212,7 +212,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let version = |subject: &Subject| match subject {
         Subject::Etcd => peers.etcd.as_deref().map(machine::version),
         Subject::MemEtcd => peers.mem_etcd.as_deref().map(machine::version),
-        Subject::Shard | Subject::Router | Subject::RouterMtls => Some(machine::commit()),
+        Subject::Shard | Subject::Router | Subject::RouterMtls | Subject::RouterUnix => {
+            Some(machine::commit())
+        }
     };
     let column =
         |subject: &Subject| Column { subject: *subject, version: version(subject).unwrap_or_default() };

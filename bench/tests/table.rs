@@ -105,3 +105,17 @@ fn a_mem_etcd_is_a_column_and_its_failures_are_told() {
     let done = bench(dir.path(), &words, None);
     assert!(String::from_utf8_lossy(&done.stderr).contains("MEM_ETCD"), "{done:?}");
 }
+
+#[test]
+fn a_router_on_a_unix_socket_is_measured_when_it_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let words = format!("{FEW} --subjects router,router-unix --workloads put,watch");
+    let done = bench(dir.path(), &words, None);
+    assert!(done.status.success(), "{done:?}");
+    let text = fs::read_to_string(dir.path().join("closed.md")).unwrap();
+    for row in ["put", "watch, 3 watchers"] {
+        let cells = cells(&text, row);
+        assert!(cells.len() == 2 && cells[1].contains("router ") && cells[1].contains("shard "), "{cells:?}");
+    }
+    assert!(text.contains("by a Unix socket"));
+}

@@ -19,6 +19,8 @@ pub enum Subject {
     Router,
     /// The same with certificates on both sides of every connection.
     RouterMtls,
+    /// The same on one machine, the router on a Unix socket of the shard.
+    RouterUnix,
 }
 
 /// Another's programs.
@@ -31,15 +33,19 @@ pub struct Peers {
 }
 
 impl Subject {
-    /// All that there can be, in the order of the tables; `asked` if any are.
+    /// In the order of the tables: `asked` if any are, else all but those on Unix sockets.
     pub fn chosen(asked: &[Self], mem_etcd: bool) -> anyhow::Result<Vec<Self>> {
         if asked.contains(&Self::MemEtcd) {
             anyhow::ensure!(mem_etcd, "where mem_etcd's program is, --mem-etcd or MEM_ETCD has to say");
         }
-        let mut all = vec![Self::Etcd, Self::MemEtcd, Self::Shard, Self::Router, Self::RouterMtls];
-        all.retain(
-            |one| if asked.is_empty() { *one != Self::MemEtcd || mem_etcd } else { asked.contains(one) },
-        );
+        let mut all =
+            vec![Self::Etcd, Self::MemEtcd, Self::Shard, Self::Router, Self::RouterMtls, Self::RouterUnix];
+        all.retain(|one| match one {
+            _ if !asked.is_empty() => asked.contains(one),
+            Self::MemEtcd => mem_etcd,
+            Self::RouterUnix => false,
+            _ => true,
+        });
         Ok(all)
     }
 
@@ -51,6 +57,7 @@ impl Subject {
             Self::Shard => "kindred shard alone",
             Self::Router => "kindred router + shard",
             Self::RouterMtls => "kindred router + shard, mTLS",
+            Self::RouterUnix => "kindred router + shard, Unix",
         }
     }
 
@@ -62,6 +69,7 @@ impl Subject {
             Self::Shard => "#0072b2",
             Self::Router => "#009e73",
             Self::RouterMtls => "#b3478c",
+            Self::RouterUnix => "#56b4e9",
         }
     }
 
@@ -78,6 +86,7 @@ impl Subject {
             Self::RouterMtls => {
                 "the same with TLS 1.3, where each side shows a certificate: clients to router, and router to shards"
             }
+            Self::RouterUnix => "as on plain TCP, but router to shard by a Unix socket",
         }
     }
 
@@ -90,6 +99,7 @@ impl Subject {
             Self::Shard => servers::shard(),
             Self::Router => servers::routed(),
             Self::RouterMtls => servers::routed_by_mtls(),
+            Self::RouterUnix => servers::routed_by_unix(),
         }
         .with_context(|| format!("starting {}", self.name()))
     }
@@ -97,7 +107,7 @@ impl Subject {
 
 #[cfg(test)]
 mod tests {
-    use super::Subject::{Etcd, MemEtcd, Router, RouterMtls, Shard};
+    use super::Subject::{Etcd, MemEtcd, Router, RouterMtls, RouterUnix, Shard};
     use super::*;
 
     #[test]
@@ -105,6 +115,7 @@ mod tests {
         assert_eq!(Subject::chosen(&[], false).unwrap(), [Etcd, Shard, Router, RouterMtls]);
         assert_eq!(Subject::chosen(&[], true).unwrap(), [Etcd, MemEtcd, Shard, Router, RouterMtls]);
         assert_eq!(Subject::chosen(&[Router, Etcd, Router], true).unwrap(), [Etcd, Router]);
+        assert_eq!(Subject::chosen(&[RouterUnix, Router], false).unwrap(), [Router, RouterUnix]);
         assert_eq!(Subject::chosen(&[MemEtcd], true).unwrap(), [MemEtcd]);
         assert!(Subject::chosen(&[MemEtcd], false).is_err());
     }
