@@ -13,6 +13,7 @@
 //! And on that turn the bytes move whatever the task calls: `poll_read` and `poll_shutdown` drain; `poll_flush`
 //! drains from the third call on that follows a write (h2 flushes at most twice in one turn, after its last frame
 //! and at its end, so a third flush comes from a task that does not read); `poll_write` drains when the buffer is full.
+//! A long write is not gathered: it takes what was along.
 //!
 //! The limit: one task must own the connection and come back to it, as h2's and hyper's connection tasks do. A task that
 //! flushes once and then never calls again, or halves of a split connection in two tasks, would keep bytes back.
@@ -32,6 +33,11 @@ use tokio::task::coop;
 const FULL: usize = 128 << 10;
 /// A buffer that grew beyond this is given back once batches are small again.
 const KEEP: usize = 32 << 10;
+/// A write of this much goes out at once, together with what was gathered before it: to gather it, too, would copy all of it
+/// to save one system call. HTTP/2 frames are as long only where the peer takes such, as a router does from its stores.
+const DIRECT: usize = 64 << 10;
+/// Slices of such a write that go out together; h2 has two, or a few more of a message in pieces.
+const DIRECT_SLICES: usize = 16;
 /// Flushes after a write that are answered without draining.
 const DEFERRED_FLUSHES: u8 = 2;
 
@@ -118,6 +124,41 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
         Poll::Ready(Ok(()))
     }
 
+    /// Writes what was gathered and as much of `slices` as goes out; how much of them that is. Pending if it is nothing.
+    fn poll_write_direct(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        loop {
+            let gathered = self.buffer.len() - self.sent;
+            let mut all = [IoSlice::new(&[]); DIRECT_SLICES];
+            let parts = std::iter::once(&self.buffer[self.sent..]).chain(slices.iter().map(|slice| &**slice));
+            // No more than what is gathered at most: a turn is not to be long, however much the peer takes at once.
+            let (mut filled, mut left) = (0, 2 * FULL);
+            for (slot, part) in all.iter_mut().zip(parts.filter(|part| !part.is_empty())) {
+                *slot = IoSlice::new(&part[..part.len().min(left)]);
+                left -= slot.len();
+                filled += 1;
+                if left == 0 {
+                    break;
+                }
+            }
+            match ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, &all[..filled])) {
+                Ok(0) => return Poll::Ready(Err(self.fail(io::ErrorKind::WriteZero.into()))),
+                Ok(written) => {
+                    self.inner_dirty = true;
+                    pay(cx, written);
+                    if written <= gathered {
+                        self.sent += written;
+                        continue;
+                    }
+                    self.sent = 0;
+                    self.buffer.clear();
+                    self.flushes = 0;
+                    return Poll::Ready(Ok(written - gathered));
+                }
+                Err(error) => return Poll::Ready(Err(self.fail(error))),
+            }
+        }
+    }
+
     /// After an error nothing can be delivered: the buffer is dropped, so that no task is kept awake for it.
     fn fail(&mut self, error: io::Error) -> io::Error {
         self.buffer = Vec::new();
@@ -158,6 +199,12 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if slices.iter().map(|slice| slice.len()).sum::<usize>() >= DIRECT {
+            if let Some(error) = this.error.take() {
+                return Poll::Ready(Err(error));
+            }
+            return this.poll_write_direct(cx, slices);
+        }
         let room = ready!(this.poll_room(cx))?;
         let mut left = room;
         for slice in slices {

@@ -64,6 +64,15 @@ impl AsyncWrite for Inner {
         Poll::Ready(Ok(taken))
     }
 
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let all: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+        self.poll_write(cx, &all)
+    }
+
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         ready!(this.answer(cx))?;
@@ -250,6 +259,25 @@ fn many_frames_are_one_write() {
     let mut space = [0; 16];
     assert!(Pin::new(&mut io).poll_read(&mut cx, &mut ReadBuf::new(&mut space)).is_pending());
     assert_eq!((io.inner.writes, io.inner.sink.len()), (1, 15_000));
+}
+
+#[test]
+fn a_long_write_is_not_gathered_and_takes_along_what_was() {
+    let waker = Waker::noop();
+    let mut cx = Context::from_waker(waker);
+    // The first write takes half of what was gathered, the second one the rest and a part of the long one.
+    let script = VecDeque::from([Answer::Take(50), Answer::Take(50 + DIRECT), Answer::Wait]);
+    let mut io = Coalesce::new(Inner { script, ..Inner::default() });
+    assert!(Pin::new(&mut io).poll_write(&mut cx, &[1; 100]).is_ready());
+    let long = vec![2; 2 * DIRECT];
+    let slices = [IoSlice::new(&long[..7]), IoSlice::new(&[]), IoSlice::new(&long[7..])];
+    let Poll::Ready(Ok(taken)) = Pin::new(&mut io).poll_write_vectored(&mut cx, &slices) else {
+        panic!("nothing was taken")
+    };
+    assert_eq!((taken, io.inner.writes, io.buffered()), (DIRECT, 2, 0));
+    assert!(Pin::new(&mut io).poll_write(&mut cx, &long[taken..]).is_pending());
+    assert!(Pin::new(&mut io).poll_write(&mut cx, &long[taken..]).is_ready());
+    assert_eq!(io.inner.sink, [vec![1; 100], long].concat());
 }
 
 #[test]
