@@ -11,6 +11,7 @@ use kindred_router_core::plan::Refusal;
 use kindred_transport::{Drain, grpc};
 use kindred_wire::patch::HeaderPatch;
 use kindred_wire::peek::ResponseHeader;
+use kindred_wire::rope::Rope;
 use tokio::sync::watch;
 use tonic::Status;
 
@@ -94,7 +95,7 @@ pub struct App {
     /// Who this router is.
     pub identity: Identity,
     /// The header patch of this router, encoded.
-    pub header_tail: Vec<u8>,
+    pub header_tail: Bytes,
     /// Merged events of ranges, for all watches.
     pub feeds: Arc<Feeds>,
     /// Leases on stores other than their homes.
@@ -143,7 +144,7 @@ impl App {
             stores,
             cluster,
             identity,
-            header_tail,
+            header_tail: header_tail.into(),
             leases: Leases::default(),
             owed: Mutex::default(),
             compacted: AtomicI64::new(0),
@@ -178,8 +179,9 @@ impl App {
 
     /// The answer with this router's header.
     #[must_use]
-    pub fn patched(&self, answer: Bytes) -> Bytes {
-        append(answer, &self.header_tail)
+    pub fn patched(&self, mut answer: Rope) -> Rope {
+        answer.append(&self.header_tail);
+        answer
     }
 }
 

@@ -19,20 +19,24 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use bytes::Bytes;
 use kindred_partition_config::ids::{Revision, Slot, StoreName};
 use kindred_proto::etcdserverpb::{lease_client::LeaseClient, maintenance_client::MaintenanceClient};
 use kindred_proto::raw::{kv::k_v_client::KVClient, watch::watch_client::WatchClient};
 use kindred_proto::shard_v1::{
     feeds_client::FeedsClient, shard_client::ShardClient, units_client::UnitsClient,
 };
+use kindred_router_core::plan::Call;
 use kindred_router_core::store::{Member, StoreIx, StoreKind};
 use kindred_transport::connect::ConnectError;
+use kindred_transport::unary::ask::ask;
 use kindred_transport::workers::PerThread;
 use kindred_transport::{Connector, Endpoint, Workers};
 use kindred_wire::refusal::KindredError;
+use kindred_wire::rope::Rope;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tonic::transport::Channel;
+use tonic::{Request, Status};
 
 use fence::FenceCell;
 use lane::Lane;
@@ -252,6 +256,20 @@ impl Store {
     #[must_use]
     pub fn kv(&self) -> KVClient<Channel> {
         KVClient::new(self.unary()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// One of KV's unary calls; its answer stays the pieces that it came in.
+    ///
+    /// # Errors
+    /// The store's, or what happened to the connection.
+    pub async fn ask(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
+        let path = match method {
+            Call::Range | Call::RangeStream => "/etcdserverpb.KV/Range",
+            Call::Put => "/etcdserverpb.KV/Put",
+            Call::DeleteRange => "/etcdserverpb.KV/DeleteRange",
+            Call::Txn => "/etcdserverpb.KV/Txn",
+        };
+        ask(self.unary(), path, request).await
     }
 
     /// The stream of batches, when it is a shard that serves them.

@@ -3,6 +3,7 @@
 //! tonic wraps a call into a dozen boxes and copies its message twice; here the message of a request is a slice of what was
 //! read from the socket, and an answer is handed to HTTP/2 as it is. Clients see no difference: what is not an ordinary
 //! call (an encoding, another verb than POST) is left to tonic, and what is refused is refused with tonic's status.
+//! [`ask`] is the other side: calls whose answers stay the pieces that they came in.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -12,11 +13,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, header::CONTENT_TYPE};
 use hyper::body::{Body as _, Incoming};
+use kindred_wire::rope::Rope;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Extensions, Status};
 
 pub mod answer;
+pub mod ask;
 pub mod message;
+pub mod pieces;
 
 use self::answer::AnswerBody;
 use self::message::MessageReader;
@@ -40,7 +44,7 @@ pub trait UnaryCalls: Clone + Send + Sync + 'static {
         &self,
         method: Self::Method,
         request: tonic::Request<Bytes>,
-    ) -> impl Future<Output = Result<Bytes, Status>> + Send;
+    ) -> impl Future<Output = Result<Rope, Status>> + Send;
 
     /// A call came in.
     fn began(&self, _method: Self::Method) {}
@@ -61,7 +65,7 @@ impl UnaryCalls for () {
         0
     }
 
-    async fn call(&self, method: Infallible, _request: tonic::Request<Bytes>) -> Result<Bytes, Status> {
+    async fn call(&self, method: Infallible, _request: tonic::Request<Bytes>) -> Result<Rope, Status> {
         match method {}
     }
 }

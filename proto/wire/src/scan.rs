@@ -190,6 +190,25 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// How many bytes more a message needs at least that ends inside its first field; none when that field is whole.
+pub(crate) fn missing(begun: &[u8]) -> Result<usize, WireError> {
+    let mut fields = Fields::new(begun);
+    let head = fields.tag().and_then(|(_, wire_type)| match wire_type {
+        2 => usize::try_from(fields.varint()?).map(Some).map_err(|_| WireError::Truncated),
+        _ => Ok(None),
+    });
+    match head {
+        Ok(Some(len)) => Ok(len.saturating_sub(begun.len() - fields.at)),
+        Ok(None) => match Fields::new(begun).field() {
+            Ok(_) => Ok(0),
+            Err(WireError::Truncated) => Ok(1),
+            Err(error) => Err(error),
+        },
+        Err(WireError::Truncated) => Ok(1),
+        Err(error) => Err(error),
+    }
+}
+
 impl<'a> Iterator for Fields<'a> {
     type Item = Result<Field<'a>, WireError>;
 

@@ -306,7 +306,7 @@ async fn range(app: &App, store: &Store, range: &KeyRange, count: bool) -> Resul
     let to = To { store, at_least: Revision::ZERO, generation };
     let body = Bytes::from(request.encode_to_vec());
     let answer = to.send(Call::Range, Effect::Read, body, Deadline::within(WITHIN)).await?;
-    pb::RangeResponse::decode(answer).map_err(|error| Status::internal(error.to_string()))
+    pb::RangeResponse::decode(answer.into_bytes()).map_err(|error| Status::internal(error.to_string()))
 }
 
 #[cfg(test)]

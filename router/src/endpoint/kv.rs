@@ -20,6 +20,7 @@ use kindred_wire::error::EtcdError;
 use kindred_wire::patch::{HeaderPatch, RangePatch};
 use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
+use kindred_wire::rope::Rope;
 use prost::Message as _;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
@@ -55,7 +56,7 @@ impl Kv {
         Self { app, max_request_bytes }
     }
 
-    async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Bytes, Status> {
+    async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
         let start = Instant::now();
         let result = self.route(method, request).await;
         let handles = self.app.metrics.method(method);
@@ -67,7 +68,12 @@ impl Kv {
         result.map(|answer| self.app.patched(answer))
     }
 
-    async fn route(&self, method: Call, request: Request<Bytes>) -> Result<Bytes, Status> {
+    /// The same for tonic, which takes an answer in one piece.
+    async fn whole(&self, method: Call, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.unary(method, request).await.map(|answer| Response::new(answer.into_bytes()))
+    }
+
+    async fn route(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
         let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
         let deadline = Deadline::of(request.metadata(), effect);
         let body = self.sized(request)?;
@@ -100,7 +106,7 @@ impl Kv {
         generation: u64,
         body: Bytes,
         deadline: Deadline,
-    ) -> Result<Bytes, Status> {
+    ) -> Result<Rope, Status> {
         let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
         match plan {
             Plan::Health => self.health(body).await,
@@ -112,7 +118,9 @@ impl Kv {
             Plan::FanOut(fan_out) if method == Call::Range => {
                 self.app.range_over(&fan_out, generation, body, deadline).await
             }
-            Plan::FanOut(fan_out) => self.app.delete_over(&fan_out.spread, body, deadline).await,
+            Plan::FanOut(fan_out) => {
+                self.app.delete_over(&fan_out.spread, body, deadline).await.map(Rope::from)
+            }
             Plan::One { store, leases, spread } => {
                 let store = self.app.stores.get(store);
                 let to = To { store, at_least: self.app.at_least(&spread), generation };
@@ -122,7 +130,7 @@ impl Kv {
                     [] => to.send(method, effect, body, deadline).await,
                     leases => self.send_leased(to, method, body, leases, deadline).await,
                 }?;
-                let shown = Revision(peek::header_revision(&answer).unwrap_or_default());
+                let shown = shown_by(&answer, to.store);
                 let now = |routes: &Routes| spread_by(method, &asked, routes);
                 self.app.show(to.store, &spread, shown, generation, now);
                 Ok(answer)
@@ -148,7 +156,7 @@ impl Kv {
         body: Bytes,
         leases: &[LeaseId],
         deadline: Deadline,
-    ) -> Result<Bytes, Status> {
+    ) -> Result<Rope, Status> {
         let store = to.store;
         store.ready()?;
         self.app.attach_all(leases, store, deadline).await?;
@@ -224,7 +232,7 @@ impl Kv {
     }
 
     /// The health key never exists, so any store gives the true answer: the default one, else the next.
-    async fn health(&self, body: Bytes) -> Result<Bytes, Status> {
+    async fn health(&self, body: Bytes) -> Result<Rope, Status> {
         let stores = &self.app.stores;
         let default = stores.get(stores.default_store());
         let others = stores.iter().filter(|store| store.index != default.index);
@@ -239,6 +247,13 @@ impl Kv {
         }
         Err(failed)
     }
+}
+
+/// The revision that an answer shows. A shard writes its header first; what an etcd's says may be put right behind the rest.
+fn shown_by(answer: &Rope, store: &Store) -> Revision {
+    let leading = if store.is_shard() { peek::leading_revision(answer.front()) } else { None };
+    let shown = leading.or_else(|| peek::header_revision(&answer.clone().into_bytes()).ok());
+    Revision(shown.unwrap_or_default())
 }
 
 /// The Kinds on several stores that a request shows a revision of, by another map than it was carried out by.
@@ -269,7 +284,7 @@ impl UnaryCalls for Kv {
         &self,
         method: Call,
         request: Request<Bytes>,
-    ) -> impl Future<Output = Result<Bytes, Status>> + Send {
+    ) -> impl Future<Output = Result<Rope, Status>> + Send {
         self.unary(method, request)
     }
 }
@@ -277,7 +292,7 @@ impl UnaryCalls for Kv {
 #[tonic::async_trait]
 impl KV for Kv {
     async fn range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Call::Range, request).await.map(Response::new)
+        self.whole(Call::Range, request).await
     }
 
     type RangeStreamStream = Chunks;
@@ -293,21 +308,21 @@ impl KV for Kv {
     }
 
     async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Call::Put, request).await.map(Response::new)
+        self.whole(Call::Put, request).await
     }
 
     async fn delete_range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Call::DeleteRange, request).await.map(Response::new)
+        self.whole(Call::DeleteRange, request).await
     }
 
     async fn txn(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Call::Txn, request).await.map(Response::new)
+        self.whole(Call::Txn, request).await
     }
 
     async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
         let answer = self.app.compact(request.into_inner(), deadline).await?;
-        Ok(Response::new(self.app.patched(answer)))
+        Ok(Response::new(self.app.patched(answer.into()).into_bytes()))
     }
 }
 

@@ -16,6 +16,8 @@ use kindred_router_core::consistent_read::Mode;
 use kindred_router_core::plan::FanOut;
 use kindred_wire::kv::put_range_end;
 use kindred_wire::peek::ResponseHeader;
+use kindred_wire::rope::Rope;
+use kindred_wire::splice::Splice;
 use prost::Message as _;
 use tonic::Status;
 
@@ -32,9 +34,6 @@ const FIRST_ITEMS: u64 = 500;
 const FIRST_ITEMS_STREAMED: u64 = 128;
 /// Parts read before their turn, where no limit may make them useless.
 const AHEAD: usize = 2;
-
-/// Room for what stands around the items of an answer.
-const AROUND_BYTES: usize = 128;
 
 /// How often a range whose revision is compacted under it is begun.
 const READS_MAX: usize = 3;
@@ -73,12 +72,12 @@ async fn range<S: Shards>(
     fan_out: &FanOut,
     ask: &Ask,
     shown: Revision,
-) -> Result<(Bytes, Revision), Status> {
+) -> Result<(Rope, Revision), Status> {
     let layout = layout(fan_out, ask, FIRST_ITEMS);
     let cut = open(shards, &layout, ask, shown).await?;
     let header = cut.header;
-    let mut whole = Whole { body: Vec::with_capacity(room(&cut, ask)), drop_values: ask.part.drop_values };
-    ResponseHeader { revision: header.get(), ..Default::default() }.put(&mut whole.body);
+    let mut whole = Whole { body: Splice::default(), drop_values: ask.part.drop_values };
+    ResponseHeader { revision: header.get(), ..Default::default() }.put(whole.body.end());
     let ending = match ask.resort {
         None => merge(shards, &layout, ask, cut, &mut whole).await?,
         Some(Resort { order, limit }) => {
@@ -91,20 +90,8 @@ async fn range<S: Shards>(
             Ending { count, more }
         }
     };
-    end(&mut whole.body, ending);
-    Ok((whole.body.into(), header))
-}
-
-/// Room for what the first pages give to an answer, so that it is written once where they are all of it.
-fn room(cut: &Cut, ask: &Ask) -> usize {
-    let pages = || cut.firsts.iter().flatten();
-    let items: usize = pages().map(|page| page.items.len()).sum();
-    let bytes: usize = pages().map(|page| page.bytes).sum();
-    let limit = ask.spec.limit.and_then(|limit| usize::try_from(limit).ok());
-    match limit.filter(|limit| *limit < items) {
-        Some(limit) => bytes / items * limit + AROUND_BYTES,
-        None => bytes + AROUND_BYTES,
-    }
+    end(whole.body.end(), ending);
+    Ok((whole.body.finish(), header))
 }
 
 fn end(response: &mut Vec<u8>, Ending { count, more }: Ending) {
@@ -113,13 +100,13 @@ fn end(response: &mut Vec<u8>, Ending { count, more }: Ending) {
 
 /// An answer in one message.
 struct Whole {
-    body: Vec<u8>,
+    body: Splice,
     drop_values: bool,
 }
 
 impl Sink for Whole {
     async fn take(&mut self, items: Vec<KeyValue>) -> Result<(), Status> {
-        items.iter().try_for_each(|item| item.append_to(&mut self.body, self.drop_values)).map_err(malformed)
+        items.iter().try_for_each(|item| item.splice_to(&mut self.body, self.drop_values)).map_err(malformed)
     }
 }
 
@@ -142,7 +129,7 @@ impl App {
         generation: u64,
         body: Bytes,
         deadline: Deadline,
-    ) -> Result<Bytes, Status> {
+    ) -> Result<Rope, Status> {
         let shards = self.live(generation, deadline);
         let request = pb::RangeRequest::decode(body.clone()).map_err(|error| undecodable(&error))?;
         let Some(ask) = Ask::of(request) else {

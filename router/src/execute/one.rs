@@ -9,7 +9,8 @@ use kindred_router_core::plan::{Call, plan_watch_parts};
 use kindred_router_core::small::is_small;
 use kindred_wire::batch::Method;
 use kindred_wire::peek;
-use tonic::{Response, Status, Streaming};
+use kindred_wire::rope::Rope;
+use tonic::{Status, Streaming};
 
 use super::compact::raise;
 use super::{Deadline, Effect, attempt, by_map, call, fenced, is_future, over_lane};
@@ -40,10 +41,10 @@ impl To<'_> {
         effect: Effect,
         body: Bytes,
         deadline: Deadline,
-    ) -> Result<Bytes, Status> {
+    ) -> Result<Rope, Status> {
         // Keys of a map that never changes are never taken away from an etcd.
         if !self.store.is_shard() && self.generation > 0 {
-            return fenced::send(self.store, method, effect, &body, deadline).await;
+            return fenced::send(self.store, method, effect, &body, deadline).await.map(Rope::from);
         }
         // A stock etcd counts revisions of its own, and knows no map. A put is of one key: its shard knows whose it is.
         let (at_least, generation) = match (self.store.is_shard(), method) {
@@ -57,18 +58,11 @@ impl To<'_> {
                 let (request, until) = (body.clone(), deadline.at());
                 let op = Op { method: in_batch(method), request, at_least, generation, pin: 0, until };
                 if let Some(answered) = over_lane(self.store, &lane, op).await {
-                    return answered;
+                    return answered.map(Rope::from);
                 }
             }
-            let mut kv = self.store.kv();
             let request = by_map(deadline.at_least(body.clone(), at_least), generation);
-            let answer = match method {
-                Call::Range | Call::RangeStream => kv.range(request).await,
-                Call::Put => kv.put(request).await,
-                Call::DeleteRange => kv.delete_range(request).await,
-                Call::Txn => kv.txn(request).await,
-            };
-            answer.map(Response::into_inner).map_err(Failure::of)
+            self.store.ask(method, request).await.map_err(Failure::of)
         })
         .await
     }
@@ -119,7 +113,7 @@ impl App {
         spread: &[KindPrefix],
         body: Bytes,
         deadline: Deadline,
-    ) -> Result<Bytes, Status> {
+    ) -> Result<Rope, Status> {
         match to.send(Call::Range, Effect::Read, body.clone(), deadline).await {
             Err(status) if is_future(&status) => {
                 self.follow(to, spread, &body, deadline, status).await?;

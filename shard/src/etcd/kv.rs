@@ -7,6 +7,7 @@ use kindred_engine::ops::{RangeQuery, RevisionFilter};
 use kindred_partition_config::{ids::Revision, unit::UnitBuckets};
 use kindred_proto::{etcdserverpb as pb, raw::kv::k_v_server::KV as Kv};
 use kindred_transport::unary::UnaryCalls;
+use kindred_wire::rope::Rope;
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
@@ -100,12 +101,8 @@ impl UnaryCalls for KvService {
         self.0.receive_bytes_max()
     }
 
-    fn call(
-        &self,
-        method: Method,
-        request: Request<Bytes>,
-    ) -> impl Future<Output = Result<Bytes, Status>> + Send {
-        self.unary(method, request)
+    async fn call(&self, method: Method, request: Request<Bytes>) -> Result<Rope, Status> {
+        self.unary(method, request).await.map(Rope::from)
     }
 
     fn began(&self, method: Method) {

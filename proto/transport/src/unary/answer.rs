@@ -7,26 +7,27 @@ use std::task::{Context, Poll};
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderValue};
 use hyper::body::{Body, Frame};
+use kindred_wire::rope::Rope;
 use tonic::Status;
 
 use super::message::PREFIX_BYTES;
 
-/// A piece of an answer: the bytes before a message and the message, without a copy that joins them.
+/// A piece of an answer: the bytes before a message and the pieces of the message, without a copy that joins them.
 #[derive(Debug)]
 pub struct Piece {
     prefix: [u8; PREFIX_BYTES],
     /// Bytes of the prefix that are gone.
     taken: u8,
-    bytes: Bytes,
+    bytes: Rope,
 }
 
 impl Piece {
-    fn message(prefix: [u8; PREFIX_BYTES], bytes: Bytes) -> Self {
+    fn message(prefix: [u8; PREFIX_BYTES], bytes: Rope) -> Self {
         Self { prefix, taken: 0, bytes }
     }
 
     fn plain(bytes: Bytes) -> Self {
-        Self { prefix: [0; PREFIX_BYTES], taken: PREFIX_BYTES as u8, bytes }
+        Self { prefix: [0; PREFIX_BYTES], taken: PREFIX_BYTES as u8, bytes: bytes.into() }
     }
 
     fn head(&self) -> &[u8] {
@@ -41,18 +42,19 @@ impl Buf for Piece {
 
     fn chunk(&self) -> &[u8] {
         let head = self.head();
-        if head.is_empty() { &self.bytes } else { head }
+        if head.is_empty() { self.bytes.chunk() } else { head }
     }
 
     fn chunks_vectored<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
-        let mut filled = 0;
-        for part in [self.head(), &self.bytes] {
-            if !part.is_empty() && filled < into.len() {
-                into[filled] = IoSlice::new(part);
-                filled += 1;
+        let head = self.head();
+        match into {
+            [] => 0,
+            into if head.is_empty() => self.bytes.chunks_vectored(into),
+            [first, rest @ ..] => {
+                *first = IoSlice::new(head);
+                1 + self.bytes.chunks_vectored(rest)
             }
         }
-        filled
     }
 
     fn advance(&mut self, count: usize) {
@@ -68,7 +70,7 @@ pub struct AnswerBody(Next);
 
 #[derive(Debug)]
 enum Next {
-    Message([u8; PREFIX_BYTES], Bytes),
+    Message([u8; PREFIX_BYTES], Rope),
     Trailers,
     End,
     Tonic(tonic::body::Body),
@@ -79,7 +81,7 @@ impl AnswerBody {
     ///
     /// # Errors
     /// When no prefix can tell its length; the text is tonic's.
-    pub fn message(message: Bytes) -> Result<Self, Status> {
+    pub fn message(message: Rope) -> Result<Self, Status> {
         let Ok(length) = u32::try_from(message.len()) else {
             let length = message.len();
             return Err(Status::resource_exhausted(format!(
@@ -149,10 +151,13 @@ mod tests {
     proptest! {
         #[test]
         fn a_piece_is_its_prefix_and_its_bytes_however_it_is_taken(
-            message in prop::collection::vec(any::<u8>(), 0..40),
+            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..4),
             steps in prop::collection::vec(1usize..9, 1..9),
         ) {
-            let AnswerBody(Next::Message(prefix, bytes)) = AnswerBody::message(message.clone().into()).unwrap()
+            let message = pieces.concat();
+            let mut rope = Rope::default();
+            pieces.into_iter().for_each(|piece| rope.push(piece.into()));
+            let AnswerBody(Next::Message(prefix, bytes)) = AnswerBody::message(rope).unwrap()
             else { unreachable!() };
             let mut piece = Piece::message(prefix, bytes);
             let mut expected = vec![0];
@@ -160,7 +165,7 @@ mod tests {
             expected.extend_from_slice(&message);
             let (mut taken, mut turn) = (Vec::new(), 0);
             while piece.has_remaining() {
-                let mut slices = [IoSlice::new(&[]), IoSlice::new(&[])];
+                let mut slices = [IoSlice::new(&[]); 5];
                 let filled = piece.chunks_vectored(&mut slices);
                 let left: Vec<u8> = slices[..filled].iter().flat_map(|slice| slice.to_vec()).collect();
                 prop_assert_eq!(&left[..], &expected[taken.len()..]);

@@ -33,6 +33,12 @@ pub enum MessageError {
     /// The body has no message.
     #[error("Missing request message.")]
     Missing,
+    /// The body of an answer has no message.
+    #[error("Missing response message.")]
+    NoAnswer,
+    /// The body of an answer goes on behind its message.
+    #[error("protocol error: more than one message in the answer to a unary call")]
+    Surplus,
 }
 
 impl From<MessageError> for Status {

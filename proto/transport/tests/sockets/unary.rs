@@ -15,6 +15,7 @@ use kindred_proto::raw::kv::k_v_server::{KV, KVServer};
 use kindred_transport::listener::Incoming;
 use kindred_transport::unary::UnaryCalls;
 use kindred_transport::{Drain, Endpoint, ListenAddr, ListenOptions, Listener, server};
+use kindred_wire::rope::Rope;
 use tokio::net::TcpStream;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
@@ -81,8 +82,8 @@ impl UnaryCalls for Echo {
         LIMIT
     }
 
-    async fn call(&self, (): (), request: Request<Bytes>) -> Result<Bytes, Status> {
-        self.answer(request).await
+    async fn call(&self, (): (), request: Request<Bytes>) -> Result<Rope, Status> {
+        self.answer(request).await.map(Rope::from)
     }
 }
 
@@ -290,5 +291,141 @@ async fn many_calls_at_once_each_get_their_own_answer() {
         }
     });
     calls.buffer_unordered(100).collect::<Vec<_>>().await;
+    drain.kill();
+}
+
+/// What a store answers, frame by frame; an error resets the stream.
+#[derive(Clone)]
+struct Script {
+    status: u16,
+    headers: Vec<(&'static str, &'static str)>,
+    data: Vec<Bytes>,
+    end: Result<Vec<(&'static str, &'static str)>, ()>,
+}
+
+fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+    pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+}
+
+struct Scripted(std::collections::VecDeque<Result<Frame<Bytes>, Status>>);
+
+impl Body for Scripted {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<Frame<Bytes>, Status>>> {
+        std::task::Poll::Ready(self.0.pop_front())
+    }
+}
+
+/// A server that answers every call by the script, once its message has come.
+async fn scripted(script: Script) -> Endpoint {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = Endpoint::tcp(listener.local_addr().unwrap());
+    let service = hyper::service::service_fn(move |request: HttpRequest<hyper::body::Incoming>| {
+        let script = script.clone();
+        async move {
+            let mut body = request.into_body();
+            while std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_some() {}
+            let mut frames: std::collections::VecDeque<_> =
+                script.data.into_iter().map(|data| Ok(Frame::data(data))).collect();
+            frames.push_back(match script.end {
+                Ok(trailers) => Ok(Frame::trailers(map(&trailers))),
+                Err(()) => Err(Status::internal("broken")),
+            });
+            let mut answer = http::Response::new(Scripted(frames));
+            *answer.status_mut() = script.status.try_into().unwrap();
+            *answer.headers_mut() = map(&script.headers);
+            Ok::<_, std::convert::Infallible>(answer)
+        }
+    });
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(stream), service.clone());
+            tokio::spawn(served);
+        }
+    });
+    endpoint
+}
+
+#[tokio::test]
+async fn an_answer_in_pieces_is_what_tonic_joins() {
+    use kindred_transport::grpc;
+    let ok = || Ok(vec![("grpc-status", "0")]);
+    let grpc_type = vec![("content-type", "application/grpc")];
+    let large = framed(&vec![7; 300_000]);
+    let cut: Vec<Bytes> = large.chunks(4999).map(Bytes::copy_from_slice).collect();
+    let cases = [
+        (200, grpc_type.clone(), vec![framed(b"hello")], ok()),
+        (200, grpc_type.clone(), vec![framed(b"")], ok()),
+        (200, grpc_type.clone(), cut.clone(), ok()),
+        (200, grpc_type.clone(), large.chunks(1).take(3).map(Bytes::copy_from_slice).collect(), ok()),
+        (200, grpc_type.clone(), cut[..5].to_vec(), ok()),
+        (
+            200,
+            grpc_type.clone(),
+            cut[..5].to_vec(),
+            Ok(vec![("grpc-status", "14"), ("grpc-message", "gone")]),
+        ),
+        (200, grpc_type.clone(), cut[..5].to_vec(), Err(())),
+        (200, grpc_type.clone(), cut[..5].to_vec(), Ok(Vec::new())),
+        (200, grpc_type.clone(), cut.clone(), Ok(Vec::new())),
+        (200, grpc_type.clone(), cut.clone(), Ok(vec![("grpc-status", "9"), ("kindred-not-owned", "7")])),
+        (200, grpc_type.clone(), Vec::new(), ok()),
+        (200, grpc_type.clone(), Vec::new(), Err(())),
+        (200, grpc_type.clone(), vec![Bytes::from_static(&[1, 0, 0, 0, 0])], ok()),
+        (200, grpc_type.clone(), vec![Bytes::from_static(&[9, 0, 0, 0, 0])], ok()),
+        (200, vec![("grpc-status", "5"), ("kindred-not-owned", "7")], Vec::new(), Ok(Vec::new())),
+        (200, vec![("grpc-status", "0")], Vec::new(), Ok(Vec::new())),
+        (503, Vec::new(), Vec::new(), Ok(Vec::new())),
+        (404, Vec::new(), vec![Bytes::from_static(b"not here")], Ok(Vec::new())),
+    ];
+    for (number, (status, headers, data, end)) in cases.into_iter().enumerate() {
+        let endpoint = scripted(Script { status, headers, data, end }).await;
+        let channel = channel(&endpoint, None);
+        let seen = |answer: Result<Bytes, Status>| {
+            answer.map_err(|status| {
+                let epoch = status.metadata().get("kindred-not-owned").cloned();
+                (status.code(), epoch, grpc::lost(&status))
+            })
+        };
+        let mut client = KVClient::new(channel.clone());
+        let tonics = client.range(Bytes::from_static(b"x")).await.map(Response::into_inner);
+        let request = Request::new(Bytes::from_static(b"x"));
+        let ours = kindred_transport::unary::ask::ask(channel, "/etcdserverpb.KV/Range", request).await;
+        assert_eq!(seen(ours.map(Rope::into_bytes)), seen(tonics), "case {number}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_is_told_as_tonic_tells_it() {
+    use kindred_transport::grpc;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = Endpoint::tcp(listener.local_addr().unwrap());
+    drop(listener);
+    let request = Request::new(Bytes::from_static(b"x"));
+    let ours =
+        kindred_transport::unary::ask::ask(channel(&endpoint, None), "/etcdserverpb.KV/Range", request).await;
+    let tonics = KVClient::new(channel(&endpoint, None)).range(Bytes::from_static(b"x")).await;
+    let (ours, tonics) = (ours.unwrap_err(), tonics.unwrap_err());
+    assert_eq!((ours.code(), grpc::lost(&ours)), (tonics.code(), grpc::lost(&tonics)));
+    assert_eq!(grpc::lost(&ours), Some(grpc::Lost::NeverSent));
+}
+
+#[tokio::test]
+async fn a_call_whose_time_is_over_ends() {
+    let (endpoint, drain) = start(Echo::default(), Echo::default()).await;
+    let mut request = Request::new(Bytes::from_static(b"never"));
+    request.set_timeout(Duration::from_millis(50));
+    let answer =
+        kindred_transport::unary::ask::ask(channel(&endpoint, None), "/etcdserverpb.KV/Put", request).await;
+    let mut request = Request::new(Bytes::from_static(b"never"));
+    request.set_timeout(Duration::from_millis(50));
+    let tonics = KVClient::new(channel(&endpoint, None)).put(request).await;
+    assert_eq!(answer.unwrap_err().code(), tonics.unwrap_err().code());
     drain.kill();
 }

@@ -7,9 +7,14 @@ use kindred_proto::etcdserverpb as pb;
 use kindred_proto::etcdserverpb::range_request::{SortOrder, SortTarget as WireTarget};
 use kindred_router_core::range_split::{Item, Order, RangeSpec, SortTarget, StorePart};
 use kindred_router_core::store::StoreIx;
-use kindred_wire::answer::{RangeResponse, range_kvs};
-use kindred_wire::kv::{KeyValueRef, part_len, put_range_kv};
-use kindred_wire::scan::WireError;
+use kindred_wire::kv::{KeyValueRef, put_range_kv};
+use kindred_wire::peek::ResponseHeader;
+use kindred_wire::rope::Rope;
+use kindred_wire::scan::{Fields, WireError};
+use kindred_wire::splice::Splice;
+
+/// Bytes of a key-value, to make room for about as many as a page has.
+const ITEM_BYTES: usize = 512;
 
 /// A store and the keys that it is asked for.
 #[derive(Debug, Clone)]
@@ -172,51 +177,73 @@ pub struct Page {
 }
 
 impl Page {
-    /// Reads an answer in place.
+    /// Reads an answer in place, in one pass: each of its key-values is looked for in memory once.
     ///
     /// # Errors
     /// When the bytes are not a `RangeResponse`.
-    pub fn parse(answer: &Bytes) -> Result<Self, WireError> {
-        let read = RangeResponse::parse(answer)?;
-        let mut items = Vec::with_capacity(read.kvs);
-        for encoded in range_kvs(answer) {
-            let encoded = encoded?;
-            let kv = KeyValueRef::parse(encoded)?;
-            items.push(KeyValue {
-                key: place(kv.key, encoded),
-                create: Revision(kv.create_revision),
-                modified: Revision(kv.mod_revision),
-                version: kv.version,
-                value: place(kv.value, encoded),
-                encoded: answer.slice_ref(encoded),
-            });
-        }
-        Ok(Self {
-            header: Revision(read.header.map_or(0, |header| header.revision)),
-            count: u64::try_from(read.count).unwrap_or(0),
-            more: read.more,
-            items,
+    pub fn parse(answer: Rope) -> Result<Self, WireError> {
+        let mut page = Self {
+            header: Revision::ZERO,
+            count: 0,
+            more: false,
+            items: Vec::with_capacity(answer.len() / ITEM_BYTES),
             bytes: answer.len(),
-        })
+        };
+        let mut header = ResponseHeader::default();
+        for piece in answer.into_whole_fields()?.pieces() {
+            let mut fields = Fields::new(piece);
+            let mut begins = 0;
+            while let Some(field) = fields.next() {
+                let field = field?;
+                match field.number {
+                    1 => header.merge(field.bytes()?)?,
+                    2 => page.items.push(KeyValue::of(piece, begins..fields.offset(), field.bytes()?)?),
+                    3 => page.more = field.varint()? != 0,
+                    4 => page.count = u64::try_from(field.varint()?.cast_signed()).unwrap_or(0),
+                    _ => {}
+                }
+                begins = fields.offset();
+            }
+        }
+        page.header = Revision(header.revision);
+        Ok(page)
     }
 }
 
-/// Where a part lies in the whole: cheaper to keep than a part that keeps the whole alive.
-type Place = std::ops::Range<usize>;
+/// Where a part lies in a page: cheaper to keep than a part that keeps the page alive. No message has more than 4 GB.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    start: u32,
+    end: u32,
+}
 
-fn place(part: &[u8], whole: &[u8]) -> Place {
-    if part.is_empty() {
-        // It may be no part.
-        return 0..0;
+impl Place {
+    fn of(part: &[u8], page: &[u8]) -> Result<Self, WireError> {
+        if part.is_empty() {
+            // It may be no part.
+            return Ok(Self { start: 0, end: 0 });
+        }
+        let start = part.as_ptr().addr() - page.as_ptr().addr();
+        Self::range(start..start + part.len())
     }
-    let start = part.as_ptr().addr() - whole.as_ptr().addr();
-    start..start + part.len()
+
+    fn range(range: std::ops::Range<usize>) -> Result<Self, WireError> {
+        let place = |at| u32::try_from(at).map_err(|_| WireError::Truncated);
+        Ok(Self { start: place(range.start)?, end: place(range.end)? })
+    }
+
+    fn get(self) -> std::ops::Range<usize> {
+        self.start as usize..self.end as usize
+    }
 }
 
 /// One key-value of an answer: the store's own bytes.
 #[derive(Debug, Clone)]
 pub struct KeyValue {
-    encoded: Bytes,
+    page: Bytes,
+    /// With its tag and length.
+    field: Place,
+    encoded: Place,
     key: Place,
     value: Place,
     create: Revision,
@@ -225,30 +252,49 @@ pub struct KeyValue {
 }
 
 impl KeyValue {
-    /// Appends it to a `RangeResponse`.
+    fn of(page: &Bytes, field: std::ops::Range<usize>, encoded: &[u8]) -> Result<Self, WireError> {
+        let kv = KeyValueRef::parse(encoded)?;
+        Ok(Self {
+            field: Place::range(field)?,
+            encoded: Place::of(encoded, page)?,
+            key: Place::of(kv.key, page)?,
+            value: Place::of(kv.value, page)?,
+            create: Revision(kv.create_revision),
+            modified: Revision(kv.mod_revision),
+            version: kv.version,
+            page: page.clone(),
+        })
+    }
+
+    /// Puts it behind all else of a `RangeResponse`.
     ///
     /// # Errors
     /// When a store sent what is no key-value.
-    pub fn append_to(&self, response: &mut Vec<u8>, drop_value: bool) -> Result<(), WireError> {
+    pub fn splice_to(&self, response: &mut Splice, drop_value: bool) -> Result<(), WireError> {
         if !drop_value {
-            put_range_kv(response, &self.encoded);
+            response.field(&self.page, self.field.get());
             return Ok(());
         }
-        let bare = KeyValueRef { value: &[], ..KeyValueRef::parse(&self.encoded)? };
-        put_range_kv(response, &kindred_wire::kv::encode_key_value(&bare));
+        let bare = KeyValueRef { value: &[], ..KeyValueRef::parse(&self.page[self.encoded.get()])? };
+        put_range_kv(response.end(), &kindred_wire::kv::encode_key_value(&bare));
         Ok(())
+    }
+
+    /// Appends it to a `RangeResponse`.
+    pub fn append_to(&self, response: &mut Vec<u8>) {
+        response.extend_from_slice(&self.page[self.field.get()]);
     }
 
     /// The bytes that it adds to an answer, its value included.
     #[must_use]
     pub fn weight(&self) -> usize {
-        part_len(&self.encoded)
+        self.field.get().len()
     }
 }
 
 impl Item for KeyValue {
     fn key(&self) -> &[u8] {
-        &self.encoded[self.key.clone()]
+        &self.page[self.key.get()]
     }
 
     fn create(&self) -> Revision {
@@ -264,6 +310,6 @@ impl Item for KeyValue {
     }
 
     fn value(&self) -> &[u8] {
-        &self.encoded[self.value.clone()]
+        &self.page[self.value.get()]
     }
 }

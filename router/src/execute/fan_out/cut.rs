@@ -12,6 +12,7 @@ use kindred_router_core::consistent_read::{Command, ConsistentRead, Event, Mode,
 use kindred_router_core::store::StoreIx;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
+use kindred_wire::rope::Rope;
 use prost::Message as _;
 use tonic::{Code, Status};
 
@@ -35,7 +36,7 @@ pub trait Shards: Sync {
         request: Bytes,
         at_least: Revision,
         pin: bool,
-    ) -> impl Future<Output = Result<Bytes, Status>> + Send;
+    ) -> impl Future<Output = Result<Rope, Status>> + Send;
 
     /// The current revision of the source's range, raised to `to`, which stays readable for a while if it is compared with
     /// `since`.
@@ -156,7 +157,7 @@ impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S
         let request = Bytes::from((self.ask)(store.0, at).encode_to_vec());
         // A revision that is named is the client's, or pinned already.
         let answer = self.shards.range(self.sources[store.0].store, request, at_least, at.is_none()).await?;
-        Page::parse(&answer).map_err(malformed)
+        Page::parse(answer).map_err(malformed)
     }
 
     /// `None` when the store refuses: its clock may not go that far (R3).

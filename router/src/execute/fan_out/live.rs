@@ -9,7 +9,8 @@ use kindred_router_core::plan::Call;
 use kindred_router_core::small::is_small;
 use kindred_router_core::store::StoreIx;
 use kindred_wire::batch::Method;
-use tonic::{Response, Status};
+use kindred_wire::rope::Rope;
+use tonic::Status;
 
 use super::ask::{Source, on_wire};
 use super::cut::{Raised, Shards};
@@ -64,7 +65,7 @@ impl Shards for Live {
         request: Bytes,
         at_least: Revision,
         pin: bool,
-    ) -> Result<Bytes, Status> {
+    ) -> Result<Rope, Status> {
         if pin {
             self.pinning(store);
         }
@@ -78,12 +79,11 @@ impl Shards for Live {
                 let (request, generation, until) = (request.clone(), self.generation, deadline.at());
                 let op = Op { method: Method::Range, request, at_least, generation, pin, until };
                 if let Some(answered) = over_lane(store, &lane, op).await {
-                    return answered;
+                    return answered.map(Rope::from);
                 }
             }
             let request = deadline.pinned(request.clone(), at_least, pin);
-            let answer = store.kv().range(by_map(request, self.generation)).await;
-            answer.map(Response::into_inner).map_err(Failure::of)
+            store.ask(Call::Range, by_map(request, self.generation)).await.map_err(Failure::of)
         })
         .await
     }

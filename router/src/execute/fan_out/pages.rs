@@ -161,7 +161,7 @@ impl<S: Shards> Merging<'_, S> {
         let request = self.ask.page(from, after.as_ref(), Some(self.at), items);
         let answer =
             self.shards.range(from.store, Bytes::from(request.encode_to_vec()), self.at, false).await?;
-        Ok((source, Page::parse(&answer).map_err(malformed)?))
+        Ok((source, Page::parse(answer).map_err(malformed)?))
     }
 
     fn chunk(&self, source: SourceIx, page: Page, progress: &mut Progress) -> Event<KeyValue> {

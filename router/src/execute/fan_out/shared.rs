@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use kindred_router_core::plan::FanOut;
 use kindred_router_core::rounds::Rounds;
+use kindred_wire::rope::Rope;
 use tokio::sync::oneshot;
 use tonic::Status;
 
@@ -21,7 +22,7 @@ type Question = (Bytes, u64);
 #[derive(Debug)]
 struct Waiter {
     deadline: Deadline,
-    to: oneshot::Sender<Result<Bytes, Status>>,
+    to: oneshot::Sender<Result<Rope, Status>>,
 }
 
 /// The reads under way. Never locked across an await.
@@ -45,7 +46,7 @@ impl App {
         generation: u64,
         body: Bytes,
         deadline: Deadline,
-    ) -> Result<Bytes, Status> {
+    ) -> Result<Rope, Status> {
         let question = (body, generation);
         let (to, answer) = oneshot::channel();
         let begins = self.shared_reads.lock().ask(question.clone(), Waiter { deadline, to });

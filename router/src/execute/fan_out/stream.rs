@@ -11,7 +11,6 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::ask::{Ask, KeyValue};
-use super::cut::malformed;
 use super::pages::{Sink, merge};
 use super::{FIRST_ITEMS_STREAMED, end, layout, open, undecodable};
 use crate::app::App;
@@ -47,7 +46,7 @@ impl Sink for Chunked {
             if !self.pending.is_empty() && self.pending.len() + item.weight() > CHUNK_BYTES {
                 self.send().await?;
             }
-            item.append_to(&mut self.pending, false).map_err(malformed)?;
+            item.append_to(&mut self.pending);
         }
         Ok(())
     }

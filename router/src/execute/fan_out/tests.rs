@@ -146,12 +146,18 @@ impl Shards for Cluster {
         request: Bytes,
         at_least: Revision,
         _: bool,
-    ) -> Result<Bytes, Status> {
+    ) -> Result<Rope, Status> {
         let mut state = self.state.lock().unwrap();
         let store = state.call(store)?;
         store.current = store.current.max(at_least.get());
         let answer = store.range(&pb::RangeRequest::decode(request).unwrap())?;
-        Ok(answer.encode_to_vec().into())
+        // In pieces that end anywhere, as frames do.
+        let whole = Bytes::from(answer.encode_to_vec());
+        let mut pieces = Rope::default();
+        for begin in (0..whole.len()).step_by(101) {
+            pieces.push(whole.slice(begin..whole.len().min(begin + 101)));
+        }
+        Ok(pieces)
     }
 
     async fn raise(&self, source: &Source, to: Revision, since: Option<Revision>) -> Result<Raised, Status> {

@@ -1,0 +1,92 @@
+//! Unary calls to a store without tonic's codec, which copies an answer twice: once to join its frames, and once more as it
+//! makes room for a message that is all there. Here it stays the pieces that were read from the socket.
+//!
+//! An answer is given when it is whole and its status is known: then a read that fails half way may be sent again (R11), and a
+//! client that reads slowly holds nothing of the connection, which all clients share.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{HeaderValue, Method, Request, StatusCode, Uri, Version, header};
+use http_body_util::Full;
+use hyper::body::Body as _;
+use kindred_wire::rope::Rope;
+use tonic::body::Body;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use tower::Service as _;
+
+use super::GRPC;
+use super::message::{MessageError, PREFIX_BYTES};
+use super::pieces::PieceReader;
+
+/// Sends a request to the method of this path, and gives its answer.
+///
+/// # Errors
+/// The peer's, or what happened to the connection, which has a source.
+pub async fn ask(
+    mut channel: Channel,
+    path: &'static str,
+    request: tonic::Request<Bytes>,
+) -> Result<Rope, Status> {
+    let request = on_wire(path, request)?;
+    let ready = poll_fn(|cx| channel.poll_ready(cx)).await;
+    ready.map_err(|error| Status::unknown(format!("Service was not ready: {error}")))?;
+    let answer = channel.call(request).await.map_err(|error| Status::from_error(Box::new(error)))?;
+    let (head, mut body) = answer.into_parts();
+    match Status::from_header_map(&head.headers) {
+        None => {}
+        // An end without a beginning.
+        Some(status) if status.code() == Code::Ok => return Err(MessageError::NoAnswer.into()),
+        Some(status) => return Err(status),
+    }
+    let mut reader = PieceReader::default();
+    let mut status = None;
+    while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+        match frame?.into_data() {
+            Ok(data) => reader.push(data)?,
+            Err(frame) => status = frame.trailers_ref().and_then(Status::from_header_map),
+        }
+    }
+    match status {
+        Some(status) if status.code() == Code::Ok => Ok(reader.finish()?),
+        Some(status) => Err(status),
+        None => Err(without_status(head.status)),
+    }
+}
+
+fn on_wire(path: &'static str, request: tonic::Request<Bytes>) -> Result<Request<Body>, Status> {
+    let (metadata, _, message) = request.into_parts();
+    let length = u32::try_from(message.len())
+        .map_err(|_| Status::resource_exhausted("a request of more than 4 GB"))?;
+    let mut framed = BytesMut::with_capacity(PREFIX_BYTES + message.len());
+    framed.put_u8(0);
+    framed.put_u32(length);
+    framed.put(message);
+    let mut request = Request::new(Body::new(Full::new(framed.freeze())));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = Uri::from_static(path);
+    *request.version_mut() = Version::HTTP_2;
+    let headers = request.headers_mut();
+    *headers = metadata.into_headers();
+    headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    headers.insert(header::CONTENT_TYPE, GRPC);
+    Ok(request)
+}
+
+/// What an answer without a status means, as gRPC has it: a proxy's error, or one that was cut off.
+fn without_status(status: StatusCode) -> Status {
+    let code = match status {
+        StatusCode::BAD_REQUEST => Code::Internal,
+        StatusCode::UNAUTHORIZED => Code::Unauthenticated,
+        StatusCode::FORBIDDEN => Code::PermissionDenied,
+        StatusCode::NOT_FOUND => Code::Unimplemented,
+        StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::SERVICE_UNAVAILABLE
+        | StatusCode::GATEWAY_TIMEOUT => Code::Unavailable,
+        _ => Code::Unknown,
+    };
+    Status::new(code, format!("an answer without grpc-status, with HTTP status {}", status.as_u16()))
+}
