@@ -21,6 +21,9 @@ use crate::{
 /// Of a number, what a run may differ from the one before: timers fire more or less often meanwhile.
 const TOLERANCE: f64 = 0.03;
 
+/// Of so many operations one page is counted: it is heavy.
+const PAGES_PART: u64 = 10;
+
 /// What is measured and compared.
 #[derive(clap::Args)]
 pub struct Options {
@@ -99,7 +102,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             let path = format!("{role} {}", kind.name());
             options.only.is_empty() || options.only.contains(&path)
         };
-        let kinds: Vec<Kind> = [Kind::Put, Kind::TxnPut, Kind::Get].into_iter().filter(wanted).collect();
+        let kinds: Vec<Kind> =
+            [Kind::Put, Kind::TxnPut, Kind::Get, Kind::List].into_iter().filter(wanted).collect();
         if kinds.is_empty() {
             continue;
         }
@@ -108,10 +112,11 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             _ => servers::routed_under(&tool(folder, role))?,
         };
         for kind in kinds {
-            let profile = counted(&server, role, kind, options.ops, folder).await?;
-            let (path, count) = (format!("{role} {}", kind.name()), total(&profile)? / options.ops);
+            let ops = if kind == Kind::List { (options.ops / PAGES_PART).max(1) } else { options.ops };
+            let profile = counted(&server, role, kind, ops, folder).await?;
+            let (path, count) = (format!("{role} {}", kind.name()), total(&profile)? / ops);
             println!("{path} {count}");
-            spent.push((path.clone(), profile::by_crate(&profile, options.ops)));
+            spent.push((path.clone(), profile::by_crate(&profile, ops)));
             measured.insert(path, count);
         }
     }

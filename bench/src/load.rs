@@ -101,7 +101,7 @@ pub const KEY_BYTES: usize = PREFIX.len() + "node-0000000".len();
 /// Puts of one transaction that fills: below etcd's limit of 128 operations.
 const FILL_PUTS: usize = 100;
 /// Keys of a page.
-const PAGE: usize = 500;
+pub const PAGE: usize = 500;
 /// A prime: its multiples are all the remainders of a number of keys, in an order that no cache likes.
 const STRIDE: usize = 2_654_435_761;
 

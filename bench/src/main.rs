@@ -12,6 +12,7 @@ mod capacity;
 mod cluster;
 mod cpu;
 mod during;
+mod echo;
 mod fsync;
 mod instructions;
 mod load;
@@ -71,6 +72,9 @@ enum Mode {
     Watchers(watchers::Options),
     /// For how long writes wait while a shard frees what was compacted, writes checkpoints and answers long lists.
     Stalls(stalls::Options),
+    /// A server that answers with bytes that it holds; what the table compares pages with.
+    #[command(hide = true)]
+    Echo(echo::Options),
     /// Instructions of a server for one operation, which a busy machine does not change.
     Instructions(instructions::Options),
 }
@@ -97,6 +101,7 @@ async fn main() -> anyhow::Result<()> {
         Some(Mode::Scale(options)) => scale::run(options).await,
         Some(Mode::Watchers(options)) => watchers::run(options).await,
         Some(Mode::Stalls(options)) => stalls::run(options).await,
+        Some(Mode::Echo(options)) => echo::run(options).await,
         Some(Mode::Instructions(options)) => instructions::run(options).await,
         None => table::run(args.table).await,
     }

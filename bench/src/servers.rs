@@ -158,6 +158,25 @@ fn start_peer(
     Ok(server)
 }
 
+/// A server that holds a page of such values, and answers with it.
+pub fn echo(value_bytes: usize) -> anyhow::Result<Server> {
+    let args = ["echo".to_owned(), "--value-bytes".to_owned(), value_bytes.to_string()];
+    let mut child = spawn_under(&[], &std::env::current_exe()?, &args)?;
+    let line = ready_line(&mut child, "kindred-bench echo ready");
+    let pids = vec![("echo".to_owned(), child.id())];
+    let mut server = Server {
+        name: "echo",
+        endpoint: String::new(),
+        tls: None,
+        admin: None,
+        pids,
+        children: vec![child],
+        dirs: Vec::new(),
+    };
+    server.endpoint = word(&line?, "listen").context("the ready line names no listen address")?;
+    Ok(server)
+}
+
 /// A shard alone.
 pub fn shard() -> anyhow::Result<Server> {
     shard_under(&[])

@@ -158,7 +158,7 @@ pub fn turns(count: usize, round: usize) -> impl Iterator<Item = usize> {
 async fn start(options: &Options, peers: &Peers) -> anyhow::Result<Vec<Running>> {
     let mut all = Vec::new();
     for subject in Subject::chosen(&options.subjects, peers.mem_etcd.is_some())? {
-        let server = subject.start(peers)?;
+        let server = subject.start(peers, options.value_bytes)?;
         let target = Target::connect(&server, options.shape()).await?;
         target.fill().await.with_context(|| format!("writing the keys to {}", subject.name()))?;
         if options.workloads().iter().any(|one| matches!(one, Workload::LeaseFlood | Workload::Mixed)) {
@@ -212,7 +212,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let version = |subject: &Subject| match subject {
         Subject::Etcd => peers.etcd.as_deref().map(machine::version),
         Subject::MemEtcd => peers.mem_etcd.as_deref().map(machine::version),
-        Subject::Shard | Subject::Router | Subject::RouterMtls | Subject::RouterUnix => {
+        Subject::Echo | Subject::Shard | Subject::Router | Subject::RouterMtls | Subject::RouterUnix => {
             Some(machine::commit())
         }
     };

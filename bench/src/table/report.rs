@@ -126,7 +126,8 @@ pub fn cpu_row(row: &Row, columns: &[Column], watchers: usize) -> String {
 
 /// What the peers used.
 fn peers<'a>(row: &Row, columns: &'a [Column]) -> Vec<(&'a str, f64)> {
-    let is_peer = |column: &Column| matches!(column.subject, Subject::Etcd | Subject::MemEtcd);
+    let is_peer =
+        |column: &Column| matches!(column.subject, Subject::Etcd | Subject::MemEtcd | Subject::Echo);
     let peers =
         columns.iter().zip(&row.cells).filter(|(column, cell)| is_peer(column) && cell.failed.is_none());
     peers.map(|(column, cell)| (column.subject.name(), cell.cpu().median)).collect()

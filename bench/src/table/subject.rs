@@ -13,6 +13,8 @@ pub enum Subject {
     Etcd,
     /// A mem_etcd, of which the user has the binary.
     MemEtcd,
+    /// A server that holds a page and answers with it: what sending it takes. Of pages alone, and only when it is asked for.
+    Echo,
     /// A kindred shard alone.
     Shard,
     /// A kindred router and a shard.
@@ -38,12 +40,20 @@ impl Subject {
         if asked.contains(&Self::MemEtcd) {
             anyhow::ensure!(mem_etcd, "where mem_etcd's program is, --mem-etcd or MEM_ETCD has to say");
         }
-        let mut all =
-            vec![Self::Etcd, Self::MemEtcd, Self::Shard, Self::Router, Self::RouterMtls, Self::RouterUnix];
+        let mut all = vec![
+            Self::Etcd,
+            Self::MemEtcd,
+            Self::Echo,
+            Self::Shard,
+            Self::Router,
+            Self::RouterMtls,
+            Self::RouterUnix,
+        ];
         all.retain(|one| match one {
-            _ if !asked.is_empty() => asked.contains(one),
+            one if !asked.is_empty() => asked.contains(one),
             Self::MemEtcd => mem_etcd,
-            Self::RouterUnix => false,
+            // These are compared with others when they are asked for.
+            Self::Echo | Self::RouterUnix => false,
             _ => true,
         });
         Ok(all)
@@ -54,6 +64,7 @@ impl Subject {
         match self {
             Self::Etcd => "etcd",
             Self::MemEtcd => "mem_etcd",
+            Self::Echo => "bare echo",
             Self::Shard => "kindred shard alone",
             Self::Router => "kindred router + shard",
             Self::RouterMtls => "kindred router + shard, mTLS",
@@ -66,6 +77,7 @@ impl Subject {
         match self {
             Self::Etcd => "#777777",
             Self::MemEtcd => "#e69f00",
+            Self::Echo => "#cc9900",
             Self::Shard => "#0072b2",
             Self::Router => "#009e73",
             Self::RouterMtls => "#b3478c",
@@ -78,6 +90,9 @@ impl Subject {
         match self {
             Self::Etcd => "`--unsafe-no-fsync`, its data in memory (`/dev/shm`)",
             Self::MemEtcd => "`--wal-default=none`, all in memory",
+            Self::Echo => {
+                "a server of one thread that holds a page, and answers with it as kindred's servers do"
+            }
             Self::Shard => "one process, all in memory",
             Self::Router => {
                 "a router of one thread and the shard of the Kind, all in memory, plain TCP; \
@@ -91,11 +106,12 @@ impl Subject {
     }
 
     /// Starts it.
-    pub fn start(self, peers: &Peers) -> anyhow::Result<Server> {
+    pub fn start(self, peers: &Peers, value_bytes: usize) -> anyhow::Result<Server> {
         let program = |path: &Option<PathBuf>| path.clone().context("its program is not known");
         match self {
             Self::Etcd => servers::etcd(&program(&peers.etcd)?),
             Self::MemEtcd => servers::mem_etcd(&program(&peers.mem_etcd)?),
+            Self::Echo => servers::echo(value_bytes),
             Self::Shard => servers::shard(),
             Self::Router => servers::routed(),
             Self::RouterMtls => servers::routed_by_mtls(),
