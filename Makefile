@@ -3,15 +3,15 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench bench-moves bench-disk instructions peers build kube netsim sim fuzz crash kills
+.PHONY: run test verify fix bench bench-moves bench-disk instructions peers build kube netsim sim fuzz crash kills valgrind
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
 	$(CARGO) build --release --locked --bin kindred
 	./target/release/kindred up $(ARGS)
 
-## test: install the pinned peers, then run every test
-test: peers build
+## test: install the pinned peers, and valgrind where that can be done, then run every test
+test: peers valgrind build
 	$(CARGO) test --workspace --locked $(TESTARGS)
 
 ## netsim: SEEDS (500) more seeds of the simulated network, from FIRST on
@@ -26,6 +26,10 @@ crash: build
 ## kills: kills and cuts at every step of a move, all of them or those with CASES in their names (such as seal.after, kill-source)
 kills: build
 	KILLS=$(or $(CASES),all) $(CARGO) test --locked -p kindred-tests --test kills -- --nocapture
+
+# It counts instructions. Without it that one test says so and measures nothing.
+valgrind:
+	@command -v vgdb >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -q update >/dev/null && apt-get -qy install valgrind >/dev/null; } || echo "instructions will not be counted: install valgrind" >&2
 
 build:
 	$(CARGO) build --workspace --locked --bins

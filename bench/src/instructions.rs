@@ -18,9 +18,6 @@ use crate::{
     servers::{self, Server},
 };
 
-/// Of a number, what a run may differ from the one before: timers fire more or less often meanwhile.
-const TOLERANCE: f64 = 0.03;
-
 /// Of so many operations one page is counted: it is heavy.
 const PAGES_PART: u64 = 10;
 
@@ -33,6 +30,9 @@ pub struct Options {
     /// Fail when an operation takes more than this file says.
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
+    /// By how many percent it may take more: runs differ, as timers fire more or less often meanwhile.
+    #[arg(long, value_name = "PERCENT", default_value_t = 3, value_parser = clap::value_parser!(u64).range(..100))]
+    tolerance: u64,
     /// Record what is lower than, or not in, this file.
     #[arg(long, value_name = "FILE", conflicts_with = "check")]
     write: Option<PathBuf>,
@@ -61,12 +61,12 @@ fn parse(text: &str) -> anyhow::Result<Counts> {
         .collect()
 }
 
-/// The paths that take more than they may.
-fn exceeded(limits: &Counts, measured: &Counts) -> Vec<String> {
+/// The paths that take more than they may, and so many percent.
+fn exceeded(limits: &Counts, measured: &Counts, tolerance: u64) -> Vec<String> {
     let over = |(path, count): (&String, &u64)| {
         let limit = *limits.get(path)?;
-        let most = (limit as f64 * (1.0 + TOLERANCE)) as u64;
-        (*count > most).then(|| format!("{path}: {count} instructions, at most {limit} (and 3 %)"))
+        let most = limit * (100 + tolerance) / 100;
+        (*count > most).then(|| format!("{path}: {count} instructions, at most {limit} (and {tolerance} %)"))
     };
     measured.iter().filter_map(over).collect()
 }
@@ -132,7 +132,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         std::fs::write(file, profile::table(&spent))?;
     }
     if let Some(file) = &options.check {
-        let over = exceeded(&limits(file)?, &measured);
+        let over = exceeded(&limits(file)?, &measured, options.tolerance);
         if !over.is_empty() {
             bail!("more instructions than before:\n{}", over.join("\n"));
         }
@@ -200,8 +200,8 @@ mod tests {
         let limits = parse("# a comment\nrouter get 500\n\nshard txn put 1000\n").unwrap();
         assert_eq!(limits["shard txn put"], 1000);
         let counts = |put: u64| Counts::from([("shard txn put".to_owned(), put), ("new".to_owned(), 9)]);
-        assert_eq!(exceeded(&limits, &counts(1030)), Vec::<String>::new());
-        assert_eq!(exceeded(&limits, &counts(1031)).len(), 1);
+        assert_eq!(exceeded(&limits, &counts(1030), 3), Vec::<String>::new());
+        assert_eq!(exceeded(&limits, &counts(1031), 3).len(), 1);
         assert_eq!(parse(&lowered(&limits, &counts(900))).unwrap()["shard txn put"], 900);
         assert_eq!(parse(&lowered(&limits, &counts(1100))).unwrap()["shard txn put"], 1000);
         assert_eq!(parse(&lowered(&limits, &counts(900))).unwrap()["new"], 9);
