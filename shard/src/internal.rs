@@ -323,10 +323,15 @@ impl Shard for ShardService {
     ) -> Result<Response<pb::SetModesResponse>, Status> {
         let request = request.into_inner();
         let asked = modes::asked(&request, &self.joined.modes)?;
-        let (first, logged) = (asked.clone(), asked.clone());
-        let take = move |core: &mut Core| modes::take(core, first);
-        let take_logged = move |core: &mut Core| modes::take_logged(core, logged);
-        let taken = self.member.handle.call_flushed_twice(take, take_logged).await?;
+        let (same, first, logged) = (asked.clone(), asked.clone(), asked.clone());
+        let taken = match self.member.handle.call(move |core| modes::unchanged(core, &same)).await? {
+            Some(taken) => taken,
+            None => {
+                let take = move |core: &mut Core| modes::take(core, first);
+                let take_logged = move |core: &mut Core| modes::take_logged(core, logged);
+                self.member.handle.call_flushed_twice(take, take_logged).await?
+            }
+        };
         Ok(Response::new(modes::answer(&request, &asked, &taken)))
     }
 

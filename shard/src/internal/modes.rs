@@ -46,15 +46,23 @@ pub fn asked(request: &pb::SetModesRequest, own: &KindModes) -> Result<KindModes
     Ok(modes)
 }
 
-/// On the loop, when the logs are flushed: the modes are in force from here on, as far as they can be. `None` where they are
-/// logged first: to be gone on with by [`take_logged`].
-pub fn take(core: &mut Core, asked: KindModes) -> Option<Taken> {
+/// On the loop, at any time: the answer to what changes nothing, as a router asks at its every start. A disk that is slow
+/// holds up nobody for it.
+pub fn unchanged(core: &Core, asked: &KindModes) -> Option<Taken> {
     if !core.keeps {
         let modes = KindModes { generation: asked.generation, ..KindModes::all(Durability::None) };
         return Some(Taken { modes, why: IN_MEMORY.to_owned() });
     }
-    if *core.engine.modes() == asked {
-        return Some(Taken { modes: asked, why: String::new() });
+    let same = core.engine.modes() == asked;
+    same.then(|| Taken { modes: asked.clone(), why: String::new() })
+}
+
+/// On the loop, when the logs are flushed: the modes are in force from here on, as far as they can be. `None` where they are
+/// logged first: to be gone on with by [`take_logged`].
+pub fn take(core: &mut Core, asked: KindModes) -> Option<Taken> {
+    // Another router may have brought them since.
+    if let Some(taken) = unchanged(core, &asked) {
+        return Some(taken);
     }
     match around(Point::ModesTake, || core.set_modes(asked)) {
         Ok(ModesTaken::AfterLog) => None,
