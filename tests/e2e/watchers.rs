@@ -48,7 +48,8 @@ pub async fn watch(
     Ok((sender, answers))
 }
 
-async fn next(answers: &mut Streaming<WatchResponse>) -> anyhow::Result<WatchResponse> {
+/// The next answer.
+pub async fn next(answers: &mut Streaming<WatchResponse>) -> anyhow::Result<WatchResponse> {
     let answer = tokio::time::timeout(EVENT_LIMIT, answers.message()).await.context("no watch answer")??;
     answer.context("the watch stream ended")
 }

@@ -1,0 +1,238 @@
+//! A disk that does not answer for a while: what must be on it first waits, over the same stream as all else, which goes on.
+
+use std::{future::Future, path::Path, time::Duration};
+
+use anyhow::{Context, ensure};
+use futures_util::FutureExt as _;
+use kindred_proto::{
+    etcdserverpb::RangeRequest,
+    mvccpb::event::EventType,
+    shard_v1::{SetModesRequest, shard_client::ShardClient},
+};
+use kindred_tests::{
+    client::Client,
+    scenario::{self, report, wait_for},
+};
+use tokio::task::{JoinHandle, JoinSet};
+use tonic::{Code, Request, Status, transport::Endpoint};
+
+use crate::{
+    cluster::Cluster,
+    ops::{self, below, get_op, mod_is, open_calls, put_of, put_op, value_of},
+    watchers::{next, watch},
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const STEP_LIMIT: Duration = Duration::from_secs(20);
+const CONFIG: &str = "default: main\nstores:\n- {name: main, slot: 1}\n";
+const A: &str = "/registry/secrets/ns/a";
+const B: &str = "/registry/secrets/ns/b";
+const C: &str = "/registry/secrets/ns/c";
+const D: &str = "/registry/secrets/ns/d";
+const PROBE: &str = "/registry/secrets/ns/probe";
+/// More syncs than a start makes.
+const SYNCS: usize = 60;
+const CLIENTS: usize = 8;
+const TURNS: usize = 10;
+/// Of a client that does not wait for long.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// The log of mode fsync is held while this file is there.
+struct Held {
+    file: std::path::PathBuf,
+    /// The write whose sync does not end.
+    first: JoinHandle<Result<i64, Status>>,
+}
+
+/// Writes until the disk does not answer.
+async fn hold(client: &Client, file: &Path) -> anyhow::Result<Held> {
+    for turn in 0..10 * SYNCS {
+        let (client, value) = (client.clone(), turn.to_string());
+        let mut first = tokio::spawn(async move { ops::put(&client, PROBE, &value).await });
+        let held = wait_for("the failpoint", LIMIT, || async { Ok(file.exists().then_some(())) });
+        tokio::select! {
+            biased;
+            answered = &mut first => answered??,
+            held = held => {
+                held?;
+                return Ok(Held { file: file.to_owned(), first });
+            }
+        };
+    }
+    anyhow::bail!("the disk answered {} writes", 10 * SYNCS)
+}
+
+/// Begins a call; it is read by the shard, behind all that were begun before.
+async fn begin<T: Send + 'static>(
+    admin: &str,
+    method: &str,
+    call: impl Future<Output = Result<T, Status>> + Send + 'static,
+) -> anyhow::Result<JoinHandle<Result<T, Status>>> {
+    let before = open_calls(admin, method).await?;
+    let begun = tokio::spawn(call);
+    wait_for(&format!("{method} to be read"), STEP_LIMIT, || async {
+        Ok((open_calls(admin, method).await? > before).then_some(()))
+    })
+    .await?;
+    Ok(begun)
+}
+
+/// Writes and reads of the Kinds that do not wait for the disk, side by side.
+async fn others(client: &Client) -> anyhow::Result<()> {
+    let mut tasks = JoinSet::new();
+    for number in 0..CLIENTS {
+        let client = client.clone();
+        tasks.spawn(async move {
+            for kind in ["pods", "configmaps"] {
+                let key = format!("/registry/{kind}/ns/{number}");
+                let (mut number, _) = ops::add_one(&client, &key).await?;
+                for _ in 0..TURNS {
+                    let (next, conflicts) = ops::add_one(&client, &key).await?;
+                    ensure!(next == number + 1 && conflicts == 0, "{key}: {next} behind {number}");
+                    number = next;
+                }
+                let written = ops::put(&client, &key, "0").await?;
+                let found = ops::get(&client, &key).await?;
+                ensure!(value_of(&found)? == ("0".into(), written), "{found:?}");
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+#[test]
+fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
+    scenario::run("slow-disk", LIMIT, |dir| async move {
+        let flags = |_: &str| {
+            vec![
+                "--durability=none".to_owned(),
+                "--durability-of=secrets=fsync,configmaps=buffered".to_owned(),
+            ]
+        };
+        let mut cluster = Cluster::start(&dir, CONFIG, &["main"], flags).await?;
+        let file = dir.join("held");
+        let process = &mut cluster.shards[0].process;
+        process.kill()?;
+        process.set_env(vec![
+            ("KINDRED_SHARD_FAILPOINTS".to_owned(), format!("fsync-log.sync.before=wait@{SYNCS}")),
+            ("KINDRED_SHARD_FAILPOINT_FILE".to_owned(), file.display().to_string()),
+        ]);
+        process.restart().await?;
+        let admin = cluster.shards[0].admin.clone();
+        let client = cluster.client().await?;
+        let old = wait_for("the restarted shard", STEP_LIMIT, || async {
+            Ok(ops::put(&client, A, "old").await.ok())
+        })
+        .await?;
+        ops::put(&client, B, "old").await?;
+        let (_requests, mut events) = watch(&client, "/registry/secrets/", 1).await?;
+
+        let shard = Endpoint::from_shared(format!("http://{}", cluster.shards[0].address))?;
+        let mut shard = ShardClient::new(shard.connect().await?);
+        let modes = shard.set_modes(SetModesRequest::default()).await?.into_inner();
+
+        let Held { file, first } = hold(&client, &file).await?;
+        wait_for("the held write to be read", STEP_LIMIT, || async {
+            Ok((open_calls(&admin, "Put").await? > 0).then_some(()))
+        })
+        .await?;
+        let secrets =
+            ops::range(&client, RangeRequest { count_only: true, ..below("/registry/secrets/") }).await?;
+        let call = |key: &'static str, value: &'static str| {
+            let client = client.clone();
+            async move { ops::put(&client, key, value).await }
+        };
+        let newer = begin(&admin, "Put", call(A, "newer")).await?;
+        let newest = begin(&admin, "Put", call(A, "newest")).await?;
+        let deleted = client.clone();
+        let deleted = begin(&admin, "DeleteRange", async move { ops::delete(&deleted, B).await }).await?;
+        // It compares with what nobody has been shown, so its answer waits as well.
+        let lost = client.clone();
+        let lost = async move {
+            ops::txn(&lost, vec![mod_is(A, old)], vec![put_op(A, "lost")], vec![get_op(A)]).await
+        };
+        let lost = begin(&admin, "Txn", lost).await?;
+        let left = begin(&admin, "Put", call(D, "left")).await?;
+        others(&client).await?;
+        // A read over several Kinds shows all of them at one revision, and those that others wrote are shown.
+        let all = client.clone();
+        let all =
+            async move { ops::range(&all, RangeRequest { count_only: true, ..below("/registry/") }).await };
+        let all = begin(&admin, "Range", all).await?;
+        // All of it has been executed by now: it came before what was just answered. Who goes away changes nothing of it.
+        left.abort();
+        ensure!(left.await.is_err_and(|ended| ended.is_cancelled()));
+        let mut hasty = Request::new(put_of(C, "given up"));
+        hasty.set_timeout(PATIENCE);
+        let hasty = client.kv.clone().put(hasty).await.err().context("nobody has synced it")?;
+        ensure!(matches!(hasty.code(), Code::DeadlineExceeded | Code::Cancelled), "{hasty:?}");
+        others(&client).await?;
+        others(&cluster.client().await?).await?;
+
+        // A router that starts now, as ours did, brings the modes that are in force.
+        let again = SetModesRequest { generation: modes.generation, ..SetModesRequest::default() };
+        ensure!(shard.set_modes(again).await.context("modes that change nothing")?.into_inner() == modes);
+        let shown = ops::get(&client, A).await?;
+        ensure!(value_of(&shown)? == ("old".into(), old), "{shown:?}");
+        ensure!(value_of(&ops::get(&client, B).await?)?.0 == "old");
+        ensure!(ops::get(&client, D).await?.kvs.is_empty());
+        let now = ops::range(&client, RangeRequest { limit: 1, ..below("/registry/secrets/") }).await?;
+        ensure!(now.count == secrets.count && value_of(&now)? == ("old".into(), old), "{now:?}");
+        let waiting = [
+            first.is_finished(),
+            newer.is_finished(),
+            newest.is_finished(),
+            deleted.is_finished(),
+            lost.is_finished(),
+        ];
+        ensure!(waiting == [false; 5] && !all.is_finished(), "answered before it was on disk: {waiting:?}");
+        ensure!(file.exists(), "the disk has answered");
+        // Everything that was acknowledged before, and nothing else.
+        let mut last = old;
+        while let Some(seen) = next(&mut events).now_or_never() {
+            for event in seen?.events {
+                let kv = event.kv.context("kv")?;
+                ensure!(kv.key == PROBE && kv.mod_revision > last, "{kv:?}");
+                last = kv.mod_revision;
+            }
+        }
+
+        std::fs::remove_file(&file)?;
+        let (first, newer, newest) = (first.await??, newer.await??, newest.await??);
+        let (count, deleted) = deleted.await??;
+        ensure!(old < first && first < newer && newer < newest && newest < deleted && count == 1);
+        let lost = lost.await??;
+        ensure!(!lost.succeeded && format!("{lost:?}").contains("newest"), "{lost:?}");
+        let all = all.await??;
+        let kept = ops::get(&client, D).await?;
+        ensure!(value_of(&kept)?.0 == "left" && kept.kvs[0].mod_revision > deleted, "{kept:?}");
+        let all_now = 2 * i64::try_from(CLIENTS)? + 3;
+        // Of C nobody knows.
+        ensure!(all.count == all_now || all.count == all_now + 1, "{all:?}");
+        ensure!(value_of(&ops::get(&client, A).await?)? == ("newest".into(), newest));
+        ensure!(ops::get(&client, B).await?.kvs.is_empty());
+        let (key, end) =
+            ("/registry/secrets/ns/z", ops::put(&client, "/registry/secrets/ns/z", "end").await?);
+        let mut seen = Vec::new();
+        while seen.last().is_none_or(|(_, revision, _)| *revision < end) {
+            for event in next(&mut events).await?.events {
+                let gone = event.r#type() == EventType::Delete;
+                let kv = event.kv.context("kv")?;
+                seen.push((String::from_utf8(kv.key.to_vec())?, kv.mod_revision, gone));
+            }
+        }
+        ensure!(seen.is_sorted_by(|a, b| a.1 < b.1) && seen[0].1 > last, "{seen:?}");
+        seen.retain(|(key, revision, _)| key != C && *revision >= first);
+        let expected = [(PROBE, first, false), (A, newer, false), (A, newest, false), (B, deleted, true)];
+        let expected = expected.into_iter().chain([(D, kept.kvs[0].mod_revision, false), (key, end, false)]);
+        let expected: Vec<_> =
+            expected.map(|(key, revision, gone)| (key.to_owned(), revision, gone)).collect();
+        ensure!(seen == expected, "{seen:?}\n{expected:?}");
+        report(&format!("e2e slow_disk held=6 others={}", 3 * CLIENTS * 2 * (TURNS + 3)));
+        Ok(())
+    });
+}
