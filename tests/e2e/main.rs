@@ -15,6 +15,7 @@ mod leases;
 mod meta;
 mod moves;
 mod ops;
+mod quota;
 mod replace;
 mod slow_disk;
 mod spread;

@@ -30,6 +30,11 @@ pub fn get_op(key: &str) -> RequestOp {
     RequestOp { request: Some(Request::RequestRange(get)) }
 }
 
+pub fn delete_op(key: &str) -> RequestOp {
+    let delete = DeleteRangeRequest { key: key.to_owned().into(), ..Default::default() };
+    RequestOp { request: Some(Request::RequestDeleteRange(delete)) }
+}
+
 pub fn mod_is(key: &str, revision: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),

@@ -30,8 +30,16 @@ impl Etcd {
     /// # Errors
     /// When it does not start.
     pub async fn start(dir: &Path, name: &str) -> anyhow::Result<Self> {
+        Self::start_with(dir, name, &[]).await
+    }
+
+    /// The same with further flags.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start_with(dir: &Path, name: &str, flags: &[&str]) -> anyhow::Result<Self> {
         let any = format!("http://{ANY_PORT}");
-        let args = [
+        let mut args = vec![
             format!("--name={name}"),
             format!("--data-dir={}", dir.join(name).display()),
             format!("--listen-client-urls={any}"),
@@ -41,10 +49,11 @@ impl Etcd {
             format!("--initial-cluster={name}={any}"),
             "--unsafe-no-fsync".to_owned(),
         ];
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
         let spec = Spec {
             name: name.to_owned(),
             program: peer("etcd")?,
-            args: args.to_vec(),
+            args,
             env: Vec::new(),
             ready: "serving client traffic insecurely".to_owned(),
         };
