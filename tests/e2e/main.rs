@@ -10,6 +10,7 @@ mod clocks;
 mod cluster;
 mod commands;
 mod crash;
+mod cuts;
 mod from_etcd;
 mod leases;
 mod meta;
