@@ -12,6 +12,7 @@ mod commands;
 mod crash;
 mod cuts;
 mod from_etcd;
+mod frozen;
 mod leases;
 mod meta;
 mod moves;

@@ -31,7 +31,8 @@ async fn put(client: &mut Client, key: String) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn signal(pid: u32, signal: &str) -> anyhow::Result<()> {
+/// Sends `-STOP` or `-CONT`.
+pub fn signal(pid: u32, signal: &str) -> anyhow::Result<()> {
     let sent = Command::new("kill").args([signal, &pid.to_string()]).status()?;
     ensure!(sent.success(), "kill {signal} {pid} failed");
     Ok(())

@@ -142,6 +142,19 @@ impl Up {
     /// # Errors
     /// When it does not start.
     pub async fn start(dir: &Path, name: &str, flags: &[String]) -> anyhow::Result<Self> {
+        Self::start_with_env(dir, name, flags, &[]).await
+    }
+
+    /// The same with a further environment.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn start_with_env(
+        dir: &Path,
+        name: &str,
+        flags: &[String],
+        env: &[(String, String)],
+    ) -> anyhow::Result<Self> {
         let data_dir = dir.join(name);
         let mut args = vec![
             "up".to_owned(),
@@ -154,7 +167,7 @@ impl Up {
             name: name.to_owned(),
             program: our_binary("kindred")?,
             args,
-            env: Vec::new(),
+            env: env.to_vec(),
             ready: "kindred ready".to_owned(),
         };
         let mut process = Process::start(dir, spec).await?;
