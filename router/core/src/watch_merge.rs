@@ -257,6 +257,12 @@ impl<T> WatchMerge<T> {
         self.sources.get(source.0).map(|source| source.proved)
     }
 
+    /// What every source would have to prove for all that waits to be emitted, and for what somebody waits for.
+    #[must_use]
+    pub fn wished(&self) -> Revision {
+        self.buffer.last_key_value().map_or(self.wanted, |(newest, _)| self.wanted.max(*newest))
+    }
+
     /// Bytes that wait for other sources.
     #[must_use]
     pub fn buffered_bytes(&self) -> usize {
@@ -430,8 +436,7 @@ impl<T> WatchMerge<T> {
     }
 
     fn ask(&mut self, commands: &mut Vec<Command<T>>) {
-        let newest = self.buffer.last_key_value().map_or(self.wanted, |(newest, _)| *newest);
-        let to = newest.max(self.wanted);
+        let to = self.wished();
         for (index, source) in self.sources.iter_mut().enumerate() {
             // A paused source would not be heard; it is asked when it holds the others back.
             let quiet = !source.live || source.paused || source.refused || source.asked.is_some();

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1 as pb;
+use kindred_router_core::asks::Asks;
 use kindred_router_core::feed_event::Events;
 use kindred_router_core::feed_ring::FeedRing;
 use kindred_router_core::gaps::Gap;
@@ -52,6 +53,8 @@ struct Task {
     slots: Vec<Slot>,
     /// `None` while the feed is being opened.
     merge: Option<WatchMerge<Events>>,
+    /// Watermarks that are asked for later, if at all.
+    asks: Asks,
     raising: JoinSet<Result<Revision, Status>>,
     /// Who waits for the answer of the question under way.
     asked: Vec<oneshot::Sender<Result<Revision, ()>>>,
@@ -77,11 +80,17 @@ pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
     }
     // The store that is looked at first: each in its turn.
     let mut first = 0;
+    // Set again only when it is over: what it is for comes and goes with every event.
+    let mut asking = std::pin::pin!(tokio::time::sleep(Duration::ZERO));
     while !task.over {
         if task.raising.is_empty() && task.merge.is_some() && !feed.lock().asking.is_empty() {
             task.ask(Duration::ZERO);
         }
         let reads = task.unread_bytes < UNREAD_MAX;
+        let due = task.asks.due();
+        if let Some(due) = due.filter(|_| asking.is_elapsed()) {
+            asking.as_mut().reset(due.into());
+        }
         tokio::select! {
             (at, message) = next_message(&mut task.slots, first), if reads => {
                 task.on_message(at, message);
@@ -93,6 +102,7 @@ pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
                 task.on_cut(cut.unwrap_or_else(|_| Err(Status::internal("a call was given up"))));
             }
             () = feed.kick.notified() => task.on_kick(),
+            () = &mut asking, if due.is_some() => task.ask_due(),
             _ = tick.tick() => task.on_tick(),
         }
     }
@@ -129,12 +139,15 @@ impl Task {
             asked: None,
             seen: Revision::ZERO,
         };
+        let slots: Vec<_> = feed.key.stores().map(slot).collect();
+        let asks = Asks::new(slots.len());
         Self {
-            slots: feed.key.stores().map(slot).collect(),
+            slots,
             kept_bytes: feeds.options.ring_bytes.min(UNREAD_MAX),
             feeds,
             feed,
             merge: None,
+            asks,
             raising: JoinSet::new(),
             asked: Vec::new(),
             unread: VecDeque::new(),
@@ -211,11 +224,10 @@ impl Task {
             match command {
                 Command::Emit(_) | Command::Watermark(_) => told.push(command),
                 Command::Advance { source, to } => {
-                    let slot = &mut self.slots[source.0];
-                    slot.asked = Some(Instant::now());
-                    if let Some(source) = &slot.source {
-                        Counts::one(&self.feeds.counts.advances);
-                        source.advance(to);
+                    let now = Instant::now();
+                    self.slots[source.0].asked = Some(now);
+                    if self.asks.ask(source, to, now.into_std()) {
+                        self.advance(source, to);
                     }
                 }
                 Command::Resume { source, from } => self.open_source(source.0, from),
@@ -231,6 +243,20 @@ impl Task {
         if !told.is_empty() {
             self.tell(told);
         }
+    }
+
+    fn advance(&self, source: SourceIx, to: Revision) {
+        if let Some(source) = &self.slots[source.0].source {
+            Counts::one(&self.feeds.counts.advances);
+            source.advance(to);
+        }
+    }
+
+    /// Asks stores that were to prove by an event of their own, and did not.
+    fn ask_due(&mut self) {
+        let wished = self.merge.as_ref().map_or(Revision::ZERO, WatchMerge::wished);
+        let due: Vec<_> = self.asks.take_due(wished, Instant::now().into_std()).collect();
+        due.into_iter().for_each(|(source, to)| self.advance(source, to));
     }
 
     /// Writes to the ring, and wakes who reads it.
@@ -262,6 +288,7 @@ impl Task {
 
     fn open_source(&mut self, at: usize, from: Revision) {
         let live = self.feed.start.is_none();
+        self.asks.lost(SourceIx(at));
         let slot = &mut self.slots[at];
         slot.live = false;
         slot.paused = false;
@@ -287,7 +314,8 @@ impl Task {
             Message::More(mut batch, watermark) => {
                 let after = self.slots[at].after;
                 batch.retain(|Entry { revision, .. }| *revision > after);
-                if !batch.is_empty() {
+                if let Some(last) = batch.last() {
+                    self.asks.heard(source, last.revision, Instant::now().into_std());
                     self.step(Event::Events { source, batch });
                 }
                 // A store that has not come to where it was opened may say so.
