@@ -142,7 +142,14 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 
 fn tool(folder: &Path, role: &str) -> Vec<String> {
     let out = folder.join(role).display().to_string();
-    ["valgrind", "--tool=callgrind", &format!("--callgrind-out-file={out}")].map(str::to_owned).into()
+    ["valgrind", "--tool=callgrind", &pipes(folder), &format!("--callgrind-out-file={out}")]
+        .map(str::to_owned)
+        .into()
+}
+
+/// Where valgrind listens: a server that is killed leaves its pipes behind.
+fn pipes(folder: &Path) -> String {
+    format!("--vgdb-prefix={}", folder.join("vgdb").display())
 }
 
 /// What callgrind wrote of so many operations.
@@ -155,18 +162,18 @@ async fn counted(server: &Server, role: &str, kind: Kind, ops: u64, folder: &Pat
     target.forget();
     target.closed(kind, ops).await?;
     target.forget();
-    ask(pid, &["zero"])?;
+    ask(folder, pid, &["zero"])?;
     target.closed(kind, ops).await?;
     let before = dumps(folder, role)?;
-    ask(pid, &["dump", kind.name()])?;
+    ask(folder, pid, &["dump", kind.name()])?;
     let after = dumps(folder, role)?;
     let new = after.iter().find(|file| !before.contains(file)).context("callgrind wrote no profile")?;
     Ok(std::fs::read_to_string(new)?)
 }
 
 /// Asks callgrind in a running process.
-fn ask(pid: u32, words: &[&str]) -> anyhow::Result<()> {
-    let output = Command::new("vgdb").arg(format!("--pid={pid}")).args(words).output()?;
+fn ask(folder: &Path, pid: u32, words: &[&str]) -> anyhow::Result<()> {
+    let output = Command::new("vgdb").arg(pipes(folder)).arg(format!("--pid={pid}")).args(words).output()?;
     if !output.status.success() {
         bail!("vgdb {words:?}: {}", String::from_utf8_lossy(&output.stderr));
     }

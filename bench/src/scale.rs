@@ -303,7 +303,9 @@ async fn shards(options: &Options) -> anyhow::Result<()> {
         let shards = [&["default"], &topology.shards[..]].concat();
         let server = servers::behind_router("router + shards", &shards, &topology.partitions)?;
         // A transaction stays on one store: neighbours in a ring do not.
-        let target = Target::connect(&server, options.shape(keys)).await?.scattered();
+        let shape = options.shape(keys);
+        let shape = Shape { in_flight: shape.in_flight * topology.shards.len(), ..shape };
+        let target = Target::connect(&server, shape).await?.scattered();
         target.fill().await.context(topology.name.clone())?;
         all.push((server, target));
     }
@@ -315,8 +317,8 @@ async fn shards(options: &Options) -> anyhow::Result<()> {
         }
     }
     println!(
-        "The same load on a Kind that lies on several shards. Capacity: operations until the first of its shards has no more of its core, beside one\n\
-         shard. Probes and pages ask all shards of the Kind (pages of name ranges those that have some of it).\n"
+        "A Kind on several shards, with as many calls in flight for each of them: what more shards are for. Capacity: operations until the first of its\n\
+         shards has no more of its core, beside one shard. Probes and pages ask all shards of the Kind (pages of name ranges those that have some of it).\n"
     );
     println!(
         "| load | Kind on | router us/op | each of its shards us/op | shards together | capacity | of its shards |"
