@@ -1,10 +1,13 @@
 //! One key's versions since the last compaction.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use kindred_partition_config::ids::Revision;
 
+use self::older::Older;
 use crate::version::Version;
+
+mod older;
 
 /// Revisions that long reads stand at, with how many stand there.
 pub(crate) type Pins = BTreeMap<Revision, usize>;
@@ -13,25 +16,12 @@ pub(crate) type Pins = BTreeMap<Revision, usize>;
 /// earliest, so two an event would keep up; a few more let a key that fell behind catch up, and still no event of a key
 /// with a long history holds up the loop.
 const LOOK_MAX: usize = 4;
-/// Room for fewer versions than this is not given back.
-const SHRINK_ABOVE: usize = 64;
 
 /// A key's chain of versions, tombstones included, in the order of their revisions.
 pub(crate) struct Object {
     head: Version,
-    /// Before the head; most objects have none.
+    /// Before the head; most objects have none, and most others one or two.
     older: Option<Box<Older>>,
-}
-
-/// The versions before the head.
-#[derive(Default)]
-struct Older {
-    /// Oldest first, never empty.
-    versions: VecDeque<Version>,
-    /// How many of the first are below the floor and were kept for pins: they are not looked at again until a pin ends.
-    held: usize,
-    /// The keyspace knows that some are held.
-    noted: bool,
 }
 
 /// What [`Object::prune`] came to.
@@ -71,29 +61,23 @@ impl Object {
     pub(crate) fn push(&mut self, version: Version) {
         debug_assert!(version.order() > self.head.order());
         let before = std::mem::replace(&mut self.head, version);
-        self.older.get_or_insert_default().versions.push_back(before);
+        self.older.get_or_insert_default().push(before);
     }
 
     /// Whether the keyspace was told that versions are kept for pins only.
     pub(crate) fn is_held(&self) -> bool {
-        self.older.as_ref().is_some_and(|older| older.noted)
+        self.older.as_ref().is_some_and(|older| older.is_noted())
     }
 
     /// What the key was at `at`; `None` when it did not exist then.
     pub(crate) fn at(&self, at: Revision) -> Option<&Version> {
-        let found = if self.head.mod_revision() <= at {
-            &self.head
-        } else {
-            let older = &self.older.as_ref()?.versions;
-            let after = older.partition_point(|v| v.mod_revision() <= at);
-            older.get(after.checked_sub(1)?)?
-        };
+        let found = if self.head.mod_revision() <= at { &self.head } else { self.older.as_ref()?.at(at)? };
         (!found.is_tombstone()).then_some(found)
     }
 
     /// Every version held, oldest first.
     pub(crate) fn versions(&self) -> impl DoubleEndedIterator<Item = &Version> {
-        self.older.iter().flat_map(|older| &older.versions).chain(std::iter::once(&self.head))
+        self.older.iter().flat_map(|older| older.iter()).chain(std::iter::once(&self.head))
     }
 
     /// Drops some of what no read at or above `floor`, no read at a pin and no watch from `floor` on can ask for. Called
@@ -106,8 +90,7 @@ impl Object {
     pub(crate) fn prune_held(&mut self, floor: Revision, pins: &Pins) -> Pruned {
         let mut look = LOOK_MAX;
         if let Some(older) = &mut self.older {
-            look += std::mem::take(&mut older.held);
-            older.noted = false;
+            look += older.release();
         }
         self.prune_some(floor, pins, look)
     }
@@ -116,43 +99,12 @@ impl Object {
         let mut pruned = Pruned::default();
         if let Some(older) = &mut self.older {
             older.prune(&self.head, floor, pins, look, &mut pruned);
-            if older.versions.is_empty() {
+            if older.is_empty() {
                 self.older = None;
             }
         }
         pruned.gone = self.older.is_none() && self.head.is_tombstone() && self.head.mod_revision() < floor;
         pruned
-    }
-}
-
-impl Older {
-    /// Goes on behind what is held. What is needed above the floor is a suffix, so the first such version ends it.
-    fn prune(&mut self, head: &Version, floor: Revision, pins: &Pins, look: usize, pruned: &mut Pruned) {
-        while pruned.looked < look
-            && let Some(version) = self.versions.get(self.held)
-        {
-            pruned.looked += 1;
-            let begin = version.mod_revision();
-            let end = self.versions.get(self.held + 1).unwrap_or(head).mod_revision();
-            if begin >= floor || (end > floor && !version.is_tombstone()) {
-                break;
-            }
-            let pinned = begin < end && pins.range(begin..end).next().is_some();
-            // A tombstone is only needed to end an older version that a pin holds.
-            let needed =
-                if version.is_tombstone() { self.held > 0 && (pinned || end > floor) } else { pinned };
-            if needed {
-                self.held += 1;
-            } else if let Some(version) = self.versions.remove(self.held) {
-                pruned.dropped += 1;
-                pruned.bytes += version.footprint();
-            }
-        }
-        pruned.held = self.held > 0 && !std::mem::replace(&mut self.noted, self.held > 0);
-        let room = self.versions.capacity();
-        if room > SHRINK_ABOVE && self.versions.len() < room / 4 {
-            self.versions.shrink_to(room / 2);
-        }
     }
 }
 
