@@ -1,69 +1,184 @@
 //! Numbers by the hashes of what they stand for. One large table moves all that it holds when it grows, and whoever inserts
 //! waits for it; here there are many small ones, of which one at a time is divided in two (linear hashing), so that an
-//! insertion moves a few hundred numbers at most, however many there are.
-
-use hashbrown::HashTable;
+//! insertion moves a few dozen numbers at most, however many there are.
+//!
+//! Memory: six or seven bytes a number, of which four are itself. A table is looked through from its beginning, eight numbers at a
+//! time, by a few bits of their hashes.
 
 /// Numbers of a table, on average at most; the fullest has about twice as many.
-const FILLED: usize = 128;
-/// The bits of a hash that choose the table begin here: the lower ones place a number in it, and the highest tell
-/// neighbours apart.
-const FIRST_BIT: u32 = 20;
+const FILLED: usize = 32;
+/// Numbers of a group.
+const GROUP: usize = 8;
+/// Tables of a piece: what points to them does not move either when there are more.
+const PIECE: usize = 1024;
+
+/// Some numbers, from the front.
+#[derive(Clone, Copy, Default)]
+struct Group {
+    /// [`tag`] of each, 0 where there is none.
+    tags: [u8; GROUP],
+    numbers: [u32; GROUP],
+}
+
+/// All groups but the last one are full, and none is empty.
+#[derive(Default)]
+struct Table(Box<[Group]>);
 
 /// See the module's text.
 pub(crate) struct HashIndex {
-    tables: Vec<HashTable<u32>>,
+    pieces: Vec<Vec<Table>>,
+    tables: usize,
     len: usize,
+}
+
+/// What is kept of a hash, never 0: its highest bits, where the lowest ones choose the table.
+fn tag(hash: u64) -> u8 {
+    (hash >> 57) as u8 | 0x80
 }
 
 /// Which of `tables` tables a hash belongs to: those up to the next power of two that do not exist yet are still in
 /// the tables that they will be divided from.
 fn table_of(hash: u64, tables: usize) -> usize {
     let all = tables.next_power_of_two();
-    let table = (hash >> FIRST_BIT) as usize & (all - 1);
+    let table = hash as usize & (all - 1);
     if table < tables { table } else { table - all / 2 }
+}
+
+impl Group {
+    fn len(&self) -> usize {
+        self.tags.iter().take_while(|tag| **tag != 0).count()
+    }
+
+    /// The first number that it is, among those with this tag.
+    fn find(&self, tag: u8, mut is: impl FnMut(&u32) -> bool) -> Option<usize> {
+        const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+        let differ = u64::from_le_bytes(self.tags) ^ u64::from_ne_bytes([tag; GROUP]);
+        // The highest bit of each byte that does not differ, and no other.
+        let mut same = !(((differ & LOW) + LOW) | differ | LOW);
+        while same != 0 {
+            let at = same.trailing_zeros() as usize / 8;
+            if is(&self.numbers[at]) {
+                return Some(at);
+            }
+            same &= same - 1;
+        }
+        None
+    }
+}
+
+impl Table {
+    /// Where the number is.
+    fn find(&self, tag: u8, mut is: impl FnMut(&u32) -> bool) -> Option<(usize, usize)> {
+        self.0.iter().enumerate().find_map(|(group, numbers)| Some((group, numbers.find(tag, &mut is)?)))
+    }
+
+    fn insert(&mut self, tag: u8, number: u32) {
+        let mut at = self.0.last().map_or(GROUP, Group::len);
+        if at == GROUP {
+            let mut groups = std::mem::take(&mut self.0).into_vec();
+            groups.reserve_exact(1);
+            groups.push(Group::default());
+            (self.0, at) = (groups.into_boxed_slice(), 0);
+        }
+        if let Some(last) = self.0.last_mut() {
+            (last.tags[at], last.numbers[at]) = (tag, number);
+        }
+    }
+
+    /// Takes a number out; the last one gets its place.
+    fn remove(&mut self, (group, at): (usize, usize)) {
+        let Some(last) = self.0.last_mut() else { return };
+        let end = last.len() - 1;
+        let moved = (std::mem::take(&mut last.tags[end]), last.numbers[end]);
+        if (group, at) != (self.0.len() - 1, end) {
+            let group = &mut self.0[group];
+            (group.tags[at], group.numbers[at]) = moved;
+        }
+        if end == 0 {
+            let mut groups = std::mem::take(&mut self.0).into_vec();
+            groups.pop();
+            self.0 = groups.into_boxed_slice();
+        }
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().flat_map(|group| group.numbers.into_iter().take(group.len()))
+    }
+}
+
+impl FromIterator<(u8, u32)> for Table {
+    fn from_iter<I: IntoIterator<Item = (u8, u32)>>(entries: I) -> Self {
+        let mut groups: Vec<Group> = Vec::new();
+        for (at, (tag, number)) in entries.into_iter().enumerate() {
+            if at % GROUP == 0 {
+                groups.push(Group::default());
+            }
+            let group = &mut groups[at / GROUP];
+            (group.tags[at % GROUP], group.numbers[at % GROUP]) = (tag, number);
+        }
+        Self(groups.into_boxed_slice())
+    }
 }
 
 impl HashIndex {
     pub(crate) fn new() -> Self {
-        Self { tables: vec![HashTable::new()], len: 0 }
+        Self { pieces: vec![vec![Table::default()]], tables: 1, len: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
+    fn table(&self, table: usize) -> &Table {
+        &self.pieces[table / PIECE][table % PIECE]
+    }
+
+    fn table_mut(&mut self, table: usize) -> &mut Table {
+        &mut self.pieces[table / PIECE][table % PIECE]
+    }
+
     pub(crate) fn find(&self, hash: u64, is: impl FnMut(&u32) -> bool) -> Option<u32> {
-        self.tables[table_of(hash, self.tables.len())].find(hash, is).copied()
+        let table = self.table(table_of(hash, self.tables));
+        let (group, at) = table.find(tag(hash), is)?;
+        Some(table.0[group].numbers[at])
     }
 
     /// Adds a number that is not there; `hash_of` tells the hashes of others.
     pub(crate) fn insert(&mut self, hash: u64, number: u32, hash_of: impl Fn(&u32) -> u64) {
-        if self.len >= self.tables.len() * FILLED {
+        if self.len >= self.tables * FILLED {
             self.divide(&hash_of);
         }
-        let table = table_of(hash, self.tables.len());
-        self.tables[table].insert_unique(hash, number, &hash_of);
+        self.table_mut(table_of(hash, self.tables)).insert(tag(hash), number);
         self.len += 1;
     }
 
     pub(crate) fn remove(&mut self, hash: u64, is: impl FnMut(&u32) -> bool) {
-        let table = table_of(hash, self.tables.len());
-        if let Ok(entry) = self.tables[table].find_entry(hash, is) {
-            entry.remove();
+        let table = self.table_mut(table_of(hash, self.tables));
+        if let Some(place) = table.find(tag(hash), is) {
+            table.remove(place);
             self.len -= 1;
         }
     }
 
     /// Makes one more table, of what belongs to it in the one where that was.
     fn divide(&mut self, hash_of: &impl Fn(&u32) -> u64) {
-        let new = self.tables.len();
-        let from = new - (new + 1).next_power_of_two() / 2;
-        let mut table = HashTable::with_capacity(FILLED);
-        for number in self.tables[from].extract_if(|number| table_of(hash_of(number), new + 1) == new) {
-            table.insert_unique(hash_of(&number), number, hash_of);
+        let new = self.tables;
+        let from = self.table_mut(new - (new + 1).next_power_of_two() / 2);
+        let hashed = from.numbers().map(|number| (hash_of(&number), number));
+        let (go, stay): (Vec<_>, Vec<_>) = hashed.partition(|(hash, _)| table_of(*hash, new + 1) == new);
+        let collect =
+            |some: Vec<(u64, u32)>| some.into_iter().map(|(hash, number)| (tag(hash), number)).collect();
+        *from = collect(stay);
+        let table: Table = collect(go);
+        match self.pieces.last_mut() {
+            Some(last) if last.len() < PIECE => last.push(table),
+            _ => {
+                let mut piece = Vec::with_capacity(PIECE);
+                piece.push(table);
+                self.pieces.push(piece);
+            }
         }
-        self.tables.push(table);
+        self.tables += 1;
     }
 }
 
@@ -78,12 +193,62 @@ mod tests {
     #[test]
     fn every_hash_has_a_table_and_keeps_it_until_that_is_divided() {
         for tables in 1..100_usize {
-            for hash in (0..300_u64).map(|hash| hash << FIRST_BIT) {
+            for hash in 0..300_u64 {
                 let (before, after) = (table_of(hash, tables), table_of(hash, tables + 1));
                 assert!(before < tables);
                 assert!(after == before || after == tables, "{before} and {after} of {tables}");
             }
         }
+    }
+
+    /// A table beside a plain list, with tags that many share.
+    #[test]
+    fn a_table_finds_what_it_holds() {
+        let mut seed = 1_u64;
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        let (mut table, mut plain) = (Table::default(), Vec::new());
+        for number in 0..4000_u32 {
+            let tag = |number: u32| tag(u64::from(number % 7) << 57);
+            if random(100) < 52 {
+                table.insert(tag(number), number);
+                plain.push(number);
+            } else if !plain.is_empty() {
+                let number = plain.swap_remove(random(plain.len() as u64) as usize);
+                let place = table.find(tag(number), |other| *other == number).unwrap();
+                table.remove(place);
+                assert_eq!(table.find(tag(number), |other| *other == number), None);
+            }
+            let mut all: Vec<u32> = table.numbers().collect();
+            all.sort_unstable();
+            plain.sort_unstable();
+            assert_eq!(all, plain);
+            assert_eq!(table.0.len(), plain.len().div_ceil(GROUP));
+            assert!(plain.iter().all(|n| table.find(tag(*n), |other| other == n).is_some()));
+            let rebuilt: Table = plain.iter().map(|number| (tag(*number), *number)).collect();
+            assert!(rebuilt.numbers().eq(plain.iter().copied()));
+        }
+    }
+
+    /// Only those with the same tag are asked for.
+    #[test]
+    fn other_tags_are_passed_over() {
+        let group =
+            Group { tags: [0x80, 0x81, 0xff, 0x80, 0x81, 0x80, 0, 0], numbers: [0, 1, 2, 3, 4, 5, 6, 7] };
+        for (tag, want) in [(0x80, &[0, 3, 5][..]), (0x81, &[1, 4]), (0xff, &[2]), (0xfe, &[])] {
+            let mut asked = Vec::new();
+            assert_eq!(
+                group.find(tag, |number| {
+                    asked.push(*number);
+                    false
+                }),
+                None
+            );
+            assert_eq!(asked, want);
+        }
+        assert_eq!(group.len(), 6);
     }
 
     #[test]
@@ -106,11 +271,18 @@ mod tests {
             |index: &HashIndex, number: u32| index.find(hasher.hash_one(number), |other| *other == number);
         assert!((0..NUMBERS).all(|number| find(&index, number) == Some(number)));
         assert_eq!(find(&index, NUMBERS), None);
+        let groups: usize = index.pieces.iter().flatten().map(|table| table.0.len()).sum();
+        let bytes = groups * size_of::<Group>() + index.tables * size_of::<Table>();
+        assert!(bytes < 7 * NUMBERS as usize, "{bytes} bytes for {NUMBERS} numbers");
         for number in (0..NUMBERS).step_by(2) {
             index.remove(hasher.hash_one(number), |other| *other == number);
             index.remove(hasher.hash_one(number), |other| *other == number);
         }
         assert!((0..NUMBERS).all(|number| find(&index, number).is_some() == (number % 2 == 1)));
         assert_eq!(index.len(), NUMBERS as usize / 2);
+        for number in 0..NUMBERS {
+            index.remove(hasher.hash_one(number), |other| *other == number);
+        }
+        assert!(index.pieces.iter().flatten().all(|table| table.0.is_empty()), "their memory is given back");
     }
 }
