@@ -89,8 +89,8 @@ impl<T> ChunkedLog<T> {
 
     /// The entries from the first one for which `before` does not hold. `before` must hold for a prefix of the log.
     pub(crate) fn iter_from(&self, before: impl Fn(&T) -> bool) -> impl Iterator<Item = &T> {
-        let chunk = self.chunks.partition_point(|chunk| chunk.back().is_some_and(&before));
-        let skip = self.chunks.get(chunk).map_or(0, |chunk| chunk.partition_point(&before));
+        let chunk = prefix(&self.chunks, |chunk| chunk.back().is_some_and(&before));
+        let skip = self.chunks.get(chunk).map_or(0, |chunk| prefix(chunk, &before));
         self.chunks.range(chunk..).flatten().skip(skip)
     }
 
@@ -100,9 +100,46 @@ impl<T> ChunkedLog<T> {
     }
 }
 
+/// How many there are for which `before` holds, a prefix of all. It is looked for from the end on in growing steps, as
+/// most readers are nearly there.
+fn prefix<T>(queue: &VecDeque<T>, before: impl Fn(&T) -> bool) -> usize {
+    let (mut end, mut step) = (queue.len(), 1);
+    while let Some(at) = end.checked_sub(step)
+        && !before(&queue[at])
+    {
+        (end, step) = (at, 2 * step);
+    }
+    let mut from = end.checked_sub(step).map_or(0, |at| at + 1);
+    while from < end {
+        let middle = from.midpoint(end);
+        if before(&queue[middle]) { from = middle + 1 } else { end = middle }
+    }
+    end
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    #[test]
+    fn a_prefix_is_found_at_any_place_and_at_once_near_the_end() {
+        for len in (0..40_u32).chain([1024]) {
+            let queue: VecDeque<u32> = (0..len).collect();
+            for want in 0..=len {
+                let asked = Cell::new(0);
+                let before = |entry: &u32| {
+                    asked.set(asked.get() + 1);
+                    *entry < want
+                };
+                assert_eq!(prefix(&queue, before), want as usize, "of {len}");
+                let away = len - want;
+                let most = 2 * (u32::BITS - away.leading_zeros()) + 1;
+                assert!(asked.get() <= most, "{} asked of {len}, {away} from the end", asked.get());
+            }
+        }
+    }
 
     #[test]
     fn some_are_taken_out_while_others_come_and_go() {
