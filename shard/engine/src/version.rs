@@ -12,18 +12,18 @@ pub use self::wire::BadVersion;
 
 /// What is not read out of the message each time, and where in it the rest stands.
 struct Meta {
-    modified: i64,
     sub: u32,
     /// Where the key begins; 0 without a key.
     key_at: u8,
-    /// From the key's end to the version's number; 0 without one.
-    version_at: u8,
+    /// From the key's end to the number of the mod_revision; 0 without one.
+    modified_at: u8,
     /// From the key's end to the value.
     value_at: u8,
     /// Bytes of the field of the lease, the last one; [`DELETED`] in a tombstone.
     lease_len: u8,
-    /// What of the message did not go into this allocation.
-    rest: Option<ThinArc<(), u8>>,
+    /// What of the message did not go into this allocation. Most have some, so that its length is better here than beside
+    /// it, where there would be a count of references, too.
+    rest: Box<[u8]>,
 }
 
 /// In the place of the length of a lease.
@@ -54,21 +54,18 @@ impl Version {
             let key_at = put_bytes(out, 1, new.key);
             let key_end = out.len();
             put_int64(out, 2, new.create.get());
-            put_int64(out, 3, new.modified.get());
-            let numbers = out.len();
+            let modified_at = put_modified(out, new.modified, key_end);
             put_int64(out, 4, new.version);
-            let version_at = if new.version == 0 { 0 } else { numbers + 1 - key_end };
             let value_at = put_bytes(out, 5, new.value) - key_end;
             let lease_from = out.len();
             put_int64(out, 6, new.lease.map_or(0, LeaseId::get));
             let meta = Meta {
-                modified: new.modified.get(),
                 sub: new.sub,
                 key_at: place(key_at),
-                version_at: place(version_at),
+                modified_at,
                 value_at: place(value_at),
                 lease_len: place(out.len() - lease_from),
-                rest: None,
+                rest: Box::default(),
             };
             Self::hold(meta, out, key_end + value_at)
         })
@@ -79,11 +76,9 @@ impl Version {
         with_buffer(|out| {
             let key_at = place(put_bytes(out, 1, key));
             let key_end = out.len();
-            put_int64(out, 3, modified.get());
+            let modified_at = put_modified(out, modified, key_end);
             let value_at = place(out.len() - key_end);
-            let modified = modified.get();
-            let meta =
-                Meta { modified, sub, key_at, version_at: 0, value_at, lease_len: DELETED, rest: None };
+            let meta = Meta { sub, key_at, modified_at, value_at, lease_len: DELETED, rest: Box::default() };
             Self::hold(meta, out, out.len())
         })
     }
@@ -91,9 +86,7 @@ impl Version {
     /// The message in allocations of its own; up to `whole` it is not cut.
     fn hold(mut meta: Meta, message: &[u8], whole: usize) -> Self {
         let (head, rest) = message.split_at(cut::place(message.len(), whole));
-        if !rest.is_empty() {
-            meta.rest = Some(ThinArc::from_header_and_slice((), rest));
-        }
+        meta.rest = rest.into();
         Self(ThinArc::from_header_and_slice(meta, head))
     }
 
@@ -107,7 +100,7 @@ impl Version {
     }
 
     fn rest(&self) -> &[u8] {
-        self.meta().rest.as_ref().map_or(&[], |rest| &rest.slice)
+        &self.meta().rest
     }
 
     /// Where the key ends in the message: its length stands before it.
@@ -163,7 +156,7 @@ impl Version {
         cmp_pieces(self.value_pieces(), [value, &[]])
     }
 
-    /// The fields of create_revision and mod_revision, as far as they are there, and what follows them.
+    /// The fields of create_revision, mod_revision and version, as far as they are there, and what follows them.
     fn revisions(&self) -> &[u8] {
         &self.head()[self.key_end()..]
     }
@@ -186,16 +179,25 @@ impl Version {
     /// When this version was written.
     #[must_use]
     pub fn mod_revision(&self) -> Revision {
-        Revision(self.meta().modified)
+        match self.meta().modified_at {
+            0 => Revision::ZERO,
+            at => Revision(varint(&self.revisions()[usize::from(at)..]).cast_signed()),
+        }
     }
 
     /// Writes since creation, 1 for the first.
     #[must_use]
     pub fn version(&self) -> i64 {
-        match self.meta().version_at {
-            0 => 0,
-            at => varint(&self.head()[self.key_end() + usize::from(at)..]).cast_signed(),
+        let mut fields = &self.revisions()[usize::from(self.meta().modified_at).saturating_sub(1)..];
+        while let [tag @ ..=VERSION, number @ ..] = fields {
+            if *tag == VERSION {
+                return varint(number).cast_signed();
+            }
+            // A number's last byte is the one without its highest bit.
+            let last = number.iter().position(|byte| byte & 0x80 == 0);
+            fields = last.map_or(&[], |last| &number[last + 1..]);
         }
+        0
     }
 
     /// The attached lease's id, 0 for none.
@@ -265,6 +267,8 @@ impl std::fmt::Debug for Version {
 
 /// The tag of `create_revision`.
 const CREATE: u8 = 2 << 3;
+/// The tag of `version`.
+const VERSION: u8 = 4 << 3;
 /// A buffer with more room is not kept.
 const BUFFER_MAX: usize = 64 << 10;
 
@@ -342,6 +346,13 @@ fn put_int64(out: &mut Vec<u8>, field: u8, value: i64) {
         out.push(field << 3);
         put_varint(out, value as u64);
     }
+}
+
+/// The field of the mod_revision; answers how far behind the key's end its number is, 0 when it is left out.
+fn put_modified(out: &mut Vec<u8>, modified: Revision, key_end: usize) -> u8 {
+    let at = place(out.len() + 1 - key_end);
+    put_int64(out, 3, modified.get());
+    if modified == Revision::ZERO { 0 } else { at }
 }
 
 /// A `bytes` field, left out when empty; answers where its content begins, 0 for a key that is left out.

@@ -7,10 +7,8 @@ use super::Meta;
 
 /// What a version's first allocation has before the message: the count of references, the length and [`Meta`].
 pub(super) const HEAD_BYTES: usize = 2 * size_of::<usize>() + size_of::<Meta>();
-/// The same of the second one.
-const REST_BYTES: usize = 2 * size_of::<usize>();
 /// It is not worth an allocation to save less.
-const WORTH_BYTES: usize = 64;
+const WORTH_BYTES: usize = 32;
 /// Fewest bytes of the message in the second one: more than the field of a lease takes, so that this is never cut.
 const LEAST_BYTES: usize = 16;
 
@@ -33,7 +31,7 @@ pub(super) fn place(len: usize, whole: usize) -> usize {
     }
     let below = all - step(bytes);
     let rest = (bytes - below).max(LEAST_BYTES);
-    match (below + taken(rest + REST_BYTES) + WORTH_BYTES <= all, len.checked_sub(rest)) {
+    match (below + taken(rest) + WORTH_BYTES <= all, len.checked_sub(rest)) {
         (true, Some(head)) if head >= whole => head,
         _ => len,
     }
@@ -61,15 +59,15 @@ mod tests {
                 0 => whole,
                 rest => {
                     cut += 1;
-                    let spent = taken(HEAD_BYTES + head) + taken(REST_BYTES + rest);
+                    let spent = taken(HEAD_BYTES + head) + taken(rest);
                     assert!(rest >= LEAST_BYTES && spent + WORTH_BYTES <= whole, "{len} cut at {head}");
                     spent
                 }
             };
             most = most.max((spent - HEAD_BYTES - len) * 1000 / (len + 1000));
         }
-        assert!(cut > 40_000, "{cut} were cut");
-        assert!(most <= 75, "{most} in a thousand left over");
+        assert!(cut > 60_000, "{cut} were cut");
+        assert!(most <= 30, "{most} in a thousand left over");
     }
 
     #[test]
