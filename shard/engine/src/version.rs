@@ -26,6 +26,19 @@ struct Meta {
     rest: Box<[u8]>,
 }
 
+impl Meta {
+    /// Where the key ends in the message: its length stands before it.
+    fn key_end(&self, head: &[u8]) -> usize {
+        let at = usize::from(self.key_at);
+        let len = match at {
+            0 => 0,
+            2 => usize::from(head[1]),
+            _ => varint(&head[1..]) as usize,
+        };
+        at + len
+    }
+}
+
 /// In the place of the length of a lease.
 const DELETED: u8 = u8::MAX;
 
@@ -103,15 +116,8 @@ impl Version {
         &self.meta().rest
     }
 
-    /// Where the key ends in the message: its length stands before it.
     fn key_end(&self) -> usize {
-        let at = usize::from(self.meta().key_at);
-        let len = match at {
-            0 => 0,
-            2 => usize::from(self.0.slice[1]),
-            _ => varint(&self.0.slice[1..]) as usize,
-        };
-        at + len
+        self.meta().key_end(self.head())
     }
 
     /// The key's bytes.
@@ -179,9 +185,11 @@ impl Version {
     /// When this version was written.
     #[must_use]
     pub fn mod_revision(&self) -> Revision {
-        match self.meta().modified_at {
+        let version = &*self.0;
+        let (meta, head) = (&version.header.header, &version.slice);
+        match usize::from(meta.modified_at) {
             0 => Revision::ZERO,
-            at => Revision(varint(&self.revisions()[usize::from(at)..]).cast_signed()),
+            at => Revision(varint(&head[meta.key_end(head) + at..]).cast_signed()),
         }
     }
 
@@ -318,7 +326,13 @@ fn varint(bytes: &[u8]) -> u64 {
     let bits = (bits & 0x007f_007f_007f_007f) | (bits & 0x7f00_7f00_7f00_7f00) >> 1;
     let bits = (bits & 0x0000_3fff_0000_3fff) | (bits & 0x3fff_0000_3fff_0000) >> 2;
     let bits = (bits & 0x0fff_ffff) | (bits & 0x0fff_ffff_0000_0000) >> 4;
-    if last != 0 { bits } else { bits | varint_slow(&bytes[8..]) << 56 }
+    if last != 0 {
+        return bits;
+    }
+    // Revisions of these years have a ninth byte, and nothing but negative numbers a tenth.
+    let ninth = u64::from(bytes[8]);
+    let bits = bits | (ninth & 0x7f) << 56;
+    if ninth < 0x80 { bits } else { bits | u64::from(bytes[9]) << 63 }
 }
 
 fn varint_slow(bytes: &[u8]) -> u64 {
