@@ -108,6 +108,8 @@ pub(crate) struct Keyspace {
     came: u64,
     /// The revision of the last of them, also when it is no longer in `flips`.
     last_flip: Revision,
+    /// The highest revision of a version that ever was here.
+    newest: Revision,
     /// Keys of objects that keep a version for a pin only, each once.
     held: ChunkedLog<Key>,
     /// Those to look at again, after a pin ended.
@@ -130,6 +132,7 @@ impl Keyspace {
             early_flips: BTreeMap::new(),
             came: 0,
             last_flip: Revision::ZERO,
+            newest: Revision::ZERO,
             held: ChunkedLog::default(),
             released: ChunkedLog::default(),
             live_bytes: 0,
@@ -165,13 +168,14 @@ impl Keyspace {
     /// Adds the newest version of its key to the objects; answers the one before, what its event tells of that, and
     /// whether the key came or went.
     fn chain(&mut self, version: &Version) -> (Option<Version>, Option<Version>, bool) {
+        let revision = version.mod_revision();
         let found = self.find(version.key());
         let object = found.and_then(|id| self.by_id(id));
         let prev = object.and_then(Object::live).cloned();
         // An event tells what was there before its revision, not what its own transaction left in between.
         let before = match &prev {
-            Some(prev) if prev.mod_revision() == version.mod_revision() => {
-                object.and_then(|object| object.at(version.mod_revision().prev())).cloned()
+            Some(prev) if prev.mod_revision() == revision => {
+                object.and_then(|object| object.at(revision.prev())).cloned()
             }
             prev => prev.clone(),
         };
@@ -194,8 +198,9 @@ impl Keyspace {
             None => self.insert(Object::new(version.clone())),
         }
         let flips = prev.is_some() == version.is_tombstone();
+        self.newest = self.newest.max(revision);
         if flips {
-            self.last_flip = self.last_flip.max(version.mod_revision());
+            self.last_flip = self.last_flip.max(revision);
         }
         (prev, before, flips)
     }
@@ -250,9 +255,10 @@ impl Keyspace {
         } else {
             self.by_order.iter_from(span.start, &self.objects)
         };
+        let is_past = self.newest > at;
         walk.map_while(|id| self.by_id(*id))
             .take_while(move |object| span.end.is_none_or(|end| object.key() < end))
-            .filter_map(move |object| object.at(at))
+            .filter_map(move |object| if is_past { object.at(at) } else { object.live() })
     }
 
     /// The event log from `from` on.
@@ -389,6 +395,7 @@ impl Keyspace {
             );
             let versions: Vec<&Version> = object.versions().collect();
             assert!(versions.windows(2).all(|pair| pair[0].order() < pair[1].order()), "{versions:?}");
+            assert!(object.head().mod_revision() <= self.newest, "{:?}", object.head());
             live += u64::from(object.live().is_some());
             live_bytes += object.live().map_or(0, Version::footprint);
             total_bytes += versions.iter().map(|v| v.footprint()).sum::<u64>();

@@ -94,6 +94,7 @@ impl Keyspace {
         self.live_bytes += object.live().map_or(0, Version::footprint);
         // It came or went then at the latest.
         self.last_flip = self.last_flip.max(object.head().mod_revision());
+        self.newest = self.newest.max(object.head().mod_revision());
         if object.is_held() {
             self.held.push(Key::copy_from(object.key()));
         }
