@@ -176,6 +176,11 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
         // A router that starts now, as ours did, brings the modes that are in force.
         let again = SetModesRequest { generation: modes.generation, ..SetModesRequest::default() };
         ensure!(shard.set_modes(again).await.context("modes that change nothing")?.into_inner() == modes);
+        // So does one that has heard of another state of the cluster: that waits for the disk, and nobody for it.
+        let edition = SetModesRequest { generation: modes.generation + 1, ..SetModesRequest::default() };
+        let edition = tokio::spawn(async move { shard.set_modes(edition).await });
+        others(&client).await?;
+        others(&client).await?;
         let shown = ops::get(&client, A).await?;
         ensure!(value_of(&shown)? == ("old".into(), old), "{shown:?}");
         ensure!(value_of(&ops::get(&client, B).await?)?.0 == "old");
@@ -189,6 +194,7 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
             deleted.is_finished(),
             lost.is_finished(),
         ];
+        ensure!(!edition.is_finished(), "modes were answered before they were on disk: {:?}", edition.await);
         ensure!(waiting == [false; 5] && !all.is_finished(), "answered before it was on disk: {waiting:?}");
         ensure!(file.exists(), "the disk has answered");
         // Everything that was acknowledged before, and nothing else.
@@ -202,6 +208,8 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
         }
 
         std::fs::remove_file(&file)?;
+        let edition = edition.await?.context("a later edition of the modes")?.into_inner();
+        ensure!(edition.generation == modes.generation + 1 && edition.unmet == modes.unmet, "{edition:?}");
         let (first, newer, newest) = (first.await??, newer.await??, newest.await??);
         let (count, deleted) = deleted.await??;
         ensure!(old < first && first < newer && newer < newest && newest < deleted && count == 1);

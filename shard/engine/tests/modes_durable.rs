@@ -210,6 +210,34 @@ fn r9_what_was_deleted_while_nothing_was_kept_of_a_kind_does_not_come_back() {
     assert!(!shard.crash().there(key));
 }
 
+#[test]
+fn r9_a_later_edition_of_the_same_modes_is_taken_while_writes_wait_for_the_log() {
+    use Durability::{Buffered, Fsync, None};
+    let key = &format!("{PODS}a");
+    let mut shard = Shard::new(modes(1, Fsync));
+    shard.put(key);
+    assert!(!shard.there(key), "it is not on disk");
+    assert!(shard.engine.renumber_modes(&modes(2, Fsync)));
+    assert!(!shard.engine.renumber_modes(&modes(1, Fsync)), "an older one");
+    assert!(!shard.engine.renumber_modes(&modes(3, Buffered)), "another mode");
+    assert!(!shard.there(key));
+    shard.append();
+    shard.flush();
+    assert!(shard.there(key));
+    assert_eq!(*shard.crash().engine.modes(), modes(2, Fsync), "it is in the log");
+
+    // What waits for a checkpoint does so by its number.
+    let mut shard = Shard::new(modes(1, Buffered));
+    shard.put(key);
+    shard.set_modes(modes(2, None));
+    shard.flush();
+    assert_eq!(shard.set_modes(modes(3, Buffered)), ModesTaken::AfterCheckpoint);
+    assert!(!shard.engine.renumber_modes(&modes(4, Buffered)));
+    shard.checkpoint();
+    shard.engine.modes_settled(3);
+    assert!(shard.engine.renumber_modes(&modes(4, Buffered)));
+}
+
 /// Also behind a stop in good order, whose last revision is known, when the wall clock is behind that.
 #[test]
 fn r10_the_revision_that_a_start_shows_is_above_all_that_was_lost() {

@@ -46,14 +46,14 @@ pub fn asked(request: &pb::SetModesRequest, own: &KindModes) -> Result<KindModes
     Ok(modes)
 }
 
-/// On the loop, at any time: the answer to what changes nothing, as a router asks at its every start. A disk that is slow
-/// holds up nobody for it.
-pub fn unchanged(core: &Core, asked: &KindModes) -> Option<Taken> {
+/// On the loop, at any time: the answer to what changes nothing, as every router asks when it starts and after every change of
+/// the cluster's state. A disk that is slow holds up nobody else for it.
+pub fn unchanged(core: &mut Core, asked: &KindModes) -> Option<Taken> {
     if !core.keeps {
         let modes = KindModes { generation: asked.generation, ..KindModes::all(Durability::None) };
         return Some(Taken { modes, why: IN_MEMORY.to_owned() });
     }
-    let same = core.engine.modes() == asked;
+    let same = core.engine.modes() == asked || core.engine.renumber_modes(asked);
     same.then(|| Taken { modes: asked.clone(), why: String::new() })
 }
 

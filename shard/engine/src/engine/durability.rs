@@ -42,6 +42,12 @@ impl Engine {
         self.space.set_modes(modes)
     }
 
+    /// Takes the number of a later edition of the modes in force that changes none of them, and logs it; whether it is one. At
+    /// any time, unlike [`Engine::set_modes`]: nothing that waits for a log is concerned.
+    pub fn renumber_modes(&mut self, modes: &KindModes) -> bool {
+        self.space.renumber_modes(modes)
+    }
+
     /// Takes back modes of which [`Engine::set_modes`] answered that they are logged first, and which are not in force.
     pub fn keep_modes(&mut self) {
         self.space.keep_modes();

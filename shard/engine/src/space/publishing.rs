@@ -280,6 +280,19 @@ impl Space {
         }
     }
 
+    /// See [`Engine::renumber_modes`](crate::engine::Engine::renumber_modes).
+    pub(crate) fn renumber_modes(&mut self, modes: &KindModes) -> bool {
+        let same = self.modes.default == modes.default && self.modes.kinds == modes.kinds;
+        // What waits for a log or a checkpoint waits by the number that it has.
+        let settled = self.modes_before.is_none() && self.kinds.iter().all(|kind| !kind.unsettled);
+        if !same || !settled || modes.generation < self.modes.generation {
+            return false;
+        }
+        self.modes.generation = modes.generation;
+        self.log_modes(self.modes.clone());
+        true
+    }
+
     /// A checkpoint that was begun with these modes is on disk.
     pub(crate) fn modes_settled(&mut self, generation: u64) {
         if generation == self.modes.generation && self.kinds.iter().any(|kind| kind.unsettled) {
