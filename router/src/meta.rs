@@ -210,11 +210,13 @@ impl App {
     ) -> Result<Arc<ClusterState>, ChangeError<E>> {
         let meta = self.cluster.meta.as_ref().ok_or(MetaError::None)?;
         for _ in 0..ATTEMPTS {
+            // Before it is asked: while the answer is under way this router may hear of a newer state than is in it.
+            let known = order(&self.cluster.state());
             let Some(stored) = meta.client.get(STATE).await? else {
                 return Err(MetaError::Unavailable("it has no state yet".to_owned()).into());
             };
             let state = ClusterState::from_json(&stored.value).map_err(MetaError::from)?;
-            if order(&state) < order(&self.cluster.state()) {
+            if order(&state) < known {
                 let why = "it has lost its latest data and gets it back from the routers";
                 return Err(MetaError::Unavailable(why.to_owned()).into());
             }

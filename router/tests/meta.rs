@@ -3,9 +3,13 @@
 
 mod support;
 
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
+use kindred_partition_config::state::ClusterState;
 use kindred_proto::etcdserverpb::{self as pb, kv_client::KvClient};
+use kindred_router::meta::{MetaError, Next, STATE};
 use kindred_router::run::Bound;
 use kindred_transport::Drain;
 use serde_json::{Value, json};
@@ -89,6 +93,30 @@ async fn followed(bound: &Bound) {
     })
     .await
     .expect("meta is followed");
+}
+
+/// A router reads the state to change it, and hears of a newer one before it looks at the answer: nothing was lost.
+#[tokio::test]
+async fn a_state_that_is_newer_than_an_answer_on_its_way_is_read_again() {
+    let rig = Rig::start();
+    let ((a, _drain_a, _kv_a), (b, _drain_b, _kv_b)) =
+        tokio::join!(rig.router("10m", &[]), rig.router("10m", &[]));
+    followed(&a).await;
+    followed(&b).await;
+    let next = |state: &ClusterState| {
+        let mut next = state.clone();
+        next.revision += 1;
+        Ok::<_, MetaError>(Next::from(next))
+    };
+    let mut changing = std::pin::pin!(a.app.change_state(next));
+    let asks = poll_fn(|context| Poll::Ready(changing.as_mut().poll(context).is_pending())).await;
+    assert!(asks, "it waits for meta's answer");
+    // Answers of one connection come in its order: the first one is there, too, and nobody looks at it.
+    a.app.cluster.meta.as_ref().unwrap().client.get(STATE).await.unwrap();
+    let faster = b.app.change_state(next).await.unwrap();
+    reached(&a, faster.revision).await;
+    let changed = changing.await.expect("meta has lost nothing");
+    assert_eq!(changed.revision, faster.revision + 1);
 }
 
 #[tokio::test]

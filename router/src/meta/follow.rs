@@ -61,8 +61,9 @@ async fn once(
 /// All keys, once meta has a state that is not older than the one in use, with the addresses of `--store`.
 async fn listed(app: &Arc<App>, meta: &Meta) -> Result<Entries, MetaError> {
     loop {
-        let entries = meta.client.list().await?;
+        // Before meta is asked: what this router changes meanwhile is not in the answer.
         let own = app.cluster.state();
+        let entries = meta.client.list().await?;
         let (found, mod_revision) = match entries.keys.get(STATE) {
             None => (None, 0),
             Some(stored) => (Some(ClusterState::from_json(&stored.value)?), stored.mod_revision),
