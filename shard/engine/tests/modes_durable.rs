@@ -252,3 +252,29 @@ fn r10_the_revision_that_a_start_shows_is_above_all_that_was_lost() {
     assert!(!shard.there(key) && shard.is_told(key, last));
     assert!(shard.engine.current_all() > last);
 }
+
+/// A feed is asked how far it is while one write waits for the log, and another one comes before that is on disk.
+#[test]
+fn r6_an_asked_watermark_comes_when_all_before_it_is_on_disk() {
+    for range in [prefix(PODS), single(PODS.trim_end_matches('/'))] {
+        let mut shard = Shard::new(modes(1, Durability::Fsync));
+        let engine = &mut shard.engine;
+        let mut write =
+            |engine: &mut Engine, key| header(&engine.apply(NOW, put(key, "v")).expect("accepted"));
+        write(engine, "/registry/pods/a");
+        let feed = engine.feed_open(vec![range], None);
+        let to = write(engine, "/registry/minions/a");
+        let mark = engine.take_applied().mark;
+        engine.publish();
+        let later = write(engine, "/registry/pods/b");
+        engine.raise(NOW, &[], to).expect("the clock is there");
+        engine.feed_advance(NOW, feed, to);
+        engine.feed_pull(feed, 1 << 20);
+        engine.take_feed_wakes();
+        engine.publish_fsync(mark);
+        assert_eq!(engine.take_feed_wakes(), [feed]);
+        let said = engine.feed_pull(feed, 1 << 20).expect("it owes a watermark");
+        let watermark = said.watermark.expect("all up to it is on disk");
+        assert!(to <= watermark && watermark < later, "{to} {watermark} {later}");
+    }
+}

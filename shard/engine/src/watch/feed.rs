@@ -86,6 +86,20 @@ impl Feed {
         }
     }
 
+    /// The same, when it is at or above what the feed owes, or will be only when more is published: what was unpublished when
+    /// its ranges were raised to that may have become visible since, without the raise.
+    fn current_as_owed(&self, space: &mut Space) -> Revision {
+        let current = self.current(space);
+        match self.owed {
+            Some(owed) if owed > current && self.waits_for(space, owed).is_none() => {
+                let scopes = self.scopes(space);
+                space.raise_all(&scopes, owed);
+                self.current(space)
+            }
+            _ => current,
+        }
+    }
+
     /// The highest that one of its Kinds shows.
     fn current_somewhere(&self, space: &mut Space) -> Revision {
         let scopes = self.scopes(space);
@@ -486,7 +500,7 @@ impl Feeds {
             return Some(out);
         }
         if feed.owed.is_some() || !out.events.is_empty() {
-            let current = feed.current(space);
+            let current = feed.current_as_owed(space);
             let waits = feed.owed.is_some_and(|owed| owed > current);
             feed.next = feed.next.max(current.next());
             feed.quiet &= out.events.is_empty();
