@@ -259,8 +259,7 @@ fn r6_an_asked_watermark_comes_when_all_before_it_is_on_disk() {
     for range in [prefix(PODS), single(PODS.trim_end_matches('/'))] {
         let mut shard = Shard::new(modes(1, Durability::Fsync));
         let engine = &mut shard.engine;
-        let mut write =
-            |engine: &mut Engine, key| header(&engine.apply(NOW, put(key, "v")).expect("accepted"));
+        let write = |engine: &mut Engine, key| header(&engine.apply(NOW, put(key, "v")).expect("accepted"));
         write(engine, "/registry/pods/a");
         let feed = engine.feed_open(vec![range], None);
         let to = write(engine, "/registry/minions/a");
