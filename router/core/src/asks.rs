@@ -79,5 +79,4 @@ impl Asks {
 }
 
 #[cfg(test)]
-#[path = "asks_test.rs"]
 mod tests;
