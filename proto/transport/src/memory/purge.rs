@@ -1,7 +1,7 @@
 //! Freed memory goes back to the system from a thread of its own.
 //!
 //! mimalloc gives back what has been free for a second, all of it at once, from whichever thread frees next: in the middle of a compaction
-//! that was the apply loop, which then did nothing but `madvise` for up to 13 ms (`kindred-bench stalls`). The thread here is there first, so
+//! that was the apply loop, which then did nothing but `madvise` for 5 to 7 ms and more (`kindred-bench stalls`). The thread here is there first, so
 //! that nothing is left to others. The allocator has no setting for it, and its call no safe wrapper.
 
 use std::{sync::Once, thread, time::Duration};
