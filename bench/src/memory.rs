@@ -86,7 +86,7 @@ impl Meter {
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 pub async fn run(options: &Options) -> anyhow::Result<()> {
     // As a shard has its memory: what is free of a large page counts as taken.
-    kindred_transport::memory::settle();
+    kindred_transport::memory::set_up();
     let Options { objects, value_bytes, .. } = *options;
     let raw = (objects * (key(0).len() + value_bytes)) as u64;
     println!("{objects} objects, keys of {} and values of {value_bytes} bytes\n", key(0).len());

@@ -55,7 +55,7 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 pub fn run(args: Args) -> anyhow::Result<()> {
     let settings = Settings::resolve(args)?;
     init_logging(&settings.log_level)?;
-    kindred_transport::memory::settle();
+    kindred_transport::memory::set_up();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
     runtime.block_on(async {

@@ -2,8 +2,8 @@
 
 mod purge;
 
-/// What a process of ours wants of its memory: small pages, given back aside.
-pub fn settle() {
+/// Sets up the memory of this process as every server of ours wants it: small pages, given back from a thread aside.
+pub fn set_up() {
     small_pages();
     purge::aside();
 }

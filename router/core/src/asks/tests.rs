@@ -14,7 +14,6 @@ fn a_quiet_store_is_asked_at_once() {
     assert!(asks.ask(A, Revision(5), now));
     asks.heard(A, Revision(7), now);
     assert!(asks.ask(A, Revision(9), now + PATIENCE), "its last event is old");
-
     assert!(asks.ask(B, Revision(9), now), "the other one was never heard of");
     assert_eq!(asks.due(), None);
 }
