@@ -3,7 +3,7 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench bench-moves bench-disk instructions peers build kube netsim sim fuzz crash kills valgrind
+.PHONY: run test verify fix bench bench-moves bench-disk instructions peers build kube netsim sim soak fuzz crash kills valgrind
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -80,6 +80,11 @@ bench-disk: peers
 sim:
 	$(CARGO) build --quiet --locked -p kindred-sim
 	SEED=$(SEED) SEEDS=$(SEEDS) $(PROFILE_DIR)/kindred-sim
+
+## soak: every random test with new seeds for MINUTES (60), or from SEED on; what fails is printed with what replays it
+soak:
+	$(CARGO) test --workspace --locked --no-run
+	tests/soak $(or $(MINUTES),60) $(SEED)
 
 ## fuzz: any bytes as a shard's files, for SECONDS (60); needs a nightly compiler and `cargo install --locked cargo-fuzz`
 fuzz:

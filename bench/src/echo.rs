@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kindred_proto::{etcdserverpb as pb, mvccpb};
 use kindred_transport::unary::UnaryCalls;
+use kindred_transport::unary::long::Message;
 use kindred_transport::{Drain, ListenAddr, ListenOptions, Listener, server};
-use kindred_wire::rope::Rope;
 use prost::Message as _;
 use tonic::{Request, Status};
 
@@ -63,7 +63,7 @@ impl UnaryCalls for Echo {
         usize::MAX
     }
 
-    async fn call(&self, is_range: bool, _: Request<Bytes>) -> Result<Rope, Status> {
+    async fn call(&self, is_range: bool, _: Request<Bytes>) -> Result<Message, Status> {
         Ok(if is_range { self.page.clone() } else { self.nothing.clone() }.into())
     }
 }

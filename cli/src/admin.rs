@@ -2,8 +2,8 @@
 
 pub mod args;
 mod backup;
-mod client;
-mod context;
+pub mod client;
+pub mod context;
 mod document;
 mod edit;
 #[cfg(test)]
@@ -11,6 +11,7 @@ mod fake;
 mod objects;
 mod output;
 mod overview;
+mod reconcile;
 mod store;
 mod verbs;
 mod wait;
@@ -56,7 +57,7 @@ impl Failure {
 
 /// What `kindred --help` says of exit statuses.
 pub const EXIT_STATUS: &str = "\
-Exit status of get, apply, delete, edit, plan, move, split, merge, drain, status, store, backup and restore:
+Exit status of get, apply, delete, edit, plan, move, split, merge, drain, status, store, reconcile, backup and restore:
   0  done
   1  refused or failed; nothing was changed unless the message says so
   2  the command line or a file cannot be understood
@@ -103,6 +104,7 @@ async fn dispatch(command: AdminCommand, outer: &Connect) -> Result<(), Failure>
         AdminCommand::Backup(args) => backup::take::run(&args, outer).await,
         AdminCommand::Restore(args) => backup::restore::run(&args, outer).await,
         AdminCommand::Verify(args) => backup::hashes::run(&args, outer).await,
+        AdminCommand::Reconcile(args) => reconcile::reconcile(&client(&args.connect)?, &args).await,
         AdminCommand::Store(args) => store::run(&client(args.command.connect())?, &args.command).await,
     }
 }

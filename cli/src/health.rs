@@ -1,41 +1,30 @@
 //! `kindred health`: for container health checks, where no curl is at hand.
 
-use std::{
-    io::{Read, Write},
-    net::{TcpStream, ToSocketAddrs},
-    time::Duration,
-};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 
+use crate::admin::{args::Connect, client::Client, context};
+
 /// `kindred health`.
 #[derive(Debug, Args)]
 pub struct HealthArgs {
-    /// The admin port, as `http://HOST:PORT`.
-    #[arg(long, env = "KINDRED_ADMIN", default_value = "http://127.0.0.1:2381")]
-    pub admin: String,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub connect: Connect,
 }
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Asks `/readyz` and prints the answer.
 pub fn run(args: &HealthArgs) -> anyhow::Result<()> {
-    let authority = args.admin.strip_prefix("http://").unwrap_or(&args.admin).trim_end_matches('/');
-    let address = authority
-        .to_socket_addrs()
-        .with_context(|| format!("--admin {}: expected http://HOST:PORT", args.admin))?
-        .next()
-        .with_context(|| format!("--admin {}: the host has no address", args.admin))?;
-    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)
-        .with_context(|| format!("connecting to {authority}"))?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    write!(stream, "GET /readyz?verbose HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).context("reading the answer")?;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    if !head.starts_with("HTTP/1.1 200") {
-        bail!("not ready: {}\n{body}", head.lines().next().unwrap_or(""));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let client = Client::new(&context::address(&args.connect)?)?;
+    let asked = async { tokio::time::timeout(TIMEOUT, client.text("/readyz?verbose")).await };
+    let (status, body) = runtime.block_on(asked).context("no answer in time")??;
+    if !status.is_success() {
+        bail!("not ready: {status}\n{body}");
     }
     #[allow(clippy::print_stdout)]
     {

@@ -1,6 +1,9 @@
 //! `kindred up`: a router and one shard process per store, supervised.
 
+mod begin;
 mod child;
+mod cluster;
+mod flags;
 mod layout;
 mod local;
 mod supervise;
@@ -8,21 +11,28 @@ mod supervise;
 use std::{
     fs,
     net::SocketAddr,
-    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, bail};
 use clap::Args;
-use kindred_partition_config::{model::KindredConfig, parse};
+use kindred_partition_config::{
+    ids::parse_cluster_id,
+    model::{KindredConfig, UpConfig},
+    parse,
+    state::ClusterState,
+};
 use kindred_router::meta::{self, cache};
-use kindred_transport::{ListenAddr, auto_tls, tls::ServerTlsArgs};
+use kindred_transport::{
+    ListenAddr, admin::AdminArgs, auto_tls, network::Network, private, tls::ServerTlsArgs, who,
+};
 
 use layout::{InternalTls, Plan};
 
-/// How long a child may take to stop before it is killed.
-const STOP_GRACE: Duration = Duration::from_secs(15);
+/// How long a child may take to stop before it is killed: a shard gives its clients, its logs, and what it keeps beside them
+/// 25 s at most.
+const STOP_GRACE: Duration = Duration::from_secs(30);
 
 /// `kindred up`.
 #[derive(Debug, Clone, Args)]
@@ -53,6 +63,25 @@ pub struct UpArgs {
     /// Where those sockets are, as an absolute path.
     #[arg(skip)]
     pub sockets: Option<PathBuf>,
+    /// The admin ports have the certificates that were made here.
+    #[arg(skip)]
+    pub own_admin: bool,
+    /// Start these stores (`meta` = the meta store) although their data is damaged: what cannot be read is lost, and clients
+    /// that may have seen it are told so. For one start; stores that start by themselves again do not accept it again.
+    #[arg(long, value_name = "STORE[,STORE]", value_delimiter = ',')]
+    pub accept_data_loss: Vec<String>,
+    /// The flags that the configuration gives to the processes.
+    #[arg(skip)]
+    pub section: UpConfig,
+    /// How many stores share this machine's memory.
+    #[arg(skip)]
+    pub local_stores: usize,
+    /// Id of the cluster in headers and handshakes, decimal or 0x… [default: the folder's own, minted at its first start].
+    #[arg(long, value_name = "ID", value_parser = parse_cluster_id)]
+    pub cluster_id: Option<u64>,
+    /// The folder's cluster.
+    #[arg(skip)]
+    pub cluster: Option<cluster::Cluster>,
     /// URLs that member lists show to clients; by default those of --listen.
     #[arg(long, value_name = "URLS")]
     pub advertise_client_urls: Option<String>,
@@ -62,6 +91,14 @@ pub struct UpArgs {
     /// TLS towards clients. With any of it the connections between router and shards are mTLS too.
     #[command(flatten)]
     pub tls: ServerTlsArgs,
+    /// Serve clients where other machines connect although they are not asked for a certificate: whoever reaches the port may
+    /// read and write all.
+    #[arg(long)]
+    pub insecure_listen: bool,
+    /// Who may ask the routers' admin ports. With TLS towards clients and none of these: who has the certificate
+    /// DATA-DIR/auto-tls/admin.crt.
+    #[command(flatten)]
+    pub admin_port: AdminArgs,
     /// What is logged: error, warn, info, debug, trace, or a filter as `info,h2=warn`.
     #[arg(long, default_value = "info")]
     pub log_level: String,
@@ -94,6 +131,9 @@ impl UpArgs {
                 words.push(flag.to_owned());
             }
         }
+        if self.insecure_listen {
+            words.push("--insecure-listen".to_owned());
+        }
         if let Some(version) = clap::ValueEnum::to_possible_value(&tls.tls_min_version) {
             words.extend(["--tls-min-version".to_owned(), version.get_name().to_owned()]);
         }
@@ -105,34 +145,86 @@ impl UpArgs {
 pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
     kindred_shard::init_logging(&args.log_level)?;
     let config = read_config(args.config.as_deref())?;
-    fs::create_dir_all(&args.data_dir)
+    private::take(&args.data_dir, &["stores", "meta", "router.state.json"])
         .with_context(|| format!("--data-dir {}: cannot be made", args.data_dir.display()))?;
     let _lock = lock(&args.data_dir)?;
-    let plan = plan(&args, &config)?;
+    let last = last_state(&args)?;
+    let used = last.is_some() || args.data_dir.join("stores").is_dir();
+    args.cluster = Some(cluster::Cluster::of(&args.data_dir, args.cluster_id, last.as_ref(), used)?);
+    let plan = plan(&args, &config, last.as_ref());
+    (args.section, args.local_stores) = (config.up.clone(), plan.local.len());
     if args.unix {
         prepare_sockets(&mut args, &plan)?;
     }
     let internal = prepare_tls(&mut args)?;
+    check_doors(&args)?;
+    let secret = layout::secret_file(&args.data_dir);
+    who::Secret::make(&secret).with_context(|| format!("{}: cannot be made", secret.display()))?;
+    check_flags(&args, &config, &plan)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(supervise::run(args, plan, internal))
 }
 
-/// What to run: by the state that the routers had last, or by the configuration at the first start.
-fn plan(args: &UpArgs, config: &KindredConfig) -> anyhow::Result<Plan> {
-    let mut last = None;
+/// The newest state that routers of this folder had.
+fn last_state(args: &UpArgs) -> anyhow::Result<Option<ClusterState>> {
+    let (mut last, kept) = (None, cluster::Cluster::kept(&args.data_dir)?);
     for router in 0..64 {
         let Some(state) = cache::read(&layout::state_file(&args.data_dir, router))? else { continue };
+        // The router says so, and puts the file aside.
+        if kept.as_ref().is_some_and(|kept| !kept.may_have(&state)) {
+            continue;
+        }
         // A router that was stopped before the others has an older one.
         if last.as_ref().is_none_or(|last| meta::order(last) < meta::order(&state)) {
             last = Some(state);
         }
     }
-    Ok(match last {
+    Ok(last)
+}
+
+/// What to run: by the state that the routers had last, or by the configuration at the first start.
+fn plan(args: &UpArgs, config: &KindredConfig, last: Option<&ClusterState>) -> Plan {
+    match last {
         Some(state) => {
-            layout::plan_of_state(&state, config, |name| args.data_dir.join("stores").join(name).is_dir())
+            layout::plan_of_state(state, config, |name| args.data_dir.join("stores").join(name).is_dir())
         }
         None => layout::plan_of_config(config),
-    })
+    }
+}
+
+/// Every flag that a process will get, before any process starts.
+fn check_flags(args: &UpArgs, config: &KindredConfig, plan: &Plan) -> anyhow::Result<()> {
+    let local = plan.local.iter().map(|shard| shard.name.clone());
+    let mut stores: Vec<String> =
+        local.chain(layout::local_shards(config).into_iter().map(|shard| shard.name)).collect();
+    stores.sort_unstable();
+    stores.dedup();
+    let mut errors = flags::check(&args.section, &stores);
+    for name in &args.accept_data_loss {
+        if name != flags::META && !stores.contains(name) {
+            let there = stores.join(", ");
+            errors
+                .push(format!("--accept-data-loss {name}: no such store runs here; there are meta, {there}"));
+        }
+    }
+    if errors.is_empty() {
+        let (any, program): (SocketAddr, _) = (([127, 0, 0, 1], 0).into(), Path::new("kindred"));
+        let meta = layout::meta(program, args, any, None);
+        errors.extend(flags::try_shard(&meta.args).err().map(|error| format!("up.meta: {error}")));
+        for shard in &plan.local {
+            let spec = layout::shard(program, args, &plan.prefix, shard, any, None);
+            let error = flags::try_shard(&spec.args).err();
+            errors.extend(error.map(|error| format!("flags of store {}: {error}", shard.name)));
+        }
+        let beside = layout::Beside { meta: any, stores: Vec::new() };
+        let router = layout::router(program, args, (0, "127.0.0.1:0", "127.0.0.1:0"), &beside, None);
+        errors.extend(flags::try_router(&router.args).err().map(|error| format!("up.router: {error}")));
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<String> = errors.iter().map(|error| format!("  {error}")).collect();
+    bail!("{} error(s) in the flags of the processes\n{}", lines.len(), lines.join("\n"))
 }
 
 fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
@@ -154,7 +246,7 @@ fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
 /// One supervisor a folder: two would start the same shards twice.
 fn lock(dir: &Path) -> anyhow::Result<fs::File> {
     let path = dir.join("lock");
-    let file = fs::File::create(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
+    let file = private::create(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
     if file.try_lock().is_err() {
         bail!(
             "--data-dir {}: another `kindred up` is running there; stop it or choose another folder",
@@ -178,11 +270,30 @@ fn prepare_tls(args: &mut UpArgs) -> anyhow::Result<Option<InternalTls>> {
         args.tls.trusted_ca_file = Some(made.ca_cert.clone());
         args.tls.client_cert_auth = true;
     }
-    Ok(Some(InternalTls {
+    let internal = InternalTls {
         ca: made.ca_cert,
         server: (made.server_cert, made.server_key),
-        client: (made.client_cert, made.client_key),
-    }))
+        router: (made.router_cert, made.router_key),
+    };
+    if args.admin_port == AdminArgs::default() {
+        args.admin_port = internal.admin_port();
+        args.own_admin = true;
+    }
+    Ok(Some(internal))
+}
+
+/// Refuses addresses at which anybody would be served that should not be, before a router does.
+fn check_doors(args: &UpArgs) -> anyhow::Result<()> {
+    let tls = args.tls.load()?;
+    for address in args.listen.split(',').filter(|_| !args.insecure_listen) {
+        let address = ListenAddr::parse_field("--listen", address.trim())?;
+        who::check_clients("--listen", &address, tls.as_ref()).map_err(anyhow::Error::msg)?;
+    }
+    for address in args.admin.split(',') {
+        let address = ListenAddr::parse_field("--admin", address.trim())?;
+        args.admin_port.load("--admin", &address, tls.as_ref(), &Network::System)?;
+    }
+    Ok(())
 }
 
 /// The folder of the shards' Unix sockets, and whether they fit there.
@@ -193,9 +304,7 @@ fn prepare_sockets(args: &mut UpArgs, plan: &Plan) -> anyhow::Result<()> {
     if !listed {
         bail!("--unix: {}: a comma or space in the path; choose another --data-dir", dir.display());
     }
-    let mut builder = fs::DirBuilder::new();
-    let made = builder.recursive(true).mode(0o700).create(&dir);
-    made.with_context(|| format!("--unix: {}: cannot be made", dir.display()))?;
+    private::make(&dir).with_context(|| format!("--unix: {}: cannot be made", dir.display()))?;
     args.sockets = Some(dir);
     for shard in &plan.local {
         layout::socket(args, &shard.name).context("a shorter --data-dir is needed")?;

@@ -144,6 +144,58 @@ pub fn parse_cluster_id(text: &str) -> Result<u64, String> {
     }
 }
 
+/// The id of a cluster, in headers and handshakes; never 0, which means "none" on the wire. Written as `0x…`, as readers of
+/// JSON cut long numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ClusterId(pub u64);
+
+impl TryFrom<String> for ClusterId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        parse_cluster_id(&text).map(Self)
+    }
+}
+
+impl From<ClusterId> for String {
+    fn from(id: ClusterId) -> Self {
+        id.to_string()
+    }
+}
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// The beginning that a cluster goes back to: a UUID minted with its first state. Two clusters of one configuration, even
+/// of one cluster id, differ in it, so that nothing of the one is ever taken for the other's.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Lineage(pub String);
+
+impl fmt::Display for Lineage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A UUID of version 4, variant 1, of bits drawn at random.
+#[must_use]
+pub fn uuid_of(high: u64, low: u64) -> String {
+    let (high, low) = (high & !0xf000 | 0x4000, low & !(0b11 << 62) | (0b10 << 62));
+    format!(
+        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        high >> 32,
+        (high >> 16) & 0xffff,
+        high & 0xffff,
+        low >> 48,
+        low & 0xffff_ffff_ffff
+    )
+}
+
 /// A store's name in the configuration, unique there (`pods`, `default`, `etcd-secrets`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -193,6 +245,17 @@ mod tests {
         assert_eq!((Revision(1).next(), Revision(i64::MAX).next()), (Revision(2), Revision(i64::MAX)));
         assert_eq!((Revision(2).prev(), Revision::ZERO.prev()), (Revision(1), Revision::ZERO));
         assert_eq!(LeaseId(-1).to_string(), "ffffffffffffffff");
+    }
+
+    #[test]
+    fn a_cluster_id_is_text_in_json() {
+        let id = ClusterId(DEFAULT_CLUSTER_ID);
+        let json = serde_json::to_string(&id).unwrap();
+        assert!(json.starts_with("\"0x"), "{json}");
+        assert_eq!(serde_json::from_str::<ClusterId>(&json).unwrap(), id);
+        assert!(serde_json::from_str::<ClusterId>("\"0\"").is_err());
+        assert_eq!(uuid_of(0, 0), "00000000-0000-4000-8000-000000000000");
+        assert_eq!(uuid_of(u64::MAX, u64::MAX), "ffffffff-ffff-4fff-bfff-ffffffffffff");
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //! A Kind that has partitions of its own also owns its pseudo-key (`/registry/pods`, which kube-apiserver reads to learn
 //! the Kind's current revision). It sorts before the Kind's interval, with room for other keys in between
 //! (`/registry/pods.example.com/…`), so it is a partition of one key, stored on one store of the Kind: lookups and writes
-//! need no special case. What reads or watches it concerns all stores of the Kind, and [`PartitionMap::stores_of`] and
-//! [`PartitionMap::units_of`] say so.
+//! need no special case. What reads or watches that one key concerns all stores of the Kind, and
+//! [`PartitionMap::stores_of`] and [`PartitionMap::units_of`] say so; to a range of keys it is a key like any other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -307,8 +307,7 @@ impl PartitionMap {
     #[must_use]
     pub fn units_of(&self, range: &KeyRange) -> Vec<Unit<'_>> {
         let stores = |index: usize, partition: &Partition| match (range, &partition.kind) {
-            // Who reads the Kind as well asks its stores anyway.
-            (_, Some(kind)) if partition.is_pseudo() && !range.overlaps(&kind.range()) => {
+            (KeyRange::Single(_), Some(kind)) if partition.is_pseudo() => {
                 self.spread.get(kind).unwrap_or(&self.stores[index]).clone()
             }
             (KeyRange::Single(key), _) => vec![partition.store_of(key)],

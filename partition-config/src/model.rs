@@ -2,7 +2,7 @@
 //!
 //! Nothing here is checked beyond its type: [`crate::validate`] does that, and reports everything at once.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,34 @@ pub struct KindredConfig {
     /// Kinds, or ranges of names of a Kind, and the stores that serve them.
     #[serde(default)]
     pub partitions: Vec<DataPartitionConfig>,
+    /// Flags of the processes that `kindred up` starts; nobody else looks at them.
+    #[serde(default, skip_serializing_if = "UpConfig::is_empty")]
+    pub up: UpConfig,
+}
+
+/// Flags of a process by their names without dashes.
+pub type Flags = BTreeMap<String, serde_json::Value>;
+
+/// Flags of the processes that `kindred up` starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct UpConfig {
+    /// Of every shard.
+    pub shard: Flags,
+    /// Of single shards, by their stores' names; they win over `shard`.
+    pub stores: BTreeMap<String, Flags>,
+    /// Of the meta store.
+    pub meta: Flags,
+    /// Of every router.
+    pub router: Flags,
+}
+
+impl UpConfig {
+    /// Whether it says nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 fn default_etcd_prefix() -> String {

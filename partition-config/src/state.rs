@@ -10,18 +10,25 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::{Epoch, Slot, StoreName},
+    ids::{ClusterId, Epoch, Lineage, Slot, StoreName},
     kind::{KindPrefix, KindScheme},
     map::{PartitionMap, StoreIdx},
     model::{DataPartitionConfig, KindredConfig, StoreConfig, StoreType},
     transfers::{self, Transfer, TransferError},
-    validate::{self, Errors, FieldError, Input, KindSettings, Validated},
+    validate::{self, Errors, FieldError, Input, KindSettings},
 };
 
 mod configs;
+mod leases;
+mod lineage;
+mod owned;
+mod said;
+mod sound;
 mod stores;
 
 pub use configs::ConfigChange;
+pub use lineage::Kinship;
+pub use said::{Said, SaidOutcome};
 pub use stores::{StoreObject, StoreState};
 
 /// The version of the document that this code writes, and the only one that it reads.
@@ -33,18 +40,30 @@ pub const STATE_VERSION: u32 = 1;
 pub struct ClusterState {
     /// [`STATE_VERSION`].
     version: u32,
+    /// The cluster's id, from its first state on. Documents of earlier versions have none until a router adds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_id: Option<ClusterId>,
+    /// Which cluster's document it is: minted with the first, and the same in all that follow; else as above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<Lineage>,
     /// The number of the map: one more with every change of it, from 1. Partitions have the generation of their last
     /// change of owner as their epoch.
     pub generation: Epoch,
     /// The number of the document's objects: one more with every change of one, from 1. Their resourceVersions are such
     /// numbers.
     pub revision: u64,
+    /// The highest number that a move was ever given: numbers are not used again, also when the records are gone.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub last_move: u64,
     /// kube-apiserver's `--etcd-prefix`.
     pub etcd_prefix: String,
     /// Every store that ever was; a [`StoreIdx`] is a place in this list, so it only grows.
     pub stores: Vec<StoreObject>,
     /// The store of every key that no config holds.
     pub default: StoreName,
+    /// The slots of stores that were the home of leases whose ids clients chose, and are it no more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lease_homes: Vec<u16>,
     /// The partition configs, each with a resourceVersion.
     pub configs: Vec<DataPartitionConfig>,
     /// Who owns what.
@@ -90,16 +109,6 @@ impl Change {
     }
 }
 
-/// What a document said of a Kind before a change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Said {
-    /// The default store.
-    pub default: StoreName,
-    /// The Kind's configs.
-    pub configs: Vec<DataPartitionConfig>,
-}
-
 /// What of the map a change may change.
 #[derive(Default)]
 struct Touched {
@@ -109,7 +118,7 @@ struct Touched {
 }
 
 impl ClusterState {
-    /// The first document of a cluster.
+    /// The first document of a cluster, which is [`ClusterState::founded`] next where it is to be shared.
     ///
     /// # Errors
     /// Everything that is wrong with the configuration.
@@ -121,20 +130,25 @@ impl ClusterState {
         }
         Ok(Self {
             version: STATE_VERSION,
+            cluster_id: None,
+            lineage: None,
             generation: Epoch(1),
             revision: 1,
+            last_move: 0,
             etcd_prefix: config.etcd_prefix.clone(),
             stores: valid.stores.into_iter().map(|store| StoreObject::new(store, 1)).collect(),
             default: config.default.clone(),
+            lease_homes: Vec::new(),
             configs,
             map: valid.map,
         })
     }
 
-    /// Reads the document.
+    /// Reads the document. It may still be one that [`ClusterState::validated`] refuses: who reads it goes by what of it is
+    /// sound ([`ClusterState::salvaged`]), and nobody writes it.
     ///
     /// # Errors
-    /// When it is malformed, of another version, or its map names stores that are not there.
+    /// When it is malformed, of another version, or its map names places where no store ever was.
     pub fn from_json(bytes: &[u8]) -> Result<Self, StateError> {
         /// The version first: another one may have other fields.
         #[derive(Deserialize)]
@@ -148,23 +162,10 @@ impl ClusterState {
         }
         let state: Self = serde_json::from_slice(bytes).map_err(malformed)?;
         for store in state.map.partitions().iter().flat_map(|partition| partition.placement.stores()) {
-            match state.stores.get(usize::from(store.0)) {
-                None => {
-                    let what = format!("the map names store {store} of {}", state.stores.len());
-                    return Err(StateError::Inconsistent(what));
-                }
-                Some(object) if object.state == StoreState::Removed => {
-                    let what = format!("the map names store {:?}, which was removed", object.name.0);
-                    return Err(StateError::Inconsistent(what));
-                }
-                Some(_) => {}
+            if usize::from(store.0) >= state.stores.len() {
+                let what = format!("the map names store {store} of {}", state.stores.len());
+                return Err(StateError::Inconsistent(what));
             }
-        }
-        if state.store(&state.default).is_none() {
-            return Err(StateError::Inconsistent(format!(
-                "there is no store {:?}, the default",
-                state.default.0
-            )));
         }
         Ok(state)
     }
@@ -202,22 +203,6 @@ impl ClusterState {
         self.configs.iter().find(|config| config.metadata.name == name)
     }
 
-    /// What a router needs of the document: the map in use, every store (removed ones keep their place), and what the
-    /// configs say of Kinds.
-    ///
-    /// # Errors
-    /// When the configs are not valid, which no change here lets happen.
-    pub fn validated(&self) -> Result<Validated, Vec<FieldError>> {
-        let (default, kinds, _) = self.placed()?;
-        Ok(Validated {
-            scheme: self.scheme(),
-            stores: self.stores.iter().map(StoreObject::config).collect(),
-            default,
-            map: self.map.clone(),
-            kinds,
-        })
-    }
-
     /// The document after these transfers, one generation on.
     ///
     /// # Errors
@@ -226,37 +211,6 @@ impl ClusterState {
         let generation = Epoch(self.generation.0 + 1);
         let map = transfers::with_transfers(&self.map, transfers, generation)?;
         Ok(Self { generation, map, ..self.clone() })
-    }
-
-    /// What the document says of a Kind, or of the keys of no Kind, to be put back when a move of them is given up.
-    #[must_use]
-    pub fn said_of(&self, kind: Option<&KindPrefix>) -> Said {
-        let configs = self.configs.iter().filter(|config| self.is_of(config, kind)).cloned().collect();
-        Said { default: self.default.clone(), configs }
-    }
-
-    /// The document that says this of a Kind again, where the map is, or is back to, what it says. One revision on.
-    #[must_use]
-    pub fn with_said_of(&self, kind: Option<&KindPrefix>, said: &Said) -> Self {
-        let mut next = Self { revision: self.revision + 1, ..self.clone() };
-        if kind.is_none() {
-            next.default = said.default.clone();
-        }
-        next.configs.retain(|config| !self.is_of(config, kind));
-        for config in &said.configs {
-            // Its name may be another config's by now.
-            let mut config = config.clone();
-            if next.config(&config.metadata.name).is_some() {
-                config.metadata.name = next.fresh_name(&config.metadata.name);
-            }
-            config.metadata.resource_version = Some(next.revision.to_string());
-            next.configs.push(config);
-        }
-        next
-    }
-
-    fn is_of(&self, config: &DataPartitionConfig, kind: Option<&KindPrefix>) -> bool {
-        self.scheme().resolve(&config.resource).ok().as_ref() == kind
     }
 
     /// Default, settings and map by the configs, rings built on the map in use.
@@ -357,6 +311,11 @@ impl ClusterState {
     }
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// What a config is called in an error.
 fn config_path(name: &str) -> String {
     format!("datapartitionconfigs/{name}")
@@ -378,5 +337,7 @@ fn refused(
     errors.0
 }
 
+#[cfg(test)]
+mod given_up_tests;
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,7 @@ pub mod shard_v1 {
 }
 
 pub mod check;
+pub mod nested;
 pub mod raw;
 
 /// The bit of a handshake's `features` that stands for service `Batches`.

@@ -6,6 +6,7 @@ mod cuts;
 mod durability;
 mod moves;
 pub mod objects;
+mod reconcile;
 mod replace;
 mod schema;
 mod sizes;
@@ -37,12 +38,15 @@ pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
     let shown = app.clone();
     let admin = Admin::new().ready(move || checks(&ready)).metrics(move || {
         shown.metrics.observe(&shown.stores, &shown.feeds);
+        shown.metrics.observe_state(shown.cluster.unsound().len(), shown.cluster.elsewhere().len());
         recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default()
     });
     let (stores, partitions, durable) = (app.clone(), app.clone(), app.clone());
+    let status = app.clone();
     admin
         .routes()
         .route("/api/v1/stores", get(move || std::future::ready(Json(list_stores(&stores)))))
+        .route("/api/v1/status", get(move || std::future::ready(Json(shown_status(&status)))))
         .route("/api/v1/partitions", get(move || std::future::ready(Json(list_partitions(&partitions)))))
         .route(
             "/api/v1/durability",
@@ -54,11 +58,12 @@ pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
         .merge(api::routes(app))
         .merge(verbs::routes(app))
         .merge(moves::routes(app))
+        .merge(reconcile::routes(app))
         .merge(cuts::routes(app))
 }
 
-/// Ready while any store can be reached: a dead one must not take all others from the load balancer. Each store is
-/// shown, by its state, and so are those that hold watches back.
+/// Ready while any store can be reached: a dead one must not take all others from the load balancer. What is wrong with
+/// single stores, and with what traffic can go on without, are warnings.
 fn checks(app: &App) -> Vec<Check> {
     let any = app.stores.up().next().is_some();
     let mut checks = vec![
@@ -67,26 +72,46 @@ fn checks(app: &App) -> Vec<Check> {
     ];
     if let Some(problem) = app.cluster.meta.as_ref().and_then(|meta| meta.problem()) {
         // Traffic goes on without it: no reason to take the router from the load balancer.
-        checks.push(Check::new(format!("meta ({problem})"), Ok::<(), String>(())));
+        checks.push(Check::warning("meta", problem));
+    }
+    for problem in app.cluster.unsound().iter() {
+        checks.push(Check::new(format!("cluster-state ({problem})"), Ok::<(), String>(())));
+    }
+    for problem in app.cluster.elsewhere().iter() {
+        checks.push(Check::new(format!("owners ({problem}; see kindred reconcile)"), Ok::<(), String>(())));
     }
     for store in app.stores.iter() {
-        let state = store.state().phase();
-        let name = match &*state {
-            Phase::Up(_) => format!("store-{}", store.name()),
-            other => format!("store-{} ({}: {})", store.name(), other.word(), store.state().reason()),
-        };
-        checks.push(Check::new(name, Ok::<(), String>(())));
+        let name = format!("store-{}", store.name());
+        checks.push(match (&*store.state().phase(), store.trouble()) {
+            (Phase::Up(_), None) => Check::new(name, Ok::<(), String>(())),
+            (Phase::Up(_), Some(trouble)) => Check::warning(name, format!("up, and {trouble}")),
+            (other, _) => Check::warning(name, format!("{}: {}", other.word(), store.state().reason())),
+        });
     }
     if let Some(offset) = app.stores.clocks().own_offset().filter(|offset| clock_offset::is_skewed(*offset)) {
-        let name = format!("clock (this router's is {} its stores'; set the time here)", words(offset));
-        checks.push(Check::new(name, Ok::<(), String>(())));
+        checks.push(Check::warning(
+            "clock",
+            format!("this router's is {} its stores'; set the time here", words(offset)),
+        ));
     }
     for (store, feeds, lag) in app.feeds.lags() {
         let store = app.stores.get(store).name();
-        let name = format!("watches (store {store} has held back {feeds} feed(s) for {} s)", lag.as_secs());
-        checks.push(Check::new(name, Ok::<(), String>(())));
+        let what = format!("store {store} has held back {feeds} feed(s) for {} s", lag.as_secs());
+        checks.push(Check::warning("watches", what));
     }
     checks
+}
+
+/// Which state this router goes by, and what is wrong with it.
+fn shown_status(app: &App) -> Value {
+    let (state, unsound, elsewhere) = (app.cluster.state(), app.cluster.unsound(), app.cluster.elsewhere());
+    let elsewhere = elsewhere.iter().map(|problem| format!("{problem}; see kindred reconcile"));
+    let problems: Vec<String> = unsound.iter().cloned().chain(elsewhere).collect();
+    json!({
+        "router": app.identity.name, "generation": state.generation.0, "revision": state.revision,
+        "meta": app.cluster.meta.as_ref().map(|meta| json!({ "problem": meta.problem() })),
+        "problems": problems,
+    })
 }
 
 fn list_stores(app: &App) -> Value {
@@ -99,12 +124,13 @@ fn list_stores(app: &App) -> Value {
             "endpoints": store.spec().endpoints.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "default": store.index == app.stores.default_store(),
             "state": phase.word(),
+            "uuid": store.spec().uuid.clone().or_else(|| store.met()),
+            "trouble": store.trouble(),
             "lastError": store.state().last_error(),
             "clockOffsetSeconds": app.stores.clocks().offset(store.index).map(|micros| micros as f64 / 1e6),
         });
         if let (Phase::Up(identity), Some(fields)) = (&*phase, shown.as_object_mut()) {
             fields.insert("version".to_owned(), json!(identity.version));
-            fields.insert("uuid".to_owned(), json!(identity.uuid));
             fields.insert("incarnation".to_owned(), json!(identity.incarnation));
             if store.is_shard() {
                 fields.insert("durability".to_owned(), durability(app, store));

@@ -8,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 use kindred_router_core::compaction::Owed;
 use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::plan::Refusal;
+use kindred_router_core::revision_pairs::RevisionPairs;
 use kindred_transport::{Drain, grpc};
 use kindred_wire::patch::HeaderPatch;
 use kindred_wire::peek::ResponseHeader;
@@ -105,6 +106,8 @@ pub struct App {
     /// The highest revision that a client compacted through this router: watches do not begin below it, though a feed
     /// may still hold what came before.
     pub compacted: AtomicI64,
+    /// What the revisions of a stock etcd that is the default store mean to shards. Never locked across an await.
+    pub revision_pairs: Mutex<RevisionPairs>,
     /// Names for the pins of reads over several stores.
     pub pins: PinNames,
     /// Small reads over several stores that are under way.
@@ -148,6 +151,7 @@ impl App {
             leases: Leases::default(),
             owed: Mutex::default(),
             compacted: AtomicI64::new(0),
+            revision_pairs: Mutex::default(),
             pins: PinNames::default(),
             shared_reads: SharedReads::default(),
             shown: ShownRevisions::new(scope),

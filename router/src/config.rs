@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use kindred_partition_config::ids::{DEFAULT_CLUSTER_ID, Slot, StoreName, parse_cluster_id};
+use kindred_partition_config::ids::{ClusterId, Lineage, Slot, StoreName, parse_cluster_id};
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::model::{KindredConfig, StoreType};
 use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
@@ -11,13 +11,16 @@ use kindred_partition_config::validate::validate;
 use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::moves::machine;
 use kindred_router_core::store::{StoreIx, StoreKind};
+use kindred_transport::admin::AdminArgs;
 use kindred_transport::clock::WallClock;
 use kindred_transport::network::Network;
 use kindred_transport::tls::{ClientTls, ServerTls, ServerTlsArgs, StoreTlsArgs};
+use kindred_transport::who::Secret;
 use kindred_transport::{Endpoint, ListenAddr};
 
 use crate::feeds;
 use crate::meta::MetaSettings;
+use crate::meta::lineage::Founding;
 use crate::moves;
 use crate::stores::StoreSpec;
 use kindred_router_core::routes::Routes;
@@ -58,9 +61,14 @@ pub struct Args {
     /// Name of this router.
     #[arg(long, default_value = "kindred-router")]
     pub name: String,
-    /// Id of the cluster, the same for its routers and shards, decimal or 0x… [default: that of every cluster without one].
+    /// Id of the cluster, the same for its routers and shards, decimal or 0x…; kept in the meta store from the first start on
+    /// [default: that of the meta store's state, minted with the first; without --meta: that of every cluster without one].
     #[arg(long, value_name = "ID", value_parser = parse_cluster_id)]
     pub cluster_id: Option<u64>,
+    /// The lineage of the cluster, as `kindred status` and its shards' errors show it: for a cluster that goes on after its
+    /// meta store and every --meta-cache were lost [default: that of the meta store's state, minted with the first].
+    #[arg(long, value_name = "UUID", requires = "meta")]
+    pub lineage: Option<String>,
     /// kube-apiserver's --etcd-prefix; wins over the file.
     #[arg(long, value_name = "PREFIX")]
     pub etcd_prefix: Option<String>,
@@ -78,6 +86,14 @@ pub struct Args {
     /// Recent events kept for each watched range; a watch that is further behind reads from the shards.
     #[arg(long, value_name = "BYTES", default_value_t = feeds::RING_BYTES)]
     pub feed_ring_bytes: usize,
+    /// File with the secret by which this router shows to its shards and its meta store that it is one (their
+    /// --cluster-secret-file).
+    #[arg(long, value_name = "FILE")]
+    pub cluster_secret_file: Option<PathBuf>,
+    /// Listen where other machines connect although clients are not asked for a certificate: whoever reaches the port may read
+    /// and write all.
+    #[arg(long)]
+    pub insecure_listen: bool,
     /// error, warn, info, debug, trace, or a filter.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
@@ -87,6 +103,9 @@ pub struct Args {
     /// TLS towards stores.
     #[command(flatten)]
     pub store_tls: StoreTlsArgs,
+    /// Who may ask the admin port.
+    #[command(flatten)]
+    pub admin_port: AdminArgs,
 }
 
 /// `--revision-scope`.
@@ -106,12 +125,18 @@ pub struct Settings {
     pub listen: Vec<ListenAddr>,
     /// Where the admin server listens.
     pub admin: ListenAddr,
+    /// Who may ask it.
+    pub admin_port: AdminArgs,
+    /// Whether clients are served without a question also where other machines connect.
+    pub insecure_listen: bool,
+    /// What the router shows to the stores of its cluster.
+    pub secret: Option<Secret>,
     /// What MemberList shows; empty for the listen addresses.
     pub advertise: Vec<String>,
     /// The router's name.
     pub name: String,
-    /// The cluster that shards must belong to, where they say (R1).
-    pub cluster_id: u64,
+    /// The cluster that shards must belong to, where they say (R1), if it was given.
+    pub cluster_id: Option<ClusterId>,
     /// What a read's header must not be below.
     pub revision_scope: RevisionScope,
     /// Threads that serve clients; 1 is the one that does all else as well.
@@ -189,6 +214,8 @@ impl Args {
         }
         let tls = errors.keep(self.tls.load());
         let store_tls = errors.keep(self.store_tls.load());
+        let secret = self.cluster_secret_file.as_deref();
+        let secret = secret.and_then(|path| errors.keep(Secret::read("--cluster-secret-file", path)));
         let meta = self.meta_settings(&mut errors);
         let stores = self
             .file(&mut errors)
@@ -199,6 +226,9 @@ impl Args {
             return Ok(Settings {
                 listen,
                 admin,
+                admin_port: self.admin_port.clone(),
+                insecure_listen: self.insecure_listen,
+                secret,
                 advertise: self
                     .advertise_client_urls
                     .iter()
@@ -206,7 +236,7 @@ impl Args {
                     .map(str::to_owned)
                     .collect(),
                 name: self.name.clone(),
-                cluster_id: self.cluster_id.unwrap_or(DEFAULT_CLUSTER_ID),
+                cluster_id: self.cluster_id.map(ClusterId),
                 revision_scope: match self.revision_scope {
                     Scope::Kind => RevisionScope::Kind,
                     Scope::Global => RevisionScope::Global,
@@ -251,6 +281,10 @@ impl Args {
             cache: self.meta_cache.clone(),
             addresses,
             config: self.config.clone(),
+            founding: Founding {
+                cluster_id: self.cluster_id.map(ClusterId),
+                lineage: self.lineage.clone().map(Lineage),
+            },
         })
     }
 

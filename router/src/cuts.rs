@@ -200,7 +200,7 @@ async fn keep(store: &Store, name: CutName, revision: Revision, time: Duration) 
 }
 
 /// The current revision of a stock etcd.
-async fn etcd_revision(store: &Store) -> Result<Revision, Status> {
+pub(crate) async fn etcd_revision(store: &Store) -> Result<Revision, Status> {
     let request = pb::RangeRequest { key: Bytes::from_static(&[0]), count_only: true, ..Default::default() };
     let body = Bytes::from(request.encode_to_vec());
     let deadline = Deadline::within(LIMIT);

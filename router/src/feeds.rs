@@ -18,6 +18,7 @@
 //! * History that a store has lost ends the feed's past: readers below the floor are told that it is compacted, and the
 //!   feed begins anew (R10).
 
+pub mod bell;
 pub mod feed;
 pub mod place;
 mod raise;
@@ -31,11 +32,11 @@ use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
 use kindred_router_core::store::StoreIx;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::stores::Stores;
+use bell::Bell;
 use feed::{Feed, Reader};
 use kindred_router_core::place::FeedKey;
 
@@ -72,10 +73,12 @@ pub struct Counts {
     pub advances: AtomicU64,
     /// Catch-ups begun.
     pub catch_ups: AtomicU64,
+    /// Looks of single watches: of those that were concerned by something, if all is well.
+    pub turns: AtomicU64,
 }
 
 impl Counts {
-    fn one(counter: &AtomicU64) {
+    pub(crate) fn one(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -128,7 +131,7 @@ impl Feeds {
 
     /// The live feed of a key, by the map of this generation; opened if it is not.
     #[must_use]
-    pub fn live(self: &Arc<Self>, key: &FeedKey, generation: u64, wake: &Arc<Notify>) -> Reader {
+    pub fn live(self: &Arc<Self>, key: &FeedKey, generation: u64, bell: Arc<Bell>) -> Reader {
         let mut groups = self.groups();
         let live = &mut groups.entry(key.clone()).or_default().live;
         let feed = live.get_or_insert_with(|| {
@@ -137,7 +140,7 @@ impl Feeds {
             feed
         });
         feed.is_placed_by(generation);
-        Reader::new(feed.clone(), wake)
+        Reader::new(feed.clone(), bell)
     }
 
     /// A feed that holds what comes at `position`.
@@ -147,7 +150,7 @@ impl Feeds {
         key: &FeedKey,
         generation: u64,
         position: Revision,
-        wake: &Arc<Notify>,
+        bell: Arc<Bell>,
     ) -> Reader {
         let mut groups = self.groups();
         let catch_ups = &mut groups.entry(key.clone()).or_default().catch_ups;
@@ -160,7 +163,7 @@ impl Feeds {
             feed
         });
         feed.is_placed_by(generation);
-        Reader::new(feed, wake)
+        Reader::new(feed, bell)
     }
 
     fn spawn(self: &Arc<Self>, feed: Arc<Feed>) {

@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(NotOwned::of(&own), Some(NotOwned { epoch: 3 }));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn waits_for_a_newer_map_or_a_little_and_not_longer_than_the_client() {
         let hold = Hold::default();
         let (maps, mut generation) = watch::channel(3);
@@ -196,7 +196,7 @@ mod tests {
         assert!(held.attempts < 20, "it came back {} times", held.attempts);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn goes_on_without_maps_to_come() {
         let hold = Hold::default();
         let (maps, mut generation) = watch::channel(1);

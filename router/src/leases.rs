@@ -4,6 +4,7 @@
 //! it has seen attached, to save two round trips a write; losing that costs a repeated, idempotent attach.
 
 pub mod ended;
+pub mod heirs;
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -11,11 +12,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use kindred_partition_config::ids::{LeaseId, Slot};
-use kindred_partition_config::state::StoreState;
+use kindred_partition_config::state::{StoreObject, StoreState};
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::lease_attach::{Attaching, Command, Next, Reply};
 use kindred_router_core::lease_fanout::{home_candidates, slot_of};
-use kindred_router_core::store::StoreIx;
+use kindred_router_core::store::{Member, StoreIx, StoreKind};
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
 use kindred_wire::refusal::KindredError;
@@ -113,7 +114,8 @@ impl App {
         store.slot().is_some_and(|slot| slot_of(lease) == Some(slot))
     }
 
-    /// Attaches at the home, then at the store. `false` when the home seems to be the store itself, or there is none.
+    /// Attaches at the home, then at the store. `false` when the home seems to be the store itself, or there is none. While
+    /// the home is changing it is asked for again.
     async fn attach(
         &self,
         lease: LeaseId,
@@ -121,9 +123,31 @@ impl App {
         deadline: Deadline,
         not_at_home: bool,
     ) -> Result<bool, Status> {
-        let members = self.stores.members();
-        let candidates = home_candidates(lease, &members, self.stores.default_store());
-        for candidate in candidates {
+        let until = deadline.at().min(Instant::now() + MOVING_MAX);
+        let mut waiting = Waiting::new(self, Effect::Write, until);
+        loop {
+            let known = *self.generations().borrow();
+            match self.attach_once(lease, store, deadline, not_at_home).await {
+                Err(status) if NotOwned::of(&status).is_some() => {
+                    if waiting.wait(known, &[]).await.is_err() {
+                        return Err(status);
+                    }
+                }
+                attached => return attached,
+            }
+        }
+    }
+
+    async fn attach_once(
+        &self,
+        lease: LeaseId,
+        store: &Store,
+        deadline: Deadline,
+        not_at_home: bool,
+    ) -> Result<bool, Status> {
+        let homes = self.lease_homes(lease)?;
+        let mut moved = None;
+        for candidate in homes.stores {
             if candidate == store.index {
                 if not_at_home {
                     continue;
@@ -136,15 +160,24 @@ impl App {
             let (true, true, Some(slot)) = (home.is_shard(), store.is_shard(), store.slot()) else {
                 return Err(lease_across_etcd());
             };
-            if !self.attach_at(lease, home, store, slot, deadline).await? {
-                continue;
+            match self.attach_at(lease, home, store, slot, deadline).await {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.leases.remember(lease, store.index);
+                    return Ok(true);
+                }
+                // It was there; another one has it, or is about to.
+                Err(status) if NotOwned::of(&status).is_some() => moved = Some(status),
+                Err(status) => return Err(status),
             }
-            self.leases.remember(lease, store.index);
-            return Ok(true);
+        }
+        if let Some(moved) = moved {
+            return Err(moved);
         }
         // No home has it, so the store must not either, whatever it adopted before. The write then goes there all the
-        // same: only the store knows whether it is valid, and a txn may not take the branch that names the lease.
-        self.end_at(lease, store, deadline).await?;
+        // same: only the store knows whether it is valid, and a txn may not take the branch that names the lease. A store
+        // that has it from a home of which this router does not know refuses (R12).
+        self.end_at(lease, store, homes.slots, deadline).await?;
         Ok(false)
     }
 
@@ -174,15 +207,17 @@ impl App {
                 }
                 Command::AdoptAtStore { granted_ttl } => {
                     let home_slot = home.slot().map_or(0, |slot| u32::from(slot.get()));
-                    let request = shard::LeaseAdoptRequest { id: lease.get(), granted_ttl, home_slot };
+                    let slots_before = self.lease_slots_before(home);
+                    let id = lease.get();
+                    let request = shard::LeaseAdoptRequest { id, granted_ttl, home_slot, slots_before };
                     call(store, Effect::Read, deadline, || async {
-                        store.shard().lease_adopt(deadline.request(request)).await
+                        store.shard().lease_adopt(deadline.request(request.clone())).await
                     })
                     .await?;
                     Reply::Done
                 }
                 Command::EndAtStore => {
-                    self.end_at(lease, store, deadline).await?;
+                    self.end_at(lease, store, Vec::new(), deadline).await?;
                     Reply::Done
                 }
             };
@@ -194,11 +229,18 @@ impl App {
         }
     }
 
-    /// The lease is over: the store deletes its keys. Idempotent.
-    async fn end_at(&self, lease: LeaseId, store: &Store, deadline: Deadline) -> Result<(), Status> {
-        let request = shard::LeaseEndRequest { id: lease.get() };
+    /// The lease is over: the store deletes its keys. Idempotent. With `denied_slots` that is only what these stores say,
+    /// which do not know it.
+    async fn end_at(
+        &self,
+        lease: LeaseId,
+        store: &Store,
+        denied_slots: Vec<u32>,
+        deadline: Deadline,
+    ) -> Result<(), Status> {
+        let request = shard::LeaseEndRequest { id: lease.get(), denied_slots };
         call(store, Effect::Read, deadline, || async {
-            store.shard().lease_end(deadline.request(request)).await
+            store.shard().lease_end(deadline.request(request.clone())).await
         })
         .await
         .map(|_| ())
@@ -210,7 +252,7 @@ impl App {
         let mut waiting = Waiting::new(self, Effect::Write, Instant::now() + MOVING_MAX);
         loop {
             let known = *self.generations().borrow();
-            match self.end_at(lease, store, deadline).await {
+            match self.end_at(lease, store, Vec::new(), deadline).await {
                 Err(status) if NotOwned::of(&status).is_some() => {
                     if waiting.wait(known, &[]).await.is_err() {
                         return Err(status);
@@ -223,9 +265,52 @@ impl App {
 
     /// Whether the slot is that of a store that the configuration had.
     fn was_removed(&self, slot: u32) -> bool {
+        u16::try_from(slot).is_ok_and(|slot| self.cluster.state().is_removed_slot(slot))
+    }
+
+    /// The stores that may be the home of a lease.
+    ///
+    /// # Errors
+    /// `Unavailable` when one of them is not in the list of stores yet.
+    pub fn lease_homes(&self, lease: LeaseId) -> Result<Homes, Status> {
         let state = self.cluster.state();
-        let mut removed = state.stores.iter().filter(|store| store.state == StoreState::Removed);
-        removed.any(|store| store.slot.map(u32::from) == Some(slot))
+        let slots: Vec<u32> = state.lease_candidates(lease).into_iter().map(u32::from).collect();
+        let mut stores = Vec::with_capacity(slots.len());
+        for slot in &slots {
+            match self.stores.by_slot(*slot) {
+                Some(store) => stores.push(store.index),
+                None if self.was_removed(*slot) => {}
+                None => {
+                    let what = format!(
+                        "kindred: the home of lease {lease} may be the store with slot {slot}, which is not known yet"
+                    );
+                    return Err(Status::unavailable(what));
+                }
+            }
+        }
+        if stores.is_empty() {
+            stores = home_candidates(lease, &self.lease_members(), self.stores.default_store());
+        }
+        Ok(Homes { slots, stores })
+    }
+
+    /// The stores as places for leases to come: without those that are being drained, while there are others.
+    pub fn lease_members(&self) -> Vec<Member> {
+        let state = self.cluster.state();
+        let members = self.stores.members();
+        let stays = |member: &&Member| {
+            let name = self.stores.get(member.index).name();
+            let of_name = |store: &&StoreObject| store.name.0 == name && store.state == StoreState::Draining;
+            state.stores.iter().find(of_name).is_none()
+        };
+        let staying: Vec<Member> = members.iter().filter(stays).copied().collect();
+        if staying.iter().any(|member| member.kind == StoreKind::Shard) { staying } else { members }
+    }
+
+    /// The slots of homes whose leases this store may have now.
+    fn lease_slots_before(&self, home: &Store) -> Vec<u32> {
+        let before = home.slot().map(|slot| self.cluster.state().lease_slots_before(slot.get()));
+        before.unwrap_or_default().into_iter().map(u32::from).collect()
     }
 
     /// Ends a lease at the stores that hold keys of it and drops its record at the home. Idempotent: several routers may
@@ -261,6 +346,15 @@ impl App {
         });
         forgotten.await.is_ok()
     }
+}
+
+/// The stores that may be the home of a lease, the likeliest first.
+#[derive(Debug)]
+pub struct Homes {
+    /// Their slots, those of removed ones, too.
+    pub slots: Vec<u32>,
+    /// Those that can be asked.
+    pub stores: Vec<StoreIx>,
 }
 
 fn lease_across_etcd() -> Status {

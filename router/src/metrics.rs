@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kindred_router_core::plan::Call;
+use kindred_transport::listener::GivenUp;
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
 };
@@ -12,6 +13,7 @@ use metrics::{gauge, histogram};
 use crate::execute::Effect;
 use crate::feeds::Feeds;
 use crate::stores::Stores;
+use crate::stores::state::Phase;
 
 /// One metric.
 struct Definition {
@@ -31,9 +33,12 @@ enum Kind {
 /// Requests of the KV service, by method and outcome. etcd's own name, from its gRPC library.
 const HANDLED: &str = "grpc_server_handled_total";
 /// Time of KV calls on a store.
+const CONNECTIONS_CLOSED: &str = "kindred_connections_closed_total";
 const CALL_SECONDS: &str = "kindred_router_call_duration_seconds";
 /// Whether a store can be reached.
 const STORE_UP: &str = "kindred_router_store_up";
+/// What a store's handshakes say of it.
+const STORE_STATE: &str = "kindred_router_store_state";
 /// How far a store's clock is from the median of the stores' and the router's.
 const STORE_CLOCK: &str = "kindred_router_store_clock_offset_seconds";
 /// How far the router's own clock is.
@@ -62,6 +67,10 @@ const FEED_BROKEN: &str = "kindred_router_feed_streams_broken_total";
 const FEED_ADVANCES: &str = "kindred_router_feed_advances_total";
 /// Catch-ups begun.
 const FEED_CATCH_UPS: &str = "kindred_router_feed_catch_ups_total";
+/// Parts of the cluster's state that are not sound.
+const UNSOUND: &str = "kindred_router_cluster_state_problems";
+/// Ranges of keys that stores own otherwise than the map says.
+const ELSEWHERE: &str = "kindred_router_owners_elsewhere";
 /// Whether any store can be reached. etcd's own name.
 const HAS_LEADER: &str = "etcd_server_has_leader";
 
@@ -85,9 +94,27 @@ const DEFINITIONS: &[Definition] = &[
         kind: Kind::Gauge,
     },
     Definition {
+        name: STORE_STATE,
+        unit: Unit::Count,
+        help: "1 for the state that a store is in (up, connecting, down, refused, foreign, skewed), 0 for all others.",
+        kind: Kind::Gauge,
+    },
+    Definition {
         name: STORE_CLOCK,
         unit: Unit::Seconds,
         help: "How far the store's clock is ahead of the median of all stores' and the router's; NaN when not known.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: UNSOUND,
+        unit: Unit::Count,
+        help: "What is wrong with the cluster state in use, which readyz names; 0 unless somebody wrote it past the routers.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: ELSEWHERE,
+        unit: Unit::Count,
+        help: "Ranges of keys that stores own otherwise than the map in use says, which readyz names; see kindred reconcile.",
         kind: Kind::Gauge,
     },
     Definition {
@@ -164,12 +191,23 @@ const DEFINITIONS: &[Definition] = &[
         kind: Kind::Counter,
     },
     Definition {
+        name: CONNECTIONS_CLOSED,
+        unit: Unit::Count,
+        help: "Connections of clients that were given up, by why: their TLS handshake failed, they were late, they gave way to others at the door, or they were idle.",
+        kind: Kind::Counter,
+    },
+    Definition {
         name: HAS_LEADER,
         unit: Unit::Count,
         help: "1 while any store can be reached.",
         kind: Kind::Gauge,
     },
 ];
+
+/// The name of every metric of a router.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    DEFINITIONS.iter().map(|definition| definition.name)
+}
 
 /// Tells the recorder what the metrics mean. Once, after it is installed.
 pub fn describe() {
@@ -183,10 +221,13 @@ pub fn describe() {
     }
 }
 
-/// The metrics with histograms, and their buckets in seconds.
+/// The metrics with histograms, and their buckets in seconds. At 3 s a kube-apiserver gives up its cache (R17).
 pub const BUCKETS: &[(&str, &[f64])] = &[
-    (CALL_SECONDS, &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]),
-    (HELD_SECONDS, &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]),
+    (
+        CALL_SECONDS,
+        &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 3.0, 5.0, 10.0],
+    ),
+    (HELD_SECONDS, &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 3.0, 5.0]),
 ];
 
 /// The handles of one KV method.
@@ -353,15 +394,29 @@ impl Metrics {
         }
     }
 
+    /// Notes what is wrong with the cluster's state, and with its map, just before somebody looks.
+    pub fn observe_state(&self, problems: usize, elsewhere: usize) {
+        gauge!(UNSOUND).set(problems as f64);
+        gauge!(ELSEWHERE).set(elsewhere as f64);
+    }
+
     /// Brings what is read from stores and feeds up to date, before it is shown.
     pub fn observe(&self, stores: &Stores, feeds: &Feeds) {
         self.feeds.observe(stores, feeds);
+        for why in GivenUp::ALL {
+            counter!(CONNECTIONS_CLOSED, "why" => why.label()).absolute(why.count());
+        }
         let mut any = false;
         for store in stores.iter() {
             let up = store.state().is_up();
             any |= up;
             let metrics = StoreMetrics::new(store.name());
             metrics.up.set(f64::from(u8::from(up)));
+            let phase = store.state().phase();
+            for word in Phase::WORDS {
+                let state = gauge!(STORE_STATE, "store" => store.name().to_owned(), "state" => word);
+                state.set(f64::from(u8::from(phase.word() == word)));
+            }
             metrics.clock.set(seconds(stores.clocks().offset(store.index)));
         }
         self.own_clock.set(seconds(stores.clocks().own_offset()));

@@ -8,6 +8,7 @@
 
 pub mod begin;
 pub mod rate;
+pub mod reconcile;
 mod record_steps;
 pub mod runner;
 mod units;
@@ -167,10 +168,11 @@ pub async fn run(app: Arc<App>, meta: Arc<Meta>, settings: Settings) {
         meta: meta.clone(),
     };
     let beside = Beside::beside(&moves.settings.machine);
-    let watchdogs = watchdog::run(app, meta, moves.me.clone(), beside);
+    let watchdogs = watchdog::run(app.clone(), meta, moves.me.clone(), beside);
     tokio::select! {
         () = moves.coordinate() => {}
         () = watchdogs => {}
+        () = reconcile::watch(app) => {}
     }
 }
 

@@ -11,10 +11,12 @@ use kindred_proto::etcdserverpb::{
     cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
 };
 use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
+use kindred_transport::admin::AdminGuard;
+use kindred_transport::network::Network;
 use kindred_transport::serve::Drained;
 use kindred_transport::unary::UnaryCalls as _;
 use kindred_transport::{
-    ConnectOptions, Connector, Drain, Endpoint, ListenOptions, Listener, Workers, admin, server,
+    ConnectOptions, Connector, Drain, Endpoint, ListenOptions, Listener, Workers, admin, server, who,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tonic::service::Routes;
@@ -24,6 +26,7 @@ use crate::app::{App, Identity};
 use crate::config::{Args, ConfigErrors, Settings};
 use crate::endpoint::{auth, cluster, kv, lease, maintenance, refuse, watch};
 use crate::meta::client::MetaClient;
+use crate::meta::lineage::Founding;
 use crate::meta::{self, Cluster, Meta};
 use crate::metrics as own_metrics;
 use crate::moves;
@@ -94,19 +97,20 @@ pub async fn bind(
     drain: &Drain,
     recorder: Option<PrometheusHandle>,
 ) -> anyhow::Result<Bound> {
+    let guard = check_doors(&settings)?;
     let mut listeners = Vec::new();
     let listen_options = ListenOptions::with_tls(settings.tls.clone()).on(&settings.network);
     for address in &settings.listen {
         listeners.push(Listener::bind(address, listen_options.clone()).await?);
     }
-    let admin_options = ListenOptions::of_admin(&settings.admin, settings.tls).on(&settings.network);
-    let admin_listener = Listener::bind(&settings.admin, admin_options).await?;
+    let admin_listener = Listener::bind(&settings.admin, guard.listen_options(&settings.network)).await?;
     let listening: Vec<Endpoint> = listeners.iter().map(|l| l.local_endpoint().clone()).collect();
     let listen: Vec<String> = listening.iter().map(ToString::to_string).collect();
     let admin = admin_listener.local_endpoint().to_string();
 
     let connector = Connector::new(ConnectOptions {
         tls: settings.store_tls,
+        secret: settings.secret,
         network: settings.network,
         ..ConnectOptions::default()
     });
@@ -119,14 +123,14 @@ pub async fn bind(
         Some(at) => {
             let client = MetaClient::new(&at.endpoints, &connector)?;
             let state = meta::start::state(&client, &at, &settings.config).await?;
-            let routes = meta::take::routes(&state).map_err(anyhow::Error::msg)?;
+            let routes = meta::take::routes(&state);
             (Cluster::new(state, Some(Meta::new(client, at))), routes)
         }
     };
     let workers = Workers::start(settings.threads, &drain.killed()).context("--threads")?;
     let stores = Stores::new(connector, workers.clone(), settings.default, settings.wall_clock);
     if cluster.meta.is_none() {
-        stores.set_modes(meta::take::modes(&cluster.state()).map_err(anyhow::Error::msg)?);
+        stores.set_modes(meta::take::modes(&cluster.state()));
         for spec in settings.stores {
             stores.add(spec)?;
         }
@@ -135,8 +139,9 @@ pub async fn bind(
         urls if urls.is_empty() => Endpoint::advertised(&listening),
         urls => urls,
     };
+    let founding = Founding { cluster_id: settings.cluster_id, lineage: None };
     let identity = Identity {
-        cluster_id: settings.cluster_id,
+        cluster_id: founding.cluster_id_of(&cluster.state()).0,
         member_id: fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes()),
         name: settings.name,
         client_urls,
@@ -158,12 +163,20 @@ pub async fn bind(
         serve_clients(&app, &workers, listener, settings.max_request_bytes);
     }
     let (routes, admin_drain) = (admin_routes::routes(&app, recorder), drain.clone());
-    drain.spawn(async move {
-        if let Err(error) = admin::serve(admin_listener, routes, &admin_drain).await {
-            tracing::error!(%error, "the admin server ended");
-        }
-    });
+    drain.spawn(async move { admin::serve(admin_listener, routes, &guard, &admin_drain).await });
     Ok(Bound { listen, admin, app })
+}
+
+/// Refuses addresses at which anybody would be served that should not be; who may ask the admin port.
+fn check_doors(settings: &Settings) -> anyhow::Result<AdminGuard> {
+    let tls = settings.tls.as_ref();
+    // Another network's program knows who is there.
+    if matches!(settings.network, Network::System) && !settings.insecure_listen {
+        for address in &settings.listen {
+            who::check_clients("--listen", address, tls).map_err(anyhow::Error::msg)?;
+        }
+    }
+    Ok(settings.admin_port.load("--admin", &settings.admin, tls, &settings.network)?)
 }
 
 /// Tasks that run as long as the router and have nothing to finish when it stops.
@@ -181,6 +194,7 @@ fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<Pro
         None => app.stores.iter().for_each(|store| background::start(app, store)),
     }
     until_stopped(Box::pin(app.clone().settle_compactions()));
+    until_stopped(Box::pin(meta::revision_pairs::run(app.clone())));
     if let Some(recorder) = recorder {
         until_stopped(Box::pin(async move {
             loop {

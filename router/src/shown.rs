@@ -5,6 +5,9 @@
 //! So the highest revision that each store has shown is kept; a map that spreads a Kind begins with it, and an answer by an
 //! older map is noted by the present one. Both sides write first and look then, in one order of all threads (`SeqCst`):
 //! either the answer sees that the map has changed, or the change sees the answer.
+//!
+//! Nothing is shown of such a Kind below where the last of its stores began: what is shown can be watched from, and a store
+//! has no history from before its beginning.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,6 +50,9 @@ impl App {
         self.taken.swapped.store(generation, Ordering::SeqCst);
         for kind in new.spread_in(&KeyRange::everything()) {
             let range = KeyRange::prefix(kind.as_key().clone());
+            let stores = new.parts_of(&range).into_iter().flat_map(|part| part.stores);
+            let begun = stores.map(|store| self.stores.get(store).begun()).max();
+            self.shown.show(std::slice::from_ref(&kind), begun.unwrap_or(Revision::ZERO));
             if old.spread_in(&range).contains(&kind) {
                 continue;
             }
@@ -56,6 +62,20 @@ impl App {
             self.shown.show(&[kind], highest);
         }
         self.taken.settled.store(generation, Ordering::SeqCst);
+    }
+
+    /// A shard is about to be up, and began at or below this revision.
+    pub(crate) fn store_begun(&self, store: &Store, at: Revision) {
+        store.has_begun(at);
+        let routes = self.routes.load();
+        let has_part = |kind: &KindPrefix| {
+            let range = KeyRange::prefix(kind.as_key().clone());
+            routes.parts_of(&range).iter().any(|part| part.stores.contains(&store.index))
+        };
+        let kinds: Vec<KindPrefix> =
+            routes.spread_in(&KeyRange::everything()).into_iter().filter(has_part).collect();
+        // Of all, where one revision stands for everything.
+        self.shown.show(&kinds, at);
     }
 
     /// What a read of these spread Kinds by the present map is answered with at least; zero for no wish.

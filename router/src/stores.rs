@@ -1,21 +1,23 @@
 //! The stores behind the router: channels, handshake and state of each.
 //!
 //! A store that cannot be reached makes its own requests fail at once and nothing else: every store has connections and
-//! a monitor task of its own. Watches have connections apart from unary calls, so that a backlog of events never stands
-//! before an answer.
+//! a monitor task of its own. Each class of traffic has its own ([`Link`]), so that nothing long stands before an answer, and
+//! no client can take the window of a connection from others, whatever it leaves unread ([`pool`]).
 
 pub mod background;
 pub mod clocks;
 pub mod failure;
 pub mod fence;
+mod identify;
 pub mod lane;
 mod list;
 pub mod modes;
 pub mod monitor;
+pub mod pool;
 pub mod releases;
 pub mod state;
 
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -24,29 +26,27 @@ use kindred_partition_config::ids::{Revision, Slot, StoreName};
 use kindred_proto::etcdserverpb::{lease_client::LeaseClient, maintenance_client::MaintenanceClient};
 use kindred_proto::raw::{kv::k_v_client::KVClient, watch::watch_client::WatchClient};
 use kindred_proto::shard_v1::{
-    feeds_client::FeedsClient, shard_client::ShardClient, units_client::UnitsClient,
+    feeds_client::FeedsClient, leases_client::LeasesClient, shard_client::ShardClient,
+    units_client::UnitsClient,
 };
 use kindred_router_core::plan::Call;
 use kindred_router_core::store::{Member, StoreIx, StoreKind};
-use kindred_transport::connect::ConnectError;
+use kindred_transport::connect::{ConnectError, Cut, RouterChannel as Channel};
 use kindred_transport::unary::ask::ask;
 use kindred_transport::workers::PerThread;
 use kindred_transport::{Connector, Endpoint, Workers};
 use kindred_wire::refusal::KindredError;
 use kindred_wire::rope::Rope;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use fence::FenceCell;
 use lane::Lane;
 pub use list::{STORES_MAX, StoreListError, Stores};
 use modes::ToldCell;
+use pool::{Pool, Pooled};
 use releases::Releases;
 use state::{Phase, StateCell};
-
-/// Connections for watch streams of one store: a client that stops reading holds part of a connection's window.
-const WATCH_CONNECTIONS: usize = 4;
 
 /// What the configuration says of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,36 +72,56 @@ struct Linking {
     workers: Workers,
 }
 
-/// How a store is reached now. Replaced as a whole when its address changes.
+/// What is known of a store, and how it is reached now. Replaced as a whole when its address changes.
 #[derive(Debug)]
 struct Link {
     spec: Arc<StoreSpec>,
-    /// A connection, and a lane, for each thread that serves clients: what is asked there is answered there.
+    ways: Arc<Ways>,
+}
+
+/// The connections to a store.
+#[derive(Debug)]
+struct Ways {
+    /// Ends all of its connections.
+    cut: Cut,
+    /// A connection for handshakes and short calls, and a lane, for each thread that serves clients: what is asked there is
+    /// answered there.
     unary: PerThread<Channel>,
-    watches: Vec<Channel>,
+    /// For long reads, and what else is read only as fast as a client takes it.
+    reads: PerThread<Pool>,
+    /// For watches, which wait for their clients.
+    watches: Pool,
     /// For feeds that are always read: nobody's slow client stands before their events.
-    feeds: Channel,
+    feeds: Pool,
+    /// For the data of units that move.
+    bulk: Pool,
     /// For small operations, which no list stands before. Of shards alone.
     lane: Option<PerThread<Arc<Lane>>>,
 }
 
 impl Link {
     fn new(spec: StoreSpec, Linking { connector, workers }: &Linking) -> Result<Self, ConnectError> {
+        let connector = match spec.kind {
+            StoreKind::Shard => connector,
+            StoreKind::Etcd => &connector.without_secret(),
+        };
         // Without an address yet, every connect fails at once.
         let nowhere = [Endpoint::unix("/dev/null/no-address-yet")];
         let endpoints = if spec.endpoints.is_empty() { &nowhere[..] } else { &spec.endpoints };
-        let unary = workers.each(|| connector.channel_any(endpoints))?;
-        let watches: Result<Vec<_>, _> =
-            (0..WATCH_CONNECTIONS).map(|_| connector.channel_any(endpoints)).collect();
-        let feeds = connector.channel_any(endpoints)?;
-        let lane = match spec.kind {
-            StoreKind::Shard => Some(
-                workers
-                    .each(|| connector.channel_any(endpoints).map(|channel| Arc::new(Lane::new(channel))))?,
-            ),
-            StoreKind::Etcd => None,
-        };
-        Ok(Self { spec: Arc::new(spec), unary, watches: watches?, feeds, lane })
+        let (connector, cut) = &connector.with_cut();
+        let unary = workers.each(|| connector.router_channel(endpoints))?;
+        let reads = workers.each(|| Pool::new(connector, endpoints))?;
+        let pool = || Pool::new(connector, endpoints);
+        let (watches, feeds, bulk) = (pool()?, pool()?, pool()?);
+        let lane =
+            match spec.kind {
+                StoreKind::Shard => Some(workers.each(|| {
+                    connector.router_channel(endpoints).map(|channel| Arc::new(Lane::new(channel)))
+                })?),
+                StoreKind::Etcd => None,
+            };
+        let ways = Arc::new(Ways { cut: cut.clone(), unary, reads, watches, feeds, bulk, lane });
+        Ok(Self { spec: Arc::new(spec), ways })
     }
 }
 
@@ -113,8 +133,11 @@ pub struct Store {
     name: StoreName,
     kind: StoreKind,
     link: ArcSwap<Link>,
-    next_watch: AtomicUsize,
     state: StateCell,
+    /// Its UUID, while the cluster's state cannot be told of it: without a meta store, or as long as that is away.
+    met: Mutex<Option<String>>,
+    /// What it cannot do though it serves, as it said last.
+    trouble: Mutex<String>,
     /// Held while the link is replaced, or a handshake over it is believed: never across an await.
     relinking: Mutex<()>,
     /// Ends its tasks; it serves no keys any more.
@@ -124,6 +147,8 @@ pub struct Store {
     fence: FenceCell,
     /// The highest revision that it has shown to clients.
     shown: AtomicI64,
+    /// A revision at or above the beginning of its present life.
+    begun: AtomicI64,
 }
 
 impl Store {
@@ -137,14 +162,16 @@ impl Store {
             name: spec.name.clone(),
             kind: spec.kind,
             link: ArcSwap::from_pointee(Link::new(spec, linking)?),
-            next_watch: AtomicUsize::new(0),
             state: StateCell::default(),
+            met: Mutex::default(),
+            trouble: Mutex::default(),
             relinking: Mutex::new(()),
             removed: CancellationToken::new(),
             releases: Releases::default(),
             told: ToldCell::default(),
             fence: FenceCell::default(),
             shown: AtomicI64::new(0),
+            begun: AtomicI64::new(0),
         })
     }
 
@@ -171,11 +198,64 @@ impl Store {
         Ok(())
     }
 
+    /// Who it is becomes known, by this router's handshake or another's; it is reached as before. One that is up and was
+    /// found to be another is not used any more.
+    fn learn(&self, spec: StoreSpec) {
+        let _relinking = self.relinking.lock().unwrap_or_else(PoisonError::into_inner);
+        let ways = self.link.load().ways.clone();
+        if let (Phase::Up(identity), Some(known)) = (&*self.state.phase(), &spec.uuid)
+            && identity.uuid.as_ref().is_some_and(|met| met != known)
+        {
+            self.state
+                .set(Phase::Down("it may be another store than it was: being asked who it is".to_owned()));
+        }
+        self.link.store(Arc::new(Link { spec: Arc::new(spec), ways }));
+        self.state.suspect();
+    }
+
+    /// The UUID that it had at its last good handshake with this router.
+    #[must_use]
+    pub fn met(&self) -> Option<String> {
+        self.met.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes who it is.
+    pub(crate) fn meet(&self, uuid: &str) {
+        *self.met.lock().unwrap_or_else(PoisonError::into_inner) = Some(uuid.to_owned());
+    }
+
+    /// Whether what a handshake was begun with is still what is known of the store.
+    #[must_use]
+    pub fn is_current(&self, asked: &Arc<StoreSpec>) -> bool {
+        Arc::ptr_eq(asked, &self.link.load().spec)
+    }
+
     /// Believes a handshake, unless the store's address has changed since it began; whether the kind of state changed.
     pub fn settle(&self, asked: &Arc<StoreSpec>, phase: Phase) -> bool {
         let _relinking = self.relinking.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = Arc::ptr_eq(asked, &self.link.load().spec) && !self.removed.is_cancelled();
+        let same = self.is_current(asked) && !self.removed.is_cancelled();
         same && self.state.set(phase)
+    }
+
+    /// Ends its connections: it is silent, and those who wait for an answer learn that there is none. What was sent there may be
+    /// executed later, so a write is told that nobody knows, as after any lost connection (R11).
+    pub fn cut(&self) {
+        self.link.load().ways.cut.now();
+    }
+
+    /// What it cannot do though it serves; `None` when it can do everything.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(trouble.clone()).filter(|trouble| !trouble.is_empty() && self.state.is_up())
+    }
+
+    /// Notes what it said that it cannot do; whether that is news.
+    pub(crate) fn set_trouble(&self, said: &str) -> bool {
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = *trouble != said;
+        said.clone_into(&mut trouble);
+        news
     }
 
     /// Whether the configuration has it no more. It keeps its place in the list.
@@ -258,17 +338,27 @@ impl Store {
         KVClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
-    /// One of KV's unary calls; its answer stays the pieces that it came in.
+    /// The same for a `RangeStream`, which is read as fast as its client reads.
+    #[must_use]
+    pub fn range_streams(&self) -> KVClient<Pooled> {
+        KVClient::new(self.reads()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// One of KV's unary calls; its answer stays the pieces that it came in. A long one stands before no short one's.
     ///
     /// # Errors
     /// The store's, or what happened to the connection.
-    pub async fn ask(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
+    pub async fn ask(&self, method: Call, long: bool, request: Request<Bytes>) -> Result<Rope, Status> {
         let path = match method {
             Call::Range | Call::RangeStream => "/etcdserverpb.KV/Range",
             Call::Put => "/etcdserverpb.KV/Put",
             Call::DeleteRange => "/etcdserverpb.KV/DeleteRange",
             Call::Txn => "/etcdserverpb.KV/Txn",
         };
+        if long {
+            let pooled = self.reads();
+            return ask(pooled.channel(), path, request).await;
+        }
         ask(self.unary(), path, request).await
     }
 
@@ -276,7 +366,7 @@ impl Store {
     #[must_use]
     pub fn lane(&self) -> Option<Arc<Lane>> {
         if self.state.has_batches() {
-            self.link.load().lane.as_ref().map(|lanes| lanes.get().clone())
+            self.link.load().ways.lane.as_ref().map(|lanes| lanes.get().clone())
         } else {
             None
         }
@@ -288,27 +378,26 @@ impl Store {
         if self.state.has_batched_cuts() { self.lane() } else { None }
     }
 
-    /// Watch as bytes, on one of the connections for watches.
+    /// Watch as bytes.
     #[must_use]
-    pub fn watch(&self) -> WatchClient<Channel> {
-        WatchClient::new(self.watch_channel()).max_decoding_message_size(usize::MAX)
+    pub fn watch(&self) -> WatchClient<Pooled> {
+        WatchClient::new(self.link.load().ways.watches.take()).max_decoding_message_size(usize::MAX)
     }
 
     fn unary(&self) -> Channel {
-        self.link.load().unary.get().clone()
+        self.link.load().ways.unary.get().clone()
     }
 
-    fn watch_channel(&self) -> Channel {
-        let link = self.link.load();
-        let next = self.next_watch.fetch_add(1, Ordering::Relaxed) % link.watches.len();
-        link.watches[next].clone()
+    fn reads(&self) -> Pooled {
+        self.link.load().ways.reads.get().take()
     }
 
     /// The shard's feeds: for a live one, or for one that waits for clients.
     #[must_use]
-    pub fn feeds(&self, live: bool) -> FeedsClient<Channel> {
-        let channel = if live { self.link.load().feeds.clone() } else { self.watch_channel() };
-        FeedsClient::new(channel).max_decoding_message_size(usize::MAX)
+    pub fn feeds(&self, live: bool) -> FeedsClient<Pooled> {
+        let link = self.link.load();
+        let pool = if live { &link.ways.feeds } else { &link.ways.watches };
+        FeedsClient::new(pool.take()).max_decoding_message_size(usize::MAX)
     }
 
     /// etcd's leases.
@@ -329,12 +418,28 @@ impl Store {
         ShardClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
-    /// The shard's units: for calls that say little, or for those that carry data, which then stand before nobody's
-    /// answer. Only for stores of that kind.
+    /// The shard's leases whose home changes. Only for stores of that kind.
     #[must_use]
-    pub fn units(&self, bulk: bool) -> UnitsClient<Channel> {
-        let channel = if bulk { self.watch_channel() } else { self.unary() };
-        UnitsClient::new(channel).max_decoding_message_size(usize::MAX)
+    pub fn leases(&self) -> LeasesClient<Channel> {
+        LeasesClient::new(self.unary())
+    }
+
+    /// The shard's units, for calls that say little. Only for stores of that kind.
+    #[must_use]
+    pub fn units(&self) -> UnitsClient<Channel> {
+        UnitsClient::new(self.unary()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// The same for calls that carry data, which stand before nobody's answer.
+    #[must_use]
+    pub fn units_in_bulk(&self) -> UnitsClient<Pooled> {
+        UnitsClient::new(self.link.load().ways.bulk.take()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// The feed of a unit that moves.
+    #[must_use]
+    pub fn feed_in_bulk(&self) -> FeedsClient<Pooled> {
+        FeedsClient::new(self.link.load().ways.bulk.take()).max_decoding_message_size(usize::MAX)
     }
 
     /// Whether it is a shard.
@@ -348,6 +453,16 @@ impl Store {
         if self.shown.load(Ordering::SeqCst) < revision.get() {
             self.shown.fetch_max(revision.get(), Ordering::SeqCst);
         }
+    }
+
+    /// Notes a revision at or above its beginning, in the same order.
+    pub(crate) fn has_begun(&self, at: Revision) {
+        self.begun.fetch_max(at.get(), Ordering::SeqCst);
+    }
+
+    /// A revision at or above its beginning; zero before the first handshake.
+    pub(crate) fn begun(&self) -> Revision {
+        Revision(self.begun.load(Ordering::SeqCst))
     }
 
     /// The highest revision that clients were shown of it.

@@ -116,7 +116,7 @@ async fn r10_what_was_not_shown_yet_is_forgotten_and_nobody_is_told() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), held).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), held).await.unwrap();
     // Another router has shown it to this client.
     let mut shown_elsewhere = world.pods(lost + 1).await;
     let until = world.stores[0].crash(kept);

@@ -119,29 +119,29 @@ async fn r5_a_probe_is_one_round_of_operations_and_its_pins_are_released() {
     assert_eq!((count.limit, count.count_only, count.revision), (0, true, 0));
     assert!(first.pin != 0 && first.pin == second.pin, "what they show stays readable");
     assert!(first.timeout_micros > 0 && first.timeout_micros <= PATIENCE.as_micros() as u64);
-    low.answer(first.id, &answer(9 << 10, 3, Some("/registry/pods/a"))).await;
-    high.answer(second.id, &answer(9 << 10, 4, None)).await;
+    low.answer(first.id, &answer(1009 << 10, 3, Some("/registry/pods/a"))).await;
+    high.answer(second.id, &answer(1009 << 10, 4, None)).await;
     let read = in_time(reading).await.unwrap().unwrap();
-    assert_eq!((read.header.unwrap().revision, read.count, read.more), (9 << 10, 7, true));
+    assert_eq!((read.header.unwrap().revision, read.count, read.more), (1009 << 10, 7, true));
     assert_eq!(released(&mut low).await, [first.pin]);
     assert_eq!(released(&mut high).await, [first.pin]);
 
     // The next one wishes for what was shown. A store that is below the other is raised, and asked what has changed.
     let reading = cluster.probe(PATIENCE);
     let (first, second) = (low.op().await, high.op().await);
-    assert_eq!((first.at_least, second.at_least), (9 << 10, 9 << 10));
-    low.answer(first.id, &answer(9 << 10, 3, Some("/registry/pods/a"))).await;
-    high.answer(second.id, &answer(12 << 10, 5, None)).await;
+    assert_eq!((first.at_least, second.at_least), (1009 << 10, 1009 << 10));
+    low.answer(first.id, &answer(1009 << 10, 3, Some("/registry/pods/a"))).await;
+    high.answer(second.id, &answer(1012 << 10, 5, None)).await;
     let confirm = low.op().await;
     let raise = raise_of(&confirm);
-    assert_eq!((raise.since, raise.to, raise.pin), (9 << 10, 12 << 10, first.pin));
-    let done = shard::RaiseSinceResponse { current: 12 << 10, changed: true };
+    assert_eq!((raise.since, raise.to, raise.pin), (1009 << 10, 1012 << 10, first.pin));
+    let done = shard::RaiseSinceResponse { current: 1012 << 10, changed: true };
     low.answer(confirm.id, &done).await;
     let again = low.op().await;
-    assert_eq!((range_of(&again).revision, again.pin), (12 << 10, 0), "pinned already");
-    low.answer(again.id, &answer(12 << 10, 2, Some("/registry/pods/b"))).await;
+    assert_eq!((range_of(&again).revision, again.pin), (1012 << 10, 0), "pinned already");
+    low.answer(again.id, &answer(1012 << 10, 2, Some("/registry/pods/b"))).await;
     let read = in_time(reading).await.unwrap().unwrap();
-    assert_eq!((read.header.unwrap().revision, read.count), (12 << 10, 7));
+    assert_eq!((read.header.unwrap().revision, read.count), (1012 << 10, 7));
     assert_eq!(read.kvs[0].key, "/registry/pods/b");
     assert_eq!(released(&mut low).await, [first.pin]);
     assert_eq!(released(&mut high).await, [first.pin]);
@@ -151,7 +151,7 @@ async fn r5_a_probe_is_one_round_of_operations_and_its_pins_are_released() {
 #[tokio::test]
 async fn a_client_that_waits_no_longer_ends_what_was_asked_of_every_shard() {
     let mut cluster = Cluster::start(BOTH).await;
-    let reading = cluster.probe(Duration::from_millis(400));
+    let reading = cluster.probe(Duration::from_secs(3));
     let [mut low, mut high] = cluster.opened().await;
     let (first, second) = (low.op().await, high.op().await);
     // One has answered; the other does not.

@@ -23,7 +23,7 @@ async fn until_empty(world: &World, store: u16) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), empty).await.expect("the part is done");
+    tokio::time::timeout(Duration::from_secs(60), empty).await.expect("the part is done");
 }
 
 /// The last of three shards is frozen while the first two are done. Before it thaws, keys are written again to these, and

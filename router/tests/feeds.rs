@@ -102,7 +102,7 @@ async fn r7_a_round_that_waits_for_a_feed_does_nothing() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), asked).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), asked).await.unwrap();
     let before = polls.load(Ordering::Relaxed);
     for _ in 0..1000 {
         tokio::task::yield_now().await;
@@ -392,4 +392,44 @@ async fn filters_cancel_and_prev_kv() {
     }
     world.stores[2].write(&[KEYS[2]]);
     watch.nothing(200).await;
+}
+
+/// F27: an event costs a session the watches that it concerns, however many others there are on the stream.
+#[tokio::test]
+async fn f27_an_event_is_looked_at_by_the_watches_that_it_concerns() {
+    const WATCHES: i64 = 2000;
+    let world = world(&[]).await;
+    let mut watch = WatchStream::open(&world.channel).await;
+    for id in 1..=WATCHES {
+        watch.create(&format!("/registry/pods/ns{id:05}/"), 0, id).await;
+        let created = watch.next().await;
+        assert_eq!((created.created, created.watch_id), (true, id));
+    }
+    watch.create("/registry/pods/", 0, WATCHES + 1).await;
+    assert!(watch.next().await.created);
+    // All of them are where the feed is.
+    progress(&mut watch).await;
+    let turns = || world.bound.app.feeds.counts().turns.load(Ordering::Relaxed);
+    let before = turns();
+    for id in [777, 3, WATCHES] {
+        world.stores[1].write(&[&format!("/registry/pods/ns{id:05}/a")]);
+        world.stores.iter().for_each(|store| store.at(world.stores[1].current() >> 10));
+        let mut told = [watch.next().await.watch_id, watch.next().await.watch_id];
+        told.sort_unstable();
+        assert_eq!(told, [id, WATCHES + 1]);
+    }
+    let during = turns() - before;
+    assert!(during < 100, "{during} looks for 3 events");
+    // What concerns none of them is none's.
+    world.stores[1].write(&["/registry/pods/other/a"]);
+    assert_eq!(read(&mut watch, 1).await.len(), 1);
+    // Each still has all there was, and only that: a promise covers them, and an event of each comes once.
+    let promised = progress(&mut watch).await;
+    for id in [5, 777] {
+        let revision = world.stores[1].write(&[&format!("/registry/pods/ns{id:05}/b")]);
+        assert!(revision > promised);
+        let mut told = [watch.next().await, watch.next().await].map(|said| (said.watch_id, revisions(&said)));
+        told.sort_unstable();
+        assert_eq!(told, [(id, vec![revision]), (WATCHES + 1, vec![revision])]);
+    }
 }

@@ -73,6 +73,11 @@ async fn attached(world: &World, lease: i64, store: u16) {
     }
     let attach = shard::LeaseAttachRequest { id: lease, store_slot: u32::from(store) + 1 };
     let granted = client(home).await.lease_attach(attach).await.unwrap().into_inner().granted_ttl;
-    let adopt = shard::LeaseAdoptRequest { id: lease, granted_ttl: granted, home_slot: u32::from(home) + 1 };
+    let adopt = shard::LeaseAdoptRequest {
+        id: lease,
+        granted_ttl: granted,
+        home_slot: u32::from(home) + 1,
+        ..Default::default()
+    };
     client(store).await.lease_adopt(adopt).await.unwrap();
 }

@@ -62,7 +62,7 @@ async fn send(bound: &Bound, method: &str, path: &str, headers: &str, body: &str
 async fn raw(bound: &Bound, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
     let mut stream = send(bound, method, path, headers, body).await;
     let mut text = String::new();
-    tokio::time::timeout(Duration::from_secs(20), stream.read_to_string(&mut text)).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(60), stream.read_to_string(&mut text)).await.unwrap().unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
@@ -80,13 +80,13 @@ const GROUPS: &str = "/api/v1/servicegroups";
 async fn reached(bound: &Bound, revision: u64) {
     let mut states = bound.app.cluster.states();
     let reached = states.wait_for(|state| state.revision >= revision);
-    tokio::time::timeout(Duration::from_secs(20), reached).await.expect("the change arrives").unwrap();
+    tokio::time::timeout(Duration::from_secs(60), reached).await.expect("the change arrives").unwrap();
 }
 
 /// Changes are possible: meta is followed.
 async fn followed(bound: &Bound) {
     let meta = bound.app.cluster.meta.clone().unwrap();
-    tokio::time::timeout(Duration::from_secs(20), async {
+    tokio::time::timeout(Duration::from_secs(60), async {
         while meta.problem().is_some() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -174,7 +174,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
 
     let mut seen = Vec::new();
     while seen.len() < 2 {
-        let line = tokio::time::timeout(Duration::from_secs(20), events.next_line())
+        let line = tokio::time::timeout(Duration::from_secs(60), events.next_line())
             .await
             .unwrap()
             .unwrap()
@@ -244,7 +244,7 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
     assert_eq!(ask(&b, "GET", CONFIGS, &Value::Null).await.1["items"].as_array().unwrap().len(), 2);
 
     // The file is enough for a start, and wins over the configuration.
-    for _ in 0..200 {
+    for _ in 0..1200 {
         if kindred_router::meta::cache::read(&file).unwrap().as_ref() == Some(&*before) {
             break;
         }
@@ -258,7 +258,7 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
 
     // Its data was in memory: the routers put the state back, and changes go on.
     rig.meta.again();
-    let changed = tokio::time::timeout(Duration::from_secs(30), async {
+    let changed = tokio::time::timeout(Duration::from_secs(60), async {
         loop {
             let (code, status) = ask(&c, "POST", CONFIGS, &nodes).await;
             match code {
@@ -286,7 +286,7 @@ async fn a_claim_goes_with_its_move_though_the_answer_to_a_report_was_lost() {
     let wait = |phase: &'static str| {
         let bound = &bound;
         async move {
-            for _ in 0..1000 {
+            for _ in 0..6000 {
                 let (_, shown) = ask(bound, "GET", "/api/v1/moves/1", &Value::Null).await;
                 if shown["phase"] == phase {
                     return;
@@ -308,7 +308,7 @@ async fn a_claim_goes_with_its_move_though_the_answer_to_a_report_was_lost() {
     let (code, asked) = ask(&bound, "POST", "/api/v1/moves/1/complete", &Value::Null).await;
     assert!((200..300).contains(&code), "{code} {asked}");
     wait("Done").await;
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         if meta.range(get.clone()).await.unwrap().into_inner().kvs.is_empty() {
             return;
         }

@@ -20,7 +20,7 @@ async fn told(store: &Fake, times: usize) -> Vec<pb::SetModesRequest> {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), enough).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), enough).await.unwrap();
     store.modes()
 }
 

@@ -19,7 +19,9 @@ async fn a_cut_connection_loses_and_repeats_nothing() {
     let (default, pods) = (Shard::start(&binary, 1), Shard::start(&binary, 4));
     let proxy = Proxy::start(&pods).await;
     // The proxy's target listens a little later than it is started.
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    while tokio::net::UnixStream::connect(&pods.socket).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let (bound, _drain, channel) = router(&default.url(), &proxy.address).await;
     all_up(&bound).await;
     let behind = direct(&pods).await;
@@ -115,7 +117,7 @@ async fn a_store_that_forgot_a_lease_gets_it_again() {
     all_up(&bound).await;
     let mut leases = pb::lease_client::LeaseClient::new(channel.clone());
     let mut kv = pb::kv_client::KvClient::new(channel.clone());
-    let lease = leases.lease_grant(pb::LeaseGrantRequest { ttl: 1, id: 0 }).await.unwrap().into_inner().id;
+    let lease = leases.lease_grant(pb::LeaseGrantRequest { ttl: 6, id: 0 }).await.unwrap().into_inner().id;
     let put = pb::PutRequest { key: "/registry/pods/l".into(), lease, ..Default::default() };
     kv.put(put.clone()).await.unwrap();
     pods.kill().await;
@@ -135,7 +137,7 @@ async fn a_store_that_forgot_a_lease_gets_it_again() {
         match kv.put(put.clone()).await {
             Ok(_) => break,
             // The store may not have been noticed as gone yet.
-            Err(status) if status.code() == tonic::Code::Unavailable && attempt < 50 => {
+            Err(status) if status.code() == tonic::Code::Unavailable && attempt < 3000 => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             Err(status) => panic!("{status:?}"),
@@ -144,7 +146,7 @@ async fn a_store_that_forgot_a_lease_gets_it_again() {
     // It expires at its home, and the router ends it at the other store.
     let range = pb::RangeRequest { key: "/registry/pods/l".into(), ..Default::default() };
     let mut gone = false;
-    for _ in 0..100 {
+    for _ in 0..1200 {
         gone = kv.range(range.clone()).await.unwrap().into_inner().count == 0;
         if gone {
             break;

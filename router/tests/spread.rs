@@ -134,7 +134,7 @@ async fn every_option_as_one_shard_answers() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), ready).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), ready).await.unwrap();
     for prefix in ["/registry/pods/", "/registry/events/"] {
         // (here, there) for every write.
         let mut revisions = Vec::new();
@@ -376,7 +376,7 @@ async fn deletes_compaction_hash_and_a_dead_store() {
 
     let now = spread.range(range.clone()).await.header.unwrap().revision;
     let compact = pb::CompactionRequest { revision: now, physical: true };
-    tokio::time::timeout(Duration::from_secs(20), spread.kv().compact(compact)).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(60), spread.kv().compact(compact)).await.unwrap().unwrap();
     let old = spread.kv().range(pb::RangeRequest { revision, ..range.clone() }).await.unwrap_err();
     assert_eq!(old.message(), "etcdserver: mvcc: required revision has been compacted");
     assert_eq!(spread.range(everything.clone()).await.count, 6);
@@ -446,5 +446,5 @@ async fn r5_a_compaction_does_not_wait_for_lists_that_have_ended() {
             spread.kv().compact(compact).await.unwrap();
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), all).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), all).await.unwrap();
 }

@@ -3,7 +3,7 @@
 use axum::{Json, response::IntoResponse as _, routing::get};
 use http::StatusCode;
 use kindred_transport::{
-    admin::{Admin, Check, serve},
+    admin::{Admin, AdminGuard, Check, serve},
     listener::Listener,
     serve::Drain,
 };
@@ -11,8 +11,14 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::{durability::status::DurabilityStatus, etcd::Member, handle::Handle, metrics::render};
 
-/// Serves the admin port until the drain stops.
-pub fn spawn(listener: Listener, member: Member, recorder: Option<&'static PrometheusHandle>, drain: &Drain) {
+/// Serves the admin port, to those whom the guard lets in, until the drain stops.
+pub fn spawn(
+    listener: Listener,
+    guard: AdminGuard,
+    member: Member,
+    recorder: Option<&'static PrometheusHandle>,
+    drain: &Drain,
+) {
     let live = member.handle.clone();
     let ready_drain = drain.clone();
     let loop_check = |handle: &Handle| {
@@ -24,8 +30,16 @@ pub fn spawn(listener: Listener, member: Member, recorder: Option<&'static Prome
         .live(move || vec![loop_check(&live)])
         .ready(move || {
             let stopping = if ready_drain.is_stopping() { Err("stopping") } else { Ok(()) };
-            let clock = if member.is_serving() { Ok(()) } else { Err("no router has confirmed it yet") };
-            vec![loop_check(&member.handle), Check::new("serving", stopping), Check::new("clock", clock)]
+            let confirmed = member.is_serving();
+            let clock =
+                if confirmed { Ok(()) } else { Err("everything is refused: no router has confirmed it yet") };
+            let refused = member.handle.refuses().map_or(Ok(()), |what| Err(format!("refused are {what}")));
+            vec![
+                loop_check(&member.handle),
+                Check::new("serving", stopping),
+                Check::new("clock", clock),
+                Check::new("writes", refused),
+            ]
         })
         .metrics(move || recorder.map(render).unwrap_or_default())
         .routes()
@@ -45,9 +59,5 @@ pub fn spawn(listener: Listener, member: Member, recorder: Option<&'static Prome
             }),
         );
     let serving = drain.clone();
-    drain.spawn(async move {
-        if let Err(error) = serve(listener, routes, &serving).await {
-            tracing::error!(%error, "the admin port ended");
-        }
-    });
+    drain.spawn(async move { serve(listener, routes, &guard, &serving).await });
 }

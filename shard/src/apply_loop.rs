@@ -2,13 +2,15 @@
 //!
 //! Requests come over one bounded queue, which the loop owns and drains in batches: apply all, hand the batch to the logs,
 //! publish what need not wait for them, wake the watch streams, and answer (R9). What must be on disk first, with the
-//! answers that tell of it, waits in a queue, in its order, until its log says that it is; the loop goes on meanwhile and
-//! never waits for a disk. Long work (freeing compacted memory, expiring leases, checkpoints) is done in slices between
+//! answers that tell of it, waits in a queue, in its order, until its log says that it is; so do answers to writes of mode
+//! buffered until the system has what they wrote, so that it outlives this process. The loop goes on meanwhile and never
+//! waits for a disk. Long work (freeing compacted memory, expiring leases, checkpoints) is done in slices between
 //! batches, and long reads are produced chunk by chunk on request.
 
 use std::{collections::VecDeque, time::Duration};
 
 use kindred_engine::ops::Op;
+use kindred_partition_config::ids::Revision;
 use kindred_wire::error::EtcdError;
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -21,7 +23,7 @@ use crate::{
         waiting::Waiting,
     },
     etcd_status::KvError,
-    handle::Handle,
+    handle::{Handle, Refusing},
     metrics::LoopMetrics,
     wish::Wish,
 };
@@ -56,14 +58,18 @@ pub fn spawn(
 ) -> (Handle, JoinHandle<()>) {
     let (sender, requests) = mpsc::channel(QUEUE_MAX);
     let now = Instant::now();
+    let refusing = Refusing::default();
+    let handle = Handle::new(sender, refusing.clone());
     let apply_loop = ApplyLoop {
         core,
+        refusing,
         logs,
         requests,
         answers: Vec::with_capacity(BATCH_MAX),
         late: Vec::new(),
         raised: Vec::new(),
         waiting: Waiting::default(),
+        unwritten: Waiting::default(),
         stalled: None,
         held: VecDeque::new(),
         progress_interval,
@@ -72,20 +78,23 @@ pub fn spawn(
         expiring: false,
         metrics: LoopMetrics::new(),
     };
-    (Handle::new(sender), tokio::spawn(apply_loop.run(stop)))
+    (handle, tokio::spawn(apply_loop.run(stop)))
 }
 
 struct ApplyLoop {
     core: Core,
+    refusing: Refusing,
     logs: Logs,
     requests: mpsc::Receiver<Request>,
-    /// Those of this batch, and whether each tells of something that must be on disk first.
-    answers: Vec<(Answer, bool)>,
+    /// Those of this batch, and what each waits for.
+    answers: Vec<(Answer, Waits)>,
     late: Vec<Call>,
     /// What is to be raised first, and until when that waits for the clock's ceiling.
     raised: Vec<(Instant, Raise, Call)>,
     /// What waits for the log of mode fsync.
     waiting: Waiting<Waiter>,
+    /// Answers that wait until the system has the log of mode buffered, and for where in the log of mode fsync then.
+    unwritten: Waiting<(Answer, u64)>,
     /// Who waits for both logs, and until when; nothing is taken from the queue meanwhile.
     stalled: Option<(Instant, Flushed)>,
     /// Writes that wait for the clock's ceiling, and until when.
@@ -96,6 +105,34 @@ struct ApplyLoop {
     /// More leases are due than one slice ended.
     expiring: bool,
     metrics: LoopMetrics,
+}
+
+/// What must be so before an answer is given.
+#[derive(Debug, Clone, Copy, Default)]
+struct Waits {
+    /// The log of mode fsync is on disk: it tells of something in it.
+    fsync: bool,
+    /// The system has the log of mode buffered: it is to a write in it.
+    buffered: bool,
+}
+
+/// How much was logged when something was begun.
+#[derive(Debug, Clone, Copy)]
+struct LoggedBefore {
+    fsync: usize,
+    buffered: usize,
+}
+
+impl LoggedBefore {
+    fn of(core: &Core) -> Self {
+        Self { fsync: core.engine.logged_fsync(), buffered: core.engine.logged_buffered() }
+    }
+
+    /// What the answer to that waits for.
+    fn waits(self, core: &Core) -> Waits {
+        let now = Self::of(core);
+        Waits { fsync: now.fsync != self.fsync, buffered: now.buffered != self.buffered }
+    }
 }
 
 impl ApplyLoop {
@@ -146,7 +183,7 @@ impl ApplyLoop {
 
     fn execute(&mut self, request: Request) {
         let core = &mut self.core;
-        let before = core.engine.logged_fsync();
+        let before = LoggedBefore::of(core);
         let (answer, waits) = match request {
             Request::Apply { ref op, wish, .. } if !fits(core, op, wish) => {
                 return self.hold(request, wish);
@@ -183,8 +220,8 @@ impl ApplyLoop {
                 return;
             }
         };
-        let logged = self.core.engine.logged_fsync() != before;
-        self.answers.push((answer, waits || logged));
+        let logged = before.waits(&self.core);
+        self.answers.push((answer, Waits { fsync: waits || logged.fsync, ..logged }));
     }
 
     fn execute_batch(&mut self, ops: Vec<Batched>) {
@@ -203,9 +240,13 @@ impl ApplyLoop {
         self.raised.push((Instant::now() + HELD_TIME_MAX, raise, late));
     }
 
+    fn ask_ceiling(&mut self, to: Option<Revision>) {
+        self.logs.ask_ceiling(to.filter(|to| self.core.waits_for_ceiling(*to)));
+    }
+
     /// Keeps a write until the clock may assign again.
     fn hold(&mut self, request: Request, wish: Wish) {
-        self.logs.ask_ceiling(wish.at_least);
+        self.ask_ceiling(wish.at_least);
         if self.held.len() < HELD_MAX {
             self.held.push_back((Instant::now() + HELD_TIME_MAX, request));
         } else {
@@ -216,10 +257,17 @@ impl ApplyLoop {
     /// Takes in what the disk did since the last time.
     fn disk(&mut self) {
         self.logs.settle(&mut self.core);
-        let durable = self.logs.durable();
+        let (written, durable) = (self.logs.written(), self.logs.durable());
+        while let Some((answer, position)) = self.unwritten.pop(written) {
+            if position <= durable {
+                self.answers.push((answer, Waits::default()));
+            } else {
+                self.waiting.push(position, Waiter::Answer(answer));
+            }
+        }
         while let Some(waiter) = self.waiting.pop(durable) {
             match waiter {
-                Waiter::Answer(answer) => self.answers.push((answer, false)),
+                Waiter::Answer(answer) => self.answers.push((answer, Waits::default())),
                 Waiter::Late(late) => self.late.push(late),
             }
         }
@@ -235,7 +283,7 @@ impl ApplyLoop {
             } else if !wanted || until <= now {
                 refuse(request);
             } else {
-                self.logs.ask_ceiling(wish.at_least);
+                self.ask_ceiling(wish.at_least);
                 self.held.push_front((until, request));
                 break;
             }
@@ -248,20 +296,21 @@ impl ApplyLoop {
         self.raise_all();
         let mut ran = self.run_stalled();
         for late in std::mem::take(&mut self.late) {
-            let before = self.core.engine.logged_fsync();
+            let before = LoggedBefore::of(&self.core);
             let answer = Answer::Call(late(&mut self.core));
-            self.answers.push((answer, self.core.engine.logged_fsync() != before));
+            self.answers.push((answer, before.waits(&self.core)));
             ran = true;
         }
         if ran {
             self.logs.append(&mut self.core.engine);
             self.core.engine.publish();
         }
-        let position = self.logs.position();
+        let (position, buffered) = (self.logs.position(), self.logs.position_buffered());
+        let all_written = self.logs.written() >= buffered;
         let all_durable = self.logs.durable() >= position;
         for deferred in self.core.take_deferred() {
             if all_durable {
-                self.answers.push((Answer::Call(deferred(&mut self.core)), false));
+                self.answers.push((Answer::Call(deferred(&mut self.core)), Waits::default()));
             } else {
                 self.waiting.push(position, Waiter::Late(deferred));
             }
@@ -272,7 +321,9 @@ impl ApplyLoop {
             reach(Point::LoopAnswer, Side::Before);
         }
         for (answer, waits) in self.answers.drain(..) {
-            if waits && !all_durable {
+            if waits.buffered && !all_written {
+                self.unwritten.push(buffered, (answer, if waits.fsync { position } else { 0 }));
+            } else if waits.fsync && !all_durable {
                 self.waiting.push(position, Waiter::Answer(answer));
             } else {
                 answer.send();
@@ -287,8 +338,8 @@ impl ApplyLoop {
     fn raise_all(&mut self) {
         let now = Instant::now();
         for (until, raise, late) in std::mem::take(&mut self.raised) {
-            if !self.core.engine.may_reach(raise.to) && until > now {
-                self.logs.ask_ceiling(Some(raise.to));
+            if self.core.waits_for_ceiling(raise.to) && until > now {
+                self.ask_ceiling(Some(raise.to));
                 self.raised.push((until, raise, late));
             } else if self.core.engine.unpublished_in(&raise.ranges) {
                 // What it is about to see is decided here: nothing that comes later is at or below it. A refusal comes
@@ -305,9 +356,9 @@ impl ApplyLoop {
     fn run_stalled(&mut self) -> bool {
         let Some((until, call)) = self.stalled.take() else { return false };
         if self.logs.is_flushed() {
-            let before = self.core.engine.logged_fsync();
+            let before = LoggedBefore::of(&self.core);
             let answer = Answer::Call(call(Ok(&mut self.core)));
-            self.answers.push((answer, self.core.engine.logged_fsync() != before));
+            self.answers.push((answer, before.waits(&self.core)));
             self.stalled = self.core.take_again().map(|call| (Instant::now() + STALL_MAX, call));
             return true;
         }
@@ -331,7 +382,10 @@ impl ApplyLoop {
             // Whatever this batch applied is published first, so the promise may cover it.
             self.logs.append(&mut self.core.engine);
             self.core.engine.publish();
-            self.core.engine.progress_tick(self.core.clock.wall());
+            // A clock that nobody has confirmed promises nothing (R3).
+            if self.core.clock.is_confirmed() {
+                self.core.engine.progress_tick(self.core.clock.wall());
+            }
         }
         if now >= self.sweep_at {
             self.sweep_at = now + SWEEP_INTERVAL;
@@ -341,6 +395,7 @@ impl ApplyLoop {
             self.metrics.units(&self.core.engine.unit_records());
             self.metrics.sizes(&self.core.engine.stats(), self.core.applied, reads, streams);
             self.core.durability = self.logs.report(&self.core);
+            self.refusing.set(self.core.refuses());
         }
     }
 
@@ -381,7 +436,8 @@ impl ApplyLoop {
         }
         let changed = self.logs.changed();
         let deadline = Instant::now() + STALL_MAX;
-        while !(self.waiting.is_empty() && self.stalled.is_none()) && Instant::now() < deadline {
+        let waits = |it: &Self| !(it.waiting.is_empty() && it.unwritten.is_empty()) || it.stalled.is_some();
+        while waits(&self) && Instant::now() < deadline {
             let _ = tokio::time::timeout_at(deadline, changed.notified()).await;
             self.disk();
             self.publish();
@@ -392,7 +448,7 @@ impl ApplyLoop {
 
 /// Whether the clock's ceiling lets a request be executed now.
 fn fits(core: &Core, op: &Op, wish: Wish) -> bool {
-    core::is_read(op) || (core.may_assign() && wish.at_least.is_none_or(|wish| core.engine.may_reach(wish)))
+    core::is_read(op) || (core.may_assign() && wish.at_least.is_none_or(|wish| !core.waits_for_ceiling(wish)))
 }
 
 /// A write that could not be executed in time; it was not.

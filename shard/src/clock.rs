@@ -32,12 +32,12 @@ impl Clock {
         self.wall_offset_micros = micros;
     }
 
-    /// The present that revisions come from: the wall clock as far as it is trusted (R3). Before it is, nothing that
-    /// asks is shown to anybody, and it is the wall clock too.
+    /// The present that revisions come from: the wall clock as far as it is trusted (R3). Before it is, there is none, and
+    /// this is the beginning of time, which moves no clock: a reading that may be wrong leaves no trace in what is assigned,
+    /// promised or stored as a ceiling.
     #[must_use]
     pub fn wall(&self) -> WallMicros {
-        let wall = self.reading();
-        self.trust.now(self.mono(), wall).unwrap_or(wall)
+        self.trust.now(self.mono(), self.reading()).unwrap_or(WallMicros(0))
     }
 
     /// What the wall clock shows, trusted or not: microseconds since the Unix epoch; zero when it stands before it.

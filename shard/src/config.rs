@@ -6,15 +6,26 @@ use kindred_partition_config::{
     ids::{Slot, parse_cluster_id},
     kind::{DEFAULT_ETCD_PREFIX, KindScheme},
 };
-use kindred_transport::{address::ListenAddr, network::Network, tls::ServerTlsArgs};
+use kindred_transport::{
+    address::ListenAddr,
+    admin::AdminArgs,
+    network::Network,
+    tls::ServerTlsArgs,
+    who::{Routers, Secret},
+};
 use serde::Deserialize;
 
-use crate::{clock::WallClock, identity::Identity};
+use crate::{clock::WallClock, identity::Identity, starting::Starting};
 
 pub mod durability;
 mod file;
 
 use self::{durability::DurabilitySettings, file::read_file};
+
+/// How old history may become that nobody compacts, in a cluster: six times what kube-apiserver leaves.
+const HISTORY_AGE_MAX: Duration = Duration::from_secs(30 * 60);
+/// The least: lists of any revision so young are read to their end (R5).
+const HISTORY_AGE_MIN: Duration = Duration::from_secs(10);
 
 /// Flags of a shard, etcd's names where etcd has one.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -25,6 +36,9 @@ pub struct Args {
     /// TLS towards clients and routers.
     #[command(flatten)]
     pub tls: ServerTlsArgs,
+    /// Who may ask the admin port.
+    #[command(flatten)]
+    pub admin: AdminArgs,
     /// Read further settings from this file: YAML or JSON, names as the flags'; a flag wins over the file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -53,7 +67,7 @@ pub struct Options {
     pub data_dir: Option<PathBuf>,
     /// What a write survives once it is acknowledged, for the Kinds that --durability-of does not name. none: nothing;
     /// buffered: a clean stop, and a crash but for the last --flush-interval; fsync: everything that the disk survives
-    /// [default with --data-dir: buffered, and none for leases and events; with --revisions dense: fsync].
+    /// [default with --data-dir: fsync, and none for leases and events unless with --revisions dense].
     #[arg(long, value_name = "none|buffered|fsync")]
     pub durability: Option<String>,
     /// The same for single Kinds: `leases=none,secrets=fsync`; a DataPartitionConfig that says otherwise wins.
@@ -84,6 +98,18 @@ pub struct Options {
     /// is alone and trusts its own clock.
     #[arg(long)]
     pub in_cluster: bool,
+    /// File with the secret by which the routers of the cluster show who they are (their --cluster-secret-file): writes and
+    /// internal calls of anybody else are refused.
+    #[arg(long, value_name = "FILE")]
+    pub cluster_secret_file: Option<PathBuf>,
+    /// Names (common name or SAN) of the routers' client certificates, comma-separated: writes and internal calls over any
+    /// other certificate are refused. Needs --trusted-ca-file.
+    #[arg(long, value_name = "NAME[,NAME]")]
+    pub router_names: Option<String>,
+    /// Listen where other machines connect although nobody is asked for a client certificate: whoever reaches the port may read
+    /// and write all.
+    #[arg(long)]
+    pub insecure_listen: bool,
     /// For tests of wrong clocks: set the wall clock wrong by this much (`1h`, `-30s`).
     #[arg(long, value_name = "DURATION", hide = true, allow_hyphen_values = true)]
     pub wall_clock_offset: Option<String>,
@@ -102,9 +128,17 @@ pub struct Options {
     /// How often idle watches that ask for it hear of progress, at least 100ms [default: 5s].
     #[arg(long, value_name = "DURATION")]
     pub watch_progress_notify_interval: Option<String>,
-    /// Bytes above which NOSPACE is raised; 0 = no quota [default: 0].
+    /// History that is older is compacted although nobody asks for it, at least 10s; 0s = none is [default: 30m with
+    /// --in-cluster, else 0s].
+    #[arg(long, value_name = "DURATION")]
+    pub history_max_age: Option<String>,
+    /// Bytes above which NOSPACE is raised; 0 = no quota [default: 60 % of the memory of the cgroup, or of the machine,
+    /// divided by --memory-shared-by].
     #[arg(long, value_name = "BYTES")]
     pub quota_backend_bytes: Option<u64>,
+    /// How many shards share this machine's memory, for the quota that no flag gives [default: 1].
+    #[arg(long, value_name = "N")]
+    pub memory_shared_by: Option<u32>,
     /// The same for single Kinds, so that one cannot take the room of all: `events=1073741824`.
     #[arg(long, value_name = "KIND=BYTES,…")]
     pub quota: Option<String>,
@@ -150,16 +184,25 @@ pub struct Settings {
     pub slot: Slot,
     pub cluster_id: Option<u64>,
     pub in_cluster: bool,
+    pub routers: Routers,
+    pub insecure_listen: bool,
     pub wall_clock_offset_micros: i64,
     pub etcd_prefix: String,
     pub request_bytes_max: usize,
     pub txn_ops_max: usize,
     pub streams_max: u32,
     pub progress_interval: Duration,
-    pub quota_bytes: u64,
+    /// How old history may become that nobody compacts.
+    pub history_age_max: Option<Duration>,
+    /// `None` = by the memory that there is.
+    pub quota_bytes: Option<u64>,
+    pub memory_shared_by: u32,
+    /// How far the start is.
+    pub starting: Starting,
     pub threads: usize,
     pub log_level: String,
     pub tls: ServerTlsArgs,
+    pub admin: AdminArgs,
     /// Who the store is, in place of the one in the data directory; only an embedding program chooses.
     pub identity: Option<Identity>,
     /// Whose sockets; only an embedding program chooses.
@@ -218,8 +261,8 @@ impl Settings {
     /// With everything that is wrong.
     pub fn resolve(args: Args) -> Result<Self, ConfigErrors> {
         let mut errors = Errors::default();
-        let Args { options, mut tls, config } = args;
-        let options = match config.map(|path| read_file(path, &mut tls)) {
+        let Args { options, mut tls, mut admin, config } = args;
+        let options = match config.map(|path| read_file(path, &mut tls, &mut admin)) {
             None => options,
             Some(Ok(file)) => options.or(file),
             Some(Err(problem)) => {
@@ -227,7 +270,7 @@ impl Settings {
                 options
             }
         };
-        match options.check(tls, &mut errors) {
+        match options.check(tls, admin, &mut errors) {
             Some(settings) if errors.0.is_empty() => Ok(settings),
             Some(_) | None => Err(ConfigErrors(errors.0)),
         }
@@ -253,6 +296,9 @@ impl Options {
             slot: self.slot.or(file.slot),
             cluster_id: self.cluster_id.or(file.cluster_id),
             in_cluster: self.in_cluster || file.in_cluster,
+            cluster_secret_file: self.cluster_secret_file.or(file.cluster_secret_file),
+            router_names: self.router_names.or(file.router_names),
+            insecure_listen: self.insecure_listen || file.insecure_listen,
             wall_clock_offset: self.wall_clock_offset.or(file.wall_clock_offset),
             etcd_prefix: self.etcd_prefix.or(file.etcd_prefix),
             max_request_bytes: self.max_request_bytes.or(file.max_request_bytes),
@@ -261,15 +307,32 @@ impl Options {
             watch_progress_notify_interval: self
                 .watch_progress_notify_interval
                 .or(file.watch_progress_notify_interval),
+            history_max_age: self.history_max_age.or(file.history_max_age),
             quota_backend_bytes: self.quota_backend_bytes.or(file.quota_backend_bytes),
+            memory_shared_by: self.memory_shared_by.or(file.memory_shared_by),
             quota: self.quota.or(file.quota),
             threads: self.threads.or(file.threads),
             log_level: self.log_level.or(file.log_level),
         }
     }
 
+    /// By what the shard knows its routers.
+    fn routers(&self, tls: &ServerTlsArgs, errors: &mut Errors) -> Routers {
+        let read = |path: &PathBuf| Secret::read("--cluster-secret-file", path).map(Some);
+        let secret = self.cluster_secret_file.as_ref().map_or(Ok(None), read);
+        let names: Vec<_> =
+            self.router_names.as_deref().map(list).into_iter().flatten().map(str::to_owned).collect();
+        if !names.is_empty() && tls.trusted_ca_file.is_none() {
+            errors.add(
+                "router-names",
+                "certificates are shown only with --cert-file, --key-file and --trusted-ca-file",
+            );
+        }
+        Routers::new(errors.or("cluster-secret-file", secret, None), names)
+    }
+
     /// `None` only together with an error.
-    fn check(self, tls: ServerTlsArgs, errors: &mut Errors) -> Option<Settings> {
+    fn check(self, tls: ServerTlsArgs, admin: AdminArgs, errors: &mut Errors) -> Option<Settings> {
         let slot = Slot::try_from(self.slot.unwrap_or(1)).map_err(|problem| errors.add("slot", problem)).ok();
         let stand_in = || ListenAddr::tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
         let listen = list(self.listen.as_deref().unwrap_or("127.0.0.1:2379"))
@@ -288,7 +351,8 @@ impl Options {
                 errors.add("advertise-client-urls", format!("{url:?} is not a URL; write http://HOST:PORT"));
             }
         }
-        let admin = self.admin_listen.as_deref().map_or_else(|| Ok(stand_in()), str::parse);
+        let routers = self.routers(&tls, errors);
+        let admin_listen = self.admin_listen.as_deref().map_or_else(|| Ok(stand_in()), str::parse);
         let interval =
             self.watch_progress_notify_interval.as_deref().map_or(Ok(Duration::from_secs(5)), duration);
         let interval = errors.or("watch-progress-notify-interval", interval, Duration::from_secs(5));
@@ -297,6 +361,7 @@ impl Options {
         if self.in_cluster && revisions == Revisions::Dense {
             errors.add("in-cluster", "dense revisions are for a shard alone; leave out --revisions dense");
         }
+        let history_age_max = history_age_max(self.history_max_age.as_deref(), self.in_cluster, revisions);
         let bytes = self.max_request_bytes.unwrap_or(1_572_864);
         // A gRPC message has a length of 32 bits.
         if !(1024..=(1 << 31)).contains(&bytes) {
@@ -306,6 +371,7 @@ impl Options {
             ("max-txn-ops", self.max_txn_ops == Some(0)),
             ("max-concurrent-streams", self.max_concurrent_streams == Some(0)),
             ("threads", self.threads == Some(0)),
+            ("memory-shared-by", self.memory_shared_by == Some(0)),
         ] {
             if zero {
                 errors.add(field, "write 1 or more");
@@ -320,7 +386,7 @@ impl Options {
             name: self.name.filter(|name| !name.is_empty()).unwrap_or_else(|| "default".to_owned()),
             listen,
             advertise_client_urls: advertise,
-            admin_listen: errors.or("admin-listen", admin, stand_in()),
+            admin_listen: errors.or("admin-listen", admin_listen, stand_in()),
             data_dir: self.data_dir,
             durability,
             revisions,
@@ -330,6 +396,8 @@ impl Options {
                 None,
             ),
             in_cluster: self.in_cluster,
+            routers,
+            insecure_listen: self.insecure_listen,
             wall_clock_offset_micros: errors.or("wall-clock-offset", offset, 0),
             etcd_prefix: prefix,
             request_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
@@ -337,10 +405,14 @@ impl Options {
             streams_max: self.max_concurrent_streams.unwrap_or(1 << 20),
             // etcd raises it likewise.
             progress_interval: interval.max(Duration::from_millis(100)),
-            quota_bytes: self.quota_backend_bytes.unwrap_or(0),
+            history_age_max: errors.or("history-max-age", history_age_max, None),
+            quota_bytes: self.quota_backend_bytes,
+            memory_shared_by: self.memory_shared_by.unwrap_or(1),
+            starting: Starting::default(),
             threads: self.threads.unwrap_or(1) as usize,
             log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
             tls,
+            admin,
             identity: None,
             network: Network::System,
             wall_clock: WallClock::System,
@@ -352,6 +424,29 @@ impl Options {
 
 fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+/// How old history may become: revisions that are counted tell no age.
+fn history_age_max(
+    text: Option<&str>,
+    in_cluster: bool,
+    revisions: Revisions,
+) -> Result<Option<Duration>, String> {
+    let Some(text) = text else {
+        return Ok((in_cluster && revisions == Revisions::Hlc).then_some(HISTORY_AGE_MAX));
+    };
+    let age = duration(text)?;
+    if age.is_zero() {
+        return Ok(None);
+    }
+    if revisions == Revisions::Dense {
+        return Err("dense revisions tell no age: leave it out, or write 0s".to_owned());
+    }
+    if age < HISTORY_AGE_MIN {
+        let min = HISTORY_AGE_MIN.as_secs();
+        return Err(format!("{text:?} is less than {min}s, for which lists may be read"));
+    }
+    Ok(Some(age))
 }
 
 fn revisions(text: Option<&str>) -> Result<Revisions, String> {

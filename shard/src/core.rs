@@ -15,7 +15,7 @@ use kindred_engine::{
     version::Version,
 };
 use kindred_partition_config::{
-    ids::{Revision, Slot},
+    ids::{Revision, SLOT_BITS, Slot},
     key::{Key, KeyRange},
     kind::KindScheme,
     unit::Unit,
@@ -279,6 +279,23 @@ impl Core {
         self.start_compaction(Compaction { at, physical, answer });
     }
 
+    /// Compacts what is older, by the clock that revisions are made of. Nothing happens where all is younger, or the clock
+    /// is not to be trusted.
+    pub fn compact_older(&mut self, age: Duration) {
+        if self.check_corrupt().is_err() || self.check_clock().is_err() {
+            return;
+        }
+        let age = u64::try_from(age.as_micros()).unwrap_or(u64::MAX);
+        let micros = self.clock.wall().0.saturating_sub(age);
+        let at =
+            Revision(i64::try_from(micros).unwrap_or(i64::MAX >> SLOT_BITS).saturating_mul(1 << SLOT_BITS));
+        if at > self.engine.floor() {
+            // Nobody waits for the answer.
+            let (answer, _) = oneshot::channel();
+            self.start_compaction(Compaction { at, physical: false, answer });
+        }
+    }
+
     /// The caller of a compaction may be gone; the work is done all the same.
     fn start_compaction(&mut self, compaction: Compaction) {
         let Compaction { at, physical, answer } = compaction;
@@ -411,12 +428,13 @@ impl Core {
         Ok(Started::Long { header, count, first, cursor: Some(id) })
     }
 
-    /// The next keys of a long read; none when it is at its end. `Compacted` when its pin was taken away.
-    pub fn chunk(&mut self, id: CursorId) -> Result<Vec<Version>, KvError> {
+    /// The next keys of a long read, and whether it is at its end. `Compacted` when its pin was taken away.
+    pub fn chunk(&mut self, id: CursorId) -> Result<(Vec<Version>, bool), KvError> {
         let Some(cursor) = self.cursors.get_mut(&id) else {
             return Err(EngineError::Compacted { floor: self.engine.floor() }.into());
         };
-        Ok(self.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, CHUNK_BYTES)?)
+        let chunk = self.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, CHUNK_BYTES)?;
+        Ok((chunk, cursor.open.is_done()))
     }
 
     /// Raises ranges (see [`Engine::raise`]) that are this shard's by the map of `generation`.

@@ -2,18 +2,21 @@
 //!
 //! The loop hands every batch to the logs and goes on ([`Logs::append`]); threads of the logs write, and tell the loop by one
 //! [`Notify`]; the loop then takes in what they did ([`Logs::settle`]). Positions in the log of mode fsync say which answers
-//! may go out. Nothing here waits for a disk but the start and the end.
+//! may go out; those to writes of mode buffered go out when the system has what they wrote. Nothing here waits for a disk but the start and the end.
 
 pub mod ceiling;
 pub mod checkpoint;
+pub mod clock_file;
 #[cfg(test)]
 mod crashes;
 pub mod failpoint;
 pub mod kept;
 pub mod record;
 pub mod recovery;
+pub mod reserve;
 pub mod start;
 pub mod status;
+pub mod stopped;
 pub mod times;
 pub mod waiting;
 
@@ -79,6 +82,24 @@ impl Logs {
         match self {
             Self::Memory(_) => u64::MAX,
             Self::Kept(kept) => kept.durable(),
+        }
+    }
+
+    /// Where the log of mode buffered stands after the last [`Logs::append`].
+    #[must_use]
+    pub fn position_buffered(&self) -> u64 {
+        match self {
+            Self::Memory(_) => 0,
+            Self::Kept(kept) => kept.position_buffered(),
+        }
+    }
+
+    /// Up to where the system has that log: it outlives this process, though not yet the system.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        match self {
+            Self::Memory(_) => u64::MAX,
+            Self::Kept(kept) => kept.written(),
         }
     }
 

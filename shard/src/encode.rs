@@ -20,6 +20,7 @@ use kindred_wire::{
 use prost::encoding::{WireType, encode_key, encode_varint};
 
 pub mod feed;
+pub mod long;
 
 /// `WatchResponse.events`.
 const WATCH_EVENTS_FIELD: u32 = 11;
@@ -69,8 +70,6 @@ const HEADER_BYTES_MAX: usize = 46;
 
 /// Most bytes of `more` and `count`.
 const TAIL_BYTES_MAX: usize = 13;
-/// Most bytes that a guess of what is still to come may reserve.
-const RESERVE_BYTES_MAX: usize = 256 << 20;
 
 /// A count as the wire has it.
 fn signed(count: u64) -> i64 {
@@ -124,43 +123,12 @@ fn put_range(out: &mut Vec<u8>, kvs: &[Version], contents: Contents, tail: Range
 /// A `RangeResponse`.
 #[must_use]
 pub fn range(ids: &ServerIds, answer: &RangeAnswer) -> Bytes {
-    let mut out = RangeWriter::new(ids, answer.header, answer.contents);
-    out.push(&answer.kvs, answer.kvs.len() as u64);
-    out.finish(RangeTail { more: answer.more, count: answer.count })
-}
-
-/// A `RangeResponse` written chunk by chunk, so that a long one does not hold its thread.
-pub struct RangeWriter {
-    out: Vec<u8>,
-    contents: Contents,
-}
-
-impl RangeWriter {
-    /// Begins an answer.
-    #[must_use]
-    pub fn new(ids: &ServerIds, header: Revision, contents: Contents) -> Self {
-        let mut out = Vec::with_capacity(HEADER_BYTES_MAX);
-        ids.put_header(&mut out, header);
-        Self { out, contents }
-    }
-
-    /// Appends keys, of which `left` are still to come with these; room is made for all of them at once, as if they
-    /// were as long as these.
-    pub fn push(&mut self, kvs: &[Version], left: u64) {
-        let bytes = kvs_len(kvs, self.contents);
-        if self.out.capacity() - self.out.len() < bytes + TAIL_BYTES_MAX {
-            let chunks = usize::try_from(left).unwrap_or(0).max(kvs.len()).div_ceil(kvs.len().max(1));
-            self.out.reserve(bytes.saturating_mul(chunks).min(bytes + RESERVE_BYTES_MAX) + TAIL_BYTES_MAX);
-        }
-        put_kvs(&mut self.out, kvs, self.contents);
-    }
-
-    /// Ends the answer.
-    #[must_use]
-    pub fn finish(mut self, tail: RangeTail) -> Bytes {
-        kv::put_range_end(&mut self.out, tail.more, signed(tail.count));
-        self.out.into()
-    }
+    let room = HEADER_BYTES_MAX + kvs_len(&answer.kvs, answer.contents) + TAIL_BYTES_MAX;
+    let mut out = Vec::with_capacity(room);
+    ids.put_header(&mut out, answer.header);
+    let tail = RangeTail { more: answer.more, count: answer.count };
+    put_range(&mut out, &answer.kvs, answer.contents, tail);
+    out.into()
 }
 
 /// A `RangeStreamResponse`: some keys, and in the last one (`end`) also header, `more` and `count`.

@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod cluster;
+pub mod door;
 pub mod front;
 pub mod kv;
 pub mod lease;
@@ -17,6 +18,7 @@ use std::sync::{
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use self::door::Door;
 use crate::{encode::ServerIds, etcd_status::KvError, handle::Handle};
 
 /// What every service of this member knows.
@@ -41,6 +43,8 @@ pub struct MemberInner {
     pub quota_bytes: u64,
     /// False in a cluster until a handshake has found the clock right (R3); then true for good.
     pub serves: AtomicBool,
+    /// Who may ask what.
+    pub door: Door,
     /// Cancelled when the process stops: streams end with Unavailable.
     pub stopping: CancellationToken,
 }

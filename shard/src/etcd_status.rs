@@ -6,6 +6,7 @@ use kindred_engine::{
     units::{NotOwned, UnitError},
 };
 use kindred_partition_config::key::Key;
+use kindred_proto::nested::NotATxn;
 use kindred_wire::{
     error::EtcdError,
     refusal::{KeyOnStore, KindredError},
@@ -62,6 +63,15 @@ pub enum KvError {
 impl From<prost::DecodeError> for KvError {
     fn from(error: prost::DecodeError) -> Self {
         Self::Malformed(error.to_string())
+    }
+}
+
+impl From<NotATxn> for KvError {
+    fn from(error: NotATxn) -> Self {
+        match error {
+            NotATxn::TooDeep => Self::Invalid(EtcdError::TooManyOps),
+            NotATxn::Malformed(reason) => Self::Malformed(reason),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! How everybody else talks to the apply loop: one cheap handle with a method for each request.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
 };
 
@@ -28,11 +28,32 @@ use crate::{
 #[derive(Clone)]
 pub struct Handle {
     requests: mpsc::Sender<Request>,
+    refusing: Refusing,
+}
+
+/// What the loop refuses, as it found at its last look.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Refusing(Arc<Mutex<Option<&'static str>>>);
+
+impl Refusing {
+    pub(crate) fn set(&self, what: Option<&'static str>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    }
+
+    fn get(&self) -> Option<&'static str> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Handle {
-    pub(crate) fn new(requests: mpsc::Sender<Request>) -> Self {
-        Self { requests }
+    pub(crate) fn new(requests: mpsc::Sender<Request>, refusing: Refusing) -> Self {
+        Self { requests, refusing }
+    }
+
+    /// What is refused, and why; `None` when nothing is.
+    #[must_use]
+    pub fn refuses(&self) -> Option<&'static str> {
+        self.refusing.get()
     }
 
     async fn send<T>(&self, request: Request, answer: oneshot::Receiver<T>) -> Result<T, KvError> {
@@ -135,11 +156,8 @@ impl Handle {
         };
         let enough = read::enough(&query);
         let mut kvs = Vec::new();
-        while kvs.len() < enough {
+        while kvs.len() < enough && !long.is_done() {
             let chunk = long.next().await?;
-            if chunk.is_empty() {
-                break;
-            }
             kvs.extend(chunk.into_iter().filter(|kv| read::passes(&query.filter, kv)));
         }
         let (kvs, more) = read::finish(&query, kvs);
@@ -217,11 +235,12 @@ pub enum Start {
     Long(LongRead),
 }
 
-/// A read in key order, produced chunk by chunk at one revision. Dropping it ends it.
+/// A read in key order, produced chunk by chunk at one revision. It ends where there is no further key, whatever was
+/// counted. Dropping it ends it.
 pub struct LongRead {
     /// The header's revision.
     pub header: Revision,
-    /// All keys of the range.
+    /// All keys of the range; for the answer, and for how much room it may need.
     pub count: u64,
     first: Vec<Version>,
     pin: Option<Pin>,
@@ -243,6 +262,12 @@ impl Drop for Pin {
 }
 
 impl LongRead {
+    /// Whether every key was given; otherwise there is at least one more.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.first.is_empty() && self.pin.is_none()
+    }
+
     /// The next keys; none at the end.
     pub async fn next(&mut self) -> Result<Vec<Version>, KvError> {
         let first = std::mem::take(&mut self.first);
@@ -251,8 +276,9 @@ impl LongRead {
         }
         let Some(pin) = &self.pin else { return Ok(Vec::new()) };
         let (answer, answered) = oneshot::channel();
-        let chunk = pin.handle.send(Request::Chunk { cursor: pin.cursor, answer }, answered).await??;
-        if chunk.is_empty() {
+        let (chunk, done) =
+            pin.handle.send(Request::Chunk { cursor: pin.cursor, answer }, answered).await??;
+        if done || chunk.is_empty() {
             self.pin = None;
         }
         Ok(chunk)

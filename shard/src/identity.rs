@@ -1,12 +1,13 @@
-//! Who this store is: minted at the first start, kept in the data directory, random without one.
+//! Who this store is: minted at the first start, kept in the data directory, random without one. The directory is one
+//! store's, with one name and slot, and from its first handshake with a cluster on that cluster's alone.
 
 use std::{
-    fs,
-    hash::{BuildHasher, Hasher, RandomState},
-    io::{self, Write as _},
+    fs, io,
     path::{Path, PathBuf},
 };
 
+use kindred_partition_config::ids::{Lineage, Slot, uuid_of};
+use kindred_transport::{private, random::bits as random};
 use serde::{Deserialize, Serialize};
 
 /// The file in the data directory.
@@ -21,8 +22,18 @@ pub struct Identity {
     pub cluster_id: u64,
     /// Minted with the store.
     pub member_id: u64,
-    /// Grows with every start (nothing in memory survives one).
+    /// Grows with every start (nothing in memory survives one). In the file it is that of the first one, or of the last one of a version
+    /// that counted there; the file of the clock has it now, which is written in place.
     pub incarnation: u64,
+    /// `--name` of the first start; directories of earlier versions get that of the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `--slot`, likewise: revisions with it are in the directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<Slot>,
+    /// Of the cluster whose routers met it first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<Lineage>,
 }
 
 /// Why the identity cannot be read or kept.
@@ -46,28 +57,35 @@ pub enum IdentityError {
         /// What is wrong.
         source: serde_json::Error,
     },
+    /// The directory is another store's.
+    #[error(
+        "{path}: the directory is that of {kept}, and this process is started as {given}: start each store with its own \
+         --data-dir (were two exchanged?), --name and --slot; a store that begins anew, as in a lost one's place, gets an \
+         empty directory"
+    )]
+    Another {
+        /// Which file says so.
+        path: PathBuf,
+        /// Whose it is.
+        kept: String,
+        /// Who came.
+        given: String,
+    },
 }
 
 impl Identity {
     /// A new one, first incarnation.
     #[must_use]
     pub fn random() -> Self {
-        let (high, low) = (random(), random());
-        // Version 4, variant 1.
-        let (high, low) = (high & !0xf000 | 0x4000, low & !(0b11 << 62) | (0b10 << 62));
         Self {
-            uuid: format!(
-                "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
-                high >> 32,
-                (high >> 16) & 0xffff,
-                high & 0xffff,
-                low >> 48,
-                low & 0xffff_ffff_ffff
-            ),
+            uuid: uuid_of(random(), random()),
             // Zero means "none" on the wire.
             cluster_id: random().max(1),
             member_id: random().max(1),
             incarnation: 1,
+            name: None,
+            slot: None,
+            lineage: None,
         }
     }
 
@@ -78,45 +96,69 @@ impl Identity {
         Self { incarnation: (random() >> 32).max(2), ..Self::random() }
     }
 
-    /// The identity kept in `directory`, one incarnation further; a new one if there is none yet.
+    /// Of a store that has nothing of what the one before had.
+    #[must_use]
+    pub fn with_new_uuid(self) -> Self {
+        Self { uuid: uuid_of(random(), random()), ..self }
+    }
+
+    /// Whether the directory says for which name and slot it is.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        self.name.is_some() && self.slot.is_some()
+    }
+
+    /// For this name and slot, where it does not say.
+    #[must_use]
+    pub fn named(mut self, name: &str, slot: Slot) -> Self {
+        self.name.get_or_insert_with(|| name.to_owned());
+        self.slot.get_or_insert(slot);
+        self
+    }
+
+    /// Whether a process of this name and slot is the store's. What an earlier version did not keep is not compared.
     ///
     /// # Errors
-    /// When the directory cannot be used or the file is damaged.
-    pub fn open(directory: &Path) -> Result<Self, IdentityError> {
-        let error = |doing, path: &Path| {
-            let path = path.to_owned();
-            move |source| IdentityError::Io { doing, path, source }
-        };
-        fs::create_dir_all(directory).map_err(error("create", directory))?;
+    /// When it is another one's.
+    pub fn check(&self, directory: &Path, name: &str, slot: Slot) -> Result<(), IdentityError> {
+        let same_name = self.name.as_deref().is_none_or(|kept| kept == name);
+        let same_slot = self.slot.is_none_or(|kept| kept == slot);
+        if same_name && same_slot {
+            return Ok(());
+        }
+        let kept_name = self.name.as_deref().unwrap_or(name);
+        Err(IdentityError::Another {
+            path: directory.join(FILE),
+            kept: format!("store {kept_name:?} with slot {}", self.slot.unwrap_or(slot)),
+            given: format!("store {name:?} with slot {slot}"),
+        })
+    }
+
+    /// The identity kept in `directory`, if there is one. How often it has started since is in the file of the clock.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is damaged.
+    pub fn read(directory: &Path) -> Result<Option<Self>, IdentityError> {
         let path = directory.join(FILE);
-        let identity = match fs::read(&path) {
-            Ok(bytes) => {
-                let mut kept: Self = serde_json::from_slice(&bytes)
-                    .map_err(|source| IdentityError::Malformed { path: path.clone(), source })?;
-                kept.incarnation += 1;
-                kept
-            }
-            Err(missing) if missing.kind() == io::ErrorKind::NotFound => Self::random(),
-            Err(source) => return Err(error("read", &path)(source)),
-        };
-        identity.write(&path).map_err(error("write", &path))?;
-        Ok(identity)
+        match fs::read(&path) {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(kept) => Ok(Some(kept)),
+                Err(source) => Err(IdentityError::Malformed { path, source }),
+            },
+            Err(missing) if missing.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(IdentityError::Io { doing: "read", path, source }),
+        }
     }
 
-    /// Written beside and renamed, so that a crash leaves the old one or the new one.
-    fn write(&self, path: &Path) -> io::Result<()> {
-        let new = path.with_extension("new");
-        let mut file = fs::File::create(&new)?;
-        file.write_all(&serde_json::to_vec_pretty(self)?)?;
-        file.sync_all()?;
-        fs::rename(&new, path)?;
-        path.parent().map_or(Ok(()), |directory| fs::File::open(directory)?.sync_all())
+    /// Keeps it in `directory`: written beside and renamed, so that a crash leaves the old one or the new one.
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    pub fn write(&self, directory: &Path) -> Result<(), IdentityError> {
+        let path = directory.join(FILE);
+        let written = || private::write(&path, &serde_json::to_vec_pretty(self)?);
+        written().map_err(|source| IdentityError::Io { doing: "write", path: path.clone(), source })
     }
-}
-
-/// 64 bits of the keys that the standard library draws from the operating system for its hash maps.
-pub(crate) fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 #[cfg(test)]
@@ -124,16 +166,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn survives_a_restart_with_a_new_incarnation() {
+    fn is_read_as_it_was_written() {
         let directory = tempfile::tempdir().unwrap();
-        let first = Identity::open(directory.path()).unwrap();
-        let second = Identity::open(directory.path()).unwrap();
-        assert_eq!(second, Identity { incarnation: 2, ..first.clone() });
+        assert_eq!(Identity::read(directory.path()).unwrap(), None);
+        let first = Identity::random().named("pods", Slot::new(4).unwrap());
+        first.write(directory.path()).unwrap();
+        assert_eq!(Identity::read(directory.path()).unwrap(), Some(first.clone()));
         assert_ne!(Identity::random().uuid, first.uuid);
         assert_eq!(first.uuid.len(), 36);
 
         fs::write(directory.path().join(FILE), "{").unwrap();
-        let error = Identity::open(directory.path()).unwrap_err();
+        let error = Identity::read(directory.path()).unwrap_err();
         assert!(matches!(error, IdentityError::Malformed { .. }), "{error}");
+    }
+
+    #[test]
+    fn f50_the_folder_of_another_store_is_refused_and_one_of_an_earlier_version_is_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let slot = |number| Slot::new(number).unwrap();
+        let kept = Identity::random().named("pods", slot(4));
+        let check = |identity: &Identity, name, number| identity.check(directory.path(), name, slot(number));
+        assert!(check(&kept, "pods", 4).is_ok());
+        for (name, number) in [("nodes", 4), ("pods", 3), ("nodes", 3)] {
+            let error = check(&kept, name, number).unwrap_err().to_string();
+            let given = format!("{name:?} with slot {number}");
+            for part in ["identity.json", "\"pods\" with slot 4", &given, "--data-dir"] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+        }
+        let before = "{\"uuid\": \"u\", \"cluster_id\": 1, \"member_id\": 2, \"incarnation\": 7}";
+        fs::write(directory.path().join(FILE), before).unwrap();
+        let old = Identity::read(directory.path()).unwrap().unwrap();
+        assert!(!old.is_named() && check(&old, "nodes", 3).is_ok());
+        let named = old.named("nodes", slot(3));
+        assert!(named.is_named() && check(&named, "nodes", 3).is_ok() && check(&named, "pods", 3).is_err());
     }
 }

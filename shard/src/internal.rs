@@ -1,6 +1,10 @@
 //! `kindred.shard.v1`: what a router asks of a shard beside etcd's API.
 
-use std::{pin::Pin, sync::atomic::Ordering};
+use std::{
+    path::PathBuf,
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+};
 
 use kindred_engine::{
     durability::KindModes,
@@ -8,7 +12,7 @@ use kindred_engine::{
     error::EngineError,
 };
 use kindred_partition_config::{
-    ids::{LeaseId, Revision, SLOT_BITS, Slot},
+    ids::{LeaseId, Lineage, Revision, SLOT_BITS, Slot},
     key::KeyRange,
 };
 use kindred_proto::shard_v1::{self as pb, shard_server::Shard};
@@ -22,11 +26,13 @@ use crate::{
     etcd::Member,
     etcd_status::{KvError, status},
     identity::Identity,
+    joining::Joining,
     wish::{checked, pin_id},
 };
 
 pub mod batch;
 pub mod feed;
+pub mod leases;
 pub mod modes;
 pub mod units;
 
@@ -44,6 +50,7 @@ const ENDED_MAX: usize = 1024;
 pub struct ShardService {
     member: Member,
     joined: Joined,
+    joining: Arc<Joining>,
 }
 
 /// Who this store is among others.
@@ -59,13 +66,18 @@ pub struct Joined {
     pub revisions: &'static str,
     /// How durable each Kind is of which routers say nothing.
     pub modes: KindModes,
+    /// Where the identity is kept.
+    pub directory: Option<PathBuf>,
+    /// Whether the next start finds nothing of what is written now, whatever the modes.
+    pub in_memory: bool,
 }
 
 impl ShardService {
     /// The service of a member.
     #[must_use]
     pub fn new(member: Member, joined: Joined) -> Self {
-        Self { member, joined }
+        let joining = Joining::new(joined.identity.clone(), joined.directory.clone());
+        Self { member, joined, joining: Arc::new(joining) }
     }
 
     /// New after every unclean start.
@@ -163,6 +175,10 @@ fn key_ranges(ranges: Vec<pb::KeyRange>) -> Vec<KeyRange> {
     ranges.into_iter().map(|range| KeyRange::from_wire(range.key, range.range_end)).collect()
 }
 
+fn slots(numbers: &[u32]) -> Result<Vec<Slot>, Status> {
+    numbers.iter().map(|number| slot(*number)).collect()
+}
+
 fn lease(id: i64) -> Result<LeaseId, Status> {
     LeaseId::from_wire(id).ok_or_else(|| KvError::from(EngineError::LeaseNotFound(LeaseId(0))).into())
 }
@@ -170,18 +186,32 @@ fn lease(id: i64) -> Result<LeaseId, Status> {
 #[tonic::async_trait]
 impl Shard for ShardService {
     async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
-        let pb::HelloRequest { cluster_id, reference_micros, opens_at_micros, .. } = request.into_inner();
-        let Joined { cluster_id: own, identity, slot, revisions, .. } = &self.joined;
+        let request = request.into_inner();
+        let pb::HelloRequest { cluster_id, reference_micros, opens_at_micros, lineage, store_uuid, .. } =
+            request;
+        let Joined { cluster_id: own, identity, slot, revisions, in_memory, .. } = &self.joined;
         if let Some(own) = own.filter(|own| cluster_id != 0 && cluster_id != *own) {
             return Err(Status::failed_precondition(format!(
                 "kindred: this store belongs to cluster {own:#x}, the caller to {cluster_id:#x}; see --cluster-id"
             )));
         }
+        // Whoever means another store gets to know this one, and no more.
+        let is_meant = store_uuid.is_empty() || store_uuid == identity.uuid;
+        let caller = (!lineage.is_empty()).then_some(Lineage(lineage));
+        let lineage = self.joining.admit(caller, is_meant).await?;
         let reference = (reference_micros != 0).then_some(WallMicros(reference_micros));
         let opens_at = WallMicros(opens_at_micros);
-        let met = self.member.handle.call(move |core| meet(core, reference, opens_at)).await?;
+        let call = move |core: &mut Core| {
+            let met = if is_meant {
+                meet(core, reference, opens_at)
+            } else {
+                Ok((core.clock.reading(), !core.opened))
+            };
+            (met, core.trouble())
+        };
+        let (met, trouble) = self.member.handle.call(call).await?;
         let (now, awaits_clock) = met?;
-        if !awaits_clock {
+        if is_meant && !awaits_clock {
             self.member.serves.store(true, Ordering::Release);
         }
         Ok(Response::new(pb::HelloResponse {
@@ -196,6 +226,9 @@ impl Shard for ShardService {
             name: self.member.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             awaits_clock,
+            lineage: lineage.map(|lineage| lineage.0).unwrap_or_default(),
+            in_memory: *in_memory,
+            trouble,
         }))
     }
 
@@ -252,7 +285,9 @@ impl Shard for ShardService {
     ) -> Result<Response<pb::LeaseAdoptResponse>, Status> {
         let request = request.into_inner();
         let (id, home, ttl_s) = (lease(request.id)?, slot(request.home_slot)?, request.granted_ttl);
-        let adopted = self.member.handle.call(move |core| core.engine.lease_adopt(id, ttl_s, home)).await?;
+        let before = slots(&request.slots_before)?;
+        let adopt = move |core: &mut Core| core.engine.lease_adopt_after(id, ttl_s, home, &before);
+        let adopted = self.member.handle.call(adopt).await?;
         adopted.map_err(KvError::from)?;
         Ok(Response::new(pb::LeaseAdoptResponse {}))
     }
@@ -261,8 +296,9 @@ impl Shard for ShardService {
         &self,
         request: Request<pb::LeaseEndRequest>,
     ) -> Result<Response<pb::LeaseEndResponse>, Status> {
-        let id = lease(request.into_inner().id)?;
-        let revision = self.member.handle.call(move |core| core.lease_end(id)).await??;
+        let request = request.into_inner();
+        let (id, denied) = (lease(request.id)?, slots(&request.denied_slots)?);
+        let revision = self.member.handle.call(move |core| core.lease_end(id, &denied)).await??;
         Ok(Response::new(pb::LeaseEndResponse { revision: revision.get() }))
     }
 
@@ -324,7 +360,11 @@ impl Shard for ShardService {
         let request = request.into_inner();
         let asked = modes::asked(&request, &self.joined.modes)?;
         let (same, first, logged) = (asked.clone(), asked.clone(), asked.clone());
-        let taken = match self.member.handle.call(move |core| modes::unchanged(core, &same)).await? {
+        let first_look = move |core: &mut Core| {
+            modes::bounded(core, &same)?;
+            Ok::<_, Status>(modes::unchanged(core, &same))
+        };
+        let taken = match self.member.handle.call(first_look).await?? {
             Some(taken) => taken,
             None => {
                 let take = move |core: &mut Core| modes::take(core, first);

@@ -13,6 +13,7 @@ use kindred_engine::{
     engine::EngineStats,
     units::{UnitRecord, UnitState},
 };
+use kindred_transport::listener::GivenUp;
 use kindred_wal::LogKind;
 use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -83,6 +84,7 @@ metrics! {
     WAL_FAILING = Gauge Count "kindred_shard_wal_failing", "1 while the disk refuses, by log.";
     CHECKPOINT_SECONDS = Histogram Seconds "kindred_shard_checkpoint_seconds", "Time in which a checkpoint was written.";
     CHECKPOINT_BYTES = Gauge Bytes "kindred_shard_checkpoint_bytes", "Size of the last checkpoint.";
+    CONNECTIONS_CLOSED = Counter Count "kindred_connections_closed_total", "Connections of clients that were given up, by why: their TLS handshake failed, they were late, they gave way to others at the door, or they were idle.";
     CALLS_STARTED = Counter Count "grpc_server_started_total", "Calls begun, by service and method.";
     CALLS_HANDLED = Counter Count "grpc_server_handled_total", "Calls answered (streams: opened), by service, method and code.";
 }
@@ -136,6 +138,9 @@ static TURN_NANOS_MAX: AtomicU64 = AtomicU64::new(0);
 #[must_use]
 pub fn render(recorder: &PrometheusHandle) -> String {
     gauge(&TURN_SECONDS_MAX).set(TURN_NANOS_MAX.swap(0, Ordering::Relaxed) as f64 / 1e9);
+    for why in GivenUp::ALL {
+        metrics::counter!(CONNECTIONS_CLOSED.name, "why" => why.label()).absolute(why.count());
+    }
     recorder.render()
 }
 

@@ -15,8 +15,11 @@ use kindred_partition_config::{kind::KindScheme, model::Durability};
 use kindred_transport::{
     address::Endpoint,
     listener::{ListenOptions, Listener},
+    network::Network,
     serve::{Drain, Drained},
     server,
+    tls::ServerTls,
+    who,
     workers::Workers,
 };
 use tokio::task::JoinHandle;
@@ -32,11 +35,11 @@ use crate::{
         start::{self, Directory},
     },
     encode::ServerIds,
-    etcd::{Member, MemberInner, front::Front},
+    etcd::{Member, MemberInner, door::Door, front::Front},
     handle::Handle,
     identity::Identity,
     internal::{Joined, ShardService},
-    metrics,
+    memory, metrics,
 };
 
 /// How long clients have to finish when the process is asked to stop.
@@ -59,7 +62,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
     runtime.block_on(async {
+        let telling = settings.starting.tell().context("cannot tell how far the start is")?;
         let running = start(settings).await?;
+        drop(telling);
         running.drain.on_signals().context("cannot listen for signals")?;
         running.announce()?;
         running.finish().await
@@ -104,21 +109,44 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     let recorder = metrics::recorder();
     let drain = Drain::new(GRACE);
     let tls = settings.tls.load()?;
+    check_doors(&settings, tls.as_ref())?;
+    let guard =
+        settings.admin.load("--admin-listen", &settings.admin_listen, tls.as_ref(), &settings.network)?;
     let listen_options = ListenOptions::with_tls(tls.clone()).on(&settings.network);
     let mut listeners = Vec::new();
     for address in &settings.listen {
         listeners.push(Listener::bind(address, listen_options.clone()).await?);
     }
-    let admin_options = ListenOptions::of_admin(&settings.admin_listen, tls.clone()).on(&settings.network);
-    let admin = Listener::bind(&settings.admin_listen, admin_options).await?;
+    let admin = Listener::bind(&settings.admin_listen, guard.listen_options(&settings.network)).await?;
     let listen: Vec<_> = listeners.iter().map(|listener| listener.local_endpoint().clone()).collect();
+    settings.starting.bound(&listen.iter().map(bare).collect::<Vec<_>>());
+    let quota_bytes = quota(&settings);
+    if settings.data_dir.is_none() && settings.identity.is_none() {
+        tracing::warn!("no --data-dir: nothing is kept, and every start of this shard is an empty store");
+    }
     // Before anything in it is read or counted up.
     let kept = settings.data_dir.as_deref().map(Directory::take).transpose()?;
     let identity = match (&settings.identity, &kept) {
         (Some(identity), _) => identity.clone(),
-        (None, Some(kept)) => Identity::open(kept.path())?,
+        (None, Some(kept)) => {
+            let role = (settings.name.as_str(), settings.slot);
+            start::identity(kept, role, settings.revisions == Revisions::Dense, &settings.durability)?
+        }
         (None, None) => Identity::of_process(),
     };
+    // Whose data ends with the process is another store in the next.
+    let in_memory = kept.is_none() || keeps_nothing(&settings);
+    let identity = match in_memory && settings.identity.is_none() {
+        true => identity.with_new_uuid(),
+        false => identity,
+    };
+    if kept.is_none() {
+        tracing::warn!(
+            store = identity.uuid,
+            "no --data-dir: everything is kept in memory alone, and after a restart this is another, empty store, which routers \
+             refuse where it is to keep anything"
+        );
+    }
 
     let ids = ServerIds {
         cluster_id: settings.cluster_id.unwrap_or(identity.cluster_id),
@@ -127,7 +155,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         raft_term: identity.incarnation.saturating_add(1),
     };
     let stop_loop = CancellationToken::new();
-    let (core, logs) = open_core(&settings, ids.member_id, kept).await?;
+    let (core, logs) = open_core(&settings, quota_bytes, ids.member_id, kept).await?;
     let (handle, apply_loop) = apply_loop::spawn(core, logs, settings.progress_interval, stop_loop.clone());
     let member = Member::new(MemberInner {
         handle: handle.clone(),
@@ -137,7 +165,8 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         client_urls: client_urls(&settings, &listen),
         request_bytes_max: settings.request_bytes_max,
         txn_ops_max: settings.txn_ops_max,
-        quota_bytes: settings.quota_bytes,
+        quota_bytes,
+        door: Door::new(settings.routers.clone(), settings.in_cluster),
         stopping: drain.stopping(),
     });
     let joined = Joined {
@@ -146,6 +175,8 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         slot: settings.slot,
         revisions: settings.revisions.name(),
         modes: start::modes(&settings.durability),
+        directory: settings.data_dir.clone(),
+        in_memory,
     };
     let front = Front::new(member.clone(), ShardService::new(member.clone(), joined));
     let workers = Workers::start(settings.threads, &drain.killed()).context("threads")?;
@@ -153,7 +184,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         serve(&front, &workers, listener, settings.streams_max, &drain);
     }
     let admin_endpoint = admin.local_endpoint().clone();
-    admin::spawn(admin, member, recorder, &drain);
+    admin::spawn(admin, guard, member, recorder, &drain);
     if let Some(recorder) = recorder {
         let stopping = drain.stopping();
         tokio::spawn(stopping.run_until_cancelled_owned(async move {
@@ -163,13 +194,64 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
             }
         }));
     }
+    if let Some(age) = settings.history_age_max {
+        let (stopping, handle) = (drain.stopping(), handle.clone());
+        tokio::spawn(stopping.run_until_cancelled_owned(async move {
+            loop {
+                tokio::time::sleep((age / 10).min(HISTORY_LOOKS_MAX)).await;
+                if handle.call(move |core| core.compact_older(age)).await.is_err() {
+                    break;
+                }
+            }
+        }));
+    }
     metrics::has_leader(true);
     Ok(Running { listen, admin: admin_endpoint, drain, handle, apply_loop, stop_loop })
+}
+
+/// Refuses addresses at which anybody would be served that should not be.
+fn check_doors(settings: &Settings, tls: Option<&ServerTls>) -> anyhow::Result<()> {
+    // Another network's program knows who is there.
+    if matches!(settings.network, Network::Other(_)) {
+        return Ok(());
+    }
+    for address in &settings.listen {
+        let checked = if settings.in_cluster || settings.routers.are_known() {
+            who::check_cluster("--listen", address, tls, &settings.routers)
+        } else if settings.insecure_listen {
+            Ok(())
+        } else {
+            who::check_clients("--listen", address, tls)
+        };
+        checked.map_err(anyhow::Error::msg)?;
+    }
+    Ok(())
+}
+
+/// The bytes above which NOSPACE is raised: a store that lives in memory always has such a number, unless a flag says 0.
+fn quota(settings: &Settings) -> u64 {
+    if let Some(chosen) = settings.quota_bytes {
+        return chosen;
+    }
+    let Some(memory) = memory::available() else {
+        tracing::warn!("how much memory there is cannot be read: no quota; see --quota-backend-bytes");
+        return 0;
+    };
+    let (bytes, shared_by) = (memory::quota(&memory, settings.memory_shared_by), settings.memory_shared_by);
+    tracing::info!(
+        bytes,
+        of = memory.bytes,
+        by = memory.says,
+        shared_by,
+        "above so many bytes writes are refused as NOSPACE; --quota-backend-bytes says otherwise"
+    );
+    bytes
 }
 
 /// The engine with what the data directory holds, and the logs under it.
 async fn open_core(
     settings: &Settings,
+    quota_bytes: u64,
     member_id: u64,
     kept: Option<Directory>,
 ) -> anyhow::Result<(Core, Logs)> {
@@ -194,22 +276,23 @@ async fn open_core(
         min_lease_ttl_s: LEASE_TTL_MIN_S,
     };
     let quotas = settings.durability.quotas.iter().map(|(kind, bytes)| (kind.as_key().clone(), *bytes));
-    let of_core = CoreSettings {
-        member_id,
-        slot: settings.slot,
-        quota_bytes: settings.quota_bytes,
-        quotas: quotas.collect(),
-        kinds,
-    };
-    // Dense revisions that are not kept begin anew, as those of a new etcd; the directory is for the identity then.
-    let nothing = settings.revisions == Revisions::Dense && settings.durability.default == Durability::None;
-    match kept.filter(|_| !nothing) {
+    let of_core =
+        CoreSettings { member_id, slot: settings.slot, quota_bytes, quotas: quotas.collect(), kinds };
+    match kept.filter(|_| !keeps_nothing(settings)) {
         None => {
             let engine = Engine::new(config, clock.wall());
             Ok((Core::new(engine, clock, of_core), Logs::memory()))
         }
-        Some(directory) => start::open(directory, config, clock, of_core, &settings.durability).await,
+        Some(directory) => {
+            let starting = settings.starting.clone();
+            start::open(directory, config, clock, of_core, &settings.durability, starting).await
+        }
     }
+}
+
+/// Dense revisions that are not kept begin anew, as those of a new etcd; the directory is for the identity then.
+fn keeps_nothing(settings: &Settings) -> bool {
+    settings.revisions == Revisions::Dense && settings.durability.default == Durability::None
 }
 
 fn client_urls(settings: &Settings, listen: &[Endpoint]) -> Vec<String> {
@@ -218,6 +301,9 @@ fn client_urls(settings: &Settings, listen: &[Endpoint]) -> Vec<String> {
         urls => urls.to_vec(),
     }
 }
+
+/// The longest time between two looks for history that is too old.
+const HISTORY_LOOKS_MAX: Duration = Duration::from_secs(60);
 
 /// As it may be given to `--listen`: `host:port` without its scheme, or a Unix socket with it.
 fn bare(endpoint: &Endpoint) -> String {

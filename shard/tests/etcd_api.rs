@@ -5,12 +5,16 @@ mod common;
 
 use bytes::Bytes;
 use common::*;
-use kindred_proto::etcdserverpb::{
-    self as pb, cluster_client::ClusterClient, lease_client::LeaseClient,
-    maintenance_client::MaintenanceClient, request_op::Request, response_op,
+use kindred_proto::{
+    etcdserverpb::{
+        self as pb, cluster_client::ClusterClient, lease_client::LeaseClient,
+        maintenance_client::MaintenanceClient, request_op::Request, response_op,
+    },
+    raw::kv::k_v_client::KVClient,
 };
 use kindred_shard::config::Options;
 use kindred_wire::error::EtcdError;
+use prost::Message as _;
 use tonic::{Code, Status};
 
 fn is(status: &Status, error: EtcdError) {
@@ -325,4 +329,46 @@ async fn a_stop_ends_streams_with_unavailable_and_answers_what_came_before() {
     assert_eq!(end.unwrap_err().code(), Code::Unavailable);
     drop((client, watcher));
     tokio::time::timeout(PATIENCE, shard.running.finish()).await.expect("in time").unwrap();
+}
+
+/// A put in so many txns, as bytes: prost does not read such an answer either.
+fn nested_put(depth: usize, key: &str) -> Bytes {
+    let mut txn = pb::TxnRequest { success: vec![put_op(key, "v")], ..Default::default() }.encode_to_vec();
+    // Written from its end on.
+    txn.reverse();
+    for _ in 0..depth {
+        for tag in [4 << 3 | 2, 2 << 3 | 2] {
+            let mut head = vec![tag];
+            prost::encoding::encode_varint(txn.len() as u64, &mut head);
+            txn.extend(head.iter().rev());
+        }
+    }
+    txn.reverse();
+    txn.into()
+}
+
+/// etcd takes as many levels as there may be operations, as each has one; nothing that is deeper ends the process.
+#[tokio::test]
+async fn f38_txns_are_nested_as_deep_as_etcd_takes_them() {
+    let shard = Shard::start().await;
+    let client = shard.client().await;
+    let mut kv = KVClient::new(client.channel.clone());
+    for depth in [0, 49, 50, 100, 127] {
+        let key = format!("/registry/pods/{depth}");
+        kv.txn(nested_put(depth, &key)).await.unwrap_or_else(|refused| panic!("{depth}: {refused:?}"));
+        assert_eq!(client.range(range_request(&key, "")).await.unwrap().kvs[0].value, "v", "{depth}");
+    }
+    for depth in [128, 256, 257, 1000, 10_000, 150_000] {
+        let refused = kv.txn(nested_put(depth, "k")).await.unwrap_err();
+        assert_eq!(refused.message(), EtcdError::TooManyOps.message(), "{depth}");
+    }
+    shard.stop().await;
+
+    // More operations make more levels, up to what every stack has room for.
+    let shard = Shard::with(Options { max_txn_ops: Some(5000), ..Options::default() }).await;
+    let mut kv = KVClient::new(shard.channel().await);
+    kv.txn(nested_put(256, "k")).await.unwrap();
+    let refused = kv.txn(nested_put(257, "k")).await.unwrap_err();
+    assert_eq!(refused.message(), EtcdError::TooManyOps.message());
+    shard.stop().await;
 }

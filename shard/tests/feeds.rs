@@ -3,8 +3,6 @@
 
 mod common;
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use common::*;
 use kindred_proto::{
@@ -195,7 +193,7 @@ async fn b6_a_slow_reader_slows_nobody_and_loses_nothing() {
     let mut last = 0;
     for i in 0..WRITES {
         let put = client.put(format!("/registry/pods/{i:04}"), vec![b'x'; 100_000]);
-        last = tokio::time::timeout(Duration::from_secs(5), put).await.expect("not held up");
+        last = tokio::time::timeout(PATIENCE, put).await.expect("not held up");
     }
     // Whoever comes later is not behind it.
     let mut quick = Feed::begin(&shard, open(&["/registry/pods/"], 0)).await;
@@ -224,4 +222,27 @@ async fn a_feed_ends_where_the_history_does_and_refuses_what_makes_no_sense() {
     }
     feed.send(open(&["/registry/pods/"], 0)).await;
     assert_eq!(feed.try_next().await.unwrap_err().code(), Code::InvalidArgument);
+}
+
+/// F29: a Kind that is split many times is followed as one that is not.
+#[tokio::test]
+async fn f29_a_feed_of_very_many_ranges_is_served() {
+    let shard = Shard::start().await;
+    let mut kv = pb::kv_client::KvClient::new(shard.channel().await);
+    let names: Vec<String> = (0..1000).map(|at| format!("/registry/pods/{at:04}/")).collect();
+    // In another order than that of their keys.
+    let every_third: Vec<&str> = names.iter().rev().step_by(3).map(String::as_str).collect();
+    let mut feed = Feed::begin(&shard, open(&every_third, 0)).await;
+    feed.next().await;
+    for name in [&names[3], &names[4], &names[999]] {
+        let put = pb::PutRequest { key: format!("{name}a").into(), ..Default::default() };
+        kv.put(put).await.unwrap();
+    }
+    let mut keys = Vec::new();
+    while keys.len() < 2 {
+        let events = feed.next().await.events.into_iter();
+        keys.extend(events.map(|event| Event::decode(event.event).unwrap().kv.unwrap().key));
+    }
+    let expected = [&names[3], &names[999]].map(|name| format!("{name}a"));
+    assert_eq!(keys, expected);
 }

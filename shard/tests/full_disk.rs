@@ -12,6 +12,7 @@ use common::{process::ShardProcess, *};
 use kindred_proto::etcdserverpb::{
     self as pb, alarm_request::AlarmAction, maintenance_client::MaintenanceClient,
 };
+use kindred_proto::shard_v1::{HelloRequest, shard_client::ShardClient};
 use tonic::Code;
 
 const SECRETS: &str = "/registry/secrets/";
@@ -64,6 +65,12 @@ async fn alarms(client: &Client) -> usize {
     MaintenanceClient::new(client.channel.clone()).alarm(request).await.unwrap().into_inner().alarms.len()
 }
 
+/// What its handshakes say that it cannot do.
+async fn trouble(client: &Client) -> String {
+    let mut shard = ShardClient::new(client.channel.clone());
+    shard.hello(HelloRequest::default()).await.unwrap().into_inner().trouble
+}
+
 fn start(data: &Path) -> ShardProcess {
     ShardProcess::start(data, &["--durability=fsync", "--durability-of=pods=none"])
 }
@@ -92,6 +99,7 @@ async fn a_full_disk_refuses_what_needs_it_and_nothing_else() {
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
     assert!(refused.message().contains("database space exceeded"), "{refused}");
     assert_eq!(alarms(&client).await, 1);
+    assert_eq!(trouble(&client).await, "cannot write its log of mode fsync: see its disk", "f51");
     // Reads, watches, and the Kinds that need no disk go on.
     assert_eq!(client.range(range_request(&format!("{SECRETS}0"), "")).await.unwrap().kvs.len(), 1);
     let mut watcher = client.watch().await;
@@ -105,6 +113,7 @@ async fn a_full_disk_refuses_what_needs_it_and_nothing_else() {
     })
     .await;
     assert_eq!(alarms(&client).await, 0);
+    assert_eq!(trouble(&client).await, "");
     process.kill();
     // Nothing that was acknowledged is lost.
     let process = start(&disk.data());
@@ -116,4 +125,83 @@ async fn a_full_disk_refuses_what_needs_it_and_nothing_else() {
     let last = *acknowledged.last().unwrap();
     assert!(acknowledged.len() == 1 || big.kvs[0].mod_revision >= last);
     process.kill();
+}
+
+/// A start writes nothing that takes room: what is there is served, and writes are refused until there is room.
+#[tokio::test]
+async fn f47_a_start_on_a_full_disk_serves_what_is_there() {
+    let Some(disk) = SmallDisk::mount("96m") else { return };
+    let process = start(&disk.data());
+    process.client().await.put(format!("{SECRETS}0"), "v").await;
+    process.kill();
+    let filler = disk.fill();
+    for _ in 0..2 {
+        let process = start(&disk.data());
+        let client = process.client().await;
+        assert_eq!(client.range(range_request(&format!("{SECRETS}0"), "")).await.unwrap().kvs.len(), 1);
+        let refused = client.put_request(put_request(format!("{SECRETS}1"), "v")).await.unwrap_err();
+        assert!(refused.message().contains("database space exceeded"), "{refused}");
+        assert_eq!(alarms(&client).await, 1);
+        process.kill();
+    }
+    std::fs::remove_file(filler).unwrap();
+    let process = start(&disk.data());
+    let client = process.client().await;
+    eventually("room again", || async {
+        client.put_request(put_request(format!("{SECRETS}1"), "v")).await.is_ok()
+    })
+    .await;
+    process.kill();
+}
+
+/// Old logs go with a checkpoint, for which there is room also on a full disk; what clients write is taken again then.
+#[tokio::test]
+async fn f31_a_full_disk_frees_itself_by_a_checkpoint() {
+    let Some(disk) = SmallDisk::mount("160m") else { return };
+    let small = ["--durability=fsync", "--segment-bytes=4194304"];
+    let process = ShardProcess::start(&disk.data(), &small);
+    let client = process.client().await;
+    let big = || put_request(format!("{SECRETS}big"), vec![b'x'; 1 << 20]);
+    let mut acknowledged = client.put(format!("{SECRETS}0"), "v").await;
+    // The same megabyte again and again: some 60 of log, one of data. Then others fill the disk.
+    for _ in 0..60 {
+        acknowledged = client.put_request(big()).await.unwrap().header.unwrap().revision;
+        compact(&client, acknowledged).await;
+    }
+    let filler = disk.fill();
+    // By itself as soon as a log finds no room, and as often as that happens.
+    for _ in 0..3 {
+        let mut refused = 0;
+        for _ in 0..40 {
+            let put = tokio::time::timeout(std::time::Duration::from_secs(20), client.put_request(big()));
+            match put.await {
+                Ok(Ok(answer)) => {
+                    acknowledged = answer.header.unwrap().revision;
+                    compact(&client, acknowledged).await;
+                }
+                _ => refused += 1,
+            }
+        }
+        eventually("room again, though others' files take all the rest", || async {
+            client.put_request(put_request(format!("{SECRETS}after"), "v")).await.is_ok()
+        })
+        .await;
+        assert!(refused < 40, "something was taken");
+    }
+    let mut maintenance = MaintenanceClient::new(client.channel.clone());
+    maintenance.defragment(pb::DefragmentRequest {}).await.expect("there is room for it");
+    eventually("no alarm", || async { alarms(&client).await == 0 }).await;
+    process.kill();
+    let process = ShardProcess::start(&disk.data(), &small);
+    let client = process.client().await;
+    let found = client.range(range_request(&format!("{SECRETS}big"), "")).await.unwrap();
+    assert!(found.kvs[0].mod_revision >= acknowledged);
+    process.kill();
+    std::fs::remove_file(filler).unwrap();
+}
+
+async fn compact(client: &Client, revision: i64) {
+    let request = pb::CompactionRequest { revision, ..Default::default() };
+    // It may be refused while the disk is full.
+    let _ = pb::kv_client::KvClient::new(client.channel.clone()).compact(request).await;
 }

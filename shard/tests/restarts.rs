@@ -20,6 +20,10 @@ use kindred_proto::{
     shard_v1::{self, units_client::UnitsClient},
 };
 use kindred_shard::config::Options;
+use kindred_wal::{
+    ClockFile, RealDisk,
+    format::{FILE_HEADER_BYTES, FileHeader, FrameHeader},
+};
 use tonic::Code;
 
 const PODS: &str = "/registry/pods/";
@@ -164,7 +168,23 @@ fn key(kind: &str, number: usize) -> String {
     format!("{kind}{number:06}")
 }
 
-/// A shard in mode `buffered` that was killed, lost acknowledged writes by it, and was started again.
+/// The machine loses power, too: of the log of mode buffered what was not synced is gone.
+fn lose_power(directory: &Path) {
+    let path = files(directory, "wal/buffered").pop().unwrap();
+    let (clock, _) = ClockFile::open(&RealDisk, &directory.join("clock")).unwrap().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let (header, seed) = FileHeader::decode(&bytes).unwrap();
+    let (mut synced, mut at) = (header.whole, FILE_HEADER_BYTES);
+    while let Some(frame) = FrameHeader::decode(seed, &bytes[at..]) {
+        at += usize::try_from(frame.frame_bytes()).unwrap();
+        let known = if frame.seq <= clock.durable().buffered { at as u64 } else { 0 };
+        synced = synced.max(frame.synced).max(known);
+    }
+    bytes[usize::try_from(synced).unwrap()..].fill(0);
+    std::fs::write(&path, bytes).unwrap();
+}
+
+/// A shard in mode `buffered` whose machine lost power, with acknowledged writes, and that was started again.
 struct Lossy {
     directory: tempfile::TempDir,
     process: ShardProcess,
@@ -173,11 +193,12 @@ struct Lossy {
     kept: i64,
 }
 
-/// Kills a shard until a kill costs something: one that comes right behind a flush loses nothing, and there is nothing to tell then.
-async fn killed_with_a_loss(flags: &[&str]) -> Lossy {
+/// Ends a shard until that costs something: an end that comes right behind a flush loses nothing, and there is nothing to tell then.
+async fn ended_with_a_loss(flags: &[&str]) -> Lossy {
     for _ in 0..10 {
         let directory = tempfile::tempdir().unwrap();
         let acknowledged = write_until_killed(ShardProcess::start(directory.path(), flags), PODS).await;
+        lose_power(directory.path());
         let process = ShardProcess::start(directory.path(), flags);
         let (_, found) = all(&process.client().await).await;
         let kept = found.values().map(|kv| kv.2).max().unwrap_or(0);
@@ -186,15 +207,24 @@ async fn killed_with_a_loss(flags: &[&str]) -> Lossy {
         }
         process.kill();
     }
-    panic!("ten kills, and nothing was lost");
+    panic!("power was lost ten times, and nothing else");
+}
+
+/// Of mode buffered the system has what is acknowledged, and only the process dies, however long ago the last flush was.
+#[tokio::test]
+async fn f11_kill_9_in_mode_buffered_loses_nothing_acknowledged_and_no_watch_relists() {
+    nothing_acknowledged_is_lost(&["--durability=buffered", "--flush-interval=1s"]).await;
 }
 
 #[tokio::test]
 async fn kill_9_in_mode_fsync_loses_nothing_acknowledged_and_no_watch_relists() {
+    nothing_acknowledged_is_lost(&["--durability=fsync"]).await;
+}
+
+async fn nothing_acknowledged_is_lost(flags: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
-    let flags = ["--durability=fsync"];
-    let acknowledged = write_until_killed(ShardProcess::start(directory.path(), &flags), PODS).await;
-    let process = ShardProcess::start(directory.path(), &flags);
+    let acknowledged = write_until_killed(ShardProcess::start(directory.path(), flags), PODS).await;
+    let process = ShardProcess::start(directory.path(), flags);
     let client = process.client().await;
     let (revision, found) = all(&client).await;
     for (number, written) in &acknowledged {
@@ -202,6 +232,9 @@ async fn kill_9_in_mode_fsync_loses_nothing_acknowledged_and_no_watch_relists() 
         assert_eq!((kv.0.as_str(), kv.2), (number.to_string().as_str(), *written));
     }
     // Every revision that a client has seen can be gone on from.
+    let (_, last) = *acknowledged.last().unwrap();
+    let at = pb::RangeRequest { revision: last, ..range_request(PODS, PODS_END) };
+    assert!(client.range(at).await.unwrap().kvs.len() >= acknowledged.len());
     let (_, first) = acknowledged[0];
     let mut watcher = client.watch().await;
     watcher.create(watch_prefix(PODS, first)).await;
@@ -211,9 +244,9 @@ async fn kill_9_in_mode_fsync_loses_nothing_acknowledged_and_no_watch_relists() 
 }
 
 #[tokio::test]
-async fn kill_9_in_mode_buffered_leaves_a_beginning_and_says_so() {
+async fn lost_power_in_mode_buffered_leaves_a_beginning_and_says_so() {
     let flags = ["--durability=buffered", "--flush-interval=20ms"];
-    let Lossy { directory, process, acknowledged, kept } = killed_with_a_loss(&flags).await;
+    let Lossy { directory, process, acknowledged, kept } = ended_with_a_loss(&flags).await;
     let client = process.client().await;
     let (revision, found) = all(&client).await;
     let (_, last) = *acknowledged.last().unwrap();
@@ -248,7 +281,7 @@ async fn kill_9_in_mode_buffered_leaves_a_beginning_and_says_so() {
 #[tokio::test]
 async fn a_gap_moves_with_its_unit() {
     let flags = ["--durability=buffered", "--flush-interval=20ms", "--slot=1"];
-    let Lossy { directory: _directory, process, acknowledged, .. } = killed_with_a_loss(&flags).await;
+    let Lossy { directory: _directory, process, acknowledged, .. } = ended_with_a_loss(&flags).await;
     let client = process.client().await;
     let (_, last) = *acknowledged.last().unwrap();
     let target = Shard::with(Options { slot: Some(2), ..Options::default() }).await;
@@ -301,6 +334,64 @@ async fn a_kind_of_mode_none_comes_back_empty_and_its_watchers_relist() {
     assert!(watcher.next().await.created);
     assert!(watcher.next().await.canceled);
     process.kill();
+}
+
+/// Everything that a client sees of the leases, revisions included.
+async fn leases_of(client: &Client) -> pb::RangeResponse {
+    client.range(range_request("/registry/leases/", "/registry/leases0")).await.unwrap()
+}
+
+#[tokio::test]
+async fn f41_a_stop_in_good_order_keeps_the_kinds_of_mode_none_for_one_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let shard = || Shard::with(Options { data_dir: Some(directory.path().to_owned()), ..Options::default() });
+    let first = shard().await;
+    let client = first.client().await;
+    let lease = grant(&client, 600).await;
+    client.put_request(pb::PutRequest { lease, ..put_request("/registry/leases/a", "1") }).await.unwrap();
+    client.put("/registry/leases/b", "1").await;
+    client.delete("/registry/leases/b", "").await.unwrap();
+    let last = client.put("/registry/leases/a", "2").await;
+    client.put("/registry/events/e", "1").await;
+    client.put("/registry/pods/p", "1").await;
+    let before = leases_of(&client).await;
+    drop(client);
+    first.stop().await;
+
+    let second = shard().await;
+    let client = second.client().await;
+    assert_eq!(leases_of(&client).await.kvs, before.kvs);
+    assert_eq!(client.range(range_request("/registry/events/e", "")).await.unwrap().count, 1);
+    // Nothing is missing of the history either: a watch goes on where it was.
+    let mut watcher = client.watch().await;
+    let start = before.kvs[0].create_revision + 1;
+    watcher.send(watch_request::RequestUnion::CreateRequest(watch_prefix("/registry/leases/", start))).await;
+    assert!(watcher.next().await.created);
+    let seen: Vec<i64> =
+        watcher.events(3).await.iter().map(|event| event.kv.as_ref().unwrap().mod_revision).collect();
+    assert!(seen.len() == 3 && seen.is_sorted() && seen[2] == last, "{seen:?}");
+    // A crash is another matter: what was kept over the stop is of a time before it.
+    client.put("/registry/leases/a", "3").await;
+    drop((client, watcher));
+    let copy = tempfile::tempdir().unwrap();
+    copied(directory.path(), copy.path());
+    second.stop().await;
+    let crashed = ShardProcess::start(copy.path(), &[]);
+    assert_eq!(leases_of(&crashed.client().await).await.count, 0);
+    crashed.kill();
+}
+
+/// The files as they are at this moment: what a crash would leave.
+fn copied(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+        if path.is_dir() {
+            std::fs::create_dir(&to).unwrap();
+            copied(&path, &to);
+        } else {
+            std::fs::copy(&path, &to).unwrap();
+        }
+    }
 }
 
 fn files(directory: &Path, of: &str) -> Vec<PathBuf> {

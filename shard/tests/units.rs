@@ -22,7 +22,7 @@ use kindred_proto::{
 };
 use kindred_shard::config::Options;
 use prost::Message;
-use tonic::{Code, Status, Streaming, transport::Channel};
+use tonic::{Code, Status, Streaming};
 
 const PODS: &str = "/registry/pods/";
 
@@ -452,6 +452,38 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     assert_eq!(stale.message().await.unwrap_err().code(), Code::FailedPrecondition);
 }
 
+/// The clock's ceiling of a target whose clock is some seconds behind is below the source's final revision, and is raised for
+/// the seal, to the maximum offset and not beyond (R2, R3).
+#[tokio::test]
+async fn f21_a_target_whose_clock_is_behind_is_sealed() {
+    let directory = tempfile::tempdir().unwrap();
+    let kept = Options {
+        slot: Some(2),
+        data_dir: Some(directory.path().to_owned()),
+        durability: Some("fsync".to_owned()),
+        ..Options::default()
+    };
+    let source = Shard::with(Options { slot: Some(1), ..Options::default() }).await;
+    let target = Shard::with(kept).await;
+    let by = moved(1, 1, PODS);
+    let (mut at_source, mut at_target) = (units(&source).await, units(&target).await);
+    source.client().await.put(pod(1), "v").await;
+    track(&mut at_source, &by).await;
+    let (at, _) = copy(&mut at_source, &mut at_target, &by).await;
+    let ahead = |seconds: i64| at + ((seconds * 1_000_000) << 10);
+    let import = |through| shard::ImportRequest { r#move: Some(by.clone()), through, ..Default::default() };
+    for seconds in [3, 5, 8] {
+        at_target.import(import(ahead(seconds))).await.unwrap();
+        seal(&mut at_target, &by, ahead(seconds)).await.unwrap();
+    }
+    // Further than a clock may be raised: refused, and the ceiling stays where it is.
+    at_target.import(import(ahead(3_600))).await.unwrap();
+    let refused = seal(&mut at_target, &by, ahead(3_600)).await.unwrap_err();
+    assert!(refused.message().contains("further above"), "{refused:?}");
+    let ceiling = target.running.handle.call(|core| core.engine.ceiling()).await.unwrap();
+    assert!(ceiling.get() < ahead(60), "{ceiling:?}");
+}
+
 /// The end of a move waits for lists that began before the switch: their clients see no error.
 #[tokio::test]
 async fn a_list_that_began_before_the_switch_ends_before_the_unit_is_dropped() {
@@ -518,7 +550,7 @@ async fn a_seal_wants_all_events_and_all_leases() {
     assert!(written <= last);
     let unknown = seal(&mut at_target, &by, last).await.unwrap_err();
     assert!(unknown.message().contains("leases of its keys are not attached"), "{unknown:?}");
-    let adopt = shard::LeaseAdoptRequest { id, granted_ttl: 600, home_slot: 1 };
+    let adopt = shard::LeaseAdoptRequest { id, granted_ttl: 600, home_slot: 1, ..Default::default() };
     ShardClient::new(target.channel().await).lease_adopt(adopt).await.unwrap();
     seal(&mut at_target, &by, last).await.unwrap();
     release(&mut at_source, &by, 5).await;

@@ -63,7 +63,7 @@ fn way(point: Point) -> Way {
         | Point::WalkDone
         | Point::ModesTake
         | Point::ModesTakeLogged => Way::Work,
-        Point::StopMark | Point::StopClose | Point::StopCeiling => Way::Stop,
+        Point::StopMark | Point::StopClose | Point::StopCeiling | Point::StopUnkept => Way::Stop,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Shards are killed and restarted while clients write and watch through two routers; then what each mode promises is
-//! looked for. Fsync: nothing acknowledged is lost and nobody relists. Buffered: a prefix is there, and who saw more is told.
+//! looked for. Fsync: nothing acknowledged is lost and nobody relists. Buffered: as only processes die, nothing acknowledged is lost
+//! either, and who saw more is told.
 //! None: empty, and everybody is told. In all: no half txn, no revision that goes back, no event that is not there.
 //!
 //! `CRASH_SECONDS` (40) says for how long, `CRASH_SEED` repeats a choice of kills (not of their moments).
@@ -49,7 +50,7 @@ type Kinds = [Kind; KINDS.len()];
 
 fn run(name: &'static str, kinds: Kinds, seconds: u64) {
     let seconds = env_number("CRASH_SECONDS", seconds).unwrap_or(seconds);
-    let seed = env_number("CRASH_SEED", rand::random()).unwrap_or_default();
+    let seed = env_number("CRASH_SEED", 1).unwrap_or_default();
     let lasts = Duration::from_secs(seconds);
     scenario::run(name, lasts + EXTRA, move |dir| async move {
         rounds(name, &dir, kinds, seed, lasts).await.with_context(|| format!("CRASH_SEED={seed}"))

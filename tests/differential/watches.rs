@@ -21,7 +21,7 @@ use tonic::{Response, Status, Streaming};
 
 use crate::{revision::Scope, side::NOISE};
 
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 const PROGRESS_EVERY: Duration = Duration::from_millis(20);
 const REQUESTS_MAX: usize = 64;
 

@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use crate::Server;
 
 const LIMIT: Duration = Duration::from_secs(120);
-const LINE_LIMIT: Duration = Duration::from_secs(15);
+const LINE_LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
 fn etcdctl_reads_and_writes() {

@@ -5,14 +5,17 @@
 
 mod again;
 mod backup;
+mod backup_cut;
 mod clients;
 mod clocks;
 mod cluster;
 mod commands;
+mod compaction_beside;
 mod crash;
 mod cuts;
 mod from_etcd;
 mod frozen;
+mod lease_homes;
 mod leases;
 mod meta;
 mod moves;

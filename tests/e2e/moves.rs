@@ -12,7 +12,7 @@ use kindred_tests::{
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 const LIMIT: Duration = Duration::from_secs(180);
-const LINE_LIMIT: Duration = Duration::from_secs(30);
+const LINE_LIMIT: Duration = Duration::from_secs(120);
 /// Transactions of a hundred pods.
 const BATCHES: usize = 20;
 

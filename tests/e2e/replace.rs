@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
-use kindred_partition_config::ids::DEFAULT_CLUSTER_ID;
 use kindred_proto::etcdserverpb::{PutRequest, RangeRequest, RangeResponse, WatchResponse};
 use kindred_tests::{
     client::Client,
@@ -16,7 +15,8 @@ use tonic::Streaming;
 use crate::{moves::Cli, watchers::watch};
 
 const LIMIT: Duration = Duration::from_secs(180);
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(120);
+const CLUSTER: &str = "--cluster-id=0x1ee7";
 const PODS: &str = "/registry/pods/";
 
 async fn put(client: &mut Client, name: &str) -> Result<i64, tonic::Status> {
@@ -45,15 +45,14 @@ async fn next(watch: &mut Streaming<WatchResponse>) -> anyhow::Result<WatchRespo
 /// The process of the store `ext`, with a slot.
 async fn ext(dir: &std::path::Path, folder: &str, slot: u16) -> anyhow::Result<Shard> {
     let slot = format!("--slot={slot}");
-    let cluster = format!("--cluster-id={DEFAULT_CLUSTER_ID:#x}");
-    let flags = ["--name=ext", &slot, "--in-cluster", &cluster, "--durability=buffered"];
+    let flags = ["--name=ext", &slot, "--in-cluster", CLUSTER, "--durability=buffered"];
     Shard::start(dir, folder, &flags.map(str::to_owned)).await
 }
 
 #[test]
 fn r14_a_lost_store_is_replaced_and_its_old_process_is_not_used() {
     scenario::run("replace", LIMIT, |dir| async move {
-        let up = Up::start(&dir, "replace", &[]).await?;
+        let up = Up::start(&dir, "replace", &[CLUSTER.to_owned()]).await?;
         let (cli, mut client) = (Cli::new(&up)?, up.client().await?);
         let mut old = ext(&dir, "old", 6).await?;
         cli.ok(&["store", "add", "ext", "--endpoint", &format!("http://{}", old.address)]).await?;
@@ -173,6 +172,38 @@ fn r14_kindred_up_runs_the_new_store_itself() {
         let mut client = up.client().await?;
         ensure!(again > written && names(&pods(&mut client, 0).await?) == ["again", "new"]);
         report(&format!("revisions went from {shown} to {written} to {again}"));
+        Ok(())
+    });
+}
+
+/// A disk that was emptied while everything was down: the store of its name is another one, and says so everywhere until an
+/// operator replaces it.
+#[test]
+fn f02_an_emptied_disk_is_not_taken_for_the_store_that_it_was() {
+    scenario::run("emptied", LIMIT, |dir| async move {
+        let mut up = Up::start(&dir, "emptied", &[]).await?;
+        let mut client = up.client().await?;
+        let shown = put(&mut client, "lost").await?;
+        ensure!(up.process.stop().await?.success());
+        std::fs::remove_dir_all(up.data_dir.join("stores").join("pods"))?;
+        up.process.restart().await?;
+        let (cli, mut client) = (Cli::new(&up)?, up.client().await?);
+        let status = cli.ok(&["status"]).await?;
+        let line = status.lines().find(|line| line.starts_with("pods ")).context("the store is shown")?;
+        for part in [" foreign ", "its disk was emptied", "kindred store replace pods"] {
+            ensure!(line.contains(part), "{part}: {status}");
+        }
+        let refused = put(&mut client, "nowhere").await.err().context("a write to an emptied store")?;
+        ensure!(refused.message().contains("its disk was emptied"), "{refused}");
+        ensure!(pods(&mut client, 0).await.is_err(), "a list that shows nothing is no answer");
+        let other = PutRequest { key: Bytes::from_static(b"/registry/secrets/n/s"), ..Default::default() };
+        client.kv.put(other).await?;
+
+        let said = cli.ok(&["store", "replace", "pods", "--local", "--force"]).await?;
+        ensure!(said.contains("store pods is up at http://"), "{said}");
+        let written = put(&mut client, "new").await?;
+        ensure!(written > shown && names(&pods(&mut client, 0).await?) == ["new"]);
+        report(&format!("revisions went from {shown} to {written}"));
         Ok(())
     });
 }

@@ -13,8 +13,10 @@ use kindred_tests::{
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
+use crate::moves::Cli;
+
 const LIMIT: Duration = Duration::from_secs(180);
-const LINE_LIMIT: Duration = Duration::from_secs(30);
+const LINE_LIMIT: Duration = Duration::from_secs(120);
 const PODS: usize = 60;
 const LEASES: usize = 40;
 
@@ -123,6 +125,77 @@ fn kinds_over_several_shards_are_one_etcd() {
         ensure!(field(&etcdctl.ok(&count).await?, "Count")? == "0");
         ensure!(field(&etcdctl.ok(&older).await?, "Count")? == PODS.to_string());
         report(&format!("e2e spread shards=8 events={} pods={PODS} leases={LEASES}", seen.len()));
+        Ok(())
+    });
+}
+
+/// What a kube-apiserver reads of a Kind that is merged and split again: the probe of the Kind, lists, counts, and a watch
+/// from each revision that it was shown.
+#[test]
+fn f44_the_key_of_a_kind_is_answered_after_any_merge_and_split() {
+    scenario::run("pseudo-key", LIMIT, |dir| async move {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/spread.yaml");
+        let up = Up::start(&dir, "pseudo-key", &[format!("--config={}", config.display())]).await?;
+        let (cli, etcdctl) = (Cli::new(&up)?, Etcdctl::new(&up.address));
+        // Before anything was written: what a get shows of a Kind can be watched from (finding 25).
+        let shown: i64 =
+            field(&etcdctl.ok(&["get", "/registry/pods/", "-w", "fields"]).await?, "Revision")?.parse()?;
+        let early = ["watch", "/registry/pods/", "--prefix", &format!("--rev={}", shown + 1)];
+        let mut early = etcdctl.start(&early)?;
+        let mut lines = BufReader::new(early.stdout.take().context("stdout")?).lines();
+        // Over both sides of the splits to come, at one revision (finding 24).
+        let puts = ["a", "b", "h", "k"].map(|namespace| format!("put /registry/leases/{namespace}/x 1\n"));
+        let alone = cli.ok(&["move", "leases", "--to", "leases-a"]).await;
+        ensure!(alone.is_ok(), "{alone:?}");
+        cli.ok(&["move", "complete"]).await?;
+        let before: i64 =
+            field(&etcdctl.ok(&["get", "/registry/leases", "-w", "fields"]).await?, "Revision")?.parse()?;
+        ensure!(
+            etcdctl.output(&["txn"], &format!("\n{}\n\n", puts.concat())).await?.ok()?.starts_with("SUCCESS")
+        );
+        for namespace in ["a", "h", "z"] {
+            etcdctl.ok(&["put", &format!("/registry/pods/{namespace}/x"), "1"]).await?;
+        }
+        for namespace in ["a", "h", "z"] {
+            for line in ["PUT".to_owned(), format!("/registry/pods/{namespace}/x"), "1".to_owned()] {
+                let said = tokio::time::timeout(LINE_LIMIT, lines.next_line()).await??;
+                ensure!(said.as_ref() == Some(&line), "{said:?} is not {line}");
+            }
+        }
+        let steps = [
+            "merge pods --to pods-b",
+            "split pods --at g --to pods-a",
+            "split leases --at c --to leases-b",
+            "merge pods",
+            "split pods --at d --to pods-c",
+            "merge pods --to pods-a",
+            "split pods --at g --to pods-b",
+            "split leases --at i --to leases-a",
+        ];
+        for step in steps {
+            cli.ok(&step.split(' ').collect::<Vec<_>>()).await?;
+            cli.ok(&["move", "complete"]).await?;
+            for (kind, keys) in [("pods", 3), ("leases", 4)] {
+                let stem = format!("/registry/{kind}");
+                let probe = etcdctl.ok(&["get", &stem, "-w", "fields"]).await.context(step)?;
+                let probe: i64 = field(&probe, "Revision")?.parse()?;
+                let prefix = format!("{stem}/");
+                let list = etcdctl.ok(&["get", &prefix, "--prefix", "-w", "fields"]).await.context(step)?;
+                let listed: i64 = field(&list, "Revision")?.parse()?;
+                ensure!(listed >= probe && field(&list, "Count")? == keys.to_string(), "{step}: {list}");
+                etcdctl.ok(&["get", &stem, &format!("--rev={listed}")]).await.context(step)?;
+            }
+        }
+        // A transaction's events come whole from all the stores that have them by now.
+        let past = ["watch", "/registry/leases/", "--prefix", &format!("--rev={}", before + 1), "-w", "json"];
+        let mut past = etcdctl.start(&past)?;
+        let mut lines = BufReader::new(past.stdout.take().context("stdout")?).lines();
+        let said = tokio::time::timeout(LINE_LIMIT, lines.next_line()).await??.context("a line")?;
+        let said: serde_json::Value = serde_json::from_str(&said)?;
+        ensure!(said["Events"].as_array().is_some_and(|events| events.len() == 4), "{said}");
+        early.kill().await?;
+        past.kill().await?;
+        report("the keys of Kinds were answered after each of the steps");
         Ok(())
     });
 }

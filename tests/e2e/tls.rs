@@ -1,14 +1,16 @@
 //! mTLS: who is let in and who is not.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, process::Stdio, time::Duration};
 
 use anyhow::ensure;
 use kindred_tests::{
     certs::{Authority, Leaf},
     etcdctl::Etcdctl,
+    process::our_binary,
     scenario::{self, report},
     servers::Up,
 };
+use tokio::process::Command;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -61,6 +63,77 @@ fn mutual_tls() {
         }
         ensure!(good.ok(&["get", "/registry/pods/a/1", "--print-value-only"]).await?.trim() == "one");
         report(&format!("e2e mutual_tls accepted=1 refused={}", refused.len()));
+        Ok(())
+    });
+}
+
+/// `kindred` with these words, showing a certificate of `--auto-tls` or none: its exit status and what it said.
+async fn kindred(up: &Up, own: Option<&str>, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
+    let file = |name: &str| up.data_dir.join("auto-tls").join(name);
+    let mut command = Command::new(our_binary("kindred")?);
+    command.args(words).env("KINDRED_ADMIN", format!("https://{}", up.admin));
+    command.env("KINDRED_CACERT", file("ca.crt")).stdin(Stdio::null());
+    if let Some(own) = own {
+        command.env("KINDRED_CERT", file(&format!("{own}.crt")));
+        command.env("KINDRED_KEY", file(&format!("{own}.key")));
+    }
+    let output = tokio::time::timeout(Duration::from_secs(30), command.output()).await??;
+    let said = [output.stdout, output.stderr].concat();
+    Ok((output.status.code(), String::from_utf8_lossy(&said).into_owned()))
+}
+
+#[test]
+fn f32_f33_with_auto_tls_nobody_unknown_does_anything_at_any_port() {
+    scenario::run("auto_tls_doors", LIMIT, |dir| async move {
+        let up = Up::start(&dir, "kindred", &["--auto-tls".to_owned()]).await?;
+        let file = |name: &str| up.data_dir.join("auto-tls").join(name);
+        let leaf =
+            |name: &str| Leaf { cert: file(&format!("{name}.crt")), key: file(&format!("{name}.key")) };
+        let (ca, client, router) = (file("ca.crt"), leaf("client"), leaf("router"));
+        let at = |address: &str, leaf: Option<&Leaf>| {
+            Etcdctl::new(&format!("https://{address}")).with(&flags(&ca, leaf))
+        };
+        let key = "/registry/pods/a/1";
+        at(&up.address, Some(&client)).ok(&["put", key, "one"]).await?;
+
+        // The meta store and the shards: nothing without a certificate, and writes by the routers' alone, who know the secret.
+        let mut doors = up.stores()?;
+        doors.extend(up.addresses("meta")?.into_iter().map(|address| ("meta".to_owned(), address)));
+        for (name, address) in &doors {
+            for (who, etcdctl, verb) in [
+                ("nobody", at(address, None), "get"),
+                ("nobody", at(address, None), "put"),
+                ("no TLS", Etcdctl::new(address).with(&flags(&ca, None)[1..]), "get"),
+                ("a client", at(address, Some(&client)), "put"),
+                ("a client", at(address, Some(&client)), "del"),
+                ("a router without the secret", at(address, Some(&router)), "put"),
+            ] {
+                let words = if verb == "put" { vec![verb, key, "x"] } else { vec![verb, key] };
+                let output = etcdctl.output(&words, "").await?;
+                ensure!(!output.success, "{who} may {verb} at {name}: {output:?}");
+            }
+            at(address, Some(&client)).ok(&["get", "/registry/", "--prefix", "--keys-only"]).await?;
+        }
+        let found = at(&up.address, Some(&client)).ok(&["get", key, "--print-value-only"]).await?;
+        ensure!(found.trim() == "one", "{found}");
+
+        // The admin port.
+        let a_move = ["move", "pods", "--to", "default", "--no-wait"];
+        for words in [&["status"][..], &["health"], &["get", "stores"], &a_move] {
+            let (code, said) = kindred(&up, None, words).await?;
+            ensure!(code != Some(0), "nobody may {words:?}: {said}");
+        }
+        let (code, said) = kindred(&up, Some("client"), &["status"]).await?;
+        ensure!(code == Some(0), "{said}");
+        let (code, said) = kindred(&up, Some("client"), &a_move).await?;
+        ensure!(code == Some(1) && said.contains("admin"), "{code:?} {said}");
+        let (code, said) = kindred(&up, Some("admin"), &["health"]).await?;
+        ensure!(code == Some(0), "{said}");
+        let (code, said) = kindred(&up, Some("admin"), &["move", "pods", "--to", "default"]).await?;
+        ensure!(code == Some(0), "{said}");
+        let found = at(&up.address, Some(&client)).ok(&["get", key, "--print-value-only"]).await?;
+        ensure!(found.trim() == "one", "{found}");
+        report(&format!("e2e auto_tls_doors doors={}", doors.len()));
         Ok(())
     });
 }

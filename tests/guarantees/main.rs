@@ -15,12 +15,22 @@ use kindred_tests::scenario::{self, env_number, report};
 use parking_lot::Mutex;
 
 use run::{Fault, Suite};
-use system::Target;
+use system::{Durability, Target};
 
 const SECONDS: u64 = 6;
 const LIMIT: Duration = Duration::from_secs(1200);
 const FIRST_SEED: u64 = 1;
 const SPREAD: &str = include_str!("configs/spread.yaml");
+
+/// A cluster whose shards keep nothing on disk.
+fn cluster(config: Option<&'static str>, routers: usize, threads: usize) -> Target {
+    Target::Cluster { config, routers, threads, durability: Durability::None }
+}
+
+/// Kinds over several shards that keep everything: events wait for a disk before they are shown (R9).
+fn durable() -> Target {
+    Target::Cluster { config: Some(SPREAD), routers: 2, threads: 1, durability: Durability::Fsync }
+}
 
 /// Suites side by side would slow each other down until little happens in each.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -79,45 +89,47 @@ fn shard_dense() {
 
 #[test]
 fn one_router() {
-    suite("one_router", Target::Cluster { config: None, routers: 1, threads: 1 }, Fault::None);
+    suite("one_router", cluster(None, 1, 1), Fault::None);
 }
 
 #[test]
 fn two_routers() {
-    suite("two_routers", Target::Cluster { config: None, routers: 2, threads: 3 }, Fault::None);
+    suite("two_routers", cluster(None, 2, 3), Fault::None);
 }
 
 #[test]
 fn shard_killed() {
-    suite("shard_killed", Target::Cluster { config: None, routers: 2, threads: 1 }, Fault::Shard);
+    suite("shard_killed", cluster(None, 2, 1), Fault::Shard);
 }
 
 #[test]
 fn router_killed() {
-    suite("router_killed", Target::Cluster { config: None, routers: 2, threads: 3 }, Fault::Router);
+    suite("router_killed", cluster(None, 2, 3), Fault::Router);
 }
 
 #[test]
 fn spread_one_router() {
-    suite("spread_one_router", Target::Cluster { config: Some(SPREAD), routers: 1, threads: 1 }, Fault::None);
+    suite("spread_one_router", cluster(Some(SPREAD), 1, 1), Fault::None);
 }
 
 #[test]
 fn spread_two_routers() {
-    suite(
-        "spread_two_routers",
-        Target::Cluster { config: Some(SPREAD), routers: 2, threads: 3 },
-        Fault::None,
-    );
+    suite("spread_two_routers", cluster(Some(SPREAD), 2, 3), Fault::None);
 }
 
 #[test]
 fn spread_router_killed() {
-    suite(
-        "spread_router_killed",
-        Target::Cluster { config: Some(SPREAD), routers: 2, threads: 1 },
-        Fault::Router,
-    );
+    suite("spread_router_killed", cluster(Some(SPREAD), 2, 1), Fault::Router);
+}
+
+#[test]
+fn spread_fsync() {
+    suite("spread_fsync", durable(), Fault::None);
+}
+
+#[test]
+fn spread_fsync_shard_killed() {
+    suite("spread_fsync_shard_killed", durable(), Fault::DurableShard);
 }
 
 /// Checks a stored history again, when one is named.

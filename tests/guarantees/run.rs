@@ -33,6 +33,8 @@ pub enum Fault {
     None,
     /// `kill -9` of a shard, which loses its Kind.
     Shard,
+    /// `kill -9` of a shard that keeps everything. The Kinds of the map are on so many shards that it may be any Kind's.
+    DurableShard,
     /// `kill -9` of a router.
     Router,
 }
@@ -134,6 +136,11 @@ impl Suite {
                 let kind = rng.random_range(0..KINDS.len());
                 let restart = system.restart_shard(kind).await?;
                 assumptions.gaps.push((KINDS[kind].prefix.to_owned(), 0, restart.0));
+                assumptions.struck.push(KINDS[kind].prefix.to_owned());
+            }
+            Fault::DurableShard => {
+                let index = rng.random_range(0..system.shards());
+                assumptions.struck = system.restart_durable_shard(index).await?;
             }
         }
         Ok(())
@@ -148,9 +155,8 @@ impl Suite {
                 Fault::None => false,
                 Fault::Router => true,
                 // A compaction is of all stores.
-                Fault::Shard => kind.is_none_or(|kind| {
-                    assumptions.gaps.iter().any(|(prefix, ..)| prefix == KINDS[kind].prefix)
-                }),
+                Fault::Shard | Fault::DurableShard => kind
+                    .is_none_or(|kind| assumptions.struck.iter().any(|prefix| prefix == KINDS[kind].prefix)),
             };
             // Two keys may be on two stores, which is refused.
             let refusable = matches!(operation.request, Request::Txn { .. });

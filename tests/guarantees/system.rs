@@ -4,8 +4,15 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use kindred_checker::{Config, Domain, Gap, Key, history::Revision};
-use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+use kindred_checker::{
+    Config, Domain, Gap,
+    history::{Nanos, Revision},
+};
+use kindred_partition_config::{
+    key::{Key, KeyRange},
+    parse::{DEFAULT_CONFIG, parse_config},
+    validate::{Validated, validate},
+};
 use kindred_proto::etcdserverpb::{
     RangeRequest, WatchCreateRequest, WatchRequest, watch_request::RequestUnion,
 };
@@ -18,7 +25,7 @@ use kindred_tests::{
 };
 use serde::{Deserialize, Serialize};
 
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 const ANY_PORT: &str = "127.0.0.1:0";
 /// Short, so that periodic progress is seen in a short run.
 const PROGRESS_EVERY: &str = "--watch-progress-notify-interval=500ms";
@@ -37,7 +44,28 @@ pub enum Target {
         routers: usize,
         /// That serve clients, in each router and shard.
         threads: usize,
+        /// Of every Kind.
+        durability: Durability,
     },
+}
+
+/// What a shard's death costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// All its keys.
+    None,
+    /// Nothing that was acknowledged or shown: no watch is canceled either.
+    Fsync,
+}
+
+impl Durability {
+    fn flag(self) -> String {
+        let mode = match self {
+            Self::None => "none",
+            Self::Fsync => "fsync",
+        };
+        format!("--durability={mode}")
+    }
 }
 
 /// What the checker may assume; stored with a failed history, so that it can be checked again.
@@ -48,7 +76,13 @@ pub struct Assumptions {
     pub spread: bool,
     /// Kind prefix, last durable revision, first revision after the restart.
     pub gaps: Vec<(String, i64, i64)>,
+    /// Kind prefixes of which a store was struck: only these may be slow (R17).
+    #[serde(default)]
+    pub struck: Vec<String>,
 }
+
+/// kube-apiserver gives up its watch cache for a Kind whose watch is this far behind (R17).
+const BEHIND_MAX: Nanos = Nanos(3_000_000_000);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -67,7 +101,7 @@ impl Assumptions {
             Target::Shard { dense: false } | Target::Cluster { .. } => Order::PerKind,
         };
         let spread = matches!(target, Target::Cluster { config: Some(_), .. });
-        Self { order, spread, gaps: Vec::new() }
+        Self { order, spread, gaps: Vec::new(), struck: Vec::new() }
     }
 
     pub fn config(&self) -> Config {
@@ -76,14 +110,22 @@ impl Assumptions {
             Order::Dense => {
                 Config { prev_kv_compactable: false, progress_below_start: false, ..Config::etcd() }
             }
-            Order::PerKind => Config::kindred(KINDS.iter().map(|kind| Key::from(kind.prefix))),
+            Order::PerKind => {
+                Config::kindred(KINDS.iter().map(|kind| kindred_checker::Key::from(kind.prefix)))
+            }
         };
         let gaps = self.gaps.iter().map(|(prefix, durable, restart)| Gap {
-            domain: Domain(Key::from(prefix.as_str())),
+            domain: Domain(kindred_checker::Key::from(prefix.as_str())),
             durable: Revision(*durable),
             restart: Revision(*restart),
         });
-        Config { gaps: gaps.collect(), split_delete_ranges: self.spread, ..base }
+        let latency_exempt = self
+            .struck
+            .iter()
+            .map(|prefix| base.domain(&kindred_checker::Key::from(prefix.as_str())))
+            .collect();
+        let latency_max = (self.order != Order::Etcd).then_some(BEHIND_MAX);
+        Config { gaps: gaps.collect(), split_delete_ranges: self.spread, latency_max, latency_exempt, ..base }
     }
 }
 
@@ -94,6 +136,8 @@ pub struct System {
     pub endpoints: Arc<Endpoints>,
     _etcd: Option<Etcd>,
     shards: Vec<(String, Shard)>,
+    /// What a cluster's configuration says.
+    valid: Option<Validated>,
     routers: Vec<Process>,
 }
 
@@ -107,7 +151,13 @@ impl System {
             Target::Etcd => {
                 let etcd = Etcd::start(dir, "etcd").await?;
                 let endpoints = Endpoints::over_tcp(vec![etcd.address.clone()]);
-                Ok(Self { endpoints, _etcd: Some(etcd), shards: Vec::new(), routers: Vec::new() })
+                Ok(Self {
+                    endpoints,
+                    _etcd: Some(etcd),
+                    shards: Vec::new(),
+                    valid: None,
+                    routers: Vec::new(),
+                })
             }
             Target::Shard { dense } => {
                 let revisions = if dense { "--revisions=dense" } else { "--revisions=hlc" };
@@ -115,10 +165,10 @@ impl System {
                 let shard = Shard::start(dir, "shard", &flags).await?;
                 let endpoints = Endpoints::over_tcp(vec![shard.address.clone()]);
                 let shards = vec![("shard".to_owned(), shard)];
-                Ok(Self { endpoints, _etcd: None, shards, routers: Vec::new() })
+                Ok(Self { endpoints, _etcd: None, shards, valid: None, routers: Vec::new() })
             }
-            Target::Cluster { config, routers, threads } => {
-                Self::cluster(dir, config, routers, threads).await
+            Target::Cluster { config, routers, threads, durability } => {
+                Self::cluster(dir, config, routers, threads, durability).await
             }
         }
     }
@@ -128,15 +178,18 @@ impl System {
         config: Option<&str>,
         routers: usize,
         threads: usize,
+        durability: Durability,
     ) -> anyhow::Result<Self> {
         let threads = format!("--threads={threads}");
         let text = config.unwrap_or(DEFAULT_CONFIG);
         let mut shards = Vec::new();
-        for store in parse_config(text)?.stores {
+        let config = parse_config(text)?;
+        let valid = validate(&config).map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
+        for store in config.stores {
             let name = store.name.0;
             let slot = store.slot.with_context(|| format!("store {name} has no slot"))?;
             let (of_name, of_slot) = (format!("--name={name}"), format!("--slot={slot}"));
-            let flags = [of_name, of_slot, PROGRESS_EVERY.to_owned(), threads.clone()];
+            let flags = [of_name, of_slot, PROGRESS_EVERY.to_owned(), threads.clone(), durability.flag()];
             let shard = Shard::start(dir, &name, &flags).await?;
             shards.push((name, shard));
         }
@@ -170,7 +223,13 @@ impl System {
                 serves(&client, kind.prefix).await?;
             }
         }
-        Ok(Self { endpoints: Endpoints::over_tcp(endpoints), _etcd: None, shards, routers: processes })
+        Ok(Self {
+            endpoints: Endpoints::over_tcp(endpoints),
+            _etcd: None,
+            shards,
+            valid: Some(valid),
+            routers: processes,
+        })
     }
 
     /// `kill -9` of a router, and a new one in its place.
@@ -194,6 +253,32 @@ impl System {
         shard.process.kill()?;
         shard.process.restart().await?;
         first_revision(&shard.address, KINDS[kind].prefix).await
+    }
+
+    /// `kill -9` of a shard that keeps what it has, and its next life. The prefixes of the Kinds of which it has keys.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub async fn restart_durable_shard(&mut self, index: usize) -> anyhow::Result<Vec<String>> {
+        let (name, shard) = self.shards.get_mut(index).context("no such shard")?;
+        shard.process.kill()?;
+        shard.process.restart().await?;
+        let Some(valid) = &self.valid else { bail!("no configuration says what is on a shard") };
+        let is_there = |prefix: &str| {
+            let stores = valid.map.stores_of(&KeyRange::prefix(Key::copy_from(prefix.as_bytes())));
+            stores.iter().any(|at| valid.stores[usize::from(at.0)].name.0 == *name)
+        };
+        Ok(KINDS
+            .iter()
+            .map(|kind| kind.prefix)
+            .filter(|prefix| is_there(prefix))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    /// How many shards there are.
+    pub fn shards(&self) -> usize {
+        self.shards.len()
     }
 }
 

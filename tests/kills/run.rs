@@ -13,9 +13,9 @@ use crate::{
     writers::Writers,
 };
 
-const CLAIM_LIMIT: Duration = Duration::from_secs(10);
+const CLAIM_LIMIT: Duration = Duration::from_secs(60);
 /// Until the coordinator has come to the step.
-const REACH_LIMIT: Duration = Duration::from_secs(15);
+const REACH_LIMIT: Duration = Duration::from_secs(60);
 /// From there until the move rests again; claims last 3 s.
 const REST_LIMIT: Duration = Duration::from_secs(30);
 const OVER_LIMIT: Duration = Duration::from_secs(20);

@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::scenario::wait_for;
 
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
 /// Where the admin port of a router is.
 #[derive(Debug, Clone)]

@@ -12,7 +12,7 @@ use kindred_proto::{
 };
 use tonic::transport::{Channel, Endpoint};
 
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 

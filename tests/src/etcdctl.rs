@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::peers::peer;
 
-const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 
 /// What a command said.
 #[derive(Debug, Clone)]

@@ -30,7 +30,7 @@ const TOKEN: &str = "testtoken";
 /// From "serving" to ready: post-start hooks write the bootstrap objects, on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-const KUBECTL_LIMIT: Duration = Duration::from_secs(90);
+const KUBECTL_LIMIT: Duration = Duration::from_secs(300);
 
 /// A port is free when it is chosen and may be taken when the apiserver, which cannot choose one, binds it.
 const PORT_ATTEMPTS: usize = 3;

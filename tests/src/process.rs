@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use crate::scenario::wait_for;
 
 /// A server on two busy cores may need a while to start.
-const READY_LIMIT: Duration = Duration::from_secs(30);
+const READY_LIMIT: Duration = Duration::from_secs(300);
 
 /// How long a server may take to stop after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(15);

@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(10);
+    const LIMIT: Duration = Duration::from_secs(60);
 
     /// A server that says everything back.
     async fn echo() -> String {

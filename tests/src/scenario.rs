@@ -17,11 +17,14 @@ const TAIL_LINES: usize = 25;
 /// How often [`wait_for`] looks.
 const POLL: Duration = Duration::from_millis(5);
 
+/// Limits are written for a machine that does little else; no test is to fail because another one is this much slower.
+const SLOWER: u32 = 10;
+
 /// Runs `body` on a runtime of its own. On success its directory is removed; on failure it is kept and the tails of
 /// the logs in it are printed.
 ///
 /// # Panics
-/// When the body fails or is not done within `limit`: this is how a test fails.
+/// When the body fails or is not done within [`SLOWER`] times `limit`: this is how a test fails.
 pub fn run<F, Fut>(name: &str, limit: Duration, body: F)
 where
     F: FnOnce(PathBuf) -> Fut,
@@ -42,6 +45,7 @@ where
     let kept = KeepOnFailure { path: Some(dir.keep()) };
     let path = kept.path.clone().context("a fresh directory")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let limit = limit * SLOWER;
     let outcome = runtime.block_on(async {
         match tokio::time::timeout(limit, body(path)).await {
             Ok(outcome) => outcome,
@@ -106,13 +110,13 @@ pub fn report(line: &str) {
     let _ = out.flush();
 }
 
-/// Polls until `condition` gives a value; fails with `what` after `limit`.
+/// Polls until `condition` gives a value; fails with `what` after [`SLOWER`] times `limit`.
 pub async fn wait_for<T, F, Fut>(what: &str, limit: Duration, mut condition: F) -> anyhow::Result<T>
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = anyhow::Result<Option<T>>>,
 {
-    let start = Instant::now();
+    let (start, limit) = (Instant::now(), limit * SLOWER);
     loop {
         if let Some(value) = condition().await? {
             return Ok(value);

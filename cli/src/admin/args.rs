@@ -33,6 +33,9 @@ pub enum AdminCommand {
     Status(StatusArgs),
     /// Add or remove stores.
     Store(StoreArgs),
+    /// Compare the map with what the stores own, say what differs, and with --apply repair it: for a meta store that has lost
+    /// data.
+    Reconcile(ReconcileArgs),
     /// Write all keys, as they are at one revision, to a folder; or verify one that was written.
     Backup(BackupArgs),
     /// Put keys of a backup back into a running cluster: all, one Kind, or one namespace.
@@ -55,6 +58,10 @@ pub struct Connect {
     /// TLS towards an https:// admin port.
     #[command(flatten)]
     pub tls: ClientTlsArgs,
+    /// File with a token for the admin port (the first word in it) [env: KINDRED_TOKEN_FILE; those of TLS are KINDRED_CACERT,
+    /// KINDRED_CERT and KINDRED_KEY].
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 impl Connect {
@@ -73,6 +80,7 @@ impl Connect {
                 key: tls.key.clone().or_else(|| outer.tls.key.clone()),
                 insecure_skip_tls_verify: tls.insecure_skip_tls_verify || outer.tls.insecure_skip_tls_verify,
             },
+            token_file: self.token_file.clone().or_else(|| outer.token_file.clone()),
         }
     }
 
@@ -86,6 +94,7 @@ impl Connect {
             && tls.cert.is_none()
             && tls.key.is_none()
             && !tls.insecure_skip_tls_verify
+            && self.token_file.is_none()
     }
 }
 
@@ -242,11 +251,11 @@ pub struct MoveArgs {
 pub enum Existing {
     /// How far moves are.
     Status(OfMove),
-    /// Switch back to the old store; as live as the way there.
+    /// Switch back to the old store; as live as the way there. A move that is being aborted goes on instead.
     Reverse(OfMove),
     /// Close the way back: the old store drops its copy.
     Complete(OfMove),
-    /// Give a move up that has not switched yet.
+    /// Give a move up that has not switched yet, or the way back of one that is being reversed.
     Abort(OfMove),
 }
 
@@ -324,6 +333,20 @@ pub struct DrainArgs {
 /// `kindred status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
+    /// How to print.
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: Output,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub connect: Connect,
+}
+
+/// `kindred reconcile`.
+#[derive(Debug, Args)]
+pub struct ReconcileArgs {
+    /// Repair it. The only copy of anything is never dropped.
+    #[arg(long)]
+    pub apply: bool,
     /// How to print.
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, Request, StatusCode, header};
+use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -31,6 +31,8 @@ pub enum Form {
 pub struct Client {
     endpoints: Vec<Endpoint>,
     connector: Connector,
+    /// What it shows, if it has a token.
+    authorization: Option<HeaderValue>,
 }
 
 impl Client {
@@ -49,7 +51,17 @@ impl Client {
             ));
         }
         let tls = address.tls.load().map_err(|error| usage(&error))?;
-        Ok(Self { endpoints, connector: Connector::with_tls(tls) })
+        let authorization = match address.token()? {
+            None => None,
+            Some(token) => {
+                let value = HeaderValue::from_str(&format!("Bearer {token}"));
+                let mut value =
+                    value.map_err(|_| usage(&"--token-file: a token is one word of ASCII letters"))?;
+                value.set_sensitive(true);
+                Some(value)
+            }
+        };
+        Ok(Self { endpoints, connector: Connector::with_tls(tls), authorization })
     }
 
     /// Reads.
@@ -68,6 +80,15 @@ impl Client {
         self.send(method, path, Form::Objects, body).await
     }
 
+    /// The text of an answer, and its status, whatever it is.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub async fn text(&self, path: &str) -> Result<(StatusCode, String), Failure> {
+        let (_, status, bytes) = self.exchange(Method::GET, path, Form::Objects, None).await?;
+        Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
     async fn send(
         &self,
         method: Method,
@@ -75,6 +96,17 @@ impl Client {
         form: Form,
         body: Option<&Value>,
     ) -> Result<Value, Failure> {
+        let (endpoint, status, bytes) = self.exchange(method, path, form, body).await?;
+        understood(status, &bytes, endpoint)
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        form: Form,
+        body: Option<&Value>,
+    ) -> Result<(&Endpoint, StatusCode, Bytes), Failure> {
         let mut failed = None;
         // Another router is asked only when one could not even be connected to: it may have done what it was asked.
         for endpoint in &self.endpoints {
@@ -85,9 +117,10 @@ impl Client {
                     continue;
                 }
             };
-            let asked = exchange(connection, endpoint, method.clone(), path, form, body);
+            let asked =
+                exchange(connection, endpoint, self.authorization.as_ref(), method.clone(), path, form, body);
             return match tokio::time::timeout(DEADLINE, asked).await {
-                Ok(Ok((status, bytes))) => understood(status, &bytes, endpoint),
+                Ok(Ok((status, bytes))) => Ok((endpoint, status, bytes)),
                 Ok(Err(error)) => Err(lost(endpoint, &method, &error.to_string())),
                 Err(_) => Err(lost(endpoint, &method, &format!("no answer within {} s", DEADLINE.as_secs()))),
             };
@@ -108,6 +141,7 @@ fn lost(endpoint: &Endpoint, method: &Method, why: &str) -> Failure {
 async fn exchange(
     connection: kindred_transport::connect::ClientConnection,
     endpoint: &Endpoint,
+    authorization: Option<&HeaderValue>,
     method: Method,
     path: &str,
     form: Form,
@@ -118,7 +152,8 @@ async fn exchange(
         Form::Objects => "application/json",
         Form::Table => "application/json;as=Table;v=v1;g=meta.k8s.io",
     };
-    let request = Request::builder()
+    let authorization = authorization.map(|value| (header::AUTHORIZATION, value.clone()));
+    let mut request = Request::builder()
         .method(method)
         .uri(path)
         .header(header::HOST, endpoint.authority())
@@ -126,6 +161,7 @@ async fn exchange(
         .header(header::ACCEPT, accept)
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(body.map(|body| Bytes::from(body.to_string())).unwrap_or_default()))?;
+    request.headers_mut().extend(authorization);
     // Ends with the answer; what it says beyond that is of no use.
     let driven = tokio::spawn(connection);
     let answer = sender.send_request(request).await?;

@@ -36,6 +36,8 @@ struct Context {
     key: Option<PathBuf>,
     #[serde(default)]
     insecure_skip_tls_verify: bool,
+    #[serde(default)]
+    token_file: Option<PathBuf>,
 }
 
 /// Where to connect, and how.
@@ -45,6 +47,8 @@ pub struct Address {
     pub urls: String,
     /// TLS.
     pub tls: ClientTlsArgs,
+    /// The file with the token to show.
+    pub token_file: Option<PathBuf>,
 }
 
 /// What the arguments, the environment and the context file say.
@@ -60,7 +64,7 @@ pub fn address(connect: &Connect) -> Result<Address, Failure> {
             .or_else(|| named("HOME").map(|home| PathBuf::from(home).join(".config")))
             .map(|dir| (dir.join("kindred/config.yaml"), connect.context.is_some())),
     };
-    choose(connect, named("KINDRED_ADMIN"), || {
+    let chosen = choose(connect, named("KINDRED_ADMIN"), || {
         let Some((path, needed)) = &file else { return Ok(Contexts::default()) };
         let wrong = |error: &dyn std::fmt::Display| Failure::Usage(format!("{}: {error}", path.display()));
         match std::fs::read_to_string(path) {
@@ -68,7 +72,37 @@ pub fn address(connect: &Connect) -> Result<Address, Failure> {
             Err(error) if !needed && error.kind() == std::io::ErrorKind::NotFound => Ok(Contexts::default()),
             Err(error) => Err(wrong(&error)),
         }
-    })
+    });
+    chosen.map(|address| address.with_environment(&named))
+}
+
+impl Address {
+    /// What the environment says, where neither flag nor context does. A certificate and its key come from one place.
+    fn with_environment(mut self, named: &impl Fn(&str) -> Option<String>) -> Self {
+        let file = |name: &str| named(name).map(PathBuf::from);
+        self.tls.cacert = self.tls.cacert.or_else(|| file("KINDRED_CACERT"));
+        if self.tls.cert.is_none() && self.tls.key.is_none() {
+            self.tls.cert = file("KINDRED_CERT");
+            self.tls.key = file("KINDRED_KEY");
+        }
+        self.token_file = self.token_file.or_else(|| file("KINDRED_TOKEN_FILE"));
+        self
+    }
+
+    /// The token to show, if one is meant.
+    ///
+    /// # Errors
+    /// When its file cannot be read, or has none.
+    pub fn token(&self) -> Result<Option<String>, Failure> {
+        let Some(path) = &self.token_file else { return Ok(None) };
+        let wrong = |problem: &dyn std::fmt::Display| {
+            Failure::Usage(format!("--token-file {}: {problem}", path.display()))
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+        let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+        let token = lines.flat_map(str::split_whitespace).next();
+        token.map(|token| Some(token.to_owned())).ok_or_else(|| wrong(&"there is no token in it"))
+    }
 }
 
 fn choose(
@@ -77,7 +111,8 @@ fn choose(
     file: impl FnOnce() -> Result<Contexts, Failure>,
 ) -> Result<Address, Failure> {
     let flag = connect.admin.clone();
-    let plain = |urls: String| Ok(Address { urls, tls: connect.tls.clone() });
+    let plain =
+        |urls: String| Ok(Address { urls, tls: connect.tls.clone(), token_file: connect.token_file.clone() });
     if let Some(urls) = flag {
         return plain(urls);
     }
@@ -106,6 +141,7 @@ fn choose(
             key: tls.key.clone().or_else(|| context.key.clone()),
             insecure_skip_tls_verify: tls.insecure_skip_tls_verify || context.insecure_skip_tls_verify,
         },
+        token_file: connect.token_file.clone().or_else(|| context.token_file.clone()),
     })
 }
 
@@ -135,6 +171,36 @@ mod tests {
         assert_eq!(choose(&nothing, None, file).unwrap().tls.cacert, Some("/ca.pem".into()));
         let empty = choose(&nothing, None, || Ok(Contexts::default())).unwrap();
         assert_eq!(empty.urls, DEFAULT);
+    }
+
+    #[test]
+    fn f32_what_a_client_shows_comes_from_flag_context_or_environment() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("env"), "# ours\n0123456789abcdef admin\n").unwrap();
+        std::fs::write(path("none"), "# no token\n").unwrap();
+        let env = |name: &str| {
+            let known = match name {
+                "KINDRED_CACERT" => "/env/ca",
+                "KINDRED_CERT" => "/env/cert",
+                "KINDRED_KEY" => "/env/key",
+                "KINDRED_TOKEN_FILE" => return Some(path("env").display().to_string()),
+                _ => return None,
+            };
+            Some(known.to_owned())
+        };
+        let address = |connect: &Connect| choose(connect, None, file).unwrap().with_environment(&env);
+        let plain = address(&Connect::default());
+        // The context has a CA of its own.
+        assert_eq!(
+            (plain.tls.cacert.clone(), plain.tls.cert.clone()),
+            (Some("/ca.pem".into()), Some("/env/cert".into()))
+        );
+        assert_eq!(plain.token().unwrap().as_deref(), Some("0123456789abcdef"));
+        let tls = ClientTlsArgs { cert: Some("/flag/cert".into()), ..ClientTlsArgs::default() };
+        let flags = address(&Connect { tls, token_file: Some(path("none")), ..Connect::default() });
+        assert_eq!((flags.tls.cert.clone(), flags.tls.key.clone()), (Some("/flag/cert".into()), None));
+        assert!(flags.token().unwrap_err().to_string().contains("--token-file"));
     }
 
     #[test]

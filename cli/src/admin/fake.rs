@@ -368,12 +368,17 @@ async fn the_state_of_a_cluster() {
     let fake = Fake::start(&[
         ("GET /api/v1/stores", &[(200, stores)]),
         ("GET /api/v1/partitions", &[(200, map)]),
+        (
+            "GET /api/v1/status",
+            &[(200, json!({ "problems": ["the map is wrong"] })), (200, json!({ "problems": [] }))],
+        ),
         ("GET /api/v1/moves", &moves),
         ("GET /api/v1/durability", &[(200, durability.clone()), (200, durability)]),
     ])
     .await;
     let (_, printed) = fake.run(&["status"]).await;
     for part in [
+        "Problem: the map is wrong\n\n",
         "/registry/pods/     pods     buffered   2,000     12.0 KiB of the last 4.0 ms   1.0 MiB",
         "<all else>          pods     fsync      3         nothing",
         "/registry/events/   events   none       9         everything",

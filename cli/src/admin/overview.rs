@@ -23,14 +23,16 @@ pub async fn status(client: &Client, args: &StatusArgs) -> Result<(), Failure> {
         Err(failure) => return Err(failure),
     };
     let durability = client.get("/api/v1/durability", Form::Objects).await?;
+    let status = client.get("/api/v1/status", Form::Objects).await?;
     if args.output != Output::Table {
         let all = json!({
             "durability": durability["stores"], "stores": stores["stores"], "generation": map["generation"], "partitions": map["partitions"],
-            "moves": moves["items"],
+            "moves": moves["items"], "problems": status["problems"],
         });
         return output::print(&output::rendered(&all, args.output)?);
     }
-    let mut out = list_stores(&stores).render();
+    let mut out = problems(&status);
+    out += &list_stores(&stores).render();
     out += &unmet(&stores);
     out += &format!("\nMap {}\n", text(&map["generation"]));
     out += &by_kind(&map).render();
@@ -61,6 +63,14 @@ fn list_stores(value: &Value) -> Table {
         ]);
     }
     table
+}
+
+/// What is wrong with the cluster as a whole, in lines.
+fn problems(value: &Value) -> String {
+    let lines =
+        value["problems"].as_array().into_iter().flatten().map(|line| format!("Problem: {}\n", text(line)));
+    let lines: String = lines.collect();
+    if lines.is_empty() { lines } else { lines + "\n" }
 }
 
 /// What stores cannot keep as it is to be kept, in lines.

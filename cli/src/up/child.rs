@@ -12,8 +12,13 @@ use tokio::{
     process::{Child, ChildStdin, ChildStdout, Command},
 };
 
-/// How long a child may take from its start to its ready line.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+/// A child that is starting is given up when it has done nothing at all for so long: neither said that it is further, nor
+/// used its processor. However long a start takes, it is waited for while it goes on.
+const STALLED_AFTER: Duration = Duration::from_secs(600);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_secs(5);
+/// How often a start that takes long is told of.
+const TELL_EVERY: Duration = Duration::from_secs(30);
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -61,8 +66,8 @@ pub enum ChildError {
         /// How.
         status: String,
     },
-    /// No ready line in time.
-    #[error("{name}: not ready within {} s", READY_WITHIN.as_secs())]
+    /// It stands still.
+    #[error("{name}: not ready, and it has done nothing for {} s; it is ended", STALLED_AFTER.as_secs())]
     NotReady {
         /// Which child.
         name: String,
@@ -78,11 +83,22 @@ pub struct Running {
 }
 
 impl Spec {
-    /// Starts the process and waits for its ready line.
+    /// Starts the process and waits for its ready line, as [`Spec::start_telling`].
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub async fn start(&self) -> Result<(Running, Ready), ChildError> {
+        self.start_telling(|_| {}).await
+    }
+
+    /// Starts the process and waits for its ready line for as long as it goes on; what it says before is told as it comes.
     ///
     /// The child's standard input is a pipe that this process holds open: a child started with
     /// `--exit-with-parent` ends when the pipe closes, so even a `kill -9` of the supervisor leaves no orphan.
-    pub async fn start(&self) -> Result<(Running, Ready), ChildError> {
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub async fn start_telling(&self, mut told: impl FnMut(&Ready)) -> Result<(Running, Ready), ChildError> {
         let mut child = Command::new(&self.program)
             .args(&self.args)
             .stdin(Stdio::piped())
@@ -100,24 +116,81 @@ impl Spec {
         let stdout = child.stdout.take().expect("stdout was set to a pipe three lines above");
         let stdin = child.stdin.take();
         let mut stdout = BufReader::new(stdout).lines();
-        let ready = tokio::time::timeout(READY_WITHIN, async {
-            while let Ok(Some(line)) = stdout.next_line().await {
-                if line.starts_with(self.ready_prefix) {
-                    return Some(Ready(line));
+        let mut life = Life::new(Instant::now());
+        loop {
+            match tokio::time::timeout(LOOK, stdout.next_line()).await {
+                Ok(Ok(Some(line))) if line.starts_with(self.ready_prefix) => {
+                    return Ok((Running { child, _stdin: stdin, stdout }, Ready(line)));
                 }
+                Ok(Ok(Some(line))) => {
+                    let line = Ready(line);
+                    told(&line);
+                    life.said(Instant::now(), line);
+                }
+                Ok(Ok(None) | Err(_)) => {
+                    let status = child.wait().await.map_or_else(|e| e.to_string(), |s| s.to_string());
+                    return Err(ChildError::Ended { name: self.name.clone(), status });
+                }
+                Err(_) => {}
             }
-            None
-        })
-        .await
-        .map_err(|_| ChildError::NotReady { name: self.name.clone() })?;
-        match ready {
-            Some(ready) => Ok((Running { child, _stdin: stdin, stdout }, ready)),
-            None => {
-                let status = child.wait().await.map_or_else(|e| e.to_string(), |s| s.to_string());
-                Err(ChildError::Ended { name: self.name.clone(), status })
+            let now = Instant::now();
+            if life.stands_still(now, child.id().and_then(processor_time)) {
+                return Err(ChildError::NotReady { name: self.name.clone() });
+            }
+            if let Some(how) = life.news(now) {
+                tracing::info!("{} is still starting{how}", self.name);
             }
         }
     }
+}
+
+/// What shows that a child which is starting goes on.
+#[derive(Debug)]
+struct Life {
+    said: Option<Ready>,
+    processor_time: u64,
+    advanced: Instant,
+    told: Instant,
+}
+
+impl Life {
+    fn new(now: Instant) -> Self {
+        Self { said: None, processor_time: 0, advanced: now, told: now }
+    }
+
+    /// It has said a line. The same line again is no news.
+    fn said(&mut self, now: Instant, line: Ready) {
+        if self.said.as_ref() != Some(&line) {
+            (self.said, self.advanced) = (Some(line), now);
+        }
+    }
+
+    /// Whether it has done nothing for too long.
+    fn stands_still(&mut self, now: Instant, processor_time: Option<u64>) -> bool {
+        if processor_time.is_some_and(|time| time > self.processor_time) {
+            (self.processor_time, self.advanced) = (processor_time.unwrap_or_default(), now);
+        }
+        now.duration_since(self.advanced) >= STALLED_AFTER
+    }
+
+    /// What to say of it, when it is time.
+    fn news(&mut self, now: Instant) -> Option<String> {
+        if now.duration_since(self.told) < TELL_EVERY {
+            return None;
+        }
+        self.told = now;
+        let records = self.said.as_ref().and_then(|line| line.get("records"));
+        Some(records.map_or_else(String::new, |records| format!(": {records} records read so far")))
+    }
+}
+
+/// The processor time of a process so far, in the kernel's ticks; `None` where the kernel does not tell.
+fn processor_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program, in parentheses, may hold anything.
+    let fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let times: Vec<u64> = fields.take(2).filter_map(|ticks| ticks.parse().ok()).collect();
+    (times.len() == 2).then(|| times.iter().sum())
 }
 
 impl Running {
@@ -207,6 +280,49 @@ mod tests {
         assert_eq!(backoff.after_end(start + Backoff::STABLE).as_millis(), 100);
         backoff.started(start + Backoff::STABLE);
         assert_eq!(backoff.after_end(start + Backoff::STABLE).as_millis(), 200);
+    }
+
+    #[test]
+    fn f46_a_start_that_goes_on_is_waited_for() {
+        let line =
+            |records: u64| Ready(format!("kindred-shard starting listen=127.0.0.1:7 records={records}"));
+        let began = Instant::now();
+        let at = |minutes: u64| began + Duration::from_secs(60 * minutes);
+        // Hours of it, by what it says, or by its processor time where it says nothing.
+        let mut life = Life::new(began);
+        for minute in (0..600).step_by(9) {
+            life.said(at(minute), line(minute));
+            assert!(!life.stands_still(at(minute), Some(1)), "after {minute} minutes");
+        }
+        assert_eq!(life.news(at(600)).unwrap(), ": 594 records read so far");
+        assert_eq!(life.news(at(600)), None, "not all the time");
+        for minute in (600..1200).step_by(9) {
+            life.said(at(minute), line(594));
+            assert!(!life.stands_still(at(minute), Some(minute)), "after {minute} minutes");
+        }
+        // Neither: it is given up.
+        life.said(at(1205), line(594));
+        assert!(!life.stands_still(at(1203), Some(1194)));
+        assert!(life.stands_still(at(1205), Some(1194)));
+        assert!(processor_time(std::process::id()).is_some() && processor_time(u32::MAX).is_none());
+    }
+
+    #[tokio::test]
+    async fn f46_what_a_child_says_before_it_is_ready_is_told() {
+        let spec = Spec {
+            name: "shard x".to_owned(),
+            program: "/bin/sh".into(),
+            args: vec![
+                "-c".to_owned(),
+                "echo kindred-shard starting listen=h:1; echo kindred-shard ready; read line".to_owned(),
+            ],
+            ready_prefix: "kindred-shard ready",
+        };
+        let mut told = Vec::new();
+        let (running, _) =
+            spec.start_telling(|line| told.push(line.get("listen").map(str::to_owned))).await.unwrap();
+        assert_eq!(told, [Some("h:1".to_owned())]);
+        drop(running);
     }
 
     #[tokio::test]

@@ -7,13 +7,12 @@ use std::{
 
 use anyhow::{Context, bail};
 use kindred_partition_config::{
-    ids::DEFAULT_CLUSTER_ID,
     model::{KindredConfig, StoreType},
     state::{ClusterState, StoreState},
 };
-use kindred_transport::{Endpoint, address::AddressError};
+use kindred_transport::{Endpoint, address::AddressError, admin::AdminArgs, auto_tls};
 
-use super::{UpArgs, child::Spec};
+use super::{UpArgs, child::Spec, flags};
 
 /// Certificates for the connections between the router and its own shards.
 #[derive(Debug, Clone)]
@@ -22,8 +21,46 @@ pub struct InternalTls {
     pub ca: PathBuf,
     /// What shards show.
     pub server: (PathBuf, PathBuf),
-    /// What the router shows.
-    pub client: (PathBuf, PathBuf),
+    /// What routers show, and whoever else asks meta here.
+    pub router: (PathBuf, PathBuf),
+}
+
+impl InternalTls {
+    /// Who may ask an admin port: whoever has the admin's certificate may change things, others of the CA may look.
+    #[must_use]
+    pub fn admin_port(&self) -> AdminArgs {
+        AdminArgs {
+            admin_cert_file: Some(self.server.0.clone()),
+            admin_key_file: Some(self.server.1.clone()),
+            admin_client_ca_file: Some(self.ca.clone()),
+            admin_client_names: vec![auto_tls::ADMIN_NAME.to_owned()],
+            ..AdminArgs::default()
+        }
+    }
+}
+
+/// The flags of an admin port.
+fn admin_flags(words: &mut Vec<String>, admin: &AdminArgs) {
+    for (flag, file) in [
+        ("--admin-cert-file", &admin.admin_cert_file),
+        ("--admin-key-file", &admin.admin_key_file),
+        ("--admin-client-ca-file", &admin.admin_client_ca_file),
+        ("--admin-token-file", &admin.admin_token_file),
+    ] {
+        words.extend(file.iter().flat_map(|file| [flag.to_owned(), file.display().to_string()]));
+    }
+    if !admin.admin_client_names.is_empty() {
+        words.extend(["--admin-client-names".to_owned(), admin.admin_client_names.join(",")]);
+    }
+    if admin.admin_anonymous_probes {
+        words.push("--admin-anonymous-probes".to_owned());
+    }
+}
+
+/// The secret that routers show to the shards and the meta store that run here.
+#[must_use]
+pub fn secret_file(data_dir: &Path) -> PathBuf {
+    data_dir.join("cluster-secret")
 }
 
 /// A store that `kindred up` runs itself.
@@ -148,13 +185,29 @@ pub fn meta(program: &Path, args: &UpArgs, listen: SocketAddr, tls: Option<&Inte
     flag("admin-listen", "127.0.0.1:0".to_owned());
     flag("data-dir", args.data_dir.join("meta").display().to_string());
     flag("durability", "fsync".to_owned());
+    flag("cluster-secret-file", secret_file(&args.data_dir).display().to_string());
     flag("log-level", args.log_level.clone());
+    words.extend(flags::of_meta(&args.section).unwrap_or_default());
+    also(&mut words, args, flags::META, listen);
     shard_tls(&mut words, tls);
     Spec {
         name: "meta store".to_owned(),
         program: program.to_owned(),
         args: words,
         ready_prefix: "kindred-shard ready",
+    }
+}
+
+/// What `up` adds to the flags that the configuration gives.
+fn also(words: &mut Vec<String>, args: &UpArgs, name: &str, listen: SocketAddr) {
+    let given = |words: &[String], flag: &str| words.iter().any(|word| word.starts_with(flag));
+    if !given(words, "--memory-shared-by") {
+        words.push(format!("--memory-shared-by={}", args.local_stores.max(1)));
+    }
+    // Of the first start only, which is the one without a port: what is found damaged later has not been accepted.
+    let accepts = listen.port() == 0 && args.accept_data_loss.iter().any(|store| store == name);
+    if accepts && !given(words, "--accept-data-loss") {
+        words.push("--accept-data-loss".to_owned());
     }
 }
 
@@ -166,6 +219,8 @@ fn shard_tls(words: &mut Vec<String>, tls: Option<&InternalTls>) {
         words.extend([flag.to_owned(), file.display().to_string()]);
     }
     words.push("--client-cert-auth".to_owned());
+    words.extend(["--router-names".to_owned(), auto_tls::ROUTER_NAME.to_owned()]);
+    admin_flags(words, &tls.admin_port());
 }
 
 /// What routers are told of the processes beside them.
@@ -209,15 +264,20 @@ pub fn shard(
     let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
     flag("name", shard.name.clone());
     flag("slot", shard.slot.to_string());
-    flag("cluster-id", format!("{DEFAULT_CLUSTER_ID:#x}"));
+    if let Some(cluster) = &args.cluster {
+        flag("cluster-id", cluster.cluster_id.to_string());
+    }
     // Whoever finds the one finds the other.
     let socket = socket(args, &shard.name).ok().flatten().map(|socket| format!("{socket},"));
     flag("listen", format!("{}{listen}", socket.unwrap_or_default()));
     flag("admin-listen", "127.0.0.1:0".to_owned());
     flag("data-dir", args.data_dir.join("stores").join(&shard.name).display().to_string());
     flag("etcd-prefix", prefix.to_owned());
+    flag("cluster-secret-file", secret_file(&args.data_dir).display().to_string());
     flag("log-level", args.log_level.clone());
     words.push("--in-cluster".to_owned());
+    words.extend(flags::of_shard(&args.section, &shard.name).unwrap_or_default());
+    also(&mut words, args, &shard.name, listen);
     shard_tls(&mut words, tls);
     Spec {
         name: format!("shard {}", shard.name),
@@ -265,18 +325,24 @@ pub fn router(
     for (name, at) in &beside.stores {
         flag("store", format!("{name}={}", urls(args, name, *at, tls.is_some()).join(",")));
     }
-    flag("cluster-id", format!("{DEFAULT_CLUSTER_ID:#x}"));
+    if let Some(cluster) = &args.cluster {
+        flag("cluster-id", cluster.cluster_id.to_string());
+        cluster.lineage.iter().for_each(|lineage| flag("lineage", lineage.to_string()));
+    }
+    flag("cluster-secret-file", secret_file(&args.data_dir).display().to_string());
     flag("threads", args.threads.to_string());
     flag("log-level", args.log_level.clone());
     if let Some(urls) = &args.advertise_client_urls {
         flag("advertise-client-urls", urls.clone());
     }
     if let Some(tls) = tls {
-        flag("store-cert-file", tls.client.0.display().to_string());
-        flag("store-key-file", tls.client.1.display().to_string());
+        flag("store-cert-file", tls.router.0.display().to_string());
+        flag("store-key-file", tls.router.1.display().to_string());
         flag("store-trusted-ca-file", tls.ca.display().to_string());
     }
+    words.extend(flags::of_router(&args.section).unwrap_or_default());
     words.extend(args.client_tls_flags());
+    admin_flags(&mut words, &args.admin_port);
     Spec {
         name: router_name(router).replace('-', " "),
         program: program.to_owned(),
@@ -323,6 +389,43 @@ mod tests {
         args.sockets = Some(format!("/{}", "d".repeat(110)).into());
         assert!(socket(&args, pods).unwrap_err().to_string().starts_with("--unix: "));
         assert_eq!(urls(&args, pods, at, false), ["http://127.0.0.1:7"]);
+    }
+
+    #[test]
+    fn f40_flags_of_the_configuration_reach_their_processes() {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            up: UpArgs,
+        }
+        let words = ["up", "--data-dir", "d", "--accept-data-loss", "pods,meta"];
+        let mut args = <Cli as clap::Parser>::parse_from(words).up;
+        args.local_stores = 5;
+        args.section = parse::parse_object(
+            "shard: {durability: buffered}\nstores: {pods: {quota-backend-bytes: 7, memory-shared-by: 2}}\n\
+             meta: {checkpoint-bytes: 9}\nrouter: {revision-scope: global}\n",
+        )
+        .unwrap();
+        let (any, at): (SocketAddr, SocketAddr) = (([127, 0, 0, 1], 0).into(), ([127, 0, 0, 1], 7).into());
+        let of = |name: &str, listen| {
+            let one = LocalShard { index: 0, name: name.to_owned(), slot: 1 };
+            shard(Path::new("kindred"), &args, "/registry", &one, listen, None).args
+        };
+        let has = |words: &[String], word: &str| words.iter().any(|one| one == word);
+        let pods = of("pods", any);
+        for word in
+            ["--durability=buffered", "--quota-backend-bytes=7", "--memory-shared-by=2", "--accept-data-loss"]
+        {
+            assert!(has(&pods, word), "{word}: {pods:?}");
+        }
+        assert!(!has(&of("pods", at), "--accept-data-loss"), "only once");
+        let events = of("events", any);
+        assert!(has(&events, "--memory-shared-by=5") && !has(&events, "--accept-data-loss"), "{events:?}");
+        let store = meta(Path::new("kindred"), &args, any, None).args;
+        assert!(has(&store, "--checkpoint-bytes=9") && has(&store, "--accept-data-loss"), "{store:?}");
+        let beside = Beside { meta: at, stores: Vec::new() };
+        let routed = router(Path::new("kindred"), &args, (0, "127.0.0.1:1", "127.0.0.1:2"), &beside, None);
+        assert!(has(&routed.args, "--revision-scope=global"));
     }
 
     #[test]

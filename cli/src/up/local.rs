@@ -11,11 +11,12 @@ use kindred_partition_config::{
 };
 use kindred_router::meta::{
     STATE,
-    client::{Expect, MetaClient, Write},
+    client::{Expect, MetaClient},
 };
 use kindred_transport::{
-    Connector, Endpoint,
+    ConnectOptions, Connector, Endpoint, private,
     tls::{ClientTls, ClientTlsSettings},
+    who::Secret,
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -82,11 +83,14 @@ impl Local {
         let tls = self.tls.as_ref().map(|tls| {
             ClientTls::load(ClientTlsSettings {
                 trusted_ca_file: Some(tls.ca.clone()),
-                identity: Some(tls.client.clone()),
+                identity: Some(tls.router.clone()),
                 ..ClientTlsSettings::default()
             })
         });
-        Ok(MetaClient::new(&[endpoint], &Connector::with_tls(tls.transpose()?))?)
+        let secret = Secret::read("the cluster's secret", &layout::secret_file(&self.args.data_dir))?;
+        let (tls, secret) = (tls.transpose()?, Some(secret));
+        let options = ConnectOptions { tls, secret, ..ConnectOptions::default() };
+        Ok(MetaClient::new(&[endpoint], &Connector::new(options))?)
     }
 
     async fn look(&mut self, client: &MetaClient) -> anyhow::Result<()> {
@@ -128,7 +132,7 @@ impl Local {
 
     async fn start(&mut self, state: &ClusterState, shard: &LocalShard) -> anyhow::Result<SocketAddr> {
         let dir = self.args.data_dir.join("stores").join(&shard.name);
-        std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        private::make(&dir).with_context(|| dir.display().to_string())?;
         let any: SocketAddr = ([127, 0, 0, 1], 0).into();
         if let Err(error) = layout::socket(&self.args, &shard.name) {
             warn!("store {} is reached by TCP alone: {error}", shard.name);
@@ -165,7 +169,7 @@ impl Local {
                 anyhow::anyhow!(errors.iter().map(ToString::to_string).collect::<String>())
             })?;
             let expect = Expect { key: STATE.to_owned(), mod_revision: stored.mod_revision };
-            if client.commit(&[expect], vec![Write::put(STATE, next.to_json())]).await?.is_some() {
+            if client.commit(&[expect], vec![kindred_router::meta::write(&next)?]).await?.is_some() {
                 return Ok(());
             }
         }

@@ -2,33 +2,48 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    convert::Infallible,
     net::SocketAddr,
     path::Path,
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    task::JoinSet,
-};
-use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use anyhow::{Context, bail};
+use futures_util::future::join_all;
+use kindred_transport::private;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{error, info, warn};
 
 use super::{
-    STOP_GRACE, UpArgs, check_addresses,
-    child::{Backoff, Ready, Running, Spec},
-    layout::{self, Beside, InternalTls, LocalShard, Plan},
+    STOP_GRACE, UpArgs,
+    begin::begin,
+    check_addresses,
+    child::{self, Backoff, Ready, Spec},
+    flags,
+    layout::{self, Beside, InternalTls, Plan},
     local::{Local, Shard},
 };
 
-/// A shard that serves.
-struct Started {
-    shard: LocalShard,
-    spec: Spec,
-    running: Running,
-    listen: SocketAddr,
+/// Everything that runs, and how it is stopped.
+#[derive(Default)]
+struct Processes {
+    routers: TaskTracker,
+    stop_routers: CancellationToken,
+    shards: TaskTracker,
+    stop_shards: CancellationToken,
+}
+
+impl Processes {
+    /// The routers first, so that clients are told to go elsewhere while the shards still answer what is under way.
+    async fn stop(self) {
+        self.routers.close();
+        self.stop_routers.cancel();
+        self.routers.wait().await;
+        self.shards.close();
+        self.stop_shards.cancel();
+        self.shards.wait().await;
+    }
 }
 
 /// Starts everything, then supervises it until SIGINT or SIGTERM.
@@ -37,70 +52,122 @@ pub async fn run(args: UpArgs, plan: Plan, tls: Option<InternalTls>) -> anyhow::
     check_addresses("--admin", &args.admin)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let program = std::env::current_exe().context("finding this program, to start its children")?;
-    let stop_router = CancellationToken::new();
-    let stop_shards = CancellationToken::new();
+    let running = Processes::default();
+    // A start may take long: it can be ended as all else can.
+    let ended = tokio::select! {
+        failed = serve(&args, &plan, tls.as_ref(), &running) => failed.map(|never| match never {}),
+        _ = terminate.recv() => {
+            info!("SIGTERM: stopping");
+            Ok(())
+        }
+        _ = interrupt.recv() => {
+            info!("interrupted: stopping");
+            Ok(())
+        }
+    };
+    running.stop().await;
+    ended
+}
 
-    let mut shards = JoinSet::new();
-    let meta = start_meta(&program, &args, tls.as_ref(), &mut shards, &stop_shards).await?;
-    let started = start_shards(&program, &args, &plan, tls.as_ref()).await?;
-    let stores: Vec<_> = started.iter().map(|s| (s.shard.name.clone(), s.listen)).collect();
+/// Starts everything, and goes on for ever.
+async fn serve(
+    args: &UpArgs,
+    plan: &Plan,
+    tls: Option<&InternalTls>,
+    running: &Processes,
+) -> anyhow::Result<Infallible> {
+    let program = std::env::current_exe().context("finding this program, to start its children")?;
+    let meta = start_meta(&program, args, tls, running).await?;
     let mut local = Local {
         program: program.clone(),
         args: args.clone(),
-        tls: tls.clone(),
+        tls: tls.cloned(),
         meta,
-        stop: stop_shards.clone(),
+        stop: running.stop_shards.clone(),
         running: BTreeMap::new(),
     };
-    for Started { shard, spec, running, listen } in started {
-        let stop = stop_shards.child_token();
-        let kept = tokio::spawn(keep(spec, running, stop.clone()));
-        local.running.insert(shard.slot, Shard { name: shard.name, listen, stop, kept });
-    }
-    shards.spawn(local.run());
+    let stores = start_shards(&mut local, plan, running).await?;
+    running.shards.spawn(local.run());
     let beside = Beside { meta, stores };
-    let mut routers = JoinSet::new();
     let (mut listens, mut admins) = (Vec::new(), Vec::new());
     for router in 0..args.routers {
         let listen = layout::nth_address("--listen", &args.listen, router)?;
         let admin = layout::nth_address("--admin", &args.admin, router)?;
-        let first = layout::router(&program, &args, (router, &listen, &admin), &beside, tls.as_ref());
-        let (running, ready) = first.start().await?;
+        let first = layout::router(&program, args, (router, &listen, &admin), &beside, tls);
+        let (child, ready) = first.start().await?;
         // A restarted router listens where the first one did, also when the flags said port 0.
         let (listen, admin) = (resolved(&ready, "listen", &listen), resolved(&ready, "admin", &admin));
-        let again = layout::router(&program, &args, (router, &listen, &admin), &beside, tls.as_ref());
-        routers.spawn(keep(again, running, stop_router.clone()));
+        let again = layout::router(&program, args, (router, &listen, &admin), &beside, tls);
+        running.routers.spawn(keep(again, child, running.stop_routers.clone()));
         listens.push(listen);
         admins.push(admin);
     }
-
-    announce(&args, &plan, &listens.join(","), &admins.join(","), &beside)?;
-    tokio::select! {
-        _ = terminate.recv() => info!("SIGTERM: stopping"),
-        _ = interrupt.recv() => info!("interrupted: stopping"),
-    }
-    // The routers first, so that clients are told to go elsewhere while the shards still answer what is under way.
-    stop_router.cancel();
-    while routers.join_next().await.is_some() {}
-    stop_shards.cancel();
-    while shards.join_next().await.is_some() {}
-    Ok(())
+    announce(args, plan, &listens.join(","), &admins.join(","), &beside)?;
+    std::future::pending().await
 }
 
 async fn start_meta(
     program: &Path,
     args: &UpArgs,
     tls: Option<&InternalTls>,
-    into: &mut JoinSet<()>,
-    stop: &CancellationToken,
+    running: &Processes,
 ) -> anyhow::Result<SocketAddr> {
-    fs::create_dir_all(args.data_dir.join("meta"))?;
-    let any: SocketAddr = ([127, 0, 0, 1], 0).into();
-    let (running, ready) = layout::meta(program, args, any, tls).start().await?;
-    let listen = listen_of(&ready)?;
-    into.spawn(keep(layout::meta(program, args, listen, tls), running, stop.clone()));
-    Ok(listen)
+    private::make(&args.data_dir.join("meta"))?;
+    let (program, args, tls) = (program.to_owned(), args.clone(), tls.cloned());
+    let spec = move |listen| layout::meta(&program, &args, listen, tls.as_ref());
+    let mut meta = begin(spec, running.stop_shards.child_token(), &running.shards);
+    meta.ready()
+        .await
+        .with_context(|| format!("nothing is served without the meta store; {}", accept(flags::META)))
+}
+
+/// What can be done where a message says that data is damaged.
+fn accept(store: &str) -> String {
+    format!(
+        "if it says that data is damaged, and the loss is to be accepted: `kindred up --accept-data-loss {store}`, with the \
+         other flags as they are"
+    )
+}
+
+/// Where each store listens; one that does not start keeps no other from serving.
+async fn start_shards(
+    local: &mut Local,
+    plan: &Plan,
+    running: &Processes,
+) -> anyhow::Result<Vec<(String, SocketAddr)>> {
+    let mut begun = Vec::new();
+    for shard in &plan.local {
+        private::make(&local.args.data_dir.join("stores").join(&shard.name))?;
+        let (program, args, tls) = (local.program.clone(), local.args.clone(), local.tls.clone());
+        let (prefix, one) = (plan.prefix.clone(), shard.clone());
+        let spec = move |listen| layout::shard(&program, &args, &prefix, &one, listen, tls.as_ref());
+        let stop = running.stop_shards.child_token();
+        begun.push((shard, stop.clone(), begin(spec, stop, &running.shards)));
+    }
+    let (mut stores, mut first_failure, mut failures) = (Vec::new(), None, 0);
+    let settled = join_all(begun.into_iter().map(async |(shard, stop, mut begun)| {
+        let settled = begun.settled().await;
+        (shard, stop, begun, settled)
+    }));
+    for (shard, stop, begun, settled) in settled.await {
+        let (listen, failed) = settled.with_context(|| format!("store {}: told to stop", shard.name))?;
+        if let Some(failed) = failed {
+            error!(
+                "store {} is away, the others are served without it: {failed}; {}",
+                shard.name,
+                accept(&shard.name)
+            );
+            first_failure.get_or_insert(failed);
+            failures += 1;
+        }
+        let one = Shard { name: shard.name.clone(), listen, stop, kept: begun.kept };
+        local.running.insert(shard.slot, one);
+        stores.push((shard.name.clone(), listen));
+    }
+    match first_failure {
+        Some(failure) if failures == plan.local.len() => bail!("no store starts: {failure}"),
+        _ => Ok(stores),
+    }
 }
 
 /// Where a shard says that it listens by TCP.
@@ -110,39 +177,12 @@ pub fn listen_of(ready: &Ready) -> anyhow::Result<SocketAddr> {
     addresses.next().with_context(|| format!("the shard's address {listen}"))
 }
 
-async fn start_shards(
-    program: &Path,
-    args: &UpArgs,
-    plan: &Plan,
-    tls: Option<&InternalTls>,
-) -> anyhow::Result<Vec<Started>> {
-    let any: SocketAddr = ([127, 0, 0, 1], 0).into();
-    let mut starting = JoinSet::new();
-    for shard in plan.local.clone() {
-        fs::create_dir_all(args.data_dir.join("stores").join(&shard.name))?;
-        let spec = layout::shard(program, args, &plan.prefix, &shard, any, tls);
-        starting.spawn(async move {
-            let (running, ready) = spec.start().await?;
-            let listen = listen_of(&ready)?;
-            anyhow::Ok((shard, running, listen))
-        });
-    }
-    let mut started = Vec::new();
-    while let Some(one) = starting.join_next().await {
-        let (shard, running, listen) = one.context("starting a shard")??;
-        let spec = layout::shard(program, args, &plan.prefix, &shard, listen, tls);
-        started.push(Started { shard, spec, running, listen });
-    }
-    started.sort_by_key(|s| s.shard.index);
-    Ok(started)
-}
-
 fn resolved(ready: &Ready, key: &str, flag: &str) -> String {
     ready.get(key).unwrap_or(flag).to_owned()
 }
 
 /// Waits for the child's end and starts it again, until told to stop.
-pub async fn keep(spec: Spec, mut running: Running, stop: CancellationToken) {
+pub async fn keep(spec: Spec, mut running: child::Running, stop: CancellationToken) {
     let mut backoff = Backoff::new(Instant::now());
     loop {
         let how = tokio::select! {
@@ -156,7 +196,7 @@ pub async fn keep(spec: Spec, mut running: Running, stop: CancellationToken) {
 }
 
 /// Tries until it runs; `None` when told to stop meanwhile.
-async fn restart(spec: &Spec, backoff: &mut Backoff, stop: &CancellationToken) -> Option<Running> {
+async fn restart(spec: &Spec, backoff: &mut Backoff, stop: &CancellationToken) -> Option<child::Running> {
     loop {
         let wait: Duration = backoff.after_end(Instant::now());
         tokio::select! {
@@ -186,6 +226,17 @@ fn announce(args: &UpArgs, plan: &Plan, listen: &str, admin: &str, beside: &Besi
     if args.auto_tls {
         let dir = args.data_dir.join("auto-tls");
         println!("certificates for clients: {}", dir.display());
+    }
+    if args.own_admin {
+        let dir = args.data_dir.join("auto-tls");
+        let dir = std::path::absolute(&dir).unwrap_or(dir);
+        let file = |name: &str| dir.join(name).display().to_string();
+        println!(
+            "for kindred's own commands: export KINDRED_ADMIN={admin} KINDRED_CACERT={} KINDRED_CERT={} KINDRED_KEY={}",
+            file("ca.crt"),
+            file("admin.crt"),
+            file("admin.key")
+        );
     }
     let (stores, meta) = (stores.join(";"), beside.meta);
     println!("kindred ready listen={listen} admin={admin} stores={stores} meta={meta}");

@@ -4,7 +4,7 @@
 //! `leases.coordination.k8s.io`, `foos.example.com`), or the Kind prefix itself (`/registry/minions/`). The table holds
 //! what Kubernetes 1.37 stores; a resource that is newer than the table is written as its prefix.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::LazyLock};
 
 use super::{KindPrefix, KindScheme};
 
@@ -196,8 +196,9 @@ fn path_of(name: &str) -> Result<Option<Cow<'static, str>>, KindNameError> {
         return Ok(None);
     }
     let lower = name.to_ascii_lowercase();
-    let close = full_names().find(|known| distance(&lower, known) <= CUSTOM_DISTANCE_MAX);
-    match close.or_else(|| (lower != name).then_some(lower)) {
+    let close =
+        full_names().iter().find(|known| distance_within(&lower, known, CUSTOM_DISTANCE_MAX).is_some());
+    match close.cloned().or_else(|| (lower != name).then_some(lower)) {
         Some(suggestion) => Err(KindNameError::Misspelt { name: name.to_owned(), suggestion }),
         None => Ok(Some(Cow::Owned(format!("{group}/{resource}")))),
     }
@@ -228,42 +229,89 @@ pub fn suggest(name: &str) -> Option<String> {
         return Some((*resource).to_owned());
     }
     let most = (1 + lower.len() / 4).min(3);
-    let short = BUILTIN.iter().chain(BUILTIN_WITH_GROUP).flat_map(|(_, resources)| *resources);
+    let short = BUILTIN.iter().chain(BUILTIN_WITH_GROUP).flat_map(|(_, resources)| *resources).copied();
     short
-        .map(|resource| (*resource).to_owned())
-        .chain(full_names())
-        .map(|known| (distance(&lower, &known), known))
-        .filter(|(distance, known)| *distance <= most && *distance < known.len())
+        .chain(full_names().iter().map(String::as_str))
+        .filter_map(|known| Some((distance_within(&lower, known, most)?, known)))
+        .filter(|(distance, known)| *distance < known.len())
         .min_by_key(|(distance, _)| *distance)
-        .map(|(_, known)| known)
+        .map(|(_, known)| known.to_owned())
 }
 
 /// `<resource>.<group>` of everything built in that has a group.
-fn full_names() -> impl Iterator<Item = String> {
-    BUILTIN
-        .iter()
-        .chain(BUILTIN_WITH_GROUP)
-        .filter(|(group, _)| !group.is_empty())
-        .flat_map(|(group, resources)| resources.iter().map(move |resource| format!("{resource}.{group}")))
+fn full_names() -> &'static [String] {
+    static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {
+        BUILTIN
+            .iter()
+            .chain(BUILTIN_WITH_GROUP)
+            .filter(|(group, _)| !group.is_empty())
+            .flat_map(|(group, resources)| {
+                resources.iter().map(move |resource| format!("{resource}.{group}"))
+            })
+            .collect()
+    });
+    &NAMES
 }
 
-/// How many letters to insert, delete, replace or swap with their neighbour to make `b` of `a`.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    let mut before_last = vec![0; b.len() + 1];
-    let mut last: Vec<usize> = (0..=b.len()).collect();
-    for i in 1..=a.len() {
-        let mut row = vec![i; b.len() + 1];
-        for j in 1..=b.len() {
-            let replace = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            row[j] = replace.min(last[j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                row[j] = row[j].min(before_last[j - 2] + 1);
-            }
-        }
-        before_last = std::mem::replace(&mut last, row);
+/// How many letters to insert, delete, replace or swap with their neighbour to make `b` of `a`, if at most `most`.
+///
+/// A state of a thousand configs of custom resources compares each of their names with every name that is built in,
+/// several times a change, so unlike names must be told apart after a few letters: only the cells of the table that are
+/// at most `most` off its diagonal are filled, and it ends with the first row that has nothing so low any more.
+fn distance_within(a: &str, b: &str, most: usize) -> Option<usize> {
+    Distance::new(a, b, most)?.find(|_| {})
+}
+
+/// The cells of a row of the table: one more than the longest name that is built in has letters, with some to spare.
+const ROW: usize = 80;
+
+/// The table of a comparison, row by row.
+struct Distance<'s> {
+    a: &'s [u8],
+    b: &'s [u8],
+    most: usize,
+}
+
+impl<'s> Distance<'s> {
+    /// `None` where the lengths alone tell: no name that is built in is as long as a row of the table.
+    fn new(a: &'s str, b: &'s str, most: usize) -> Option<Self> {
+        (b.len() + 1 < ROW && a.len().abs_diff(b.len()) <= most).then_some(Self {
+            a: a.as_bytes(),
+            b: b.as_bytes(),
+            most,
+        })
     }
-    last[b.len()]
+
+    /// The distance; `row` hears the number of each row that is filled.
+    fn find(&self, mut row: impl FnMut(usize)) -> Option<usize> {
+        let Self { a, b, most } = *self;
+        let far = most + 1;
+        let mut before_last = [far; ROW];
+        let mut last: [usize; ROW] = std::array::from_fn(|j| j.min(far));
+        let mut next = [far; ROW];
+        for i in 1..=a.len() {
+            row(i);
+            let (from, to) = (i.saturating_sub(most).max(1), (i + most).min(b.len()));
+            next[from - 1] = if from == 1 { i.min(far) } else { far };
+            for j in from..=to {
+                let replace = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+                let mut cell = replace.min(last[j] + 1).min(next[j - 1] + 1);
+                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                    cell = cell.min(before_last[j - 2] + 1);
+                }
+                next[j] = cell.min(far);
+            }
+            // The next row reads one cell beyond this one's, and a swap reads two rows back.
+            next[to + 1] = far;
+            let alive = |row: &[usize]| row[from - 1..=to].iter().any(|cell| *cell <= most);
+            if !alive(&next) && !alive(&last) {
+                return None;
+            }
+            std::mem::swap(&mut before_last, &mut last);
+            std::mem::swap(&mut last, &mut next);
+        }
+        Some(last[b.len()]).filter(|distance| *distance <= most)
+    }
 }
 
 #[cfg(test)]
@@ -342,7 +390,10 @@ mod tests {
         let scheme = KindScheme::new("/a");
         let short =
             BUILTIN.iter().chain(BUILTIN_WITH_GROUP).flat_map(|(_, all)| *all).map(|name| (*name).to_owned());
-        for name in short.chain(full_names()).chain(["foos.example.com".into(), "/a/newthings/".into()]) {
+        for name in short
+            .chain(full_names().iter().cloned())
+            .chain(["foos.example.com".into(), "/a/newthings/".into()])
+        {
             let kind = scheme.resolve(&name).unwrap();
             assert_eq!(scheme.resolve(&scheme.name_of(&kind)), Ok(kind), "{name}");
         }
@@ -354,12 +405,57 @@ mod tests {
         assert_eq!(scheme.name_of(&odd), "/a/coordination.k8s.io/leases/");
     }
 
+    /// All of the table, as it stands in books.
+    fn whole_distance(a: &str, b: &str) -> usize {
+        distance_within(a, b, a.len().max(b.len())).expect("no distance is more than the longer length")
+    }
+
     #[test]
     fn distances() {
-        for (a, b, want) in
-            [("", "", 0), ("a", "", 1), ("ab", "ba", 1), ("abc", "adc", 1), ("kitten", "sitting", 3)]
-        {
-            assert_eq!((distance(a, b), distance(b, a)), (want, want), "{a} {b}");
+        for (a, b, want) in [
+            ("", "", 0),
+            ("a", "", 1),
+            ("ab", "ba", 1),
+            ("abc", "adc", 1),
+            ("kitten", "sitting", 3),
+            ("ca", "abc", 3),
+            ("abcdef", "uvwxyz", 6),
+        ] {
+            assert_eq!((whole_distance(a, b), whole_distance(b, a)), (want, want), "{a} {b}");
         }
+    }
+
+    #[test]
+    fn a_distance_is_found_within_its_bound_or_not_at_all() {
+        // All pairs of short words of three letters: every shape of insertions, deletions, replacements and swaps.
+        let mut words = vec![String::new()];
+        for len in 0..5 {
+            let longer: Vec<_> = words.iter().filter(|word| word.len() == len).cloned().collect();
+            words.extend(
+                longer.iter().flat_map(|word| ["a", "b", "c"].map(|letter| format!("{word}{letter}"))),
+            );
+        }
+        for (a, b) in words.iter().step_by(3).flat_map(|a| words.iter().map(move |b| (a, b))) {
+            let whole = whole_distance(a, b);
+            for most in 0..4 {
+                assert_eq!(distance_within(a, b, most), (whole <= most).then_some(whole), "{a} {b} {most}");
+            }
+        }
+    }
+
+    #[test]
+    fn f23_a_custom_resource_is_told_from_what_is_built_in_after_a_few_letters() {
+        for name in ["widgets.longer.example.com", "certificates.cert-manager.io", "pods.metrics.example.org"]
+        {
+            assert!(resolve(name).is_ok(), "{name}");
+            let mut rows = 0;
+            for known in full_names() {
+                if let Some(table) = Distance::new(name, known, CUSTOM_DISTANCE_MAX) {
+                    assert_eq!(table.find(|_| rows += 1), None, "{name} {known}");
+                }
+            }
+            assert!(rows <= 4 * full_names().len(), "{name}: {rows} rows");
+        }
+        assert!(full_names().iter().all(|known| known.len() + 1 < ROW));
     }
 }

@@ -208,3 +208,18 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<PartitionMap>(&text).unwrap(), map);
     }
 }
+
+/// The key alone means the Kind; a range that holds it is of the store that keeps it.
+#[test]
+fn f44_a_range_with_a_pseudo_key_asks_its_keeper_for_it() {
+    let [pseudo, mut low] = whole("pods", 1);
+    let mut high = Partition { placement: Placement::Single(StoreIdx(2)), ..low.clone() };
+    low.range = span("/registry/pods/", "/registry/pods/g");
+    high.range = span("/registry/pods/g", "/registry/pods0");
+    let map = PartitionMap::filled(vec![pseudo, low, high], StoreIdx(0), Epoch(1)).unwrap();
+    let stores = |range: KeyRange| map.stores_of(&range).into_iter().map(|store| store.0).collect::<Vec<_>>();
+    assert_eq!(stores(KeyRange::Single(Key::from("/registry/pods"))), [1, 2]);
+    assert_eq!(stores(span("/registry/pods", "/registry/pods\0")), [1]);
+    assert_eq!(stores(span("/registry/pod", "/registry/pods/")), [0, 1]);
+    assert_eq!(stores(span("/registry/pods", "/registry/pods/a")), [0, 1]);
+}

@@ -271,27 +271,32 @@ impl ClusterState {
     fn with_kind(&self, kind: &KindPrefix) -> Self {
         let mut next = self.clone();
         if next.of_kind(kind).is_empty() {
-            let resource = self.scheme().name_of(kind);
-            let name = match self.config(&resource) {
-                None => resource.clone(),
-                Some(_) => self.fresh_name(&resource),
-            };
-            next.configs.push(DataPartitionConfig {
-                api_version: None,
-                kind: None,
-                metadata: Metadata { name, resource_version: None },
-                range_start: String::new(),
-                is_range_start_valid: false,
-                range_end: String::new(),
-                is_range_end_valid: false,
-                service_group_id: Some(self.default.clone()),
-                resource,
-                ring: None,
-                durability: None,
-                history_max: None,
-            });
+            next.configs.push(self.on_store(kind, &self.default));
         }
         next
+    }
+
+    /// A config, of a name that is free, that has a store serve all of a Kind.
+    pub(super) fn on_store(&self, kind: &KindPrefix, store: &StoreName) -> DataPartitionConfig {
+        let resource = self.scheme().name_of(kind);
+        let name = match self.config(&resource) {
+            None => resource.clone(),
+            Some(_) => self.fresh_name(&resource),
+        };
+        DataPartitionConfig {
+            api_version: None,
+            kind: None,
+            metadata: Metadata { name, resource_version: None },
+            range_start: String::new(),
+            is_range_start_valid: false,
+            range_end: String::new(),
+            is_range_end_valid: false,
+            service_group_id: Some(store.clone()),
+            resource,
+            ring: None,
+            durability: None,
+            history_max: None,
+        }
     }
 
     /// `base-2`, or the next number that is free.

@@ -8,7 +8,7 @@ use super::{Change, ClusterState, Touched, config_path, refused, store_path};
 use crate::{
     ids::{Epoch, Slot, StoreName},
     map::StoreIdx,
-    model::{DataPartitionConfig, StoreConfig, StoreType},
+    model::{DataPartitionConfig, Durability, StoreConfig, StoreType},
     transfers,
     validate::{self, Errors, FieldError},
 };
@@ -34,6 +34,10 @@ pub struct StoreObject {
     /// When it opens, microseconds since the Unix epoch, if it is in the place of a store that was lost (R14).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opens_at: Option<u64>,
+    /// The slot of the store that takes over the leases which have their home here (R12), once it was to be drained, or is
+    /// lost. What was taken over stays there, so this stays, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_heir: Option<u16>,
     /// Whether configs may name it.
     pub state: StoreState,
     /// The document's revision at its last change.
@@ -62,6 +66,7 @@ impl StoreObject {
             endpoints: config.endpoints,
             uuid: None,
             opens_at: None,
+            lease_heir: None,
             state: StoreState::Active,
             resource_version,
         }
@@ -138,10 +143,59 @@ impl ClusterState {
             Some(known) if known == uuid => Ok(self.clone()),
             Some(known) => {
                 let message = format!("the store is {known}, and {uuid} answers in its place");
-                Err(refused(format!("{}.uuid", store_path(name)), message, "correct its endpoints"))
+                let what_to_do = format!(
+                    "start it with its old data folder, or, if its data is lost, run kindred store replace {name} --force"
+                );
+                Err(refused(format!("{}.uuid", store_path(name)), message, what_to_do))
             }
-            None => Ok(self.with_store(at, |store| store.uuid = Some(uuid.to_owned()))),
+            None => match self.stores.iter().find(|other| other.uuid.as_deref() == Some(uuid)) {
+                Some(other) => {
+                    let message = format!("{uuid}, which answers there, is store {:?}", other.name.0);
+                    Err(refused(format!("{}.uuid", store_path(name)), message, "correct its endpoints"))
+                }
+                None => Ok(self.with_store(at, |store| store.uuid = Some(uuid.to_owned()))),
+            },
         }
+    }
+
+    /// The document in which a store that keeps nothing is what its process of now says, in place of the one before.
+    ///
+    /// # Errors
+    /// When there is no such store, another one was met meanwhile, or it is meant to keep what it holds.
+    pub fn renew_store(&self, name: &StoreName, before: &str, uuid: &str) -> Result<Self, Vec<FieldError>> {
+        let (at, object) = self.known(name)?;
+        if object.uuid.as_deref() != Some(before) || before == uuid || !self.holds_only_none(at) {
+            return self.identify_store(name, uuid);
+        }
+        Ok(self.with_store(at, |store| store.uuid = Some(uuid.to_owned())))
+    }
+
+    /// Whether all that the store holds, or is configured to hold, is of mode none: then a process that comes back with
+    /// nothing is what was asked for (R9, R10).
+    #[must_use]
+    pub fn holds_only_none(&self, at: StoreIdx) -> bool {
+        let Some(store) = self.stores.get(usize::from(at.0)) else { return false };
+        let is_none = |config: &DataPartitionConfig| {
+            config.durability.as_deref().is_some_and(|mode| mode.parse() == Ok(Durability::None))
+        };
+        let scheme = self.scheme();
+        let none: BTreeSet<_> = self
+            .configs
+            .iter()
+            .filter(|config| is_none(config))
+            .filter_map(|config| scheme.resolve(&config.resource).ok())
+            .collect();
+        let is_kept = |config: &DataPartitionConfig| {
+            scheme.resolve(&config.resource).map_or(true, |kind| !none.contains(&kind))
+        };
+        let owns_kept = self
+            .map
+            .partitions()
+            .iter()
+            .filter(|partition| partition.placement.stores().contains(&at))
+            .any(|partition| partition.kind.as_ref().is_none_or(|kind| !none.contains(kind)));
+        let is_to_keep = self.configs.iter().any(|config| names(config, &store.name) && is_kept(config));
+        self.default != store.name && !owns_kept && !is_to_keep
     }
 
     /// The document with other endpoints for a store.
@@ -180,7 +234,11 @@ impl ClusterState {
         }
         let heir = to.or(Some(&self.default).filter(|default| *default != name));
         let mut errors = Errors::default();
-        let mut next = self.with_store(at, |store| store.state = StoreState::Draining);
+        let lease_heir = self.heir_of_leases(at, heir);
+        let mut next = self.with_store(at, |store| {
+            store.state = StoreState::Draining;
+            store.lease_heir = lease_heir.or(store.lease_heir);
+        });
         let mut touched = Touched::default();
         let scheme = self.scheme();
         for config in next.configs.iter_mut().filter(|config| names(config, name)) {
@@ -245,7 +303,12 @@ impl ClusterState {
             errors.add("default", format!("it is store {:?}", name.0), "drain the store first");
         }
         if errors.0.is_empty() {
-            Ok(self.with_store(at, |store| store.state = StoreState::Removed))
+            // Of one that cannot be asked any more, other stores may know leases.
+            let lease_heir = self.heir_of_leases(at, Some(&self.default));
+            Ok(self.with_store(at, |store| {
+                store.state = StoreState::Removed;
+                store.lease_heir = store.lease_heir.or(lease_heir);
+            }))
         } else {
             Err(errors.0)
         }
@@ -280,6 +343,12 @@ impl ClusterState {
             store.resource_version = next.revision;
             store.opens_at = Some(opens_at);
             store.state = object.state;
+            // Where it hands its own to, it hands these to as well.
+            store.lease_heir = object.lease_heir;
+        }
+        let slot = next.stores.get(usize::from(place.0)).and_then(|store| store.slot);
+        if let Some(store) = next.stores.get_mut(usize::from(lost.0)) {
+            store.lease_heir = slot;
         }
         let generation = Epoch(self.generation.0 + 1);
         let map = transfers::in_place_of(&self.map, lost, place, generation).map_err(|error| {

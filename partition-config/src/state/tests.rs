@@ -76,9 +76,10 @@ fn documents_are_checked() {
     assert_eq!(read(r#""version":1"#, r#""version":2,"more":1"#), Err(StateError::Version(2)));
     assert!(matches!(read(r#""generation""#, r#""generatoin""#), Err(StateError::Malformed(_))));
     assert!(matches!(read(r#""store":1"#, r#""store":7"#), Err(StateError::Inconsistent(_))));
-    assert!(matches!(read(r#""default":"a""#, r#""default":"x""#), Err(StateError::Inconsistent(_))));
-    let removed = r#""slot":2,"state":"removed""#;
-    assert!(matches!(read(r#""slot":2,"state":"active""#, removed), Err(StateError::Inconsistent(_))));
+    let unsound = |from: &str, to: &str| paths(read(from, to).unwrap().validated());
+    assert_eq!(unsound(r#""default":"a""#, r#""default":"x""#), ["default"]);
+    let removed = unsound(r#""slot":2,"state":"active""#, r#""slot":2,"state":"removed""#);
+    assert_eq!(removed, ["servicegroups/b", "datapartitionconfigs/p0.serviceGroupId"]);
     assert!(matches!(ClusterState::from_json(b"{}"), Err(StateError::Malformed(_))));
 }
 
@@ -120,7 +121,7 @@ fn a_move_that_is_given_up_leaves_the_configs_as_they_were() {
     let before = state(&["resource: pods, serviceGroupId: a", "resource: nodes, serviceGroupId: b"]);
     let split = before.split("pods", "m", &name("c")).unwrap().state;
     let pods = before.scheme().resolve("pods").unwrap();
-    let back = split.with_said_of(Some(&pods), &before.said_of(Some(&pods)));
+    let back = split.with_said_of(Some(&pods), &before.said_of(Some(&pods))).unwrap().state;
     let says = |state: &ClusterState| {
         let mut configs = state.configs.clone();
         configs.iter_mut().for_each(|config| config.metadata.resource_version = None);
@@ -133,7 +134,7 @@ fn a_move_that_is_given_up_leaves_the_configs_as_they_were() {
     // The rest of the keys is the default's.
     let mut moved = before.clone();
     moved.default = name("c");
-    assert_eq!(moved.with_said_of(None, &before.said_of(None)).default, name("a"));
+    assert_eq!(moved.with_said_of(None, &before.said_of(None)).unwrap().state.default, name("a"));
 }
 
 #[test]
@@ -498,4 +499,38 @@ fn a_store_that_is_lost_is_replaced() {
         paths(before.replace_store(&name("b"), vec!["a b".into()], 1)),
         ["servicegroups/b.endpoints[0]"]
     );
+}
+
+#[test]
+fn f02_only_a_store_of_mode_none_may_come_back_with_nothing() {
+    let state = state(&[
+        "resource: pods, serviceGroupId: b, durability: none",
+        "resource: secrets, serviceGroupId: c",
+        "resource: events, ring: {stores: [b, c]}, durability: none",
+    ]);
+    let only_none = |state: &ClusterState| {
+        state.stores.iter().enumerate().filter(|(at, _)| state.holds_only_none(StoreIdx(*at as u16))).count()
+    };
+    assert!(state.holds_only_none(state.store(&name("b")).unwrap().0), "pods and events");
+    for kept in ["a", "c"] {
+        assert!(!state.holds_only_none(state.store(&name(kept)).unwrap().0), "{kept}");
+    }
+    assert_eq!(only_none(&state), 2, "b, and the etcd, which holds nothing");
+    // What is to move there counts before it is there.
+    let change = state.apply_configs(&[ConfigChange::Update(config(
+        "metadata: {name: p1}\nresource: secrets\nserviceGroupId: b\n",
+    ))]);
+    let change = change.unwrap();
+    assert!(!change.transfers.is_empty());
+    assert!(!change.state.holds_only_none(state.store(&name("b")).unwrap().0), "secrets are on their way");
+
+    let known = state.identify_store(&name("b"), "u1").unwrap().identify_store(&name("c"), "u2").unwrap();
+    let renewed = known.renew_store(&name("b"), "u1", "u3").unwrap();
+    assert_eq!(renewed.store(&name("b")).unwrap().1.uuid.as_deref(), Some("u3"));
+    assert_eq!(
+        paths(renewed.renew_store(&name("b"), "u1", "u4")),
+        ["servicegroups/b.uuid"],
+        "it is u3 by now"
+    );
+    assert_eq!(paths(known.renew_store(&name("c"), "u2", "u3")), ["servicegroups/c.uuid"]);
 }

@@ -196,6 +196,16 @@ impl ListenAddr {
     pub fn target(&self) -> &Target {
         &self.target
     }
+
+    /// Whether only processes of this machine reach it.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        match &self.target {
+            Target::Tcp { host: Host::Ip(ip), .. } => ip.to_canonical().is_loopback(),
+            Target::Tcp { host: Host::Name(name), .. } => name.eq_ignore_ascii_case("localhost"),
+            Target::Unix(_) => true,
+        }
+    }
 }
 
 impl FromStr for Endpoint {

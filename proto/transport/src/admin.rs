@@ -4,19 +4,39 @@
 //! `?exclude=<check>`), so that manifests written for etcd fit.
 
 use std::fmt::Write as _;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::Router;
-use axum::extract::connect_info::Connected;
-use axum::extract::{RawQuery, State};
+use axum::extract::{ConnectInfo, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::IncomingStream;
+use axum::{Router, middleware};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use serde_json::json;
+use tokio_stream::StreamExt as _;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt as _;
 
-use crate::listener::{ConnectionInfo, Incoming, Listener};
+use crate::listener::{Connection, Listener};
 use crate::serve::Drain;
+
+mod guard;
+mod origin;
+
+pub use guard::{AdminArgs, AdminGuard, GuardError, Role};
+pub use origin::REQUEST_HEADER;
+
+/// How long a connection may be silent between requests, or in the middle of one's headers.
+const QUIET_MAX: Duration = Duration::from_secs(30);
+/// How long a client has to answer whether it lives.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// Requests at a time over one connection.
+const STREAMS_MAX: u32 = 256;
 
 /// The etcd version whose API kindred serves. kube-apiserver turns features off below it.
 pub const ETCD_VERSION: &str = "3.7.0";
@@ -28,12 +48,19 @@ pub struct Check {
     pub name: String,
     /// `Err` says why not, for the operator.
     pub result: Result<(), String>,
+    /// What is wrong though the check passes: the process serves, and somebody has to look at this.
+    pub warning: Option<String>,
 }
 
 impl Check {
     /// A check that passed, or why it did not.
     pub fn new(name: impl Into<String>, result: Result<(), impl Into<String>>) -> Self {
-        Self { name: name.into(), result: result.map_err(Into::into) }
+        Self { name: name.into(), result: result.map_err(Into::into), warning: None }
+    }
+
+    /// A check that passed, with what is wrong all the same.
+    pub fn warning(name: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { name: name.into(), result: Ok(()), warning: Some(what.into()) }
     }
 }
 
@@ -94,20 +121,64 @@ impl Admin {
     }
 }
 
-/// Serves the routes until the drain stops, then lets requests that run finish. Handlers can extract
-/// `ConnectInfo<ConnectionInfo>`.
-///
-/// # Errors
-/// None at present; axum's signature has one.
-pub async fn serve(listener: Listener, routes: Router, drain: &Drain) -> std::io::Result<()> {
-    let service = routes.into_make_service_with_connect_info::<ConnectionInfo>();
-    let stopping = drain.stopping();
-    axum::serve(listener.incoming(drain), service).with_graceful_shutdown(stopping.cancelled_owned()).await
+/// Serves the routes, to those whom the guard lets in, until the drain stops, then lets requests that run finish. Handlers
+/// can extract `ConnectInfo<ConnectionInfo>`.
+pub async fn serve(listener: Listener, routes: Router, guard: &AdminGuard, drain: &Drain) {
+    guard.follow();
+    let routes = routes.layer(middleware::from_fn_with_state(guard.clone(), guard::guarded));
+    let builder = settings();
+    let (stopping, connections) = (drain.stopping(), TaskTracker::new());
+    {
+        let mut incoming = pin!(listener.incoming(drain));
+        while let Some(Some(accepted)) = stopping.run_until_cancelled(incoming.next()).await {
+            let Ok(connection) = accepted else { continue };
+            connections.spawn(serve_one(connection, builder.clone(), routes.clone(), stopping.clone()));
+        }
+    }
+    connections.close();
+    connections.wait().await;
 }
 
-impl Connected<IncomingStream<'_, Incoming>> for ConnectionInfo {
-    fn connect_info(stream: IncomingStream<'_, Incoming>) -> Self {
-        stream.remote_addr().clone()
+/// A client that sends half a request, or nothing more, does not keep its connection.
+fn settings() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(QUIET_MAX);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(QUIET_MAX)
+        .keep_alive_timeout(ANSWER_MAX)
+        .max_concurrent_streams(STREAMS_MAX);
+    builder
+}
+
+async fn serve_one(
+    connection: Connection,
+    builder: auto::Builder<TokioExecutor>,
+    routes: Router,
+    stopping: CancellationToken,
+) {
+    let info = connection.info();
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(info.clone()));
+        routes.clone().oneshot(request.map(axum::body::Body::new))
+    });
+    let mut served = pin!(builder.serve_connection(TokioIo::new(connection), service));
+    let mut asked = false;
+    loop {
+        tokio::select! {
+            biased;
+            ended = served.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(error = &*error, "an admin connection ended with an error");
+                }
+                return;
+            }
+            () = stopping.cancelled(), if !asked => {
+                asked = true;
+                served.as_mut().graceful_shutdown();
+            }
+        }
     }
 }
 
@@ -123,15 +194,19 @@ fn probe(probe: &str, checks: Vec<Check>, query: &str) -> Response {
     let pairs = || query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
     let verbose = pairs().any(|(name, value)| name == "verbose" && value != "false" && value != "0");
     let excluded = |check: &Check| pairs().any(|(name, value)| name == "exclude" && value == check.name);
-    let mut text = String::new();
+    let (mut text, mut warnings) = (String::new(), String::new());
     let mut failed = false;
     for check in &checks {
         let name = &check.name;
         // Writing into a String cannot fail.
-        let _ = match &check.result {
+        let _ = match (&check.result, &check.warning) {
             _ if excluded(check) => writeln!(text, "[+]{name} excluded: ok"),
-            Ok(()) => writeln!(text, "[+]{name} ok"),
-            Err(why) => {
+            (Ok(()), None) => writeln!(text, "[+]{name} ok"),
+            (Ok(()), Some(what)) => {
+                let _ = writeln!(warnings, "[!]{name} {what}");
+                writeln!(text, "[!]{name} {what}")
+            }
+            (Err(why), _) => {
                 failed = true;
                 writeln!(text, "[-]{name} failed: {why}")
             }
@@ -140,21 +215,27 @@ fn probe(probe: &str, checks: Vec<Check>, query: &str) -> Response {
     if failed {
         (StatusCode::SERVICE_UNAVAILABLE, format!("{text}{probe} check failed\n")).into_response()
     } else if verbose {
-        format!("{text}{probe} check passed\n").into_response()
+        let with = if warnings.is_empty() { "" } else { ", with warnings" };
+        format!("{text}{probe} check passed{with}\n").into_response()
     } else {
-        "ok".into_response()
+        // Also who asks only this much is told.
+        format!("{warnings}ok").into_response()
     }
 }
 
 async fn health(State(admin): State<Admin>) -> Response {
-    let failed = (admin.ready)().into_iter().find_map(|check| {
-        let name = check.name;
-        check.result.err().map(|why| format!("{name}: {why}"))
+    let checks = (admin.ready)();
+    let failed = checks.iter().find_map(|check| {
+        let why = check.result.as_ref().err()?;
+        Some(format!("{}: {why}", check.name))
     });
+    let warnings =
+        checks.iter().filter_map(|check| Some(format!("{} {}", check.name, check.warning.as_ref()?)));
+    let warnings: Vec<_> = warnings.collect();
     let status = if failed.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     // etcd writes the boolean as a string, and clients compare it as one.
     let healthy = if failed.is_none() { "true" } else { "false" };
-    let body = json!({ "health": healthy, "reason": failed.unwrap_or_default() });
+    let body = json!({ "health": healthy, "reason": failed.unwrap_or_else(|| warnings.join("; ")) });
     (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 

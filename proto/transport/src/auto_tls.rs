@@ -1,13 +1,12 @@
-//! Certificates for a first try: a CA, a server and a client certificate under one directory.
+//! Certificates for a first try: a CA, and certificates of a server, its clients, routers and admins under one directory.
 //!
 //! They are made once and used again; a certificate that is about to expire, or does not name a host that is asked
 //! for, is made anew by the same CA, so that clients which trust the CA go on. Not for production: the key of the CA
 //! lies beside the certificates.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,12 +17,17 @@ use rcgen::{
 use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
 
+use crate::private;
 use crate::tls::{ClientTlsSettings, ServerTlsSettings};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const CA_NAME: &str = "kindred auto-tls CA";
 /// The common name of the client certificate.
 pub const CLIENT_NAME: &str = "kindred-client";
+/// That of the routers, by which stores know them.
+pub const ROUTER_NAME: &str = "kindred-router";
+/// That of who may change things at admin ports.
+pub const ADMIN_NAME: &str = "kindred-admin";
 
 /// The files of [`create`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +42,14 @@ pub struct AutoTls {
     pub client_cert: PathBuf,
     /// Its key.
     pub client_key: PathBuf,
+    /// The routers' certificate towards stores, named [`ROUTER_NAME`].
+    pub router_cert: PathBuf,
+    /// Its key.
+    pub router_key: PathBuf,
+    /// A certificate for admin ports, named [`ADMIN_NAME`].
+    pub admin_cert: PathBuf,
+    /// Its key.
+    pub admin_key: PathBuf,
 }
 
 /// Certificates cannot be made or written.
@@ -64,6 +76,10 @@ impl AutoTls {
             server_key: directory.join("server.key"),
             client_cert: directory.join("client.crt"),
             client_key: directory.join("client.key"),
+            router_cert: directory.join("router.crt"),
+            router_key: directory.join("router.key"),
+            admin_cert: directory.join("admin.crt"),
+            admin_key: directory.join("admin.key"),
         }
     }
 
@@ -91,8 +107,7 @@ impl AutoTls {
 /// # Errors
 /// When a file cannot be read or written, or a host is no name.
 pub fn create(directory: &Path, hosts: &[String]) -> Result<AutoTls, AutoTlsError> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    made.map_err(|source| AutoTlsError::File { path: directory.to_owned(), source })?;
+    private::make(directory).map_err(|source| AutoTlsError::File { path: directory.to_owned(), source })?;
     let files = AutoTls::in_directory(directory);
     let ca_key = directory.join("ca.key");
 
@@ -112,7 +127,9 @@ pub fn create(directory: &Path, hosts: &[String]) -> Result<AutoTls, AutoTlsErro
     };
     let server = (&files.server_cert, &files.server_key, "kindred-server", &names[..]);
     let client = (&files.client_cert, &files.client_key, CLIENT_NAME, &[][..]);
-    for (cert, key, name, names) in [server, client] {
+    let router = (&files.router_cert, &files.router_key, ROUTER_NAME, &[][..]);
+    let admin = (&files.admin_cert, &files.admin_key, ADMIN_NAME, &[][..]);
+    for (cert, key, name, names) in [server, client, router, admin] {
         if ca_is_new || !key.exists() || !lasts(cert, 30 * DAY, names) {
             let made_key = KeyPair::generate()?;
             let made = leaf_params(name, names)?.signed_by(&made_key, &ca)?;
@@ -194,16 +211,8 @@ fn this_host() -> Option<String> {
 
 /// Writes a file that only its owner may read, whole or not at all.
 fn write_private(path: &Path, text: &str) -> Result<(), AutoTlsError> {
-    let part = path.with_extension("new");
-    let write = || {
-        // A left-over of a crash may have other permissions.
-        let _ = fs::remove_file(&part);
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&part, path)
-    };
-    write().map_err(|source| AutoTlsError::File { path: path.to_owned(), source })
+    private::write(path, text.as_bytes())
+        .map_err(|source| AutoTlsError::File { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

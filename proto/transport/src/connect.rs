@@ -7,24 +7,34 @@
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use http::{HeaderName, HeaderValue};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::body::Body;
 use tonic::transport::Channel;
+use tonic::transport::channel::ResponseFuture;
+use tower::Service;
 
 use crate::address::{Endpoint, Host, Scheme, Target};
 use crate::coalesce::Coalesce;
 use crate::network::Network;
 use crate::stream::{Stream, forward};
 use crate::tls::{ClientTls, ClientTlsSettings, TlsError};
+use crate::who::{ROUTER_HEADER, Secret};
+
+/// Streams that may be left unread on one connection with the default windows. Who opens streams for others, who may
+/// not read them, spreads more of them over several connections.
+pub const STREAMS_MAX: usize = 1000;
 
 /// How to connect.
 #[derive(Debug, Clone)]
@@ -37,10 +47,13 @@ pub struct ConnectOptions {
     pub keepalive_interval: Duration,
     /// Time for its answer.
     pub keepalive_timeout: Duration,
-    /// Bytes that the peer may send ahead on all streams together.
+    /// Bytes that the peer may send ahead on all streams together. What nobody reads of one stream is missing to all others,
+    /// so this is to be well above [`STREAMS_MAX`] times the next.
     pub connection_window: u32,
     /// Bytes that the peer may send ahead on one stream.
     pub stream_window: u32,
+    /// What a router shows to the stores of its cluster (see [`crate::who`]).
+    pub secret: Option<Secret>,
     /// Whose sockets.
     pub network: Network,
 }
@@ -53,8 +66,10 @@ impl Default for ConnectOptions {
             // etcd closes connections that ask more often than every 5 s.
             keepalive_interval: Duration::from_secs(10),
             keepalive_timeout: Duration::from_secs(5),
-            connection_window: 32 << 20,
-            stream_window: 8 << 20,
+            // The largest that there is.
+            connection_window: (1 << 31) - 1,
+            stream_window: 1 << 20,
+            secret: None,
             network: Network::System,
         }
     }
@@ -79,23 +94,54 @@ pub enum ConnectError {
     },
 }
 
+/// Ends the connections of a [`Connector`] from aside, for instance when their peer is silent. Who waits for an answer over
+/// them learns at once that the connection is lost; the next request makes a new one.
+#[derive(Debug, Clone, Default)]
+pub struct Cut(Arc<Mutex<CancellationToken>>);
+
+impl Cut {
+    /// Ends all that there are.
+    pub fn now(&self) {
+        let ended = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        ended.cancel();
+    }
+
+    fn next(&self) -> CancellationToken {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 /// Builds channels and connections.
 #[derive(Debug, Clone, Default)]
 pub struct Connector {
     options: ConnectOptions,
+    cut: Option<Cut>,
 }
 
 impl Connector {
     /// A connector with these options.
     #[must_use]
     pub fn new(options: ConnectOptions) -> Self {
-        Self { options }
+        Self { options, cut: None }
+    }
+
+    /// The same, and what ends the connections that this one makes.
+    #[must_use]
+    pub fn with_cut(&self) -> (Self, Cut) {
+        let cut = Cut::default();
+        (Self { options: self.options.clone(), cut: Some(cut.clone()) }, cut)
     }
 
     /// A connector with default options and this TLS.
     #[must_use]
     pub fn with_tls(tls: Option<ClientTls>) -> Self {
         Self::new(ConnectOptions { tls, ..ConnectOptions::default() })
+    }
+
+    /// The same for peers that are not of the cluster, which are not to know its secret.
+    #[must_use]
+    pub fn without_secret(&self) -> Self {
+        Self::new(ConnectOptions { secret: None, ..self.options.clone() })
     }
 
     /// A channel to one peer. It needs a tokio runtime, and connects at its first request.
@@ -141,6 +187,15 @@ impl Connector {
         })))
     }
 
+    /// The same as a router of the cluster, which shows that it is one.
+    ///
+    /// # Errors
+    /// As [`Connector::channel_any`].
+    pub fn router_channel(&self, endpoints: &[Endpoint]) -> Result<RouterChannel, ConnectError> {
+        let shows = Secret::shown(self.options.secret.as_ref());
+        Ok(RouterChannel { channel: self.channel_any(endpoints)?, shows })
+    }
+
     /// One connection, for protocols other than gRPC. Its writes are coalesced: what was flushed leaves at the next
     /// read or shutdown at the latest (see [`crate::coalesce`]), so one task must both write and read.
     ///
@@ -167,8 +222,30 @@ impl Connector {
                 Some((tls, server))
             }
         };
-        let network = self.options.network.clone();
-        Ok(Dialer { endpoint: endpoint.clone(), tls, timeout: self.options.connect_timeout, network })
+        let (network, cut) = (self.options.network.clone(), self.cut.clone());
+        Ok(Dialer { endpoint: endpoint.clone(), tls, timeout: self.options.connect_timeout, network, cut })
+    }
+}
+
+/// A channel of a router to a store: every request shows that it comes from a router (see [`crate::who`]).
+#[derive(Debug, Clone)]
+pub struct RouterChannel {
+    channel: Channel,
+    shows: HeaderValue,
+}
+
+impl Service<http::Request<Body>> for RouterChannel {
+    type Response = http::Response<Body>;
+    type Error = tonic::transport::Error;
+    type Future = ResponseFuture;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.channel.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> ResponseFuture {
+        request.headers_mut().insert(HeaderName::from_static(ROUTER_HEADER), self.shows.clone());
+        self.channel.call(request)
     }
 }
 
@@ -179,6 +256,7 @@ struct Dialer {
     tls: Option<(ClientTls, ServerName<'static>)>,
     timeout: Duration,
     network: Network,
+    cut: Option<Cut>,
 }
 
 /// The dialers of one channel.
@@ -236,6 +314,7 @@ impl Dialer {
     }
 
     async fn dial_slowly(&self) -> io::Result<ClientConnection> {
+        let cut = self.cut.as_ref().map(|cut| Box::pin(cut.next().cancelled_owned()));
         let stream = match self.endpoint.target() {
             Target::Tcp { host, port } if let Network::Other(network) = &self.network => {
                 Stream::Other(network.connect(&host.to_string(), *port).await?)
@@ -254,7 +333,7 @@ impl Dialer {
                 Transport::Tls(Box::new(stream))
             }
         };
-        Ok(ClientConnection { io: Coalesce::new(transport) })
+        Ok(ClientConnection { io: Coalesce::new(transport), cut })
     }
 }
 
@@ -279,14 +358,35 @@ enum Transport {
 forward!(Transport, Transport::Plain, Transport::Tls);
 
 /// A connection to a peer, with coalesced writes.
-#[derive(Debug)]
 pub struct ClientConnection {
     io: Coalesce<Transport>,
+    cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+}
+
+impl ClientConnection {
+    fn is_cut(&mut self, cx: &mut Context<'_>) -> bool {
+        self.cut.as_mut().is_some_and(|cut| cut.as_mut().poll(cx).is_ready())
+    }
+}
+
+impl fmt::Debug for ClientConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientConnection").field("io", &self.io).finish_non_exhaustive()
+    }
 }
 
 impl AsyncRead for ClientConnection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_read(cx, into)
+        let this = self.get_mut();
+        let read = Pin::new(&mut this.io).poll_read(cx, into);
+        // A connection that has more to say is not silent.
+        if read.is_pending() && this.is_cut(cx) {
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "the peer says nothing",
+            )));
+        }
+        read
     }
 }
 

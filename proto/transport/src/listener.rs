@@ -1,10 +1,12 @@
 //! Accepting connections: TCP and Unix sockets, plain and TLS, as a stream that tonic and axum serve.
 //!
-//! TLS handshakes run in tasks of their own, limited in time and number, so that one slow client delays nobody.
+//! TLS handshakes run in tasks of their own. They, and connections that have not sent the beginning of HTTP yet, are limited in
+//! time and number, so that clients that say nothing delay nobody (`door`).
 //! [`Incoming`] owns the socket: dropping it closes the port at once, while accepted connections live on until their
 //! server ends them or [`Drain::killed`] closes them.
 
 mod connection;
+mod door;
 mod share;
 mod socket;
 mod source;
@@ -16,8 +18,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tokio::time::{Instant, Sleep};
 use tokio_rustls::TlsAcceptor;
-use tokio_stream::{Stream, StreamExt};
+use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 
 use crate::address::{Endpoint, ListenAddr, Scheme, Target};
@@ -28,6 +31,8 @@ use crate::tls::ServerTls;
 
 use connection::Transport;
 pub use connection::{Connection, ConnectionInfo, Peer};
+pub use door::GivenUp;
+use door::{Door, Pass};
 pub use share::HandsOut;
 use socket::Socket;
 use source::Source;
@@ -39,9 +44,9 @@ pub struct ListenOptions {
     pub tls: Option<ServerTls>,
     /// Connections that the kernel keeps until they are accepted.
     pub backlog: u32,
-    /// Time for a TLS handshake.
+    /// Time for a TLS handshake, and again for the beginning of HTTP.
     pub handshake_timeout: Duration,
-    /// Handshakes at a time; further connections wait in the kernel.
+    /// Connections at a time that have not got so far; for a further one, one that says nothing is closed.
     pub handshakes_max: usize,
     /// TCP keepalive: idle time before the first probe.
     pub keepalive: Option<Duration>,
@@ -172,6 +177,8 @@ impl Listener {
     pub fn incoming(self, drain: &Drain) -> Incoming {
         Incoming {
             source: Source::of(self.socket),
+            door: Door::new(self.options.handshakes_max),
+            full: None,
             options: self.options,
             handshakes: JoinSet::new(),
             killed: drain.killed(),
@@ -184,6 +191,9 @@ impl Listener {
 pub struct Incoming {
     source: Source,
     options: ListenOptions,
+    door: Door,
+    /// Until there may be a place at the door.
+    full: Option<Pin<Box<Sleep>>>,
     handshakes: JoinSet<Option<Connection>>,
     killed: CancellationToken,
 }
@@ -192,27 +202,38 @@ impl Incoming {
     /// Accepts until something is ready to be served; TLS handshakes are started and come back through `handshakes`.
     fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Option<Connection>> {
         loop {
-            if self.handshakes.len() >= self.options.handshakes_max {
-                // A handshake that ends wakes us through `poll_join_next`.
-                return Poll::Pending;
-            }
+            std::task::ready!(self.poll_room(cx));
             let Some((stream, peer)) = std::task::ready!(self.source.poll_accept(cx)) else {
                 return Poll::Ready(None);
             };
             stream.prepare(self.options.keepalive);
             let killed = self.killed.child_token();
+            let pass = self.door.enter(peer, Instant::now(), killed.clone());
+            let timeout = self.options.handshake_timeout;
+            let begins = Begins { peer, killed, pass, timeout };
             match &self.options.tls {
-                None => return Poll::Ready(Some(Connection::plain(stream, peer, killed))),
+                None => return Poll::Ready(Some(begins.plain(stream))),
                 Some(tls) => {
-                    let handshake = handshake(stream, peer, tls.clone(), killed);
-                    let timeout = self.options.handshake_timeout;
-                    self.handshakes.spawn(async move {
-                        tokio::time::timeout(timeout, handshake).await.unwrap_or_else(|_| {
-                            tracing::info!(%peer, ?timeout, "TLS handshake took too long");
-                            None
-                        })
-                    });
+                    self.handshakes.spawn(begins.tls(stream, tls.clone()));
                 }
+            }
+        }
+    }
+
+    /// Ready when another connection has a place at the door. While there is none, others wait in the kernel; a handshake
+    /// that ends wakes us through `poll_join_next`.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if let Some(full) = &mut self.full {
+                let over = full.as_mut().poll(cx).is_ready();
+                if !over && self.door.room(Instant::now()).is_err() {
+                    return Poll::Pending;
+                }
+                self.full = None;
+            }
+            match self.door.room(Instant::now()) {
+                Ok(()) => return Poll::Ready(()),
+                Err(until) => self.full = Some(Box::pin(tokio::time::sleep_until(until))),
             }
         }
     }
@@ -248,50 +269,56 @@ impl Stream for Incoming {
     }
 }
 
-impl axum::serve::Listener for Incoming {
-    type Io = Connection;
-    type Addr = ConnectionInfo;
+/// A connection that was accepted, and nothing else yet.
+struct Begins {
+    peer: Peer,
+    killed: CancellationToken,
+    pass: Pass,
+    timeout: Duration,
+}
 
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        loop {
-            match self.next().await {
-                Some(Ok(connection)) => {
-                    let info = connection.info();
-                    return (connection, info);
-                }
-                Some(Err(_)) => {}
-                None => std::future::pending().await,
+impl Begins {
+    fn plain(self, stream: stream::Stream) -> Connection {
+        let Self { peer, killed, pass, timeout } = self;
+        Connection::new(Transport::Plain(stream), peer, killed, Some((pass, timeout)))
+    }
+
+    async fn tls(self, stream: stream::Stream, tls: ServerTls) -> Option<Connection> {
+        let (peer, timeout, killed) = (self.peer, self.timeout, self.killed.clone());
+        let handshake = tokio::time::timeout(timeout, self.handshake(stream, tls));
+        match killed.run_until_cancelled(handshake).await {
+            Some(Ok(connection)) => connection,
+            Some(Err(_)) => {
+                GivenUp::Late.counted();
+                tracing::debug!(%peer, ?timeout, "TLS handshake took too long");
+                None
+            }
+            None => {
+                tracing::debug!(%peer, "another connection got the place of one in its TLS handshake");
+                None
             }
         }
     }
 
-    fn local_addr(&self) -> io::Result<Self::Addr> {
-        Ok(ConnectionInfo {
-            peer: self.source.local_addr().map_or(Peer::Unix, Peer::Tcp),
-            tls: self.options.tls.is_some(),
-            client: None,
-        })
-    }
-}
-
-async fn handshake(
-    stream: stream::Stream,
-    peer: Peer,
-    tls: ServerTls,
-    killed: CancellationToken,
-) -> Option<Connection> {
-    if tls.settings().allow_plaintext {
+    async fn handshake(self, stream: stream::Stream, tls: ServerTls) -> Option<Connection> {
         match stream.first_byte().await {
             Ok(Some(TLS_HANDSHAKE)) => {}
-            Ok(Some(_)) => return Some(Connection::plain(stream, peer, killed)),
+            Ok(Some(_)) if tls.settings().allow_plaintext => return Some(self.plain(stream)),
+            // Not TLS: rustls says so.
+            Ok(Some(_)) => {}
             Ok(None) | Err(_) => return None,
         }
-    }
-    match TlsAcceptor::from(tls.current()).accept(stream).await {
-        Ok(stream) => Some(Connection::new(Transport::Tls(Box::new(stream)), peer, killed)),
-        Err(error) => {
-            tracing::info!(%peer, %error, "TLS handshake failed");
-            None
+        self.pass.spoke();
+        let Self { peer, killed, pass, timeout } = self;
+        match TlsAcceptor::from(tls.current()).accept(stream).await {
+            Ok(stream) => {
+                Some(Connection::new(Transport::Tls(Box::new(stream)), peer, killed, Some((pass, timeout))))
+            }
+            Err(error) => {
+                GivenUp::Failed.counted();
+                tracing::debug!(%peer, %error, "TLS handshake failed");
+                None
+            }
         }
     }
 }

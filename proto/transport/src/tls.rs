@@ -18,10 +18,10 @@ use rustls::crypto::CryptoProvider;
 
 pub use client::{ClientTls, ClientTlsArgs, ClientTlsSettings, StoreTlsArgs};
 pub use peer::ClientIdentity;
-pub use server::{ServerTls, ServerTlsArgs, ServerTlsSettings};
+pub use server::{ServerFlags, ServerTls, ServerTlsArgs, ServerTlsSettings};
 
 /// How often the files are read again; they are a few kilobytes.
-const RELOAD_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const RELOAD_EVERY: Duration = Duration::from_secs(5);
 
 /// TLS settings or files that cannot be used.
 #[derive(Debug, thiserror::Error)]

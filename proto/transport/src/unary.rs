@@ -13,18 +13,22 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, header::CONTENT_TYPE};
 use hyper::body::{Body as _, Incoming};
-use kindred_wire::rope::Rope;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Extensions, Status};
 
 pub mod answer;
 pub mod ask;
+pub mod long;
 pub mod message;
 pub mod pieces;
 
 use self::answer::AnswerBody;
+use self::long::Message;
 use self::message::MessageReader;
 use crate::grpc;
+use crate::listener::ConnectionInfo;
+use crate::server::Open;
+use crate::unread::Unread;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
@@ -36,6 +40,12 @@ pub trait UnaryCalls: Clone + Send + Sync + 'static {
     /// The method of a path; `None` leaves the call to the other services.
     fn method(&self, path: &str) -> Option<Self::Method>;
 
+    /// What answers those of one connection.
+    #[must_use]
+    fn of_connection(&self, _from: &ConnectionInfo) -> Self {
+        self.clone()
+    }
+
     /// Most bytes of a request's message.
     fn message_bytes_max(&self) -> usize;
 
@@ -44,7 +54,7 @@ pub trait UnaryCalls: Clone + Send + Sync + 'static {
         &self,
         method: Self::Method,
         request: tonic::Request<Bytes>,
-    ) -> impl Future<Output = Result<Rope, Status>> + Send;
+    ) -> impl Future<Output = Result<Message, Status>> + Send;
 
     /// A call came in.
     fn began(&self, _method: Self::Method) {}
@@ -65,7 +75,7 @@ impl UnaryCalls for () {
         0
     }
 
-    async fn call(&self, method: Infallible, _request: tonic::Request<Bytes>) -> Result<Rope, Status> {
+    async fn call(&self, method: Infallible, _request: tonic::Request<Bytes>) -> Result<Message, Status> {
         match method {}
     }
 }
@@ -81,9 +91,11 @@ pub(crate) fn method_of<U: UnaryCalls, B>(calls: &U, request: &Request<B>) -> Op
 /// Answers one request.
 pub(crate) async fn serve<U: UnaryCalls>(
     calls: U,
+    unread: Unread,
     method: U::Method,
     headers: HeaderMap,
     body: Incoming,
+    open: Open,
 ) -> Result<Response<AnswerBody>, Infallible> {
     calls.began(method);
     let limit = time_limit(&headers);
@@ -92,14 +104,14 @@ pub(crate) async fn serve<U: UnaryCalls>(
             let message = read(body, calls.message_bytes_max()).await?;
             let metadata = MetadataMap::from_headers(headers);
             let request = tonic::Request::from_parts(metadata, Extensions::new(), message);
-            AnswerBody::message(calls.call(method, request).await?)
+            AnswerBody::message(calls.call(method, request).await?, &unread)
         });
         within(limit, answering.as_mut()).await
     };
     Ok(match answered {
         Ok(body) => {
             calls.ended(method, Code::Ok);
-            let mut response = Response::new(body);
+            let mut response = Response::new(body.open(open));
             response.headers_mut().insert(CONTENT_TYPE, GRPC);
             response
         }

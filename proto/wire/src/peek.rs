@@ -11,8 +11,9 @@ use crate::{
     scan::{Fields, Value, varints},
 };
 
-/// Most levels of txns in txns. etcd's own limit follows from `--max-txn-ops`; prost decodes no more than this.
-pub const TXN_DEPTH_MAX: usize = 48;
+/// Most levels of txns in txns. etcd's own limit follows from `--max-txn-ops`, of which each level takes one: 128, if nothing else
+/// is said. Everything that looks at a txn goes into it by calling itself, on stacks of 2 MiB.
+pub const TXN_DEPTH_MAX: usize = 256;
 
 flat! {
     /// A `RangeRequest`, of Range and RangeStream.

@@ -35,6 +35,16 @@ pub fn is_not_owned(text: &str) -> bool {
     text.starts_with("kindred: ") && text.ends_with(ASK_AGAIN)
 }
 
+/// What stands before the highest term seen in a text of [`KindredError::StaleTerm`].
+const COORDINATOR: &str = " has a coordinator of term ";
+
+/// The highest term seen, of a text of [`KindredError::StaleTerm`].
+#[must_use]
+pub fn stale_term(text: &str) -> Option<u64> {
+    let (_, seen) = text.split_once(COORDINATOR)?;
+    seen.split(',').next()?.parse().ok()
+}
+
 /// One key of a refused request and the store that serves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyOnStore {
@@ -192,7 +202,7 @@ impl fmt::Display for KindredError {
                 write!(f, "{} is on another store since map {epoch}; {ASK_AGAIN}", Shown(key))
             }
             Self::StaleTerm { move_id, term, seen } => {
-                write!(f, "move {move_id} has a coordinator of term {seen}, this is term {term}; stop")
+                write!(f, "move {move_id}{COORDINATOR}{seen}, this is term {term}; stop")
             }
             Self::UnitState { reason } => f.write_str(&Foreign(reason).to_string()),
             Self::NotReady { waiting_for } => write!(f, "not ready, waiting for {}", Foreign(waiting_for)),

@@ -470,12 +470,11 @@ fn nested_txns_are_bounded() {
     use pb::request_op::Request;
     let mut txn = pb::TxnRequest::default();
     let mut deepest = 0;
-    for depth in 0..60 {
+    for depth in 0..peek::TXN_DEPTH_MAX + 10 {
         let bytes = txn.encode_to_vec();
         let peeked = visited(&bytes);
         if depth <= peek::TXN_DEPTH_MAX {
             assert_eq!(peeked, Ok(Vec::new()), "{depth}");
-            assert!(pb::TxnRequest::decode(bytes.as_slice()).is_ok(), "{depth}");
             deepest = depth;
         } else {
             assert_eq!(peeked, Err(peek::WireError::TooDeep), "{depth}");

@@ -30,11 +30,36 @@ pub fn is_skewed(offset_micros: i64) -> bool {
     offset_micros.unsigned_abs() > MAX_OFFSET_MICROS
 }
 
+/// What a raise needs besides: time passes, and a clock under a burst runs ahead.
+const RAISE_MARGIN_MICROS: i64 = 1_000_000;
+
+/// Whether a store whose clock is at `offset_micros` cannot be sure to come to where one at `to_micros` is: a clock is
+/// raised by no more than the maximum offset.
+#[must_use]
+pub fn is_too_far_behind(offset_micros: i64, to_micros: i64) -> bool {
+    let allowed = i64::try_from(MAX_OFFSET_MICROS).unwrap_or(i64::MAX) - RAISE_MARGIN_MICROS;
+    to_micros.saturating_sub(offset_micros) > allowed
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn f21_some_seconds_behind_can_be_made_up_for_and_more_cannot() {
+        for (target, source, too_far) in [
+            (-3_000_000, 0, false),
+            (-8_900_000, 0, false),
+            (-9_100_000, 0, true),
+            (-8_000_000, 8_000_000, true),
+            (8_000_000, -8_000_000, false),
+            (i64::MIN, i64::MAX, true),
+        ] {
+            assert_eq!(is_too_far_behind(target, source), too_far, "{target} {source}");
+        }
+    }
 
     const HOUR: u64 = 3_600_000_000;
     const T: u64 = 1_767_225_600_000_000;

@@ -12,10 +12,16 @@ use kindred_partition_config::key::KeyRange;
 use kindred_wire::kv::{EventRef, EventType, KeyValueRef};
 use kindred_wire::scan::WireError;
 
-use crate::watch_merge::Entry;
+use crate::watch_merge::{Entry, Group};
 
 /// The events of one revision, shared by everyone who reads them.
 pub type Events = Arc<[FeedEvent]>;
+
+impl Group for Events {
+    fn join(&mut self, more: Self) {
+        *self = self.iter().chain(&*more).cloned().collect();
+    }
+}
 
 /// What an event costs in a budget beside its bytes.
 const OVERHEAD_BYTES: usize = 96;

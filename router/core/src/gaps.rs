@@ -18,8 +18,9 @@ use std::collections::VecDeque;
 
 use kindred_partition_config::ids::Revision;
 
-/// Gaps of a feed that are remembered; of older ones only where they ended.
-const GAPS_MAX: usize = 16;
+/// Gaps of a feed that are remembered, some bytes each; of older ones only where they ended. So a reader that did not look
+/// while its stores were killed more often than that is cancelled, whatever it was given.
+const GAPS_MAX: usize = 1024;
 
 /// One unclean restart of one store: the open interval of revisions that may have been shown and lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +75,12 @@ impl Gaps {
         true
     }
 
+    /// How many it has ever taken note of.
+    #[must_use]
+    pub fn heard(&self) -> u64 {
+        self.forgotten + self.known.len() as u64
+    }
+
     /// Holds a reader that wants `next` first against the gaps that it has not passed. Then it has passed all.
     ///
     /// # Errors
@@ -86,7 +93,7 @@ impl Gaps {
         if let Some(gap) = self.known.iter().skip(seen).find(|gap| gap.holds(next)) {
             return Err(gap.until);
         }
-        passed.0 = self.forgotten + self.known.len() as u64;
+        passed.0 = self.heard();
         Ok(())
     }
 }

@@ -6,7 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::feed_ring::{FeedRing, Read, Start};
-use crate::watch_merge::{Command, Entry, Event, SourceIx, WatchMerge};
+use crate::watch_merge::{Command, Entry, Event, Group, SourceIx, WatchMerge};
+
+impl Group for u64 {
+    fn join(&mut self, _: Self) {
+        unreachable!("no two stores tell of one revision here")
+    }
+}
 
 fn rev(revision: i64) -> Revision {
     Revision(revision)
@@ -44,11 +50,28 @@ fn r10_forgotten_gaps_cancel_whoever_has_not_passed_them() {
     gaps.note(gap(0, 5));
     assert_eq!(gaps.pass(rev(1), &mut early), Ok(()));
     for i in 1..=GAPS_MAX as i64 {
+        assert_eq!(gaps.pass(rev(3), &mut Passed::default()), Err(rev(5)), "{i}");
+        assert_eq!(gaps.pass(rev(1), &mut Passed::default()), Ok(()), "before {i}");
         gaps.note(gap(i * 10, i * 10 + 5));
     }
+    assert_eq!(gaps.pass(rev(1), &mut Passed::default()), Err(rev(5)), "nobody knows where the first began");
     assert_eq!(gaps.pass(rev(3), &mut Passed::default()), Err(rev(5)));
     assert_eq!(gaps.pass(rev(6), &mut Passed::default()), Ok(()));
     assert_eq!(gaps.pass(rev(3), &mut early), Ok(()), "it passed the one that was forgotten");
+}
+
+/// Seventeen crashes that took nothing, and two of another store, between two looks of a reader that was given nothing.
+#[test]
+fn f53_many_restarts_cancel_nobody_without_need() {
+    let mut gaps = Gaps::default();
+    let (mut behind, mut ahead) = (Passed::default(), Passed::default());
+    for i in 0..19 {
+        gaps.note(gap(20 + 3 * i, 23 + 3 * i));
+    }
+    assert_eq!(gaps.pass(rev(21), &mut behind), Ok(()));
+    assert_eq!(gaps.pass(rev(23), &mut behind), Ok(()), "it reads on");
+    assert_eq!(gaps.pass(rev(23), &mut ahead), Ok(()), "the first revision of a new life");
+    assert_eq!(gaps.pass(rev(22), &mut Passed::default()), Err(rev(23)), "what was lost");
 }
 
 const STORES: usize = 2;

@@ -6,6 +6,8 @@
 //! | [`step`] | what a coordinator does to the world, one call or compare-and-swap each |
 //! | [`machine`] | which steps are next |
 //! | [`watchdog`] | what any router does when the coordinator is silent while keys are held up |
+//! | [`conflict`] | which changes of the configuration go beside a move, and which do not |
+//! | [`reconcile`] | who owns what when meta and the shards do not say the same |
 //! | [`preview`] | what a move will cost |
 //!
 //! Three rules carry the rest:
@@ -17,8 +19,10 @@
 //!    followed, a late `Unfreeze` the next `Freeze`. A coordinator that was taken over is fenced by the same rule.
 //! 3. Every call may be repeated. Who takes over repeats all that the record does not exclude.
 
+pub mod conflict;
 pub mod machine;
 pub mod preview;
+pub mod reconcile;
 pub mod record;
 pub mod step;
 pub mod watchdog;

@@ -104,6 +104,12 @@ impl<M: Member> Progress<M> {
         self.round.is_some()
     }
 
+    /// Whether [`Progress::changed`] has to know the members.
+    #[must_use]
+    pub fn depends_on_members(&self) -> bool {
+        self.round.is_some() || self.single.is_some()
+    }
+
     /// The revision that the round under way has fixed: who can stop there shows nothing above it until it ends.
     #[must_use]
     pub fn target(&self) -> Option<Revision> {

@@ -7,8 +7,8 @@
 //! source at once: then all are one group, and `limit` bounds what each sends.
 //!
 //! `count` and `more` are of the whole, as etcd's: `count` ignores limit and filters, `more` says whether an item that
-//! passes the filters lies behind the last one given. Without filters, the one follows from the other; with them, one
-//! more item is looked for.
+//! passes the filters lies behind the last one given. A list ends by its data, never by a count: where the limit cut it
+//! and no source is known to go on, one more item is looked for; one that gave everything counts what it gave.
 //!
 //! An error leaves the merge unusable: the read fails.
 
@@ -139,6 +139,8 @@ pub struct RangeMerge<I> {
     emitted: u64,
     /// The last key emitted, where the order is by key.
     last_key: Option<Vec<u8>>,
+    /// At the limit: there are items behind it.
+    goes_on: bool,
     done: bool,
 }
 
@@ -171,6 +173,7 @@ impl<I: Item> RangeMerge<I> {
             ahead,
             emitted: 0,
             last_key: None,
+            goes_on: false,
             done: false,
         }
     }
@@ -319,33 +322,38 @@ impl<I: Item> RangeMerge<I> {
 
     /// All items are given: only `count` and `more` are still to be known.
     fn finish(&mut self, commands: &mut Vec<Command<I>>) {
-        let beyond =
-            |source: &Source<I>| !source.buffer.is_empty() || source.feed == Feed::Ended { more: true };
+        // A source that was not at its end when it sent items has more of them; of those, a filter may let none pass.
+        let idle_goes_on = !self.spec.filtered;
+        let beyond = |source: &Source<I>| {
+            !source.buffer.is_empty()
+                || source.feed == Feed::Ended { more: true }
+                || (idle_goes_on && source.feed == Feed::Idle)
+        };
         let ended = |source: &Source<I>| matches!(source.feed, Feed::Ended { .. });
         let cut = self.remaining() == Some(0) && !self.spec.count_only;
-        // With filters, a count says nothing about what passes them: look for one more item.
-        let look =
-            cut && self.spec.filtered && !self.sources.iter().any(beyond) && !self.sources.iter().all(ended);
-        if look {
+        // Once it is known, sources are closed, and can tell no more.
+        self.goes_on |= self.sources.iter().any(beyond);
+        if cut && !self.goes_on && !self.sources.iter().all(ended) {
             for (index, source) in self.sources.iter_mut().enumerate() {
                 fetch(source, index, Some(1), commands);
             }
             return;
         }
+        let whole = !cut && !self.spec.filtered && !self.spec.count_only;
         for (index, source) in self.sources.iter_mut().enumerate() {
             let source_ix = SourceIx(index);
             if matches!(source.feed, Feed::Idle | Feed::Asked) {
                 commands.push(Command::Close { source: source_ix });
                 source.feed = Feed::Closed;
             }
-            if source.count.is_none() && !source.counting {
+            if source.count.is_none() && !source.counting && !whole {
                 source.counting = true;
                 commands.push(Command::Count { source: source_ix });
             }
         }
-        let Some(count) = self.sources.iter().map(|source| source.count).sum::<Option<u64>>() else { return };
-        let more =
-            cut && if self.spec.filtered { self.sources.iter().any(beyond) } else { count > self.emitted };
+        let counted = || self.sources.iter().map(|source| source.count).sum::<Option<u64>>();
+        let Some(count) = (if whole { Some(self.emitted) } else { counted() }) else { return };
+        let more = cut && self.goes_on;
         self.done = true;
         self.sources.iter_mut().for_each(|source| source.buffer.clear());
         commands.push(Command::Done { count, more });

@@ -82,26 +82,44 @@ fn the_stores_of_a_ring_are_read_together() {
 }
 
 #[test]
-fn at_the_limit_the_rest_is_counted_not_read() {
+fn at_the_limit_one_more_is_looked_for_and_the_rest_is_counted() {
     let mut merge = RangeMerge::new(spec(2), &[1, 1, 1], 1);
     let c = SourceIx(2);
     assert_eq!(merge.start(), Ok(vec![fetch_of(A, 2), fetch_of(B, 2)]));
     assert_eq!(
         merge.step(chunk(A, &["a", "b"], Some(2), Some(false))),
-        Ok(vec![
-            emit(&["a", "b"]),
-            Command::Close { source: B },
-            Command::Count { source: B },
-            Command::Count { source: c }
-        ])
+        Ok(vec![emit(&["a", "b"]), fetch_of(c, 1)])
     );
     assert_eq!(
         merge.step(chunk(B, &["x"], Some(1), Some(true))),
-        Ok(vec![]),
-        "was under way; its count is good"
+        Ok(vec![Command::Close { source: c }, Command::Count { source: c }])
     );
     let done = Command::Done { count: 3, more: true };
     assert_eq!(merge.step(Event::Counted { source: c, count: 0 }), Ok(vec![done]));
+}
+
+/// A source that goes on is read on, and behind the limit it has more, whatever it counts.
+#[test]
+fn f01_a_count_ends_no_list() {
+    let mut merge = RangeMerge::new(spec(0), &[1], 0);
+    merge.start().unwrap();
+    let more = merge.step(chunk(A, &["a", "b"], Some(1), None));
+    assert_eq!(more, Ok(vec![emit(&["a", "b"]), fetch_of(A, 0)]));
+    let done = Command::Done { count: 3, more: false };
+    assert_eq!(merge.step(chunk(A, &["c"], None, Some(false))), Ok(vec![emit(&["c"]), done]));
+
+    let mut merge = RangeMerge::new(spec(2), &[1], 0);
+    merge.start().unwrap();
+    let cut = merge.step(chunk(A, &["a", "b"], Some(1), None));
+    let done = Command::Done { count: 1, more: true };
+    assert_eq!(cut, Ok(vec![emit(&["a", "b"]), Command::Close { source: A }, done]));
+
+    let mut merge = RangeMerge::new(spec(2), &[1, 1], 0);
+    merge.start().unwrap();
+    let cut = merge.step(chunk(A, &["a", "b"], Some(9), Some(false)));
+    assert_eq!(cut, Ok(vec![emit(&["a", "b"]), fetch_of(B, 1)]), "there may be none behind it");
+    let done = Command::Done { count: 9, more: false };
+    assert_eq!(merge.step(chunk(B, &[], Some(0), Some(false))), Ok(vec![done]));
 }
 
 #[test]

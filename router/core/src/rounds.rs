@@ -77,6 +77,13 @@ mod tests {
         assert_eq!(rounds.next(&"a"), None);
     }
 
+    #[test]
+    fn f52_random_tests_draw_the_same_numbers_every_time() {
+        let seed = ProptestConfig::default().rng_seed;
+        let fixed = matches!(seed, prop::test_runner::RngSeed::Fixed(_));
+        assert!(fixed, "set PROPTEST_RNG_SEED, as .cargo/config.toml does");
+    }
+
     proptest! {
         /// Everybody is answered once, by a round that began when or after they asked.
         #[test]

@@ -12,9 +12,13 @@
 //! * a source below the newest buffered event, or below what somebody waits for ([`Event::Want`]), is asked for a
 //!   watermark ([`Command::Advance`]). One ask at a time: under load, the next one stands for all that came meanwhile.
 //!
-//! A source is all that *one* store serves of the range: a store never splits a revision, and no two stores assign the
-//! same one (R1). When the map changes, build a new merge at [`WatchMerge::merged`] and open every feed at the revision
-//! after it: nothing above it was emitted.
+//! A source is all that *one* store serves of the range, and a store never splits a revision. No two stores assign the
+//! same one (R1), but several may *tell* of one: what a transaction wrote before its keys went to different stores. These
+//! events are one revision of the merged stream as they were one of the store's ([`Group`]): it is emitted when every
+//! source has proved that it has told its part, and whole.
+//!
+//! When the map changes, build a new merge at [`WatchMerge::merged`] and open every feed at the revision after it: nothing
+//! above it was emitted.
 //!
 //! A wrong input is a typed error that changes nothing; the caller ends the feed with it (pitfall E6: an event below a
 //! published watermark must be neither emitted nor dropped in silence).
@@ -34,6 +38,12 @@ impl fmt::Display for SourceIx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// Events of one revision, to which those that another store has of it can be added.
+pub trait Group {
+    /// Adds the events of another store, which are behind these in an order that is always the same.
+    fn join(&mut self, more: Self);
 }
 
 /// All events of one revision: never split.
@@ -166,14 +176,6 @@ pub enum MergeError {
         /// What the source had proved.
         proved: Revision,
     },
-    /// Two stores assigned one revision (R1).
-    #[error("source {source_ix}: revision {revision} came from another source too")]
-    SharedRevision {
-        /// The second one.
-        source_ix: SourceIx,
-        /// The revision.
-        revision: Revision,
-    },
     /// A message of a source that is lost, or a resume of one that is not.
     #[error("source {source_ix}: message in the wrong state")]
     WrongState {
@@ -214,8 +216,8 @@ struct Source {
 #[derive(Debug)]
 pub struct WatchMerge<T> {
     sources: Vec<Source>,
-    /// All above the bound, between steps.
-    buffer: BTreeMap<Revision, (SourceIx, Entry<T>)>,
+    /// All above the bound, between steps; of one revision those of each source that has told of it, in their order.
+    buffer: BTreeMap<(Revision, SourceIx), Entry<T>>,
     buffered_bytes: usize,
     budget_bytes: usize,
     /// Set when the buffer passes the budget, cleared at half of it, so that sources are not paused in every step.
@@ -227,7 +229,7 @@ pub struct WatchMerge<T> {
     ended: bool,
 }
 
-impl<T> WatchMerge<T> {
+impl<T: Group> WatchMerge<T> {
     /// A merge of `sources` feeds, each open at the revision after `after`. The buffer passes `budget_bytes` by at most
     /// one batch of each source.
     #[must_use]
@@ -260,7 +262,7 @@ impl<T> WatchMerge<T> {
     /// What every source would have to prove for all that waits to be emitted, and for what somebody waits for.
     #[must_use]
     pub fn wished(&self) -> Revision {
-        self.buffer.last_key_value().map_or(self.wanted, |(newest, _)| self.wanted.max(*newest))
+        self.buffer.last_key_value().map_or(self.wanted, |((newest, _), _)| self.wanted.max(*newest))
     }
 
     /// Bytes that wait for other sources.
@@ -329,14 +331,11 @@ impl<T> WatchMerge<T> {
             if *revision <= proved {
                 return Err(MergeError::LateEvent { source_ix, revision: *revision, proved });
             }
-            if self.buffer.contains_key(revision) {
-                return Err(MergeError::SharedRevision { source_ix, revision: *revision });
-            }
             proved = *revision;
         }
         for entry in batch {
             self.buffered_bytes += entry.bytes;
-            self.buffer.insert(entry.revision, (source_ix, entry));
+            self.buffer.insert((entry.revision, source_ix), entry);
         }
         self.prove(source_ix, proved)
     }
@@ -378,12 +377,8 @@ impl<T> WatchMerge<T> {
             self.end();
             return Ok(Command::BeginAnew);
         }
-        let forgotten = |of: &SourceIx, revision: &Revision| *of == source_ix && *revision > last;
-        let freed: usize = self
-            .buffer
-            .extract_if(.., |revision, (of, _)| forgotten(of, revision))
-            .map(|(_, (_, entry))| entry.bytes)
-            .sum();
+        let forgotten = self.buffer.extract_if(.., |(revision, of), _| *of == source_ix && *revision > last);
+        let freed: usize = forgotten.map(|(_, entry)| entry.bytes).sum();
         self.buffered_bytes -= freed;
         let source = self.source(source_ix)?;
         source.proved = source.proved.min(last);
@@ -400,8 +395,14 @@ impl<T> WatchMerge<T> {
     fn settle(&mut self, commands: &mut Vec<Command<T>>) {
         let Some(bound) = self.sources.iter().map(|source| source.proved).min() else { return };
         let mut said = self.merged;
-        while let Some(first) = self.buffer.first_entry().filter(|first| *first.key() <= bound) {
-            let (_, entry) = first.remove();
+        while let Some(first) = self.buffer.first_entry().filter(|first| first.key().0 <= bound) {
+            let mut entry = first.remove();
+            // Every source has proved this revision, so each part of it is here.
+            while let Some(more) = self.buffer.first_entry().filter(|first| first.key().0 == entry.revision) {
+                let more = more.remove();
+                entry.bytes += more.bytes;
+                entry.payload.join(more.payload);
+            }
             self.buffered_bytes -= entry.bytes;
             said = entry.revision;
             commands.push(Command::Emit(entry));

@@ -9,6 +9,13 @@ use super::*;
 const A: SourceIx = SourceIx(0);
 const B: SourceIx = SourceIx(1);
 
+/// The sum of what the stores have of a revision.
+impl Group for i64 {
+    fn join(&mut self, more: Self) {
+        *self += more;
+    }
+}
+
 fn rev(revision: i64) -> Revision {
     Revision(revision)
 }
@@ -101,10 +108,27 @@ fn pitfall_e6_late_and_double_input_is_an_error_and_changes_nothing() {
     let back = MergeError::WatermarkBack { source_ix: A, revision: rev(19), proved: rev(20) };
     assert_eq!(merge.step(watermark(A, 19)), Err(back));
     merge.step(events(A, &[21])).unwrap();
-    let shared = MergeError::SharedRevision { source_ix: B, revision: rev(21) };
-    assert_eq!(merge.step(events(B, &[21])), Err(shared));
     assert_eq!(merge.step(watermark(SourceIx(2), 1)), Err(MergeError::UnknownSource(SourceIx(2))));
     assert_eq!(merge.step(watermark(B, 30)), Ok(vec![emit(21)]));
+}
+
+/// A transaction over keys that have gone to two stores since.
+#[test]
+fn f24_a_revision_that_several_stores_tell_of_is_one_group() {
+    let both = || Command::Emit(Entry { revision: rev(5), bytes: 2, payload: 10 });
+    let mut merge = WatchMerge::new(2, rev(0), 100);
+    merge.step(events(A, &[5, 7])).unwrap();
+    assert_eq!(merge.step(watermark(B, 4)), Ok(vec![Command::Watermark(rev(4))]), "not half of it");
+    assert_eq!(merge.step(events(B, &[5])), Ok(vec![both()]));
+    assert_eq!((merge.merged(), merge.buffered_bytes()), (rev(5), 1));
+    // A store that loses its part before it was told loses no other's.
+    let mut merge = WatchMerge::new(2, rev(0), 100);
+    merge.step(events(A, &[5])).unwrap();
+    merge.step(Event::SourceLost { source: A }).unwrap();
+    merge.step(Event::RolledBack { source: A, gap: Gap { after: rev(4), until: rev(9) } }).unwrap();
+    merge.step(events(B, &[5])).unwrap();
+    merge.step(Event::SourceResumed { source: A, from: rev(5) }).unwrap();
+    assert_eq!(merge.step(watermark(A, 9)), Ok(vec![emit(5)]));
 }
 
 #[test]
@@ -192,12 +216,17 @@ struct Store {
 /// How a random step acts on a store.
 #[derive(Debug, Clone)]
 enum Act {
-    Write { clock: i64, count: usize },
+    Write {
+        clock: i64,
+        count: usize,
+    },
     Deliver(usize),
     Promise,
     Lose,
     Resume,
     Idle,
+    /// What was one transaction before its keys went to two stores: both have a part of it.
+    Shared,
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -208,6 +237,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::Lose),
         2 => Just(Act::Resume),
         1 => Just(Act::Idle),
+        2 => Just(Act::Shared),
     ]
 }
 
@@ -258,6 +288,17 @@ impl World {
                 self.deliver(store);
             }),
             Act::Promise => self.promise(store, 0),
+            Act::Shared => {
+                let other = (store + 1) % self.stores.len();
+                let revision = self.assign(store, 0).max(self.assign(other, 0));
+                let of: std::collections::BTreeSet<usize> = [store, other].into();
+                for store in of {
+                    self.stores[store].log.push(revision);
+                    if self.stores[store].lost.is_none() {
+                        self.stores[store].wire.push_back(events(SourceIx(store), &[revision]));
+                    }
+                }
+            }
             Act::Lose if self.stores[store].lost.is_none() => {
                 self.stores[store].wire.clear();
                 self.step(Event::SourceLost { source: SourceIx(store) });
@@ -301,9 +342,11 @@ impl World {
                 Command::Emit(entry) => {
                     // Ordered, unique; atomic: what was written at this revision comes whole.
                     assert!(entry.revision.get() > self.watermark.max(0), "below a watermark (bookmarkable)");
-                    assert_eq!(entry.revision.get(), entry.payload);
-                    self.watermark = entry.payload;
-                    self.emitted.push(entry.payload);
+                    let at = entry.revision.get();
+                    let parts = self.stores.iter().filter(|store| store.log.contains(&at)).count() as i64;
+                    assert_eq!(entry.payload, parts * at, "every store's part of it");
+                    self.watermark = at;
+                    self.emitted.push(at);
                 }
                 Command::Watermark(at) => {
                     assert!(at.get() > self.watermark);
@@ -331,6 +374,7 @@ impl World {
     fn written(&self) -> Vec<i64> {
         let mut all: Vec<_> = self.stores.iter().flat_map(|store| store.log.iter().copied()).collect();
         all.sort_unstable();
+        all.dedup();
         all
     }
 

@@ -1,6 +1,7 @@
 //! `/api/v1/datapartitionconfigs` and `/api/v1/servicegroups`: list, get, create, update, delete, watch; JSON or YAML.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -8,10 +9,15 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use kindred_partition_config::ids::StoreName;
+use kindred_partition_config::model::StoreType;
 use kindred_partition_config::parse;
-use kindred_partition_config::state::ClusterState;
+use kindred_partition_config::state::{ClusterState, StoreState};
+use kindred_partition_config::validate::FieldError;
+use kindred_router_core::parts::store_ix;
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::changes::Edit;
 use super::objects::{Object, Resource, ServiceGroup};
@@ -19,6 +25,11 @@ use super::status::ApiError;
 use super::verbs::{self, Verb};
 use super::{schema, watch};
 use crate::app::App;
+
+/// How long the removal of a store waits for its leases to go.
+const LEASES_GO_WITHIN: Duration = Duration::from_secs(5);
+/// Between two looks at them.
+const LEASES_AGAIN: Duration = Duration::from_millis(100);
 
 /// What a query may ask.
 #[derive(Debug, Default, Deserialize)]
@@ -166,6 +177,11 @@ async fn delete(
     headers: &HeaderMap,
 ) -> Response {
     let edit = Edit::Delete(resource, name.to_owned(), options.resource_version.clone());
+    if resource == Resource::Groups
+        && let Err(error) = leases_gone(app, name).await
+    {
+        return error.into_response();
+    }
     match made(app, edit, &options).await {
         Err(error) => error.into_response(),
         Ok(Made::Plan(plan)) => shown(headers, StatusCode::OK, &plan),
@@ -174,6 +190,37 @@ async fn delete(
             StatusCode::OK,
             &serde_json::json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" }),
         ),
+    }
+}
+
+/// Waits until no lease has its home at a store any more that is drained (R12). One that does not answer has none that
+/// could be asked for: other stores know what they hold keys of.
+async fn leases_gone(app: &Arc<App>, name: &str) -> Result<(), ApiError> {
+    let state = app.cluster.state();
+    let Some((at, object)) = state.store(&StoreName(name.to_owned())) else { return Ok(()) };
+    if object.store_type == StoreType::Etcd || usize::from(at.0) >= app.stores.len() {
+        return Ok(());
+    }
+    let store = app.stores.get(store_ix(at));
+    let until = Instant::now() + LEASES_GO_WITHIN;
+    loop {
+        let left = app.leases_left_at(store).await.unwrap_or(0);
+        let drains = object.state == StoreState::Draining;
+        match left {
+            0 => return Ok(()),
+            _ if drains && Instant::now() < until => tokio::time::sleep(LEASES_AGAIN).await,
+            _ => {
+                let message = format!("{left} leases have their home at store {name:?}");
+                let what_to_do = if drains {
+                    "they go to another store, or end, when that one and those with their keys are up: try again then"
+                        .to_owned()
+                } else {
+                    format!("run kindred drain {name}, which takes them to another store")
+                };
+                let path = format!("servicegroups/{name}");
+                return Err(vec![FieldError { path, message, what_to_do }].into());
+            }
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use kindred_partition_config::unit::Unit;
 use kindred_partition_config::validate::FieldError;
 use kindred_proto::etcdserverpb as pb;
 use kindred_proto::shard_v1;
+use kindred_router_core::clock_offset;
 use kindred_router_core::moves::preview::{CopyRate, Lack, LegSize, Limit, UnitSize, no_room, preview};
 use kindred_router_core::moves::record::{Leg, MoveRecord};
 use kindred_router_core::parts::store_ix;
@@ -43,6 +44,8 @@ pub struct Planned {
     moves: Vec<Value>,
     rate: CopyRate,
     lacks: Vec<String>,
+    /// Stores whose clocks are too far behind to take over.
+    clocks: Vec<String>,
 }
 
 impl Planned {
@@ -65,7 +68,13 @@ impl Planned {
             message: lack.clone(),
             what_to_do: "raise the quota there, or name another store".to_owned(),
         };
-        if self.lacks.is_empty() { Ok(()) } else { Err(self.lacks.iter().map(wrong).collect()) }
+        let late = |late: &String| FieldError {
+            path: field.to_owned(),
+            message: late.clone(),
+            what_to_do: "set the time there, or name another store".to_owned(),
+        };
+        let all: Vec<_> = self.lacks.iter().map(wrong).chain(self.clocks.iter().map(late)).collect();
+        if all.is_empty() { Ok(()) } else { Err(all) }
     }
 }
 
@@ -86,11 +95,17 @@ pub async fn moves(app: &App, change: &Change) -> Planned {
         }
         sized.push((resource, record.legs, sizes));
     }
+    let clocks: Vec<_> = sized
+        .iter()
+        .flat_map(|(_, legs, _)| legs)
+        .filter_map(|leg| too_far_behind(app, leg, state))
+        .collect();
     let lacks = no_room(sized.iter().flat_map(|(_, _, sizes)| sizes.iter().flatten()));
     let moves = sized.into_iter().map(|(resource, legs, sizes)| {
         let problems = sizes.iter().filter_map(|size| size.as_ref().err().cloned());
         let lacks = lacks.iter().filter(|lack| sizes.iter().flatten().any(|size| concerns(lack, size)));
-        let problems: Vec<_> = problems.chain(lacks.map(|lack| said(lack, state))).collect();
+        let late = legs.iter().filter_map(|leg| too_far_behind(app, leg, state));
+        let problems: Vec<_> = problems.chain(lacks.map(|lack| said(lack, state))).chain(late).collect();
         let shown = legs.iter().zip(&sizes).map(|(leg, size)| shown_leg(leg, size.as_ref().ok(), rate, state));
         let mut shown = json!({
             "resource": resource, "switches": legs.len(), "problems": problems, "legs": shown.collect::<Vec<_>>(),
@@ -101,7 +116,20 @@ pub async fn moves(app: &App, change: &Change) -> Planned {
         }
         shown
     });
-    Planned { moves: moves.collect(), rate, lacks: lacks.iter().map(|lack| said(lack, state)).collect() }
+    let lacks = lacks.iter().map(|lack| said(lack, state)).collect();
+    Planned { moves: moves.collect(), rate, lacks, clocks }
+}
+
+/// Why the target cannot take the leg over: at the switch its clock comes to where the owner's is (R15b), which it may not
+/// when that is too far ahead (R3).
+fn too_far_behind(app: &App, leg: &Leg, state: &ClusterState) -> Option<String> {
+    let offset = |store| app.stores.clocks().offset(store_ix(store));
+    let (owner, target) = (offset(leg.from)?, offset(leg.to)?);
+    clock_offset::is_too_far_behind(target, owner).then(|| {
+        let behind = (owner - target) as f64 / 1e6;
+        let (from, to) = (state.store_name(leg.from), state.store_name(leg.to));
+        format!("the clock of store {to:?} is {behind:.1} s behind that of store {from:?}, which it may not follow so far")
+    })
 }
 
 /// What whoever begins the move is to know.

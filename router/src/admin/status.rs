@@ -86,6 +86,7 @@ impl From<ChangeError<ApiError>> for ApiError {
             ChangeError::Refused(error) => error,
             ChangeError::Meta(MetaError::None) => Self::NotImplemented(MetaError::None.to_string()),
             ChangeError::Meta(MetaError::Contended) => Self::Conflict(MetaError::Contended.to_string()),
+            ChangeError::Meta(error @ MetaError::Unsound(_)) => Self::Conflict(error.to_string()),
             ChangeError::Meta(error) => Self::Unavailable(error.to_string()),
         }
     }

@@ -16,6 +16,7 @@ use kindred_partition_config::model::DataPartitionConfig;
 use kindred_partition_config::parse;
 use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreState};
 use kindred_partition_config::validate::FieldError;
+use kindred_router_core::moves::conflict::{self, Begins};
 use kindred_router_core::moves::record::MoveRecord;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -27,9 +28,11 @@ use super::replace::{Replace, ReplaceBody};
 use super::sizes::{self, Planned};
 use super::status::ApiError;
 use crate::app::App;
-use crate::meta::Next;
-use crate::moves::begin::begin;
+use crate::moves::begin::{begin, used_numbers};
 use crate::moves::records;
+
+/// The moves that meta knows of, with the version of each record.
+type Known = BTreeMap<MoveId, (MoveRecord, i64)>;
 
 /// A change.
 #[derive(Debug, Clone)]
@@ -204,8 +207,7 @@ pub async fn planned(app: &Arc<App>, verbs: &[Verb]) -> Result<Value, ApiError> 
     let state = app.cluster.state();
     let (mut changed, mut sized) = (Vec::new(), Vec::new());
     for verb in verbs {
-        let change = verb.change(&state)?;
-        begun(verb, &state, &change, app)?;
+        let (change, _) = verb.settled(&state, app)?;
         changed.extend(objects(&state, &change.state));
         sized.push(sizes::moves(app, &change).await);
     }
@@ -235,16 +237,17 @@ pub struct Made {
 pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
     // Sizes are those before the change: they are what the moves are measured by. A change that cannot be is refused
     // below, by the state that is in meta.
-    let planned = match verb.change(&app.cluster.state()) {
-        Ok(change) => Some(sizes::moves(app, &change).await),
-        Err(_) => None,
-    };
+    let (mut planned, mut used) = (None, 0);
+    if let Ok((change, _)) = verb.settled(&app.cluster.state(), app) {
+        used = used_numbers(app, &change).await;
+        planned = Some(sizes::moves(app, &change).await);
+    }
     planned.iter().try_for_each(|planned| planned.fits(&verb.target_field()))?;
     let mut last = None;
     let state = app
         .change_state(|state| {
-            let change = verb.change(state)?;
-            let (next, moves) = begun(verb, state, &change, app)?;
+            let (change, known) = verb.settled(state, app)?;
+            let (next, moves) = begin(state, &change, &known, used);
             let same =
                 objects(state, &next.state).is_empty() && next.state.map == state.map && moves.is_empty();
             last = Some((state.clone(), moves));
@@ -253,22 +256,6 @@ pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
         .await?;
     let (before, moves) = last.unwrap_or_else(|| ((*state).clone(), Vec::new()));
     Ok(Made { before, state, moves, planned })
-}
-
-fn begun(
-    verb: &Verb,
-    state: &ClusterState,
-    change: &Change,
-    app: &App,
-) -> Result<(Next, Vec<MoveId>), ApiError> {
-    let known = known_moves(app);
-    if let Some(id) = verb.under_way(state, change, &known) {
-        return Err(ApiError::Conflict(format!(
-            "the configuration says so already, and move {} of the Kind is not over: see kindred move status {0}",
-            id.0
-        )));
-    }
-    begin(state, change, &known).map_err(|error| ApiError::Conflict(error.to_string()))
 }
 
 /// The moves that meta knew of last. If it knows of more by now, a transaction that begins one fails, and is tried again.
@@ -323,6 +310,28 @@ impl Verb {
         let record = known.values().map(|(record, _)| record);
         let mut of_kind = record.filter(|record| record.kind.as_ref() == Some(&kind));
         of_kind.find(|record| !record.phase.is_over()).map(|record| record.id)
+    }
+
+    /// The change with what it begins beside the moves that are under way, and these.
+    fn settled(&self, state: &ClusterState, app: &App) -> Result<(Change, Known), ApiError> {
+        let change = self.change(state)?;
+        let known = known_moves(app);
+        if let Some(id) = self.under_way(state, &change, &known) {
+            return Err(ApiError::Conflict(format!(
+                "the configuration says so already, and move {} of the Kind is not over: see kindred move status {0}",
+                id.0
+            )));
+        }
+        let begins = match self {
+            Self::Move(_) | Self::Split(_) | Self::Merge(_) | Self::Drain(_) => Begins::WhatIsNotThere,
+            // To drain one.
+            Self::Edit(Edit::UpdateGroup(_)) => Begins::WhatIsNotThere,
+            Self::Replace(_) | Self::Apply(_) | Self::Edit(_) => Begins::WhatItChanges,
+        };
+        let records = known.values().map(|(record, _)| record);
+        let change = conflict::beside(state, change, records, begins)
+            .map_err(|conflict| ApiError::Conflict(conflict.to_string()))?;
+        Ok((change, known))
     }
 
     /// The field of the request that says where keys go.

@@ -8,22 +8,23 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use kindred_partition_config::ids::{LeaseId, Revision};
 use kindred_partition_config::kind::KindPrefix;
+use kindred_proto::check;
+use kindred_proto::nested::{self, NotATxn};
 use kindred_proto::raw::kv::k_v_server::KV;
-use kindred_proto::{check, etcdserverpb as pb};
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::small::is_small;
-use kindred_transport::grpc;
 use kindred_transport::unary::UnaryCalls;
+use kindred_transport::unary::long::Message;
+use kindred_transport::unread::LongRead;
+use kindred_transport::{ending, grpc};
 use kindred_wire::answer;
 use kindred_wire::error::EtcdError;
 use kindred_wire::patch::{HeaderPatch, RangePatch};
 use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
 use kindred_wire::rope::Rope;
-use prost::Message as _;
 use tokio::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::app::{App, append, refused};
@@ -202,7 +203,7 @@ impl Kv {
             Plan::FanOut(fan_out) => {
                 let first = fan_out.parts[0].stores[0];
                 match self.app.range_stream_over(fan_out, generation, body.clone(), deadline).await? {
-                    Some(chunks) => return Ok(Box::pin(ReceiverStream::new(chunks))),
+                    Some(chunks) => return Ok(Box::pin(chunks)),
                     None => (first, Vec::new()),
                 }
             }
@@ -216,10 +217,14 @@ impl Kv {
         let header = HeaderPatch { revision, ..self.app.identity.patch() };
         RangePatch { header, more: None, count: None }.append_to_stream(&mut tail);
         let app = self.app.clone();
+        // Only the last message has a header: a stream that ends before is not whole, whatever status it ends with.
+        let (good_end, chunks) = ending::produced(chunks);
+        let mut good_end = Some(good_end);
         let patched = chunks.map(move |chunk| match chunk {
             Ok(chunk) => Ok(match last_revision(&chunk) {
                 None => chunk,
                 Some(said) => {
+                    good_end.take().into_iter().for_each(ending::GoodEnd::reached);
                     let revision = revision.map_or(said, Revision);
                     let now = |routes: &Routes| spread_by(Call::RangeStream, &body, routes);
                     app.show(&store, &spread, revision, generation, now);
@@ -280,12 +285,8 @@ impl UnaryCalls for Kv {
         self.max_request_bytes.saturating_add(REQUEST_SLACK)
     }
 
-    fn call(
-        &self,
-        method: Call,
-        request: Request<Bytes>,
-    ) -> impl Future<Output = Result<Rope, Status>> + Send {
-        self.unary(method, request)
+    async fn call(&self, method: Call, request: Request<Bytes>) -> Result<Message, Status> {
+        self.unary(method, request).await.map(Message::Whole)
     }
 }
 
@@ -304,7 +305,11 @@ impl KV for Kv {
             Ok(_) => handles.ok.increment(1),
             Err(_) => handles.failed.increment(1),
         }
-        opened.map(Response::new)
+        opened.map(|chunks| {
+            let mut response = Response::new(chunks);
+            response.extensions_mut().insert(LongRead);
+            response
+        })
     }
 
     async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
@@ -348,7 +353,9 @@ fn refuse_invalid(method: Call, body: &Bytes) -> Result<(), Status> {
     if method != Call::Txn {
         return Ok(());
     }
-    let txn = pb::TxnRequest::decode(body.clone())
-        .map_err(|error| grpc::refusal(&KindredError::Malformed { reason: error.to_string() }))?;
+    let txn = nested::txn(body.clone()).map_err(|refused| match refused {
+        NotATxn::TooDeep => grpc::status(EtcdError::TooManyOps),
+        NotATxn::Malformed(reason) => grpc::refusal(&KindredError::Malformed { reason }),
+    })?;
     check::txn(&txn, TXN_OPS_MAX).map_err(grpc::status)
 }

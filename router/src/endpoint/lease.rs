@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use futures_util::{Stream, StreamExt};
 use kindred_partition_config::ids::LeaseId;
 use kindred_proto::{etcdserverpb as pb, shard_v1 as shard};
-use kindred_router_core::lease_fanout::{Said, combine, grant_home, home_candidates, union};
-use kindred_transport::grpc;
+use kindred_router_core::lease_fanout::{Said, combine, grant_home, union};
+use kindred_transport::{ending, grpc};
 use kindred_wire::error::EtcdError;
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -35,10 +35,27 @@ impl Lease {
 }
 
 impl App {
-    /// The stores that may be the home of a lease, the likeliest first.
-    fn homes(&self, lease: LeaseId) -> Vec<Arc<Store>> {
-        let candidates = home_candidates(lease, &self.stores.members(), self.stores.default_store());
-        candidates.into_iter().map(|index| self.stores.get(index).clone()).collect()
+    /// As [`App::at_home`]; while the home changes, or keys of the lease are moving, it is asked for again.
+    async fn at_settled_home<T, F, Fut>(
+        &self,
+        lease: LeaseId,
+        effect: Effect,
+        deadline: Deadline,
+        ask: F,
+    ) -> Result<Option<(Arc<Store>, T)>, Status>
+    where
+        F: Fn(Arc<Store>) -> Fut,
+        Fut: Future<Output = Result<Option<T>, Status>>,
+    {
+        let mut waiting = Waiting::new(self, effect, deadline.at());
+        loop {
+            let known = *self.generations().borrow();
+            match self.at_home(lease, &ask).await {
+                // Nothing was done.
+                Err(status) if NotOwned::of(&status).is_some() => waiting.wait(known, &[]).await?,
+                found => return found,
+            }
+        }
     }
 
     /// Asks each possible home in turn until one has the lease; `None` when none has.
@@ -48,7 +65,8 @@ impl App {
         Fut: Future<Output = Result<Option<T>, Status>>,
     {
         let mut said = Vec::new();
-        for home in self.homes(lease) {
+        for home in self.lease_homes(lease)?.stores {
+            let home = self.stores.get(home).clone();
             let answer = match ask(home.clone()).await {
                 Ok(Some(value)) => Said::Home(value),
                 Ok(None) => Said::Unknown,
@@ -66,21 +84,38 @@ impl App {
     async fn keep_alive(&self, id: i64) -> Result<pb::LeaseKeepAliveResponse, Status> {
         let deadline = Deadline::within(std::time::Duration::from_secs(5));
         let request = pb::LeaseKeepAliveRequest { id };
-        let kept = self.at_home(LeaseId(id), |home| async move {
+        let kept = self.at_settled_home(LeaseId(id), Effect::Read, deadline, |home| async move {
             let mut answers = call(&home, Effect::Read, deadline, || async {
                 // Stays open until the answer is here: a server ends the stream when the client's half ends.
                 let requests = tokio_stream::once(request).chain(tokio_stream::pending());
                 home.lease().lease_keep_alive(deadline.request(requests)).await
             })
             .await?;
-            // etcd answers an unknown lease with TTL 0.
-            Ok(answers.message().await?.filter(|answer| answer.ttl > 0))
+            // etcd answers an unknown lease with TTL 0. No answer at all says nothing of the lease.
+            let answer = answers.message().await?.ok_or_else(ending::broken_off)?;
+            Ok(Some(answer).filter(|answer| answer.ttl > 0))
         });
         let (revision, ttl) = match kept.await? {
             Some((_, answer)) => (answer.header.map_or(0, |header| header.revision), answer.ttl),
             None => (0, 0),
         };
         Ok(pb::LeaseKeepAliveResponse { header: self.identity.typed_header(revision), id, ttl })
+    }
+
+    /// Refuses an id that a client chose when a store that was the home of such ids before has a lease of it.
+    async fn is_free(&self, id: LeaseId, home: &Store, deadline: Deadline) -> Result<(), Status> {
+        for other in self.lease_homes(id)?.stores.into_iter().filter(|other| *other != home.index) {
+            let other = self.stores.get(other);
+            let request = pb::LeaseTimeToLiveRequest { id: id.get(), keys: false };
+            let told = call(other, Effect::Read, deadline, || async {
+                other.lease().lease_time_to_live(deadline.request(request)).await
+            });
+            // A store that is away stops no grants; the store that is asked to keep the lease has its own say.
+            if told.await.is_ok_and(|told| told.ttl >= 0) {
+                return Err(grpc::status(EtcdError::LeaseExists));
+            }
+        }
+        Ok(())
     }
 
     /// Keys of a lease on every shard that can be reached, and those that its home knows if that is none. While some of them
@@ -125,8 +160,12 @@ impl pb::lease_server::Lease for Lease {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
         let request = request.into_inner();
         let stores = &self.app.stores;
-        let home = grant_home(LeaseId::from_wire(request.id), &stores.members(), stores.default_store());
+        let chosen = LeaseId::from_wire(request.id);
+        let home = grant_home(chosen, &self.app.lease_members(), stores.default_store());
         let home = stores.get(home);
+        if let Some(id) = chosen {
+            self.app.is_free(id, home, deadline).await?;
+        }
         let mut granted = call(home, Effect::Write, deadline, || async {
             home.lease().lease_grant(deadline.request(request)).await
         })
@@ -143,16 +182,8 @@ impl pb::lease_server::Lease for Lease {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
         let id = request.into_inner().id;
         let lease = LeaseId(id);
-        let mut waiting = Waiting::new(&self.app, Effect::Write, deadline.at());
-        let revoked = loop {
-            let known = *self.app.generations().borrow();
-            let revoked = self.app.at_home(lease, |home| async move { revoke_at(&home, id, deadline).await });
-            match revoked.await {
-                // Keys of it at its home are moving: nothing was done.
-                Err(status) if NotOwned::of(&status).is_some() => waiting.wait(known, &[]).await?,
-                revoked => break revoked?,
-            }
-        };
+        let revoke = |home: Arc<Store>| async move { revoke_at(&home, id, deadline).await };
+        let revoked = self.app.at_settled_home(lease, Effect::Write, deadline, revoke).await?;
         let Some((home, (revision, attached))) = revoked else {
             return Err(grpc::status(EtcdError::LeaseNotFound));
         };
@@ -204,15 +235,17 @@ impl pb::lease_server::Lease for Lease {
     ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let request = request.into_inner();
-        let found = self.app.at_home(LeaseId(request.id), |home| async move {
-            // Shards are asked for keys together.
-            let request = pb::LeaseTimeToLiveRequest { keys: request.keys && !home.is_shard(), ..request };
-            let answer = call(&home, Effect::Read, deadline, || async {
-                home.lease().lease_time_to_live(deadline.request(request)).await
+        let found =
+            self.app.at_settled_home(LeaseId(request.id), Effect::Read, deadline, |home| async move {
+                // Shards are asked for keys together.
+                let request =
+                    pb::LeaseTimeToLiveRequest { keys: request.keys && !home.is_shard(), ..request };
+                let answer = call(&home, Effect::Read, deadline, || async {
+                    home.lease().lease_time_to_live(deadline.request(request)).await
+                });
+                // etcd answers an unknown lease with TTL -1.
+                Ok(Some(answer.await?).filter(|answer| answer.ttl >= 0))
             });
-            // etcd answers an unknown lease with TTL -1.
-            Ok(Some(answer.await?).filter(|answer| answer.ttl >= 0))
-        });
         let mut answer = match found.await? {
             Some((_, answer)) => answer,
             None => pb::LeaseTimeToLiveResponse { id: request.id, ttl: -1, ..Default::default() },

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kindred_proto::raw::watch::watch_server;
+use kindred_transport::ending::{self, Produced};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -30,11 +31,18 @@ impl Watch {
 
 #[tonic::async_trait]
 impl watch_server::Watch for Watch {
-    type WatchStream = ReceiverStream<Result<Bytes, Status>>;
+    type WatchStream = Produced<ReceiverStream<Result<Bytes, Status>>>;
 
     async fn watch(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Self::WatchStream>, Status> {
         let (to, messages) = mpsc::channel(TO_CLIENT_MAX);
-        self.app.drain.spawn(Session::serve(self.app.clone(), request.into_inner(), to));
-        Ok(Response::new(ReceiverStream::new(messages)))
+        let (good_end, messages) = ending::produced(ReceiverStream::new(messages));
+        let session = Session::serve(self.app.clone(), request.into_inner(), to.clone());
+        self.app.drain.spawn(async move {
+            session.await;
+            good_end.reached();
+            // Only now: who reads the end of the channel finds what was said of it.
+            drop(to);
+        });
+        Ok(Response::new(messages))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A stock etcd counts revisions of its own, so a compaction at a shard's revision means nothing there: beside shards it
 //! compacts itself (`--auto-compaction-mode`). Where the default store is a stock etcd, the client's number is that
-//! etcd's and goes there alone.
+//! etcd's: it goes there, and shards are compacted at what they were when the etcd was there (`meta/revision_pairs`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -111,7 +111,11 @@ impl App {
             .map_err(|error| grpc::refusal(&KindredError::Malformed { reason: error.to_string() }))?;
         let default = self.stores.get(self.stores.default_store());
         if !default.is_shard() || parsed.revision <= 0 {
-            return compact_one(default, request, deadline).await;
+            let compacted = compact_one(default, request, deadline).await;
+            if !default.is_shard() && compacted.is_ok() {
+                self.compact_beside(default.name(), parsed.revision);
+            }
+            return compacted;
         }
         let revision = Revision(parsed.revision);
         let shards: Vec<&Arc<Store>> = self.stores.iter().filter(|store| store.is_shard()).collect();

@@ -69,7 +69,7 @@ pub async fn open(
     let current = peek::header_revision(&answer).map_err(|error| unreadable(store, &error))?;
     let streamed = Bytes::from(fence::streamed_at(body, if revision > 0 { revision } else { current }));
     let chunks = call(store, Effect::Read, deadline, || async {
-        store.kv().range_stream(deadline.request(streamed.clone())).await
+        store.range_streams().range_stream(deadline.request(streamed.clone())).await
     });
     Ok((chunks.await?, current))
 }

@@ -62,7 +62,7 @@ impl To<'_> {
                 }
             }
             let request = by_map(deadline.at_least(body.clone(), at_least), generation);
-            self.store.ask(method, request).await.map_err(Failure::of)
+            self.store.ask(method, !small, request).await.map_err(Failure::of)
         })
         .await
     }
@@ -76,7 +76,7 @@ impl To<'_> {
         let generation = if self.store.is_shard() { self.generation } else { 0 };
         call(self.store, Effect::Read, deadline, || async {
             let request = deadline.at_least(body.clone(), self.at_least);
-            self.store.kv().range_stream(by_map(request, generation)).await
+            self.store.range_streams().range_stream(by_map(request, generation)).await
         })
         .await
         .map(|chunks| Opened { chunks, revision: None })

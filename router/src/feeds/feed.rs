@@ -13,6 +13,7 @@ use kindred_router_core::store::StoreIx;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use super::bell::Bell;
 use kindred_router_core::place::FeedKey;
 
 /// What lies at a reader's position.
@@ -28,6 +29,15 @@ pub enum Take {
     Opening,
     /// The feed ended without saying anything: read another one.
     Ended,
+}
+
+/// Where readers stand together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stand {
+    /// They were given all below this.
+    pub position: Revision,
+    /// How many gaps the feed had heard of, all of which they have passed.
+    pub gaps: u64,
 }
 
 /// What its task and its readers share.
@@ -50,7 +60,7 @@ pub(super) struct State {
     pub asking: Vec<oneshot::Sender<Result<Revision, ()>>>,
     /// The stores that hold events back, and since when.
     pub lagging: Vec<(StoreIx, Instant)>,
-    readers: HashMap<u64, Arc<Notify>>,
+    readers: HashMap<u64, Arc<Bell>>,
     next_reader: u64,
 }
 
@@ -149,6 +159,28 @@ impl Feed {
         Take::Taken(taken)
     }
 
+    /// What lies at the position of readers that stand there together, and where they stood when the feed had heard of this
+    /// many gaps; `None` when each of them is to look for itself with [`Feed::take`].
+    #[must_use]
+    pub fn look(&self, stand: Stand, limit: Limit) -> Option<Taken<Events>> {
+        let state = self.lock();
+        if state.ended || stand.position < state.compacted || state.gaps.heard() != stand.gaps {
+            return None;
+        }
+        match cursor::look(state.ring.as_ref()?, stand.position, limit) {
+            Look::Taken(taken) => Some(taken),
+            Look::Behind => None,
+        }
+    }
+
+    /// Where readers stand that were given all that there is; `None` while there is nothing to stand in.
+    #[must_use]
+    pub fn present(&self) -> Option<Stand> {
+        let state = self.lock();
+        let ring = state.ring.as_ref().filter(|_| !state.ended)?;
+        Some(Stand { position: ring.covered().next(), gaps: state.gaps.heard() })
+    }
+
     /// No event at or below this is still to come; `None` while it is being opened.
     #[must_use]
     pub fn covered(&self) -> Option<Revision> {
@@ -171,7 +203,14 @@ impl Feed {
     /// When a store cannot be asked, or cannot follow.
     pub async fn current(&self) -> Result<Revision, ()> {
         let (answer, current) = oneshot::channel();
-        self.lock().asking.push(answer);
+        {
+            let mut state = self.lock();
+            // Nobody answers any more.
+            if state.ended {
+                return Err(());
+            }
+            state.asking.push(answer);
+        }
         self.kick.notify_one();
         current.await.unwrap_or(Err(()))
     }
@@ -200,7 +239,7 @@ impl Feed {
     }
 
     pub(super) fn wake_readers(&self) {
-        self.lock().readers.values().for_each(|wake| wake.notify_one());
+        self.lock().readers.values().for_each(Bell::ring);
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -220,14 +259,14 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(feed: Arc<Feed>, wake: &Arc<Notify>) -> Self {
+    pub(super) fn new(feed: Arc<Feed>, bell: Arc<Bell>) -> Self {
         let mut state = feed.lock();
         let id = state.next_reader;
         state.next_reader += 1;
-        state.readers.insert(id, wake.clone());
+        state.readers.insert(id, bell.clone());
         drop(state);
         // There may be something already.
-        wake.notify_one();
+        bell.ring();
         Self { feed, id }
     }
 
@@ -242,5 +281,26 @@ impl Drop for Reader {
     fn drop(&mut self) {
         self.feed.lock().readers.remove(&self.id);
         self.feed.kick.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn f29_who_asks_a_feed_that_has_ended_is_told() {
+        let feed = Feed::live(FeedKey::new(Vec::new()), 0);
+        let asked = tokio::spawn({
+            let feed = feed.clone();
+            async move { feed.current().await }
+        });
+        tokio::task::yield_now().await;
+        feed.end();
+        assert_eq!(asked.await.unwrap(), Err(()));
+        let late = tokio::time::timeout(Duration::from_secs(60), feed.current()).await;
+        assert_eq!(late.expect("an answer"), Err(()));
     }
 }

@@ -1,10 +1,11 @@
 //! The last state on disk: for a start while meta is away, and for a meta store that has lost its data.
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::path::Path;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use kindred_partition_config::state::{ClusterState, StateError};
+use kindred_transport::private;
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -46,25 +47,33 @@ pub fn read(path: &Path) -> Result<Option<ClusterState>, CacheError> {
 /// # Errors
 /// When the file system refuses.
 pub fn write(path: &Path, state: &ClusterState) -> Result<(), CacheError> {
-    write_bytes(path, &state.to_json())
+    private::write(path, &state.to_json())
         .map_err(|source| CacheError::Io { path: path.display().to_string(), source })
 }
 
-fn write_bytes(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let new = path.with_file_name(name);
-    let mut file = File::create(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
+/// Puts a file aside that is another cluster's: nothing is written over what may be its last copy. Where it is then.
+///
+/// # Errors
+/// When the file system refuses.
+pub fn put_aside(path: &Path) -> Result<PathBuf, CacheError> {
+    let failed = |source| CacheError::Io { path: path.display().to_string(), source };
+    for number in 1_u32.. {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".foreign-{number}"));
+        let aside = path.with_file_name(name);
+        if !aside.try_exists().map_err(failed)? {
+            fs::rename(path, &aside).map_err(failed)?;
+            return Ok(aside);
+        }
+    }
+    Err(failed(io::Error::other("every name for it is taken")))
 }
 
 #[cfg(test)]
 mod tests {
     use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+
+    use std::os::unix::fs::MetadataExt as _;
 
     use super::*;
 
@@ -78,6 +87,15 @@ mod tests {
         write(&path, &state).unwrap();
         assert_eq!(read(&path).unwrap(), Some(state));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600, "f34: it says where the stores are");
+        for number in [1, 2] {
+            let aside = put_aside(&path).unwrap();
+            assert!(
+                aside.ends_with(format!("state.json.foreign-{number}")) && read(&aside).unwrap().is_some()
+            );
+            assert!(read(&path).unwrap().is_none());
+            fs::copy(&aside, &path).unwrap();
+        }
         fs::write(&path, "{").unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("state.json"));
     }

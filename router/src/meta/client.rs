@@ -9,12 +9,11 @@ use kindred_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetU
 use kindred_proto::etcdserverpb::{
     kv_client::KvClient, lease_client::LeaseClient, watch_client::WatchClient,
 };
-use kindred_transport::connect::ConnectError;
+use kindred_transport::connect::{ConnectError, RouterChannel as Channel};
 use kindred_transport::{Connector, Endpoint};
 use kindred_wire::error::EtcdError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 
 use super::{MetaError, PREFIX};
@@ -118,7 +117,7 @@ impl MetaClient {
     /// # Errors
     /// When there is no endpoint, or TLS cannot be set up.
     pub fn new(endpoints: &[Endpoint], connector: &Connector) -> Result<Self, ConnectError> {
-        Ok(Self { channel: connector.channel_any(endpoints)? })
+        Ok(Self { channel: connector.router_channel(endpoints)? })
     }
 
     fn kv(&self) -> KvClient<Channel> {

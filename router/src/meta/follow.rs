@@ -4,12 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kindred_partition_config::state::ClusterState;
+use kindred_partition_config::state::{ClusterState, Kinship};
 
 use super::client::{Entries, Expect, Write};
+use super::lineage::foreign;
 use super::start::addressed;
-use super::{Meta, MetaError, STATE, cache, compactions, order};
+use super::{Meta, MetaError, MetaSettings, STATE, cache, compactions, order};
 use crate::app::App;
+use crate::moves::{record_key, records};
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
@@ -28,6 +30,9 @@ pub async fn run(app: Arc<App>, meta: Arc<Meta>) {
             if error != MetaError::Compacted {
                 meta.set_problem(Some(error.to_string()));
             }
+            if let MetaError::Foreign(why) = &error {
+                meta.doubt(why);
+            }
             tokio::time::sleep(backoff).await;
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }
@@ -42,6 +47,7 @@ async fn once(
     backoff: &mut Duration,
 ) -> Result<std::convert::Infallible, MetaError> {
     let mut entries = listed(app, meta).await?;
+    meta.confirm();
     meta.set_problem(None);
     saw(app, meta, &entries).await?;
     let mut watch = meta.client.watch(entries.revision + 1).await?;
@@ -68,24 +74,78 @@ async fn listed(app: &Arc<App>, meta: &Meta) -> Result<Entries, MetaError> {
             None => (None, 0),
             Some(stored) => (Some(ClusterState::from_json(&stored.value)?), stored.mod_revision),
         };
+        let has_lost = found.as_ref().is_none_or(|found| order(found) < order(&own));
         let next = match found {
-            Some(found) if order(&found) >= order(&own) => {
-                let next = addressed(found.clone(), &meta.settings.addresses);
-                if next == found {
-                    return Ok(entries);
-                }
-                next
-            }
-            found => {
-                let has = found.map(|found| order(&found));
-                tracing::warn!(?has, own = ?order(&own), "the meta store has lost data: it gets this router's state");
-                (*own).clone()
+            Some(found) => match put_right(&found, &own, &meta.settings)? {
+                None => return Ok(entries),
+                Some(next) => next,
+            },
+            None => {
+                tracing::warn!(own = ?order(&own), "the meta store has no state: it gets this router's");
+                meta.settings.founding.upgrade(&own)
             }
         };
+        let write = match super::write(&next) {
+            Ok(write) => write,
+            // It stays as it is, and this router goes by the newest that it knows.
+            Err(error) if mod_revision > 0 => {
+                tracing::error!(%error, "the meta store's state is not replaced");
+                return Ok(entries);
+            }
+            Err(error) => return Err(error),
+        };
         // Whoever is faster: the next list tells.
-        let expect = Expect { key: STATE.to_owned(), mod_revision };
-        meta.client.commit(&[expect], vec![Write::put(STATE, next.to_json())]).await?;
+        let mut expects = vec![Expect { key: STATE.to_owned(), mod_revision }];
+        let mut writes = vec![write];
+        if has_lost {
+            put_moves_back(&meta.entries.borrow(), &entries, &mut expects, &mut writes);
+        }
+        meta.client.commit(&expects, writes).await?;
     }
+}
+
+/// Records of moves that this router knows by later ones than meta has now, to be written with the state that meta has lost:
+/// a move whose record is lost, or is an earlier one, could not go on.
+fn put_moves_back(known: &Entries, there: &Entries, expects: &mut Vec<Expect>, writes: &mut Vec<Write>) {
+    let found = records(there);
+    for (id, (record, _)) in records(known) {
+        let before = found.get(&id);
+        if before.is_none_or(|(before, _)| record.is_newer_than(before)) {
+            tracing::warn!(move_id = id.0, phase = ?record.phase, "the meta store gets the record of a move back");
+            let mod_revision = before.map_or(0, |(_, version)| *version);
+            expects.push(Expect { key: record_key(id), mod_revision });
+            writes.push(Write::put(record_key(id), record.to_json()));
+        }
+    }
+}
+
+/// What is to be written in place of what meta has, if anything: this router's state, where meta has lost what was newer;
+/// else meta's own, with the addresses of `--store`, and with a lineage where an earlier version wrote it.
+///
+/// # Errors
+/// When meta's state is another cluster's, or may be.
+fn put_right(
+    found: &ClusterState,
+    own: &ClusterState,
+    settings: &MetaSettings,
+) -> Result<Option<ClusterState>, MetaError> {
+    if let Some(why) = foreign(own, found) {
+        return Err(MetaError::Foreign(why));
+    }
+    if order(found) < order(own) {
+        if own.kinship(found) != Kinship::Same {
+            let why = format!(
+                "it has an older state than this router's, of revision {} and not of {}, and nothing says whether both are of one \
+                 cluster; restart this router",
+                found.revision, own.revision
+            );
+            return Err(MetaError::Foreign(why));
+        }
+        tracing::warn!(has = ?order(found), own = ?order(own), "the meta store has lost data: it gets this router's state");
+        return Ok(Some(own.clone()));
+    }
+    let next = settings.founding.upgrade(&addressed(found.clone(), &settings.addresses));
+    Ok((next != *found).then_some(next))
 }
 
 /// Takes the state and tells everybody what is there.
@@ -95,7 +155,11 @@ async fn saw(app: &Arc<App>, meta: &Meta, entries: &Entries) -> Result<(), MetaE
     };
     let changed = meta.entries.borrow().keys.get(STATE) != Some(stored);
     if changed {
-        app.take(Arc::new(ClusterState::from_json(&stored.value)?));
+        let state = ClusterState::from_json(&stored.value)?;
+        if let Some(why) = foreign(&app.cluster.state(), &state) {
+            return Err(MetaError::Foreign(why));
+        }
+        app.take(Arc::new(state));
     }
     meta.entries.send_replace(Arc::new(entries.clone()));
     Ok(())
@@ -131,5 +195,70 @@ async fn compact(meta: &Meta) {
             }
         }
         before = meta.entries.borrow().revision;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_partition_config::ids::{ClusterId, Lineage, StoreName};
+    use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+
+    use super::super::lineage::Founding;
+    use super::super::start::with_addresses;
+    use super::*;
+
+    fn bare() -> ClusterState {
+        ClusterState::bootstrap(&parse_config(DEFAULT_CONFIG).unwrap()).unwrap()
+    }
+
+    fn of(lineage: &str) -> ClusterState {
+        bare().founded(ClusterId(7), &Lineage(lineage.to_owned()))
+    }
+
+    fn settings(addresses: &[&str]) -> MetaSettings {
+        let address = |name: &&str| (StoreName((*name).to_owned()), vec!["127.0.0.1:7".to_owned()]);
+        MetaSettings {
+            endpoints: Vec::new(),
+            cache: None,
+            addresses: addresses.iter().map(address).collect(),
+            config: None,
+            founding: Founding::default(),
+        }
+    }
+
+    /// A router whose stores listen elsewhere after a restart: it neither calls meta's state lost, nor writes its own over what
+    /// others have changed there.
+    #[test]
+    fn f51_addresses_of_a_restart_are_a_change_of_the_newest_state() {
+        let settings = settings(&["pods", "nodes"]);
+        let before = of("a");
+        let own = with_addresses(before.clone(), &settings.addresses);
+        let written = put_right(&before, &own, &settings).unwrap().unwrap();
+        assert!(order(&written) > order(&before));
+        assert_eq!(put_right(&written, &own, &settings), Ok(None));
+
+        let by_another = before.identify_store(&StoreName("events".to_owned()), "u").unwrap();
+        let written = put_right(&by_another, &own, &settings).unwrap().unwrap();
+        assert_eq!(written.store(&StoreName("events".to_owned())).unwrap().1.uuid.as_deref(), Some("u"));
+        assert_eq!(written.store(&StoreName("pods".to_owned())).unwrap().1.endpoints, ["127.0.0.1:7"]);
+    }
+
+    #[test]
+    fn f03_a_state_is_written_over_an_older_one_of_its_own_cluster_alone() {
+        let newer = |state: &ClusterState| state.identify_store(&StoreName("pods".to_owned()), "u").unwrap();
+        let settings = settings(&[]);
+        let put = |found: &ClusterState, own: &ClusterState| put_right(found, own, &settings);
+        let (a, b) = (of("a"), of("b"));
+        assert_eq!(put(&a, &newer(&a)), Ok(Some(newer(&a))), "it was lost");
+        assert_eq!(put(&newer(&a), &a), Ok(None));
+        for (found, own) in
+            [(&b, newer(&a)), (&newer(&b), a.clone()), (&bare(), newer(&a)), (&b, newer(&bare()))]
+        {
+            assert!(matches!(put(found, &own), Err(MetaError::Foreign(_))), "{found:?}");
+        }
+        // Written by an earlier version, and read by one.
+        let upgraded = put(&bare(), &bare()).unwrap().unwrap();
+        assert!(upgraded.lineage.is_some() && order(&upgraded) > order(&bare()));
+        assert_eq!(put(&newer(&b), &bare()), Ok(None), "another router has upgraded it");
     }
 }

@@ -1,15 +1,16 @@
 //! Which state a router starts with: meta's, else the file's (`--meta-cache`), else that of `--config`, else of the
 //! embedded default. Whoever finds meta empty creates the state there; of several, one wins and all go by it.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use kindred_partition_config::ids::StoreName;
 use kindred_partition_config::model::{DataPartitionConfig, KindredConfig};
-use kindred_partition_config::state::ClusterState;
+use kindred_partition_config::state::{ClusterState, Kinship};
 use tokio::time::Instant;
 
-use super::client::{Expect, MetaClient, Write};
+use super::client::{Expect, MetaClient};
 use super::{MetaError, MetaSettings, STATE, cache, order};
 
 /// How long a start without a file waits for meta.
@@ -25,22 +26,27 @@ pub async fn state(
     settings: &MetaSettings,
     config: &KindredConfig,
 ) -> anyhow::Result<ClusterState> {
-    let cached = settings.cache.as_deref().map(cache::read).transpose()?.flatten();
+    let cached = cached(settings)?;
     let own = match &cached {
-        Some(cached) => cached_at(cached.clone(), &settings.addresses),
-        None => ClusterState::bootstrap(config)
-            .map_err(|errors| anyhow::anyhow!(errors.iter().map(|e| format!("\n  {e}")).collect::<String>()))
-            .context("the first configuration of the cluster has errors")?,
+        Some(cached) => with_addresses(cached.clone(), &settings.addresses),
+        None => settings.founding.found(
+            ClusterState::bootstrap(config)
+                .map_err(|errors| {
+                    anyhow::anyhow!(errors.iter().map(|e| format!("\n  {e}")).collect::<String>())
+                })
+                .context("the first configuration of the cluster has errors")?,
+        ),
     };
     let until = Instant::now() + WAIT;
     let (state, source) = loop {
-        match found_or_created(client, &own, &settings.addresses).await {
+        match found_or_created(client, &own, cached.is_some(), settings).await {
             Ok(found) => break found,
             Err(error @ (MetaError::Unavailable(_) | MetaError::Unknown(_))) if cached.is_some() => {
                 tracing::warn!(%error, "starting with the last state of --meta-cache");
                 break (own.clone(), "--meta-cache, as the meta store cannot be reached");
             }
             Err(MetaError::State(error)) => bail!("{STATE} in the meta store: {error}"),
+            Err(error @ MetaError::Foreign(_)) => bail!("{error}"),
             Err(error) if Instant::now() >= until => bail!(
                 "{error} (no answer for {} s, and no --meta-cache file of an earlier run to start with)",
                 WAIT.as_secs()
@@ -69,28 +75,88 @@ pub async fn state(
 
 const CREATED: &str = "created";
 
+/// The state of `--meta-cache`, unless the flags say that it is another cluster's.
+fn cached(settings: &MetaSettings) -> anyhow::Result<Option<ClusterState>> {
+    let Some(path) = settings.cache.as_deref() else { return Ok(None) };
+    let Some(cached) = cache::read(path)? else { return Ok(None) };
+    match settings.founding.contradicts(&cached) {
+        None => Ok(Some(cached)),
+        Some(why) => {
+            leave_out(path, &why);
+            Ok(None)
+        }
+    }
+}
+
+/// A file that is not used: what is in it may be the last copy of another cluster's state.
+fn leave_out(path: &Path, why: &str) {
+    match cache::put_aside(path) {
+        Ok(aside) => tracing::error!(
+            file = %path.display(), why, aside = %aside.display(),
+            "--meta-cache is of another cluster: it is not used, and was put aside"
+        ),
+        Err(error) => tracing::error!(why, %error, "--meta-cache is of another cluster: it is not used"),
+    }
+}
+
 /// What meta has, after it was given `own` if it had nothing. Where a store is is known better by who runs it: `--store`.
 async fn found_or_created(
     client: &MetaClient,
     own: &ClusterState,
-    addresses: &[(StoreName, Vec<String>)],
+    is_cached: bool,
+    settings: &MetaSettings,
 ) -> Result<(ClusterState, &'static str), MetaError> {
     loop {
         if let Some(stored) = client.get(STATE).await? {
             let found = ClusterState::from_json(&stored.value)?;
-            if order(&found) < order(own) {
-                // It is put back once meta is followed.
-                return Ok((own.clone(), "--meta-cache (the meta store has an older one)"));
+            if let Some(why) = settings.founding.contradicts(&found) {
+                return Err(MetaError::Foreign(why));
             }
-            return Ok((addressed(found, addresses), "the meta store"));
+            if is_cached {
+                match chosen(&found, own) {
+                    // It is put back once meta is followed.
+                    Chosen::Own => {
+                        return Ok((own.clone(), "--meta-cache (the meta store has an older one)"));
+                    }
+                    Chosen::Found => {}
+                    Chosen::Alone(why) => settings.cache.iter().for_each(|path| leave_out(path, &why)),
+                }
+            }
+            return Ok((with_addresses(found, &settings.addresses), "the meta store"));
         }
         let absent = [Expect { key: STATE.to_owned(), mod_revision: 0 }];
-        match client.commit(&absent, vec![Write::put(STATE, own.to_json())]).await {
-            Ok(Some(_)) => return Ok((own.clone(), CREATED)),
+        let own = settings.founding.upgrade(own);
+        match client.commit(&absent, vec![super::write(&own)?]).await {
+            Ok(Some(_)) => return Ok((own, CREATED)),
             // Another router was faster, or our own answer was lost: what is there now tells.
             Ok(None) | Err(MetaError::Unknown(_)) => {}
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Which of two states is gone by.
+#[derive(Debug, PartialEq, Eq)]
+enum Chosen {
+    /// The file's: meta has lost what is newer.
+    Own,
+    /// Meta's.
+    Found,
+    /// Meta's, and the file has nothing to do with it.
+    Alone(String),
+}
+
+fn chosen(found: &ClusterState, own: &ClusterState) -> Chosen {
+    match own.kinship(found) {
+        Kinship::Same if order(found) < order(own) => Chosen::Own,
+        Kinship::Same => Chosen::Found,
+        // A file of an earlier version: the meta store's state goes on from it, as far as anybody can tell.
+        Kinship::Unknown if own.lineage.is_none() && order(own) <= order(found) => Chosen::Found,
+        Kinship::Unknown | Kinship::Foreign => Chosen::Alone(format!(
+            "the meta store holds the state of {}, the file that of {}",
+            found.cluster_in_words(),
+            own.cluster_in_words()
+        )),
     }
 }
 
@@ -114,11 +180,12 @@ pub fn addressed(mut state: ClusterState, addresses: &[(StoreName, Vec<String>)]
     state
 }
 
-/// A state of the file with these addresses. It is no newer for that: what others have changed in meta meanwhile wins, and
-/// then gets the addresses.
-fn cached_at(cached: ClusterState, addresses: &[(StoreName, Vec<String>)]) -> ClusterState {
-    let (generation, revision) = (cached.generation, cached.revision);
-    let mut own = addressed(cached, addresses);
+/// A state with these addresses, as it is used until they are written to meta. It is no newer for that: what others have
+/// changed in meta meanwhile wins, and then gets the addresses.
+#[must_use]
+pub fn with_addresses(state: ClusterState, addresses: &[(StoreName, Vec<String>)]) -> ClusterState {
+    let (generation, revision) = (state.generation, state.revision);
+    let mut own = addressed(state, addresses);
     (own.generation, own.revision) = (generation, revision);
     own
 }
@@ -189,10 +256,28 @@ mod tests {
         let cached = ClusterState::bootstrap(&parse_config(DEFAULT_CONFIG).unwrap()).unwrap();
         let addresses =
             ["pods", "nodes"].map(|name| (StoreName(name.to_owned()), vec!["127.0.0.1:7".to_owned()]));
-        let own = cached_at(cached.clone(), &addresses);
+        let own = with_addresses(cached.clone(), &addresses);
         assert_eq!(own.store(&addresses[0].0).unwrap().1.endpoints, addresses[0].1);
         assert!(order(&addressed(cached.clone(), &addresses)) > order(&cached));
         // Somebody else has changed a config meanwhile, once: that is not to be overwritten.
         assert_eq!(order(&own), order(&cached));
+    }
+
+    #[test]
+    fn f03_the_file_of_another_cluster_is_never_gone_by() {
+        use kindred_partition_config::ids::{ClusterId, Lineage};
+        let bare = || ClusterState::bootstrap(&parse_config(DEFAULT_CONFIG).unwrap()).unwrap();
+        let of = |lineage: &str| bare().founded(ClusterId(7), &Lineage(lineage.to_owned()));
+        let newer = |state: &ClusterState| state.identify_store(&StoreName("pods".to_owned()), "u").unwrap();
+        let (a, b) = (of("a"), of("b"));
+        assert_eq!(chosen(&a, &newer(&a)), Chosen::Own);
+        assert_eq!([chosen(&newer(&a), &a), chosen(&a, &a)], [Chosen::Found, Chosen::Found]);
+        for (found, own) in
+            [(&b, newer(&a)), (&newer(&b), a.clone()), (&bare(), newer(&a)), (&b, newer(&bare()))]
+        {
+            let Chosen::Alone(why) = chosen(found, &own) else { panic!("{found:?}") };
+            assert!(why.contains("the file that of cluster"), "{why}");
+        }
+        assert_eq!(chosen(&newer(&b), &bare()), Chosen::Found, "an earlier version's file, upgraded since");
     }
 }

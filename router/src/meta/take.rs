@@ -5,26 +5,29 @@ use std::sync::Arc;
 use kindred_partition_config::ids::Slot;
 use kindred_partition_config::model::StoreType;
 use kindred_partition_config::state::{ClusterState, StoreObject, StoreState};
-use kindred_partition_config::validate::{FieldError, Validated};
 use kindred_router_core::parts::store_ix;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::store::{StoreIx, StoreKind};
 use kindred_transport::Endpoint;
 
+use super::lineage::foreign;
 use super::order;
 use crate::app::App;
 use crate::stores::modes::Modes;
 use crate::stores::{StoreSpec, background};
 
-/// A store of the state as the router reaches it.
-///
-/// # Errors
-/// When an endpoint is none; it names the store.
-pub fn spec(store: &StoreObject) -> Result<StoreSpec, String> {
+/// A store of the state as the router reaches it: by those of its endpoints that are some. What is wrong with the others
+/// goes to `wrong`.
+pub fn spec(store: &StoreObject, wrong: &mut Vec<String>) -> StoreSpec {
     let field = format!("servicegroups/{}.endpoints", store.name);
-    let endpoints: Result<Vec<Endpoint>, _> =
-        store.endpoints.iter().map(|url| Endpoint::parse_field(&field, url)).collect();
-    Ok(StoreSpec {
+    let mut endpoints = Vec::new();
+    for url in &store.endpoints {
+        match Endpoint::parse_field(&field, url) {
+            Ok(endpoint) => endpoints.push(endpoint),
+            Err(error) => wrong.push(error.to_string()),
+        }
+    }
+    StoreSpec {
         name: store.name.clone(),
         kind: match store.store_type {
             StoreType::Shard => StoreKind::Shard,
@@ -33,16 +36,14 @@ pub fn spec(store: &StoreObject) -> Result<StoreSpec, String> {
         slot: store.slot.and_then(Slot::new),
         uuid: store.uuid.clone(),
         opens_at: store.opens_at,
-        endpoints: endpoints.map_err(|error| error.to_string())?,
-    })
+        endpoints,
+    }
 }
 
 /// The map of a state.
-///
-/// # Errors
-/// When the state is not valid; all that is wrong.
-pub fn routes(state: &ClusterState) -> Result<Routes, String> {
-    let validated = validated(state)?;
+#[must_use]
+pub fn routes(state: &ClusterState) -> Routes {
+    let (used, _) = state.salvaged();
     let named = state.stores.iter().map(|store| {
         let kind = match store.store_type {
             StoreType::Shard => StoreKind::Shard,
@@ -50,62 +51,78 @@ pub fn routes(state: &ClusterState) -> Result<Routes, String> {
         };
         (store.name.0.clone(), kind)
     });
-    let routes = Routes::new(validated.map, validated.scheme, named.collect(), store_ix(validated.default));
-    Ok(routes.of_generation(state.generation.0))
+    let routes = Routes::new(used.map, used.scheme, named.collect(), store_ix(used.default));
+    routes.of_generation(state.generation.0)
 }
 
 /// How durable the state wants each Kind to be.
-///
-/// # Errors
-/// When the state is not valid; all that is wrong.
-pub fn modes(state: &ClusterState) -> Result<Modes, String> {
-    Ok(Modes::new(state.revision, &validated(state)?.kinds))
-}
-
-fn validated(state: &ClusterState) -> Result<Validated, String> {
-    let texts = |errors: Vec<FieldError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>();
-    state.validated().map_err(|errors| texts(errors).join("; "))
+#[must_use]
+pub fn modes(state: &ClusterState) -> Modes {
+    Modes::new(state.revision, &state.salvaged().0.kinds)
 }
 
 impl App {
-    /// Goes by this state from now on, unless it is older than the one in use. A state that cannot be used leaves
-    /// everything as it is, and the log says why.
+    /// Goes by this state from now on, unless it is older than the one in use. Of one that is not sound, which no router
+    /// writes, it goes by what is: requests for the rest fail, all else is served, and the next state is taken as any other.
     pub fn take(self: &Arc<Self>, state: Arc<ClusterState>) {
         self.cluster.known.send_if_modified(|known| {
             if order(&state) < order(known) {
                 return false;
             }
-            // Under the channel's lock: two states are never taken at once, nor in the wrong order.
-            if let Err(error) = self.take_checked(&state) {
-                tracing::error!(
-                    generation = state.generation.0,
-                    revision = state.revision,
-                    error,
-                    "the cluster state cannot be used; the last one stays"
-                );
+            if let Some(why) = foreign(known, &state) {
+                tracing::error!(why, "a state of another cluster is not used");
                 return false;
             }
+            // Under the channel's lock: two states are never taken at once, nor in the wrong order.
+            let wrong = self.take_sound(&state);
+            self.note_unsound(&state, wrong);
             let changed = *known != state;
             *known = state;
             changed
         });
     }
 
-    fn take_checked(self: &Arc<Self>, state: &ClusterState) -> Result<(), String> {
-        let (routes, modes) = (routes(state)?, modes(state)?);
+    fn note_unsound(&self, state: &ClusterState, wrong: Vec<String>) {
+        let before = self.cluster.unsound();
+        for problem in wrong.iter().filter(|problem| !before.contains(problem)) {
+            tracing::error!(
+                generation = state.generation.0,
+                revision = state.revision,
+                problem,
+                "the cluster state is not sound: this part of it is not gone by"
+            );
+        }
+        if wrong.is_empty() && !before.is_empty() {
+            tracing::info!(revision = state.revision, "the cluster state is sound again");
+        }
+        self.cluster.unsound.send_replace(wrong.into());
+    }
+
+    /// Goes by what is sound of the state; what is wrong with the rest.
+    fn take_sound(self: &Arc<Self>, state: &ClusterState) -> Vec<String> {
+        let (_, errors) = state.salvaged();
+        let mut wrong: Vec<_> = errors.iter().map(ToString::to_string).collect();
         // First: a store that is added is told them with its first handshake.
-        self.stores.set_modes(modes);
-        let specs = state.stores.iter().map(spec).collect::<Result<Vec<_>, String>>()?;
-        for (at, (spec, object)) in specs.into_iter().zip(&state.stores).enumerate() {
+        self.stores.set_modes(modes(state));
+        for (at, object) in state.stores.iter().enumerate() {
+            let spec = spec(object, &mut wrong);
             let gone = object.state == StoreState::Removed;
-            let said = |error: crate::stores::StoreListError| error.to_string();
-            if at >= self.stores.len() {
-                let store = self.stores.add(spec).map_err(said)?.clone();
-                if !gone {
-                    background::start(self, &store);
+            let known = at < self.stores.len();
+            let taken = match known {
+                false => self.stores.add(spec).map(|store| {
+                    if !gone {
+                        background::start(self, &store.clone());
+                    }
+                }),
+                true if !gone => self.stores.replace(StoreIx(at), spec),
+                true => Ok(()),
+            };
+            if let Err(error) = taken {
+                wrong.push(error.to_string());
+                if !known {
+                    // Places are what the map names: without this one it cannot be used at all.
+                    return wrong;
                 }
-            } else if !gone {
-                self.stores.replace(StoreIx(at), spec).map_err(said)?;
             }
             if gone && !self.stores.get(StoreIx(at)).is_removed() {
                 self.stores.remove(StoreIx(at));
@@ -114,7 +131,7 @@ impl App {
         if let Some((default, _)) = state.store(&state.default) {
             self.stores.set_default(store_ix(default));
         }
-        self.swap(routes);
-        Ok(())
+        self.swap(routes(state));
+        wrong
     }
 }

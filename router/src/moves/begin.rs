@@ -1,58 +1,77 @@
 //! A change of the configuration that moves keys: what is written to meta for it, in the transaction of the change.
 
 use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use kindred_partition_config::ids::MoveId;
-use kindred_partition_config::state::{Change, ClusterState};
+use kindred_partition_config::state::{Change, ClusterState, StoreState};
+use kindred_proto::shard_v1 as pb;
 use kindred_router_core::moves::record::MoveRecord;
+use kindred_router_core::parts::store_ix;
 
-use super::record_key;
+use super::{record_key, units};
+use crate::app::App;
 use crate::meta::Next;
 use crate::meta::client::{Expect, Write};
 
-/// Why a change cannot begin its moves.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BeginError {
-    /// Keys of it are moving already.
-    #[error("{kind} is being moved by move {id}; wait until it is over, or abort it")]
-    Moving {
-        /// The Kind.
-        kind: String,
-        /// The move that is under way.
-        id: u64,
-    },
-}
-
-/// The change of `before` with a record for each Kind that moves, and the numbers of the moves. `known` are the records that there
-/// are: if there are newer ones, the transaction does not commit, as their numbers are the same.
-///
-/// # Errors
-/// When keys of the change are moving already.
+/// The change of `before`, which begins what it transfers, with a record for each Kind that moves, and the numbers of the
+/// moves. `known` are the records that there are, `used` is a number at or above all that stores have heard of
+/// ([`used_numbers`]): none is used again.
+#[must_use]
 pub fn begin(
     before: &ClusterState,
     change: &Change,
     known: &BTreeMap<MoveId, (MoveRecord, i64)>,
-) -> Result<(Next, Vec<MoveId>), BeginError> {
+    used: u64,
+) -> (Next, Vec<MoveId>) {
     let mut next = Next::from(change.state.clone());
     let mut ids = Vec::new();
-    let mut last = known.keys().next_back().map_or(0, |id| id.0);
+    let of_records = known.keys().next_back().map_or(0, |id| id.0);
+    let mut last = of_records.max(used).max(before.last_move);
     for (kind, transfers) in change.by_kind() {
-        let named = || kind.as_ref().map_or_else(|| "the rest of the keys".to_owned(), ToString::to_string);
-        let moving = known
-            .values()
-            .map(|(record, _)| record)
-            .find(|record| transfers.iter().any(|transfer| record.concerns(&transfer.unit.range)));
-        if let Some(record) = moving {
-            return Err(BeginError::Moving { kind: named(), id: record.id.0 });
-        }
         last += 1;
         let Some(record) = MoveRecord::new(MoveId(last), &transfers) else { continue };
         let record = record.after(before.said_of(kind.as_ref())).one_way_from(|store| before.is_etcd(store));
         next.expects.push(Expect { key: record_key(record.id), mod_revision: 0 });
         next.writes.push(Write::put(record_key(record.id), record.to_json()));
+        next.state.last_move = last;
         ids.push(record.id);
     }
-    Ok((next, ids))
+    (next, ids)
+}
+
+/// A number at or above every one of a move that a shard has heard of, also of moves that the meta store has lost. Where a
+/// shard that the change moves keys from or to cannot be asked, it is the time, which is above all of them.
+pub async fn used_numbers(app: &App, change: &Change) -> u64 {
+    if change.transfers.is_empty() {
+        return 0;
+    }
+    let stores =
+        change.state.stores.iter().enumerate().filter(|(_, store)| store.state != StoreState::Removed);
+    let asked = stores.filter_map(|(at, _)| {
+        let at = kindred_partition_config::map::StoreIdx(u16::try_from(at).ok()?);
+        let store = (store_ix(at).0 < app.stores.len()).then(|| app.stores.get(store_ix(at)))?;
+        store.is_shard().then_some((at, store))
+    });
+    let answers = asked.map(async |(at, store)| {
+        let listed = units::bounded(store, |store, deadline| async move {
+            store.units().list(deadline.request(pb::UnitsListRequest {})).await
+        });
+        (at, listed.await.map(|listed| listed.highest_move))
+    });
+    let mut highest = 0;
+    for (at, answer) in futures_util::future::join_all(answers).await {
+        match answer {
+            Ok(number) => highest = highest.max(number),
+            Err(status) if change.transfers.iter().any(|of| of.from == at || of.to == at) => {
+                tracing::info!(%status, "a store of a move cannot be asked for its moves: the number is the time");
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                highest = highest.max(u64::try_from(since.as_millis()).unwrap_or(0));
+            }
+            Err(_) => {}
+        }
+    }
+    highest
 }
 
 #[cfg(test)]
@@ -69,21 +88,30 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_moves_once_at_a_time() {
+    fn a_change_begins_a_move_of_each_kind() {
         let change = state().move_kind("pods", &StoreName("b".to_owned())).unwrap();
-        let (next, ids) = begin(&state(), &change, &BTreeMap::new()).unwrap();
-        assert_eq!(ids, [MoveId(1)]);
+        let (next, ids) = begin(&state(), &change, &BTreeMap::new(), 0);
+        assert_eq!((ids, next.state.last_move), (vec![MoveId(1)], 1));
         let record = MoveRecord::from_json(next.writes[0].value.as_ref().unwrap()).unwrap();
         assert_eq!(record.before.unwrap().configs, state().configs);
         assert_eq!(next.state.map, state().map, "the map changes when the move is decided");
         assert_eq!(next.expects, [Expect { key: "/kindred/moves/1".to_owned(), mod_revision: 0 }]);
+    }
+
+    /// Whoever remembers a number keeps it from being used again: meta's records, the state, or a shard.
+    #[test]
+    fn f16_no_number_is_used_again() {
+        let change = state().move_kind("pods", &StoreName("b".to_owned())).unwrap();
+        let (next, _) = begin(&state(), &change, &BTreeMap::new(), 0);
         let record = MoveRecord::from_json(next.writes[0].value.as_ref().unwrap()).unwrap();
-        let known = BTreeMap::from([(record.id, (record.clone(), 7))]);
-        let refused = begin(&state(), &change, &known).unwrap_err();
-        assert!(refused.to_string().contains("by move 1"), "{refused}");
-        let mut over = record;
-        over.phase = kindred_router_core::moves::record::Phase::Done;
-        let (_, ids) = begin(&state(), &change, &BTreeMap::from([(over.id, (over, 9))])).unwrap();
-        assert_eq!(ids, [MoveId(2)]);
+        let known = BTreeMap::from([(record.id, (record, 9))]);
+        assert_eq!(begin(&state(), &change, &known, 0).1, [MoveId(2)]);
+        // The records are lost, and the state is not.
+        let mut later = state();
+        later.last_move = next.state.last_move;
+        assert_eq!(begin(&later, &change, &BTreeMap::new(), 0).1, [MoveId(2)]);
+        // Everything is lost but what a shard knows.
+        let (next, ids) = begin(&state(), &change, &BTreeMap::new(), 41);
+        assert_eq!((ids, next.state.last_move), (vec![MoveId(42)], 42));
     }
 }

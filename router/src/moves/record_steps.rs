@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use kindred_partition_config::ids::MoveId;
 use kindred_partition_config::state::ClusterState;
+use kindred_partition_config::validate::FieldError;
+use kindred_router_core::moves::conflict::kind_of;
 use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::moves::step::Answer;
 
 use super::record_key;
 use crate::app::App;
 use crate::meta::client::{Expect, Write};
-use crate::meta::{Meta, MetaError, STATE};
+use crate::meta::lineage::foreign;
+use crate::meta::{Meta, MetaError, STATE, write as write_state};
 
 /// How often a decision is tried while others change the state for other reasons.
 const ATTEMPTS: usize = 16;
@@ -42,31 +45,55 @@ pub(super) async fn swap(app: &Arc<App>, meta: &Meta, record: Box<MoveRecord>, v
     }
 }
 
-async fn put_back(app: &Arc<App>, meta: &Meta, record: Box<MoveRecord>, version: i64) -> Answer {
-    let (state, stored) = match state(meta).await {
+async fn put_back(app: &Arc<App>, meta: &Meta, mut record: Box<MoveRecord>, version: i64) -> Answer {
+    let (state, stored) = match state(app, meta).await {
         Ok(state) => state,
         Err(error) => return failed(&error),
     };
-    let kind = record.kind.as_ref().and_then(|kind| state.scheme().kind_prefix(kind.as_bytes()));
-    let next = match record.to_put_back() {
-        Some(said) => state.with_said_of(kind.as_ref(), said),
-        None => state,
-    };
     let key = record_key(record.id);
-    let expects = [
-        Expect { key: key.clone(), mod_revision: version },
-        Expect { key: STATE.to_owned(), mod_revision: stored },
-    ];
-    let writes = vec![Write::put(key, record.to_json()), Write::put(STATE, next.to_json())];
+    let mut expects = vec![Expect { key: key.clone(), mod_revision: version }];
+    let mut writes = Vec::new();
+    let mut next = None;
+    if let Some(said) = record.to_put_back() {
+        let back = state.with_said_of(kind_of(&state, &record).as_ref(), said);
+        match back.map_err(said_of).and_then(|back| Ok((write_state(&back.state)?, back))) {
+            Ok((write, back)) => {
+                for store in &back.active_again {
+                    tracing::info!(move_id = record.id.0, %store, "the store keeps its keys: it is not drained any more");
+                }
+                expects.push(Expect { key: STATE.to_owned(), mod_revision: stored });
+                writes.push(write);
+                next = Some(back.state);
+            }
+            Err(error) => {
+                // The move ends all the same: nothing moves any more, and the configuration is there to be corrected.
+                let why = format!("the configuration was left as it is: {error}");
+                tracing::error!(
+                    move_id = record.id.0,
+                    why,
+                    "what was said before the move cannot be said again"
+                );
+                let before = record.reason.take().map_or_else(String::new, |before| format!("{before}; "));
+                record.reason = Some(before + &why);
+            }
+        }
+    }
+    writes.push(Write::put(key, record.to_json()));
     match meta.client.commit(&expects, writes).await {
         Ok(Some(version)) => {
-            app.take(Arc::new(next));
+            if let Some(next) = next {
+                app.take(Arc::new(next));
+            }
             Answer::Swapped { record, version }
         }
         // The record is read again, which tells what has changed.
         Ok(None) => Answer::Conflict,
         Err(error) => failed(&error),
     }
+}
+
+fn said_of(errors: Vec<FieldError>) -> MetaError {
+    MetaError::Unsound(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
 }
 
 /// The one commit point of a switch (R15c): the record and the map, in one transaction.
@@ -79,7 +106,7 @@ pub(super) async fn decide(
 ) -> Answer {
     let key = record_key(record.id);
     for _ in 0..ATTEMPTS {
-        let (state, stored) = match state(meta).await {
+        let (state, stored) = match state(app, meta).await {
             Ok(state) => state,
             Err(error) => return failed(&error),
         };
@@ -90,12 +117,17 @@ pub(super) async fn decide(
             Ok(next) => next,
             Err(error) => return Answer::Refused { reason: error.to_string() },
         };
+        // A store that was removed since, or anything else that no router could go by (finding 10).
+        let write = match write_state(&next) {
+            Ok(write) => write,
+            Err(error) => return Answer::Refused { reason: error.to_string() },
+        };
         let decided = record.decided(leg, next.generation);
         let expects = [
             Expect { key: key.clone(), mod_revision: version },
             Expect { key: STATE.to_owned(), mod_revision: stored },
         ];
-        let writes = vec![Write::put(key.clone(), decided.to_json()), Write::put(STATE, next.to_json())];
+        let writes = vec![Write::put(key.clone(), decided.to_json()), write];
         match meta.client.commit(&expects, writes).await {
             Ok(Some(version)) => {
                 // Requests that wait here go on at once; other routers hear of it from meta.
@@ -114,10 +146,14 @@ pub(super) async fn decide(
     Answer::Refused { reason: "the cluster's state is being changed all the time".to_owned() }
 }
 
-async fn state(meta: &Meta) -> Result<(ClusterState, i64), MetaError> {
+async fn state(app: &App, meta: &Meta) -> Result<(ClusterState, i64), MetaError> {
     let stored = meta.client.get(STATE).await?;
     let stored = stored.ok_or_else(|| MetaError::Unavailable("it has no state yet".to_owned()))?;
-    Ok((ClusterState::from_json(&stored.value)?, stored.mod_revision))
+    let state = ClusterState::from_json(&stored.value)?;
+    match foreign(&app.cluster.state(), &state) {
+        Some(why) => Err(MetaError::Foreign(why)),
+        None => Ok((state, stored.mod_revision)),
+    }
 }
 
 fn failed(error: &MetaError) -> Answer {

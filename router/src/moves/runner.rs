@@ -1,14 +1,16 @@
 //! The task of one move: polls its machine, runs the steps, and brings back the answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kindred_partition_config::ids::MoveId;
+use kindred_partition_config::map::StoreIdx;
 use kindred_router_core::moves::machine::{Machine, Request, Status, TICK};
 use kindred_router_core::moves::record::{MoveRecord, Phase};
 use kindred_router_core::moves::step::{Answer, Step, StepName, Ticket, UnitAt, What};
+use kindred_router_core::parts::store_ix;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -116,6 +118,7 @@ impl Runner {
         let mut report = tokio::time::interval(REPORT);
         let mut entries = self.meta.entries();
         loop {
+            self.machine.stores_gone(self.stores_gone());
             for step in self.machine.poll(self.began.elapsed()) {
                 self.spawn(step);
             }
@@ -150,6 +153,17 @@ impl Runner {
         self.settle_writes().await;
         self.leave().await;
         self.id
+    }
+
+    /// Stores of the move that were lost and replaced, or removed.
+    fn stores_gone(&self) -> BTreeSet<StoreIdx> {
+        let legs = self.machine.record().legs.iter().filter(|leg| !leg.lost);
+        let ends = legs.flat_map(|leg| [leg.from, leg.to]);
+        ends.filter(|store| {
+            let at = store_ix(*store);
+            at.0 < self.app.stores.len() && self.app.stores.get(at).is_removed()
+        })
+        .collect()
     }
 
     async fn settle_writes(&mut self) {
@@ -205,7 +219,7 @@ impl Runner {
                 self.failed(name, at, reason);
             }
             // Neither good nor bad.
-            Answer::Conflict | Answer::Stale | Answer::NotReady => {}
+            Answer::Conflict | Answer::Stale { .. } | Answer::NotReady => {}
             _ => {
                 self.failing.remove(&(name, at));
                 let ended = name == StepName::Open || name == StepName::Unfreeze;

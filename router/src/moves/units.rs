@@ -3,12 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use kindred_partition_config::ids::{LeaseId, MoveId, Revision};
+use kindred_partition_config::ids::{LeaseId, MoveId, Revision, Term};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::unit::Unit;
 use kindred_proto::shard_v1 as pb;
+use kindred_router_core::clock_offset;
 use kindred_router_core::moves::step::{Answer, StepName, UnitCall};
 use kindred_router_core::parts::store_ix;
+use kindred_wire::refusal;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
@@ -48,8 +50,8 @@ pub(super) struct UnitSteps<'a> {
 
 /// How a call failed, for the coordinator.
 enum Failed {
-    /// The store has seen a higher term.
-    Stale,
+    /// The store has seen a higher term, this one.
+    Stale(Term),
     /// The follower does not have what it is to have.
     Lost(String),
     /// A store has restarted since the freeze or the seal, or it is undone.
@@ -62,17 +64,15 @@ enum Failed {
 impl From<Status> for Failed {
     fn from(status: Status) -> Self {
         let text = status.message();
-        match status.code() {
-            Code::FailedPrecondition if text.contains("has a coordinator of term") => Self::Stale,
-            _ => Self::Other(text.to_owned()),
-        }
+        let stale = refusal::stale_term(text).filter(|_| status.code() == Code::FailedPrecondition);
+        stale.map_or_else(|| Self::Other(text.to_owned()), |seen| Self::Stale(Term(seen)))
     }
 }
 
 impl From<Failed> for Answer {
     fn from(failed: Failed) -> Self {
         match failed {
-            Failed::Stale => Self::Stale,
+            Failed::Stale(seen) => Self::Stale { seen },
             Failed::Lost(reason) => Self::Lost { reason },
             Failed::Restarted(reason) => Self::Restarted { reason },
             Failed::Different(reason) => Self::Different { reason },
@@ -165,7 +165,7 @@ impl UnitSteps<'_> {
     async fn track(&self) -> Result<Answer, Failed> {
         let request = pb::TrackRequest { r#move: self.unit_move() };
         let tracked = bounded(self.owner(), |store, deadline| async move {
-            store.units(false).track(deadline.request(request)).await
+            store.units().track(deadline.request(request)).await
         })
         .await?;
         Ok(if tracked.ready { Answer::Done } else { Answer::NotReady })
@@ -184,7 +184,7 @@ impl UnitSteps<'_> {
     /// The follower's record of the unit.
     async fn following(&self) -> Result<Option<pb::UnitRecord>, Failed> {
         let records = bounded(self.follower(), |store, deadline| async move {
-            store.units(false).list(deadline.request(pb::UnitsListRequest {})).await
+            store.units().list(deadline.request(pb::UnitsListRequest {})).await
         })
         .await?
         .records;
@@ -208,7 +208,7 @@ impl UnitSteps<'_> {
         let request = pb::CopyRequest { r#move: self.unit_move(), ..Default::default() };
         let owner = self.owner();
         let mut copied =
-            bounded(owner, |store, _| async move { store.units(true).copy(Request::new(request)).await })
+            bounded(owner, |store, _| async move { store.units_in_bulk().copy(Request::new(request)).await })
                 .await?;
         let (mut at, mut floor) = (0, 0);
         let (began, mut sent) = (Instant::now(), 0);
@@ -243,7 +243,7 @@ impl UnitSteps<'_> {
         loop {
             let request = request.clone();
             let imported = bounded(self.follower(), |store, deadline| async move {
-                store.units(true).import(deadline.request(request)).await
+                store.units_in_bulk().import(deadline.request(request)).await
             });
             match imported.await {
                 Ok(imported) => return Ok(Revision(imported.through)),
@@ -258,7 +258,7 @@ impl UnitSteps<'_> {
     async fn attach_leases(&self) -> Result<(), Failed> {
         let request = pb::UnitLeasesRequest { r#move: self.unit_move() };
         let ids = bounded(self.owner(), |store, deadline| async move {
-            store.units(false).leases(deadline.request(request)).await
+            store.units().leases(deadline.request(request)).await
         })
         .await?
         .ids;
@@ -271,9 +271,29 @@ impl UnitSteps<'_> {
 
     /// Imports what the owner has said since, until it has nothing more to say.
     async fn tail(&self) -> Result<Answer, Failed> {
+        self.clocks_meet()?;
         let began = Instant::now();
         let imported = self.follow(|watermark, _| watermark.is_some(), began + ROUND_MAX).await?;
         Ok(Answer::Followed { lag: imported.elapsed() })
+    }
+
+    /// Whether the follower's clock may come to where the owner's is (R3), which a switch needs (R15b): else nothing is to be
+    /// frozen for one.
+    fn clocks_meet(&self) -> Result<(), Failed> {
+        let clocks = self.app.stores.clocks();
+        let [owner, follower] = [self.owner(), self.follower()];
+        match (clocks.offset(owner.index), clocks.offset(follower.index)) {
+            (Some(ahead), Some(at)) if clock_offset::is_too_far_behind(at, ahead) => {
+                Err(Failed::Other(format!(
+                    "the clock of store {:?} is {:.1} s behind that of store {:?}, and may not be raised so far: set the time \
+                     there (R3)",
+                    follower.name(),
+                    (ahead - at) as f64 / 1e6,
+                    owner.name()
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn import_last(&self) -> Result<(), Failed> {
@@ -306,7 +326,7 @@ impl UnitSteps<'_> {
         // The queue is empty.
         let _ = asks.try_send(pb::FeedRequest { request: Some(open) });
         let mut feed = bounded(owner, |store, _| async move {
-            store.feeds(false).feed(Request::new(ReceiverStream::new(requests))).await
+            store.feed_in_bulk().feed(Request::new(ReceiverStream::new(requests))).await
         })
         .await?;
         loop {
@@ -342,7 +362,7 @@ impl UnitSteps<'_> {
     async fn forget_copy(&self) -> Result<(), Failed> {
         let request = pb::DropRequest { r#move: self.unit_move(), epoch: self.call.epoch.0 };
         bounded(self.follower(), |store, deadline| async move {
-            store.units(false).drop(deadline.request(request)).await
+            store.units().drop(deadline.request(request)).await
         })
         .await
         .map(drop)
@@ -364,11 +384,14 @@ impl UnitSteps<'_> {
         let (owner, follower) = (self.owner(), self.follower());
         let (left, right) = (request(floor), request(floor));
         let mut left =
-            bounded(owner, |store, _| async move { store.units(true).verify(Request::new(left)).await })
+            bounded(owner, |store, _| async move { store.units_in_bulk().verify(Request::new(left)).await })
                 .await?;
         let mut right =
-            bounded(follower, |store, _| async move { store.units(true).verify(Request::new(right)).await })
-                .await?;
+            bounded(
+                follower,
+                |store, _| async move { store.units_in_bulk().verify(Request::new(right)).await },
+            )
+            .await?;
         loop {
             match (next(owner, &mut left).await?, next(follower, &mut right).await?) {
                 (None, None) => return Ok(()),
@@ -395,7 +418,7 @@ impl UnitSteps<'_> {
     async fn floors(&self) -> Result<i64, Failed> {
         let request = pb::TrackRequest { r#move: self.unit_move() };
         let tracked = bounded(self.owner(), |store, deadline| async move {
-            store.units(false).track(deadline.request(request)).await
+            store.units().track(deadline.request(request)).await
         })
         .await?;
         Ok(self.following().await?.map_or(tracked.floor, |record| record.floor.max(tracked.floor)))
@@ -409,7 +432,7 @@ impl UnitSteps<'_> {
     async fn freeze(&self) -> Result<Answer, Failed> {
         let request = pb::FreezeRequest { r#move: self.unit_move(), generation: self.undecided() };
         let frozen = bounded(self.owner(), |store, deadline| async move {
-            store.units(false).freeze(deadline.request(request)).await
+            store.units().freeze(deadline.request(request)).await
         })
         .await?;
         Ok(Answer::Frozen { final_revision: Revision(frozen.final_revision), life: frozen.incarnation })
@@ -420,7 +443,7 @@ impl UnitSteps<'_> {
         let generation = self.undecided();
         let request = pb::SealRequest { r#move: self.unit_move(), final_revision, generation, imported: 0 };
         let sealed = bounded(self.follower(), |store, deadline| async move {
-            store.units(false).seal(deadline.request(request)).await
+            store.units().seal(deadline.request(request)).await
         })
         .await?;
         Ok(Answer::Sealed { life: sealed.incarnation })
@@ -437,7 +460,7 @@ impl UnitSteps<'_> {
 
     async fn stands(&self, store: &Store, state: pb::UnitState, life: u64) -> Result<(), Failed> {
         let listed = bounded(store, |store, deadline| async move {
-            store.units(false).list(deadline.request(pb::UnitsListRequest {})).await
+            store.units().list(deadline.request(pb::UnitsListRequest {})).await
         })
         .await?;
         if listed.incarnation != life {
@@ -465,7 +488,7 @@ impl UnitSteps<'_> {
     async fn release(&self) -> Result<(), Failed> {
         let request = pb::ReleaseRequest { r#move: self.unit_move(), epoch: self.call.epoch.0 };
         bounded(self.follower(), |store, deadline| async move {
-            store.units(false).release(deadline.request(request)).await
+            store.units().release(deadline.request(request)).await
         })
         .await?;
         Ok(())
@@ -474,7 +497,7 @@ impl UnitSteps<'_> {
     async fn open(&self) -> Result<(), Failed> {
         let request = pb::OpenRequest { r#move: self.unit_move(), epoch: self.call.epoch.0 };
         bounded(self.owner(), |store, deadline| async move {
-            store.units(false).open(deadline.request(request)).await
+            store.units().open(deadline.request(request)).await
         })
         .await?;
         Ok(())
@@ -483,7 +506,7 @@ impl UnitSteps<'_> {
     async fn unfreeze(&self) -> Result<(), Failed> {
         let request = pb::UnfreezeRequest { r#move: self.unit_move() };
         bounded(self.owner(), |store, deadline| async move {
-            store.units(false).unfreeze(deadline.request(request)).await
+            store.units().unfreeze(deadline.request(request)).await
         })
         .await?;
         Ok(())
@@ -496,7 +519,7 @@ impl UnitSteps<'_> {
     async fn forget(&self) -> Result<(), Failed> {
         let request = pb::ForgetRequest { r#move: self.unit_move() };
         bounded(self.owner(), |store, deadline| async move {
-            store.units(false).forget(deadline.request(request)).await
+            store.units().forget(deadline.request(request)).await
         })
         .await?;
         Ok(())
@@ -504,7 +527,7 @@ impl UnitSteps<'_> {
 }
 
 /// One call, or the opening of a stream, in bounded time.
-async fn bounded<'s, T, Fut>(
+pub(super) async fn bounded<'s, T, Fut>(
     store: &'s Store,
     call: impl FnOnce(&'s Store, Deadline) -> Fut,
 ) -> Result<T, Status>

@@ -4,18 +4,15 @@ use std::sync::Arc;
 
 use super::{Store, monitor, releases};
 use crate::app::App;
-use crate::leases::ended;
+use crate::leases::{ended, heirs};
 
 /// Starts them.
 pub fn start(app: &Arc<App>, store: &Arc<Store>) {
-    until_removed(
-        app,
-        store,
-        monitor::run(store.clone(), app.stores.clocks().clone(), app.stores.modes(), app.identity.cluster_id),
-    );
+    until_removed(app, store, monitor::run(app.clone(), store.clone()));
     if store.is_shard() {
         until_removed(app, store, ended::follow(app.clone(), store.clone()));
         until_removed(app, store, releases::run(store.clone()));
+        until_removed(app, store, heirs::follow(app.clone(), store.clone()));
     }
 }
 

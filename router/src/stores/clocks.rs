@@ -129,7 +129,7 @@ mod tests {
         WallClock::System.micros()
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn r3_nobody_is_judged_before_the_others_are_known() {
         let clocks = Clocks::new(WallClock::System);
         let (first, second, third) = (StoreIx(0), StoreIx(1), StoreIx(2));
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!((words(-1_500_000), words(HOUR)), ("1.5 s behind".into(), "3600.0 s ahead of".into()));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_store_that_never_answers_does_not_keep_the_others_out() {
         let mut clocks = Clocks::new(WallClock::System);
         [StoreIx(0), StoreIx(1)].iter().for_each(|store| clocks.expect(*store));

@@ -14,11 +14,11 @@ use futures_util::Stream;
 use kindred_partition_config::ids::Revision;
 use kindred_proto::raw::batches::batches_client::BatchesClient;
 use kindred_router_core::outbox::{BatchLimit, OpId, Outbox};
+use kindred_transport::connect::RouterChannel as Channel;
 use kindred_wire::batch::{Answer, BatchOp, Method, Refusal, put_cancel, read_response};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
-use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use super::failure::Failure;

@@ -97,7 +97,7 @@ impl Stores {
         Ok(store)
     }
 
-    /// What is known of a store changes: its address, or its slot. The same again does nothing.
+    /// What is known of a store changes: its address, its slot, or who it is. The same again does nothing.
     ///
     /// # Errors
     /// When it cannot be connected to at all, or would be another store than it was.
@@ -106,7 +106,12 @@ impl Stores {
         if store.name() != name || store.kind != spec.kind {
             return Err(StoreListError::Another { name, was: store.name().to_owned() });
         }
-        if *store.spec() == spec {
+        let known = store.spec();
+        if *known == spec {
+            return Ok(());
+        }
+        if (StoreSpec { uuid: known.uuid.clone(), ..spec.clone() }) == *known {
+            store.learn(spec);
             return Ok(());
         }
         store.relink(spec, &self.inner.linking).map_err(|source| StoreListError::Connect { name, source })
@@ -239,6 +244,27 @@ mod tests {
             "its slot may be used again"
         );
         assert_eq!(stores.get(StoreIx(0)).name(), "a");
+    }
+
+    #[tokio::test]
+    async fn f02_who_a_store_is_becomes_known_without_another_connection() {
+        let stores = Stores::new(Connector::default(), Workers::default(), StoreIx(0), WallClock::System);
+        let store = stores.add(spec("a", 1, "127.0.0.1:1")).unwrap().clone();
+        let phase = |uuid: &str| {
+            let Phase::Up(identity) = up() else { unreachable!() };
+            Phase::Up(Identity { uuid: Some(uuid.to_owned()), ..identity })
+        };
+        let known = |uuid: &str| StoreSpec { uuid: Some(uuid.to_owned()), ..spec("a", 1, "127.0.0.1:1") };
+        let asked = store.spec();
+        store.settle(&asked, phase("u"));
+        let ways = store.link.load().ways.clone();
+        stores.replace(StoreIx(0), known("u")).unwrap();
+        assert!(store.ready().is_ok() && Arc::ptr_eq(&ways, &store.link.load().ways), "it is who it was");
+        assert!(!store.is_current(&asked), "a handshake that knew less is made anew");
+        // Another router was faster, and met another one.
+        stores.replace(StoreIx(0), known("v")).unwrap();
+        assert!(store.ready().unwrap_err().message().contains("another store"));
+        assert!(Arc::ptr_eq(&ways, &store.link.load().ways));
     }
 
     #[tokio::test]

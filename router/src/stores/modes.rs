@@ -59,11 +59,20 @@ pub struct Unmet {
     pub reason: String,
 }
 
+/// One life of one shard: incarnations alone are those of every store whose disk was emptied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Life {
+    /// Its UUID.
+    pub uuid: Option<String>,
+    /// Its incarnation.
+    pub incarnation: u64,
+}
+
 /// What a shard has answered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Told {
-    /// The shard's incarnation and the generation that it was told last.
-    last: Option<(u64, u64)>,
+    /// The shard's life, and the generation that it was told last.
+    last: Option<(Life, u64)>,
     /// The generation that it goes by.
     pub in_force: u64,
     /// What it cannot do.
@@ -88,11 +97,12 @@ impl ToldCell {
     }
 }
 
-/// Tells a shard of this incarnation the modes, unless it has been told them. One that cannot be told goes by what it was
+/// Tells a shard in this life the modes, unless it has been told them. One that cannot be told goes by what it was
 /// told before, and is told again with the next handshake.
-pub async fn tell(store: &Store, incarnation: u64, modes: &Modes) {
+pub async fn tell(store: &Store, life: Life, modes: &Modes) {
     let before = store.told().get();
-    if before.last == Some((incarnation, modes.generation)) {
+    if before.last.as_ref().is_some_and(|(told, generation)| *told == life && *generation == modes.generation)
+    {
         return;
     }
     let mut shard = store.shard();
@@ -119,7 +129,7 @@ pub async fn tell(store: &Store, incarnation: u64, modes: &Modes) {
         let (wanted, has) = (words(*wanted), words(*has));
         tracing::warn!(store = store.name(), %kind, wanted, has, reason, "the store cannot be as durable as it is to be");
     }
-    let last = Some((incarnation, modes.generation));
+    let last = Some((life, modes.generation));
     store.told().set(Told { last, in_force: answer.generation, unmet, problem: None });
 }
 

@@ -3,58 +3,76 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kindred_partition_config::ids::Slot;
+use bytes::Bytes;
+use kindred_partition_config::ids::{Revision, Slot};
 use kindred_proto::etcdserverpb::StatusRequest;
-use kindred_proto::shard_v1::{HelloRequest, HelloResponse};
+use kindred_proto::shard_v1::{HelloRequest, HelloResponse, KeyRange, RaiseRequest};
 use kindred_proto::{FEATURE_BATCHED_CUTS, FEATURE_BATCHES};
 use kindred_router_core::clock_offset;
-use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
-use super::clocks::{Clocks, words};
+use super::clocks::words;
 use super::failure::Failure;
-use super::modes::{Modes, tell};
+use super::identify::{expected, identified, trouble};
+use super::modes::{Life, tell};
 use super::state::{Identity, Phase};
 use super::{Store, StoreSpec};
+use crate::app::App;
 
 /// The protocol that this router speaks with shards.
 pub const PROTOCOL_VERSION: u32 = 1;
 
 const PERIOD: Duration = Duration::from_secs(1);
-const TIMEOUT: Duration = Duration::from_secs(3);
+/// A store that answers a handshake with nothing for this long is silent, and with [`PERIOD`] that is within R17's three
+/// seconds: nobody waits for it any longer. A shard that is busy answers in between.
+const SILENCE: Duration = Duration::from_millis(TURN.as_millis() as u64 * TURNS as u64);
+/// Silence is counted in turns of this task, so that a router which was held up itself takes that for nobody's silence.
+const TURN: Duration = Duration::from_millis(100);
+const TURNS: u32 = 18;
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
 /// Keeps the state of the store true, for ever.
-pub async fn run(
-    store: Arc<Store>,
-    clocks: Arc<Clocks>,
-    mut modes: watch::Receiver<Arc<Modes>>,
-    cluster_id: u64,
-) {
+pub async fn run(app: Arc<App>, store: Arc<Store>) {
+    let mut modes = app.stores.modes();
     let mut backoff = BACKOFF_MIN;
+    // The life of the shard that was up at the last look, when its beginning is known.
+    let mut begun = None;
     loop {
         let asked = store.spec();
-        let phase = handshake(&store, &asked, &clocks, cluster_id).await;
+        let met = handshake(&app, &store, &asked).await;
+        let silent = matches!(met, Met::Silent);
+        let Some(phase) = met.into_phase() else {
+            // With what was learnt; unless that has not arrived, or this router is told of it by meta alone.
+            if store.is_current(&asked) {
+                tokio::time::sleep(BACKOFF_MIN).await;
+            }
+            continue;
+        };
         if let (Phase::Up(identity), true) = (&phase, store.is_shard()) {
             // Before it is up: nothing is to be acknowledged by another mode than is meant.
             let modes = modes.borrow_and_update().clone();
-            tell(&store, identity.incarnation, &modes).await;
+            let life = Life { uuid: identity.uuid.clone(), incarnation: identity.incarnation };
+            tell(&store, life.clone(), &modes).await;
+            if begun.as_ref() != Some(&life)
+                && let Some(at) = present(&store).await
+            {
+                app.store_begun(&store, at);
+                begun = Some(life);
+            }
+        } else {
+            begun = None;
         }
         let up = matches!(phase, Phase::Up(_));
-        let problem = phase.problem().unwrap_or_default().to_owned();
-        let word = phase.word();
-        if store.settle(&asked, phase) {
-            match up {
-                true => tracing::info!(store = store.name(), "store is up"),
-                false => tracing::warn!(
-                    store = store.name(),
-                    state = word,
-                    reason = problem,
-                    "store is unavailable"
-                ),
-            }
+        settle(&store, &asked, phase);
+        if !store.is_current(&asked) {
+            // It is known better by now who it is or where: what was heard may not count.
+            continue;
+        }
+        if silent {
+            // Behind the phase: a read that is asked again is refused at once.
+            store.cut();
         }
         if up {
             backoff = BACKOFF_MIN;
@@ -72,61 +90,120 @@ pub async fn run(
     }
 }
 
-async fn handshake(store: &Store, spec: &StoreSpec, clocks: &Clocks, cluster_id: u64) -> Phase {
-    let met = if store.is_shard() {
-        meet_shard(store, spec, clocks, cluster_id).await
-    } else {
-        meet_etcd(store).await
-    };
-    match met {
-        Ok(identity) => {
-            if !store.is_shard() {
-                clocks.leave_out(store.index);
-            }
-            Phase::Up(identity)
+/// Believes a handshake, and says what has changed.
+fn settle(store: &Store, asked: &Arc<StoreSpec>, phase: Phase) {
+    let problem = phase.problem().unwrap_or_default().to_owned();
+    let word = phase.word();
+    if !store.settle(asked, phase) {
+        return;
+    }
+    let name = store.name();
+    match word {
+        "up" => tracing::info!(store = name, "store is up"),
+        "foreign" => {
+            tracing::error!(store = name, state = word, reason = problem, "another store is in its place")
         }
-        Err(phase) => {
-            // Its clock still has a voice: where most are wrong, the others are.
-            if !matches!(phase, Phase::Skewed(_)) {
-                clocks.leave_out(store.index);
-            }
-            phase
+        _ => tracing::warn!(store = name, state = word, reason = problem, "store is unavailable"),
+    }
+}
+
+/// What the shard shows now, which is not below where it began; `None` when it does not say: it is asked again.
+async fn present(store: &Store) -> Option<Revision> {
+    let zero = Bytes::from_static(&[0]);
+    let everything = KeyRange { key: zero.clone(), range_end: zero };
+    let request = RaiseRequest { ranges: vec![everything], to: 0, generation: 0 };
+    let mut shard = store.shard();
+    let raised = answer(store, shard.raise(request)).await.ok()?;
+    Revision::from_wire(raised.current)
+}
+
+/// How a handshake ended.
+#[derive(Debug)]
+enum Met {
+    /// The store is who it should be.
+    Well(Identity),
+    /// It is not, or cannot be reached.
+    Otherwise(Phase),
+    /// It is connected and says nothing.
+    Silent,
+    /// It is to be asked again, by what it has brought.
+    Again,
+}
+
+impl From<Phase> for Met {
+    fn from(phase: Phase) -> Self {
+        Self::Otherwise(phase)
+    }
+}
+
+impl Met {
+    fn into_phase(self) -> Option<Phase> {
+        match self {
+            Self::Well(identity) => Some(Phase::Up(identity)),
+            Self::Otherwise(phase) => Some(phase),
+            Self::Silent => Some(Phase::Down(format!("no answer to the handshake within {SILENCE:?}"))),
+            Self::Again => None,
         }
     }
 }
 
-async fn meet_etcd(store: &Store) -> Result<Identity, Phase> {
+async fn handshake(app: &Arc<App>, store: &Store, spec: &StoreSpec) -> Met {
+    if let Some(why) = app.cluster.meta.as_ref().and_then(|meta| meta.stray()) {
+        let why = format!(
+            "this router goes by the state of another cluster, restart it: the meta store is not that one's; {why}"
+        );
+        return Phase::Refused(why).into();
+    }
+    let met = if store.is_shard() { meet_shard(app, store, spec).await } else { meet_etcd(store).await };
+    // Its clock still has a voice where it is skewed: where most are wrong, the others are.
+    let has_a_voice = match &met {
+        Ok(_) => store.is_shard(),
+        Err(unmet) => matches!(unmet, Met::Otherwise(Phase::Skewed(_)) | Met::Again),
+    };
+    if !has_a_voice {
+        app.stores.clocks().leave_out(store.index);
+    }
+    met.map_or_else(|unmet| unmet, Met::Well)
+}
+
+async fn meet_etcd(store: &Store) -> Result<Identity, Met> {
     let mut maintenance = store.maintenance();
     let status = answer(store, maintenance.status(StatusRequest {})).await?;
     Ok(Identity { uuid: None, slot: None, version: status.version, incarnation: 0, features: 0 })
 }
 
-async fn meet_shard(
-    store: &Store,
-    spec: &StoreSpec,
-    clocks: &Clocks,
-    cluster_id: u64,
-) -> Result<Identity, Phase> {
-    let mut hello = ask(store, spec, clocks, cluster_id).await?;
-    let identity = check(spec, cluster_id, &hello).map_err(Phase::Refused)?;
+async fn meet_shard(app: &Arc<App>, store: &Store, spec: &StoreSpec) -> Result<Identity, Met> {
+    let clocks = app.stores.clocks();
+    let mut hello = ask(app, store, spec).await?;
+    let identity = check(spec, app.identity.cluster_id, &hello).map_err(Phase::Refused)?;
+    if !identified(app, store, spec, &hello).await? {
+        return Err(Met::Again);
+    }
+    let trouble = trouble(app, store, &hello);
+    if store.set_trouble(&trouble) && !trouble.is_empty() {
+        tracing::error!(store = store.name(), trouble, "the store serves, and something is wrong with it");
+    }
     clocks.settled().await;
     if hello.awaits_clock {
         // The first handshake showed its clock; this one brings it what the cluster calls now.
-        hello = ask(store, spec, clocks, cluster_id).await?;
+        hello = ask(app, store, spec).await?;
     }
     match clocks.offset(store.index) {
         Some(offset) if clock_offset::is_skewed(offset) => Err(Phase::Skewed(format!(
             "its clock is {} the other stores' and this router's, more than 10 s: set the time there (R3)",
             words(offset)
-        ))),
+        ))
+        .into()),
         _ if hello.awaits_clock && waits_for(spec, &hello) > 0 => Err(Phase::Down(format!(
             "it is in the place of a store that was lost, and opens in {:.1} s (R14)",
             waits_for(spec, &hello) as f64 / 1e6
-        ))),
+        ))
+        .into()),
         _ if hello.awaits_clock => Err(Phase::Skewed(
             "its clock does not agree with what this router calls now, and it serves nothing until it does (R3)"
                 .to_owned(),
-        )),
+        )
+        .into()),
         _ => Ok(identity),
     }
 }
@@ -137,19 +214,12 @@ fn waits_for(spec: &StoreSpec, hello: &HelloResponse) -> u64 {
 }
 
 /// One handshake; notes what the shard's clock showed in the middle of it.
-async fn ask(
-    store: &Store,
-    spec: &StoreSpec,
-    clocks: &Clocks,
-    cluster_id: u64,
-) -> Result<HelloResponse, Phase> {
-    let reference_micros = clocks.reference().unwrap_or_default();
+async fn ask(app: &App, store: &Store, spec: &StoreSpec) -> Result<HelloResponse, Met> {
+    let clocks = app.stores.clocks();
     let request = HelloRequest {
-        protocol_version: PROTOCOL_VERSION,
         features: FEATURE_BATCHES | FEATURE_BATCHED_CUTS,
-        cluster_id,
-        reference_micros,
-        opens_at_micros: spec.opens_at.unwrap_or_default(),
+        reference_micros: clocks.reference().unwrap_or_default(),
+        ..hello_of(app, store, spec)
     };
     let mut shard = store.shard();
     let sent = Instant::now();
@@ -163,20 +233,43 @@ async fn ask(
     Ok(hello)
 }
 
+/// What every handshake of this router with a store says.
+pub(crate) fn hello_of(app: &App, store: &Store, spec: &StoreSpec) -> HelloRequest {
+    HelloRequest {
+        protocol_version: PROTOCOL_VERSION,
+        cluster_id: app.identity.cluster_id,
+        opens_at_micros: spec.opens_at.unwrap_or_default(),
+        lineage: app.cluster.state().lineage.as_ref().map(ToString::to_string).unwrap_or_default(),
+        store_uuid: expected(app, store, spec).unwrap_or_default(),
+        ..HelloRequest::default()
+    }
+}
+
 /// The answer in time, or why there is none.
 async fn answer<T>(
     store: &Store,
     asked: impl Future<Output = Result<Response<T>, Status>>,
-) -> Result<T, Phase> {
-    match tokio::time::timeout(TIMEOUT, asked).await {
-        Ok(Ok(answer)) => Ok(answer.into_inner()),
+) -> Result<T, Met> {
+    match heard(asked).await {
+        Some(Ok(answer)) => Ok(answer.into_inner()),
         // The shard's own refusal: it belongs to another cluster.
-        Ok(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
-            Err(Phase::Refused(status.message().to_owned()))
+        Some(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
+            Err(Phase::Refused(status.message().to_owned()).into())
         }
-        Ok(Err(status)) => Err(Phase::Down(why(store, status))),
-        Err(_) => Err(Phase::Down(format!("no answer to the handshake within {TIMEOUT:?}"))),
+        Some(Err(status)) => Err(Phase::Down(why(store, status)).into()),
+        None => Err(Met::Silent),
     }
+}
+
+/// What a store says, or nothing when it is silent for as many turns as it has.
+async fn heard<T>(asked: impl Future<Output = T>) -> Option<T> {
+    let mut asked = std::pin::pin!(asked);
+    for _ in 0..TURNS {
+        if let Ok(said) = tokio::time::timeout(TURN, asked.as_mut()).await {
+            return Some(said);
+        }
+    }
+    None
 }
 
 fn why(store: &Store, status: Status) -> String {
@@ -187,7 +280,8 @@ fn why(store: &Store, status: Status) -> String {
     Failure::of(status).reason().to_owned()
 }
 
-/// Who a shard is, when it is the one that the configuration means (R1); else why not.
+/// What a shard is, when it is of the cluster and the slot that are meant (R1); else why not. Who it is, [`identified`]
+/// judges.
 fn check(spec: &StoreSpec, cluster_id: u64, hello: &HelloResponse) -> Result<Identity, String> {
     if hello.protocol_version.abs_diff(PROTOCOL_VERSION) > 1 {
         return Err(format!(
@@ -209,14 +303,8 @@ fn check(spec: &StoreSpec, cluster_id: u64, hello: &HelloResponse) -> Result<Ide
             hello.slot
         ));
     }
-    if let Some(expected) = spec.uuid.as_ref().filter(|expected| **expected != hello.store_uuid) {
-        return Err(format!(
-            "it is store {}, the configuration says {expected}: is this another store's address, or an emptied disk?",
-            hello.store_uuid
-        ));
-    }
     Ok(Identity {
-        uuid: Some(hello.store_uuid.clone()),
+        uuid: Some(hello.store_uuid.clone()).filter(|uuid| !uuid.is_empty()),
         slot,
         version: hello.version.clone(),
         incarnation: hello.incarnation,
@@ -230,6 +318,20 @@ mod tests {
     use kindred_router_core::store::StoreKind;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn f48_a_router_that_was_held_up_itself_takes_that_for_nobodys_silence() {
+        let (say, said) = tokio::sync::oneshot::channel();
+        let hearing = tokio::spawn(heard(said));
+        tokio::task::yield_now().await;
+        tokio::time::advance(10 * SILENCE).await;
+        tokio::task::yield_now().await;
+        // What came meanwhile is looked at now.
+        say.send("here").unwrap();
+        assert_eq!(hearing.await.unwrap(), Some(Ok("here")));
+        assert_eq!(heard(std::future::pending::<()>()).await, None);
+        assert!(PERIOD + SILENCE < Duration::from_secs(3), "R17");
+    }
 
     #[test]
     fn a_store_that_is_another_one_is_refused() {
@@ -251,7 +353,6 @@ mod tests {
         };
         refused(HelloResponse { cluster_id: 8, ..good.clone() }, "cluster 0x8");
         refused(HelloResponse { slot: 4, ..good.clone() }, "slot 4");
-        refused(HelloResponse { store_uuid: "w".into(), ..good.clone() }, "store w");
         refused(HelloResponse { protocol_version: 9, ..good }, "protocol 9");
     }
 }

@@ -31,13 +31,18 @@ pub enum Phase {
     Up(Identity),
     /// Not reachable, and why.
     Down(String),
-    /// Reached, but not who it should be: only the operator can help.
+    /// Reached, but of another cluster, slot or version: only the operator can help.
     Refused(String),
+    /// Another store, or the same name with an emptied disk, stands where it was: only the operator can help.
+    Foreign(String),
     /// Who it should be, with a clock too far from the others' (R3).
     Skewed(String),
 }
 
 impl Phase {
+    /// All that [`Phase::word`] may say.
+    pub const WORDS: [&str; 6] = ["connecting", "up", "down", "refused", "foreign", "skewed"];
+
     /// One word for people and metrics.
     #[must_use]
     pub fn word(&self) -> &'static str {
@@ -46,6 +51,7 @@ impl Phase {
             Self::Up(_) => "up",
             Self::Down(_) => "down",
             Self::Refused(_) => "refused",
+            Self::Foreign(_) => "foreign",
             Self::Skewed(_) => "skewed",
         }
     }
@@ -55,7 +61,9 @@ impl Phase {
     pub fn problem(&self) -> Option<&str> {
         match self {
             Self::Connecting | Self::Up(_) => None,
-            Self::Down(reason) | Self::Refused(reason) | Self::Skewed(reason) => Some(reason),
+            Self::Down(reason) | Self::Refused(reason) | Self::Foreign(reason) | Self::Skewed(reason) => {
+                Some(reason)
+            }
         }
     }
 }

@@ -51,6 +51,7 @@ impl Session {
             self.end = Some(grpc::status(EtcdError::TimeoutDueToConnectionLost));
             return;
         }
+        self.cancel_left(|watch| watch.on(store));
         self.app.metrics.watch_reopened.increment(1);
         let failures = self.upstreams.get(&store).map_or(0, |upstream| upstream.failures);
         self.open(store, failures.saturating_add(1));
@@ -176,7 +177,13 @@ impl Session {
 
     /// The create of this watch is answered.
     fn settle(&mut self, uid: i64) {
-        self.creates.retain(|due| !matches!(due, Due::Store { uid: due, .. } if *due == uid));
+        let is_of = |due: &Due| matches!(due, Due::Store { uid: due, .. } if *due == uid);
+        if self.creates.front().is_some_and(is_of) {
+            self.pop_create();
+        } else {
+            self.creates.retain(|due| !is_of(due));
+            self.creates_changed();
+        }
     }
 
     fn hold(&mut self, uid: i64, message: Bytes) {

@@ -126,12 +126,16 @@ impl Session {
         creating: &mut Vec<(StoreIx, i64)>,
     ) {
         let Some(watch) = self.watches.get_mut(&uid) else { return };
+        if watch.cancel && watch.announced {
+            return self.canceled(uid);
+        }
         if watch.in_fragment {
             // Half of a message is with the client: only the client knows where to resume.
             self.end = Some(grpc::status(EtcdError::TimeoutDueToConnectionLost));
             return;
         }
-        let (announced, displaced) = (watch.announced, std::mem::take(&mut watch.displaced));
+        let (announced, displaced, from) =
+            (watch.announced, std::mem::take(&mut watch.displaced), watch.origin);
         watch.live = false;
         if let Origin::Store(store) = watch.origin
             && !displaced
@@ -145,9 +149,12 @@ impl Session {
             Err(refusal) => self.refuse(uid, announced, &refusal.to_string()),
             Ok((Placed::Store(store), spread)) => {
                 self.metrics_moved();
+                self.rouse(uid);
+                self.leave(uid, from);
                 if let Some(watch) = self.watches.get_mut(&uid) {
                     (watch.origin, watch.feed, watch.spread) = (Origin::Store(store), None, spread);
                 }
+                self.join(uid, Origin::Store(store));
                 match announced {
                     true => creating.push((store, uid)),
                     false => self.due_again(uid, Due::Store { uid, sent: false, since: Instant::now() }),
@@ -156,12 +163,17 @@ impl Session {
             Ok((Placed::Feed(key), spread)) => {
                 self.metrics_moved();
                 let no = self.follow_feed(key, generation);
+                self.rouse(uid);
+                self.leave(uid, from);
                 if let Some(watch) = self.watches.get_mut(&uid) {
                     let kept = watch.feed.take().map(FeedWatch::at_new_place);
                     watch.feed = Some(kept.unwrap_or_else(|| FeedWatch::new(&watch.create)));
                     (watch.origin, watch.spread, watch.live) = (Origin::Feed(no), spread, announced);
                 }
-                if !announced {
+                self.join(uid, Origin::Feed(no));
+                if announced {
+                    self.give_turn(uid);
+                } else {
                     let current = self.ask_present(uid, no);
                     self.due_again(uid, Due::Feed { uid, current });
                 }
@@ -195,13 +207,13 @@ impl Session {
         if let Some(due) = self.creates.iter_mut().find(of) {
             *due = again;
         }
+        self.creates_changed();
     }
 
     /// Leaves the places that no watch is at any more.
     fn leave_empty(&mut self) {
-        let watches = &self.watches;
-        let used = |origin: Origin| watches.values().any(|watch| watch.origin == origin);
-        self.upstreams.retain(|store, _| used(Origin::Store(*store)));
-        self.feeds.retain(|no, _| used(Origin::Feed(*no)));
+        let stores: Vec<_> = self.upstreams.keys().map(|store| Origin::Store(*store)).collect();
+        let feeds: Vec<_> = self.feeds.keys().map(|no| Origin::Feed(*no)).collect();
+        stores.into_iter().chain(feeds).for_each(|origin| self.leave_if_empty(origin));
     }
 }

@@ -169,6 +169,9 @@ impl Session {
 
     /// The watches of the stream, or their upstream streams, are others now.
     pub(super) fn watches_changed(&mut self) {
+        if !self.progress.depends_on_members() {
+            return;
+        }
         let members = self.members();
         if self.progress.in_round() && !self.can_promise(&members) {
             return self.abort_round();

@@ -15,7 +15,7 @@ use kindred_wire::error::{EtcdError, WatchRefusal};
 use kindred_wire::kv::WatchHead;
 use kindred_wire::refusal::KindredError;
 use prost::Message;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::{Stream, StreamExt};
@@ -26,7 +26,8 @@ use super::readers::{Created, FeedNo, FeedWatch, Followed};
 use super::round::{Raised, Request};
 use super::upstream::{Inbound, Upstream};
 use crate::app::App;
-use kindred_router_core::place::{Placed, place};
+use crate::feeds::bell::Bells;
+use kindred_router_core::place::{FeedKey, Placed, place};
 
 /// How long a create waits for a store that is down.
 pub const CREATE_WAIT: Duration = Duration::from_secs(10);
@@ -77,7 +78,7 @@ pub(super) struct Watch {
     pub live: bool,
     /// A part of an event's message was delivered and the rest was not.
     pub in_fragment: bool,
-    /// The client cancelled before the store confirmed.
+    /// The client has cancelled it and was not answered.
     pub cancel: bool,
     /// Its store has said that the keys are moving.
     pub displaced: bool,
@@ -123,6 +124,9 @@ pub struct Session {
     pub(super) watches: BTreeMap<i64, Watch>,
     pub(super) upstreams: HashMap<StoreIx, Upstream>,
     pub(super) creates: VecDeque<Due>,
+    /// How many of the first ones are settled by [`Session::advance_creates`]: they are answers, or sent to the store that
+    /// stands beside it.
+    advanced: (usize, Option<StoreIx>),
     pub(super) progress: Progress<Origin>,
     /// Messages above the target of the progress round, with the watch of each.
     pub(super) held: VecDeque<(i64, Bytes)>,
@@ -144,13 +148,19 @@ pub struct Session {
     /// What the client has asked for last, until it is answered.
     pub(super) requested: Option<Request>,
     /// Told by feeds when they have more.
-    pub(super) wake: Arc<Notify>,
+    pub(super) wake: Arc<Bells>,
     /// Feeds may have something for the client.
     pub(super) dirty: bool,
     /// The target of the round when feeds were read last.
     pub(super) read_to: Option<Revision>,
-    /// The watch that was read from last.
-    pub(super) turn: i64,
+    /// Watches on feeds that are to be read on, each once.
+    pub(super) ready: VecDeque<i64>,
+    /// Feeds of which there is more to go through.
+    pub(super) looked_at: BTreeSet<FeedNo>,
+    /// The numbers of the feeds.
+    pub(super) feed_numbers: HashMap<FeedKey, FeedNo>,
+    /// How many watches each store's upstream stream has.
+    pub(super) on_store: HashMap<StoreIx, usize>,
     /// When watches are to be placed again, though no newer map has come.
     pub(super) place_at: Option<Instant>,
     by_client: HashMap<i64, i64>,
@@ -188,6 +198,7 @@ impl Session {
             watches: BTreeMap::new(),
             upstreams: HashMap::new(),
             creates: VecDeque::new(),
+            advanced: (0, None),
             progress: Progress::default(),
             held: VecDeque::new(),
             held_bytes: 0,
@@ -202,10 +213,13 @@ impl Session {
             only_periodic: false,
             next_periodic: None,
             requested: None,
-            wake: Arc::new(Notify::new()),
+            wake: Arc::default(),
             dirty: false,
             read_to: None,
-            turn: 0,
+            ready: VecDeque::new(),
+            looked_at: BTreeSet::new(),
+            feed_numbers: HashMap::new(),
+            on_store: HashMap::new(),
             place_at: None,
             by_client: HashMap::new(),
             next_auto: 0,
@@ -264,7 +278,7 @@ impl Session {
                         self.on_feed_present(created);
                     }
                 }
-                () = wake.notified() => self.dirty = true,
+                () = wake.rung() => self.dirty = true,
                 // The sender lives as long as the router.
                 Ok(()) = generations.changed() => self.place_again(),
                 () = tokio::task::yield_now(), if self.dirty && self.can_pump() => {}
@@ -327,6 +341,7 @@ impl Session {
                     places: 0,
                 };
                 self.watches.insert(uid, watch);
+                self.join(uid, origin);
                 match origin {
                     Origin::Store(_) => Due::Store { uid, sent: false, since: Instant::now() },
                     Origin::Feed(no) => Due::Feed { uid, current: self.ask_present(uid, no) },
@@ -369,36 +384,45 @@ impl Session {
         loop {
             match self.creates.front() {
                 Some(Due::Answer(_)) => {
-                    if let Some(Due::Answer(answer)) = self.creates.pop_front() {
+                    if let Some(Due::Answer(answer)) = self.pop_create() {
                         self.outgoing.push_back(answer);
                     }
                 }
                 Some(Due::Feed { uid, current: Some(current) }) => {
                     let (uid, current) = (*uid, *current);
-                    self.creates.pop_front();
+                    self.pop_create();
                     self.announce(uid, current);
                 }
                 _ => break,
             }
         }
         let mut sending = Vec::new();
-        let mut only = None;
-        for due in &mut self.creates {
+        // The first one is no answer, so where there are settled ones it is one of that store.
+        let (mut advanced, mut only) = if self.advanced.0 > 0 { self.advanced } else { (0, None) };
+        for due in self.creates.iter_mut().skip(advanced) {
             // Behind an answer that is due later, creates go on: they cannot be answered before it at the same store.
             let (uid, sent) = match due {
                 Due::Store { uid, sent, .. } => (uid, sent),
                 Due::Feed { .. } => break,
-                Due::Answer(_) => continue,
+                Due::Answer(_) => {
+                    advanced += 1;
+                    continue;
+                }
             };
-            let Some(Watch { origin: Origin::Store(store), .. }) = self.watches.get(uid) else { continue };
+            let Some(Watch { origin: Origin::Store(store), .. }) = self.watches.get(uid) else {
+                advanced += 1;
+                continue;
+            };
             if *only.get_or_insert(*store) != *store {
                 break;
             }
+            advanced += 1;
             if !*sent {
                 *sent = true;
                 sending.push(*uid);
             }
         }
+        self.advanced = (advanced, only);
         let Some(store) = only.filter(|_| !sending.is_empty()) else { return };
         if !self.upstreams.contains_key(&store) {
             // Takes all of them along.
@@ -407,6 +431,17 @@ impl Session {
         for uid in sending {
             self.send_create(uid, store);
         }
+    }
+
+    /// Takes the first create out.
+    pub(super) fn pop_create(&mut self) -> Option<Due> {
+        self.advanced.0 = self.advanced.0.saturating_sub(1);
+        self.creates.pop_front()
+    }
+
+    /// Another create than the first one is another, or is no more.
+    pub(super) fn creates_changed(&mut self) {
+        self.advanced = (0, None);
     }
 
     pub(super) fn send_create(&mut self, uid: i64, store: StoreIx) {
@@ -450,8 +485,8 @@ impl Session {
         // etcd ignores an id that it does not know.
         let Some(uid) = self.by_client.get(&client_id).copied() else { return };
         let Some(watch) = self.watches.get_mut(&uid) else { return };
+        watch.cancel = true;
         if !watch.announced {
-            watch.cancel = true;
             return;
         }
         let (live, upstream_id) = (watch.live, watch.upstream_id(uid));
@@ -463,10 +498,25 @@ impl Session {
             // The store's answer ends it, behind the events that are under way.
             return;
         }
+        self.canceled(uid);
+    }
+
+    /// Tells the client that the watch that it cancelled is over.
+    pub(super) fn canceled(&mut self, uid: i64) {
+        let Some(client_id) = self.watches.get(&uid).map(|watch| watch.client_id) else { return };
         let header = self.app.identity.header(self.seen);
         let canceled = message::own(header, client_id, WatchHead { canceled: true, ..WatchHead::default() });
         self.emit_behind(uid, canceled);
         self.remove(uid);
+    }
+
+    /// Those of these watches that the client has cancelled are over, where nobody else will say so any more: their store's
+    /// answer went with its stream, or is not listened to.
+    pub(super) fn cancel_left(&mut self, which: impl Fn(&Watch) -> bool) {
+        let left = |watch: &Watch| watch.cancel && watch.announced && which(watch);
+        let uids: Vec<i64> =
+            self.watches.iter().filter(|(_, watch)| left(watch)).map(|(uid, _)| *uid).collect();
+        uids.into_iter().for_each(|uid| self.canceled(uid));
     }
 
     /// Forgets a watch, and with the last one of a store its upstream stream.
@@ -475,13 +525,41 @@ impl Session {
         self.by_client.remove(&watch.client_id);
         self.app.metrics.watchers.decrement(1.0);
         self.periodic.remove(&uid);
-        if !self.watches.values().any(|other| other.origin == watch.origin) {
-            match watch.origin {
-                Origin::Store(store) => drop(self.upstreams.remove(&store)),
-                Origin::Feed(no) => drop(self.feeds.remove(&no)),
-            }
-        }
+        self.leave(uid, watch.origin);
+        self.leave_if_empty(watch.origin);
         self.watches_changed();
+    }
+
+    /// A watch has its events from here now.
+    pub(super) fn join(&mut self, uid: i64, origin: Origin) {
+        match origin {
+            Origin::Store(store) => *self.on_store.entry(store).or_default() += 1,
+            Origin::Feed(no) => self.join_feed(no, uid),
+        }
+    }
+
+    /// And no more.
+    pub(super) fn leave(&mut self, uid: i64, origin: Origin) {
+        match origin {
+            Origin::Store(store) => {
+                if let Some(count) = self.on_store.get_mut(&store) {
+                    *count = count.saturating_sub(1);
+                }
+            }
+            Origin::Feed(no) => self.leave_feed(no, uid),
+        }
+    }
+
+    /// Nothing is held of a place that no watch is at.
+    pub(super) fn leave_if_empty(&mut self, origin: Origin) {
+        match origin {
+            Origin::Store(store) if self.on_store.get(&store).is_none_or(|count| *count == 0) => {
+                self.on_store.remove(&store);
+                self.upstreams.remove(&store);
+            }
+            Origin::Feed(no) if self.feeds.get(&no).is_some_and(Followed::is_empty) => self.unfollow_feed(no),
+            Origin::Store(_) | Origin::Feed(_) => {}
+        }
     }
 
     /// When something is due by itself.
@@ -517,7 +595,7 @@ impl Session {
         };
         let status = store.unavailable(&store.state().reason());
         self.outgoing.push_back(message::refused(self.app.identity.header(self.seen), status.message()));
-        self.creates.pop_front();
+        self.pop_create();
         // Its create may be queued: when the stream opens, the store must not keep a watch that nobody has.
         if let (Some(upstream), Some(watch)) = (self.upstreams.get(&store.index), self.watches.get(&uid)) {
             let _ = upstream.send(message::cancel(watch.upstream_id(uid)));

@@ -22,12 +22,15 @@ struct Log {
     raises: usize,
     /// It says nothing any more.
     hangs: bool,
+    /// Its handshakes are not answered any more.
+    silent: bool,
     /// Its feeds say nothing any more.
     mute: bool,
     wall_offset_micros: i64,
     reference_micros: u64,
     /// Its keys are moving.
     frozen: bool,
+    handshakes: usize,
     /// What it lost in crashes: after, until.
     gaps: Vec<(i64, i64)>,
     /// Feeds of an earlier life are over.
@@ -36,6 +39,13 @@ struct Log {
     modes: Vec<pb::SetModesRequest>,
     /// It answers that no Kind can be kept.
     keeps_nothing: bool,
+    /// Who it says it is; nobody at first, as stores of earlier versions.
+    uuid: String,
+    /// Without a disk.
+    in_memory: bool,
+    trouble: String,
+    /// The last handshake's lineage, and whom it meant.
+    meant: (String, String),
 }
 
 fn not_owned() -> Status {
@@ -86,6 +96,11 @@ impl Fake {
 
     /// Writes keys in one revision.
     pub fn write(&self, keys: &[&str]) -> i64 {
+        self.write_sized(keys, 100)
+    }
+
+    /// The same with values of this length.
+    pub fn write_sized(&self, keys: &[&str], bytes: usize) -> i64 {
         let slot = i64::from(self.slot);
         self.change(|log| {
             let revision = ((log.current >> 10) + 1) << 10 | slot;
@@ -94,7 +109,7 @@ impl Fake {
                 let kv = mvccpb::KeyValue {
                     key: (*key).to_owned().into(),
                     mod_revision: revision,
-                    value: vec![b'v'; 100].into(),
+                    value: vec![b'v'; bytes].into(),
                     ..Default::default()
                 };
                 let prev_kv = Some(mvccpb::KeyValue { mod_revision: 1, ..kv.clone() });
@@ -142,6 +157,22 @@ impl Fake {
         self.log.lock().unwrap().keeps_nothing = nothing;
     }
 
+    /// It says that it is this store, with a disk or without one.
+    pub fn be(&self, uuid: &str, in_memory: bool) {
+        let mut log = self.log.lock().unwrap();
+        (log.uuid, log.in_memory) = (uuid.to_owned(), in_memory);
+    }
+
+    /// It says that this is wrong with it.
+    pub fn say_trouble(&self, trouble: &str) {
+        trouble.clone_into(&mut self.log.lock().unwrap().trouble);
+    }
+
+    /// The last handshake's lineage, and whom it meant.
+    pub fn meant(&self) -> (String, String) {
+        self.log.lock().unwrap().meant.clone()
+    }
+
     /// Its current revision.
     pub fn current(&self) -> i64 {
         self.log.lock().unwrap().current
@@ -150,6 +181,11 @@ impl Fake {
     /// Sets the wall clock that handshakes show wrong by this much.
     pub fn set_wall_offset(&self, micros: i64) {
         self.log.lock().unwrap().wall_offset_micros = micros;
+    }
+
+    /// Handshakes so far.
+    pub fn handshakes(&self) -> usize {
+        self.log.lock().unwrap().handshakes
     }
 
     /// What the last handshake said is now.
@@ -174,6 +210,11 @@ impl Fake {
 
     pub fn hang(&self, hangs: bool) {
         self.change(|log| log.hangs = hangs);
+    }
+
+    /// Handshakes are not answered any more, or again.
+    pub fn silence(&self, silent: bool) {
+        self.change(|log| log.silent = silent);
     }
 
     /// Silences its feeds alone.
@@ -305,7 +346,16 @@ macro_rules! unused {
 #[tonic::async_trait]
 impl shard_server::Shard for Fake {
     async fn hello(&self, hello: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
-        self.log.lock().unwrap().reference_micros = hello.into_inner().reference_micros;
+        let hello = hello.into_inner();
+        let (uuid, in_memory, trouble) = {
+            let mut log = self.log.lock().unwrap();
+            log.reference_micros = hello.reference_micros;
+            log.handshakes += 1;
+            log.meant = (hello.lineage, hello.store_uuid);
+            (log.uuid.clone(), log.in_memory, log.trouble.clone())
+        };
+        // The sender lives as long as this borrow of it, so there is no error.
+        let _ = self.version.subscribe().wait_for(|_| !self.log.lock().unwrap().silent).await;
         let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_micros();
         let now_micros =
             u64::try_from(now).unwrap().saturating_add_signed(self.log.lock().unwrap().wall_offset_micros);
@@ -316,6 +366,9 @@ impl shard_server::Shard for Fake {
             now_micros,
             revisions: "hlc".to_owned(),
             incarnation: self.log.lock().unwrap().life as u64 + 1,
+            store_uuid: uuid,
+            in_memory,
+            trouble,
             ..Default::default()
         };
         Ok(Response::new(hello))

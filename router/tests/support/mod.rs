@@ -31,7 +31,7 @@ pub struct Shard {
     slot: u16,
     flags: Vec<String>,
     dir: tempfile::TempDir,
-    socket: PathBuf,
+    pub socket: PathBuf,
 }
 
 impl Shard {
@@ -55,8 +55,12 @@ impl Shard {
             .arg(self.url())
             .arg("--data-dir")
             .arg(self.dir.path().join("data"))
-            // Its identity: after a restart it is the same store, and empty.
-            .args(["--durability", "none"])
+            // Its identity: after a restart it is the same store, and empty unless the flags say otherwise.
+            .args(
+                ["--durability", "none"]
+                    .iter()
+                    .filter(|_| !self.flags.iter().any(|flag| flag == "--durability")),
+            )
             .args(&self.flags)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -67,6 +71,25 @@ impl Shard {
 
     pub fn url(&self) -> String {
         format!("unix:{}", self.socket.display())
+    }
+
+    /// Its disk is emptied; not while it runs.
+    pub fn empty(&self) {
+        std::fs::remove_dir_all(self.dir.path().join("data")).unwrap();
+    }
+
+    /// The next process finds the other one's folder, and that one this one's.
+    pub fn exchange_folders(&self, other: &Self) {
+        let [one, two, aside] =
+            [self.dir.path().join("data"), other.dir.path().join("data"), self.dir.path().join("aside")];
+        for (from, to) in [(&one, &aside), (&two, &one), (&aside, &two)] {
+            std::fs::rename(from, to).unwrap();
+        }
+    }
+
+    /// How its process ended.
+    pub async fn ended(&mut self) -> std::process::ExitStatus {
+        self.child.as_mut().unwrap().wait().await.unwrap()
     }
 
     pub async fn kill(&mut self) {
@@ -151,7 +174,7 @@ pub fn spread_config(urls: &[String], ring: bool) -> String {
 
 pub async fn all_up(bound: &Bound) {
     for store in bound.app.stores.iter() {
-        tokio::time::timeout(Duration::from_secs(10), store.state().wait_up()).await.expect("store is up");
+        tokio::time::timeout(Duration::from_secs(60), store.state().wait_up()).await.expect("store is up");
     }
 }
 
@@ -192,7 +215,7 @@ impl WatchStream {
     }
 
     pub async fn next(&mut self) -> pb::WatchResponse {
-        let answer = tokio::time::timeout(Duration::from_secs(10), self.answers.message());
+        let answer = tokio::time::timeout(Duration::from_secs(60), self.answers.message());
         answer.await.expect("an answer in time").expect("no error").expect("not the end")
     }
 

@@ -53,7 +53,7 @@ impl Applier<'_> {
         }
         let mut touched = Vec::new();
         touch(&op, &mut path.iter(), &mut touched);
-        touched.iter().try_for_each(|range| self.space.check(range, None))?;
+        touched.iter().try_for_each(|range| self.space.check_write(range, None))?;
         if matches!(op, Op::Txn(_)) {
             self.space.check_modes(&touched)?;
         }

@@ -41,7 +41,7 @@ pub struct Clock {
     mode: RevisionMode,
     /// The highest revision assigned, promised or raised to.
     last: i64,
-    /// The highest wall clock reading so far, microseconds; raises do not move it, so that a chain of raises cannot carry
+    /// The highest wall clock reading so far below the ceiling, microseconds; raises do not move it, so that a chain of raises cannot carry
     /// the clock further than one maximum offset from the wall (R3).
     held: i64,
     /// Everything assigned, promised and raised to is below this (R2).
@@ -139,18 +139,25 @@ impl Clock {
         if to.0 <= self.last {
             return Ok(());
         }
-        let bound = match self.mode {
-            RevisionMode::Hlc(_) => {
-                let offset = i64::try_from(max_offset_micros).unwrap_or(i64::MAX);
-                self.held.saturating_add(offset).min(LAST_MICROS)
-            }
-            RevisionMode::Dense => return Err(self.refuse(now, to)),
-        };
-        if to.0 >> SLOT_BITS > bound || to.0 >= self.ceiling {
+        if !self.may_follow(now, to, max_offset_micros) || to.0 >= self.ceiling {
             return Err(self.refuse(now, to));
         }
         self.last = to.0;
         Ok(())
+    }
+
+    /// Whether a raise to `to` is within the offset (R3), whatever the ceiling says.
+    #[must_use]
+    pub fn may_follow(&self, now: WallMicros, to: Revision, max_offset_micros: u64) -> bool {
+        match self.mode {
+            _ if to.0 <= self.last => true,
+            RevisionMode::Hlc(_) => {
+                let offset = i64::try_from(max_offset_micros).unwrap_or(i64::MAX);
+                let held = self.held.max(micros(now));
+                to.0 >> SLOT_BITS <= held.saturating_add(offset).min(LAST_MICROS)
+            }
+            RevisionMode::Dense => false,
+        }
     }
 
     /// Moves the clock above a revision that this shard itself knows durably: from its own log, its ceiling (R2), or an
@@ -164,8 +171,11 @@ impl Clock {
         Ok(())
     }
 
+    /// A reading at or above the ceiling is not held: nothing can be assigned from it before the ceiling is raised, and if
+    /// it was wrong and the wall clock is set right before that, it has left no trace.
     fn hold(&mut self, now: WallMicros) {
-        self.held = self.held.max(micros(now));
+        let highest = (self.ceiling >> SLOT_BITS) - 1;
+        self.held = self.held.max(micros(now).min(highest));
     }
 
     fn refuse(&self, now: WallMicros, asked: Revision) -> ClockOffset {
@@ -248,6 +258,24 @@ mod tests {
         clock.set_ceiling(Revision((T0 as i64 + 100) << 10));
         assert!(clock.may_assign(WallMicros(T0 + 60)));
         assert_eq!(clock.assign(WallMicros(T0 + 60)).0, (T0 as i64 + 60) << 10 | 5);
+    }
+
+    #[test]
+    fn f45_a_reading_that_never_came_below_the_ceiling_leaves_no_trace() {
+        let mut clock = hlc(5, T0);
+        let seconds = |seconds: u64| WallMicros(T0 + seconds * 1_000_000);
+        clock.set_ceiling(Revision((seconds(3).0 as i64) << 10));
+        // The wall clock is two minutes ahead, and set right before that has become a ceiling.
+        assert!(!clock.may_assign(seconds(120)));
+        assert!(clock.promise(seconds(120)).0 >> 10 < seconds(3).0 as i64);
+        clock.raise(seconds(120), Revision((seconds(100).0 as i64) << 10), OFFSET).unwrap_err();
+        clock.set_ceiling(Revision((seconds(5).0 as i64) << 10));
+        assert!(clock.may_assign(seconds(2)), "refused for as long as it was ahead");
+        let assigned = clock.assign(seconds(2)).0 >> 10;
+        assert!(assigned <= seconds(4).0 as i64, "{assigned}");
+        // The bound of raises is that of the right time, too.
+        assert!(!clock.may_follow(seconds(2), Revision((seconds(60).0 as i64) << 10), OFFSET));
+        assert!(clock.may_follow(seconds(2), Revision((seconds(11).0 as i64) << 10), OFFSET));
     }
 
     #[test]

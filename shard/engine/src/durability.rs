@@ -317,6 +317,20 @@ pub enum LeaseState {
         /// That store.
         home: Slot,
     },
+    /// It is live, and its home, which was here, is on its way to another store: nobody serves it here.
+    Handing {
+        /// Seconds granted.
+        ttl_s: i64,
+        /// Stores that hold, or will hold, keys of it.
+        attached: Vec<Slot>,
+    },
+    /// It is live, and its home is another store, which took it over from this one.
+    Handed {
+        /// Seconds granted.
+        ttl_s: i64,
+        /// That store.
+        home: Slot,
+    },
     /// It is over; its home is here and waits for these stores.
     Ended {
         /// Stores that may still hold keys of it.

@@ -123,15 +123,16 @@ impl Engine {
     }
 
     /// Raises the floor: revisions below `at` cannot be read any more (`at` itself can). `Compacted` when not above the
-    /// floor, `Future` above the current revision. Costs what the number of Kinds costs; `scrub` frees the memory.
+    /// last compaction, `Future` above the current revision. Costs what the number of Kinds costs; `scrub` frees the memory.
+    ///
+    /// A store's beginning is a floor, too, and no compaction: a revision that is older than this store, and younger than
+    /// another one, is accepted here as it is there.
     ///
     /// Does not pass a revision that is held (R5): answers when to ask again, and that time is not put off by what is
     /// held in between.
     pub fn compact(&mut self, now: MonoMillis, at: Revision) -> Result<Option<MonoMillis>, EngineError> {
-        let floors = self.space.units.records.iter().map(|record| record.floor);
-        if at <= floors.fold(self.space.floor, Revision::min) {
-            self.compacted(at);
-            return Err(EngineError::Compacted { floor: self.space.floor });
+        if at <= self.space.compacted {
+            return Err(EngineError::Compacted { floor: self.space.compacted });
         }
         let current = self.current_all();
         if at > current {
@@ -150,21 +151,15 @@ impl Engine {
             for record in &mut self.space.units.records {
                 record.floor = record.floor.max(at);
             }
-            if at <= self.space.floor {
-                // Only of units that came with a history of their own.
-                return Err(EngineError::Compacted { floor: self.space.floor });
-            }
-            self.space.floor = at;
+            self.space.floor = self.space.floor.max(at);
         }
         Ok(until)
     }
 
     fn compacted(&mut self, at: Revision) {
-        if at > self.space.compacted {
-            self.space.compacted = at;
-            self.space.compact_gaps(at);
-            self.space.outbox.push(|| Logged::Compaction(at));
-        }
+        self.space.compacted = at;
+        self.space.compact_gaps(at);
+        self.space.outbox.push(|| Logged::Compaction(at));
     }
 
     /// Frees versions below the floor that no pin needs, at most about `budget` of them; `true` when there is more to do.
@@ -278,7 +273,7 @@ impl Engine {
             if *count == 0 {
                 self.pins.remove(&at);
                 // A pin at or above the floor holds nothing that the floor does not.
-                self.unpinned |= at < self.space.floor;
+                self.unpinned |= at < self.space.floor_highest();
             }
         }
     }
@@ -296,8 +291,7 @@ impl Engine {
         let current = self.space.visible(&self.space.everything());
         let at = at.unwrap_or(current);
         // What every unit still holds: of one that came with more, no more counts.
-        let visible = self.space.units.records.iter().filter(|record| record.is_visible());
-        let floor = visible.map(|record| record.floor).fold(self.space.floor, Revision::max);
+        let floor = self.space.floor_highest();
         if at >= Revision::ZERO {
             read::check_revision(Some(at), floor, current)?;
             self.space.check_gaps(&KeyRange::everything(), Some(at), &View::Now)?;

@@ -15,6 +15,7 @@ use crate::{
     version::Version,
 };
 
+mod folded;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -104,6 +105,8 @@ pub(crate) struct Keyspace {
     early: BTreeMap<Place, Event>,
     /// The same of their flips.
     early_flips: BTreeMap<Place, Version>,
+    /// Of the flips that were freed, what pins below the floor still count by.
+    folded: folded::Folded,
     /// How many came.
     came: u64,
     /// The revision of the last of them, also when it is no longer in `flips`.
@@ -130,6 +133,7 @@ impl Keyspace {
             flips: ChunkedLog::default(),
             early: BTreeMap::new(),
             early_flips: BTreeMap::new(),
+            folded: folded::Folded::default(),
             came: 0,
             last_flip: Revision::ZERO,
             newest: Revision::ZERO,
@@ -236,9 +240,11 @@ impl Keyspace {
 
     // ---- reads
 
-    /// Keys of `span` that existed at `at`. Costs O(log n) and what was created and deleted since.
+    /// Keys of `span` that existed at `at`, which is a pin or not below the floor. Costs O(log n) and what was created and
+    /// deleted since.
     pub(crate) fn count(&self, span: Span<'_>, at: Revision) -> u64 {
         let now = self.by_order.count_live(span.start, span.end, &self.objects);
+        let now = now.wrapping_add_signed(self.folded.count(span, at));
         let early = self.early_flips.range((at.next(), 0, 0)..).map(|(_, flip)| flip);
         let since = self.flips.iter_rev().take_while(|v| v.mod_revision() > at).chain(early);
         // Steps in no order: what is between them may be below zero.
@@ -297,16 +303,18 @@ impl Keyspace {
     /// Frees up to `budget` events below the floor, with the versions that they ended, and flips; answers what is left of
     /// the budget.
     pub(crate) fn scrub(&mut self, floor: Revision, pins: &Pins, mut budget: usize) -> usize {
-        // Below the floor nobody counts.
+        budget = self.folded.settle(pins, budget);
+        // Below the floor only pins count.
         while budget > 0 && self.flips.front().is_some_and(|v| v.mod_revision() <= floor) {
-            self.flips.pop();
+            let Some(flip) = self.flips.pop() else { break };
+            self.folded.add(&flip, pins);
             budget -= 1;
         }
         while budget > 0
             && let Some(first) = self.early_flips.first_entry()
             && first.key().0 <= floor
         {
-            first.remove();
+            self.folded.add(&first.remove(), pins);
             budget -= 1;
         }
         while budget > 0
@@ -336,6 +344,7 @@ impl Keyspace {
     pub(crate) fn wants_scrub(&self, floor: Revision) -> bool {
         let flipped = |version: &Version| version.mod_revision() <= floor;
         self.released.len() > 0
+            || self.folded.wants_settling()
             || self.flips.front().is_some_and(flipped)
             || self.early_flips.first_key_value().is_some_and(|(place, _)| place.0 <= floor)
             || self.early.first_key_value().is_some_and(|(place, _)| place.0 < floor)
@@ -345,6 +354,7 @@ impl Keyspace {
     /// A pin below the floor ended: what was kept for pins is looked at again by the next scrubs.
     pub(crate) fn release_held(&mut self) {
         self.released.append(&mut self.held);
+        self.folded.unpin();
     }
 
     /// Prunes one object; answers how many versions were looked at.

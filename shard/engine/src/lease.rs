@@ -20,8 +20,11 @@ use crate::{
     error::EngineError,
 };
 
+mod handing;
 #[cfg(test)]
 mod tests;
+
+pub use self::handing::{AdoptedLease, HandedLease};
 
 /// The longest TTL that etcd grants, seconds.
 pub const MAX_TTL_S: i64 = 9_000_000_000;
@@ -31,6 +34,8 @@ pub const MAX_TTL_S: i64 = 9_000_000_000;
 pub struct LeaseTable {
     /// Live ones, at home here or adopted.
     live: HashMap<LeaseId, Lease>,
+    /// Those of them whose home is on its way to another store.
+    handing: BTreeSet<LeaseId>,
     /// When each live home lease expires, soonest first; one entry each.
     deadlines: BTreeSet<(MonoMillis, LeaseId)>,
     /// Over at their home, which is here, with the stores that still hold keys of them (never none).
@@ -53,8 +58,10 @@ struct Lease {
 enum Place {
     /// The home is here.
     Home { deadline: MonoMillis, attached: BTreeSet<Slot> },
-    /// The home is that store.
-    Adopted { home: Slot },
+    /// The home was here and goes to another store: it does not expire, and who asks for it is to ask again.
+    Handing { attached: BTreeSet<Slot> },
+    /// The home is that store. `handed`: it was here, and who still looks for it here is not told that it is over.
+    Adopted { home: Slot, handed: bool },
 }
 
 impl LeaseTable {
@@ -119,7 +126,7 @@ impl LeaseTable {
                 self.deadlines.insert((*deadline, id));
                 Ok(*granted_ttl_s)
             }
-            _ => Err(EngineError::LeaseNotFound(id)),
+            _ => Err(self.elsewhere(id)),
         }
     }
 
@@ -131,14 +138,15 @@ impl LeaseTable {
                 let ttl_s = seconds_until(now, *deadline);
                 Ok(LeaseView { ttl_s, granted_ttl_s: *granted_ttl_s, keys: Vec::new() })
             }
-            _ => Err(EngineError::LeaseNotFound(id)),
+            _ => Err(self.elsewhere(id)),
         }
     }
 
     /// Ids of the live leases whose home is here, in their order.
     #[must_use]
     pub fn home_ids(&self) -> Vec<LeaseId> {
-        let mut ids: Vec<_> = self.deadlines.iter().map(|(_, id)| *id).collect();
+        let live = self.deadlines.iter().map(|(_, id)| id);
+        let mut ids: Vec<_> = live.chain(&self.handing).copied().collect();
         ids.sort_unstable();
         ids
     }
@@ -235,7 +243,7 @@ impl LeaseTable {
                 attached.insert(store);
                 Ok(*granted_ttl_s)
             }
-            _ => Err(EngineError::LeaseNotFound(id)),
+            _ => Err(self.elsewhere(id)),
         }
     }
 
@@ -253,7 +261,12 @@ impl LeaseTable {
                     table.deadlines.insert((deadline, id));
                     (ttl_s, Place::Home { deadline, attached: attached.into_iter().collect() })
                 }
-                LeaseState::Adopted { ttl_s, home } => (ttl_s, Place::Adopted { home }),
+                LeaseState::Adopted { ttl_s, home } => (ttl_s, Place::Adopted { home, handed: false }),
+                LeaseState::Handed { ttl_s, home } => (ttl_s, Place::Adopted { home, handed: true }),
+                LeaseState::Handing { ttl_s, attached } => {
+                    table.handing.insert(id);
+                    (ttl_s, Place::Handing { attached: attached.into_iter().collect() })
+                }
                 LeaseState::Ended { attached } => {
                     table.ended.insert(id, attached.into_iter().collect());
                     continue;
@@ -307,7 +320,13 @@ impl LeaseTable {
             (Some(Lease { granted_ttl_s, place: Place::Home { attached, .. }, .. }), _) => {
                 LeaseState::Home { ttl_s: *granted_ttl_s, attached: attached.iter().copied().collect() }
             }
-            (Some(Lease { granted_ttl_s, place: Place::Adopted { home }, .. }), _) => {
+            (Some(Lease { granted_ttl_s, place: Place::Handing { attached }, .. }), _) => {
+                LeaseState::Handing { ttl_s: *granted_ttl_s, attached: attached.iter().copied().collect() }
+            }
+            (Some(Lease { granted_ttl_s, place: Place::Adopted { home, handed: true }, .. }), _) => {
+                LeaseState::Handed { ttl_s: *granted_ttl_s, home: *home }
+            }
+            (Some(Lease { granted_ttl_s, place: Place::Adopted { home, .. }, .. }), _) => {
                 LeaseState::Adopted { ttl_s: *granted_ttl_s, home: *home }
             }
             (None, Some(attached)) => LeaseState::Ended { attached: attached.iter().copied().collect() },
@@ -318,28 +337,48 @@ impl LeaseTable {
     // ---- at another store
 
     /// Knows a lease whose home is another store. Repeating it changes nothing. Refused when the id is a home lease's
-    /// here, live or ended, or was adopted from a different home: two leases must never become one.
-    pub fn adopt(&mut self, id: LeaseId, granted_ttl_s: i64, home: Slot) -> Result<(), EngineError> {
+    /// here, live or ended, or was adopted from a different home, unless from one of `before`, whose place this home took:
+    /// two leases must never become one.
+    pub fn adopt_after(
+        &mut self,
+        id: LeaseId,
+        granted_ttl_s: i64,
+        home: Slot,
+        before: &[Slot],
+    ) -> Result<(), EngineError> {
         if self.ended.contains_key(&id) {
             return Err(EngineError::LeaseExists(id));
         }
         match self.live.entry(id) {
             Entry::Vacant(vacant) => {
-                vacant.insert(Lease { granted_ttl_s, place: Place::Adopted { home }, keys: BTreeSet::new() });
+                let place = Place::Adopted { home, handed: false };
+                vacant.insert(Lease { granted_ttl_s, place, keys: BTreeSet::new() });
                 Ok(())
             }
-            Entry::Occupied(known) => match known.get().place {
-                Place::Adopted { home: same } if same == home => Ok(()),
+            Entry::Occupied(mut known) => match &mut known.get_mut().place {
+                Place::Adopted { home: same, .. } if *same == home => Ok(()),
+                Place::Adopted { home: other, .. } if before.contains(other) => {
+                    *other = home;
+                    Ok(())
+                }
+                // It is about to be an adopted one, and takes keys already.
+                Place::Handing { .. } => Ok(()),
                 _ => Err(EngineError::LeaseExists(id)),
             },
         }
+    }
+
+    /// As [`LeaseTable::adopt_after`], for a home that took nobody's place.
+    pub fn adopt(&mut self, id: LeaseId, granted_ttl_s: i64, home: Slot) -> Result<(), EngineError> {
+        self.adopt_after(id, granted_ttl_s, home, &[])
     }
 
     /// Forgets an adopted lease that its home has ended. Answers its keys here, sorted, which are the caller's to delete
     /// now; none when it was not adopted, so that the home can ask again.
     pub fn end_adopted(&mut self, id: LeaseId) -> Vec<Key> {
         match self.live.entry(id) {
-            Entry::Occupied(entry) if matches!(entry.get().place, Place::Adopted { .. }) => {
+            Entry::Occupied(entry) if !matches!(entry.get().place, Place::Home { .. }) => {
+                self.handing.remove(&id);
                 entry.remove().keys.into_iter().collect()
             }
             _ => Vec::new(),

@@ -54,6 +54,9 @@ pub struct Lost {
     pub buffered: Option<Revision>,
     /// Of those of mode fsync.
     pub fsync: Option<Revision>,
+    /// Of those of mode none nothing is missing: a stop in good order kept them, and all of it was found. Else they are
+    /// lost as a whole.
+    pub none_is_whole: bool,
 }
 
 impl Default for Recovered {
@@ -107,7 +110,8 @@ pub struct KindReplay {
     pub(crate) prefix: Key,
     /// Each with the number under which it was found.
     versions: Vec<(u64, Version)>,
-    mode: Durability,
+    /// Something is kept of it.
+    kept: bool,
     floor: Revision,
     units: Arc<UnitTable>,
 }
@@ -128,8 +132,7 @@ impl KindReplay {
     /// Does the work.
     #[must_use]
     pub fn run(self) -> RestoredKind {
-        let Self { prefix, versions, mode, floor, units } = self;
-        let kept = mode != Durability::None;
+        let Self { prefix, versions, kept, floor, units } = self;
         let mut highest = Revision::ZERO;
         let mut spaces: HashMap<Option<usize>, Vec<Version>> = HashMap::new();
         for (number, version) in versions {
@@ -158,6 +161,7 @@ pub(crate) fn by_kind(
     floor: Revision,
 ) -> Vec<KindReplay> {
     let units = Arc::new(recovered.units.clone().unwrap_or_default());
+    let whole = recovered.lost.none_is_whole;
     let mut kinds: Vec<KindReplay> = Vec::new();
     let mut known: HashMap<Key, usize> = HashMap::new();
     let mut add = |number: u64, version: Version| {
@@ -166,9 +170,10 @@ pub(crate) fn by_kind(
             Located::Pseudo { .. } | Located::Health | Located::Other => b"",
         };
         let at = known.get(prefix).copied().unwrap_or_else(|| {
-            let (prefix, mode, units) = (Key::copy_from(prefix), modes.of(prefix), units.clone());
+            let kept = whole || modes.of(prefix) != Durability::None;
+            let (prefix, units) = (Key::copy_from(prefix), units.clone());
             known.insert(prefix.clone(), kinds.len());
-            kinds.push(KindReplay { prefix, versions: Vec::new(), mode, floor, units });
+            kinds.push(KindReplay { prefix, versions: Vec::new(), kept, floor, units });
             kinds.len() - 1
         });
         if let Some(kind) = kinds.get_mut(at) {

@@ -34,7 +34,7 @@ mod walk;
 
 pub(crate) use self::parts::Splitting;
 pub use self::recover::RestoredKind;
-pub(crate) use self::walk::Place;
+pub(crate) use self::walk::{Place, Walked};
 use self::{publishing::Waiting, revisions::Frontier};
 
 /// Which keyspace.

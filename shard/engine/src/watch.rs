@@ -4,7 +4,8 @@
 //! or be out of order (A5).
 //!
 //! **Invariants:** a watch that is not pending has been given every published event of its range from its start on; what
-//! was published at or above its `next` is nothing of its range. A pending watch stands in its stream's queue once.
+//! was published at or above its `next` is nothing of its range. A pending watch stands in its stream's queue once;
+//! beside those, only watches that were cancelled stand there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -70,6 +71,7 @@ impl Watch {
         let WatchSpec { range, prev_kv, no_put, no_delete, .. } = &self.spec;
         Want {
             ranges: std::slice::from_ref(range),
+            in_order: false,
             from: self.next,
             prev_kv: *prev_kv,
             no_put: *no_put,
@@ -102,9 +104,9 @@ struct Stream {
 pub(crate) struct Watches {
     streams: BTreeMap<StreamId, Stream>,
     watches: HashMap<WatchKey, Watch>,
-    by_key: HashMap<Key, Vec<WatchKey>>,
-    by_kind: HashMap<KindId, Vec<WatchKey>>,
-    wide: Vec<WatchKey>,
+    by_key: HashMap<Key, BTreeSet<WatchKey>>,
+    by_kind: HashMap<KindId, BTreeSet<WatchKey>>,
+    wide: BTreeSet<WatchKey>,
     /// Watches that stopped before an event that was not published, with its revision: behind it something of another
     /// Kind may be.
     blocked: Vec<(Revision, WatchKey)>,
@@ -191,7 +193,7 @@ impl Watches {
                 KeyRange::Single(only) => Place::Key(Key::copy_from(only)),
                 range => space.kind_to_watch(range).map_or(Place::Wide, Place::Kind),
             };
-            self.places(&place).push(key);
+            self.places(&place).insert(key);
             let watch = Watch {
                 stream: stream_id,
                 spec,
@@ -212,7 +214,7 @@ impl Watches {
         Ok(id)
     }
 
-    fn places(&mut self, place: &Place) -> &mut Vec<WatchKey> {
+    fn places(&mut self, place: &Place) -> &mut BTreeSet<WatchKey> {
         match place {
             Place::Key(key) => self.by_key.entry(key.clone()).or_default(),
             Place::Kind(kind) => self.by_kind.entry(*kind).or_default(),
@@ -224,7 +226,7 @@ impl Watches {
     fn forget(&mut self, key: WatchKey) -> Option<Watch> {
         let watch = self.watches.remove(&key)?;
         let list = self.places(&watch.place);
-        list.retain(|other| *other != key);
+        list.remove(&key);
         if list.is_empty()
             && let Place::Key(only) = &watch.place
         {
@@ -236,7 +238,7 @@ impl Watches {
     pub(crate) fn cancel(&mut self, space: &mut Space, stream_id: StreamId, id: WatchId) -> bool {
         let Some(stream) = self.streams.get_mut(&stream_id) else { return false };
         let header = if let Some(key) = stream.watches.remove(&id) {
-            stream.pending.retain(|other| *other != key);
+            // Its place in the queue is passed over when its turn comes.
             let watch = self.forget(key);
             let range = watch.map_or_else(KeyRange::everything, |watch| watch.spec.range);
             let scope = space.scope(&range);
@@ -260,7 +262,7 @@ impl Watches {
         let unpublished = space.first_unpublished();
         self.unblock(unpublished);
         let Self { streams, watches, by_key, by_kind, wide, wakes, .. } = self;
-        let none = Vec::new();
+        let none = BTreeSet::new();
         for (kind, version) in events {
             let lists = [by_key.get(version.key()), by_kind.get(kind), Some(&*wide)];
             for key in lists.into_iter().flat_map(|list| list.unwrap_or(&none)) {
@@ -303,7 +305,7 @@ impl Watches {
 
     /// Panics when something is not as it must be. For tests.
     pub(crate) fn validate(&self) {
-        let listed: usize = self.by_key.values().chain(self.by_kind.values()).map(Vec::len).sum();
+        let listed: usize = self.by_key.values().chain(self.by_kind.values()).map(BTreeSet::len).sum();
         assert_eq!(listed + self.wide.len(), self.watches.len());
         let held: usize = self.streams.values().map(|stream| stream.watches.len()).sum();
         assert_eq!(held, self.watches.len());

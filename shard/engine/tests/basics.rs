@@ -322,3 +322,19 @@ fn r6_a_watermark_stays_below_what_the_cursor_waits_for() {
     assert_eq!(said.events.len(), 1);
     assert!(said.watermark >= Some(written), "{said:?}");
 }
+
+/// A revision between the beginnings of two shards can be compacted on both.
+#[test]
+fn f26_where_a_store_began_is_no_compaction() {
+    let mut engine = hlc();
+    let begun = engine.floor();
+    let refused = |floor| Err(EngineError::Compacted { floor });
+    assert_eq!(engine.compact(MonoMillis(0), begun.prev().prev()), Ok(None));
+    assert_eq!(engine.compact(MonoMillis(0), begun.prev().prev()), refused(begun.prev().prev()), "again");
+    assert_eq!(engine.compact(MonoMillis(0), begun), Ok(None));
+    assert_eq!(engine.floor(), begun, "what is current is readable");
+    let at = write(&mut engine, put("/registry/pods/a", "1"));
+    assert_eq!(engine.compact(MonoMillis(0), at), Ok(None));
+    assert_eq!(engine.compact(MonoMillis(0), begun.next()), refused(at));
+    assert_eq!(engine.floor(), at);
+}

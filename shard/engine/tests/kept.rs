@@ -125,6 +125,104 @@ fn a_kind_that_was_not_raised_is_not_read_at_a_kept_revision() {
     assert!(matches!(refused, Err(EngineError::Future { .. })), "events at or below it may still come");
 }
 
+/// A fixed sequence of numbers that look random.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+fn name(key: u64) -> String {
+    format!("/registry/{}/a/{key:02}", if key.is_multiple_of(2) { "pods" } else { "minions" })
+}
+
+/// What a read of a span says at a kept revision, against what was there.
+fn counts_agree(engine: &mut Engine, revision: Revision, model: &BTreeMap<String, u64>, span: [String; 2]) {
+    let [start, end] = span;
+    let expected: Vec<String> = model.keys().filter(|key| **key >= start && **key < end).cloned().collect();
+    let range = KeyRange::Span { start: Key::from(start.as_str()), end: Some(Key::from(end.as_str())) };
+    let ask = RangeQuery { revision: Some(revision), ..query(range.clone()) };
+    let counted = engine.range(&RangeQuery { count_only: true, ..ask.clone() }).unwrap();
+    assert_eq!(counted.count, expected.len() as u64, "{start} to {end} at {revision}");
+    let page = engine.range(&RangeQuery { limit: 1, ..ask }).unwrap();
+    assert_eq!((page.count, page.more), (expected.len() as u64, expected.len() > 1));
+    let open = engine.open_range(&range, Some(revision)).unwrap();
+    assert_eq!(open.count, expected.len() as u64);
+    engine.close_range(open);
+}
+
+/// Several revisions are kept and let go in any order while keys come and go, everything is compacted, memory is freed
+/// piece by piece, and units are split off: the counts there are those of what can be read there.
+#[test]
+fn f01_counts_below_the_floor_are_exact() {
+    for seed in 0..300 {
+        let mut numbers = Numbers(seed);
+        let mut engine = hlc();
+        let mut model: BTreeMap<String, u64> = BTreeMap::new();
+        let mut kept: BTreeMap<PinId, (Revision, BTreeMap<String, u64>)> = BTreeMap::new();
+        let mut unit = None;
+        for turn in 0..120 {
+            let key = name(numbers.below(30));
+            if numbers.below(2) == 0 {
+                write(&mut engine, delete(&key));
+                model.remove(&key);
+            } else {
+                write(&mut engine, put(&key, "v"));
+                model.insert(key, turn);
+            }
+            match numbers.below(12) {
+                0 | 1 if kept.len() < 4 => {
+                    let current = engine.current(&[KeyRange::everything()]);
+                    engine.keep(MonoMillis(0), current, PinId(turn), 1_000).unwrap();
+                    kept.insert(PinId(turn), (current, model.clone()));
+                }
+                2 | 3 => {
+                    let current = engine.current_all();
+                    let _ = engine.compact(MonoMillis(turn), current);
+                }
+                4 if !kept.is_empty() => {
+                    let nth = numbers.below(kept.len() as u64);
+                    let ended = *kept.keys().nth(usize::try_from(nth).unwrap()).unwrap();
+                    kept.remove(&ended);
+                    engine.unkeep(ended);
+                }
+                5 if unit.is_none() => {
+                    let unit_move = UnitMove {
+                        id: MoveId(1),
+                        term: Term(1),
+                        unit: Unit::of_range(prefix("/registry/pods/a/1")),
+                    };
+                    unit = Some(unit_move);
+                }
+                6 | 7 => {
+                    engine.scrub(usize::try_from(numbers.below(5)).unwrap() + 1);
+                }
+                8 => while engine.scrub(7) {},
+                _ => {}
+            }
+            if let Some(unit) = &unit {
+                engine.unit_track(unit, 2).unwrap();
+            }
+            for (revision, model) in kept.values() {
+                let (one, other) = (name(numbers.below(30)), name(numbers.below(30)));
+                counts_agree(&mut engine, *revision, model, ["/".into(), "0".into()]);
+                counts_agree(&mut engine, *revision, model, [one, other]);
+            }
+        }
+        for name in kept.keys() {
+            engine.unkeep(*name);
+        }
+        write(&mut engine, put("/registry/pods/a/last", ""));
+        compact_all(&mut engine, MonoMillis(1_000));
+        let stats = engine.stats();
+        assert_eq!(stats.total_bytes, stats.live_bytes);
+        engine.validate();
+    }
+}
+
 proptest! {
     #[test]
     fn what_was_current_stays_readable(

@@ -119,7 +119,7 @@ impl Shard {
         let buffered: Vec<Logged> = self.buffered[..self.on_disk.1].to_vec();
         let tail = fsync[from_fsync..].iter().chain(&buffered[from_buffered..]);
         checkpoint.iter().chain(tail).for_each(|logged| found.push(logged.clone()));
-        found.lost = Lost { buffered: Some(self.promise), fsync: None };
+        found.lost = Lost { buffered: Some(self.promise), fsync: None, ..Lost::default() };
         found.start = Revision(self.engine.last_revision().get() + (10 << 10));
         let engine = Engine::recover(config(), NOW, MonoMillis(0), found).expect("no clock is off");
         let (on_disk, promise) = ((fsync.len(), buffered.len()), self.promise);

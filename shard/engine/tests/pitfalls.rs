@@ -76,6 +76,32 @@ fn pitfall_a5_history_joins_live_events_in_order_and_once() {
     assert_eq!(pull(&mut engine, stream, ALL), Vec::<String>::new());
 }
 
+/// F27: a watch that is cancelled leaves its place in the queue behind, and nobody is given anything for it.
+#[test]
+fn f27_a_cancelled_watch_leaves_nothing_behind() {
+    let mut engine = dense();
+    let stream = engine.watch_open();
+    for key in ["a", "a", "b"] {
+        engine.watch_create(stream, watch(single(key), None)).expect("free");
+    }
+    engine.watch_create(stream, watch(KeyRange::everything(), None)).expect("free");
+    assert_eq!(pull(&mut engine, stream, ALL).len(), 4);
+    write(&mut engine, put("a", ""));
+    // They have something, and have not been given it.
+    assert!(engine.watch_cancel(stream, WatchId(0)) && engine.watch_cancel(stream, WatchId(3)));
+    engine.validate();
+    engine.watch_progress(stream);
+    assert_eq!(pull(&mut engine, stream, ALL), ["canceled 0", "canceled 3", "1: +a@2", "progress * 2"]);
+    engine.validate();
+    assert!(engine.watch_cancel(stream, WatchId(1)) && engine.watch_cancel(stream, WatchId(2)));
+    write(&mut engine, put("b", ""));
+    assert_eq!(pull(&mut engine, stream, ALL), ["canceled 1", "canceled 2"]);
+    // The stream is not woken for what is gone.
+    let _ = engine.take_wakes();
+    assert_eq!(pull(&mut engine, stream, ALL), Vec::<String>::new());
+    assert!(engine.take_wakes().is_empty());
+}
+
 #[test]
 fn pitfall_a6_many_watches_a_stream_and_compacted_starts() {
     let mut engine = dense();
@@ -290,13 +316,9 @@ fn pitfall_a13_a_page_does_not_walk_to_the_end() {
     }
     engine.publish();
     let page = RangeQuery { limit: 1, ..query(prefix("/registry/pods/")) };
-    let started = std::time::Instant::now();
-    for _ in 0..1_000 {
-        let answer = engine.range(&page).expect("current");
-        assert_eq!((answer.count, answer.more, answer.kvs.len()), (20_000, true, 1));
-    }
-    // A walk would take a thousand times 20,000 steps: many seconds in a debug build.
-    assert!(started.elapsed().as_secs() < 2, "{:?}", started.elapsed());
+    // That no step depends on how many keys there are is what `bench/tests/instructions.rs` counts ("engine page of 1").
+    let answer = engine.range(&page).expect("current");
+    assert_eq!((answer.count, answer.more, answer.kvs.len()), (20_000, true, 1));
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl Kept {
         self.log();
         let mut recovered = Recovered::default();
         self.log.iter().for_each(|logged| recovered.push(logged.clone()));
-        recovered.lost = Lost { buffered: lost, fsync: None };
+        recovered.lost = Lost { buffered: lost, fsync: None, ..Lost::default() };
         recovered.start = Revision(self.engine.last_revision().get() + 4_096);
         let back = Engine::recover(config(self.slot), WallMicros(1), MonoMillis(0), recovered);
         self.engine = back.expect("no clock is off");

@@ -27,7 +27,7 @@ pub(crate) enum Request {
     /// Several of these that came in one message, in their order.
     Batch(Vec<Batched>),
     /// More of a long read.
-    Chunk { cursor: CursorId, answer: oneshot::Sender<Result<Vec<Version>, KvError>> },
+    Chunk { cursor: CursorId, answer: oneshot::Sender<Result<LongChunk, KvError>> },
     /// What a watch stream has to say.
     Pull { stream: StreamId, bytes_max: usize, answer: oneshot::Sender<Vec<WatchOut>> },
     /// A feed's stream has room again.
@@ -42,6 +42,9 @@ pub(crate) enum Request {
     /// What is to see everything published and on disk: nothing else is executed before it.
     Flushed(Flushed),
 }
+
+/// Some keys of a long read, and whether there are no more.
+pub(crate) type LongChunk = (Vec<Version>, bool);
 
 /// An operation of a batch.
 pub(crate) struct Batched {
@@ -153,7 +156,7 @@ pub(crate) struct Raise {
 pub(crate) enum Answer {
     Apply(Respond<OpAnswer>, Result<OpAnswer, KvError>),
     Read(Respond<Started>, Result<Started, KvError>),
-    Chunk(oneshot::Sender<Result<Vec<Version>, KvError>>, Result<Vec<Version>, KvError>),
+    Chunk(oneshot::Sender<Result<LongChunk, KvError>>, Result<LongChunk, KvError>),
     Pull(oneshot::Sender<Vec<WatchOut>>, Vec<WatchOut>),
     Call(AfterPublish),
 }

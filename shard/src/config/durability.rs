@@ -20,6 +20,9 @@ const CHECKPOINT_BYTES: u64 = 256 << 20;
 /// Fewer would write checkpoints all the time.
 const CHECKPOINT_BYTES_MIN: u64 = 1 << 20;
 
+/// What the logs ask for before they go on, and a small checkpoint. A larger one is made in the room of the one before.
+const RESERVE_BYTES: u64 = 32 << 20;
+
 /// Checked settings of durability.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DurabilitySettings {
@@ -35,6 +38,8 @@ pub struct DurabilitySettings {
     pub segment_bytes: Option<u64>,
     /// See `--accept-data-loss`.
     pub accept_data_loss: bool,
+    /// Room that is kept for the way out of a full disk.
+    pub reserve_bytes: u64,
     /// Bytes that the versions of a Kind may take.
     pub quotas: BTreeMap<KindPrefix, u64>,
 }
@@ -52,8 +57,7 @@ pub(super) fn check(
     let default = match (chosen, kept, dense) {
         (Some(mode), ..) => mode,
         (None, false, _) => Durability::None,
-        (None, true, true) => Durability::Fsync,
-        (None, true, false) => Durability::Buffered,
+        (None, true, _) => Durability::Fsync,
     };
     if default != Durability::None && !kept {
         errors.add("durability", "needs --data-dir, the directory to keep the data in");
@@ -101,6 +105,7 @@ pub(super) fn check(
         checkpoint_bytes,
         segment_bytes: options.segment_bytes,
         accept_data_loss: options.accept_data_loss,
+        reserve_bytes: RESERVE_BYTES,
         quotas,
     }
 }
@@ -180,7 +185,7 @@ mod tests {
         let memory = resolve("{}").unwrap();
         assert_eq!((memory.default, memory.of.len()), (Durability::None, 0));
         let kept = resolve("{data-dir: /d}").unwrap();
-        assert_eq!(kept.default, Durability::Buffered);
+        assert_eq!(kept.default, Durability::Fsync, "safe unless something else is asked for");
         let none = Durability::None;
         assert_eq!(
             modes(&kept),

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use kindred_transport::tls::{ServerTlsArgs, TlsVersion};
+use kindred_transport::{
+    admin::AdminArgs,
+    tls::{ServerTlsArgs, TlsVersion},
+};
 use serde::Deserialize;
 
 use super::Options;
@@ -33,7 +36,11 @@ const TLS_FIELDS: [&str; 8] = [
 ];
 
 /// JSON is YAML too, so one parser reads both.
-pub(super) fn read_file(path: PathBuf, tls: &mut ServerTlsArgs) -> Result<Options, String> {
+pub(super) fn read_file(
+    path: PathBuf,
+    tls: &mut ServerTlsArgs,
+    admin: &mut AdminArgs,
+) -> Result<Options, String> {
     let shown = path.display();
     let text = std::fs::read_to_string(&path).map_err(|error| format!("cannot read {shown}: {error}"))?;
     let all: serde_json::Map<String, serde_json::Value> =
@@ -42,6 +49,11 @@ pub(super) fn read_file(path: PathBuf, tls: &mut ServerTlsArgs) -> Result<Option
         all.into_iter().partition(|(name, _)| TLS_FIELDS.contains(&name.as_str()));
     let file: FileTls = serde_json::from_value(of_tls.into()).map_err(|error| format!("{shown}: {error}"))?;
     merge_tls(tls, file)?;
+    let (of_admin, rest): (serde_json::Map<_, _>, serde_json::Map<_, _>) =
+        rest.into_iter().partition(|(name, _)| name.starts_with("admin-") && name != "admin-listen");
+    let file: AdminArgs =
+        serde_json::from_value(of_admin.into()).map_err(|error| format!("{shown}: {error}"))?;
+    *admin = std::mem::take(admin).or(file);
     serde_json::from_value(rest.into()).map_err(|error| format!("{shown}: {error}"))
 }
 

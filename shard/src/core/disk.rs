@@ -5,6 +5,7 @@ use kindred_engine::{
     ops::Op,
 };
 use kindred_partition_config::{
+    ids::Revision,
     key::{Key, KeyRange},
     kind::Located,
 };
@@ -97,10 +98,45 @@ impl Core {
         self.again.take()
     }
 
-    /// Whether the clock's ceiling leaves room for another revision (R2).
+    /// Whether there is a present to assign from (R3), and the clock's ceiling leaves room for another revision (R2).
     #[must_use]
     pub fn may_assign(&self) -> bool {
-        self.engine.may_assign(self.clock.wall())
+        self.clock.is_confirmed() && self.engine.may_assign(self.clock.wall())
+    }
+
+    /// Whether the ceiling is in the way of a revision that the clock may follow to (R3). For one that it may not follow to
+    /// no ceiling is raised: it is refused, or answered with what there is.
+    #[must_use]
+    pub fn waits_for_ceiling(&self, to: Revision) -> bool {
+        !self.engine.may_reach(to) && self.engine.may_follow(self.clock.wall(), to)
+    }
+
+    /// What does not work though the shard serves, for the operators of its routers; empty when all does. Of the clock's
+    /// ceiling the shard's own readiness tells: a first or late one is no trouble while it is on its way.
+    #[must_use]
+    pub fn trouble(&self) -> String {
+        let logs = [("fsync", self.disk.fsync), ("buffered", self.disk.buffered)];
+        let failing = logs.into_iter().filter(|(_, state)| *state == LogState::Failing);
+        match failing.map(|(mode, _)| mode).collect::<Vec<_>>()[..] {
+            [] => String::new(),
+            ref modes => format!("cannot write its log of mode {}: see its disk", modes.join(" and ")),
+        }
+    }
+
+    /// What a shard that has begun to serve refuses at the moment, for who looks at it; nothing when all is well.
+    #[must_use]
+    pub fn refuses(&self) -> Option<&'static str> {
+        if !self.opened {
+            None
+        } else if !self.may_assign() {
+            Some("writes: the clock's ceiling cannot be raised on disk")
+        } else if self.disk.fsync == LogState::Failing {
+            Some("writes to Kinds of mode fsync, and leases: their log cannot be written")
+        } else if self.disk.buffered == LogState::Failing {
+            Some("writes to Kinds of mode buffered: their log cannot be written")
+        } else {
+            None
+        }
     }
 
     /// Whether the Kinds that the request writes may take more room: one that is full stops its own writes only.

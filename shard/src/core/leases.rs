@@ -54,11 +54,25 @@ impl Core {
         Ok(ended)
     }
 
-    /// Deletes the keys here of a lease that ended at its home.
-    pub fn lease_end(&mut self, id: LeaseId) -> Result<Revision, KvError> {
+    /// Takes over leases; see [`kindred_engine::engine::Engine::lease_inherit`]. After an error some were taken over.
+    pub fn lease_inherit(&mut self, leases: &[(LeaseId, i64, Vec<Slot>)]) -> Result<(), KvError> {
+        self.check_lease_disk()?;
+        let now = self.clock.mono();
+        for (id, granted_ttl_s, attached) in leases {
+            self.engine.lease_inherit(now, *id, *granted_ttl_s, attached)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the keys here of a lease that ended at its home, or that the stores which `denied` it would have as theirs.
+    pub fn lease_end(&mut self, id: LeaseId, denied: &[Slot]) -> Result<Revision, KvError> {
         self.check_lease_disk()?;
         self.check_clock()?;
-        Ok(self.engine.lease_end(self.clock.wall(), id)?)
+        let wall = self.clock.wall();
+        Ok(match denied {
+            [] => self.engine.lease_end(wall, id)?,
+            denied => self.engine.lease_end_denied(wall, id, denied)?,
+        })
     }
 
     /// Ends a lease whose time has come; whether more are due.

@@ -34,11 +34,11 @@ impl Core {
         }
         match op {
             Op::Put(_) => Ok(()),
-            Op::Range(query) => self.engine.owns_at(&query.range, generation, None),
-            Op::Delete(delete) => self.engine.owns_at(&delete.range, generation, None),
+            Op::Range(query) => self.engine.owns_to_write(&query.range, generation),
+            Op::Delete(delete) => self.engine.owns_to_write(&delete.range, generation),
             Op::Txn(txn) => {
                 let mut compares = txn.compares.iter();
-                compares.try_for_each(|compare| self.engine.owns_at(&compare.range, generation, None))?;
+                compares.try_for_each(|compare| self.engine.owns_to_write(&compare.range, generation))?;
                 txn.success.iter().chain(&txn.failure).try_for_each(|op| self.owns(op, generation))
             }
         }

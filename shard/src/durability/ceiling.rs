@@ -1,11 +1,12 @@
-//! The clock's durable ceiling (R2) is raised in the background, by a thread of its own, so that nobody waits for its disk.
+//! The clock's durable ceiling (R2) is raised in the background, by a thread of its own, so that nobody waits for its disk. With each ceiling
+//! goes how far both logs are on disk, so that a start finds out a log that was cut off.
 //!
 //! Also of an idle shard: its promises are to move on with the present (R7), and they stay below the ceiling as all else does. With an old one
 //! they would stand still, and the first write would wait for a sync.
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
     },
@@ -15,7 +16,7 @@ use std::{
 
 use kindred_engine::engine::WallMicros;
 use kindred_partition_config::ids::{Revision, SLOT_BITS};
-use kindred_wal::{ClockFile, WalError};
+use kindred_wal::{ClockFile, LogPlaces, WalError};
 use tokio::sync::Notify;
 
 /// The ceiling stands so far above the present.
@@ -66,7 +67,26 @@ struct Shared {
     ceiling: AtomicI64,
     /// How long the last write took, microseconds.
     took_micros: AtomicU64,
+    /// How far both logs were on disk by what was written last.
+    noted: Mutex<Option<LogPlaces>>,
     stopped: AtomicBool,
+}
+
+/// Tells how far both logs are on disk.
+pub type Durable = Box<dyn Fn() -> LogPlaces + Send>;
+
+/// The file, and what is written to it.
+struct Keeping {
+    file: ClockFile,
+    durable: Durable,
+}
+
+impl Keeping {
+    fn store(&mut self, ceiling: Revision) -> Result<LogPlaces, WalError> {
+        let durable = (self.durable)();
+        self.file.store_with(ceiling, durable)?;
+        Ok(durable)
+    }
 }
 
 /// The thread.
@@ -76,7 +96,7 @@ pub struct CeilingKeeper {
     /// What was asked for last and is not there yet.
     asked: Option<Revision>,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<ClockFile>>,
+    thread: Option<JoinHandle<Keeping>>,
 }
 
 impl CeilingKeeper {
@@ -84,15 +104,26 @@ impl CeilingKeeper {
     ///
     /// # Errors
     /// When there can be no thread.
-    pub fn start(file: ClockFile, changed: Arc<Notify>) -> std::io::Result<Self> {
+    pub fn start(file: ClockFile, changed: Arc<Notify>, durable: Durable) -> std::io::Result<Self> {
         let ceiling = AtomicI64::new(file.ceiling().get());
         let shared = Arc::new(Shared { ceiling, ..Shared::default() });
         let (wanted, wishes) = sync_channel(1);
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("clock-ceiling".to_owned())
-            .spawn(move || keep(file, &wishes, &of_thread, &changed))?;
+            .spawn(move || keep(Keeping { file, durable }, &wishes, &of_thread, &changed))?;
         Ok(Self { wanted: Some(wanted), asked: None, shared, thread: Some(thread) })
+    }
+
+    /// Called once in a while: how far both logs are on disk is written, if it is not what was written last.
+    pub fn note(&mut self, durable: LogPlaces) {
+        let noted = *self.shared.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        if noted != Some(durable)
+            && let Some(wanted) = &self.wanted
+        {
+            // One that is under way does the same; a thread that has ended is told of where the ceiling stands still.
+            let _ = wanted.try_send(Revision::ZERO);
+        }
     }
 
     /// The ceiling in force.
@@ -133,13 +164,13 @@ impl CeilingKeeper {
         // The thread ends by itself; should it have panicked, the ceiling of before stays.
         let file = self.thread.take().and_then(|thread| thread.join().ok());
         match (file, last) {
-            (Some(mut file), Some(last)) => file.store(last),
+            (Some(mut file), Some(last)) => file.store(last).map(|_| ()),
             _ => Ok(()),
         }
     }
 }
 
-fn keep(mut file: ClockFile, wishes: &Receiver<Revision>, shared: &Shared, changed: &Notify) -> ClockFile {
+fn keep(mut file: Keeping, wishes: &Receiver<Revision>, shared: &Shared, changed: &Notify) -> Keeping {
     let mut wish = None;
     let mut failing = false;
     loop {
@@ -152,16 +183,18 @@ fn keep(mut file: ClockFile, wishes: &Receiver<Revision>, shared: &Shared, chang
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return file,
         }
-        let Some(ceiling) = wish else { continue };
+        // A note keeps the ceiling that is in force.
+        let Some(ceiling) = wish.map(|wish| wish.max(file.file.ceiling())) else { continue };
         if shared.stopped.load(Ordering::Acquire) {
             return file;
         }
         let began = Instant::now();
         match file.store(ceiling) {
-            Ok(()) => {
+            Ok(durable) => {
                 let took = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
                 shared.took_micros.store(took, Ordering::Release);
                 shared.ceiling.store(ceiling.get(), Ordering::Release);
+                *shared.noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(durable);
                 wish = None;
                 if std::mem::take(&mut failing) {
                     tracing::info!("the clock's ceiling can be kept again");

@@ -13,8 +13,10 @@ use std::{
 };
 
 use kindred_engine::engine::checkpoint::Walk;
+use kindred_transport::random::bits as random;
 use kindred_wal::{
-    Batch, Checkpoint, CheckpointWriter, Disk, Layout, LogKind, LogPlaces, WalError, segments, sweep,
+    Batch, Checkpoint, CheckpointWriter, Disk, Frame, Layout, LogKind, LogPlaces, Record, Visit, VisitError,
+    WalError, checkpoints, read_checkpoint, segments, sweep,
 };
 use tokio::{
     sync::{Notify, oneshot},
@@ -24,8 +26,9 @@ use tokio::{
 use super::{
     failpoint::{Point, around},
     kept::{Kept, push},
+    reserve::Reserve,
 };
-use crate::{core::Core, identity::random, metrics::checkpoint_done};
+use crate::{core::Core, metrics::checkpoint_done};
 
 /// Bytes of one slice, about.
 const SLICE_BYTES: usize = 256 << 10;
@@ -35,10 +38,15 @@ const SLICE_KEYS: usize = 256;
 const SLICES_MAX: usize = 4;
 /// Checkpoints kept: should the newest turn out to be damaged, the one before serves.
 const KEEP: usize = 2;
-/// A disk with less is not filled up by a checkpoint.
-const FREE_BYTES_MIN: u64 = 32 << 20;
-/// After a failure, the next one is tried so much later.
+/// Beside a checkpoint so much is left to the logs, or room is made first.
+const LOGS_BYTES: u64 = 12 << 20;
+/// So long logs that had no room are waited for when there is some.
+const LOGS_WAIT: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(20);
+/// After a failure, or on a disk that is full still, the next one is tried so much later.
 const AGAIN: Duration = Duration::from_secs(30);
+/// A checkpoint that waits so long for a log that cannot be written is given up.
+const STUCK: Duration = Duration::from_secs(60);
 
 /// Who waits for a checkpoint that begins after the question.
 pub type CheckpointWaiter = oneshot::Sender<Result<(), String>>;
@@ -93,6 +101,8 @@ pub struct Checkpoints {
     written_at: u64,
     written: u64,
     again_at: Option<Instant>,
+    /// One that is to make room is not begun before.
+    full_at: Option<Instant>,
     due: bool,
     /// Of what was read at the start something was damaged, and no checkpoint has been made since.
     damaged: bool,
@@ -139,6 +149,10 @@ impl Checkpoints {
         }
     }
 
+    pub(super) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
     pub(super) fn has_work(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.walk.is_some() && running.unsent.is_none())
     }
@@ -148,13 +162,20 @@ impl Checkpoints {
     }
 
     /// Begins one if it is due, or takes the next step of the one under way.
-    pub(super) fn slice(&mut self, kept: &Kept, core: &mut Core) {
+    pub(super) fn slice(&mut self, kept: &mut Kept, core: &mut Core) {
         self.waiters.extend(core.checkpoint_waiters());
         if self.running.is_some() {
             self.step(kept, core);
             return;
         }
-        let wanted = self.due || self.damaged || !self.waiters.is_empty() || core.modes_wait.is_some();
+        // A full disk is freed of what a checkpoint makes up for.
+        let full = ((kept.full())() || kept.reserve.is_released())
+            && self.full_at.is_none_or(|at| at <= Instant::now());
+        if full {
+            self.full_at = Some(Instant::now() + AGAIN);
+        }
+        let wanted =
+            full || self.due || self.damaged || !self.waiters.is_empty() || core.modes_wait.is_some();
         if wanted && self.again_at.is_none_or(|at| at <= Instant::now() || !self.waiters.is_empty()) {
             self.begin(kept, core);
         }
@@ -170,6 +191,8 @@ impl Checkpoints {
             layout: kept.layout.clone(),
             changed: kept.changed(),
             outcome: outcome.clone(),
+            reserve: kept.reserve.clone(),
+            full: Box::new(kept.full()),
         };
         let spawned =
             std::thread::Builder::new().name("checkpoint".to_owned()).spawn(move || writer.run(from, &work));
@@ -191,12 +214,12 @@ impl Checkpoints {
         (self.base, self.written_at, self.due) = (0, self.written, false);
     }
 
-    fn step(&mut self, kept: &Kept, core: &mut Core) {
+    fn step(&mut self, kept: &mut Kept, core: &mut Core) {
         let Some(mut running) = self.running.take() else { return };
         let ended = running.outcome.lock().ok().and_then(|mut outcome| outcome.take());
         match ended {
             Some(Ok(checkpoint)) => {
-                return around(Point::WalkDone, || self.done(running, &checkpoint, core));
+                return around(Point::WalkDone, || self.done(running, &checkpoint, kept, core));
             }
             Some(Err(error)) => {
                 self.due = true;
@@ -225,6 +248,12 @@ impl Checkpoints {
             let until = *running.until.get_or_insert(end);
             let durable =
                 kept.fsync.durable() >= until.fsync.0 && kept.buffered.durable() >= until.buffered.0;
+            if !durable && running.began.elapsed() > STUCK && kept.is_failing() {
+                // What it holds cannot be told to be whole, and its room may be what the log needs.
+                self.due = true;
+                core.modes_wait = core.modes_wait.max(running.modes);
+                return self.failed(running.waiters, &"a log cannot be written");
+            }
             if !durable {
                 kept.buffered.log.flush();
             } else if !running.finishing {
@@ -235,13 +264,21 @@ impl Checkpoints {
         self.running = Some(running);
     }
 
-    fn done(&mut self, running: Running, checkpoint: &Checkpoint, core: &mut Core) {
+    fn done(&mut self, running: Running, checkpoint: &Checkpoint, kept: &mut Kept, core: &mut Core) {
         let took = running.began.elapsed();
         self.damaged = false;
+        if !kept.reserve.is_released() {
+            self.full_at = None;
+        }
         tracing::info!(number = %checkpoint.number, bytes = checkpoint.bytes, ?took, "checkpoint");
         checkpoint_done(took, checkpoint.bytes);
         self.last = Some(Last { at: SystemTime::now(), took, bytes: checkpoint.bytes });
         if let Some(generation) = running.modes {
+            // Of the Kinds that are kept from now on no log has what was written before: a start must not do without this checkpoint,
+            // or a later one. The log says so before it says that they are kept.
+            let mut needs = Batch::new();
+            needs.push(&Record::Needs(checkpoint.number));
+            kept.fsync.append(needs);
             core.engine.modes_settled(generation);
         }
         running.waiters.into_iter().for_each(|waiter| drop(waiter.send(Ok(()))));
@@ -272,6 +309,9 @@ struct Writer {
     layout: Layout,
     changed: Arc<Notify>,
     outcome: Outcome,
+    reserve: Arc<Reserve>,
+    /// Whether a log cannot go on as the disk is full.
+    full: Box<dyn Fn() -> bool + Send>,
 }
 
 impl Writer {
@@ -285,21 +325,79 @@ impl Writer {
     }
 
     fn write(&self, from: LogPlaces, work: &Receiver<Work>) -> Result<Option<Checkpoint>, WalError> {
-        let mut file =
-            CheckpointWriter::create(self.disk.clone(), &self.layout, from, random(), FREE_BYTES_MIN)?;
+        let tight = self.make_room()?;
+        let mut file = CheckpointWriter::create(self.disk.clone(), &self.layout, from, random(), 0)?;
         while let Ok(next) = work.recv() {
             match next {
                 Work::Write(batch) => file.write(batch)?,
                 Work::Finish(until) => {
                     let done = file.finish(until)?;
-                    if let Err(error) = sweep(&*self.disk, &self.layout, KEEP) {
+                    // The one before has no room beside it, nor what it needs of the logs.
+                    let keep = if tight && self.newest_is_whole()? { 1 } else { KEEP };
+                    if let Err(error) = sweep(&*self.disk, &self.layout, keep) {
                         tracing::warn!(%error, "old logs are not removed; it is tried again after the next checkpoint");
                     }
+                    self.reserve.restore();
                     return Ok(Some(done));
                 }
             }
             self.changed.notify_one();
         }
         Ok(None)
+    }
+
+    /// Where a checkpoint does not fit beside the logs, the one before the newest gives way to it, then the reserve; whether that was so.
+    /// It waits for the logs that go on in that room, as without them the checkpoint could not be finished.
+    fn make_room(&self) -> Result<bool, WalError> {
+        let newest = checkpoints(&*self.disk, &self.layout)?.last().map_or(0, |file| file.bytes);
+        let needed = newest.saturating_add(newest / 4).saturating_add(LOGS_BYTES);
+        if self.has_room(needed) {
+            return Ok(false);
+        }
+        if self.newest_is_whole()? {
+            let swept = sweep(&*self.disk, &self.layout, 1)?;
+            tracing::warn!(
+                bytes = swept.bytes,
+                "the disk is full: the checkpoint before the last one is removed"
+            );
+        }
+        if !self.has_room(needed) {
+            self.reserve.release();
+        }
+        let began = std::time::Instant::now();
+        while (self.full)() && began.elapsed() < LOGS_WAIT {
+            std::thread::park_timeout(LOOK);
+        }
+        Ok(true)
+    }
+
+    fn has_room(&self, needed: u64) -> bool {
+        // The directory of checkpoints may be made by the first one.
+        let directory = self.layout.log(LogKind::Fsync);
+        let held = !(self.full)() && !self.reserve.is_released();
+        held && self.disk.free_space(&directory).is_ok_and(|free| free >= needed)
+    }
+
+    /// Whether the newest checkpoint can be read to its end, so that it serves without the one before.
+    fn newest_is_whole(&self) -> Result<bool, WalError> {
+        let all = checkpoints(&*self.disk, &self.layout)?;
+        let Some(newest) = all.last() else { return Ok(false) };
+        match read_checkpoint(&*self.disk, newest, &mut Unused) {
+            Ok(_) => Ok(true),
+            Err(WalError::Damaged(loss)) => {
+                tracing::error!(%loss, "the newest checkpoint");
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// For a look at what is whole.
+struct Unused;
+
+impl Visit for Unused {
+    fn frame(&mut self, _frame: &Frame<'_>) -> Result<(), VisitError> {
+        Ok(())
     }
 }

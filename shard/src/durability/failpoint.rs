@@ -139,6 +139,8 @@ points! {
     StopClose = "stop.close",
     /// Stop: the ceiling is lowered.
     StopCeiling = "stop.ceiling",
+    /// Stop: what the logs do not keep is written beside them.
+    StopUnkept = "stop.unkept",
 }
 
 /// Of a point.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -15,7 +16,8 @@ use kindred_engine::{
 };
 use kindred_partition_config::ids::Revision;
 use kindred_wal::{
-    Batch, DirectoryLock, Disk, Event, FrameSeq, GapRecord, Layout, Log, LogKind, LogPlaces, Record, TooLarge,
+    Batch, DirectoryLock, Disk, Event, FailureReason, FrameSeq, GapRecord, Layout, Log, LogKind, LogPlaces,
+    Record, TooLarge,
 };
 use tokio::{sync::Notify, time::Instant};
 
@@ -24,7 +26,9 @@ use super::{
     checkpoint::Checkpoints,
     failpoint::{Point, Side, around, reach},
     record,
+    reserve::Reserve,
     status::{DurabilityStatus, LogReport},
+    stopped,
     times::SyncTimes,
 };
 use crate::{
@@ -34,14 +38,24 @@ use crate::{
 
 /// A clean stop waits so long for the disk.
 const CLOSE_MAX: Duration = Duration::from_secs(10);
+/// What a stop in good order keeps of the Kinds of mode none is written in so much time, or not at all: whoever stops the
+/// process does not wait for ever.
+const UNKEPT_MAX: Duration = Duration::from_secs(5);
+/// Keys and bytes of one batch of that, about.
+const UNKEPT_KEYS: usize = 1024;
+const UNKEPT_BYTES: usize = 1 << 20;
 /// The ceiling is looked at so often at least.
 const CEILING_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What the thread of a log tells the loop.
 #[derive(Debug, Default)]
 pub struct Signals {
+    /// The system has it, so that it outlives this process.
+    written: AtomicU64,
     durable: AtomicU64,
     failing: AtomicBool,
+    /// It fails as there is no room.
+    full: AtomicBool,
     times: SyncTimes,
 }
 
@@ -51,17 +65,23 @@ pub(super) fn events(kind: LogKind, changed: Arc<Notify>) -> (Arc<Signals>, impl
     let (told, metrics) = (signals.clone(), LogMetrics::new(kind));
     let tell = move |event| {
         match event {
+            Event::Written { seq } => {
+                told.written.fetch_max(seq.0, Ordering::AcqRel);
+            }
             Event::Durable { seq, bytes, took } => {
-                told.durable.store(seq.0, Ordering::Release);
+                told.written.fetch_max(seq.0, Ordering::AcqRel);
+                told.durable.fetch_max(seq.0, Ordering::AcqRel);
                 told.times.note(took);
                 metrics.synced(bytes, took);
             }
             Event::Failing(failure) => {
+                told.full.store(failure.reason == FailureReason::NoSpace, Ordering::Release);
                 told.failing.store(true, Ordering::Release);
                 metrics.failing(true);
                 tracing::error!(log = %kind, reason = failure.reason.name(), %failure, "the log cannot be written; writes are refused until it can");
             }
             Event::Recovered => {
+                told.full.store(false, Ordering::Release);
                 told.failing.store(false, Ordering::Release);
                 metrics.failing(false);
                 tracing::info!(log = %kind, "the log can be written again");
@@ -86,13 +106,27 @@ pub(super) struct OpenLog {
 impl OpenLog {
     pub(super) fn new(log: Log, signals: Arc<Signals>) -> Self {
         let position = log.next().prev();
+        signals.written.fetch_max(log.written().0, Ordering::AcqRel);
         signals.durable.fetch_max(log.durable().0, Ordering::AcqRel);
-        signals.failing.store(log.status().failing.is_some(), Ordering::Release);
+        let failing = log.status().failing;
+        let full = failing.as_ref().is_some_and(|failure| failure.reason == FailureReason::NoSpace);
+        signals.full.store(full, Ordering::Release);
+        signals.failing.store(failing.is_some(), Ordering::Release);
         Self { log, signals, position, broken: false }
     }
 
     pub(super) fn durable(&self) -> u64 {
         self.signals.durable.load(Ordering::Acquire)
+    }
+
+    fn written(&self) -> u64 {
+        self.signals.written.load(Ordering::Acquire)
+    }
+
+    /// Where it stands after what was appended last.
+    fn position(&self) -> u64 {
+        // What could not even be appended is never written.
+        if self.broken { u64::MAX } else { self.position.0 }
     }
 
     pub(super) fn append(&mut self, batch: Batch) {
@@ -136,6 +170,18 @@ impl OpenLog {
             failing: status.failing.map(|failure| failure.to_string()),
         }
     }
+}
+
+/// How far both logs are on disk.
+pub(super) fn durable(fsync: &Signals, buffered: &Signals) -> LogPlaces {
+    let [fsync, buffered] =
+        [fsync, buffered].map(|signals| FrameSeq(signals.durable.load(Ordering::Acquire)));
+    LogPlaces { fsync, buffered }
+}
+
+/// Tells whether a log cannot go on as the disk is full.
+pub(super) fn full(fsync: Arc<Signals>, buffered: Arc<Signals>) -> impl Fn() -> bool + Send {
+    move || [&fsync, &buffered].iter().any(|signals| signals.full.load(Ordering::Acquire))
 }
 
 /// Records as one batch: one frame.
@@ -183,10 +229,13 @@ pub struct Kept {
     /// Where the log of mode fsync has what the start found missing (R10). Before that is on disk nothing may be in the
     /// other log that says, or seems to say, that all before it is there.
     pub(super) first: FrameSeq,
-    /// Dense revisions need none: all that was shown is on disk.
-    pub(super) ceiling: Option<CeilingKeeper>,
+    /// The file of the clock.
+    pub(super) ceiling: CeilingKeeper,
+    /// Dense revisions need no ceiling: all that was shown is on disk.
+    pub(super) dense: bool,
     pub(super) promised: Revision,
     pub(super) checkpoints: Checkpoints,
+    pub(super) reserve: Arc<Reserve>,
     /// Held as long as anything is written.
     pub(super) _lock: Option<DirectoryLock>,
 }
@@ -217,22 +266,36 @@ impl Kept {
             self.fsync.append(batch(&applied.fsync));
             self.marks.push_back((self.fsync.position.0, applied.mark));
         }
+        let promises = applied.promise > self.promised && !self.buffered.broken && self.has_begun();
+        if promises {
+            // What is shown is in the log, or never was: so a crash loses the fewest revisions (R10).
+            self.promised = applied.promise;
+        }
         if !applied.buffered.is_empty() {
-            around(Point::LoopAppendBuffered, || self.buffered.append(batch(&applied.buffered)));
+            let mut records = batch(&applied.buffered);
+            if promises {
+                // With what it covers: what is acknowledged is not only there then, but also known to be whole.
+                records.push(&Record::Promise(applied.promise));
+            }
+            around(Point::LoopAppendBuffered, || self.buffered.append(records));
+        } else if promises {
+            self.buffered.log.promise(applied.promise);
         }
         if something {
             reach(Point::LoopAppend, Side::After);
         }
-        if applied.promise > self.promised && !self.buffered.broken && self.has_begun() {
-            // What is shown is in the log, or never was: so a crash loses the fewest revisions (R10).
-            self.promised = applied.promise;
-            self.buffered.log.promise(applied.promise);
-        }
+    }
+
+    pub(super) fn position_buffered(&self) -> u64 {
+        self.buffered.position()
+    }
+
+    pub(super) fn written(&self) -> u64 {
+        self.buffered.written()
     }
 
     pub(super) fn position(&self) -> u64 {
-        // What could not even be appended is never durable.
-        if self.fsync.broken { u64::MAX } else { self.fsync.position.0 }
+        self.fsync.position()
     }
 
     pub(super) fn durable(&self) -> u64 {
@@ -256,8 +319,13 @@ impl Kept {
             around(Point::LoopPublish, || core.engine.publish_fsync(mark));
         }
         let buffered = if self.has_begun() { self.buffered.state() } else { LogState::Failing };
-        core.disk = DiskState { buffered, fsync: self.fsync.state() };
-        if let Some(keeper) = &mut self.ceiling {
+        core.disk = match self.reserve.is_released() {
+            // What clients write would only use up what is left for a checkpoint.
+            true => DiskState { buffered: LogState::Failing, fsync: LogState::Failing },
+            false => DiskState { buffered, fsync: self.fsync.state() },
+        };
+        if !self.dense {
+            let keeper = &mut self.ceiling;
             let ceiling = keeper.ceiling();
             core.engine.set_ceiling(ceiling);
             let (now, last) = (core.clock.wall(), core.engine.last_revision());
@@ -269,10 +337,20 @@ impl Kept {
         }
     }
 
+    /// Tells whether a log cannot go on as the disk is full.
+    pub(super) fn full(&self) -> impl Fn() -> bool + Send + use<> {
+        full(self.fsync.signals.clone(), self.buffered.signals.clone())
+    }
+
     pub(super) fn ask_ceiling(&mut self, to: Option<Revision>) {
-        if let (Some(keeper), Some(to)) = (&mut self.ceiling, to) {
-            keeper.ask(ceiling::above(to));
+        if let Some(to) = to.filter(|_| !self.dense) {
+            self.ceiling.ask(ceiling::above(to));
         }
+    }
+
+    /// Whether a log cannot be written.
+    pub(super) fn is_failing(&self) -> bool {
+        [&self.fsync, &self.buffered].iter().any(|log| log.state() == LogState::Failing)
     }
 
     /// Where both logs stand now.
@@ -291,11 +369,15 @@ impl Kept {
     }
 
     pub(super) fn next_timer(&self) -> Option<Instant> {
-        let ceiling = self.ceiling.as_ref().map(|_| Instant::now() + CEILING_INTERVAL);
+        let ceiling = (!self.dense).then(|| Instant::now() + CEILING_INTERVAL);
         [ceiling, self.checkpoints.next_timer()].into_iter().flatten().min()
     }
 
     pub(super) fn report(&mut self, core: &Core) -> DurabilityStatus {
+        self.ceiling.note(durable(&self.fsync.signals, &self.buffered.signals));
+        if !self.checkpoints.is_running() {
+            self.reserve.restore_soon();
+        }
         let logs = [(LogKind::Fsync, self.fsync.report()), (LogKind::Buffered, self.buffered.report())];
         self.checkpoints.measure(
             &*self.disk,
@@ -318,14 +400,18 @@ impl Kept {
                 log.append(clean);
             }
         });
-        let closed = tokio::task::spawn_blocking(move || self.close_files(last)).await;
-        if closed.is_err() {
-            tracing::error!("the logs were not closed; the next start is one after a crash");
+        let (disk, path) = (self.disk.clone(), self.layout.stopped());
+        match tokio::task::spawn_blocking(move || self.close_files(last)).await {
+            // Behind the logs, so that they are closed whatever becomes of it.
+            Ok((true, _lock)) => around(Point::StopUnkept, || keep_unkept(&*disk, &path, last, core)),
+            Ok((false, _lock)) => {}
+            Err(_) => tracing::error!("the logs were not closed; the next start is one after a crash"),
         }
     }
 
-    fn close_files(self: Box<Self>, last: Revision) {
-        let Self { fsync, buffered, ceiling, _lock, .. } = *self;
+    /// Whether the next start finds a stop in good order; and the lock, for what is still to be done.
+    fn close_files(self: Box<Self>, last: Revision) -> (bool, Option<DirectoryLock>) {
+        let Self { fsync, buffered, ceiling, dense, _lock: lock, .. } = *self;
         let mut clean = true;
         for (kind, open) in [(LogKind::Buffered, buffered), (LogKind::Fsync, fsync)] {
             clean &= !open.broken;
@@ -334,10 +420,45 @@ impl Kept {
                 clean = false;
             }
         }
-        if let Some(keeper) = ceiling
-            && let Err(error) = around(Point::StopCeiling, || keeper.stop(clean.then_some(last)))
-        {
+        let last = if dense { Revision::ZERO } else { last };
+        if let Err(error) = around(Point::StopCeiling, || ceiling.stop(clean.then_some(last))) {
             tracing::warn!(%error, "the clock's ceiling was not lowered; the next start is one after a crash");
+            clean = false;
         }
+        (clean, lock)
+    }
+}
+
+/// Keeps what no log does, so that a stop in good order loses nothing of any Kind.
+fn keep_unkept(disk: &dyn Disk, path: &Path, last: Revision, core: &mut Core) {
+    let began = Instant::now();
+    let (mut walk, mut more) = (core.engine.unkept_begin(), true);
+    let engine = &mut core.engine;
+    let mut next = || {
+        while more {
+            let mut slice = Batch::new();
+            more = engine
+                .checkpoint_next(&mut walk, UNKEPT_KEYS, UNKEPT_BYTES, |logged| push(&mut slice, &logged));
+            if !slice.is_empty() {
+                return Some(slice);
+            }
+        }
+        None
+    };
+    let mut first = next();
+    let empty = first.is_none();
+    let written =
+        stopped::write(disk, path, last, || first.take().or_else(&mut next), || began.elapsed() < UNKEPT_MAX);
+    match written {
+        Ok(Some(bytes)) if !empty => {
+            tracing::info!(bytes, took = ?began.elapsed(), "the Kinds of mode none are kept over this stop");
+        }
+        Ok(Some(_)) => {}
+        Ok(None) => {
+            tracing::warn!(
+                "the Kinds of mode none are not kept: writing them takes longer than {UNKEPT_MAX:?}"
+            );
+        }
+        Err(error) => tracing::warn!(%error, "the Kinds of mode none are not kept"),
     }
 }

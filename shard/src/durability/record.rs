@@ -90,6 +90,8 @@ struct Lease {
 enum State {
     Home { ttl: i64, attached: Vec<u16> },
     Adopted { ttl: i64, home: u16 },
+    Handing { ttl: i64, attached: Vec<u16> },
+    Handed { ttl: i64, home: u16 },
     Ended { attached: Vec<u16> },
     Gone {},
 }
@@ -112,6 +114,8 @@ pub fn lease(record: &LeaseRecord) -> Vec<u8> {
     let state = match &record.state {
         LeaseState::Home { ttl_s, attached } => State::Home { ttl: *ttl_s, attached: slots(attached) },
         LeaseState::Adopted { ttl_s, home } => State::Adopted { ttl: *ttl_s, home: home.get() },
+        LeaseState::Handing { ttl_s, attached } => State::Handing { ttl: *ttl_s, attached: slots(attached) },
+        LeaseState::Handed { ttl_s, home } => State::Handed { ttl: *ttl_s, home: home.get() },
         LeaseState::Ended { attached } => State::Ended { attached: slots(attached) },
         LeaseState::Gone => State::Gone {},
     };
@@ -128,6 +132,8 @@ pub fn lease_of(content: &[u8]) -> Result<LeaseRecord, RecordError> {
     let state = match state {
         State::Home { ttl, attached } => LeaseState::Home { ttl_s: ttl, attached: slots_of(attached)? },
         State::Adopted { ttl, home } => LeaseState::Adopted { ttl_s: ttl, home: slot(home)? },
+        State::Handing { ttl, attached } => LeaseState::Handing { ttl_s: ttl, attached: slots_of(attached)? },
+        State::Handed { ttl, home } => LeaseState::Handed { ttl_s: ttl, home: slot(home)? },
         State::Ended { attached } => LeaseState::Ended { attached: slots_of(attached)? },
         State::Gone {} => LeaseState::Gone,
     };
@@ -402,6 +408,14 @@ mod tests {
             (
                 r#"{"id":7,"state":{"adopted":{"ttl":60,"home":2}}}"#,
                 LeaseState::Adopted { ttl_s: 60, home: slots()[0] },
+            ),
+            (
+                r#"{"id":7,"state":{"handing":{"ttl":60,"attached":[2,1023]}}}"#,
+                LeaseState::Handing { ttl_s: 60, attached: slots() },
+            ),
+            (
+                r#"{"id":7,"state":{"handed":{"ttl":60,"home":2}}}"#,
+                LeaseState::Handed { ttl_s: 60, home: slots()[0] },
             ),
             (r#"{"id":7,"state":{"ended":{"attached":[2,1023]}}}"#, LeaseState::Ended { attached: slots() }),
             (r#"{"id":7,"state":{"gone":{}}}"#, LeaseState::Gone),

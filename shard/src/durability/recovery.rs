@@ -1,6 +1,6 @@
 //! What a start finds in the files, gathered for the engine.
 
-use std::sync::Mutex;
+use std::{path::Path, sync::Mutex};
 
 use kindred_engine::{
     durability::{Gap, KindGap, Logged},
@@ -8,10 +8,13 @@ use kindred_engine::{
     recover::{KindReplay, Lost, Recovered},
 };
 use kindred_partition_config::{ids::Revision, key::Key};
-use kindred_wal::{Frame, GapRecord, LogKind, Progress, Record, Recovery, Source, VisitError};
+use kindred_wal::{Disk, Frame, GapRecord, LogKind, Progress, Record, Recovery, Source, VisitError};
 
-use super::record::{self, RecordError};
-use crate::clock::Clock;
+use super::{
+    record::{self, RecordError},
+    stopped,
+};
+use crate::{clock::Clock, starting::Starting};
 
 /// What else is known at a start.
 #[derive(Debug, Clone, Copy)]
@@ -32,9 +35,19 @@ pub struct Gathered {
     /// The last record of each log, if it says that the shard was stopped in good order.
     clean: [Option<Revision>; 2],
     shown_percent: u64,
+    /// What the stop in good order kept of the Kinds of mode none is among it.
+    unkept: bool,
+    /// Who is told how far it is.
+    starting: Starting,
 }
 
 impl Gathered {
+    /// Nothing yet; every record is told.
+    #[must_use]
+    pub fn telling(starting: Starting) -> Self {
+        Self { starting, ..Self::default() }
+    }
+
     /// Whether nothing was found at all.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
@@ -45,6 +58,28 @@ impl Gathered {
     #[must_use]
     pub fn versions(&self) -> usize {
         self.found.versions.len()
+    }
+
+    /// What the stop kept of the Kinds of mode none, if that was the last thing that the shard did and all of it is there.
+    pub fn take_unkept(&mut self, disk: &dyn Disk, path: &Path) {
+        let Some(last) = self.clean() else { return };
+        let payloads = match stopped::read(disk, path, last) {
+            Ok(Some(payloads)) => payloads,
+            Ok(None) => return,
+            Err(error) => {
+                let file = path.display();
+                tracing::warn!(%error, "{file}: the Kinds of mode none begin empty, as after a crash");
+                return;
+            }
+        };
+        let found = payloads.iter().flat_map(|payload| stopped::records(payload));
+        for record in found {
+            if let Err(error) = self.take(&record) {
+                tracing::warn!(%error, "{}: a record is not understood; the Kinds of mode none begin empty", path.display());
+                return;
+            }
+        }
+        self.unkept = true;
     }
 
     /// The last revision of a stop in good order, if there was one after everything else.
@@ -61,6 +96,7 @@ impl Gathered {
     }
 
     fn take(&mut self, record: &Record<'_>) -> Result<(), RecordError> {
+        self.starting.read_one();
         let logged = match record {
             Record::Version(version) => Logged::Version(record::version_of(version)?),
             Record::Lease(content) => Logged::Lease(Box::new(record::lease_of(content)?)),
@@ -106,6 +142,7 @@ impl Gathered {
             buffered: (!clean).then_some(promised),
             // How far it was whole nobody knows: up to the last version in it.
             fsync: start.lost.then_some(Revision::ZERO),
+            none_is_whole: clean && self.unkept,
         };
         let found = Recovered { lost, start: highest, ..self.found };
         // A wall clock that nobody has confirmed assigns nothing (R3).
@@ -136,7 +173,7 @@ fn on_all_cores<T: Send, R: Send>(work: Vec<T>, run: impl Fn(T) -> R + Sync) -> 
 
 impl Recovery for Gathered {
     fn reset(&mut self) {
-        *self = Self::default();
+        *self = Self::telling(std::mem::take(&mut self.starting));
     }
 
     fn frame(&mut self, source: Source, frame: &Frame<'_>) -> Result<(), VisitError> {

@@ -12,10 +12,14 @@ use kindred_engine::{
     durability::{Durability, KindModes, ModesTaken},
     engine::{Engine, EngineConfig, RevisionMode},
 };
-use kindred_partition_config::{ids::Revision, model};
+use kindred_partition_config::{
+    ids::{Revision, Slot},
+    model,
+};
+use kindred_transport::{private, random::bits as random};
 use kindred_wal::{
-    ClockFile, DirectoryLock, Disk, FrameSeq, Layout, Log, LogEnd, LogKind, LogOptions, OnDamage, RealDisk,
-    Recovered, WalError, recover, segments,
+    ClockFile, DirectoryLock, Disk, FrameSeq, Layout, Log, LogEnd, LogKind, LogOptions, LogPlaces, OnDamage,
+    RealDisk, Recovered, WalError, recover, segments,
 };
 use tokio::sync::Notify;
 
@@ -23,15 +27,18 @@ use super::{
     Logs,
     ceiling::{self, CeilingKeeper},
     checkpoint::Checkpoints,
+    clock_file,
     failpoint::{self, Point, Side, around, reach},
-    kept::{Kept, OpenLog, events},
+    kept::{Kept, OpenLog, durable, events},
     recovery::{Gathered, Start},
+    reserve::Reserve,
 };
 use crate::{
     clock::Clock,
     config::durability::DurabilitySettings,
     core::{Core, CoreSettings},
-    identity::random,
+    identity::Identity,
+    starting::Starting,
 };
 
 /// What is to be on disk before anything is served is waited for so long; on a disk that refuses, reads are served without.
@@ -50,7 +57,8 @@ impl Directory {
     /// # Errors
     /// When it cannot be used, or another process uses it.
     pub fn take(path: &Path) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(path)
+        // Where a folder was there: the names that this and earlier versions put into it.
+        private::take(path, &["identity.json", "wal"])
             .with_context(|| format!("--data-dir: cannot make {}", path.display()))?;
         let lock = DirectoryLock::take(path).with_context(|| format!("--data-dir {}", path.display()))?;
         Ok(Self { path: path.to_owned(), lock })
@@ -61,6 +69,47 @@ impl Directory {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Who the store in a directory is, one start further; a new one where there is none yet.
+///
+/// # Errors
+/// When the directory cannot be used, or what is in it is damaged and that is not accepted.
+pub fn identity(
+    directory: &Directory,
+    (name, slot): (&str, Slot),
+    dense: bool,
+    settings: &DurabilitySettings,
+) -> anyhow::Result<Identity> {
+    let path = directory.path();
+    let known = Identity::read(path)?;
+    // Before anything is counted up: another store's directory is left as it is.
+    known.as_ref().map_or(Ok(()), |known| known.check(path, name, slot))?;
+    let beside = clock_file::Beside { dense, identity: known.is_some() };
+    let layout = Layout::new(path);
+    let disk = failpoint::watched(Arc::new(RealDisk), &layout);
+    let incarnation = clock_file::begin(&*disk, &layout, beside, on_damage(settings), known.as_ref())
+        .with_context(|| format!("--data-dir {}", path.display()))?;
+    match known {
+        // Nothing but the file of the clock is written, which takes no room: a full disk stops no start.
+        Some(known) if known.is_named() => Ok(Identity { incarnation, ..known }),
+        Some(known) => {
+            let named = Identity { incarnation, ..known }.named(name, slot);
+            if let Err(error) = named.write(path) {
+                tracing::warn!(%error, "name and slot are not kept yet: tried again at the next start");
+            }
+            Ok(named)
+        }
+        None => {
+            let new = Identity { incarnation, ..Identity::random() }.named(name, slot);
+            new.write(path)?;
+            Ok(new)
+        }
+    }
+}
+
+fn on_damage(settings: &DurabilitySettings) -> OnDamage {
+    if settings.accept_data_loss { OnDamage::Accept } else { OnDamage::Refuse }
 }
 
 /// The modes that the flags ask for.
@@ -83,16 +132,16 @@ struct Read {
     clock: Option<(ClockFile, Revision)>,
 }
 
-fn read(disk: &dyn Disk, layout: &Layout, on_damage: OnDamage) -> Result<Read, WalError> {
-    let clock = match ClockFile::open(disk, &layout.clock()) {
-        Err(error @ WalError::Clock { .. }) if on_damage == OnDamage::Accept => {
-            tracing::warn!(%error, "the loss is accepted");
-            None
-        }
-        other => other?,
-    };
-    let mut gathered = Gathered::default();
-    let recovered = recover(disk, layout, on_damage, &mut gathered)?;
+fn read(
+    disk: &dyn Disk,
+    layout: &Layout,
+    dense: bool,
+    on_damage: OnDamage,
+    mut gathered: Gathered,
+) -> Result<Read, WalError> {
+    let clock = clock_file::open(disk, layout, clock_file::Beside { dense, identity: false }, on_damage)?;
+    let known = clock.as_ref().map_or(LogPlaces::NONE, |(file, _)| file.durable());
+    let recovered = recover(disk, layout, known, on_damage, &mut gathered)?;
     Ok(Read { gathered, recovered, clock })
 }
 
@@ -121,11 +170,12 @@ pub async fn open(
     clock: Clock,
     of_core: CoreSettings,
     settings: &DurabilitySettings,
+    starting: Starting,
 ) -> anyhow::Result<(Core, Logs)> {
     let Directory { path, lock } = directory;
     let layout = Layout::new(&path);
     let disk = failpoint::watched(Arc::new(RealDisk), &layout);
-    let opened = open_on(disk, layout, Some(lock), config, clock, of_core, settings).await;
+    let opened = open_on(disk, layout, Some((lock, starting)), config, clock, of_core, settings).await;
     opened.with_context(|| format!("--data-dir {}", path.display()))
 }
 
@@ -133,23 +183,28 @@ pub async fn open(
 pub(super) async fn open_on(
     disk: Arc<dyn Disk>,
     layout: Layout,
-    lock: Option<DirectoryLock>,
+    held: Option<(DirectoryLock, Starting)>,
     config: EngineConfig,
     clock: Clock,
     of_core: CoreSettings,
     settings: &DurabilitySettings,
 ) -> anyhow::Result<(Core, Logs)> {
-    let on_damage = if settings.accept_data_loss { OnDamage::Accept } else { OnDamage::Refuse };
+    let on_damage = on_damage(settings);
     let began = Instant::now();
+    let (lock, starting) = held.unzip();
     let (of_read, at) = (disk.clone(), layout.clone());
-    let read = move || around(Point::StartRead, || read(&*of_read, &at, on_damage));
-    let Read { gathered, recovered, clock: clock_file } = tokio::task::spawn_blocking(read).await??;
-    tell(&recovered);
-    let found_nothing = gathered.is_nothing();
     let dense = config.revisions == RevisionMode::Dense;
+    let gathered = Gathered::telling(starting.unwrap_or_default());
+    let read = move || around(Point::StartRead, || read(&*of_read, &at, dense, on_damage, gathered));
+    let Read { mut gathered, recovered, clock: clock_file } = tokio::task::spawn_blocking(read).await??;
+    tell(&recovered);
     let ceiling = clock_file.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
     let wanted = modes(settings);
     let start = Start { ceiling: (!dense).then_some(ceiling), lost: !recovered.losses.is_empty() };
+    if gathered.is_clean(&start) {
+        gathered.take_unkept(&*disk, &layout.stopped());
+    }
+    let found_nothing = gathered.is_nothing();
     let (versions, clean) = (gathered.versions(), gathered.is_clean(&start));
     let mut engine = around(Point::StartEngine, || gathered.into_engine(config, &clock, &start))?;
     if !found_nothing {
@@ -160,8 +215,12 @@ pub(super) async fn open_on(
     if !waits {
         engine.log_changes();
     }
-    let first = || first_ceiling(&*disk, &layout, clock_file, &mut engine, &clock);
-    let ceiling_file = if dense { None } else { Some(around(Point::StartCeiling, first)?) };
+    let first = || match dense {
+        true => clock_file
+            .map_or_else(|| ClockFile::create(&*disk, &layout.clock(), Revision::ZERO), |(file, _)| Ok(file)),
+        false => first_ceiling(&*disk, &layout, clock_file, &mut engine, &clock),
+    };
+    let clock_file = around(Point::StartCeiling, first)?;
     let mut taken = set_modes(&mut engine, &wanted)?;
     let changed = Arc::new(Notify::new());
     let tail = LogKind::ALL.into_iter().map(|kind| log_bytes(&*disk, &layout, kind)).sum();
@@ -169,16 +228,22 @@ pub(super) async fn open_on(
     let logs =
         || anyhow::Ok((open(LogKind::Fsync, recovered.fsync)?, open(LogKind::Buffered, recovered.buffered)?));
     let (fsync, buffered) = around(Point::StartLogs, logs)?;
+    // Behind the logs: what they need comes first.
+    let reserve = Reserve::open(disk.clone(), &layout, settings.reserve_bytes);
+    let signals = (fsync.signals.clone(), buffered.signals.clone());
+    let durable = move || durable(&signals.0, &signals.1);
     let mut kept = Kept {
         fsync,
         buffered,
         disk: disk.clone(),
         layout: layout.clone(),
         marks: std::collections::VecDeque::new(),
-        ceiling: ceiling_file.map(|file| CeilingKeeper::start(file, changed.clone())).transpose()?,
+        ceiling: CeilingKeeper::start(clock_file, changed.clone(), Box::new(durable))?,
+        dense,
         changed,
         first: FrameSeq(0),
         promised: Revision::ZERO,
+        reserve,
         checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail, start.lost),
         _lock: lock,
     };
@@ -186,6 +251,8 @@ pub(super) async fn open_on(
     engine.publish();
     reach(Point::StartDurable, Side::Before);
     if on_disk(&kept).await {
+        // It has been read, and is of no stop to come: a start that finds it knows that by its revision.
+        let _ = disk.remove(&layout.stopped());
         if taken == Some(ModesTaken::AfterLog) {
             taken = set_modes(&mut engine, &wanted)?;
         }
@@ -235,7 +302,7 @@ fn first_ceiling(
     file: Option<(ClockFile, Revision)>,
     engine: &mut Engine,
     clock: &Clock,
-) -> anyhow::Result<ClockFile> {
+) -> Result<ClockFile, WalError> {
     let in_force = file.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
     let next = match clock.is_confirmed() {
         true => ceiling::first(clock.wall(), engine.last_revision(), in_force),

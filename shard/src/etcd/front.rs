@@ -17,8 +17,9 @@ use kindred_proto::{
         batches::batches_server::BatchesServer, feeds::feeds_server::FeedsServer,
         kv::k_v_server::KVServer as KvServer, watch::watch_server::WatchServer,
     },
-    shard_v1::{shard_server::ShardServer, units_server::UnitsServer},
+    shard_v1::{leases_server::LeasesServer, shard_server::ShardServer, units_server::UnitsServer},
 };
+use kindred_transport::listener::ConnectionInfo;
 use tonic::{
     Code, Status,
     body::Body,
@@ -35,6 +36,7 @@ use crate::{
         ShardService,
         batch::{self, BatchService},
         feed::FeedService,
+        leases::LeasesService,
         units::{self, UnitService},
     },
     metrics::{CallMetrics, call_metrics},
@@ -70,6 +72,7 @@ pub struct Front {
     batches: BatchesServer<BatchService>,
     feeds: FeedsServer<FeedService>,
     units: UnitsServer<UnitService>,
+    leases: LeasesServer<LeasesService>,
 }
 
 impl Front {
@@ -79,7 +82,7 @@ impl Front {
         let units = UnitService::new(member.clone(), shard.incarnation());
         let bytes_max = member.receive_bytes_max();
         Self {
-            kv: KvServer::new(KvService(member.clone())).max_decoding_message_size(bytes_max),
+            kv: KvServer::new(KvService::new(member.clone())).max_decoding_message_size(bytes_max),
             watch: WatchServer::new(WatchService(member.clone())).max_decoding_message_size(bytes_max),
             lease: LeaseServer::new(LeaseService(member.clone())).max_decoding_message_size(bytes_max),
             maintenance: MaintenanceServer::new(MaintenanceService(member.clone())),
@@ -89,6 +92,7 @@ impl Front {
                 .max_decoding_message_size(batch::MESSAGE_BYTES_MAX),
             feeds: FeedsServer::new(FeedService(member.clone())),
             units: UnitsServer::new(units).max_decoding_message_size(units::MESSAGE_BYTES_MAX),
+            leases: LeasesServer::new(LeasesService(member.clone())),
             member,
         }
     }
@@ -96,7 +100,7 @@ impl Front {
     /// The calls that are answered before this door.
     #[must_use]
     pub fn unary_calls(&self) -> KvService {
-        KvService(self.member.clone())
+        KvService::new(self.member.clone())
     }
 
     /// What no generated service answers.
@@ -141,6 +145,10 @@ impl Service<http::Request<Body>> for Front {
         metrics.started();
         let inner: BoxFuture<_, _> = if !self.member.is_serving() && path != HELLO {
             Box::pin(std::future::ready(Ok(status(&KvError::AwaitsClock).into_http())))
+        } else if let Err(refused) =
+            self.member.door.admits(path, ConnectionInfo::of(request.extensions()), request.headers())
+        {
+            Box::pin(std::future::ready(Ok(refused.into_http())))
         } else if UNSUPPORTED.iter().any(|(unsupported, _)| *unsupported == path) {
             self.by_path(request)
         } else if path.starts_with("/etcdserverpb.KV/") {
@@ -161,6 +169,8 @@ impl Service<http::Request<Body>> for Front {
             self.feeds.call(request)
         } else if path.starts_with("/kindred.shard.v1.Units/") {
             self.units.call(request)
+        } else if path.starts_with("/kindred.shard.v1.Leases/") {
+            self.leases.call(request)
         } else {
             self.by_path(request)
         };

@@ -1,13 +1,24 @@
 //! KV: requests decoded with prost, answers written around the stored bytes.
 
-use std::{pin::Pin, sync::LazyLock};
+use std::{
+    pin::Pin,
+    sync::{Arc, LazyLock},
+};
 
 use bytes::Bytes;
-use kindred_engine::ops::{RangeQuery, RevisionFilter};
+use kindred_engine::{
+    ops::{RangeQuery, RevisionFilter},
+    version::Version,
+};
 use kindred_partition_config::{ids::Revision, unit::UnitBuckets};
 use kindred_proto::{etcdserverpb as pb, raw::kv::k_v_server::KV as Kv};
-use kindred_transport::unary::UnaryCalls;
-use kindred_wire::rope::Rope;
+use kindred_transport::{
+    ending,
+    listener::ConnectionInfo,
+    unary::{UnaryCalls, long},
+    unread::LongRead,
+    who::Standing,
+};
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
@@ -15,9 +26,10 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{Member, request};
 use crate::{
-    convert, encode,
+    convert,
+    encode::{self, long::LongRange},
     etcd_status::KvError,
-    handle::Start,
+    handle::{self, Start},
     metrics::{CallMetrics, call_metrics},
     wish::{self, Wish},
 };
@@ -27,7 +39,11 @@ const STREAM_CHUNKS_MAX: usize = 2;
 
 /// The service.
 #[derive(Clone)]
-pub struct KvService(pub Member);
+pub struct KvService {
+    member: Member,
+    /// Who asks, where that matters and the service is of one connection.
+    from: Option<Arc<ConnectionInfo>>,
+}
 
 /// What a [`KvService`] answers with one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +59,12 @@ pub enum Method {
 }
 
 impl KvService {
+    /// The service of a member, behind its front door.
+    #[must_use]
+    pub fn new(member: Member) -> Self {
+        Self { member, from: None }
+    }
+
     /// Answers a request; `buckets` are of a `DeleteRange`.
     ///
     /// # Errors
@@ -53,14 +75,14 @@ impl KvService {
         message: Bytes,
         wish: Wish,
         buckets: Option<UnitBuckets>,
-    ) -> Result<Bytes, Status> {
-        let Self(member) = self;
+    ) -> Result<long::Message, Status> {
+        let Self { member, .. } = self;
         let op = match method {
             Method::Range => {
                 let query = request::range(message)?;
                 if query.sort.is_some() || query.filter != RevisionFilter::default() {
                     let answer = member.handle.range(query, wish).await?;
-                    return Ok(encode::range(&member.ids, &answer));
+                    return Ok(encode::range(&member.ids, &answer).into());
                 }
                 return Ok(natural_range(member, query, wish).await?);
             }
@@ -69,16 +91,21 @@ impl KvService {
             Method::Txn => request::txn(member, message)?,
         };
         let answer = member.handle.apply(op, wish).await?;
-        Ok(encode::answer(&member.ids, &answer))
+        Ok(encode::answer(&member.ids, &answer).into())
     }
 
-    async fn unary(&self, method: Method, request: Request<Bytes>) -> Result<Bytes, Status> {
+    async fn unary(&self, method: Method, request: Request<Bytes>) -> Result<long::Message, Status> {
         let wish = Wish::of(request.metadata());
         let buckets = match method {
             Method::DeleteRange => wish::buckets(request.metadata())?,
             _ => None,
         };
         self.answer(method, request.into_inner(), wish, buckets).await
+    }
+
+    /// The same for tonic, which takes an answer in one piece.
+    async fn whole(&self, method: Method, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
+        self.unary(method, request).await.map(|answer| Response::new(answer.into_bytes()))
     }
 }
 
@@ -94,15 +121,24 @@ impl UnaryCalls for KvService {
             _ => return None,
         };
         // The front door says why nothing is answered yet.
-        self.0.is_serving().then_some(method)
+        self.member.is_serving().then_some(method)
     }
 
     fn message_bytes_max(&self) -> usize {
-        self.0.receive_bytes_max()
+        self.member.receive_bytes_max()
     }
 
-    async fn call(&self, method: Method, request: Request<Bytes>) -> Result<Rope, Status> {
-        self.unary(method, request).await.map(Rope::from)
+    fn of_connection(&self, from: &ConnectionInfo) -> Self {
+        let from = self.member.door.is_guarded().then(|| Arc::new(from.clone()));
+        Self { from, ..self.clone() }
+    }
+
+    async fn call(&self, method: Method, request: Request<Bytes>) -> Result<long::Message, Status> {
+        if let Some(from) = &self.from {
+            let needed = if method == Method::Range { Standing::Reader } else { Standing::Router };
+            self.member.door.admits_to(needed, Some(from), request.metadata().as_ref())?;
+        }
+        self.unary(method, request).await
     }
 
     fn began(&self, method: Method) {
@@ -129,7 +165,7 @@ fn decode<M: Message + Default>(message: Bytes) -> Result<M, KvError> {
 #[tonic::async_trait]
 impl Kv for KvService {
     async fn range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Method::Range, request).await.map(Response::new)
+        self.whole(Method::Range, request).await
     }
 
     type RangeStreamStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
@@ -140,58 +176,93 @@ impl Kv for KvService {
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
         let wish = Wish::of(request.metadata());
         let query = convert::range_stream(decode(request.into_inner())?).map_err(KvError::from)?;
-        let (sender, mut chunks) = mpsc::channel(STREAM_CHUNKS_MAX);
-        let member = self.0.clone();
+        let (sender, chunks) = mpsc::channel(STREAM_CHUNKS_MAX);
+        let (good_end, mut chunks) = ending::produced(ReceiverStream::new(chunks));
+        let member = self.member.clone();
         // Ends with the last chunk, or when the client goes away and `chunks` with it.
         tokio::spawn(async move {
-            if let Err(error) = stream_range(&member, query, wish, &sender).await {
-                let _ = sender.send(Err(error.into())).await;
+            match stream_range(&member, query, wish, &sender).await {
+                Ok(()) => good_end.reached(),
+                Err(error) => drop(sender.send(Err(error.into())).await),
             }
         });
         // What is refused is refused at once, as by etcd: nothing of a stream has begun that could not be asked again.
-        let first = chunks.recv().await.transpose()?.map(Ok);
-        Ok(Response::new(Box::pin(tokio_stream::iter(first).chain(ReceiverStream::new(chunks)))))
+        let first = chunks.next().await.transpose()?.map(Ok);
+        let chunks: Self::RangeStreamStream = Box::pin(tokio_stream::iter(first).chain(chunks));
+        let mut response = Response::new(chunks);
+        response.extensions_mut().insert(LongRead);
+        Ok(response)
     }
 
     async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Method::Put, request).await.map(Response::new)
+        self.whole(Method::Put, request).await
     }
 
     async fn delete_range(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Method::DeleteRange, request).await.map(Response::new)
+        self.whole(Method::DeleteRange, request).await
     }
 
     async fn txn(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
-        self.unary(Method::Txn, request).await.map(Response::new)
+        self.whole(Method::Txn, request).await
     }
 
     async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
         let pb::CompactionRequest { revision, physical } = decode(request.into_inner())?;
-        let header = self.0.handle.compact(Revision(revision), physical).await?;
-        Ok(Response::new(encode::header_only(&self.0.ids, header)))
+        let header = self.member.handle.compact(Revision(revision), physical).await?;
+        Ok(Response::new(encode::header_only(&self.member.ids, header)))
     }
 }
 
-/// A read in key order, written while it is produced.
-async fn natural_range(member: &Member, query: RangeQuery, wish: Wish) -> Result<Bytes, KvError> {
+/// A read in key order. What is long is written while its client takes it: until then it is a handle for each key.
+async fn natural_range(member: &Member, query: RangeQuery, wish: Wish) -> Result<long::Message, KvError> {
     let (limit, contents) = (query.limit, query.contents);
-    let mut long = match member.handle.start(query, wish).await? {
-        Start::Whole(answer) => return Ok(encode::range(&member.ids, &answer)),
-        Start::Long(long) => long,
+    let mut read = match member.handle.start(query, wish).await? {
+        Start::Whole(answer) => return Ok(encode::range(&member.ids, &answer).into()),
+        Start::Long(read) => read,
     };
-    let mut out = encode::RangeWriter::new(&member.ids, long.header, contents);
-    let total = if limit == 0 { long.count } else { long.count.min(limit as u64) };
-    let mut left = total;
-    while left > 0 {
-        let mut chunk = long.next().await?;
-        if chunk.is_empty() {
-            break;
-        }
-        chunk.truncate(usize::try_from(left).unwrap_or(usize::MAX));
-        out.push(&chunk, left);
-        left -= chunk.len() as u64;
+    let mut keys = LongRange::new(contents);
+    let mut given = Given::new(limit);
+    while !given.is_whole(&read) {
+        keys.push(given.cut(read.next().await?));
     }
-    Ok(out.finish(encode::RangeTail { more: total < long.count, count: long.count }))
+    Ok(keys.finish(&member.ids, read.header, given.tail(&read)))
+}
+
+/// How much of a long read was given to its client. What there is says where it ends, never a count.
+struct Given {
+    keys: u64,
+    /// Keys that the limit leaves room for.
+    room: u64,
+    /// The limit kept keys back.
+    more: bool,
+}
+
+impl Given {
+    fn new(limit: usize) -> Self {
+        let room = if limit == 0 { u64::MAX } else { limit as u64 };
+        Self { keys: 0, room, more: false }
+    }
+
+    /// What of a chunk belongs to the answer.
+    fn cut(&mut self, mut chunk: Vec<Version>) -> Vec<Version> {
+        let room = usize::try_from(self.room).unwrap_or(usize::MAX);
+        self.more |= chunk.len() > room;
+        chunk.truncate(room);
+        self.keys += chunk.len() as u64;
+        self.room -= chunk.len() as u64;
+        chunk
+    }
+
+    /// Whether nothing more is to be given. Of a read that goes on behind the limit there is at least one key more.
+    fn is_whole(&mut self, read: &handle::LongRead) -> bool {
+        self.more |= self.room == 0 && !read.is_done();
+        self.more || read.is_done()
+    }
+
+    fn tail(&self, read: &handle::LongRead) -> encode::RangeTail {
+        let count = if self.more { read.count } else { self.keys };
+        encode::RangeTail { more: self.more, count }
+    }
 }
 
 /// Sends a range in key order; header, `more` and `count` only in the last chunk. A pin that was lost to a compaction
@@ -215,15 +286,12 @@ async fn stream_range(
         }
         Start::Long(long) => long,
     };
-    let total = if limit == 0 { long.count } else { long.count.min(limit as u64) };
-    let mut sent = 0;
+    let mut given = Given::new(limit);
     loop {
-        let mut chunk = long.next().await?;
-        chunk.truncate(usize::try_from(total - sent).unwrap_or(usize::MAX));
-        sent += chunk.len() as u64;
-        let done = sent >= total || chunk.is_empty();
-        let tail = encode::RangeTail { more: total < long.count, count: long.count };
-        let message = encode::range_chunk(&member.ids, &chunk, contents, done.then_some((long.header, tail)));
+        let chunk = given.cut(long.next().await?);
+        let end = given.is_whole(&long).then(|| (long.header, given.tail(&long)));
+        let done = end.is_some();
+        let message = encode::range_chunk(&member.ids, &chunk, contents, end);
         if to.send(Ok(message)).await.is_err() || done {
             return Ok(());
         }

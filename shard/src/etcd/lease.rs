@@ -5,6 +5,7 @@ use std::pin::Pin;
 use kindred_engine::error::EngineError;
 use kindred_partition_config::ids::LeaseId;
 use kindred_proto::etcdserverpb::{self as pb, lease_server::Lease};
+use kindred_transport::ending;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
@@ -56,6 +57,7 @@ impl Lease for LeaseService {
         request: Request<Streaming<pb::LeaseKeepAliveRequest>>,
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
         let (to, answers) = mpsc::channel(OUTBOUND_MAX);
+        let (good_end, answers) = ending::produced(ReceiverStream::new(answers));
         let (member, mut requests) = (self.0.clone(), request.into_inner());
         tokio::spawn(async move {
             let end = tokio::select! {
@@ -63,11 +65,12 @@ impl Lease for LeaseService {
                 () = to.closed() => Ok(()),
                 end = keep_alive(&member, &mut requests, &to) => end,
             };
-            if let Err(end) = end {
-                let _ = to.send(Err(end)).await;
+            match end {
+                Ok(()) => good_end.reached(),
+                Err(end) => drop(to.send(Err(end)).await),
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+        Ok(Response::new(Box::pin(answers)))
     }
 
     async fn lease_time_to_live(

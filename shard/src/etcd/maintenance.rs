@@ -28,6 +28,9 @@ fn alarm_text(alarm: &pb::AlarmMember) -> String {
 #[tonic::async_trait]
 impl Maintenance for MaintenanceService {
     async fn alarm(&self, request: Request<pb::AlarmRequest>) -> Result<Response<pb::AlarmResponse>, Status> {
+        if request.get_ref().action != AlarmAction::Get as i32 {
+            self.0.door.admits_router(&request)?;
+        }
         let pb::AlarmRequest { action, member_id, alarm } = request.into_inner();
         let call = self.0.handle.call(move |core| {
             let alarms = match AlarmAction::try_from(action) {

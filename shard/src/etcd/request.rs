@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use kindred_engine::ops::{Delete, Op, RangeQuery};
 use kindred_partition_config::unit::UnitBuckets;
-use kindred_proto::etcdserverpb as pb;
+use kindred_proto::{etcdserverpb as pb, nested};
 use prost::Message;
 use tonic::Status;
 
@@ -38,7 +38,8 @@ pub(crate) fn delete(member: &Member, request: Bytes, buckets: Option<UnitBucket
 /// A `TxnRequest`.
 pub(crate) fn txn(member: &Member, request: Bytes) -> Result<Op, Status> {
     let size = request.len();
-    let txn = convert::txn(decode::<pb::TxnRequest>(request)?, member.txn_ops_max).map_err(KvError::from)?;
+    let txn = convert::txn(nested::txn(request).map_err(KvError::from)?, member.txn_ops_max)
+        .map_err(KvError::from)?;
     if !convert::is_read_only(&txn) {
         member.check_size(size)?;
     }

@@ -16,6 +16,7 @@ use kindred_proto::{
     etcdserverpb::{self as pb, watch_create_request::FilterType, watch_request::RequestUnion},
     raw::watch::watch_server::Watch,
 };
+use kindred_transport::ending::{self, GoodEnd};
 use kindred_wire::error::WatchRefusal;
 use prost::Message;
 use tokio::sync::mpsc;
@@ -47,9 +48,10 @@ impl Watch for WatchService {
     async fn watch(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Self::WatchStream>, Status> {
         let stream = self.0.handle.watch().await?;
         let (sender, messages) = mpsc::channel(OUTBOUND_MAX);
+        let (good_end, messages) = ending::produced(ReceiverStream::new(messages));
         let session = Session { member: self.0.clone(), stream, ready: VecDeque::new(), pull: false };
-        tokio::spawn(session.run(request.into_inner(), sender));
-        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+        tokio::spawn(session.run(request.into_inner(), sender, good_end));
+        Ok(Response::new(Box::pin(messages)))
     }
 }
 
@@ -65,9 +67,10 @@ struct Session {
 type Outbound = mpsc::Sender<Result<Bytes, Status>>;
 
 impl Session {
-    async fn run(mut self, requests: Streaming<Bytes>, to: Outbound) {
-        if let Err(end) = self.serve(requests, &to).await {
-            let _ = to.send(Err(end)).await;
+    async fn run(mut self, requests: Streaming<Bytes>, to: Outbound, good_end: GoodEnd) {
+        match self.serve(requests, &to).await {
+            Ok(()) => good_end.reached(),
+            Err(end) => drop(to.send(Err(end)).await),
         }
     }
 

@@ -14,6 +14,7 @@ use kindred_proto::{
     raw::feeds::feeds_server::Feeds,
     shard_v1::{self as pb, feed_request::Request as FeedCall},
 };
+use kindred_transport::ending::broken_off;
 use prost::Message;
 use tokio::sync::oneshot;
 use tokio_stream::{Stream, StreamExt};
@@ -29,8 +30,8 @@ use crate::{
     wish::checked,
 };
 
-/// Ranges of one feed.
-const RANGES_MAX: usize = 256;
+/// Ranges of one feed: of a Kind that is split between two stores, each has as many as there are splits.
+const RANGES_MAX: usize = 4096;
 
 /// The service.
 #[derive(Clone)]
@@ -53,7 +54,7 @@ async fn run(
     member: Member,
     requests: Streaming<Bytes>,
     opened: oneshot::Sender<FeedMessages>,
-    mut end: oneshot::Sender<Status>,
+    mut end: oneshot::Sender<Option<Status>>,
 ) {
     let stopping = member.stopping.clone();
     let served = tokio::select! {
@@ -61,10 +62,8 @@ async fn run(
         () = end.closed() => return,
         served = serve(&member, requests, opened) => served,
     };
-    if let Err(why) = served {
-        // The router may be gone.
-        let _ = end.send(why);
-    }
+    // The router may be gone.
+    let _ = end.send(served.err());
 }
 
 async fn serve(
@@ -93,8 +92,8 @@ async fn serve(
 /// The answers of one feed.
 pub struct Messages {
     stage: Stage,
-    /// Why it is over, when no message says so.
-    ended: oneshot::Receiver<Status>,
+    /// Why it is over, when no message says so. A task that goes away without a word has failed.
+    ended: oneshot::Receiver<Option<Status>>,
 }
 
 enum Stage {
@@ -142,7 +141,7 @@ impl Stream for Messages {
         }
         let end = ready!(Pin::new(&mut this.ended).poll(cx));
         this.stage = Stage::Over;
-        Poll::Ready(end.ok().map(Err))
+        Poll::Ready(end.unwrap_or_else(|_| Some(broken_off())).map(Err))
     }
 }
 

@@ -46,6 +46,25 @@ pub fn asked(request: &pb::SetModesRequest, own: &KindModes) -> Result<KindModes
     Ok(modes)
 }
 
+/// States that a cluster may have had between two that a shard hears of. A generation far above the one in force would keep out
+/// every later one for good.
+const GENERATIONS_AHEAD_MAX: u64 = 1 << 32;
+
+/// Whether a generation can be one of the cluster, by the one in force.
+///
+/// # Errors
+/// When it cannot.
+pub fn bounded(core: &Core, asked: &KindModes) -> Result<(), Status> {
+    let in_force = core.engine.modes().generation;
+    if asked.generation > in_force.saturating_add(GENERATIONS_AHEAD_MAX) {
+        return Err(Status::invalid_argument(format!(
+            "kindred: generation {} cannot be of this cluster: the one in force is {in_force}",
+            asked.generation
+        )));
+    }
+    Ok(())
+}
+
 /// On the loop, at any time: the answer to what changes nothing, as every router asks when it starts and after every change of
 /// the cluster's state. A disk that is slow holds up nobody else for it.
 pub fn unchanged(core: &mut Core, asked: &KindModes) -> Option<Taken> {

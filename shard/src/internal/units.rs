@@ -8,11 +8,13 @@ use std::{collections::BTreeSet, pin::Pin, time::Duration};
 use kindred_engine::units::{UnitError, UnitMove};
 use kindred_partition_config::{ids::Revision, key::Key};
 use kindred_proto::shard_v1::{self as pb, units_server::Units};
+use kindred_transport::ending;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use crate::{
+    apply_loop::Raise,
     core::Core,
     etcd::Member,
     etcd_status::{KvError, status},
@@ -75,6 +77,7 @@ impl UnitService {
         F: Future<Output = Result<(), KvError>> + Send + 'static,
     {
         let (to, messages) = mpsc::channel(STREAM_MAX);
+        let (good_end, messages) = ending::produced(ReceiverStream::new(messages));
         let (stopping, running) = (self.member.stopping.clone(), run(self.clone(), to.clone()));
         tokio::spawn(async move {
             let ended = tokio::select! {
@@ -82,11 +85,12 @@ impl UnitService {
                 () = to.closed() => return,
                 ended = running => ended,
             };
-            if let Err(error) = ended {
-                let _ = to.send(Err(status(&error))).await;
+            match ended {
+                Ok(()) => good_end.reached(),
+                Err(error) => drop(to.send(Err(status(&error))).await),
             }
         });
-        Box::pin(ReceiverStream::new(messages))
+        Box::pin(messages)
     }
 
     async fn copy_to(
@@ -142,9 +146,11 @@ impl Units for UnitService {
         &self,
         _request: Request<pb::UnitsListRequest>,
     ) -> Result<Response<pb::UnitsListResponse>, Status> {
-        let records = self.ask(|core| Ok(core.engine.unit_records())).await?;
+        let listed = self.ask(|core| Ok((core.engine.unit_records(), core.engine.highest_move())));
+        let (records, highest) = listed.await?;
         let records = records.into_iter().map(convert::record).collect();
-        Ok(Response::new(pb::UnitsListResponse { records, incarnation: self.incarnation }))
+        let highest_move = highest.map_or(0, |id| id.0);
+        Ok(Response::new(pb::UnitsListResponse { records, incarnation: self.incarnation, highest_move }))
     }
 
     async fn track(&self, request: Request<pb::TrackRequest>) -> Result<Response<pb::TrackResponse>, Status> {
@@ -223,6 +229,9 @@ impl Units for UnitService {
         let last = convert::revision(final_revision, "final_revision")?;
         let last = last.ok_or_else(|| Status::invalid_argument("kindred: final_revision is missing"))?;
         let imported = convert::revision(imported, "imported")?;
+        // The clock comes there only below its ceiling (R2), which is not yet above a source whose clock is ahead of this one's.
+        let raise = Raise { ranges: Vec::new(), to: last, generation: None };
+        self.member.handle.call_raised(raise, |_| ()).await?;
         let seal = move |core: &mut Core| {
             core.engine.unit_undecided(&by, generation)?;
             match imported {

@@ -13,15 +13,24 @@ use kindred_shard::{
     config::{Args, Options, Settings},
     server::{self, Running},
 };
+use kindred_transport::{Connector, connect::RouterChannel};
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{Status, Streaming};
 
 pub mod moves;
 pub mod process;
 
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Every client here says that it is a router: what others may do is told in `doors.rs`.
+pub type Channel = RouterChannel;
+
+/// A channel to a shard.
+pub fn channel(url: &str) -> Channel {
+    Connector::default().router_channel(&[url.parse().unwrap()]).unwrap()
+}
+
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Shard {
     pub running: Running,
@@ -53,7 +62,7 @@ impl Shard {
     }
 
     pub async fn channel(&self) -> Channel {
-        Channel::from_shared(self.url()).unwrap().connect().await.unwrap()
+        channel(&self.url())
     }
 
     pub async fn client(&self) -> Client {

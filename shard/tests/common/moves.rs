@@ -6,7 +6,9 @@ use kindred_proto::shard_v1::{
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{Status, Streaming};
+
+use super::Channel;
 
 use super::{PATIENCE, Shard, eventually};
 

@@ -6,9 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use tonic::transport::Channel;
-
-use super::Client;
+use super::{Client, channel};
 
 /// Killed at its end.
 pub struct ShardProcess {
@@ -56,8 +54,7 @@ impl ShardProcess {
     }
 
     pub async fn client(&self) -> Client {
-        let channel = Channel::from_shared(format!("http://{}", self.address)).unwrap();
-        Client { channel: channel.connect().await.unwrap() }
+        Client { channel: channel(&format!("http://{}", self.address)) }
     }
 
     /// As a crash.

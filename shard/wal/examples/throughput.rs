@@ -118,7 +118,7 @@ fn bulk(root: &Path) -> Result<(), Box<dyn std::error::Error>> {
     println!("buffered, in bulk: {:.0} MB/s", 300_000.0 * 1024.0 / 1e6 / seconds);
     let begun = Instant::now();
     let mut count = Count::default();
-    recover(&RealDisk, &layout, OnDamage::Refuse, &mut count)?;
+    recover(&RealDisk, &layout, kindred_wal::LogPlaces::NONE, OnDamage::Refuse, &mut count)?;
     let seconds = begun.elapsed().as_secs_f64();
     println!("recovery: {} versions, {:.0} MB/s", count.versions, count.bytes as f64 / 1e6 / seconds);
     Ok(())

@@ -14,8 +14,8 @@ use crate::{
     disk::{Disk, DiskFile, UNFINISHED, ensure_directory, read_full, unfinished},
     error::{Damage, Loss, WalError},
     format::{
-        FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FileHeader, FileKind, FrameDamage, FrameHeader, FrameKind,
-        HeaderDamage, Seed, get_u64,
+        FILE_HEADER_BYTES, FORMAT_VERSION, FRAME_HEADER_BYTES, FileHeader, FileKind, FrameDamage,
+        FrameHeader, FrameKind, HeaderDamage, Seed, get_u64,
     },
     layout::{CHECKPOINT, Layout, LogKind, number_of, numbered},
     number::{FileNumber, FrameSeq},
@@ -38,6 +38,9 @@ pub struct LogPlaces {
 impl LogPlaces {
     /// The beginning of both.
     pub const FIRST: Self = Self { fsync: FrameSeq::FIRST, buffered: FrameSeq::FIRST };
+
+    /// Before the beginning of both.
+    pub const NONE: Self = Self { fsync: FrameSeq(0), buffered: FrameSeq(0) };
 
     /// That of one log.
     #[must_use]
@@ -137,7 +140,9 @@ impl CheckpointWriter {
             return Err(WalError::io("make", &path)(std::io::ErrorKind::StorageFull.into()));
         }
         let (first, kind) = (FrameSeq::FIRST, FileKind::Checkpoint);
-        let (head, seed) = FileHeader { kind, number, first, after: first, whole: 0, salt }.encode();
+        let version = FORMAT_VERSION;
+        let header = FileHeader { kind, number, first, after: first, whole: 0, salt, length: 0, version };
+        let (head, seed) = header.encode();
         let file = disk.create(&unfinished(&path)).map_err(WalError::io("make", &path))?;
         let (buffer, offset, unsynced, next) = (head.to_vec(), 0, 0, first);
         let mut new =
@@ -162,8 +167,8 @@ impl CheckpointWriter {
     }
 
     fn frame(&mut self, kind: FrameKind, payload: &[u8]) -> Result<(), WalError> {
-        let header = FrameHeader::of(kind, self.next, 0, payload);
         let buffer = std::mem::take(&mut self.buffer);
+        let header = FrameHeader::of(kind, self.next, 0, self.offset + buffer.len() as u64, payload);
         let mut out = Out { file: &mut *self.file, offset: self.offset, buffer };
         let written = out.frame(self.seed, &header, payload);
         let (offset, buffer) = (out.offset, out.buffer);

@@ -3,14 +3,18 @@
 //! Two slots, written in place in turn, so that a write that is cut short leaves the one before; the file has its size from the beginning,
 //! so that a full disk does not stop the clock. Each slot is there twice, a block of the disk apart: a torn write never was in force, but
 //! one flipped bit must not bring the ceiling back to where it was before.
+//!
+//! What else a start must know, and must be able to write on a full disk, stands beside the ceiling: which start of the shard this is, and
+//! how far each log was on the disk when the slot was written, so that a log that ends before that is not taken for one that a crash cut.
 
 use std::{path::Path, path::PathBuf};
 
 use kindred_partition_config::ids::Revision;
 
 use crate::{
+    checkpoint::LogPlaces,
     disk::{Disk, DiskFile, read_full, unfinished},
-    error::WalError,
+    error::{ClockDamage, WalError},
     format::{CLOCK_COPIES, CLOCK_COPY_BYTES, CLOCK_SLOT_USED, ClockSlot},
 };
 
@@ -48,7 +52,7 @@ impl ClockFile {
             copies.max_by_key(|copy| copy.generation).map(|slot| (at, slot))
         });
         let Some((at, current)) = whole.max_by_key(|(_, slot)| slot.generation) else {
-            return Err(WalError::Clock { path: path.to_owned() });
+            return Err(WalError::Clock { path: path.to_owned(), why: ClockDamage::Slots });
         };
         Ok(Some((Self { file, path: path.to_owned(), current, at }, Revision(current.ceiling))))
     }
@@ -59,7 +63,8 @@ impl ClockFile {
     /// When the file system refuses.
     pub fn create(disk: &dyn Disk, path: &Path, ceiling: Revision) -> Result<Self, WalError> {
         let new = unfinished(path);
-        let current = ClockSlot { generation: 1, ceiling: ceiling.get() };
+        let LogPlaces { fsync, buffered } = LogPlaces::NONE;
+        let current = ClockSlot { generation: 1, ceiling: ceiling.get(), incarnation: 0, fsync, buffered };
         let made = disk.create(&new).and_then(|mut file| {
             file.preallocate((SLOT_BYTES * SLOTS) as u64)?;
             // Zeros are written, not only reserved, so that writing in place takes nothing from the file system.
@@ -79,13 +84,48 @@ impl ClockFile {
         Revision(self.current.ceiling)
     }
 
+    /// Which start of the shard wrote it last; 0 where that was never said.
+    #[must_use]
+    pub const fn incarnation(&self) -> u64 {
+        self.current.incarnation
+    }
+
+    /// The last frame of each log that was known to be on the disk; 0 for none.
+    #[must_use]
+    pub const fn durable(&self) -> LogPlaces {
+        LogPlaces { fsync: self.current.fsync, buffered: self.current.buffered }
+    }
+
+    /// Notes which start this is; returns when it is on the disk.
+    ///
+    /// # Errors
+    /// As of [`ClockFile::store`].
+    pub fn begin(&mut self, incarnation: u64) -> Result<(), WalError> {
+        self.write(ClockSlot { incarnation, ..self.current })
+    }
+
+    /// As [`ClockFile::store`], and notes that both logs are on the disk up to these frames. What was noted before stays noted: numbers of
+    /// frames that were on the disk are never given again.
+    ///
+    /// # Errors
+    /// As of [`ClockFile::store`].
+    pub fn store_with(&mut self, ceiling: Revision, durable: LogPlaces) -> Result<(), WalError> {
+        let (fsync, buffered) =
+            (self.current.fsync.max(durable.fsync), self.current.buffered.max(durable.buffered));
+        self.write(ClockSlot { ceiling: ceiling.get(), fsync, buffered, ..self.current })
+    }
+
     /// Puts another ceiling in force, higher or (at a clean stop, when nothing is assigned any more) lower; returns when it is on the disk.
     /// Takes an fdatasync: not for a thread that must not wait.
     ///
     /// # Errors
     /// When the file system refuses: the ceiling of before is in force, and it may be tried again.
     pub fn store(&mut self, ceiling: Revision) -> Result<(), WalError> {
-        let next = ClockSlot { generation: self.current.generation + 1, ceiling: ceiling.get() };
+        self.store_with(ceiling, LogPlaces::NONE)
+    }
+
+    fn write(&mut self, next: ClockSlot) -> Result<(), WalError> {
+        let next = ClockSlot { generation: self.current.generation + 1, ..next };
         let at = (self.at + 1) % SLOTS;
         let written =
             self.file.write_at((at * SLOT_BYTES) as u64, &slot(&next)).and_then(|()| self.file.sync());

@@ -27,7 +27,10 @@ fn number(name: &str) -> Option<u64> {
 fn nothing_durable_is_lost() {
     let seeds = match number("KINDRED_WAL_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("KINDRED_WAL_SEEDS").unwrap_or(SEEDS),
+        None => {
+            let first = number("KINDRED_SOAK_SEED").unwrap_or(0);
+            first..first + number("KINDRED_WAL_SEEDS").or(number("KINDRED_SOAK_CASES")).unwrap_or(SEEDS)
+        }
     };
     let mut total = life::Counts::default();
     for seed in seeds {

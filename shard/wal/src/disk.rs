@@ -43,6 +43,8 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     fn truncate(&mut self, length: u64) -> io::Result<()>;
     /// Takes the space for so many bytes and makes the file at least that long, what is new being zeros.
     fn preallocate(&mut self, length: u64) -> io::Result<()>;
+    /// The same open file once more, for another thread: what is written by one is synced by the other.
+    fn again(&self) -> io::Result<Box<dyn DiskFile>>;
     /// Returns when everything written is on the disk. When it fails, nothing that was written since the last success is known to be
     /// there, and a later success says nothing of it: the system may have given it up.
     fn sync(&mut self) -> io::Result<()>;

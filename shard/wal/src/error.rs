@@ -41,15 +41,18 @@ pub enum WalError {
         /// What is not known.
         why: Damage,
     },
-    /// Both slots of the clock's file are damaged.
+    /// The clock's file is not there, though it must be, or both of its slots are damaged.
     #[error(
-        "{path} has no whole slot: the ceiling of this shard's revisions is lost. Restore the file; or, with --accept-data-loss, the \
-         shard starts above every revision in its logs and at or above the wall clock, and its Kinds of mode none may see revisions again",
+        "{path} {why}: the ceiling of this shard's revisions is lost, and how far its logs were on the disk. Restore the file; or, with \
+         --accept-data-loss, the shard starts above every revision in its logs and at or above the wall clock, its Kinds of mode none may \
+         see revisions again, and a log that was cut off is not found out",
         path = path.display()
     )]
     Clock {
         /// Which file.
         path: PathBuf,
+        /// What is wrong with it.
+        why: ClockDamage,
     },
     /// The caller could not take what was read.
     #[error("what {path} holds at byte {offset} cannot be taken: {source}", path = path.display())]
@@ -68,6 +71,17 @@ impl WalError {
         let path = path.to_owned();
         move |source| Self::Io { doing, path, source }
     }
+}
+
+/// What is wrong with the clock's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ClockDamage {
+    /// Neither slot is whole.
+    #[error("has no whole slot")]
+    Slots,
+    /// It is not there, but other files are that a shard makes after it.
+    #[error("is missing, though {0} is there")]
+    Missing(&'static str),
 }
 
 /// What is wrong with a file.
@@ -90,11 +104,21 @@ pub enum Damage {
         /// The last one that was on the disk.
         needed: FrameSeq,
     },
+    /// It is shorter than it was.
+    #[error("it has {bytes} bytes, but had {were} or more")]
+    Cut {
+        /// Its length.
+        bytes: u64,
+        /// What was on the disk before it got its name.
+        were: u64,
+    },
     /// A checkpoint without its last frame, or without its first.
     #[error("it is not a whole checkpoint")]
     Incomplete,
     /// The log goes on from a checkpoint that is not there or is damaged.
-    #[error("what follows needs checkpoint {0}, which cannot be read")]
+    #[error(
+        "the fsync log relies on checkpoint {0}, which cannot be read: it has all that was written of a Kind before that was kept in a log"
+    )]
     NeedsCheckpoint(FileNumber),
 }
 

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use crate::{
-    ClockFile, Frame, Layout, LogKind, OnDamage, Record, Recovery, Source, VisitError, WalError,
-    format::{FileHeader, FileKind, FrameHeader, FrameKind},
+    ClockFile, Frame, Layout, LogKind, LogPlaces, OnDamage, Record, Recovery, Source, VisitError, WalError,
+    format::{FORMAT_VERSION, FileHeader, FileKind, FrameHeader, FrameKind},
     number::{FileNumber, FrameSeq},
     record::Records,
     recover,
@@ -64,7 +64,7 @@ fn read(path: &Path, content: Vec<u8>, layout: &Layout) {
     disk.place(path, content);
     for on_damage in [OnDamage::Refuse, OnDamage::Accept] {
         let mut counted = Counted::default();
-        match recover(&disk, layout, on_damage, &mut counted) {
+        match recover(&disk, layout, LogPlaces::NONE, on_damage, &mut counted) {
             Ok(_) => assert!(counted.bytes <= length, "more than there is"),
             Err(WalError::Damaged(_)) => {
                 assert_eq!(on_damage, OnDamage::Refuse, "what is accepted is no error")
@@ -87,15 +87,31 @@ fn framed(input: &[u8]) -> Option<Vec<u8>> {
     let kind = [FileKind::FsyncLog, FileKind::Checkpoint][usize::from(choice[0] & 1)];
     let first = FrameSeq(u64::from(choice[0] >> 1 & 1) + 1);
     let whole = u64::from(choice[3]) << (choice[4] % 40);
-    let (head, seed) =
-        FileHeader { kind, number: FileNumber(1), first, after: first, whole, salt: 0 }.encode();
+    let (head, seed) = FileHeader {
+        kind,
+        number: FileNumber(1),
+        first,
+        after: first,
+        whole,
+        salt: 0,
+        length: u32::from(choice[6] >> 1),
+        version: FORMAT_VERSION - u16::from(choice[2] & 1),
+    }
+    .encode();
     let mut out = head.to_vec();
+    let mut offset = head.len() as u64;
     for (index, part) in rest.chunks(usize::from(choice[5]).max(1)).enumerate() {
         let kind = [FrameKind::Batch, FrameKind::CheckpointHead, FrameKind::CheckpointEnd]
             [usize::from(choice[1] % 3)];
         let kind = if index == 0 && choice[6] & 1 == 1 { FrameKind::CheckpointHead } else { kind };
-        let mut frame =
-            FrameHeader::of(kind, FrameSeq(index as u64 + 1), u64::from(choice[7]) * index as u64, part);
+        let mut frame = FrameHeader::of(
+            kind,
+            FrameSeq(index as u64 + 1),
+            u64::from(choice[7]) * index as u64,
+            offset,
+            part,
+        );
+        offset += frame.frame_bytes();
         if index == usize::from(choice[2]) {
             // A length that is not there, in a header that fits.
             frame.payload_bytes = u32::from_le_bytes([choice[3], choice[4], choice[5], choice[6] & 0x7f]);

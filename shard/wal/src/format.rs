@@ -21,7 +21,7 @@
 //! | at | bytes | what |
 //! | --- | --- | --- |
 //! | 0 | 8 | `KNDRDWAL` |
-//! | 8 | 2 | format version, 1 |
+//! | 8 | 2 | format version: 2, or 1 in files of before |
 //! | 10 | 1 | kind of the file |
 //! | 11 | 5 | zero |
 //! | 16 | 8 | number of the file |
@@ -29,7 +29,7 @@
 //! | 32 | 8 | where the file before ends: the sequence number after its last frame that counts. Differs from the one above only where a loss was accepted |
 //! | 40 | 8 | how many bytes of this file, this header included, were on the disk before it got its name |
 //! | 48 | 8 | salt: a random number |
-//! | 56 | 4 | zero |
+//! | 56 | 4 | how long the file was when it got its name, zeros written ahead included; of a longer one the highest number. Zero in version 1 |
 //! | 60 | 4 | checksum of the 60 bytes before; the *seed* of the file's frames |
 //!
 //! # Frame, 32 bytes and its payload
@@ -40,17 +40,25 @@
 //! | 4 | 4 | bytes of payload |
 //! | 8 | 4 | checksum of the payload |
 //! | 12 | 1 | kind of the frame |
-//! | 13 | 3 | zero |
+//! | 13 | 2 | how many sectors of the file that begin within the frame are zeros as far as it goes; the highest number: so many or more. Zero in version 1 |
+//! | 15 | 1 | zero |
 //! | 16 | 8 | sequence number: one more than the frame before |
 //! | 24 | 8 | *synced*: how many bytes of this file were known to be on the disk when this frame was written |
 //!
-//! A frame of kind 1 is one batch: all of its records or none. What lies below a `synced` (or `whole`) of a later frame was on the disk
-//! once, so damage there is corruption; damage above every one of them is what a crash leaves of the last write, a torn tail.
+//! A frame of kind 1 is one batch: all of its records or none.
 //!
-//! The limit of that: a bit that flips in the *last* write of a log, after it was synced, cannot be told from a torn one, and the log ends
-//! before it. Nothing in that log comes later that could prove it; a checkpoint does when it relies on it (its `until`). It is reported as a
-//! torn tail. Of the buffered log it costs what a crash may cost, and a gap tells it; of the fsync log it costs what was acknowledged by the
-//! last write before the end.
+//! # Torn or damaged
+//!
+//! What lies below a `synced` (or `whole`) of a later frame was on the disk once, so damage there is corruption. So is damage to a frame that
+//! a checkpoint relies on (its `until`), or that the file of the clock knows to be on the disk ([`ClockSlot`]).
+//!
+//! Above all of these a crash may have cut the last write of the fsync log short. A disk writes a sector ([`SECTOR_BYTES`]) whole or not at
+//! all, and no sector of a log is written twice between two syncs but for zeros, so what was not written is zeros or lies behind the end
+//! of the file: a frame that lacks a whole sector, more than its header says are zeros by themselves, is *torn*. Any other that does not
+//! fit was written and is damaged, also in the last write before the end.
+//!
+//! The buffered log is written many times between two syncs, and what was not synced of it may be lost by its mode: there everything that
+//! nothing proves is torn, and a gap tells it.
 //!
 //! # Records
 //!
@@ -62,7 +70,9 @@ use crate::number::{FileNumber, FrameSeq};
 /// The first bytes of every file.
 pub const MAGIC: [u8; 8] = *b"KNDRDWAL";
 /// The layout that this code writes, and the highest that it reads.
-pub const FORMAT_VERSION: u16 = 1;
+pub const FORMAT_VERSION: u16 = 2;
+/// What a disk writes whole or not at all.
+pub const SECTOR_BYTES: u64 = 512;
 /// Bytes of a file header.
 pub const FILE_HEADER_BYTES: usize = 64;
 /// Bytes of a frame before its payload.
@@ -169,6 +179,10 @@ pub struct FileHeader {
     pub whole: u64,
     /// A random number, so that nothing written elsewhere passes as a frame of this file.
     pub salt: u64,
+    /// How long the file was when it got its name: it never gets shorter. 0 where that is not known.
+    pub length: u32,
+    /// The layout of the file: [`FORMAT_VERSION`], or a lower one in a file of before.
+    pub version: u16,
 }
 
 /// Why bytes are no file header.
@@ -206,13 +220,14 @@ impl FileHeader {
     pub fn encode(&self) -> ([u8; FILE_HEADER_BYTES], Seed) {
         let mut out = [0; FILE_HEADER_BYTES];
         put(&mut out, 0, &MAGIC);
-        put(&mut out, 8, &FORMAT_VERSION.to_le_bytes());
+        put(&mut out, 8, &self.version.to_le_bytes());
         put(&mut out, 10, &[self.kind as u8]);
         put(&mut out, 16, &self.number.0.to_le_bytes());
         put(&mut out, 24, &self.first.0.to_le_bytes());
         put(&mut out, 32, &self.after.0.to_le_bytes());
         put(&mut out, 40, &self.whole.to_le_bytes());
         put(&mut out, 48, &self.salt.to_le_bytes());
+        put(&mut out, 56, &self.length.to_le_bytes());
         let seed = crc32c::crc32c(&out[..60]);
         put(&mut out, 60, &seed.to_le_bytes());
         (out, Seed(seed))
@@ -242,6 +257,8 @@ impl FileHeader {
             after: FrameSeq(get_u64(bytes, 32)),
             whole: get_u64(bytes, 40),
             salt: get_u64(bytes, 48),
+            length: get_u32(bytes, 56),
+            version,
         };
         Ok((header, Seed(seed)))
     }
@@ -265,6 +282,8 @@ pub struct FrameHeader {
     pub seq: FrameSeq,
     /// How many bytes of the file were on the disk when the frame was written.
     pub synced: u64,
+    /// How many of its sectors are zeros by themselves (see [`zero_sectors`]).
+    pub zero_sectors: u16,
 }
 
 /// Why a frame is no good.
@@ -301,14 +320,15 @@ pub enum FrameDamage {
 }
 
 impl FrameHeader {
-    /// The header of a frame with this payload.
+    /// The header of a frame with this payload, to be written at an offset of its file.
     ///
     /// The caller has checked that the payload is at most [`MAX_PAYLOAD_BYTES`].
     #[must_use]
-    pub fn of(kind: FrameKind, seq: FrameSeq, synced: u64, payload: &[u8]) -> Self {
+    pub fn of(kind: FrameKind, seq: FrameSeq, synced: u64, offset: u64, payload: &[u8]) -> Self {
         debug_assert!(payload.len() <= MAX_PAYLOAD_BYTES, "refused when it was appended");
         let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        Self { kind, payload_bytes, payload_checksum: crc32c::crc32c(payload), seq, synced }
+        let zero_sectors = zero_sectors(offset, seq, synced, payload);
+        Self { kind, payload_bytes, payload_checksum: crc32c::crc32c(payload), seq, synced, zero_sectors }
     }
 
     /// The header as bytes, for the file of this seed.
@@ -318,6 +338,7 @@ impl FrameHeader {
         put(&mut out, 4, &self.payload_bytes.to_le_bytes());
         put(&mut out, 8, &self.payload_checksum.to_le_bytes());
         put(&mut out, 12, &[self.kind as u8]);
+        put(&mut out, 13, &self.zero_sectors.to_le_bytes());
         put(&mut out, 16, &self.seq.0.to_le_bytes());
         put(&mut out, 24, &self.synced.to_le_bytes());
         let checksum = crc32c::crc32c_append(seed.0, &out[4..]);
@@ -332,7 +353,7 @@ impl FrameHeader {
         // The cheap checks first: a search tries every position of a damaged file.
         let kind = FrameKind::from_byte(bytes[12])?;
         let payload_bytes = get_u32(bytes, 4);
-        if bytes[13..16] != [0; 3] || payload_bytes as usize > MAX_PAYLOAD_BYTES {
+        if bytes[15] != 0 || payload_bytes as usize > MAX_PAYLOAD_BYTES {
             return None;
         }
         if crc32c::crc32c_append(seed.0, &bytes[4..]) != get_u32(bytes, 0) {
@@ -344,6 +365,7 @@ impl FrameHeader {
             payload_checksum: get_u32(bytes, 8),
             seq: FrameSeq(get_u64(bytes, 16)),
             synced: get_u64(bytes, 24),
+            zero_sectors: u16::from_le_bytes([bytes[13], bytes[14]]),
         })
     }
 
@@ -360,25 +382,71 @@ impl FrameHeader {
     }
 }
 
+/// How many sectors of a file that begin within a frame at this offset are zeros, as far as the frame goes. They are zeros as well where they
+/// were never written. Those that hold the frame's number are none: no frame has number 0.
+#[must_use]
+pub fn zero_sectors(offset: u64, seq: FrameSeq, synced: u64, payload: &[u8]) -> u16 {
+    let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    let (mut tail, mut zeros) = ([0; 16], 0);
+    put(&mut tail, 0, &seq.0.to_le_bytes());
+    put(&mut tail, 8, &synced.to_le_bytes());
+    let sector = SECTOR_BYTES as usize;
+    let begins = offset + (FRAME_HEADER_BYTES - tail.len()) as u64;
+    // The first sector that begins at the number or behind it.
+    let mut first = usize::try_from(begins.next_multiple_of(SECTOR_BYTES) - begins).unwrap_or(usize::MAX);
+    if let Some(of_header) = tail.get(first..).filter(|rest| !rest.is_empty()) {
+        let of_payload = payload.len().min(sector - of_header.len());
+        zeros += usize::from(is_zero(of_header) && is_zero(&payload[..of_payload]));
+        first += sector;
+    }
+    let sectors = payload.get(first - tail.len()..).unwrap_or_default().chunks(sector);
+    zeros += sectors.filter(|sector| is_zero(sector)).count();
+    u16::try_from(zeros).unwrap_or(u16::MAX)
+}
+
 /// Bytes of one copy of a clock slot, of which the first [`CLOCK_SLOT_USED`] are used: a block of the disk, so that a torn write of one
 /// copy leaves the others alone.
 pub const CLOCK_COPY_BYTES: usize = 4096;
+/// The layout of a clock slot that this code writes, and the highest that it reads.
+pub const CLOCK_VERSION: u16 = 2;
 /// Bytes of a clock slot that mean something.
-pub const CLOCK_SLOT_USED: usize = 40;
+pub const CLOCK_SLOT_USED: usize = 64;
+/// The same of version 1.
+const CLOCK_SLOT_USED_1: usize = 40;
 /// Copies of a slot, side by side, written at once: a flipped bit in one is no loss.
 pub const CLOCK_COPIES: usize = 2;
 /// The first bytes of a clock slot.
 pub const CLOCK_MAGIC: [u8; 8] = *b"KNDRDCLK";
 
 /// A slot of the clock's file (R2). The file has two, each of [`CLOCK_COPIES`] copies of [`CLOCK_COPY_BYTES`]; the one of the lower
-/// generation is overwritten. A copy: `KNDRDCLK`, format version (2 bytes, 1), zero (2 bytes), generation (8 bytes), ceiling (8 bytes),
-/// zero (8 bytes), checksum of the 36 bytes before (4 bytes).
+/// generation is overwritten. A copy:
+///
+/// | at | bytes | what |
+/// | --- | --- | --- |
+/// | 0 | 8 | `KNDRDCLK` |
+/// | 8 | 2 | version: 2, or 1 in files of before |
+/// | 10 | 2 | zero |
+/// | 12 | 8 | generation |
+/// | 20 | 8 | ceiling |
+/// | 28 | 8 | incarnation; zero in version 1 |
+/// | 36 | 8 | the last frame of the fsync log that was on the disk when the slot was written |
+/// | 44 | 8 | the same of the buffered log |
+/// | 52 | 8 | zero |
+/// | 60 | 4 | checksum of the 60 bytes before |
+///
+/// Version 1 has its checksum, of the 36 bytes before, at 36, and ends there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockSlot {
     /// Grows with every write: the higher one counts.
     pub generation: u64,
     /// The ceiling of the shard's clock.
     pub ceiling: i64,
+    /// Which start of the shard wrote it; 0 where that is not known.
+    pub incarnation: u64,
+    /// The last frame of the fsync log that was known to be on the disk; 0 for none.
+    pub fsync: FrameSeq,
+    /// The same of the buffered log.
+    pub buffered: FrameSeq,
 }
 
 impl ClockSlot {
@@ -387,23 +455,43 @@ impl ClockSlot {
     pub fn encode(&self) -> [u8; CLOCK_SLOT_USED] {
         let mut out = [0; CLOCK_SLOT_USED];
         put(&mut out, 0, &CLOCK_MAGIC);
-        put(&mut out, 8, &FORMAT_VERSION.to_le_bytes());
+        put(&mut out, 8, &CLOCK_VERSION.to_le_bytes());
         put(&mut out, 12, &self.generation.to_le_bytes());
         put(&mut out, 20, &self.ceiling.to_le_bytes());
-        let checksum = crc32c::crc32c(&out[..36]);
-        put(&mut out, 36, &checksum.to_le_bytes());
+        put(&mut out, 28, &self.incarnation.to_le_bytes());
+        put(&mut out, 36, &self.fsync.0.to_le_bytes());
+        put(&mut out, 44, &self.buffered.0.to_le_bytes());
+        let checksum = crc32c::crc32c(&out[..60]);
+        put(&mut out, 60, &checksum.to_le_bytes());
         out
     }
 
     /// One copy, if it is whole.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes = bytes.get(..CLOCK_SLOT_USED)?;
-        let version = u16::from_le_bytes([bytes[8], bytes[9]]);
-        let good = bytes[..8] == CLOCK_MAGIC
-            && (1..=FORMAT_VERSION).contains(&version)
-            && crc32c::crc32c(&bytes[..36]) == get_u32(bytes, 36);
-        good.then(|| Self { generation: get_u64(bytes, 12), ceiling: get_u64(bytes, 20).cast_signed() })
+        let old = bytes.get(..CLOCK_SLOT_USED_1)?;
+        if old[..8] != CLOCK_MAGIC {
+            return None;
+        }
+        let (generation, ceiling) = (get_u64(old, 12), get_u64(old, 20).cast_signed());
+        match u16::from_le_bytes([old[8], old[9]]) {
+            1 if crc32c::crc32c(&old[..36]) == get_u32(old, 36) => {
+                let none = FrameSeq(0);
+                Some(Self { generation, ceiling, incarnation: 0, fsync: none, buffered: none })
+            }
+            CLOCK_VERSION => {
+                let bytes = bytes.get(..CLOCK_SLOT_USED)?;
+                let [incarnation, fsync, buffered] = [28, 36, 44].map(|at| get_u64(bytes, at));
+                (crc32c::crc32c(&bytes[..60]) == get_u32(bytes, 60)).then_some(Self {
+                    generation,
+                    ceiling,
+                    incarnation,
+                    fsync: FrameSeq(fsync),
+                    buffered: FrameSeq(buffered),
+                })
+            }
+            _ => None,
+        }
     }
 }
 

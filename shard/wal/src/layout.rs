@@ -75,6 +75,18 @@ impl Layout {
         self.root.join("checkpoint")
     }
 
+    /// A file that only takes room, to be given up when there is no other.
+    #[must_use]
+    pub fn reserve(&self) -> PathBuf {
+        self.root.join("reserve")
+    }
+
+    /// What a stop in good order leaves of what the logs do not keep.
+    #[must_use]
+    pub fn stopped(&self) -> PathBuf {
+        self.root.join("stopped")
+    }
+
     /// The file of the clock's ceiling.
     #[must_use]
     pub fn clock(&self) -> PathBuf {

@@ -40,7 +40,7 @@
 //! # let directory = tempfile::tempdir()?;
 //! let (disk, layout) = (Arc::new(RealDisk), Layout::new(directory.path()));
 //! let mut found = Versions(Vec::new());
-//! let recovered = recover(&*disk, &layout, OnDamage::Refuse, &mut found)?;
+//! let recovered = recover(&*disk, &layout, LogPlaces::NONE, OnDamage::Refuse, &mut found)?;
 //! let (durable, told) = std::sync::mpsc::channel();
 //! let options = LogOptions::new(LogKind::Fsync, 0x5eed /* random */);
 //! let log = Log::open(disk.clone(), layout.log(LogKind::Fsync), options, recovered.fsync, move |event| {
@@ -54,7 +54,7 @@
 //! assert!(matches!(told.recv()?, Event::Durable { seq: upto, .. } if upto == seq));
 //! log.close(Duration::from_secs(10))?;
 //!
-//! recover(&*disk, &layout, OnDamage::Refuse, &mut found)?;
+//! recover(&*disk, &layout, LogPlaces::NONE, OnDamage::Refuse, &mut found)?;
 //! assert_eq!(found.0, [Revision(7)]);
 //! # Ok(())
 //! # }
@@ -63,9 +63,9 @@
 //! # What holds
 //!
 //! After any crash, the frames of a log that [`recover`] gives are a prefix of those appended, in whole frames, and contain all that were
-//! reported durable; recovering again gives the same. Damage to what was reported durable is found, except in the very last write of a log,
-//! where it looks as a crash does and is reported as a torn tail. `src/crashes.rs` holds this against a disk that loses, tears and
-//! reorders what was not synced.
+//! reported durable; recovering again gives the same. Damage to what was reported durable is found: of the fsync log also in its very last
+//! write, as a torn one lacks whole sectors; and a log that was cut off is found out by the file of the clock, which knows how far it was.
+//! `src/crashes.rs` holds this against a disk that loses, tears and reorders what was not synced.
 
 #![forbid(unsafe_code)]
 
@@ -93,7 +93,7 @@ pub use self::{
     checkpoint::{Checkpoint, CheckpointWriter, LogPlaces, Swept, checkpoints, read_checkpoint, sweep},
     clock::ClockFile,
     disk::{DirectoryLock, Disk, DiskFile, LockError, RealDisk},
-    error::{Damage, Loss, OnDamage, TornTail, VisitError, WalError},
+    error::{ClockDamage, Damage, Loss, OnDamage, TornTail, VisitError, WalError},
     layout::{Layout, LogKind},
     log::{Log, Unwritten},
     number::{FileNumber, FrameSeq},

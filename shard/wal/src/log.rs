@@ -1,4 +1,4 @@
-//! A log that is open for appending: the handle, and the thread that writes.
+//! A log that is open for appending: the handle, the thread that writes, and for the buffered log the one that syncs.
 
 use std::{
     path::PathBuf,
@@ -8,19 +8,20 @@ use std::{
 };
 
 use kindred_partition_config::ids::Revision;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
     disk::{Disk, ensure_directory, lost},
     error::WalError,
+    layout::LogKind,
     number::FrameSeq,
     options::LogOptions,
     record::{Batch, TooLarge},
     scan::LogEnd,
     writer::{
         Event, Failure, LogStatus,
-        core::{Core, Step},
-        executor::Executor,
+        core::{Core, Step, Sync},
+        executor::{Executor, ToSync},
     },
 };
 
@@ -34,25 +35,41 @@ use crate::{
 #[derive(Debug)]
 pub struct Log {
     shared: Arc<Shared>,
-    thread: Option<thread::JoinHandle<()>>,
+    threads: Vec<thread::JoinHandle<()>>,
 }
 
-#[derive(Debug)]
+/// Who is told what happens.
+type Events = Box<dyn FnMut(Event) + Send>;
+
 struct Shared {
+    /// Taken before the state is changed by what was done, so that it is told in the order in which it was.
+    events: Mutex<Events>,
+    /// Of the buffered log: the segment that is written.
+    to_sync: Mutex<Option<ToSync>>,
     state: Mutex<State>,
     /// Something is to be written, or the log is to end.
     work: Condvar,
+    /// Something is to be synced, or the log is to end.
+    sync_work: Condvar,
     /// Something became durable, or failed.
     progress: Condvar,
     begun: Instant,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
 struct State {
     core: Core,
     stop: bool,
-    /// Until when the thread sleeps, if it does: nobody wakes it for what can wait until then.
+    /// Until when the thread that writes sleeps, if it does: nobody wakes it for what can wait until then.
     sleeps: Option<Sleep>,
+    /// The same of the one that syncs.
+    sync_sleeps: Option<Sleep>,
 }
 
 /// Until when; nothing for until it is woken.
@@ -74,7 +91,7 @@ impl Log {
     /// new segment, with the frames of the end that nothing proves to be on the disk. When the disk does not take that, the log is open and
     /// failing ([`Log::status`]), so that a shard on a full disk can still be read.
     ///
-    /// `events` is called on the log's thread and must not wait: send into a channel, or notify.
+    /// `events` is called on the log's threads, one at a time, and must not wait: send into a channel, or notify.
     ///
     /// # Errors
     /// When the directory cannot be made, what is to be put aside cannot be, or the thread cannot be started.
@@ -86,7 +103,7 @@ impl Log {
         mut events: impl FnMut(Event) + Send + 'static,
     ) -> Result<Self, WalError> {
         prepare(&*disk, &directory, &end)?;
-        let name = format!("wal-{}", options.kind);
+        let kind = options.kind;
         let begun = Instant::now();
         let mut core = Core::new(options.clone(), end, Duration::ZERO);
         let mut executor = Executor::new(disk, directory.clone(), options);
@@ -94,15 +111,25 @@ impl Log {
         let outcome = executor.perform(&first);
         core.done(begun.elapsed(), outcome).into_iter().for_each(&mut events);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { core, stop: false, sleeps: None }),
+            events: Mutex::new(Box::new(events)),
+            to_sync: Mutex::new(executor.take_to_sync()),
+            state: Mutex::new(State { core, stop: false, sleeps: None, sync_sleeps: None }),
             work: Condvar::new(),
+            sync_work: Condvar::new(),
             progress: Condvar::new(),
             begun,
         });
+        let mut log = Self { shared: Arc::clone(&shared), threads: Vec::new() };
+        let spawn = |name: String, run: Box<dyn FnOnce() + Send>| {
+            let spawned = thread::Builder::new().name(name).spawn(run);
+            spawned.map_err(WalError::io("start the writer of", &directory))
+        };
         let writer = Arc::clone(&shared);
-        let spawned = thread::Builder::new().name(name).spawn(move || writer.run(&mut executor, &mut events));
-        let thread = spawned.map_err(WalError::io("start the writer of", &directory))?;
-        Ok(Self { shared, thread: Some(thread) })
+        log.threads.push(spawn(format!("wal-{kind}"), Box::new(move || writer.run(&mut executor)))?);
+        if kind == LogKind::Buffered {
+            log.threads.push(spawn(format!("wal-{kind}-sync"), Box::new(move || shared.run_syncs()))?);
+        }
+        Ok(log)
     }
 
     /// Appends a batch; answers the number of its frame. Numbers grow with every call; the log's own frames take some in between.
@@ -127,12 +154,14 @@ impl Log {
     fn change<T>(&self, change: impl FnOnce(&mut Core, Duration) -> T) -> T {
         let mut state = self.shared.state.lock();
         let answer = change(&mut state.core, self.shared.begun.elapsed());
-        let wakes = state.wakes();
-        drop(state);
-        if wakes {
-            self.shared.work.notify_one();
-        }
+        self.shared.wake(state);
         answer
+    }
+
+    /// The last frame that the system has, so that it outlives this process; 0 when there is none.
+    #[must_use]
+    pub fn written(&self) -> FrameSeq {
+        self.shared.state.lock().core.written()
     }
 
     /// The last frame that is on the disk; 0 when there is none.
@@ -180,9 +209,8 @@ impl Log {
         let until = Instant::now() + timeout;
         let mut state = self.shared.state.lock();
         state.core.hurry();
-        if state.wakes() {
-            self.shared.work.notify_one();
-        }
+        self.shared.wake(state);
+        let mut state = self.shared.state.lock();
         let why = loop {
             if state.core.is_idle() {
                 break None;
@@ -203,7 +231,8 @@ impl Log {
     fn stop(&mut self) {
         self.shared.state.lock().stop = true;
         self.shared.work.notify_one();
-        if let Some(thread) = self.thread.take() {
+        self.shared.sync_work.notify_one();
+        for thread in self.threads.drain(..) {
             // It panics only when the callback does, whose owner then knows.
             thread.join().ok();
         }
@@ -211,14 +240,17 @@ impl Log {
 }
 
 impl State {
-    /// Whether the thread is to be woken. It is not told twice.
-    fn wakes(&mut self) -> bool {
-        let Some(Sleep(until)) = self.sleeps else { return false };
-        let wakes = self.core.acts_at().is_some_and(|at| until.is_none_or(|until| at < until));
-        if wakes {
-            self.sleeps = None;
-        }
-        wakes
+    /// Which threads are to be woken: the one that writes, the one that syncs. Neither is told twice.
+    fn wakes(&mut self) -> [bool; 2] {
+        let sooner = |sleeps: &mut Option<Sleep>, at: Option<Duration>| {
+            let Some(Sleep(until)) = *sleeps else { return false };
+            let wakes = at.is_some_and(|at| until.is_none_or(|until| at < until));
+            if wakes {
+                *sleeps = None;
+            }
+            wakes
+        };
+        [sooner(&mut self.sleeps, self.core.acts_at()), sooner(&mut self.sync_sleeps, self.core.syncs_at())]
     }
 }
 
@@ -229,14 +261,71 @@ impl Drop for Log {
 }
 
 impl Shared {
-    fn run(&self, executor: &mut Executor, events: &mut dyn FnMut(Event)) {
+    /// Lets the state go, and wakes who has something to do now.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let [writes, syncs] = state.wakes();
+        drop(state);
+        if writes {
+            self.work.notify_one();
+        }
+        if syncs {
+            self.sync_work.notify_one();
+        }
+    }
+
+    /// Takes in how something went, and tells it.
+    fn done(&self, take_in: impl FnOnce(&mut Core, Duration) -> Vec<Event>) {
+        let mut events = self.events.lock();
+        let mut state = self.state.lock();
+        let told = take_in(&mut state.core, self.begun.elapsed());
+        self.wake(state);
+        self.progress.notify_all();
+        told.into_iter().for_each(&mut *events);
+    }
+
+    fn run(&self, executor: &mut Executor) {
         while let Some(step) = self.next_step() {
             let outcome: Result<(), Failure> = executor.perform(&step);
             // The frames may be the last ones to be held, and large.
             drop(step);
-            let told = self.state.lock().core.done(self.begun.elapsed(), outcome);
-            self.progress.notify_all();
-            told.into_iter().for_each(&mut *events);
+            if let Some(made) = executor.take_to_sync() {
+                *self.to_sync.lock() = Some(made);
+            }
+            self.done(|core, now| core.done(now, outcome));
+        }
+    }
+
+    fn run_syncs(&self) {
+        while let Some(sync) = self.next_sync() {
+            let mut to_sync = self.to_sync.lock();
+            // Where another segment was made meanwhile, that has all that was not durable.
+            let segment = to_sync.as_mut().filter(|segment| segment.number == sync.number);
+            let outcome = segment.map(ToSync::sync);
+            drop(to_sync);
+            self.done(|core, now| core.synced(now, outcome));
+        }
+    }
+
+    /// Waits for something to sync; nothing when the log ends.
+    fn next_sync(&self) -> Option<Sync> {
+        let mut state = self.state.lock();
+        loop {
+            if state.stop {
+                return None;
+            }
+            let now = self.begun.elapsed();
+            if let Some(sync) = state.core.next_sync(now) {
+                return Some(sync);
+            }
+            let until = state.core.syncs_at();
+            state.sync_sleeps = Some(Sleep(until));
+            match until {
+                None => self.sync_work.wait(&mut state),
+                Some(until) => {
+                    self.sync_work.wait_until(&mut state, self.begun + until);
+                }
+            }
+            state.sync_sleeps = None;
         }
     }
 

@@ -6,7 +6,10 @@ use std::io;
 
 use crate::{
     disk::{DiskFile, read_full},
-    format::{FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameDamage, FrameHeader, FrameKind, Seed},
+    format::{
+        FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FrameDamage, FrameHeader, FrameKind, SECTOR_BYTES, Seed,
+        zero_sectors,
+    },
     number::FrameSeq,
     record::Records,
 };
@@ -127,6 +130,49 @@ impl FrameReader {
         }
         Ok(true)
     }
+}
+
+/// Whether a frame that does not fit is one of which a sector was never written, whole: it is all zeros, or behind the end of the file. A
+/// frame of which every sector was written is damaged.
+pub(crate) fn is_torn(
+    file: &dyn DiskFile,
+    seed: Seed,
+    offset: u64,
+    damage: &FrameDamage,
+) -> io::Result<bool> {
+    match damage {
+        FrameDamage::Short => return Ok(true),
+        FrameDamage::Header | FrameDamage::Payload(_) => {}
+        FrameDamage::Sequence { .. } | FrameDamage::Kind(_) | FrameDamage::Records { .. } => {
+            return Ok(false);
+        }
+    }
+    let mut head = [0; FRAME_HEADER_BYTES];
+    read_full(file, offset, &mut head)?;
+    let Some(header) = FrameHeader::decode(seed, &head) else {
+        return lacks_a_sector_of_its_header(file, offset, &head);
+    };
+    let mut payload = vec![0; header.payload_bytes as usize];
+    read_full(file, offset + FRAME_HEADER_BYTES as u64, &mut payload)?;
+    // Of the highest number nobody knows how many more there were.
+    Ok(header.zero_sectors == u16::MAX
+        || zero_sectors(offset, header.seq, header.synced, &payload) > header.zero_sectors)
+}
+
+/// A header lies in one sector, or in two. Nothing was ever written behind it but with it.
+fn lacks_a_sector_of_its_header(file: &dyn DiskFile, offset: u64, head: &[u8]) -> io::Result<bool> {
+    let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    let boundary = (offset + 1).next_multiple_of(SECTOR_BYTES);
+    let in_first = usize::try_from(boundary - offset).map_or(head.len(), |first| first.min(head.len()));
+    if is_zero(&head[..in_first]) {
+        return Ok(true);
+    }
+    if in_first == head.len() {
+        return Ok(false);
+    }
+    let mut second = [0; SECTOR_BYTES as usize];
+    let read = read_full(file, boundary, &mut second)?;
+    Ok(is_zero(&second[..read]))
 }
 
 /// What is wrong with a frame whose header fits.

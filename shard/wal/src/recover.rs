@@ -64,7 +64,8 @@ pub struct Recovered {
     pub losses: Vec<Loss>,
 }
 
-/// Reads everything that a shard keeps. Changes nothing on the disk.
+/// Reads everything that a shard keeps. Changes nothing on the disk. `known` says which frame of each log was the last that was known to be
+/// on the disk ([`ClockFile::durable`](crate::ClockFile::durable)): a log that ends before it has lost something.
 ///
 /// # Errors
 /// When files cannot be read or are damaged, naming file, offset and what would be lost; with [`OnDamage::Accept`] reads what it can
@@ -72,6 +73,7 @@ pub struct Recovered {
 pub fn recover(
     disk: &dyn Disk,
     layout: &Layout,
+    known: LogPlaces,
     on_damage: OnDamage,
     recovery: &mut dyn Recovery,
 ) -> Result<Recovered, WalError> {
@@ -98,7 +100,11 @@ pub fn recover(
     let mut ends = BTreeMap::new();
     for kind in LogKind::ALL {
         reading.source = Source::Log(kind);
-        let wanted = Wanted { from: chosen.from.of(kind), until: chosen.until.of(kind), on_damage };
+        let wanted = Wanted {
+            from: chosen.from.of(kind),
+            until: chosen.until.of(kind).max(known.of(kind)),
+            on_damage,
+        };
         let end = scan(disk, &layout.log(kind), kind, wanted, &mut reading)?;
         losses.extend(end.loss.clone());
         ends.insert(kind, end);
@@ -107,13 +113,12 @@ pub fn recover(
     if let Some(needed) =
         reading.needs.filter(|needed| chosen.checkpoint.as_ref().is_none_or(|it| it.number < *needed))
     {
-        let loss = Loss {
-            file: numbered(&layout.checkpoints(), needed, CHECKPOINT),
-            offset: 0,
-            damage: Damage::NeedsCheckpoint(needed),
-            frames: 0,
-            bytes: 0,
-            revisions: None,
+        let file = numbered(&layout.checkpoints(), needed, CHECKPOINT);
+        let damage = Damage::NeedsCheckpoint(needed);
+        // What is damaged of it was found when it was tried.
+        let loss = match chosen.passed_over.iter().find(|loss| loss.file == file) {
+            Some(found) => Loss { damage, ..found.clone() },
+            None => Loss { file, offset: 0, damage, frames: 0, bytes: 0, revisions: None },
         };
         if on_damage == OnDamage::Refuse {
             return Err(WalError::Damaged(Box::new(loss)));
@@ -176,8 +181,6 @@ struct Chosen {
     losses: Vec<Loss>,
 }
 
-const NOTHING: LogPlaces = LogPlaces { fsync: FrameSeq(0), buffered: FrameSeq(0) };
-
 /// Reads the newest checkpoint that is whole and whose logs are there.
 fn choose(
     disk: &dyn Disk,
@@ -206,12 +209,12 @@ fn choose(
         }
     }
     let Some(newest) = passed_over.first().cloned() else {
-        let (from, until) = (LogPlaces::FIRST, NOTHING);
+        let (from, until) = (LogPlaces::FIRST, LogPlaces::NONE);
         return Ok(Chosen { checkpoint: None, from, until, passed_over, losses: Vec::new() });
     };
     // Logs that nothing was ever removed from do without.
     if files.reach_back(LogPlaces::FIRST) {
-        let (from, until) = (LogPlaces::FIRST, NOTHING);
+        let (from, until) = (LogPlaces::FIRST, LogPlaces::NONE);
         return Ok(Chosen { checkpoint: None, from, until, passed_over, losses: Vec::new() });
     }
     if on_damage == OnDamage::Refuse {
@@ -238,7 +241,7 @@ fn salvage(
             Err(other) => return Err(other),
         }
     }
-    Ok(Chosen { checkpoint: None, from, until: NOTHING, passed_over: Vec::new(), losses })
+    Ok(Chosen { checkpoint: None, from, until: LogPlaces::NONE, passed_over: Vec::new(), losses })
 }
 
 /// Hands on what is read.

@@ -1,8 +1,9 @@
 //! Reads a log from a place on: what a start does (D.: torn tail, corruption, accepted loss).
 //!
 //! The last segment may end in what a crash left of the last write. Everything else that is not the next whole frame was on the disk once
-//! and is damage: a bad frame in a segment that another follows, or below a `synced` or `whole` of the last segment; a missing segment; a
-//! header that does not fit (a segment gets its name only when its header is on the disk).
+//! and is damage: a bad frame in a segment that another follows, or below a `synced` or `whole` of the last segment, or before the last
+//! frame that is known to be on the disk; one of the fsync log that lacks no whole sector; a file that is shorter than it was; a missing
+//! segment; a header that does not fit (a segment gets its name only when its header is on the disk).
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,7 @@ use crate::{
     format::{FILE_HEADER_BYTES, FileHeader, FrameDamage, FrameKind, Seed},
     layout::{LogKind, SEGMENT, numbered},
     number::{FileNumber, FrameSeq},
-    reader::{Found, FrameReader, survivors, used},
+    reader::{Found, FrameReader, is_torn, survivors, used},
     record::Records,
     segments::{Segment, segments},
 };
@@ -40,7 +41,7 @@ impl<'a> Frame<'a> {
 pub struct Wanted {
     /// The first frame to be visited.
     pub from: FrameSeq,
-    /// The last frame that the checkpoint relies on: the log must reach it. 0 for none.
+    /// The last frame that the checkpoint relies on, or that is known to be on the disk: the log must reach it. 0 for none.
     pub until: FrameSeq,
     /// What to do with damage.
     pub on_damage: OnDamage,
@@ -111,7 +112,7 @@ pub fn scan(
     visit: &mut dyn Visit,
 ) -> Result<LogEnd, WalError> {
     let all = segments(disk, directory, kind)?;
-    let mut scan = Scan { disk, directory, wanted, visit, all: &all, expect: wanted.from };
+    let mut scan = Scan { disk, directory, kind, wanted, visit, all: &all, expect: wanted.from };
     match scan.run()? {
         Stop::End(end) => Ok(end),
         Stop::Damaged(at) => scan.damaged(at),
@@ -121,6 +122,7 @@ pub fn scan(
 struct Scan<'a> {
     disk: &'a dyn Disk,
     directory: &'a Path,
+    kind: LogKind,
     wanted: Wanted,
     visit: &'a mut dyn Visit,
     all: &'a [Segment],
@@ -262,9 +264,15 @@ impl Scan<'_> {
             }
         };
         self.visit.progress(segment.bytes.saturating_sub(told));
+        let cut = ends.last && segment.bytes < u64::from(header.length);
+        let cut = cut.then(|| Damage::Cut { bytes: segment.bytes, were: header.length.into() });
         let Some((offset, damage)) = damage else {
             if !ends.last {
                 return Ok(None);
+            }
+            if let Some(damage) = cut {
+                let at = At { keep: index + 1, file: path.clone(), offset: reader.offset(), damage };
+                return Ok(Some(Stop::Damaged(at)));
             }
             return Ok(self.too_short().map_or_else(
                 || Some(Stop::End(self.end(segment.number.next(), None, tail.into_unproven()))),
@@ -272,9 +280,10 @@ impl Scan<'_> {
             ));
         };
         let newer = Damage::Frame(damage.clone()).is_newer();
-        let torn = ends.at.is_none()
-            && !newer
-            && offset >= header.whole
+        let crashed = ends.at.is_none() && !newer && offset >= header.whole && cut.is_none();
+        let torn = crashed
+            && (self.kind == LogKind::Buffered
+                || is_torn(reader.file(), seed, offset, &damage).map_err(read_error)?)
             && !proven(&reader, seed, offset).map_err(read_error)?;
         if torn && ends.last {
             if let Some(at) = self.too_short() {
@@ -288,7 +297,7 @@ impl Scan<'_> {
             // The segment after this one is damaged or missing: that is what is to be told.
             return Ok(None);
         }
-        let damage = damage.into();
+        let damage = cut.unwrap_or(damage.into());
         Ok(Some(Stop::Damaged(At { keep: index + 1, file: path.clone(), offset, damage })))
     }
 

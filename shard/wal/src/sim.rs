@@ -1,7 +1,8 @@
 //! A disk in memory that does to what was not synced what disks do: for tests, from a seed, without a clock.
 //!
 //! - A **write** is seen by every reader at once and is on the disk only after a sync of its file. At a crash each of its 512-byte sectors
-//!   is on the disk or is not, whatever became of those before; the last write of a file may also end at any byte.
+//!   is on the disk or is not, whatever became of those before; the last write of a file may also end at any sector. No sector is half
+//!   written: a disk writes each whole, also when power fails.
 //! - A **name** (made, changed, removed) is on the disk only after a sync of its directory. At a crash the first few of the changes of each
 //!   directory are, each directory for itself, as in a journal.
 //! - A **failed sync** writes some sectors and *forgets the others*: readers still see them, later syncs succeed, and at a crash they are
@@ -28,7 +29,7 @@ use self::{inode::Inode, random::Random};
 /// What a disk does to those who use it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Writes, and what needs space, fail as on a full disk when so many more bytes were written.
+    /// Writes, and what needs space, fail as on a full disk when so many more bytes were written than removed.
     pub space_left: Option<u64>,
     /// The sync that is that many syncs away fails; 0 is the next one.
     pub fail_sync_in: Option<u64>,
@@ -331,8 +332,10 @@ impl Disk for SimDisk {
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut state = self.shared.state.lock();
         state.change()?;
-        if !state.names.contains_key(path) {
-            return Err(io::ErrorKind::NotFound.into());
+        let inode = *state.names.get(path).ok_or(io::ErrorKind::NotFound)?;
+        let freed = state.inodes.get(&inode).map_or(0, |inode| inode.seen.len() as u64);
+        if let Some(left) = &mut state.faults.space_left {
+            *left += freed;
         }
         state.rename(vec![(path.to_owned(), None)]);
         Ok(())
@@ -430,7 +433,11 @@ impl DiskFile for SimFile {
     }
 
     fn truncate(&mut self, length: u64) -> io::Result<()> {
-        self.change(|_, inode| {
+        self.change(|state, inode| {
+            let freed = (inode.seen.len() as u64).saturating_sub(length);
+            if let Some(left) = &mut state.faults.space_left {
+                *left += freed;
+            }
             inode.set_length(length);
             Ok(())
         })
@@ -445,6 +452,11 @@ impl DiskFile for SimFile {
             inode.set_length(length.max(inode.seen.len() as u64));
             Ok(())
         })
+    }
+
+    fn again(&self) -> io::Result<Box<dyn DiskFile>> {
+        self.with(|_| ())?;
+        Ok(Box::new(Self { disk: self.disk.clone(), inode: self.inode, life: self.life }))
     }
 
     fn sync(&mut self) -> io::Result<()> {

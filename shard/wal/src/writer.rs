@@ -10,6 +10,11 @@ use crate::number::{FileNumber, FrameSeq};
 /// What a log tells. Told in order, from the log's own thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
+    /// Of the buffered log: the system has every frame up to this one, so that they outlive the process, though not yet the system.
+    Written {
+        /// The last one.
+        seq: FrameSeq,
+    },
     /// Every frame up to this one is on the disk.
     Durable {
         /// The last one.

@@ -1,4 +1,4 @@
-//! Files of format 1 as they were written once. They must be written so, byte by byte, and read so, for ever: a shard is started on the files
+//! Files of formats 1 and 2 as they were written once. They must be written so, byte by byte, and read so, for ever: a shard is started on the files
 //! of an older version. When this fails, the change is not one that may be made to the format; what is new gets new numbers.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -12,9 +12,18 @@ use kindred_wal::{
     sim::SimDisk,
 };
 
-const SEGMENT: &str = include_str!("golden/segment.hex");
-const CHECKPOINT: &str = include_str!("golden/checkpoint.hex");
-const CLOCK: &str = include_str!("golden/clock.hex");
+/// Segment, checkpoint and clock of a version.
+type Files = [&'static str; 3];
+const FILES_1: Files = [
+    include_str!("golden/segment.hex"),
+    include_str!("golden/checkpoint.hex"),
+    include_str!("golden/clock.hex"),
+];
+const FILES_2: Files = [
+    include_str!("golden/segment-2.hex"),
+    include_str!("golden/checkpoint-2.hex"),
+    include_str!("golden/clock-2.hex"),
+];
 const TEXT: &str = include_str!("golden/decoded.txt");
 
 /// Hexadecimal digits in lines of 32 bytes; `*n` stands for n lines of zeros.
@@ -109,21 +118,30 @@ fn files_are_written_as_ever() {
     writer.write(batches()[0].clone()).unwrap();
     writer.finish(LogPlaces { fsync: FrameSeq(2), buffered: FrameSeq(0) }).unwrap();
     let mut clock = ClockFile::create(&disk, &layout.clock(), Revision(0x1234)).unwrap();
-    clock.store(Revision(0x5678_9abc)).unwrap();
-    for (path, golden) in paths(&layout).iter().zip([SEGMENT, CHECKPOINT, CLOCK]) {
+    clock.begin(7).unwrap();
+    let durable = LogPlaces { fsync: FrameSeq(2), buffered: FrameSeq(0) };
+    clock.store_with(Revision(0x5678_9abc), durable).unwrap();
+    for (path, golden) in paths(&layout).iter().zip(FILES_2) {
         assert_eq!(hex(&disk.content(path).unwrap()), golden, "{}", path.display());
     }
 }
 
 #[test]
 fn files_are_read_as_ever() {
+    read(FILES_1, (0, LogPlaces::NONE));
+    read(FILES_2, (7, LogPlaces { fsync: FrameSeq(2), buffered: FrameSeq(0) }));
+}
+
+fn read(files: Files, known: (u64, LogPlaces)) {
     let disk = SimDisk::new(1);
     let layout = Layout::new(Path::new("data"));
-    for (path, golden) in paths(&layout).iter().zip([SEGMENT, CHECKPOINT, CLOCK]) {
+    for (path, golden) in paths(&layout).iter().zip(files) {
         disk.place(path, bytes(golden));
     }
     let mut text = Text::default();
-    let recovered = recover(&disk, &layout, OnDamage::Refuse, &mut text).unwrap();
+    let (clock, ceiling) = ClockFile::open(&disk, &layout.clock()).unwrap().unwrap();
+    assert_eq!((clock.incarnation(), clock.durable()), known);
+    let recovered = recover(&disk, &layout, clock.durable(), OnDamage::Refuse, &mut text).unwrap();
     let checkpoint = recovered.checkpoint.unwrap();
     writeln!(text.0, "checkpoint from {:?} until {:?}", checkpoint.from, checkpoint.until).unwrap();
     writeln!(
@@ -132,7 +150,6 @@ fn files_are_read_as_ever() {
         recovered.fsync.next, recovered.fsync.torn
     )
     .unwrap();
-    let (_, ceiling) = ClockFile::open(&disk, &layout.clock()).unwrap().unwrap();
     writeln!(text.0, "ceiling {ceiling}").unwrap();
     assert_eq!(text.0, TEXT);
 }

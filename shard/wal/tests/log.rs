@@ -70,10 +70,40 @@ fn read(disk: &SimDisk, kind: LogKind) -> (Vec<String>, LogEnd) {
 }
 
 fn durable(told: &mpsc::Receiver<Event>) -> FrameSeq {
-    match told.recv_timeout(PATIENCE).unwrap() {
-        Event::Durable { seq, .. } => seq,
-        other => panic!("{other:?}"),
+    loop {
+        match told.recv_timeout(PATIENCE).unwrap() {
+            Event::Written { .. } => {}
+            Event::Durable { seq, .. } => return seq,
+            other => panic!("{other:?}"),
+        }
     }
+}
+
+/// What the system was given outlives the process, also on a disk that has not synced for a long time.
+#[test]
+fn f11_what_the_buffered_log_has_written_outlives_the_process() {
+    let disk = SimDisk::new(1);
+    let (log, told) = open(&disk, LogKind::Buffered, LogEnd::fresh());
+    log.append(batch(b"first")).unwrap();
+    assert_eq!(durable(&told), FrameSeq(1));
+    disk.hold_syncs();
+    let mut names = vec!["first".to_owned()];
+    for number in 2..50 {
+        names.push(format!("{number}"));
+        let seq = log.append(batch(names.last().unwrap().as_bytes())).unwrap();
+        let mut written = FrameSeq(0);
+        while written < seq {
+            let Event::Written { seq } = told.recv_timeout(PATIENCE).unwrap() else { panic!() };
+            written = seq;
+        }
+        assert!(log.written() >= seq);
+    }
+    assert_eq!(log.durable(), FrameSeq(1));
+    disk.kill();
+    drop(log);
+    let (all, end) = read(&disk, LogKind::Buffered);
+    assert_eq!(all, names);
+    assert_eq!(end.torn, None);
 }
 
 #[test]

@@ -60,6 +60,8 @@ impl Recovery for Found {
 struct Store {
     disk: SimDisk,
     layout: Layout,
+    /// What the file of the clock knows.
+    known: LogPlaces,
 }
 
 fn batch(revision: i64) -> Batch {
@@ -76,12 +78,13 @@ fn batch(revision: i64) -> Batch {
 
 impl Store {
     fn new() -> Self {
-        Self { disk: SimDisk::new(7), layout: Layout::new(Path::new("data")) }
+        Self { disk: SimDisk::new(7), layout: Layout::new(Path::new("data")), known: LogPlaces::NONE }
     }
 
     fn read(&self, on_damage: OnDamage) -> Result<(Recovered, Found), WalError> {
         let mut found = Found::default();
-        recover(&self.disk, &self.layout, on_damage, &mut found).map(|recovered| (recovered, found))
+        recover(&self.disk, &self.layout, self.known, on_damage, &mut found)
+            .map(|recovered| (recovered, found))
     }
 
     #[track_caller]
@@ -215,14 +218,108 @@ fn a_bad_frame_before_a_later_write_is_no_torn_tail() {
     let store = Store::with(1..=3);
     store.flip(1, HEADER + FRAME + 3);
     assert_eq!(store.damaged().damage, Damage::Frame(FrameDamage::Header));
+}
+
+/// Of a torn write a whole sector is missing: a frame of which none is was written, and is damaged.
+#[test]
+fn f07_a_bit_that_flips_in_the_last_write_is_no_torn_tail() {
     let store = Store::with(1..=3);
+    for bit in 0..FRAME * 8 {
+        let bit = (HEADER + 2 * FRAME) * 8 + bit;
+        store.disk.flip(&store.segment(1), bit);
+        let loss = store.damaged();
+        assert_eq!((loss.file.clone(), loss.offset), (store.segment(1), HEADER + 2 * FRAME), "bit {bit}");
+        assert_eq!(loss.bytes, FRAME);
+        assert!(loss.to_string().contains("--accept-data-loss"), "{loss}");
+        store.disk.flip(&store.segment(1), bit);
+    }
     store.flip(1, HEADER + 2 * FRAME + 3);
-    let (recovered, found) = store.good();
-    assert_eq!(found.log, [1, 2]);
-    assert!(
-        recovered.fsync.torn.is_some(),
-        "the last write cannot be told from a torn one, and is reported as one"
-    );
+    let (recovered, found) = store.read(OnDamage::Accept).unwrap();
+    assert_eq!((found.log, recovered.losses.len()), (vec![1, 2], 1));
+    store.write(&store.open(recovered.fsync), [20]);
+    assert_eq!(store.good().1.log, [1, 2, 20]);
+}
+
+/// Values that are zeros themselves look like sectors that were never written; their frame says that they are.
+#[test]
+fn f07_a_value_of_zeros_hides_no_flipped_bit_and_a_sector_that_is_missing_is_torn() {
+    for value in [vec![0; 5000], [vec![7; 700], vec![0; 2000], vec![7; 900]].concat(), vec![7; 3000]] {
+        let store = Store::with(1..=3);
+        let log = store.open(store.good().0.fsync);
+        let mut batch = Batch::new();
+        let version = VersionRecord { revision: Revision(4), sub: 0, deletion: false, key_value: &value };
+        batch.push(&Record::Version(version));
+        let seq = log.append(batch).unwrap();
+        assert!(log.wait_durable(seq, PATIENCE));
+        drop(log);
+        let path = store.segment(2);
+        let whole = store.disk.content(&path).unwrap();
+        // What was not proven is there again; then come this frame's 32 bytes, and its payload.
+        let begins = whole.len() - value.len() - 32 - 16;
+        for byte in (begins..whole.len()).step_by(37) {
+            let mut flipped = whole.clone();
+            flipped[byte] ^= 1 << (byte % 8);
+            store.disk.place(&path, flipped);
+            assert_eq!(store.damaged().offset, begins as u64, "byte {byte}");
+        }
+        for sector in begins / 512..=(whole.len() - 1) / 512 {
+            let mut torn = whole.clone();
+            let missing = (sector * 512).max(begins)..((sector + 1) * 512).min(whole.len());
+            let was_zero = torn[missing.clone()].iter().all(|byte| *byte == 0);
+            torn[missing].fill(0);
+            let nothing_is_left = torn[begins..].iter().all(|byte| *byte == 0);
+            store.disk.place(&path, torn);
+            let (recovered, found) = store.good();
+            assert_eq!(found.log, if was_zero { vec![1, 2, 3, 4] } else { vec![1, 2, 3] });
+            assert_eq!(recovered.fsync.torn.is_some(), !was_zero && !nothing_is_left, "sector {sector}");
+        }
+    }
+}
+
+#[test]
+fn f50_a_log_that_ends_before_what_is_known_to_be_on_the_disk_is_refused() {
+    let mut store = Store::with(1..=3);
+    let path = store.segment(1);
+    let whole = store.disk.content(&path).unwrap();
+    for kept in [HEADER, HEADER + FRAME, HEADER + FRAME + 40, HEADER + 2 * FRAME, HEADER + 3 * FRAME - 1] {
+        store.disk.place(&path, whole[..usize::try_from(kept).unwrap()].to_vec());
+        store.known = LogPlaces { fsync: FrameSeq(3), buffered: FrameSeq(0) };
+        let last = FrameSeq((kept - HEADER) / FRAME);
+        let loss = store.damaged();
+        assert_eq!(loss.damage, Damage::TooShort { last, needed: FrameSeq(3) }, "{kept}");
+        assert_eq!(loss.file, path);
+        // What nobody knew to be there may have been cut by a crash.
+        store.known = LogPlaces { fsync: last, buffered: FrameSeq(0) };
+        store.good();
+    }
+    store.known = LogPlaces { fsync: FrameSeq(3), buffered: FrameSeq(0) };
+    let (recovered, _) = store.read(OnDamage::Accept).unwrap();
+    assert_eq!(recovered.fsync.next, FrameSeq(4), "numbers that were given are not given again");
+    store.write(&store.open(recovered.fsync), [4]);
+    assert_eq!(store.good().1.log, [1, 2, 4]);
+    store.disk.remove(&path).unwrap();
+    store.disk.remove(&store.segment(2)).unwrap();
+    assert_eq!(store.damaged().damage, Damage::Missing, "the whole log");
+}
+
+/// A segment is filled up with zeros before it has its name, and never gets shorter.
+#[test]
+fn f50_a_file_that_is_shorter_than_it_was_is_refused() {
+    let store = Store::new();
+    let options = LogOptions { fill_bytes: 4096, ..LogOptions::new(LogKind::Fsync, 1) };
+    let disk = Arc::new(store.disk.clone());
+    let log = Log::open(disk, store.layout.log(LogKind::Fsync), options, LogEnd::fresh(), |_| {}).unwrap();
+    store.write(&log, 1..=3);
+    drop(log);
+    let path = store.segment(1);
+    let whole = store.disk.content(&path).unwrap();
+    for kept in [HEADER, HEADER + FRAME, HEADER + FRAME + 40, HEADER + 3 * FRAME, HEADER + 4095] {
+        store.disk.place(&path, whole[..usize::try_from(kept).unwrap()].to_vec());
+        let loss = store.damaged();
+        assert_eq!(loss.damage, Damage::Cut { bytes: kept, were: HEADER + 4096 }, "{kept}");
+    }
+    store.disk.place(&path, whole);
+    store.good();
 }
 
 #[test]
@@ -258,7 +355,8 @@ fn files_of_a_later_version_are_refused_whatever_is_accepted() {
     let mut bytes = store.disk.content(&path).unwrap();
     let (_, seed) = kindred_wal::format::FileHeader::decode(&bytes).unwrap();
     let payload = [200, 0];
-    let frame = FrameHeader::of(FrameKind::Batch, FrameSeq(4), bytes.len() as u64, &payload);
+    let frame =
+        FrameHeader::of(FrameKind::Batch, FrameSeq(4), bytes.len() as u64, bytes.len() as u64, &payload);
     bytes.extend(frame.encode(seed).into_iter().chain(payload));
     store.disk.place(&path, bytes.clone());
     for on_damage in [OnDamage::Refuse, OnDamage::Accept] {
@@ -289,7 +387,8 @@ fn a_checkpoint_is_read_and_the_log_after_it() {
     assert_eq!(last.done, last.total);
 
     let mut refusing = Found { refuse: true, ..Found::default() };
-    let error = recover(&store.disk, &store.layout, OnDamage::Refuse, &mut refusing).unwrap_err();
+    let error =
+        recover(&store.disk, &store.layout, LogPlaces::NONE, OnDamage::Refuse, &mut refusing).unwrap_err();
     assert!(
         error.to_string().contains("0000000001.ckp") && error.to_string().contains("not today"),
         "{error}"
@@ -422,4 +521,42 @@ fn a_directory_that_is_no_log_of_ours_is_left_alone() {
         store.disk.place(&directory.join(name), b"x".to_vec());
     }
     assert_eq!(store.good().1.log, [1, 2, 3]);
+}
+
+/// Also where a sector begins within the frame's header, whose last bytes are zeros anyhow.
+#[test]
+fn f07_a_sector_that_is_missing_behind_any_part_of_a_header_is_torn() {
+    // The last frame begins from 39 bytes before the end of a sector to 26 behind it.
+    for before in 240..305 {
+        let store = Store::new();
+        let options = LogOptions { fill_bytes: 0, ..LogOptions::new(LogKind::Fsync, 1) };
+        let disk = Arc::new(store.disk.clone());
+        let log =
+            Log::open(disk, store.layout.log(LogKind::Fsync), options, LogEnd::fresh(), |_| {}).unwrap();
+        let mut begins = HEADER;
+        for bytes in [before, 100, 600] {
+            begins = store.disk.content(&store.segment(1)).map_or(HEADER, |content| content.len() as u64);
+            let mut batch = Batch::new();
+            batch.push(&Record::Lease(&vec![7; bytes]));
+            let seq = log.append(batch).unwrap();
+            assert!(log.wait_durable(seq, PATIENCE));
+        }
+        drop(log);
+        let path = store.segment(1);
+        let whole = store.disk.content(&path).unwrap();
+        let begins = usize::try_from(begins).unwrap();
+        for sector in begins / 512..=(whole.len() - 1) / 512 {
+            let mut torn = whole.clone();
+            torn[(sector * 512).max(begins)..((sector + 1) * 512).min(whole.len())].fill(0);
+            store.disk.place(&path, torn);
+            let (recovered, _) = store.good();
+            assert_eq!(recovered.fsync.next, FrameSeq(3), "a frame at {begins} without sector {sector}");
+        }
+        for byte in begins..whole.len() {
+            let mut flipped = whole.clone();
+            flipped[byte] ^= 16;
+            store.disk.place(&path, flipped);
+            assert_eq!(store.damaged().offset, begins as u64, "a frame at {begins}, byte {byte}");
+        }
+    }
 }

@@ -60,8 +60,11 @@ pub struct Config {
     pub progress_below_start: bool,
     /// Unclean restarts during the run.
     pub gaps: Vec<Gap>,
-    /// No operation may take longer: the only way to see, in a history, writers waiting for slow watchers (B6).
+    /// No operation may take longer, and no event may come later than this after its write was acknowledged: the only
+    /// way to see, in a history, writers waiting for slow watchers (B6), and Kinds that a fault elsewhere holds up (R17).
     pub latency_max: Option<Nanos>,
+    /// Domains that may be slower: a store of theirs was struck.
+    pub latency_exempt: BTreeSet<Domain>,
     /// Bound of the linearizability search, in states a key.
     pub search_states_max: usize,
     /// Violations kept per check.
@@ -89,6 +92,7 @@ impl Config {
             progress_below_start: true,
             gaps: Vec::new(),
             latency_max: None,
+            latency_exempt: BTreeSet::new(),
             search_states_max: 500_000,
             violations_per_check_max: 10,
         }

@@ -138,6 +138,48 @@ pub(crate) fn reads(operation: &Operation) -> Vec<ReadView<'_>> {
     }
 }
 
+/// A key for each part of a request: the key itself, or the first of a range. None of a compaction.
+pub(crate) fn touched(request: &Request) -> impl Iterator<Item = &Key> {
+    let (one, compares, branches) = match request {
+        Request::List(list) => (Some(&list.range.key), None, None),
+        Request::Put { key, .. }
+        | Request::Create { key, .. }
+        | Request::Update { key, .. }
+        | Request::Delete { key }
+        | Request::DeleteIf { key, .. } => (Some(key), None, None),
+        Request::DeleteRange { range } => (Some(&range.key), None, None),
+        Request::Compact { .. } => (None, None, None),
+        Request::Txn { compares, success, failure } => {
+            (None, Some(compares.iter()), Some(success.iter().chain(failure)))
+        }
+    };
+    one.into_iter()
+        .chain(compares.into_iter().flatten().map(crate::history::Compare::key))
+        .chain(branches.into_iter().flatten().map(key_of))
+}
+
+fn key_of(op: &TxnOp) -> &Key {
+    match op {
+        TxnOp::Put { key, .. } => key,
+        TxnOp::Delete(range) => &range.key,
+        TxnOp::Range(list) => &list.range.key,
+    }
+}
+
+/// The ranges of a request that name the revision at which they are read.
+pub(crate) fn reads_at(request: &Request) -> impl Iterator<Item = (&KeyRange, Revision)> {
+    let (list, branches) = match request {
+        Request::List(list) => (Some(list), None),
+        Request::Txn { success, failure, .. } => (None, Some(success.iter().chain(failure))),
+        _ => (None, None),
+    };
+    let in_txn = branches.into_iter().flatten().filter_map(|op| match op {
+        TxnOp::Range(list) => Some(list),
+        TxnOp::Put { .. } | TxnOp::Delete(_) => None,
+    });
+    list.into_iter().chain(in_txn).filter_map(|list| Some((&list.range, list.revision?)))
+}
+
 /// A range without revision in a writing Txn sees the writes before it: comparable when all writes of the branch
 /// come before it, or none does. (B11: one with a revision sees exactly that revision, whatever the Txn writes.)
 fn txn_reads<'a>(branch: &[TxnOp], header: Revision, results: &'a [TxnResult]) -> Vec<ReadView<'a>> {

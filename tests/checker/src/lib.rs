@@ -6,6 +6,7 @@
 //!
 //! * `log`: the event log of every key, put together from acknowledged writes, reads and events;
 //! * `watch`: etcd's watch guarantees, a file each;
+//! * `compacted`: "compacted" is said only where something was compacted or lost;
 //! * `lists`: a read at R is the state at R;
 //! * `headers`: header revisions in real time;
 //! * `linearizability`: per key, one order explains every answer.
@@ -13,6 +14,7 @@
 //! **Architecture Invariant:** revisions are compared within an order domain only and are never assumed dense.
 
 mod bytes;
+mod compacted;
 mod config;
 mod effects;
 mod headers;
@@ -49,6 +51,7 @@ pub fn check(history: &History, config: &Config) -> Report {
     report.counts.resumes = watches.iter().filter(|view| view.resumes.is_some()).count();
     let context = Context { history, watches: &watches, log: &log, config };
     watch::check(&context, &mut report);
+    compacted::check(&context, &mut report);
     lists::check(&context, &mut report);
     headers::check(&context, &mut report);
     linearizability::check(&context, &mut report);

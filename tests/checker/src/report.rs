@@ -20,6 +20,8 @@ pub enum Check {
     Reliable,
     /// A watch from N delivers what happened at or after N, and only that.
     Resumable,
+    /// What is refused or canceled as compacted was compacted, or lost in a restart.
+    Compacted,
     /// Nothing at or below a progress revision comes later.
     Bookmarkable,
     /// The version before, and its revisions.

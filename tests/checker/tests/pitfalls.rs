@@ -239,6 +239,24 @@ fn pitfall_b6_slow_watchers_delay_puts() {
 }
 
 #[test]
+fn r17_an_event_that_comes_late_is_caught_but_of_a_kind_that_was_struck() {
+    let second = 1_000_000_000;
+    let mut world = World::new(Flavour::Kindred);
+    let before = world.watch(1, 1, PODS, from(1));
+    world.put(0, A, "a1");
+    let after = world.watch(1, 2, PODS, from(1));
+    world.now += 2 * second;
+    let config = Config { latency_max: Some(Nanos(second)), ..world.flavour.config() };
+    // History that a watch catches up with is as old as it is.
+    world.deliver(after);
+    assert!(check(&world.history, &config).is_clean());
+    world.deliver(before);
+    assert_eq!(check(&world.history, &config).checks(), [Check::Latency]);
+    let latency_exempt = [config.domain(&PODS.into())].into();
+    assert!(check(&world.history, &Config { latency_exempt, ..config }).is_clean());
+}
+
+#[test]
 fn pitfall_b11_21432_txn_with_a_range_at_an_old_revision() {
     both(|mut world| {
         let old = world.put(0, A, "a1");

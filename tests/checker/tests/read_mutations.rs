@@ -332,3 +332,37 @@ fn a_search_that_hits_its_bound_is_undecided() {
     let config = Config { search_states_max: 1, ..world.flavour.config() };
     assert_eq!(check(&world.history, &config).counts.keys_undecided, 1);
 }
+
+#[test]
+fn a_read_is_refused_as_compacted_only_below_a_compaction() {
+    let refused = |at: Option<Revision>, compacted: Option<Revision>| {
+        let mut world = World::new(Flavour::Kindred);
+        world.put(0, "/registry/pods/a", "a1");
+        if let Some(revision) = compacted {
+            world.run(0, Request::Compact { revision });
+        }
+        let list = List { revision: at, ..List::current(KeyRange::prefix(PODS.into())) };
+        let call = Nanos(world.now + 1);
+        world.now += 10;
+        world.record(1, call, Request::List(list), Outcome::Failed(DefiniteError::Compacted));
+        world
+    };
+    let at = Revision(20);
+    refused(Some(at), Some(at.next())).assert_clean();
+    for (at, compacted) in [(Some(at), None), (Some(at), Some(at)), (None, Some(at))] {
+        assert_caught(&refused(at, compacted), Check::Compacted, &[]);
+    }
+}
+
+#[test]
+fn a_compaction_is_refused_as_compacted_only_at_or_below_one() {
+    for (first, second, is_true) in [(20, 20, true), (20, 19, true), (20, 21, false)] {
+        let mut world = World::new(Flavour::Etcd);
+        world.run(0, Request::Compact { revision: Revision(first) });
+        let call = Nanos(world.now + 1);
+        world.now += 10;
+        let again = Request::Compact { revision: Revision(second) };
+        world.record(1, call, again, Outcome::Failed(DefiniteError::Compacted));
+        if is_true { world.assert_clean() } else { assert_caught(&world, Check::Compacted, &[]) }
+    }
+}

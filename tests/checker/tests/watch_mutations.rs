@@ -2,9 +2,9 @@
 
 mod support;
 
-use kindred_checker::Check;
 use kindred_checker::history::*;
-use support::{Flavour, PODS, World, assert_caught, from};
+use kindred_checker::{Check, Config, Domain, Gap, check};
+use support::{Flavour, NODES, PODS, World, assert_caught, from};
 
 /// One watch over pods from the beginning, that saw puts of three keys, a delete and a transaction on two keys.
 fn one_watch() -> World {
@@ -145,12 +145,56 @@ fn events_below_the_start_are_not_resumable() {
 #[test]
 fn a_start_that_was_not_compacted_is_not_refused() {
     let mut world = one_watch();
+    world.run(0, Request::Compact { revision: Revision(21) });
     let watch = world.watch(1, 2, PODS, from(20));
     let canceled = |at| WatchBody::Canceled { compact_revision: Revision(at), reason: "compacted".into() };
     world.respond(watch, Revision(30), canceled(21));
     world.assert_clean();
     world.history.watches[watch].responses[1].body = canceled(20);
     assert_caught(&world, Check::Resumable, &[]);
+}
+
+#[test]
+fn a_watch_is_canceled_as_compacted_only_below_a_compaction() {
+    let canceled = WatchBody::Canceled { compact_revision: Revision(1_000_000), reason: "compacted".into() };
+    for (compacted, is_true) in [(None, false), (Some(0), false), (Some(1), false), (Some(2), true)] {
+        let mut world = one_watch();
+        let last = world.history.watches[0].responses.last().unwrap().header;
+        if let Some(above) = compacted {
+            // The watch needs the revision after its last progress: a compaction there takes nothing from it.
+            world.run(0, Request::Compact { revision: Revision(last.0 + above) });
+        }
+        world.respond(0, last, canceled.clone());
+        if is_true {
+            world.assert_clean();
+        } else {
+            assert_caught(&world, Check::Compacted, &[]);
+        }
+    }
+    // One that is asked for later explains nothing.
+    let mut world = one_watch();
+    let last = world.history.watches[0].responses.last().unwrap().header;
+    world.respond(0, last, canceled);
+    world.run(0, Request::Compact { revision: Revision(last.0 + 2) });
+    assert_caught(&world, Check::Compacted, &[]);
+}
+
+#[test]
+fn a_watch_is_canceled_in_a_gap_that_lost_something() {
+    let mut world = one_watch();
+    let last = world.history.watches[0].responses.last().unwrap().header;
+    let compact_revision = Revision(last.0 + 50);
+    world.respond(0, last, WatchBody::Canceled { compact_revision, reason: "compacted".into() });
+    let gap = |domain: &str, durable: i64, restart: i64| {
+        let domain = Domain(domain.into());
+        let gap = Gap { domain, durable: Revision(durable), restart: Revision(restart) };
+        check(&world.history, &Config { gaps: vec![gap], ..world.flavour.config() }).is_clean()
+    };
+    let domain = PODS;
+    assert!(gap(domain, last.0, last.0 + 50));
+    assert!(!gap(NODES, last.0, last.0 + 50), "another Kind's");
+    assert!(!gap(domain, last.0 - 2, last.0 + 1), "it stands behind the gap");
+    assert!(!gap(domain, last.0 + 48, last.0 + 50), "nothing lies in the gap");
 }
 
 #[test]

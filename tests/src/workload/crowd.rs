@@ -20,7 +20,7 @@ use crate::scenario::wait_for;
 const WRITERS: usize = 6;
 const READERS: usize = 3;
 const WATCHERS: usize = 5;
-const WORK_LIMIT: Duration = Duration::from_secs(60);
+const WORK_LIMIT: Duration = Duration::from_secs(300);
 const OPERATIONS_MIN: usize = 500;
 const EVENTS_MIN: usize = 1000;
 const TICK: Duration = Duration::from_millis(50);

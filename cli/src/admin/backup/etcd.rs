@@ -238,11 +238,50 @@ async fn pause(tries: u32) {
 
 enum Mode {
     /// etcd 3.7's stream of pages; `None` until it is opened.
-    Stream(Option<Box<Streaming<pb::RangeStreamResponse>>>),
+    Stream(Option<Box<Opened>>),
     /// Page by page, from a server that has none.
     Pages,
     /// All was read.
     Done,
+}
+
+/// A stream of pages, and what it has told of itself.
+struct Opened {
+    pages: Streaming<pb::RangeStreamResponse>,
+    told: Told,
+}
+
+/// What a stream gave, held against what its last message says of it: who reads a copy of everything must not take for
+/// its end what is none.
+#[derive(Debug, Default)]
+struct Told {
+    keys: u64,
+    /// Its last message: that alone has a header.
+    last: Option<(i64, bool)>,
+}
+
+impl Told {
+    fn note(&mut self, page: &pb::RangeResponse) {
+        self.keys += page.kvs.len() as u64;
+        if page.header.is_some() {
+            self.last = Some((page.count, page.more));
+        }
+    }
+
+    /// Whether the stream, at its end, has given all there is.
+    fn check(&self) -> Result<(), Status> {
+        let Some((count, more)) = self.last else {
+            return Err(Status::unavailable("a list ended before its last message"));
+        };
+        if more || u64::try_from(count) != Ok(self.keys) {
+            return Err(Status::data_loss(format!(
+                "a list of {} keys says that there are {count}{}: it cannot be trusted, and nothing may be made of it",
+                self.keys,
+                if more { " and more" } else { "" }
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// A range that is being read.
@@ -309,13 +348,16 @@ impl Reading {
         }
         match &mut self.mode {
             Mode::Done => Ok(Some(Vec::new())),
-            Mode::Stream(Some(stream)) => match tokio::time::timeout(LIMIT, stream.message()).await {
+            Mode::Stream(Some(stream)) => match tokio::time::timeout(LIMIT, stream.pages.message()).await {
                 Ok(message) => {
-                    let message = message?;
-                    if message.is_none() {
+                    let Some(message) = message? else {
+                        stream.told.check()?;
                         self.mode = Mode::Done;
-                    }
-                    Ok(message.map(|message| message.range_response.unwrap_or_default().kvs))
+                        return Ok(None);
+                    };
+                    let page = message.range_response.unwrap_or_default();
+                    stream.told.note(&page);
+                    Ok(Some(page.kvs))
                 }
                 Err(_) => Err(Status::deadline_exceeded(format!("no answer within {} s", LIMIT.as_secs()))),
             },
@@ -323,7 +365,7 @@ impl Reading {
                 // No deadline for the whole of it: it takes as long as it is to take.
                 let request = self.request(0);
                 let opened = self.etcd.kv.range_stream(request).await?.into_inner();
-                self.mode = Mode::Stream(Some(Box::new(opened)));
+                self.mode = Mode::Stream(Some(Box::new(Opened { pages: opened, told: Told::default() })));
                 Ok(None)
             }
             Mode::Pages => {
@@ -343,6 +385,26 @@ impl Reading {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn f01_a_list_that_says_otherwise_is_not_whole() {
+        let page = |keys: usize, end: Option<(i64, bool)>| pb::RangeResponse {
+            kvs: vec![KeyValue::default(); keys],
+            header: end.map(|_| pb::ResponseHeader::default()),
+            count: end.map_or(0, |(count, _)| count),
+            more: end.is_some_and(|(_, more)| more),
+        };
+        let told = |pages: &[pb::RangeResponse]| {
+            let mut told = Told::default();
+            pages.iter().for_each(|page| told.note(page));
+            told.check().map_err(|status| status.code())
+        };
+        assert_eq!(told(&[page(2, None), page(1, Some((3, false)))]), Ok(()));
+        assert_eq!(told(&[page(0, Some((0, false)))]), Ok(()));
+        assert_eq!(told(&[page(2, None)]), Err(Code::Unavailable), "it is gone on with");
+        assert_eq!(told(&[page(2, Some((3, false)))]), Err(Code::DataLoss));
+        assert_eq!(told(&[page(2, Some((2, true)))]), Err(Code::DataLoss));
+    }
 
     #[test]
     fn intervals() {

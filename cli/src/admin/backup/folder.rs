@@ -1,9 +1,11 @@
 //! The folder of a backup on disk: written under another name, synced, and renamed when all of it is there.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufWriter, Write as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+
+use kindred_transport::private;
 
 use super::manifest::{DATA, Manifest};
 use crate::admin::Failure;
@@ -13,7 +15,7 @@ use crate::admin::Failure;
 /// # Errors
 /// When it cannot.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    let mut file = private::create_new(path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }
@@ -63,7 +65,8 @@ impl Unfinished {
         let mut temporary = name.to_owned();
         temporary.push(".unfinished");
         let path = parent.join(temporary);
-        match fs::create_dir(&path) {
+        // For the owner alone: a backup holds the cluster's secrets.
+        match DirBuilder::new().mode(private::FOLDER).create(&path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(Failure::Refused(format!(
@@ -75,7 +78,7 @@ impl Unfinished {
         }
         let unfinished = Self { target: target.to_owned(), path, finished: false };
         let data = unfinished.path.join(DATA);
-        fs::create_dir(&data).map_err(|error| written(&data, &error))?;
+        private::make(&data).map_err(|error| written(&data, &error))?;
         Ok(unfinished)
     }
 
@@ -84,8 +87,7 @@ impl Unfinished {
     /// # Errors
     /// When it cannot be made.
     pub fn create(&self, file: &str) -> io::Result<BufWriter<File>> {
-        let made = OpenOptions::new().write(true).create_new(true).open(self.path.join(file))?;
-        Ok(BufWriter::with_capacity(1 << 20, made))
+        Ok(BufWriter::with_capacity(1 << 20, private::create_new(&self.path.join(file))?))
     }
 
     /// Where it is written.

@@ -89,6 +89,18 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
+#[test]
+fn f34_a_backup_is_its_owners_alone() {
+    use std::os::unix::fs::MetadataExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let (backup, _) = made(dir.path());
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+    assert_eq!((mode(&backup), mode(&backup.join("data"))), (0o700, 0o700));
+    for file in files(&backup) {
+        assert_eq!(mode(&file), 0o600, "{}", file.display());
+    }
+}
+
 /// Not one of every byte of every file may be another, and no file shorter.
 #[test]
 fn every_flipped_byte_is_found() {

@@ -5,13 +5,17 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
+use super::door::{GivenUp, Pass};
 use crate::coalesce::Coalesce;
 use crate::stream::{Stream, forward};
 use crate::tls::ClientIdentity;
@@ -23,6 +27,17 @@ pub enum Peer {
     Tcp(SocketAddr),
     /// A process on this machine, through a Unix socket.
     Unix,
+}
+
+impl Peer {
+    /// Whether it is a process of this machine.
+    #[must_use]
+    pub fn is_this_machine(&self) -> bool {
+        match self {
+            Self::Tcp(address) => address.ip().to_canonical().is_loopback(),
+            Self::Unix => true,
+        }
+    }
 }
 
 impl fmt::Display for Peer {
@@ -69,11 +84,22 @@ pub(super) enum Transport {
 pub struct Connection {
     io: Coalesce<Transport>,
     info: ConnectionInfo,
+    /// Until its beginning has come.
+    beginning: Option<Box<Beginning>>,
+    /// It was read from since this was last looked at.
+    heard: Arc<AtomicBool>,
+    closed: CancellationToken,
     killed: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl Connection {
-    pub(super) fn new(transport: Transport, peer: Peer, killed: CancellationToken) -> Self {
+    /// A connection that has a place at the door, if it has one, until the beginning of HTTP has come, which may take so long.
+    pub(super) fn new(
+        transport: Transport,
+        peer: Peer,
+        killed: CancellationToken,
+        at_door: Option<(Pass, Duration)>,
+    ) -> Self {
         let (tls, client) = match &transport {
             Transport::Plain(_) => (false, None),
             Transport::Tls(stream) => {
@@ -84,18 +110,61 @@ impl Connection {
         Self {
             io: Coalesce::new(transport),
             info: ConnectionInfo { peer, tls, client },
+            beginning: at_door.map(|(pass, within)| {
+                Box::new(Beginning { bytes: 0, late: Box::pin(tokio::time::sleep(within)), pass })
+            }),
+            heard: Arc::default(),
+            closed: killed.clone(),
             killed: Box::pin(killed.cancelled_owned()),
         }
     }
 
-    pub(super) fn plain(stream: Stream, peer: Peer, killed: CancellationToken) -> Self {
-        Self::new(Transport::Plain(stream), peer, killed)
+    /// Set whenever something is read; whoever wants to know clears it.
+    #[must_use]
+    pub fn heard(&self) -> Arc<AtomicBool> {
+        self.heard.clone()
+    }
+
+    /// Closes it, whatever it carries.
+    #[must_use]
+    pub fn closed(&self) -> CancellationToken {
+        self.closed.clone()
     }
 
     /// What is known of the connection.
     #[must_use]
     pub fn info(&self) -> ConnectionInfo {
         self.info.clone()
+    }
+}
+
+/// What of the beginning of HTTP has come: HTTP/2's preface, and the first line of HTTP/1, have so many bytes.
+struct Beginning {
+    bytes: usize,
+    late: Pin<Box<Sleep>>,
+    pass: Pass,
+}
+
+impl Beginning {
+    const BYTES: usize = 24;
+
+    /// After a read: ready when all of it has come, or when it is late.
+    fn poll(&mut self, cx: &mut Context<'_>, bytes: usize, waits: bool) -> Poll<io::Result<()>> {
+        self.bytes += bytes;
+        if self.bytes >= Self::BYTES {
+            return Poll::Ready(Ok(()));
+        }
+        if bytes > 0 {
+            self.pass.spoke();
+        }
+        if waits && self.late.as_mut().poll(cx).is_ready() {
+            GivenUp::Late.counted();
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the beginning of HTTP did not come",
+            )));
+        }
+        Poll::Pending
     }
 }
 
@@ -116,7 +185,19 @@ impl Connected for Connection {
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        let before = into.filled().len();
         let read = Pin::new(&mut this.io).poll_read(cx, into);
+        if let Some(beginning) = &mut this.beginning {
+            let bytes = into.filled().len() - before;
+            match beginning.poll(cx, bytes, read.is_pending()) {
+                Poll::Ready(Ok(())) => this.beginning = None,
+                Poll::Ready(Err(late)) => return Poll::Ready(Err(late)),
+                Poll::Pending => {}
+            }
+        }
+        if read.is_ready() {
+            this.heard.store(true, Ordering::Relaxed);
+        }
         // A busy connection comes to an empty socket soon, so asking only then keeps the token off the hot path.
         if read.is_pending() && this.killed.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the server stops")));

@@ -85,6 +85,8 @@ impl Incoming {
         let share = |from| Self {
             source: Source::Handed(from),
             options: self.options.clone(),
+            door: self.door.clone(),
+            full: None,
             handshakes: Default::default(),
             killed: self.killed.clone(),
         };

@@ -1,7 +1,6 @@
 //! Where connections come from.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -30,14 +29,6 @@ pub(super) enum Source {
 impl Source {
     pub fn of(socket: Socket) -> Self {
         Self::Listening { socket, pause: None }
-    }
-
-    /// The TCP address that was bound, where this process listens.
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        match self {
-            Self::Listening { socket, .. } => socket.local_addr(),
-            Self::Handed(_) => None,
-        }
     }
 
     /// The next; none when there will be no more.

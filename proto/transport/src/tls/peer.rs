@@ -8,28 +8,57 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
-use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 /// What a verified client certificate says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientIdentity {
     /// The common name, empty if the certificate has none; etcd takes it as the user.
     pub common_name: String,
+    /// The other names: host names, addresses and URIs.
+    pub names: Vec<String>,
 }
 
 impl ClientIdentity {
     /// Reads the first certificate of a chain that was verified.
     #[must_use]
     pub fn of_chain(chain: &[CertificateDer<'_>]) -> Option<Self> {
-        Some(Self { common_name: common_name(chain.first()?)? })
+        let (_, parsed) = X509Certificate::from_der(chain.first()?).ok()?;
+        let others = parsed.subject_alternative_name().ok().flatten();
+        let others = others.map(|extension| extension.value.general_names.as_slice()).unwrap_or_default();
+        let names = others.iter().filter_map(|name| match name {
+            GeneralName::DNSName(name) | GeneralName::URI(name) => Some((*name).to_owned()),
+            GeneralName::IPAddress(bytes) => address(bytes),
+            _ => None,
+        });
+        Some(Self { common_name: name_of(&parsed), names: names.collect() })
+    }
+
+    /// Whether it has one of these names.
+    #[must_use]
+    pub fn has_any(&self, names: &[String]) -> bool {
+        let common = Some(&self.common_name).filter(|name| !name.is_empty());
+        common.into_iter().chain(&self.names).any(|own| names.contains(own))
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<String> {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok().map(|four| std::net::IpAddr::from(four).to_string()),
+        16 => <[u8; 16]>::try_from(bytes).ok().map(|sixteen| std::net::IpAddr::from(sixteen).to_string()),
+        _ => None,
     }
 }
 
 fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    Some(name_of(&parsed))
+}
+
+fn name_of(parsed: &X509Certificate<'_>) -> String {
     // Go takes the last common name of a subject that has several.
     let name = parsed.subject().iter_common_name().last().and_then(|name| name.as_str().ok());
-    Some(name.unwrap_or_default().to_owned())
+    name.unwrap_or_default().to_owned()
 }
 
 /// Which of the clients that the CA knows may connect; empty: all.
@@ -61,6 +90,10 @@ pub(super) struct NamedClients {
 }
 
 impl ClientCertVerifier for NamedClients {
+    fn client_auth_mandatory(&self) -> bool {
+        self.chain.client_auth_mandatory()
+    }
+
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chain.root_hint_subjects()
     }

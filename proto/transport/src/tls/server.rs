@@ -61,16 +61,35 @@ pub struct ServerTlsSettings {
     pub key_file: PathBuf,
     /// CA of client certificates, which are mandatory if it is given.
     pub trusted_ca_file: Option<PathBuf>,
+    /// Whether a client may come without a certificate all the same.
+    pub clients_optional: bool,
     /// Accepted common names; empty: all.
     pub allowed_cns: Vec<String>,
     /// Accepted host names; empty: all.
     pub allowed_hostnames: Vec<String>,
+    /// The names of the flags that gave the files, for errors.
+    pub flags: ServerFlags,
     /// Lowest TLS version.
     pub min_version: TlsVersion,
     /// Whether connections without TLS are accepted too.
     pub allow_plaintext: bool,
     /// How often the files are looked at.
     pub reload_every: Duration,
+}
+
+/// The names of the flags that settings came from.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "one name for each file of the settings")]
+pub struct ServerFlags {
+    pub cert_file: &'static str,
+    pub key_file: &'static str,
+    pub trusted_ca_file: &'static str,
+}
+
+impl Default for ServerFlags {
+    fn default() -> Self {
+        Self { cert_file: "--cert-file", key_file: "--key-file", trusted_ca_file: "--trusted-ca-file" }
+    }
 }
 
 impl ServerTlsArgs {
@@ -129,8 +148,10 @@ impl ServerTlsSettings {
             cert_file: cert_file.into(),
             key_file: key_file.into(),
             trusted_ca_file: None,
+            clients_optional: false,
             allowed_cns: Vec::new(),
             allowed_hostnames: Vec::new(),
+            flags: ServerFlags::default(),
             min_version: TlsVersion::default(),
             allow_plaintext: false,
             reload_every: RELOAD_EVERY,
@@ -145,17 +166,19 @@ impl ServerTlsSettings {
     }
 
     fn read(&self, digest: &mut Xxh3) -> Result<ServerConfig, TlsError> {
-        let certificate = Named { flag: "--cert-file", path: &self.cert_file };
-        let key = Named { flag: "--key-file", path: &self.key_file };
+        let certificate = Named { flag: self.flags.cert_file, path: &self.cert_file };
+        let key = Named { flag: self.flags.key_file, path: &self.key_file };
         let pair = certified_key(certificate, key, digest)?;
         let clients = match &self.trusted_ca_file {
             None => Arc::new(NoClientAuth),
             Some(path) => {
-                let named = Named { flag: "--trusted-ca-file", path };
+                let named = Named { flag: self.flags.trusted_ca_file, path };
                 let roots = named.roots(&named.read(digest)?)?;
-                let chain =
-                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), crypto_provider()).build();
-                let chain = chain.map_err(|error| TlsError::content(named.flag, path, error))?;
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), crypto_provider());
+                let verifier =
+                    if self.clients_optional { verifier.allow_unauthenticated() } else { verifier };
+                let chain = verifier.build().map_err(|error| TlsError::content(named.flag, path, error))?;
                 Arc::new(NamedClients { chain, allowed: self.allowed()? })
                     as Arc<dyn rustls::server::danger::ClientCertVerifier>
             }

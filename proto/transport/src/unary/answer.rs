@@ -5,12 +5,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderValue, Response};
 use hyper::body::{Body, Frame};
 use kindred_wire::rope::Rope;
 use tonic::Status;
 
+use super::long::{FRAME_BYTES, LongMessage, Message, prefix};
 use super::message::PREFIX_BYTES;
+use crate::server::Open;
+use crate::unread::{LongRead, Unread, UnreadBody};
 
 /// A piece of an answer: the bytes before a message and the pieces of the message, without a copy that joins them.
 #[derive(Debug)]
@@ -66,7 +69,11 @@ impl Buf for Piece {
 
 /// The body of an answer.
 #[derive(Debug)]
-pub struct AnswerBody(Next);
+pub struct AnswerBody {
+    next: Next,
+    /// The stream of its connection is open for as long as there is this.
+    _open: Option<Open>,
+}
 
 #[derive(Debug)]
 enum Next {
@@ -74,6 +81,8 @@ enum Next {
     Trailers,
     End,
     Tonic(tonic::body::Body),
+    /// What its client takes piece by piece.
+    Long(UnreadBody),
 }
 
 impl AnswerBody {
@@ -81,27 +90,35 @@ impl AnswerBody {
     ///
     /// # Errors
     /// When no prefix can tell its length; the text is tonic's.
-    pub fn message(message: Rope) -> Result<Self, Status> {
-        let Ok(length) = u32::try_from(message.len()) else {
-            let length = message.len();
-            return Err(Status::resource_exhausted(format!(
-                "Cannot return body with more than 4GB of data but got {length} bytes"
-            )));
-        };
-        let [a, b, c, d] = length.to_be_bytes();
-        Ok(Self(Next::Message([0, a, b, c, d], message)))
+    pub fn message(message: Message, unread: &Unread) -> Result<Self, Status> {
+        match message {
+            Message::Whole(rope) if rope.len() <= FRAME_BYTES => {
+                Ok(Self::of(Next::Message(prefix(rope.len())?, rope)))
+            }
+            long => Ok(Self::of(Next::Long(unread.message(LongMessage::of(long)?)))),
+        }
     }
 
     /// No body: the status is among the headers.
     #[must_use]
     pub fn none() -> Self {
-        Self(Next::End)
+        Self::of(Next::End)
     }
 
     /// What tonic answers.
     #[must_use]
-    pub fn tonic(body: tonic::body::Body) -> Self {
-        Self(Next::Tonic(body))
+    pub fn tonic(response: Response<tonic::body::Body>, unread: &Unread) -> Response<Self> {
+        let long = response.extensions().get::<LongRead>().is_some();
+        response.map(|body| Self::of(if long { Next::Long(unread.stream(body)) } else { Next::Tonic(body) }))
+    }
+
+    fn of(next: Next) -> Self {
+        Self { next, _open: None }
+    }
+
+    /// The same as the answer of this stream.
+    pub(crate) fn open(self, open: Open) -> Self {
+        Self { _open: Some(open), ..self }
     }
 }
 
@@ -114,13 +131,16 @@ impl Body for AnswerBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = self.get_mut();
-        if let Next::Tonic(body) = &mut this.0 {
+        if let Next::Tonic(body) = &mut this.next {
             let frame = Pin::new(body).poll_frame(cx);
             return frame.map_ok(|frame| frame.map_data(Piece::plain));
         }
-        Poll::Ready(match std::mem::replace(&mut this.0, Next::End) {
+        if let Next::Long(long) = &mut this.next {
+            return long.poll_next(cx).map_ok(|frame| frame.map_data(Piece::plain));
+        }
+        Poll::Ready(match std::mem::replace(&mut this.next, Next::End) {
             Next::Message(prefix, message) => {
-                this.0 = Next::Trailers;
+                this.next = Next::Trailers;
                 Some(Ok(Frame::data(Piece::message(prefix, message))))
             }
             Next::Trailers => {
@@ -128,15 +148,16 @@ impl Body for AnswerBody {
                 trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
                 Some(Ok(Frame::trailers(trailers)))
             }
-            Next::End | Next::Tonic(_) => None,
+            Next::End | Next::Tonic(_) | Next::Long(_) => None,
         })
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.next {
             Next::Message(..) | Next::Trailers => false,
             Next::End => true,
             Next::Tonic(body) => body.is_end_stream(),
+            Next::Long(long) => long.is_end(),
         }
     }
 }
@@ -157,7 +178,7 @@ mod tests {
             let message = pieces.concat();
             let mut rope = Rope::default();
             pieces.into_iter().for_each(|piece| rope.push(piece.into()));
-            let AnswerBody(Next::Message(prefix, bytes)) = AnswerBody::message(rope).unwrap()
+            let AnswerBody { next: Next::Message(prefix, bytes), .. } = AnswerBody::message(rope.into(), &Unread::default()).unwrap()
             else { unreachable!() };
             let mut piece = Piece::message(prefix, bytes);
             let mut expected = vec![0];

@@ -13,9 +13,9 @@ use http_body_util::Full;
 use hyper::body::Body as _;
 use kindred_wire::rope::Rope;
 use tonic::body::Body;
-use tonic::transport::Channel;
+use tonic::transport::Error;
 use tonic::{Code, Status};
-use tower::Service as _;
+use tower::Service;
 
 use super::GRPC;
 use super::message::{MessageError, PREFIX_BYTES};
@@ -25,11 +25,14 @@ use super::pieces::PieceReader;
 ///
 /// # Errors
 /// The peer's, or what happened to the connection, which has a source.
-pub async fn ask(
-    mut channel: Channel,
+pub async fn ask<C>(
+    mut channel: C,
     path: &'static str,
     request: tonic::Request<Bytes>,
-) -> Result<Rope, Status> {
+) -> Result<Rope, Status>
+where
+    C: Service<Request<Body>, Response = http::Response<Body>, Error = Error>,
+{
     let request = on_wire(path, request)?;
     let ready = poll_fn(|cx| channel.poll_ready(cx)).await;
     ready.map_err(|error| Status::unknown(format!("Service was not ready: {error}")))?;

@@ -5,16 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::extract::ConnectInfo;
-use axum::routing::get;
-use kindred_transport::admin::{Admin, Check, serve};
+use axum::routing::{get, post};
+use kindred_transport::admin::{Admin, AdminArgs, AdminGuard, Check, serve};
 use kindred_transport::listener::Peer;
+use kindred_transport::network::Network;
 use kindred_transport::serve::Drained;
+use kindred_transport::tls::{ClientTls, ClientTlsSettings};
 use kindred_transport::{ConnectionInfo, Connector, Drain, Endpoint, ListenAddr, ListenOptions, Listener};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 async fn fetch(endpoint: &Endpoint, path: &str) -> String {
     let mut connection = Connector::default().connect(endpoint).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes()).await.unwrap();
     connection.flush().await.unwrap();
     let mut answer = String::new();
@@ -40,7 +42,7 @@ async fn probes_version_metrics_and_own_routes() {
     let routes = admin.routes().route("/own", own);
     let drain = Drain::new(Duration::from_secs(5));
     let serving = drain.clone();
-    drain.spawn(async move { serve(listener, routes, &serving).await.unwrap() });
+    drain.spawn(async move { serve(listener, routes, &AdminGuard::default(), &serving).await });
 
     for (path, status, body) in [
         ("/livez", "200", "ok"),
@@ -69,4 +71,90 @@ async fn probes_version_metrics_and_own_routes() {
     }
     drain.begin();
     assert_eq!(drain.finish().await, Drained::Cleanly);
+}
+
+/// Over real sockets: TLS with certificates and tokens, and what a page could send.
+#[tokio::test]
+async fn f32_an_admin_port_asks_who_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let tls = kindred_transport::auto_tls::create(directory.path(), &[]).unwrap();
+    let tokens = directory.path().join("tokens");
+    std::fs::write(&tokens, "0123456789abcdef view\n").unwrap();
+    let args = AdminArgs {
+        admin_cert_file: Some(tls.server_cert.clone()),
+        admin_key_file: Some(tls.server_key.clone()),
+        admin_client_ca_file: Some(tls.ca_cert.clone()),
+        admin_token_file: Some(tokens),
+        admin_anonymous_probes: true,
+        ..AdminArgs::default()
+    };
+    let address = ListenAddr::any_local_port();
+    let guard = args.load("--admin", &address, None, &Network::System).unwrap();
+    let listener = Listener::bind(&address, guard.listen_options(&Network::System)).await.unwrap();
+    let endpoint = listener.local_endpoint().clone();
+    let routes = Admin::new().routes().route("/change", post(|| async { "changed" }));
+    let drain = Drain::new(Duration::from_secs(5));
+    let serving = drain.clone();
+    drain.spawn(async move { serve(listener, routes, &guard, &serving).await });
+
+    let stranger = ClientTlsSettings { identity: None, ..tls.client_settings() };
+    let asked = |settings: ClientTlsSettings, request: String| {
+        let connector = Connector::with_tls(Some(ClientTls::load(settings).unwrap()));
+        let endpoint = endpoint.clone();
+        async move {
+            let mut connection = connector.connect(&endpoint).await.unwrap();
+            connection.write_all(request.as_bytes()).await.unwrap();
+            connection.flush().await.unwrap();
+            let mut answer = String::new();
+            connection.read_to_string(&mut answer).await.unwrap();
+            answer["HTTP/1.1 ".len()..][..3].parse::<u16>().unwrap()
+        }
+    };
+    let get = |path: &str, extra: &str| {
+        format!("GET {path} HTTP/1.1\r\nHost: admin.example\r\nConnection: close\r\n{extra}\r\n")
+    };
+    let change = |extra: &str| {
+        format!(
+            "POST /change HTTP/1.1\r\nHost: admin.example\r\nConnection: close\r\nContent-Length: 2\r\n{extra}\r\n{{}}"
+        )
+    };
+    let token = "Authorization: Bearer 0123456789abcdef\r\n";
+    let json = "Content-Type: application/json\r\n";
+    assert_eq!(asked(stranger.clone(), get("/metrics", "")).await, 401);
+    assert_eq!(asked(stranger.clone(), get("/readyz?verbose", "")).await, 200);
+    assert_eq!(asked(stranger.clone(), change(json)).await, 401);
+    assert_eq!(asked(stranger.clone(), get("/metrics", token)).await, 200);
+    assert_eq!(asked(stranger, change(&format!("{token}{json}"))).await, 403);
+    let known = tls.client_settings();
+    assert_eq!(asked(known.clone(), get("/metrics", "")).await, 200);
+    assert_eq!(asked(known.clone(), change(json)).await, 200);
+    assert_eq!(asked(known.clone(), change("Content-Type: text/plain\r\n")).await, 403);
+    assert_eq!(asked(known, change(&format!("{json}Origin: http://evil.example\r\n"))).await, 403);
+    drain.begin();
+    drain.finish().await;
+}
+
+/// Half a request is not waited for, in either version of HTTP.
+#[tokio::test(start_paused = true)]
+async fn f37_half_a_request_to_an_admin_port_is_closed() {
+    let listener = Listener::bind(&ListenAddr::any_local_port(), ListenOptions::default()).await.unwrap();
+    let address = listener.local_endpoint().authority();
+    let drain = Drain::new(Duration::from_secs(5));
+    let serving = drain.clone();
+    let routes = Admin::new().routes();
+    drain.spawn(async move { serve(listener, routes, &AdminGuard::default(), &serving).await });
+    for sent in [
+        &b""[..],
+        b"GET /livez HTTP",
+        b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ",
+        b"PRI * HTTP/2.0\r\n\r\nSM",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+    ] {
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        stream.write_all(sent).await.unwrap();
+        let mut answer = Vec::new();
+        // An error is an end as well.
+        let read = tokio::time::timeout(Duration::from_secs(300), stream.read_to_end(&mut answer)).await;
+        assert!(read.is_ok(), "{sent:?} is waited for");
+    }
 }

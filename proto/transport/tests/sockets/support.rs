@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,7 +23,11 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 /// Answers who the client is; a linearizable call never answers.
-struct Service;
+#[derive(Clone, Default)]
+struct Service {
+    /// How many of those there were.
+    waiting: Arc<AtomicUsize>,
+}
 
 #[tonic::async_trait]
 impl Cluster for Service {
@@ -30,6 +36,7 @@ impl Cluster for Service {
         request: Request<MemberListRequest>,
     ) -> Result<Response<MemberListResponse>, Status> {
         if request.get_ref().linearizable {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
             std::future::pending::<()>().await;
         }
         let info = ConnectionInfo::of(request.extensions()).ok_or_else(|| Status::internal("no info"))?;
@@ -66,6 +73,8 @@ impl Watch for Service {
 pub struct Server {
     pub endpoint: Endpoint,
     pub drain: Drain,
+    /// Calls that are never answered.
+    pub waiting: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -75,9 +84,12 @@ impl Server {
         let endpoint = listener.local_endpoint().clone();
         let drain = Drain::new(Duration::from_millis(200));
         let (stopping, incoming) = (drain.stopping(), listener.incoming(&drain));
-        let services = Routes::new(ClusterServer::new(Service)).add_service(WatchServer::new(Service));
+        let service = Service::default();
+        let waiting = service.waiting.clone();
+        let services =
+            Routes::new(ClusterServer::new(service.clone())).add_service(WatchServer::new(service));
         let task = drain.spawn(server::serve(incoming, (), services, server::STREAMS_MAX, stopping));
-        Self { endpoint, drain, task }
+        Self { endpoint, drain, waiting, task }
     }
 
     pub async fn start_tls(tls: ServerTls) -> Self {
@@ -103,13 +115,13 @@ pub async fn who(channel: &Channel) -> Result<String, Status> {
 pub async fn ask(channel: &Channel, never_answers: bool) -> Result<String, Status> {
     let mut client = ClusterClient::new(channel.clone());
     let call = client.member_list(MemberListRequest { linearizable: never_answers });
-    let answer = tokio::time::timeout(Duration::from_secs(10), call).await.expect("the call hangs")?;
+    let answer = tokio::time::timeout(Duration::from_secs(60), call).await.expect("the call hangs")?;
     Ok(answer.into_inner().members.remove(0).name)
 }
 
 /// Repeats until the condition holds.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, condition: impl Fn() -> F) {
-    let until = tokio::time::Instant::now() + Duration::from_secs(10);
+    let until = tokio::time::Instant::now() + Duration::from_secs(60);
     while !condition().await {
         assert!(tokio::time::Instant::now() < until, "never: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -4,9 +4,15 @@
 //! What to do next is a function of the record and of what this coordinator has learnt since it took over, so a step that
 //! failed is simply still to be done, and a coordinator that begins in the middle does what it cannot rule out again.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use kindred_partition_config::ids::{Epoch, Revision, Term};
+use kindred_partition_config::{
+    ids::{Epoch, Revision, Term},
+    map::StoreIdx,
+};
 
 use super::{
     record::{Goal, MoveRecord, Phase},
@@ -23,8 +29,14 @@ pub const TICK: Duration = Duration::from_millis(20);
 pub struct Settings {
     /// From the first freeze of an attempt to its decision; later it is given up (R15).
     pub budget: Duration,
-    /// From an attempt that was given up to the next one.
+    /// From an attempt that was given up to the next one; twice as long after each that follows.
     pub backoff: Duration,
+    /// It does not grow longer than this.
+    pub backoff_max: Duration,
+    /// So many attempts in a row may be given up: then the move itself goes back to where it came from.
+    pub attempts_max: u32,
+    /// An attempt begins only when every unit of it was followed this recently: both of its stores answer.
+    pub fresh: Duration,
     /// From a step that failed to its repetition.
     pub retry: Duration,
     /// Between rounds of following.
@@ -42,6 +54,9 @@ impl Default for Settings {
         Self {
             budget: Duration::from_millis(500),
             backoff: Duration::from_secs(2),
+            backoff_max: Duration::from_secs(60),
+            attempts_max: 10,
+            fresh: Duration::from_secs(2),
             retry: Duration::from_millis(100),
             follow_every: Duration::from_millis(50),
             ready_lag: Duration::from_millis(100),
@@ -54,9 +69,9 @@ impl Default for Settings {
 /// What an operator may ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// Give the move up; what has moved already goes back.
+    /// Give the move up; what has moved already goes back. Of a move on its way back: it stays at the new store.
     Abort,
-    /// Switch back.
+    /// Switch back. Of a move that is being aborted: it goes on.
     Reverse,
     /// Close the way back.
     Complete,
@@ -81,13 +96,18 @@ pub enum Refusal {
         "there is no way back: the keys came from a stock etcd, to which no live move goes; complete the move"
     )]
     OneWay,
+    /// There is nothing to bring back.
+    #[error(
+        "there is no way back: a store of the move was lost, and another one is in its place; complete the move"
+    )]
+    Lost,
     /// The old owner does not have all that the new one has.
     #[error(
         "the way back is not usable: store {store} does not follow yet; see the move's status, and ask again"
     )]
     NoWayBack {
         /// The store that would own it again.
-        store: kindred_partition_config::map::StoreIdx,
+        store: StoreIdx,
     },
 }
 
@@ -110,6 +130,8 @@ struct UnitState {
     leased: bool,
     /// How far the follower is behind; `None` before the first round.
     lag: Option<Duration>,
+    /// When both stores last answered for it.
+    followed_at: Option<Duration>,
     follow_at: Duration,
     verified: bool,
     /// The final revision, and the owner's incarnation.
@@ -157,6 +179,12 @@ pub struct Machine {
     attempt_not_before: Duration,
     redirect: Option<(Goal, Option<String>)>,
     complete: bool,
+    /// Stores that were lost and replaced.
+    gone: BTreeSet<StoreIdx>,
+    /// The highest term that a store has seen of the move, where that is one that meta does not know.
+    seen: Term,
+    /// When it was polled or answered last.
+    clock: Duration,
     /// The version of the request that is being carried out, or was last.
     asked: i64,
     switched_at: Option<Duration>,
@@ -189,9 +217,17 @@ impl Machine {
             attempt_not_before: Duration::ZERO,
             redirect: None,
             complete: false,
+            gone: BTreeSet::new(),
+            seen: Term(0),
+            clock: Duration::ZERO,
             asked: 0,
             switched_at: None,
         }
+    }
+
+    /// Tells which stores were lost and replaced (R14), or removed: nothing is moved to or from them any more.
+    pub fn stores_gone(&mut self, gone: BTreeSet<StoreIdx>) {
+        self.gone = gone;
     }
 
     /// Whether to poll on.
@@ -226,6 +262,9 @@ impl Machine {
                 let goal = if self.record.goal == Goal::There { Goal::Back } else { Goal::There };
                 self.redirect = Some((goal, None));
             }
+            Request::Abort if self.record.goal == Goal::Back => {
+                self.redirect = Some((Goal::There, Some("the way back was given up on request".to_owned())));
+            }
             Request::Abort => self.redirect = Some((Goal::Abort, Some("on request".to_owned()))),
         }
         Ok(())
@@ -243,26 +282,56 @@ impl Machine {
             (Request::Complete, Phase::Switched) => Ok(()),
             (Request::Complete, _) => refused("not switched yet", "wait until it is, or abort it"),
             (Request::Reverse, Phase::Switched) => self.usable_way_back(),
-            (Request::Reverse, _) => refused("not switched yet", "abort it"),
-            (Request::Abort, Phase::Switched) => refused("switched", "reverse it, then complete it"),
-            (Request::Abort, _) if self.record.goal != Goal::There => refused("on its way back", "wait"),
-            (Request::Abort, _) => self.usable_way_back(),
+            (Request::Abort, Phase::Switched) => refused("switched", "reverse it, or complete it"),
+            (Request::Reverse, _) => match self.record.goal {
+                Goal::There => refused("not switched yet", "abort it"),
+                Goal::Back => refused("on its way back", "wait, or abort it: then it stays at the new store"),
+                Goal::Abort => Ok(()),
+            },
+            (Request::Abort, _) => match self.record.goal {
+                Goal::There => self.usable_way_back(),
+                Goal::Back => Ok(()),
+                Goal::Abort => {
+                    refused("being aborted", "wait, or reverse it: then it goes on to the new store")
+                }
+            },
         }
     }
 
-    /// Whether all followers of legs that have been switched follow.
+    /// Whether all followers of legs that have been switched follow, and have just said so.
     fn usable_way_back(&self) -> Result<(), Refusal> {
         if self.record.has_no_way_back() {
             return Err(Refusal::OneWay);
         }
+        let switched = self.record.phase == Phase::Switched;
+        if switched && self.record.legs.iter().all(|leg| leg.lost) {
+            return Err(Refusal::Lost);
+        }
         for (at, unit) in &self.units {
             let leg = &self.record.legs[at.leg];
-            let is_there = unit.copied && unit.lag.is_some() && !unit.release && !unit.open;
-            if leg.epoch.is_some() && self.record.phase == Phase::Switched && !is_there {
+            let is_there = unit.copied && unit.lag.is_some() && self.is_fresh(unit);
+            let is_there = is_there && !unit.release && !unit.open;
+            if leg.epoch.is_some() && switched && !is_there && !leg.lost {
                 return Err(Refusal::NoWayBack { store: leg.follower() });
             }
         }
         Ok(())
+    }
+
+    /// Whether the follower is close behind, and both stores have just said so.
+    fn is_near(&self, unit: &UnitState) -> bool {
+        self.is_fresh(unit) && unit.lag.is_some_and(|lag| lag <= self.settings.ready_lag)
+    }
+
+    /// Whether both stores have answered for the unit a moment ago.
+    fn is_fresh(&self, unit: &UnitState) -> bool {
+        unit.followed_at.is_some_and(|at| self.clock <= at + self.settings.fresh)
+    }
+
+    /// From the last attempt that was given up to the next one: longer each time.
+    fn pause(&self) -> Duration {
+        let doubled = self.record.failed.saturating_sub(1).min(16);
+        self.settings.backoff.saturating_mul(1 << doubled).min(self.settings.backoff_max)
     }
 
     /// Takes the answer to a step. Answers to steps of an older term are ignored: they have been asked for again.
@@ -270,6 +339,7 @@ impl Machine {
         if self.status != Status::Running {
             return;
         }
+        self.clock = self.clock.max(now);
         if self.meta.is_some_and(|(of_meta, _)| of_meta == ticket) {
             let name = self.meta.take().map(|(_, name)| name);
             self.of_meta(name, answer, now);
@@ -316,6 +386,9 @@ impl Machine {
         if mine && !self.holds {
             self.holds = true;
             self.began();
+            if self.record.failed > 0 {
+                self.attempt_not_before = now + self.pause();
+            }
         }
         if old.term != self.record.term {
             // What is under way has a term that stores may refuse by now: it is asked for again.
@@ -330,8 +403,10 @@ impl Machine {
             self.frozen_at = None;
             self.give_up = None;
             if self.record.legs[leg].moved == old.legs[leg].moved {
-                self.attempt_not_before = now + self.settings.backoff;
+                self.attempt_not_before = now + self.pause();
                 for unit in self.of_leg(leg) {
+                    // Both stores are to answer before anything is frozen again.
+                    (unit.lag, unit.followed_at) = (None, None);
                     (unit.frozen, unit.imported, unit.sealed, unit.confirmed) = (None, false, None, false);
                     // Why the attempt failed is not known: the owner may have restarted.
                     unit.tracked = false;
@@ -384,6 +459,7 @@ impl Machine {
         match answer {
             Answer::Followed { lag } => {
                 unit.lag = Some(lag);
+                unit.followed_at = Some(now);
                 unit.follow_at = now + self.settings.follow_every;
             }
             Answer::Frozen { final_revision, life } => unit.frozen = Some((final_revision, life)),
@@ -421,11 +497,15 @@ impl Machine {
                     self.redirect = Some((Goal::Abort, Some(reason)));
                 }
             }
-            Answer::Stale => {
+            Answer::Stale { seen } => {
                 unit.retry_at = now + self.settings.retry;
                 self.read = true;
+                self.seen = self.seen.max(seen);
             }
             _ => {
+                if matches!(name, StepName::Tail | StepName::ReverseTail) {
+                    (unit.lag, unit.followed_at) = (None, None);
+                }
                 // An owner that has restarted may know nothing of the track.
                 unit.tracked &= !matches!(name, StepName::Copy | StepName::Tail | StepName::ReverseTail);
                 // Within the budget of an attempt there is no time to wait for long.

@@ -1,6 +1,6 @@
 //! What the meta store knows of a move.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kindred_partition_config::{
     ids::{Epoch, MoveId, Term},
@@ -86,6 +86,9 @@ pub struct Leg {
     /// The generation of the last decision about them; `None` before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<Epoch>,
+    /// One of the two stores was lost and replaced (R14): the leg stays as it is, wherever the move goes.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub lost: bool,
 }
 
 impl Leg {
@@ -132,6 +135,9 @@ pub struct MoveRecord {
     pub goal: Goal,
     /// How many attempts to switch were begun.
     pub attempts: u32,
+    /// How many of them were given up since the last that was decided, or since the goal is this one.
+    #[serde(default, skip_serializing_if = "is_none_yet")]
+    pub failed: u32,
     /// Why it was aborted, or its last attempt was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -148,6 +154,11 @@ pub struct MoveRecord {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn is_false(answer: &bool) -> bool {
     !*answer
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_none_yet(number: &u32) -> bool {
+    *number == 0
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
@@ -177,8 +188,15 @@ impl MoveRecord {
         for transfer in transfers {
             pairs.entry((transfer.from, transfer.to)).or_default().push(transfer.clone());
         }
-        let leg =
-            |((from, to), transfers)| Leg { from, to, transfers, moved: false, one_way: false, epoch: None };
+        let leg = |((from, to), transfers)| Leg {
+            from,
+            to,
+            transfers,
+            moved: false,
+            one_way: false,
+            epoch: None,
+            lost: false,
+        };
         Some(Self {
             version: RECORD_VERSION,
             id,
@@ -188,6 +206,7 @@ impl MoveRecord {
             phase: Phase::Copying,
             goal: Goal::There,
             attempts: 0,
+            failed: 0,
             reason: None,
             heard: 0,
             legs: pairs.into_iter().map(leg).collect(),
@@ -251,11 +270,12 @@ impl MoveRecord {
     }
 
     /// The legs that are not where they are to go, in the order in which they are switched: on the way back the last one
-    /// first.
+    /// first. Those with a lost store are not: nothing can be switched there any more.
     #[must_use]
     pub fn unsettled(&self) -> Vec<usize> {
         let there = self.goal == Goal::There;
-        let mut legs: Vec<_> = (0..self.legs.len()).filter(|leg| self.legs[*leg].moved != there).collect();
+        let due = |leg: &usize| self.legs[*leg].moved != there && !self.legs[*leg].lost;
+        let mut legs: Vec<_> = (0..self.legs.len()).filter(due).collect();
         if !there {
             legs.reverse();
         }
@@ -267,7 +287,59 @@ impl MoveRecord {
     #[must_use]
     pub fn given_up(&self, reason: String) -> Self {
         let term = Term(self.term.0 + 1);
-        Self { term, phase: Phase::CatchingUp, reason: Some(reason), ..self.clone() }
+        let failed = self.failed.saturating_add(1);
+        Self { term, phase: Phase::CatchingUp, failed, reason: Some(reason), ..self.clone() }
+    }
+
+    /// How far the move is by where its legs are and where it goes.
+    #[must_use]
+    pub fn phase_by_goal(&self) -> Phase {
+        match (self.unsettled().is_empty(), self.goal) {
+            (false, _) => Phase::CatchingUp,
+            (true, Goal::Abort) => Phase::Aborting,
+            (true, _) => Phase::Switched,
+        }
+    }
+
+    /// The record when stores were lost and replaced: legs with one of them stay as they are. An attempt that is under way
+    /// at one of them is given up. `None` when it says so already.
+    #[must_use]
+    pub fn without(&self, gone: &BTreeSet<StoreIdx>) -> Option<Self> {
+        let lost = |leg: &Leg| !leg.lost && (gone.contains(&leg.from) || gone.contains(&leg.to));
+        if self.phase.is_over() || !self.legs.iter().any(lost) {
+            return None;
+        }
+        let mut next = Self { term: Term(self.term.0 + 1), ..self.clone() };
+        next.legs.iter_mut().filter(|leg| lost(leg)).for_each(|leg| leg.lost = true);
+        next.reason = Some("a store of the move was lost, and another one is in its place".to_owned());
+        if !matches!(self.phase, Phase::Completing | Phase::Aborting) {
+            next.phase = next.phase_by_goal();
+        }
+        Some(next)
+    }
+
+    /// The record of a move that is over because others have settled what it was about. The configuration is theirs, too.
+    #[must_use]
+    pub fn ended(&self, reason: &str) -> Self {
+        let moved = self.legs.iter().all(|leg| leg.moved);
+        let phase = if moved { Phase::Done } else { Phase::Aborted };
+        let reason = Some(reason.to_owned());
+        Self { term: Term(self.term.0 + 1), phase, reason, before: None, ..self.clone() }
+    }
+
+    /// Whether this was written after the other: of one move, when meta has lost what it was told last.
+    #[must_use]
+    pub fn is_newer_than(&self, other: &Self) -> bool {
+        let age = |record: &Self| {
+            let rank = match record.phase {
+                Phase::Done | Phase::Aborted => 2,
+                Phase::Completing | Phase::Aborting => 1,
+                _ => 0,
+            };
+            let decided = record.legs.iter().filter_map(|leg| leg.epoch).max();
+            (record.term, decided, rank, record.heard)
+        };
+        age(self) > age(other)
     }
 
     /// The record after the decision that the leg changes hands, by the map of this generation (R15c). It is written in
@@ -280,11 +352,8 @@ impl MoveRecord {
             leg.epoch = Some(generation);
         }
         next.reason = None;
-        next.phase = match (next.unsettled().is_empty(), next.goal) {
-            (false, _) => Phase::CatchingUp,
-            (true, Goal::Abort) => Phase::Aborting,
-            (true, _) => Phase::Switched,
-        };
+        next.failed = 0;
+        next.phase = next.phase_by_goal();
         next
     }
 

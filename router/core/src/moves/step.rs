@@ -221,7 +221,10 @@ pub enum Answer {
         reason: String,
     },
     /// A store has seen a higher term.
-    Stale,
+    Stale {
+        /// The highest that it has seen of the move.
+        seen: Term,
+    },
     /// Anything else, a deadline included: it may have been done, and is tried again. A `Swap` may be written yet.
     Failed {
         /// Why.

@@ -12,6 +12,7 @@ use std::{
     thread,
 };
 
+mod hardship;
 mod invariants;
 mod shard;
 mod world;
@@ -96,7 +97,10 @@ fn add(sum: &mut Counts, of_run: Counts) {
 fn ten_thousand_seeds() {
     let seeds = match number("KINDRED_SIM_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("KINDRED_SIM_SEEDS").unwrap_or(10_000),
+        None => {
+            let first = number("KINDRED_SOAK_SEED").unwrap_or(0);
+            first..first + number("KINDRED_SIM_SEEDS").or(number("KINDRED_SOAK_CASES")).unwrap_or(10_000)
+        }
     };
     let next = AtomicU64::new(seeds.start);
     let work = || {

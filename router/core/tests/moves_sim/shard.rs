@@ -25,6 +25,8 @@ pub struct Record {
     pub unit: Unit,
     pub state: State,
     pub epoch: Epoch,
+    /// Of a follower: everything is there for a decision.
+    pub sealed: bool,
 }
 
 /// Versions of keys: revision and value, oldest first.
@@ -119,12 +121,13 @@ impl Shard {
     fn set(&mut self, unit: &Unit, state: State, epoch: Option<Epoch>) {
         match self.at(unit) {
             Some(record) => {
+                record.sealed = false;
                 record.state = state;
                 record.epoch = epoch.unwrap_or(record.epoch);
             }
             None => {
                 let epoch = epoch.unwrap_or(Epoch(0));
-                self.records.push(Record { unit: unit.clone(), state, epoch });
+                self.records.push(Record { unit: unit.clone(), state, epoch, sealed: false });
             }
         }
     }
@@ -136,6 +139,10 @@ impl Shard {
         }
         self.term = self.term.max(term);
         true
+    }
+
+    pub fn highest_term(&self) -> Term {
+        self.term
     }
 
     /// How far the unit follows; `None` when it does not.
@@ -238,7 +245,7 @@ impl Shard {
     pub fn call(&mut self, name: StepName, call: &UnitCall, now: u64) -> Answer {
         let failed = |reason: &str| Answer::Failed { reason: reason.to_owned() };
         if !self.admits(call.term) {
-            return Answer::Stale;
+            return Answer::Stale { seen: self.term };
         }
         let unit = &call.unit;
         let state = self.state(unit);
@@ -264,6 +271,9 @@ impl Shard {
                 }
                 if !self.is(Mutation::SealKeepsClock) {
                     self.clock = self.clock.max(call.final_revision.get());
+                }
+                if let Some(record) = self.at(unit) {
+                    record.sealed = true;
                 }
                 return Answer::Sealed { life: self.life };
             }

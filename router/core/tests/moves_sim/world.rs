@@ -36,12 +36,16 @@ const CLIENTS: usize = 3;
 const WATCH_MS: u64 = 40;
 /// Tickets above are a watchdog's.
 const WATCHDOGS: u64 = 1 << 40;
-const KEYS: [&str; 6] = ["a", "c", "e", "m", "p", "x"];
+pub const KEYS: [&str; 6] = ["a", "c", "e", "m", "p", "x"];
 
 /// SplitMix64.
 pub struct Random(u64);
 
 impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -50,11 +54,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: u64) -> u64 {
+    pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    fn one_in(&mut self, n: u64) -> bool {
+    pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
@@ -176,7 +180,7 @@ fn store(name: &str) -> StoreName {
 }
 
 /// The change that is the move.
-fn scenario(random: &mut Random) -> Change {
+pub fn scenario(random: &mut Random) -> (ClusterState, Change) {
     let partitions = match random.below(3) {
         0 => "- {metadata: {name: p}, resource: pods, serviceGroupId: a}",
         1 => {
@@ -199,13 +203,14 @@ fn scenario(random: &mut Random) -> Change {
         1 => state.apply_configs(&[ConfigChange::Update(wider)]),
         _ => state.move_kind("pods", &store("c")),
     };
-    change.unwrap()
+    let change = change.unwrap();
+    (state, change)
 }
 
 impl World {
     pub fn new(seed: u64, mutation: Option<Mutation>) -> Self {
         let mut random = Random(seed);
-        let change = scenario(&mut random);
+        let (_, change) = scenario(&mut random);
         let record = MoveRecord::new(MoveId(1), &change.transfers).unwrap();
         let state = change.state;
         let shards = (1..=3)
@@ -511,7 +516,7 @@ impl World {
                 let (owner, follower) = (usize::from(unit.owner.0), usize::from(unit.follower.0));
                 let at = if matches!(call, Call::Export { .. }) { owner } else { follower };
                 match (self.shards[at].admits(unit.term), call) {
-                    (false, _) => Reply::Answer(Answer::Stale),
+                    (false, _) => Reply::Answer(Answer::Stale { seen: self.shards[at].highest_term() }),
                     (true, Call::Through) => Reply::Through(self.shards[at].through(&unit.unit)),
                     (true, Call::Export { after }) => {
                         Reply::Exported(self.shards[at].export(&unit.unit, after))

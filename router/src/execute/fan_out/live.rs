@@ -83,7 +83,7 @@ impl Shards for Live {
                 }
             }
             let request = deadline.pinned(request.clone(), at_least, pin);
-            store.ask(Call::Range, by_map(request, self.generation)).await.map_err(Failure::of)
+            store.ask(Call::Range, !small, by_map(request, self.generation)).await.map_err(Failure::of)
         })
         .await
     }

@@ -1,7 +1,9 @@
 //! Small reads over several stores, of which many ask at the same time: every apiserver's probe of a Kind is the same
 //! request. [`Rounds`] decides who shares a round.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use kindred_router_core::plan::FanOut;
@@ -15,6 +17,9 @@ use crate::execute::{Deadline, Effect};
 
 /// The longest request that is compared with others.
 pub const BYTES_MAX: usize = 1 << 10;
+/// How long others wait for a round to end: one that takes longer waits for a store that stands still, and whoever comes
+/// may find by now that it does.
+const SLOW: Duration = Duration::from_millis(500);
 
 /// A request, and the generation of the map that it is carried out by.
 type Question = (Bytes, u64);
@@ -51,8 +56,7 @@ impl App {
         let (to, answer) = oneshot::channel();
         let begins = self.shared_reads.lock().ask(question.clone(), Waiter { deadline, to });
         if let Some(waiter) = begins {
-            let round = UnderWay { app: self.clone(), question, ended: false };
-            tokio::spawn(round.run(fan_out, vec![waiter]));
+            UnderWay { app: self.clone(), question, ended: false }.begin(fan_out, vec![waiter]);
         }
         match tokio::time::timeout_at(deadline.at(), answer).await {
             Ok(answer) => answer.map_err(|_| Status::internal("kindred: a read ended without an answer"))?,
@@ -69,6 +73,10 @@ struct UnderWay {
 }
 
 impl UnderWay {
+    fn begin(self, fan_out: FanOut, waiters: Vec<Waiter>) {
+        tokio::spawn(self.run(fan_out, waiters));
+    }
+
     async fn run(mut self, fan_out: FanOut, mut waiters: Vec<Waiter>) {
         loop {
             // Nobody else comes to wait for this one. Each of them waits no longer than its own time.
@@ -76,14 +84,23 @@ impl UnderWay {
                 return;
             };
             let (body, generation) = self.question.clone();
-            let answer = tokio::select! {
-                answer = self.app.range_over(&fan_out, generation, body, latest) => answer,
-                // What was asked of the stores is cancelled.
-                () = all_gone(&mut waiters) => Err(Status::cancelled("the clients have gone")),
+            let app = self.app.clone();
+            let mut reading = pin!(app.range_over(&fan_out, generation, body, latest));
+            let mut slow = pin!(tokio::time::sleep(SLOW));
+            let answer = loop {
+                tokio::select! {
+                    answer = &mut reading => break answer,
+                    // What was asked of the stores is cancelled.
+                    () = all_gone(&mut waiters) => break Err(Status::cancelled("the clients have gone")),
+                    () = &mut slow, if !self.ended => self.step_aside(&fan_out),
+                }
             };
             for waiter in waiters {
                 // Who is gone does not want it.
                 let _ = waiter.to.send(answer.clone());
+            }
+            if self.ended {
+                return;
             }
             match self.app.shared_reads.lock().next(&self.question) {
                 Some(next) => waiters = next,
@@ -91,6 +108,15 @@ impl UnderWay {
             }
         }
         self.ended = true;
+    }
+
+    /// Lets the next round begin in its place, and goes on for its own waiters alone.
+    fn step_aside(&mut self, fan_out: &FanOut) {
+        self.ended = true;
+        if let Some(next) = self.app.shared_reads.lock().next(&self.question) {
+            let (app, question) = (self.app.clone(), self.question.clone());
+            Self { app, question, ended: false }.begin(fan_out.clone(), next);
+        }
     }
 }
 

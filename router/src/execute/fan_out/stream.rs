@@ -5,9 +5,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kindred_proto::etcdserverpb as pb;
 use kindred_router_core::plan::FanOut;
+use kindred_transport::ending::{self, Produced};
 use kindred_wire::kv::put_range_stream;
 use prost::Message as _;
 use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::ask::{Ask, KeyValue};
@@ -22,7 +24,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 const CHUNKS_MAX: usize = 2;
 
 /// The messages of a stream.
-pub type Chunks = mpsc::Receiver<Result<Bytes, Status>>;
+pub type Chunks = Produced<ReceiverStream<Result<Bytes, Status>>>;
 
 /// Cuts the answer into messages. The last one is sent at the end, with what ends the answer.
 struct Chunked {
@@ -81,6 +83,7 @@ impl App {
         };
         self.shown.show(&fan_out.spread, cut.header);
         let (to, chunks) = mpsc::channel(CHUNKS_MAX);
+        let (good_end, chunks) = ending::produced(ReceiverStream::new(chunks));
         let header = self.identity.header(cut.header.get());
         // Ends with the last chunk, or when the client goes away and the receiver with it.
         self.drain.spawn(async move {
@@ -91,9 +94,10 @@ impl App {
                 end(&mut chunked.pending, ending);
                 chunked.send().await
             };
-            if let Err(status) = whole.await {
+            match whole.await {
+                Ok(()) => good_end.reached(),
                 // Lost with the client, if that is why.
-                let _ = chunked.to.send(Err(status)).await;
+                Err(status) => drop(chunked.to.send(Err(status)).await),
             }
         });
         Ok(Some(chunks))

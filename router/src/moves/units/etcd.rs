@@ -16,7 +16,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Revision, Term};
 use kindred_partition_config::transfers::Transfer;
 use kindred_proto::etcdserverpb as etcd;
 use kindred_proto::mvccpb::KeyValue;
@@ -61,7 +61,7 @@ const LIFE: u64 = 1;
 impl From<FenceError> for Failed {
     fn from(error: FenceError) -> Self {
         match error {
-            FenceError::Stale { .. } => Self::Stale,
+            FenceError::Stale { seen, .. } => Self::Stale(Term(seen)),
             FenceError::Unknown(_) => Self::Restarted(error.to_string()),
             FenceError::State { .. } | FenceError::Malformed(_) => Self::Other(error.to_string()),
         }
@@ -116,12 +116,7 @@ impl UnitSteps<'_> {
     /// The present of the follower's clock, as a revision that no shard assigns: their slots are not 0.
     async fn clock(&self) -> Result<Revision, Failed> {
         let store = self.follower();
-        let request = pb::HelloRequest {
-            protocol_version: crate::stores::monitor::PROTOCOL_VERSION,
-            cluster_id: self.app.identity.cluster_id,
-            opens_at_micros: store.spec().opens_at.unwrap_or_default(),
-            ..Default::default()
-        };
+        let request = crate::stores::monitor::hello_of(self.app, store, &store.spec());
         let hello =
             bounded(
                 store,
@@ -290,7 +285,7 @@ impl UnitSteps<'_> {
         let mut right =
             bounded(
                 follower,
-                |store, _| async move { store.units(true).verify(Request::new(request)).await },
+                |store, _| async move { store.units_in_bulk().verify(Request::new(request)).await },
             )
             .await?;
         let (mut pages, mut digest) = (self.pages(at), Digest::default());
@@ -378,7 +373,7 @@ impl UnitSteps<'_> {
         let (final_revision, generation) = (self.call.final_revision.get(), self.undecided());
         let request = pb::SealRequest { r#move: self.unit_move(), final_revision, generation, imported };
         let sealed = bounded(self.follower(), |store, deadline| async move {
-            store.units(false).seal(deadline.request(request)).await
+            store.units().seal(deadline.request(request)).await
         })
         .await?;
         Ok(Answer::Sealed { life: sealed.incarnation })

@@ -22,6 +22,12 @@ impl Engine {
         self.clock.may_assign(now)
     }
 
+    /// Whether the clock may be raised to a revision, as far as the maximum offset goes (R3).
+    #[must_use]
+    pub fn may_follow(&self, now: WallMicros, to: Revision) -> bool {
+        self.clock.may_follow(now, to, self.config.max_clock_offset_micros)
+    }
+
     /// Whether the ceiling lets the clock come to a revision.
     #[must_use]
     pub fn may_reach(&self, to: Revision) -> bool {

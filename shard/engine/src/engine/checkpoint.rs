@@ -9,7 +9,7 @@ use kindred_partition_config::ids::{LeaseId, Revision};
 use super::Engine;
 use crate::{
     durability::{LeaseRecord, Logged},
-    space::Place,
+    space::{Place, Walked},
 };
 
 /// Leases of one slice.
@@ -22,6 +22,7 @@ pub struct Walk(Stage);
 #[derive(Debug)]
 enum Stage {
     Keys(Place),
+    Unkept(Place),
     Leases(std::vec::IntoIter<LeaseId>),
     Rest,
     Over,
@@ -34,6 +35,12 @@ impl Engine {
         Walk(Stage::Keys(Place::default()))
     }
 
+    /// Begins a walk over what [`Engine::checkpoint_begin`] leaves out: the keys of the Kinds of mode none. For a stop in good
+    /// order; nothing may be applied before its end.
+    pub fn unkept_begin(&self) -> Walk {
+        Walk(Stage::Unkept(Place::default()))
+    }
+
     /// Gives the next records: of about `max_keys` keys, or `max_bytes` of them. False when there are no more.
     pub fn checkpoint_next(
         &mut self,
@@ -44,10 +51,17 @@ impl Engine {
     ) -> bool {
         match &mut walk.0 {
             Stage::Keys(place) => {
-                if !self.space.walk_kept(place, max_keys, max_bytes, &mut give) {
+                if !self.space.walk_slice(place, Walked::Kept, max_keys, max_bytes, &mut give) {
                     walk.0 = Stage::Leases(self.leases.known().into_iter());
                 }
                 true
+            }
+            Stage::Unkept(place) => {
+                let more = self.space.walk_slice(place, Walked::Unkept, max_keys, max_bytes, &mut give);
+                if !more {
+                    walk.0 = Stage::Over;
+                }
+                more
             }
             Stage::Leases(ids) => {
                 let slice: Vec<LeaseId> = ids.by_ref().take(LEASES).collect();

@@ -71,6 +71,12 @@ impl Engine {
         self.space.outbox.fsync.len()
     }
 
+    /// The same of the log of mode buffered.
+    #[must_use]
+    pub fn logged_buffered(&self) -> usize {
+        self.space.outbox.buffered.len()
+    }
+
     /// Whether the answer to the last [`Engine::apply`], [`Engine::apply_above`], [`Engine::lease_revoke`] or
     /// [`Engine::lease_end`] tells of something, read or written, that waits for the fsync log: it is to be given when
     /// the mark of the next [`Engine::take_applied`] is published.

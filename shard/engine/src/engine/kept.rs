@@ -1,8 +1,9 @@
 //! Revisions that stay readable for long (R5): a backup reads one cut for minutes or hours, while clients compact.
 //!
 //! What is kept at T is what was current at T, at most one version a key more; no compaction waits for it. Below the floor
-//! T itself is all that can be read: watches and other revisions there are compacted as ever, and counts are not exact
-//! there. A revision is kept while it is renewed: who asked for it and went away loses it when its time has passed.
+//! T itself is all that can be read: watches and other revisions there are compacted as ever. What came and went is
+//! remembered for the counts at T when the rest of it is freed (`keyspace/folded.rs`). A revision is kept while it is
+//! renewed: who asked for it and went away loses it when its time has passed.
 
 use std::collections::BTreeMap;
 
@@ -50,8 +51,7 @@ impl Engine {
             keep.until = until;
             return Ok(());
         }
-        let visible = self.space.units.records.iter().filter(|record| record.is_visible());
-        let floor = visible.map(|record| record.floor).fold(self.space.floor, Revision::max);
+        let floor = self.space.floor_highest();
         if at < floor {
             return Err(EngineError::Compacted { floor });
         }

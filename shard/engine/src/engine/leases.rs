@@ -6,7 +6,11 @@ use kindred_partition_config::{
 };
 
 use super::{EndedLease, Engine, LeaseView, MonoMillis, WallMicros};
-use crate::{error::EngineError, units::NotOwned};
+use crate::{
+    error::EngineError,
+    lease::{AdoptedLease, HandedLease},
+    units::NotOwned,
+};
 
 /// How long an expiry waits that would delete keys that are moving.
 const WAIT_MS: u64 = 100;
@@ -34,8 +38,9 @@ impl Engine {
     ) -> Result<(Revision, Vec<Slot>), EngineError> {
         self.lease_waits(id)?;
         self.may_assign_or_wait(wall)?;
-        let (keys, stores) = self.leases.begin_end(id).ok_or(EngineError::LeaseNotFound(id))?;
+        let (keys, stores) = self.leases.begin_end(id).ok_or_else(|| self.leases.elsewhere(id))?;
         self.log_lease(id);
+        let keys = self.keys_to_end(id, keys);
         Ok((self.delete_leased(wall, &keys), stores))
     }
 
@@ -53,6 +58,7 @@ impl Engine {
             }
             if let Some((keys, _)) = self.leases.begin_end(id) {
                 self.log_lease(id);
+                let keys = self.keys_to_end(id, keys);
                 self.delete_leased(wall, &keys);
             }
         }
@@ -60,15 +66,17 @@ impl Engine {
     }
 
     /// Deletes keys that a restart found of leases that were over: their deletions were lost. Of at most `max` leases; those
-    /// with keys that are moving, or that have another lease or are gone by now, are left alone.
+    /// with keys of which it is being decided whose they are wait; keys that have another lease or are gone by now are left
+    /// alone.
     fn orphans_end(&mut self, wall: WallMicros, max: usize) -> bool {
         let (mut after, mut ended) = (None, false);
         for _ in 0..max {
-            let Some((id, mut keys)) = self.leases.orphans(after) else { break };
+            let Some((id, keys)) = self.leases.orphans(after) else { break };
             after = Some(id);
             if self.keys_wait(&keys).is_err() || !self.clock.may_assign(wall) {
                 continue;
             }
+            let mut keys = self.keys_to_end(id, keys);
             keys.retain(|key| self.space.get(key).is_some_and(|version| version.lease() == id.get()));
             self.delete_leased(wall, &keys);
             self.leases.orphans_done(id);
@@ -110,17 +118,28 @@ impl Engine {
 
     /// At another store: know a lease whose home is elsewhere; it never expires here.
     pub fn lease_adopt(&mut self, id: LeaseId, granted_ttl_s: i64, home: Slot) -> Result<(), EngineError> {
-        let known = self.leases.contains(id);
-        self.leases.adopt(id, granted_ttl_s, home)?;
+        self.lease_adopt_after(id, granted_ttl_s, home, &[])
+    }
+
+    /// The same for a home that took the place of those `before`.
+    pub fn lease_adopt_after(
+        &mut self,
+        id: LeaseId,
+        granted_ttl_s: i64,
+        home: Slot,
+        before: &[Slot],
+    ) -> Result<(), EngineError> {
+        let known = self.leases.durable(id);
+        self.leases.adopt_after(id, granted_ttl_s, home, before)?;
         self.unit_leases_known(id);
-        if !known {
+        if self.leases.durable(id) != known {
             self.log_lease(id);
         }
         Ok(())
     }
 
-    /// At another store: delete its keys in one revision and forget it. Refused, to be asked again, while one of them is
-    /// moving.
+    /// At another store: delete its keys in one revision and forget it. Refused, to be asked again, while it is being decided
+    /// whose one of them is.
     pub fn lease_end(&mut self, wall: WallMicros, id: LeaseId) -> Result<Revision, EngineError> {
         self.lease_waits(id)?;
         self.may_assign_or_wait(wall)?;
@@ -129,7 +148,70 @@ impl Engine {
         if known && !self.leases.contains(id) {
             self.log_lease(id);
         }
+        let keys = self.keys_to_end(id, keys);
         Ok(self.delete_leased(wall, &keys))
+    }
+
+    /// The same when nobody said that it is over: these stores do not know it. That is enough only where its home is one of
+    /// them, so that who does not know where a lease has gone cannot end it.
+    pub fn lease_end_denied(
+        &mut self,
+        wall: WallMicros,
+        id: LeaseId,
+        denied: &[Slot],
+    ) -> Result<Revision, EngineError> {
+        match self.leases.adopted_from(id) {
+            Some(home) if !denied.contains(&home) => {
+                Err(NotOwned { key: Key::from(format!("lease {id}").as_str()), epoch: 0 }.into())
+            }
+            _ => self.lease_end(wall, id),
+        }
+    }
+
+    // ---- a home that goes away
+
+    /// Leases whose home is here and is to go to an heir, at most `max` at a time; see [`crate::lease::HandedLease`]. Those
+    /// that are answered are served no more; only with `begin` any that were until now.
+    pub fn lease_hand_over(&mut self, max: usize, begin: bool) -> Vec<HandedLease> {
+        let (leases, fresh) = self.leases.hand_over(max, begin);
+        fresh.into_iter().for_each(|id| self.log_lease(id));
+        leases
+    }
+
+    /// How many leases have or had their home here and are not handed over.
+    #[must_use]
+    pub fn leases_left(&self) -> usize {
+        self.leases.left()
+    }
+
+    /// At the heir: the lease has its home here now.
+    pub fn lease_inherit(
+        &mut self,
+        now: MonoMillis,
+        id: LeaseId,
+        granted_ttl_s: i64,
+        attached: &[Slot],
+    ) -> Result<(), EngineError> {
+        let known = self.leases.durable(id);
+        self.leases.inherit(now, id, granted_ttl_s, attached)?;
+        self.unit_leases_known(id);
+        if self.leases.durable(id) != known {
+            self.log_lease(id);
+        }
+        Ok(())
+    }
+
+    /// At the home before: the heir has the lease, and all stores that know it know that.
+    pub fn lease_handed(&mut self, id: LeaseId, heir: Slot) {
+        if self.leases.handed(id, heir) {
+            self.log_lease(id);
+        }
+    }
+
+    /// Leases that were adopted from one of these stores, at most `max`.
+    #[must_use]
+    pub fn leases_adopted(&self, homes: &[Slot], max: usize) -> Vec<AdoptedLease> {
+        self.leases.adopted(homes, max)
     }
 
     /// The end of a lease waits for its keys to have one owner who can delete them.

@@ -130,13 +130,14 @@ fn durable_to(lost: &Lost, modes: &KindModes, restored: &[RestoredKind]) -> Lost
     Lost {
         buffered: lost.buffered.map(|at| at.max(highest(Durability::Buffered))),
         fsync: lost.fsync.map(|at| at.max(highest(Durability::Fsync))),
+        none_is_whole: lost.none_is_whole,
     }
 }
 
 /// What is missing of a Kind of a mode.
 fn gap(mode: Durability, lost: Lost, start: Revision) -> Gap {
     let after = match mode {
-        Durability::None => Some(Revision::ZERO),
+        Durability::None => (!lost.none_is_whole).then_some(Revision::ZERO),
         Durability::Buffered => lost.buffered,
         Durability::Fsync => lost.fsync,
     };

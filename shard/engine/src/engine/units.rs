@@ -1,7 +1,7 @@
 //! Units that this shard owns, gives away and takes in; see [`crate::units`].
 
 use kindred_partition_config::{
-    ids::{LeaseId, Revision},
+    ids::{LeaseId, MoveId, Revision},
     key::{Key, KeyRange},
     unit::Unit,
 };
@@ -14,7 +14,7 @@ use crate::{
     space::Splitting,
     units::{
         CopyChunk, Import, NotOwned, Tracking, UnitDigest, UnitError, UnitMove, UnitRecord, UnitState,
-        table::{Record, Room, UnitId, View},
+        table::{Record, Room, UnitId, View, Whose},
     },
     version::Version,
 };
@@ -27,10 +27,16 @@ const NAMED_MAX: usize = 100;
 const ROOM_STEPS: usize = 8192;
 
 impl Engine {
-    /// Whether a request over these ranges may be executed here: single keys are decided by the record that holds them;
+    /// Whether reads of these ranges may be executed here: single keys are decided by the record that holds them;
     /// spans by every record that they touch, and by its epoch where the generation of the request's map is named.
     pub fn owns(&self, ranges: &[KeyRange], generation: Option<u64>) -> Result<(), NotOwned> {
         ranges.iter().try_for_each(|range| self.space.check(range, generation))
+    }
+
+    /// As [`Engine::owns`], for a write, or for what a transaction looks at: a Kind's pseudo-key is read at every store of
+    /// the Kind, and written at the one that owns it.
+    pub fn owns_to_write(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
+        self.space.check_write(range, generation)
     }
 
     /// As [`Engine::owns`], for a read at a revision: what was settled when a unit was frozen is readable until it is dropped
@@ -48,6 +54,13 @@ impl Engine {
     #[must_use]
     pub fn unit_records(&self) -> Vec<UnitRecord> {
         self.space.units.records.iter().map(|record| record.view(self.unit_keys(record.id))).collect()
+    }
+
+    /// The highest number of a move that this shard has heard of: none of them is to be used again, whatever the meta store
+    /// has lost.
+    #[must_use]
+    pub fn highest_move(&self) -> Option<MoveId> {
+        self.space.units.highest_move()
     }
 
     fn unit_keys(&self, id: UnitId) -> u64 {
@@ -674,13 +687,35 @@ impl Engine {
         Ok((leases, next))
     }
 
-    /// Whether one of these keys is frozen or hidden here: its deletion is not this shard's to decide now.
+    /// Whether it is being decided whose one of these keys is: nobody deletes it now.
     pub(super) fn keys_wait(&self, keys: &[Key]) -> Result<(), NotOwned> {
-        if self.space.units.is_empty() {
-            return Ok(());
+        let undecided = |key: &&Key| self.space.units.whose(key) == Whose::Undecided;
+        match keys.iter().find(undecided) {
+            Some(key) => Err(NotOwned { key: key.clone(), epoch: 0 }),
+            None => Ok(()),
         }
-        let wait = |refused: NotOwned| NotOwned { epoch: 0, ..refused };
-        keys.iter().try_for_each(|key| self.space.units.check_key(key, None).map_err(wait))
+    }
+
+    /// Of the keys of a lease that is over, those that this store is to delete. Those of copies are another store's, which
+    /// knows the lease as well: its deletions come. Until then a copy counts them as keys of a lease that is unknown here,
+    /// so that it cannot become this store's with them.
+    pub(super) fn keys_to_end(&mut self, id: LeaseId, keys: Vec<Key>) -> Vec<Key> {
+        if self.space.units.is_empty() {
+            return keys;
+        }
+        let mut ours = Vec::with_capacity(keys.len());
+        for key in keys {
+            match self.space.units.whose(&key) {
+                Whose::Ours | Whose::Undecided => ours.push(key),
+                Whose::Copied(unit) => {
+                    if let Some(record) = self.space.units.get_mut(unit) {
+                        record.unattached.entry(id).or_default().insert(key);
+                    }
+                }
+                Whose::Gone => {}
+            }
+        }
+        ours
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hashbrown::HashSet;
 use kindred_partition_config::{ids::Revision, key::Key, unit::Unit};
 
-use super::{Keyspace, Place, Span};
+use super::{Keyspace, Place, Span, folded::Step};
 use crate::{
     engine::Event,
     object::Object,
@@ -54,11 +54,12 @@ pub(crate) struct Taken {
     pub objects: Vec<Object>,
     pub events: Vec<Event>,
     pub flips: Vec<Version>,
+    pub folded: Vec<Step>,
 }
 
 impl Taken {
     pub(crate) fn is_nothing(&self) -> bool {
-        self.objects.is_empty() && self.events.is_empty() && self.flips.is_empty()
+        self.objects.is_empty() && self.events.is_empty() && self.flips.is_empty() && self.folded.is_empty()
     }
 }
 
@@ -127,7 +128,11 @@ impl Keyspace {
                         taken.objects.extend(self.take(key));
                     }
                 }
-                Clearing::Logs(None) => *at = Clearing::Logs(Some((self.log.end(), self.flips.end()))),
+                Clearing::Logs(None) => {
+                    taken.folded.extend(self.folded.take(unit, span));
+                    *budget = budget.saturating_sub(taken.folded.len());
+                    *at = Clearing::Logs(Some((self.log.end(), self.flips.end())));
+                }
                 Clearing::Logs(Some((log, flips))) => {
                     let events = self.log.extract(*log, |event| unit.contains(event.kv.key()));
                     let flipped = self.flips.extract(*flips, |flip| unit.contains(flip.key()));
@@ -168,6 +173,7 @@ impl Keyspace {
         taken.objects.into_iter().for_each(|object| self.put(object));
         taken.events.into_iter().for_each(|event| self.came(event));
         taken.flips.into_iter().for_each(|flip| self.flip_came(flip));
+        taken.folded.into_iter().for_each(|(pin, key, by)| self.folded.put(pin, key, by));
     }
 
     fn came(&mut self, event: Event) {
@@ -294,6 +300,7 @@ impl Keyspace {
         let keys: Vec<Key> = all.take(*budget).map(|object| Key::copy_from(object.key())).collect();
         *budget -= keys.len();
         let objects = keys.iter().filter_map(|key| self.remove(key)).collect();
+        self.folded.clear();
         while *budget > 0 && (self.log.pop().is_some() | self.early.pop_first().is_some()) {
             *budget -= 1;
         }

@@ -98,21 +98,34 @@ impl Space {
 
     // ---- who may
 
-    /// Whether a request for a range is refused; see [`crate::engine::Engine::owns`].
+    /// Whether a read of a range is refused; see [`crate::engine::Engine::owns`].
     pub(crate) fn check(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
         if self.units.is_empty() {
             return Ok(());
         }
-        let KeyRange::Single(key) = range else { return self.units.check_span(range, generation) };
-        self.units.check_key(key, None)?;
-        self.check_pseudo(key, generation)
+        match (range, self.kind_of_pseudo(range)) {
+            (KeyRange::Single(key), Some(kind)) => self.units.check_pseudo_read(key, &kind, generation),
+            (KeyRange::Single(key), None) => self.units.check_key(key, None),
+            (span, _) => self.units.check_span(span, generation),
+        }
     }
 
-    /// A Kind's pseudo-key tells the current revision of the Kind.
-    fn check_pseudo(&self, key: &Key, generation: Option<u64>) -> Result<(), NotOwned> {
-        let Located::Pseudo { stem } = self.scheme.locate(key) else { return Ok(()) };
-        let kind = KeyRange::prefix(Key::copy_from(&[stem, b"/"].concat()));
-        self.units.check_span(&kind, generation)
+    /// Whether a write of a range is refused, or a transaction that looks at it: only the store that owns a pseudo-key
+    /// executes these.
+    pub(crate) fn check_write(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
+        match (range, self.kind_of_pseudo(range)) {
+            (KeyRange::Single(key), Some(kind)) if !self.units.is_empty() => {
+                self.units.check_pseudo_write(key, &kind, generation)
+            }
+            _ => self.check(range, generation),
+        }
+    }
+
+    /// The objects of the Kind whose pseudo-key this is.
+    fn kind_of_pseudo(&self, range: &KeyRange) -> Option<KeyRange> {
+        let KeyRange::Single(key) = range else { return None };
+        let Located::Pseudo { stem } = self.scheme.locate(key) else { return None };
+        Some(KeyRange::prefix(Key::copy_from(&[stem, b"/"].concat())))
     }
 
     /// What a read sees, by the map of this generation, if one is named; or that it is refused (R13).
@@ -122,13 +135,20 @@ impl Space {
         generation: Option<u64>,
         at: Option<Revision>,
     ) -> Result<View, NotOwned> {
-        let Some(at) = at.filter(|_| !self.units.is_empty()) else {
+        let at = at.filter(|_| !self.units.is_empty() && self.kind_of_pseudo(range).is_none());
+        let Some(at) = at else {
             return self.check(range, generation).map(|()| View::Now);
         };
-        let KeyRange::Single(key) = range else { return self.units.sight_of_span(range, generation, at) };
-        let view = self.units.sight_of_key(key, at)?;
-        self.check_pseudo(key, generation)?;
-        Ok(view)
+        match range {
+            KeyRange::Single(key) => self.units.sight_of_key(key, at),
+            span @ KeyRange::Span { .. } => self.units.sight_of_span(span, generation, at),
+        }
+    }
+
+    /// The highest floor of what the store shows: at and above it everything can be read.
+    pub(crate) fn floor_highest(&self) -> Revision {
+        let visible = self.units.records.iter().filter(|record| record.is_visible());
+        visible.map(|record| record.floor).fold(self.floor, Revision::max)
     }
 
     /// The floor of a range: below it nothing can be read.
@@ -141,12 +161,15 @@ impl Space {
         if self.units.is_empty() {
             return self.floor;
         }
-        match range {
-            KeyRange::Single(key) => self.units.deciding(key).map_or(self.floor, |record| match record {
-                record if view.sees(record) => record.floor,
-                _ => self.floor,
-            }),
-            KeyRange::Span { .. } => self.floor_of_unit(&Unit::of_range(range.clone()), view),
+        let KeyRange::Single(key) = range else {
+            return self.floor_of_unit(&Unit::of_range(range.clone()), view);
+        };
+        match (self.units.deciding(key), self.kind_of_pseudo(range)) {
+            (Some(record), _) if view.sees(record) => record.floor,
+            // Of a pseudo-key that another store owns there is nothing here that could be lost.
+            (Some(_), Some(_)) => self.compacted,
+            (None, Some(kind)) => self.floor_of_unit(&Unit::of_range(kind), view),
+            _ => self.floor,
         }
     }
 

@@ -19,18 +19,28 @@ pub(crate) struct Place {
     after: Option<Key>,
 }
 
+/// Which keyspaces a walk meets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Walked {
+    /// Those that the logs are about.
+    Kept,
+    /// Those of Kinds of mode none that are not among them.
+    Unkept,
+}
+
 impl Space {
-    /// Gives what is kept of some of the next keys; false when there are no more.
-    pub(crate) fn walk_kept(
+    /// Gives what there is of some of the next keys; false when there are no more.
+    pub(crate) fn walk_slice(
         &self,
         at: &mut Place,
+        walked: Walked,
         max_keys: usize,
         max_bytes: usize,
         give: &mut impl FnMut(Logged),
     ) -> bool {
         let (mut keys, mut bytes) = (0, 0);
         while at.kind < self.kinds.len() {
-            if self.is_kept(at) {
+            if self.is_walked(at, walked) {
                 let ended = self.walk_space(at, give, |versions, size| {
                     keys += versions;
                     bytes += size;
@@ -55,12 +65,12 @@ impl Space {
     }
 
     /// Of a Kind of mode none only what comes from another store and is not opened yet (R15b).
-    fn is_kept(&self, at: &Place) -> bool {
+    fn is_walked(&self, at: &Place, walked: Walked) -> bool {
         let state = at.unit.and_then(|unit| self.units.get(unit)).map(|record| record.state);
         match state {
             Some(UnitState::Dropping | UnitState::Gone) => false,
-            Some(UnitState::Following { .. }) => true,
-            _ => self.kind(KindId(at.kind)).mode != Durability::None,
+            Some(UnitState::Following { .. }) => walked == Walked::Kept,
+            _ => (self.kind(KindId(at.kind)).mode == Durability::None) == (walked == Walked::Unkept),
         }
     }
 

@@ -16,6 +16,7 @@ use crate::{
 
 mod durable;
 mod past;
+mod pseudo;
 
 pub(crate) use self::past::{Past, Readers};
 
@@ -124,6 +125,19 @@ struct Turn {
 
 /// As many turns are remembered; a read that began before them is refused.
 const TURNS_MAX: usize = 256;
+
+/// Who is to delete a key whose lease is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// This store.
+    Ours,
+    /// That is being decided.
+    Undecided,
+    /// Another store, whose deletion comes to this unit.
+    Copied(UnitId),
+    /// Another store.
+    Gone,
+}
 
 /// How far a target has made room for a unit.
 #[derive(Debug, Clone)]
@@ -336,6 +350,12 @@ impl Units {
         Ok(())
     }
 
+    /// The highest number of a move that was heard of.
+    pub(crate) fn highest_move(&self) -> Option<MoveId> {
+        let of_records = self.records.iter().map(|record| record.by.id);
+        of_records.chain(self.terms.last_key_value().map(|(id, _)| *id)).max()
+    }
+
     /// The record of exactly this unit that decides over all of it.
     pub(crate) fn of(&self, unit: &Unit) -> Option<&Record> {
         let newest = self.records.iter().rev().find(|record| record.by.unit.overlaps_unit(unit))?;
@@ -375,9 +395,20 @@ impl Units {
             UnitState::Tracked { .. } | UnitState::Owned => return Ok(()),
             UnitState::Frozen { last } if at.is_some_and(|at| at <= last) => return Ok(()),
             UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => 0,
-            UnitState::Following { .. } | UnitState::Dropping | UnitState::Gone => record.epoch,
+            UnitState::Following { .. } | UnitState::Dropping | UnitState::Gone => record.changed(),
         };
         Err(NotOwned { key: key.clone(), epoch })
+    }
+
+    /// Who is to delete a key whose lease is over.
+    pub(crate) fn whose(&self, key: &Key) -> Whose {
+        let Some(record) = self.deciding(key) else { return Whose::Ours };
+        match record.state {
+            UnitState::Tracked { .. } | UnitState::Owned => Whose::Ours,
+            UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => Whose::Undecided,
+            UnitState::Following { .. } => Whose::Copied(record.id),
+            UnitState::Dropping | UnitState::Gone => Whose::Gone,
+        }
     }
 
     /// Whether a key counts among those of a lease here, for who goes by the map of this generation; refused while nobody
@@ -388,7 +419,9 @@ impl Units {
         match record.state {
             UnitState::Tracked { .. } | UnitState::Owned => Ok(true),
             UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => refuse(0),
-            _ if generation.is_some_and(|generation| record.epoch > generation) => refuse(record.epoch),
+            _ if generation.is_some_and(|generation| record.changed() > generation) => {
+                refuse(record.changed())
+            }
             UnitState::Following { .. } | UnitState::Dropping | UnitState::Gone => Ok(false),
         }
     }
@@ -406,7 +439,7 @@ impl Units {
                 }
                 // Whatever map says that this store has it is not the one by which this store knows it.
                 _ if !record.is_visible() && newest == Some(record.id) && record.by.unit.covers(&asked) => {
-                    return refuse(record.epoch);
+                    return refuse(record.changed());
                 }
                 _ => {}
             }

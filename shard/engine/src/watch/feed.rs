@@ -23,6 +23,8 @@ use crate::{
 
 struct Feed {
     ranges: Vec<KeyRange>,
+    /// See [`cursor::are_in_order`].
+    in_order: bool,
     /// The Kinds that hold the ranges; `None` when a range spans several.
     kinds: Option<Vec<KindId>>,
     /// To be said first.
@@ -58,6 +60,7 @@ impl Feed {
     fn want(&self) -> Want<'_> {
         Want {
             ranges: &self.ranges,
+            in_order: self.in_order,
             from: self.next,
             prev_kv: true,
             no_put: false,
@@ -182,7 +185,7 @@ impl Feeds {
     fn open_with(
         &mut self,
         space: &mut Space,
-        ranges: Vec<KeyRange>,
+        mut ranges: Vec<KeyRange>,
         start: Option<Revision>,
         view: View,
         unit: Option<Unit>,
@@ -199,8 +202,10 @@ impl Feeds {
             Some(kinds) => kinds.iter().for_each(|kind| self.by_kind.entry(*kind).or_default().push(id)),
             None => self.wide.push(id),
         }
+        let in_order = cursor::are_in_order(&mut ranges);
         let mut feed = Feed {
             ranges,
+            in_order,
             kinds,
             opened: None,
             gaps: Vec::new(),

@@ -59,8 +59,13 @@ impl Watches {
         while turns > stuck && !pull.is_over() {
             let Some(stream) = self.streams.get_mut(&id) else { return };
             let Some(key) = stream.pending.pop_front() else { return };
+            let Some(watch) = self.watches.get(&key) else {
+                // It was cancelled.
+                turns -= 1;
+                continue;
+            };
             stream.pending.push_back(key);
-            if self.watches.get(&key).is_none_or(|watch| watch.next > last) {
+            if watch.next > last {
                 stuck += 1;
                 continue;
             }

@@ -38,8 +38,9 @@ fn nothing_is_lost_or_doubled_however_units_move() {
         return;
     }
     let (mut switches, mut moves) = (0, 0);
-    let worlds = number("MOVES_WORLDS").unwrap_or(WORLDS);
-    for seed in 0..worlds {
+    let worlds = number("MOVES_WORLDS").or(number("KINDRED_SOAK_CASES")).unwrap_or(WORLDS);
+    let first = number("KINDRED_SOAK_SEED").unwrap_or(0);
+    for seed in first..first + worlds {
         let ran = std::panic::catch_unwind(|| run(seed, STEPS));
         let Ok((switched, moved)) = ran else { panic!("see above; to run it alone: MOVES_SEED={seed}") };
         (switches, moves) = (switches + switched, moves + moved);

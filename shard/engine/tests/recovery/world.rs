@@ -237,7 +237,7 @@ impl World {
         kept.chain(tail).for_each(|logged| recovered.push(logged.clone()));
         let whole = fsync == self.batches.len() && buffered == fsync;
         let promise = self.batches[buffered - 1].promise;
-        let lost = Lost { buffered: Some(promise).filter(|_| !whole), fsync: None };
+        let lost = Lost { buffered: Some(promise).filter(|_| !whole), fsync: None, ..Lost::default() };
         let last = self.batches.last().map_or(Revision::ZERO, |batch| batch.promise);
         // The ceiling is a little ahead. A dense shard has none.
         let dense = self.revisions == RevisionMode::Dense;

@@ -8,7 +8,7 @@ use kindred_engine::{
 };
 use kindred_partition_config::{ids::Slot, key::KeyRange, kind::KindScheme};
 use kindred_wal::{
-    Disk as _, RealDisk,
+    Disk as _, FrameSeq, RealDisk,
     sim::{Faults, SimDisk},
 };
 use proptest::prelude::*;
@@ -47,7 +47,13 @@ async fn the_keeper_raises_in_the_background_and_lowers_at_a_clean_stop() {
     let path = directory.path().join("clock");
     let file = ClockFile::create(&RealDisk, &path, Revision(1)).unwrap();
     let changed = Arc::new(Notify::new());
-    let mut keeper = CeilingKeeper::start(file, changed.clone()).unwrap();
+    let places = Arc::new(AtomicU64::new(0));
+    let of_keeper = places.clone();
+    let durable = move || {
+        let last = FrameSeq(of_keeper.load(Ordering::Acquire));
+        LogPlaces { fsync: last, buffered: last.prev() }
+    };
+    let mut keeper = CeilingKeeper::start(file, changed.clone(), Box::new(durable)).unwrap();
     for ceiling in [10, 20] {
         keeper.ask(Revision(ceiling));
         while keeper.ceiling() < Revision(ceiling) {
@@ -56,9 +62,20 @@ async fn the_keeper_raises_in_the_background_and_lowers_at_a_clean_stop() {
         keeper.ask(Revision(5));
         assert_eq!(keeper.ceiling(), Revision(ceiling), "never lower while it runs");
     }
+    // What the logs have on disk is noted with each ceiling, and without one when none is wanted.
+    let noted = || ClockFile::open(&RealDisk, &path).unwrap().unwrap().0.durable();
+    assert_eq!(noted(), LogPlaces::NONE);
+    places.store(7, Ordering::Release);
+    keeper.note(LogPlaces { fsync: FrameSeq(7), buffered: FrameSeq(6) });
+    while noted().fsync < FrameSeq(7) {
+        changed.notified().await;
+    }
+    assert_eq!(noted().buffered, FrameSeq(6));
+    assert_eq!(keeper.ceiling(), Revision(20));
+    places.store(9, Ordering::Release);
     keeper.stop(Some(Revision(15))).unwrap();
-    let (_, ceiling) = ClockFile::open(&RealDisk, &path).unwrap().unwrap();
-    assert_eq!(ceiling, Revision(15));
+    let (file, ceiling) = ClockFile::open(&RealDisk, &path).unwrap().unwrap();
+    assert_eq!((ceiling, file.durable().fsync), (Revision(15), FrameSeq(9)));
 }
 
 /// What may happen to a shard, its disk and its wall clock.

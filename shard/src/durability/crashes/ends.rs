@@ -15,69 +15,15 @@ use kindred_wal::{
 
 use super::{
     disk::LifeDisk,
+    driven::Bench,
     life::{both, new_disk, open, put, query},
 };
-use crate::{core::Core, durability::Logs, wish::Wish};
+use crate::core::Core;
 
 const PREFIX: &str = "/registry/configmaps/";
 const SECRET: &str = "/registry/secrets/a";
 /// More than a slice of a walk has.
 const KEYS: usize = 700;
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A shard whose loop is the test.
-struct Bench {
-    core: Core,
-    logs: Logs,
-}
-
-impl Bench {
-    /// As the loop does it.
-    fn apply(&mut self, op: kindred_engine::ops::Op) {
-        self.core.apply(op, Wish::default()).unwrap();
-        self.turn();
-    }
-
-    fn turn(&mut self) {
-        self.logs.settle(&mut self.core);
-        self.logs.append(&mut self.core.engine);
-        self.core.engine.publish();
-    }
-
-    async fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Self) -> bool) {
-        let began = tokio::time::Instant::now();
-        while !is_so(self) {
-            assert!(began.elapsed() < PATIENCE, "{what}");
-            self.turn();
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    }
-
-    async fn flushed(&mut self) {
-        self.until("the logs are flushed", |bench| bench.logs.is_flushed()).await;
-    }
-
-    /// Asks for a checkpoint, and drives it to its end, or until the disk has stopped.
-    async fn checkpoint(&mut self, disk: &SimDisk, before_its_end: impl FnOnce(&mut Self)) {
-        let (waiter, mut told) = tokio::sync::oneshot::channel();
-        self.core.ask_checkpoint(waiter);
-        // It begins, and takes a first slice.
-        for _ in 0..2 {
-            self.logs.checkpoint_slice(&mut self.core);
-        }
-        before_its_end(self);
-        self.until("the walk has ended", |bench| {
-            bench.logs.checkpoint_slice(&mut bench.core);
-            !bench.logs.has_checkpoint_work() || disk.stopped()
-        })
-        .await;
-        self.until("a checkpoint", |bench| {
-            bench.logs.checkpoint_slice(&mut bench.core);
-            disk.stopped() || told.try_recv().is_ok()
-        })
-        .await;
-    }
-}
 
 fn key(number: usize) -> String {
     format!("{PREFIX}{number:04}")
@@ -97,8 +43,9 @@ fn revision_of(core: &mut Core, key: &str) -> Option<kindred_partition_config::i
 /// A shard in the middle of its third checkpoint, so that segments and a checkpoint go at its end: one of a pair of keys was
 /// walked over before both were written.
 async fn walked(disk: &SimDisk, wall: &Arc<AtomicU64>) -> Bench {
-    let (core, logs) = open(LifeDisk::new(disk), wall).await.unwrap();
-    let mut bench = Bench { core, logs };
+    let life = LifeDisk::new(disk);
+    let (core, logs) = open(life.clone(), wall).await.unwrap();
+    let mut bench = Bench { core, logs, life };
     bench.apply(both(&format!("{PREFIX}0"), "before"));
     for number in 0..KEYS {
         bench.apply(put(&key(number), &"v".repeat(40)));

@@ -62,6 +62,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct Counts {
     pub crashes: u64,
+    kills: u64,
     stops: u64,
     cut_short: u64,
     pub acknowledged: u64,
@@ -73,6 +74,7 @@ pub struct Counts {
 impl Counts {
     pub fn add(&mut self, other: &Self) {
         self.crashes += other.crashes;
+        self.kills += other.kills;
         self.stops += other.stops;
         self.cut_short += other.cut_short;
         self.acknowledged += other.acknowledged;
@@ -103,6 +105,10 @@ pub struct Shard {
     of_before: usize,
     /// The last life was stopped in good order.
     clean: bool,
+    /// Since the last look only processes died, not the machine: what the system was given is there.
+    killed: bool,
+    /// It was told to stop so; its disk may have stopped in the middle of that, or behind it.
+    told: bool,
     /// Something broke in this one.
     broken: bool,
     /// Every revision that was given, and the highest that was given or shown.
@@ -118,6 +124,15 @@ fn layout() -> Layout {
 
 /// The shard of the tests, on a disk.
 pub async fn open(disk: LifeDisk, wall: &Arc<AtomicU64>) -> anyhow::Result<(Core, Logs)> {
+    open_with(disk, wall, 16 << 10).await
+}
+
+/// The same with a reserve of so many bytes.
+pub async fn open_with(
+    disk: LifeDisk,
+    wall: &Arc<AtomicU64>,
+    reserve_bytes: u64,
+) -> anyhow::Result<(Core, Logs)> {
     let kinds = KindScheme::default();
     let of = KINDS.iter().map(|(resource, _, mode)| (kinds.resolve(resource).unwrap(), *mode));
     let settings = DurabilitySettings {
@@ -127,6 +142,7 @@ pub async fn open(disk: LifeDisk, wall: &Arc<AtomicU64>) -> anyhow::Result<(Core
         checkpoint_bytes: 30_000,
         segment_bytes: Some(10_000),
         accept_data_loss: false,
+        reserve_bytes,
         quotas: BTreeMap::new(),
     };
     let slot = Slot::new(5).unwrap();
@@ -199,6 +215,8 @@ impl Shard {
             written: Vec::new(),
             of_before: 0,
             clean: false,
+            killed: true,
+            told: false,
             broken: false,
             given: HashSet::new(),
             shown: Revision::ZERO,
@@ -226,6 +244,7 @@ impl Shard {
                 let (handle, looping) =
                     apply_loop::spawn(core, logs, Duration::from_millis(20), stop.clone());
                 self.check(&handle, at).await;
+                self.killed = true;
                 let (acknowledged, mut writers) = (Acknowledged::default(), JoinSet::new());
                 self.write(&handle, &acknowledged, &mut writers);
                 self.work(&handle, at).await;
@@ -242,14 +261,21 @@ impl Shard {
                     tokio::time::timeout(PATIENCE, looping).await.unwrap_or_else(|_| panic!("{at}: no end"));
                 drop(handle);
                 while writers.join_next().await.is_some() {}
-                self.clean = clean && !self.disk.stopped();
+                (self.told, self.clean) = (clean, clean && !self.disk.stopped());
                 self.counts.stops += u64::from(self.clean);
                 self.take_in(std::mem::take(&mut *acknowledged.lock().unwrap()), at);
             }
         }
         disk.end();
         self.counts.crashes += 1;
-        if self.random.random_bool(0.3) { self.disk.kill() } else { self.disk.crash() }
+        let killed = self.random.random_bool(0.3);
+        if killed {
+            self.disk.kill()
+        } else {
+            self.disk.crash()
+        }
+        self.killed &= killed;
+        self.counts.kills += u64::from(killed);
     }
 
     fn step_wall(&mut self, most: i64) {
@@ -358,7 +384,7 @@ impl Shard {
                 self.counts.checked += 1;
                 if there {
                     assert!(
-                        *mode != Durability::None,
+                        *mode != Durability::None || self.told,
                         "{at}: {written:?} outlived its shard, which keeps nothing"
                     );
                     assert!(!gone, "{at}: {written:?} is there, but not what was written before it");
@@ -369,10 +395,24 @@ impl Shard {
                     *mode == Durability::None || !self.clean,
                     "{at}: {written:?} is lost in a clean stop"
                 );
+                assert!(
+                    *mode == Durability::None || !self.killed,
+                    "{at}: {written:?} was acknowledged and is lost, and only the process died"
+                );
                 (gone, written.lost) = (true, true);
                 match mode {
                     Durability::None => self.counts.lost_of_none += 1,
                     _ => self.counts.lost_of_buffered += 1,
+                }
+            }
+            // On a slow machine more is lost than is looked at: what is older is lost, too, up to where something is there.
+            if written.get(from).is_some_and(|oldest| oldest.lost) {
+                for older in written[..from].iter_mut().rev() {
+                    if is_there(handle, older).await.unwrap_or_else(|what| panic!("{at}: {older:?}: {what}"))
+                    {
+                        break;
+                    }
+                    older.lost = true;
                 }
             }
             if *mode == Durability::None {

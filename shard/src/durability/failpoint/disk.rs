@@ -181,6 +181,10 @@ impl DiskFile for WatchedFile {
         self.at(Step::Write, |file| file.preallocate(length))
     }
 
+    fn again(&self) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(Self { file: self.file.again()?, whose: self.whose }))
+    }
+
     fn sync(&mut self) -> io::Result<()> {
         self.at(Step::Sync, |file| file.sync())
     }

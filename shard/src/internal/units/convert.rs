@@ -48,7 +48,18 @@ pub fn unit(unit: pb::Unit) -> Result<Unit, Status> {
 pub fn unit_move(by: Option<pb::UnitMove>) -> Result<UnitMove, Status> {
     let by = by.ok_or_else(|| invalid("move is missing"))?;
     let named = by.unit.ok_or_else(|| invalid("move.unit is missing"))?;
-    Ok(UnitMove { id: MoveId(by.r#move), term: Term(by.term), unit: unit(named)? })
+    let (id, term) = (counted(by.r#move, "move.move")?, counted(by.term, "move.term")?);
+    Ok(UnitMove { id: MoveId(id), term: Term(term), unit: unit(named)? })
+}
+
+/// No cluster counts moves, terms or states so far: a call with a larger number would fence out all later ones for good.
+const COUNT_MAX: u64 = 1 << 48;
+
+fn counted(number: u64, field: &str) -> Result<u64, Status> {
+    if number > COUNT_MAX {
+        return Err(invalid(&format!("{field} is {number}, and no cluster counts so far")));
+    }
+    Ok(number)
 }
 
 /// A revision that may be left out.
@@ -64,7 +75,7 @@ pub fn epoch(epoch: u64) -> Result<u64, Status> {
     if epoch == 0 {
         Err(invalid("epoch must be the generation of the map that was decided"))
     } else {
-        Ok(epoch)
+        counted(epoch, "epoch")
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
-use super::life::{Given, Shard};
+use super::life::{Given, Shard, durable};
 use crate::{
     Disk as _, LogEnd, LogKind, LogOptions, OnDamage, Recovered, WalError,
     format::{FILE_HEADER_BYTES, FileHeader, FrameHeader},
@@ -32,7 +32,7 @@ fn files(disk: &SimDisk, layout: &Layout) -> Vec<PathBuf> {
 
 fn read(disk: &SimDisk, layout: &Layout, on_damage: OnDamage) -> Result<(Recovered, Given), WalError> {
     let mut given = Given::default();
-    recover(disk, layout, on_damage, &mut given).map(|found| (found, given))
+    recover(disk, layout, durable(disk, layout), on_damage, &mut given).map(|found| (found, given))
 }
 
 /// Whether each log of one is a beginning of that of the other.
@@ -89,6 +89,11 @@ fn flipped_bits_are_found() {
                     let was_torn = found.fsync.torn.is_some() || found.buffered.torn.is_some();
                     assert!(was_torn || given == whole, "{at}: lost without a word");
                     if given != whole {
+                        assert!(
+                            path.starts_with(shard.layout.log(LogKind::Buffered)),
+                            "{at}: what was on the disk is lost"
+                        );
+                        assert!(lost_only_behind(&given, &whole, &disk, &shard.layout), "{at}");
                         let original = shard.disk.content(path).unwrap();
                         assert!(
                             bit / 8 >= proven(&original),
@@ -155,6 +160,53 @@ fn go_on(disk: &SimDisk, layout: &Layout, kind: LogKind, end: LogEnd) {
     executor.perform(&step).unwrap();
 }
 
+/// Whether all that is not given is behind what the file of the clock knows to be on the disk.
+fn lost_only_behind(given: &Given, whole: &Given, disk: &SimDisk, layout: &Layout) -> bool {
+    let known = durable(disk, layout);
+    whole.frames.iter().all(|(kind, frames)| {
+        let given = given.frames.get(kind);
+        let mut lost = frames.keys().filter(|seq| given.is_none_or(|given| !given.contains_key(seq)));
+        lost.all(|seq| *seq > known.of(*kind))
+    })
+}
+
+#[test]
+fn f50_logs_that_are_cut_off_are_found() {
+    let (mut refused, mut unseen, mut harmless) = (0, 0, 0);
+    for seed in 0..SEEDS {
+        let (shard, whole) = worked(seed);
+        let mut random = SmallRng::seed_from_u64(seed);
+        for kind in LogKind::ALL {
+            let directory = shard.layout.log(kind);
+            let names = shard.disk.list(&directory).unwrap_or_default();
+            let segments: Vec<_> = names.into_iter().filter(|name| name.ends_with(".wal")).collect();
+            for name in segments.iter().chain(segments.last()).chain(segments.last()) {
+                let disk = shard.disk.copy(seed);
+                let path = directory.join(name);
+                let mut content = disk.content(&path).unwrap();
+                let length = random.random_range(0..content.len());
+                content.truncate(length);
+                disk.place(&path, content);
+                let at = format!("seed {seed}: {} cut to {length} bytes", path.display());
+                match read(&disk, &shard.layout, OnDamage::Refuse) {
+                    Err(WalError::Damaged(_)) => {
+                        refused += 1;
+                        accepted(&disk, &shard.layout, &whole, &at);
+                    }
+                    Err(other) => panic!("{at}: {other}"),
+                    Ok((_, given)) => {
+                        assert!(is_prefix(&given, &whole), "{at}");
+                        assert!(lost_only_behind(&given, &whole, &disk, &shard.layout), "{at}");
+                        *(if given == whole { &mut harmless } else { &mut unseen }) += 1;
+                    }
+                }
+            }
+        }
+    }
+    println!("refused {refused}, of what the clock did not know yet {unseen}, harmless {harmless}");
+    assert!(refused > 100);
+}
+
 #[test]
 fn missing_files_are_found() {
     let (mut refused, mut missed) = (0, 0);
@@ -174,6 +226,7 @@ fn missing_files_are_found() {
                 // The last segment, of which nothing else knows, or a checkpoint that the one before makes up for.
                 Ok((_, given)) => {
                     assert!(is_prefix(&given, &whole), "{at}");
+                    assert!(lost_only_behind(&given, &whole, &disk, &shard.layout), "{at}");
                     missed += u64::from(given != whole);
                 }
             }

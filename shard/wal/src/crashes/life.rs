@@ -15,7 +15,7 @@ use crate::{
     sweep,
     writer::{
         core::{Core, Step},
-        executor::Executor,
+        executor::{Executor, ToSync},
     },
 };
 
@@ -52,6 +52,8 @@ pub struct Known {
     pub frames: BTreeMap<FrameSeq, Vec<u8>>,
     /// The last one that must be there.
     pub durable: FrameSeq0,
+    /// The last one that must be there when only the process has died.
+    pub written: FrameSeq0,
 }
 
 /// A frame's number, or 0.
@@ -66,6 +68,8 @@ pub struct Shard {
     /// The ceiling that was acknowledged, and all that were asked for since.
     ceiling: i64,
     asked: Vec<i64>,
+    /// The last life ended with the process, not with the machine.
+    killed: bool,
     pub counts: Counts,
 }
 
@@ -112,6 +116,13 @@ struct Open {
     kind: LogKind,
     core: Core,
     executor: Executor,
+    to_sync: Option<ToSync>,
+}
+
+/// What the file of the clock knows of the logs.
+pub fn durable(disk: &SimDisk, layout: &Layout) -> LogPlaces {
+    let clock = ClockFile::open(disk, &layout.clock()).unwrap();
+    clock.map_or(LogPlaces::NONE, |(clock, _)| clock.durable())
 }
 
 impl Shard {
@@ -124,6 +135,7 @@ impl Shard {
             now: Duration::ZERO,
             ceiling: 0,
             asked: Vec::new(),
+            killed: false,
             counts: Counts::default(),
         }
     }
@@ -137,17 +149,19 @@ impl Shard {
         let ends = self.recover(at);
         self.work(ends, at);
         self.counts.crashes += 1;
-        if self.random.random_bool(0.3) { self.disk.kill() } else { self.disk.crash() }
+        self.killed = self.random.random_bool(0.3);
+        if self.killed { self.disk.kill() } else { self.disk.crash() }
     }
 
     /// Recovers twice and checks what comes back.
     fn recover(&mut self, at: &str) -> [LogEnd; 2] {
+        let known = durable(&self.disk, &self.layout);
         let mut given = Given::default();
-        let found = recover(&self.disk, &self.layout, OnDamage::Refuse, &mut given);
+        let found = recover(&self.disk, &self.layout, known, OnDamage::Refuse, &mut given);
         let found = found.unwrap_or_else(|error| panic!("{at}: {error}\n{:?}", self.disk));
         assert_eq!((found.passed_over.len(), found.losses.len()), (0, 0), "{at}");
         let mut again = Given::default();
-        recover(&self.disk, &self.layout, OnDamage::Refuse, &mut again).unwrap();
+        recover(&self.disk, &self.layout, known, OnDamage::Refuse, &mut again).unwrap();
         assert_eq!(given, again, "{at}: read twice");
         for (kind, end) in [(LogKind::Fsync, &found.fsync), (LogKind::Buffered, &found.buffered)] {
             self.counts.torn += u64::from(end.torn.is_some());
@@ -156,8 +170,12 @@ impl Shard {
             let last = given.len() as u64;
             assert_eq!(given.keys().next_back().map_or(0, |seq| seq.0), last, "{at}: {kind} has a hole");
             assert!(last >= known.durable, "{at}: {kind} ends at {last}, but {} was durable", known.durable);
+            let written = if self.killed { known.written } else { 0 };
+            assert!(last >= written, "{at}: {kind} ends at {last}, but the system had {written}");
             assert_eq!(end.next.0, last + 1, "{at}: {kind}");
             known.frames.retain(|seq, _| seq.0 <= last);
+            // What a crash took is not looked for again.
+            known.written = known.written.min(last);
             assert_eq!(given, known.frames, "{at}: {kind} is not what was appended");
             self.counts.checked += last;
         }
@@ -182,13 +200,15 @@ impl Shard {
             }
             let core = Core::new(options.clone(), end, self.now);
             let executor = Executor::new(Arc::new(self.disk.clone()), directory, options);
-            let mut log = Open { kind, core, executor };
+            let mut log = Open { kind, core, executor, to_sync: None };
             self.step(&mut log);
             if self.disk.stopped() {
                 return;
             }
             // What was given back is kept from now on.
-            self.known.get_mut(&kind).unwrap().durable = log.core.next_seq().prev().0;
+            let known = self.known.get_mut(&kind).unwrap();
+            known.durable = log.core.next_seq().prev().0;
+            known.written = known.durable;
             assert_eq!(
                 log.core.durable(),
                 log.core.next_seq().prev(),
@@ -201,7 +221,8 @@ impl Shard {
             let which = self.random.random_range(0..logs.len());
             match self.random.random_range(0..100) {
                 0..40 => self.append(&mut logs[which]),
-                40..80 => self.step(&mut logs[which]),
+                40..70 => self.step(&mut logs[which]),
+                70..80 => self.sync(&mut logs[which]),
                 80..85 => {
                     promise += 1;
                     logs[which].core.promise(self.now, Revision(promise));
@@ -254,9 +275,29 @@ impl Shard {
         }
         let outcome = log.executor.perform(&step);
         drop(step);
-        for event in log.core.done(self.now, outcome) {
+        if let Some(made) = log.executor.take_to_sync() {
+            log.to_sync = Some(made);
+        }
+        let events = log.core.done(self.now, outcome);
+        self.take_in(log.kind, events);
+    }
+
+    /// Syncs what was written of the buffered log.
+    fn sync(&mut self, log: &mut Open) {
+        let Some(sync) = log.core.next_sync(self.now) else { return };
+        let segment = log.to_sync.as_mut().filter(|segment| segment.number == sync.number);
+        let events = log.core.synced(self.now, segment.map(ToSync::sync));
+        self.take_in(log.kind, events);
+    }
+
+    fn take_in(&mut self, kind: LogKind, events: Vec<Event>) {
+        let known = self.known.get_mut(&kind).unwrap();
+        for event in events {
             match event {
-                Event::Durable { seq, .. } => known.durable = seq.0,
+                Event::Written { seq } => known.written = seq.0,
+                Event::Durable { seq, .. } => {
+                    (known.durable, known.written) = (seq.0, known.written.max(seq.0));
+                }
                 Event::Failing(_) => self.counts.failures += 1,
                 Event::Recovered => self.counts.recovered += 1,
             }
@@ -306,6 +347,7 @@ impl Shard {
             for _ in 0..20 {
                 self.now += Duration::from_secs(1);
                 self.step(log);
+                self.sync(log);
             }
             if log.core.durable() < until.of(log.kind) {
                 return;
@@ -343,7 +385,9 @@ impl Shard {
     fn renew(&mut self, clock: &mut ClockFile) {
         let next = self.asked.iter().copied().max().unwrap_or(0).max(self.ceiling) + 1;
         self.asked.push(next);
-        if clock.store(Revision(next)).is_ok() {
+        let durable = |kind| FrameSeq(self.known[&kind].durable);
+        let durable = LogPlaces { fsync: durable(LogKind::Fsync), buffered: durable(LogKind::Buffered) };
+        if clock.store_with(Revision(next), durable).is_ok() {
             self.ceiling = next;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::FileExt,
+    os::unix::fs::{DirBuilderExt as _, FileExt, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -10,13 +10,24 @@ use rustix::fs::FallocateFlags;
 
 use super::{Disk, DiskFile};
 
+/// Only the owner may read what a store keeps: the cluster's secrets are in it.
+const FOLDER: u32 = 0o700;
+const FILE: u32 = 0o600;
+/// What others than the owner may do.
+const OTHERS: u32 = 0o077;
+
 /// The file system of the machine.
 #[derive(Debug, Clone, Copy)]
 pub struct RealDisk;
 
 impl Disk for RealDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+        let mut options = fs::OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).mode(FILE).open(path)?;
+        // One that was there has kept its mode.
+        if file.metadata()?.mode() & OTHERS != 0 {
+            file.set_permissions(fs::Permissions::from_mode(FILE))?;
+        }
         Ok(Box::new(RealFile(file)))
     }
 
@@ -45,7 +56,13 @@ impl Disk for RealDisk {
     }
 
     fn create_directory(&self, directory: &Path) -> io::Result<()> {
-        fs::create_dir_all(directory)
+        fs::DirBuilder::new().recursive(true).mode(FOLDER).create(directory)?;
+        // One of an earlier version is closed as well, and with it the files that are in it.
+        if fs::metadata(directory)?.mode() & OTHERS != 0 {
+            // Another user's cannot be; what is made in it is closed all the same.
+            let _ = fs::set_permissions(directory, fs::Permissions::from_mode(FOLDER));
+        }
+        Ok(())
     }
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
@@ -96,6 +113,10 @@ impl DiskFile for RealFile {
         }
     }
 
+    fn again(&self) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(Self(self.0.try_clone()?)))
+    }
+
     fn sync(&mut self) -> io::Result<()> {
         self.0.sync_data()
     }
@@ -115,7 +136,8 @@ impl DirectoryLock {
     pub fn take(directory: &Path) -> Result<Self, LockError> {
         let path = directory.join("lock");
         let io = |source| LockError::Io { path: path.clone(), source };
-        let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
+        let mut options = fs::OpenOptions::new();
+        let file = options.create(true).truncate(false).write(true).mode(FILE).open(&path).map_err(io)?;
         match file.try_lock() {
             Ok(()) => Ok(Self { _file: file }),
             Err(fs::TryLockError::WouldBlock) => Err(LockError::Taken { directory: directory.to_owned() }),
@@ -170,6 +192,30 @@ mod tests {
         assert!(disk.free_space(&at).unwrap() > 0);
         disk.remove(&two).unwrap();
         assert_eq!(disk.list(&at).unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn f34_files_and_directories_are_the_owners_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let (at, above) = (directory.path().join("a/b"), directory.path().join("a"));
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        let open_to_all = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        RealDisk.create_directory(&at).unwrap();
+        assert_eq!((mode(&at), mode(&above)), (0o700, 0o700));
+        // One of an earlier version.
+        open_to_all(&at, 0o755);
+        RealDisk.create_directory(&at).unwrap();
+        assert_eq!(mode(&at), 0o700);
+        let file = at.join("file");
+        drop(RealDisk.create(&file).unwrap());
+        assert_eq!(mode(&file), 0o600);
+        open_to_all(&file, 0o644);
+        drop(RealDisk.create(&file).unwrap());
+        assert_eq!(mode(&file), 0o600);
+        drop(DirectoryLock::take(&at).unwrap());
+        assert_eq!(mode(&at.join("lock")), 0o600);
     }
 
     #[test]

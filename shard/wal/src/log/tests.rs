@@ -15,7 +15,7 @@ fn asleep(kind: LogKind) -> State {
     let mut core = Core::new(options, LogEnd::fresh(), NOW);
     assert!(matches!(core.next(NOW), Step::Create(_)));
     core.done(NOW, Ok(()));
-    let mut state = State { core, stop: false, sleeps: None };
+    let mut state = State { core, stop: false, sleeps: None, sync_sleeps: None };
     sleep(&mut state);
     state
 }
@@ -27,39 +27,57 @@ fn sleep(state: &mut State) {
 
 #[test]
 fn the_thread_is_woken_for_what_it_does_at_once() {
-    let mut state = asleep(LogKind::Fsync);
-    assert!(!state.wakes(), "nothing to do");
-    state.core.append(NOW, batch(10)).unwrap();
-    assert!(state.wakes());
-    state.core.append(NOW, batch(10)).unwrap();
-    assert!(!state.wakes(), "it was woken before");
+    for kind in LogKind::ALL {
+        let mut state = asleep(kind);
+        assert_eq!(state.wakes(), [false; 2], "nothing to do");
+        state.core.append(NOW, batch(10)).unwrap();
+        assert_eq!(state.wakes(), [true, false]);
+        state.core.append(NOW, batch(10)).unwrap();
+        assert_eq!(state.wakes(), [false; 2], "it was woken before");
+    }
 }
 
 #[test]
 fn the_thread_sleeps_on_when_there_is_more_of_what_it_waits_for() {
     let mut state = asleep(LogKind::Buffered);
     state.core.promise(NOW, Revision(1));
-    assert!(state.wakes(), "it slept without an end");
+    assert_eq!(state.wakes(), [true, false], "it slept without an end");
     sleep(&mut state);
     state.core.promise(NOW, Revision(2));
-    assert!(!state.wakes(), "it follows with the first one");
+    assert_eq!(state.wakes(), [false; 2], "it follows with the first one");
     state.core.append(NOW, batch(10)).unwrap();
-    assert!(state.wakes(), "a frame is due sooner than a promise");
-    sleep(&mut state);
-    state.core.append(NOW, batch(10)).unwrap();
-    assert!(!state.wakes(), "they are written together");
-    state.core.append(NOW, batch(100)).unwrap();
-    assert!(state.wakes(), "as much as is written at once");
-    sleep_through(&mut state);
-    state.core.append(NOW, batch(10)).unwrap();
-    state.wakes();
-    sleep(&mut state);
-    state.core.hurry();
-    assert!(state.wakes(), "asked for");
+    assert_eq!(state.wakes(), [true, false], "a frame is due sooner than a promise");
 }
 
-fn sleep_through(state: &mut State) {
+#[test]
+fn the_thread_that_syncs_is_woken_once_for_what_is_synced_together() {
+    let mut state = asleep(LogKind::Buffered);
+    state.sync_sleeps = Some(Sleep(None));
+    write(&mut state, 10);
+    assert_eq!(state.wakes(), [false, true], "it slept without an end");
+    sleep_to_sync(&mut state);
+    write(&mut state, 10);
+    assert_eq!(state.wakes(), [false; 2], "they are synced together");
+    write(&mut state, 100);
+    assert_eq!(state.wakes(), [false, true], "as much as is synced at once");
+    let sync = state.core.next_sync(NOW).unwrap();
+    assert!(matches!(state.core.synced(NOW, Some(Ok(())))[..], [Event::Durable { .. }]), "{sync:?}");
+    sleep_to_sync(&mut state);
+    write(&mut state, 10);
+    state.wakes();
+    sleep_to_sync(&mut state);
+    state.core.hurry();
+    assert!(state.wakes()[1], "asked for");
+}
+
+fn write(state: &mut State, bytes: usize) {
+    state.core.append(NOW, batch(bytes)).unwrap();
     assert!(matches!(state.core.next(NOW), Step::Commit(_)));
     state.core.done(NOW, Ok(()));
     sleep(state);
+}
+
+fn sleep_to_sync(state: &mut State) {
+    assert_eq!(state.core.next_sync(NOW), None);
+    state.sync_sleeps = Some(Sleep(state.core.syncs_at()));
 }

@@ -78,8 +78,12 @@ impl Inode {
                 Change::Length(_) => {}
                 Change::Write { offset, bytes } => {
                     let whole = bytes.len() as u64;
-                    // The last write may have been under way: nothing behind some byte of it.
-                    let end = if index == last && random.coin() { random.below(whole + 1) } else { whole };
+                    // The last write may have been under way: nothing behind some sector of it.
+                    let end = if index == last && random.coin() {
+                        ((offset + random.below(whole + 1)) / SECTOR * SECTOR).saturating_sub(offset)
+                    } else {
+                        whole
+                    };
                     let mut at = 0;
                     while at < end {
                         let next = (((offset + at) / SECTOR + 1) * SECTOR - offset).min(end);

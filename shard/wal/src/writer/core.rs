@@ -8,7 +8,10 @@
 //!                        +-----------------------------+  the file is given up, all that is not durable stays, Failing
 //! ```
 //!
-//! - At most one step is under way, so at most one write of a file is not synced: what a torn tail can be.
+//! - At most one step is under way. That of the fsync log syncs what it writes, so at most one write of a file is not synced: what a torn
+//!   tail can be.
+//! - The buffered log is written at once and synced every few milliseconds, by somebody else ([`Core::next_sync`]) while writing goes on: what
+//!   is written is the system's, and outlives the process; what is synced outlives the system.
 //! - A frame leaves memory only when it is durable. After any failure the file is never written or synced again, as a sync that succeeds
 //!   after one that failed proves nothing: the next segment begins with all frames that are not durable, and counts from the first of them.
 //! - A segment is made whole under another name, so that it is there with its first frames or not at all.
@@ -36,7 +39,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         (FRAME_HEADER_BYTES + self.payload.len()) as u64
     }
 }
@@ -48,7 +51,7 @@ pub(crate) enum Step {
     Wait(Option<Duration>),
     /// A new segment that begins with these frames, synced and then given its name.
     Create(Create),
-    /// These frames at the end of the segment, synced.
+    /// These frames at the end of the segment, synced or not.
     Commit(Commit),
 }
 
@@ -62,17 +65,34 @@ pub(crate) struct Create {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Commit {
-    /// The end of the segment. All before is synced.
+    /// The end of the segment.
     pub offset: u64,
+    /// All before is synced.
+    pub synced: u64,
     pub frames: Vec<Arc<Pending>>,
+    /// Whether these are to be synced as well.
+    pub sync: bool,
+}
+
+/// What is written of a segment is to be synced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sync {
+    pub number: FileNumber,
+    /// The last frame that is written.
+    upto: FrameSeq,
+    /// The end of what is written.
+    bytes: u64,
+    since: Duration,
 }
 
 /// The segment that can be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Open {
     number: FileNumber,
-    /// Its length, all of it synced when no step is under way.
+    /// Its length.
     bytes: u64,
+    /// How much of it is synced: all when no step is under way, but of the buffered log.
+    synced: u64,
 }
 
 #[derive(Debug)]
@@ -86,7 +106,8 @@ struct Failing {
 #[derive(Debug)]
 struct UnderWay {
     create: Option<FileNumber>,
-    frames: usize,
+    /// The last frame.
+    upto: Option<FrameSeq>,
     bytes: u64,
     since: Duration,
 }
@@ -98,6 +119,8 @@ pub(crate) struct Core {
     /// The next frame's number.
     next: FrameSeq,
     durable: FrameSeq,
+    /// The last frame that the system has: the last durable one, or a later one of the buffered log.
+    written: FrameSeq,
     /// All that is not durable, in order, without holes.
     frames: VecDeque<Arc<Pending>>,
     pending_bytes: u64,
@@ -106,12 +129,15 @@ pub(crate) struct Core {
     promised: Revision,
     /// Write what there is without waiting for more.
     hurry: bool,
+    /// Sync up to here without waiting for more.
+    hurry_to: FrameSeq,
     segment: Option<Open>,
     number: FileNumber,
     /// Where the segments of before end, if not where the first new frame begins.
     after: Option<FrameSeq>,
     failing: Option<Failing>,
     under_way: Option<UnderWay>,
+    syncing: Option<Sync>,
     written_bytes: u64,
 }
 
@@ -123,20 +149,24 @@ impl Core {
             .into_iter()
             .map(|(seq, payload)| Arc::new(Pending { seq, payload, since: now }))
             .collect();
+        let durable = frames.front().map_or(end.next, |frame| frame.seq).prev();
         Self {
             options,
             next: end.next,
-            durable: frames.front().map_or(end.next, |frame| frame.seq).prev(),
+            durable,
+            written: durable,
             pending_bytes: frames.iter().map(|frame| frame.bytes()).sum(),
             frames,
             promise: None,
             promised: Revision::ZERO,
             hurry: false,
+            hurry_to: FrameSeq(0),
             segment: None,
             number: end.number,
             after: Some(end.after),
             failing: None,
             under_way: None,
+            syncing: None,
             written_bytes: 0,
         }
     }
@@ -166,6 +196,7 @@ impl Core {
     /// Does not wait for more to write at once.
     pub(crate) fn hurry(&mut self) {
         self.hurry = true;
+        self.hurry_to = self.next.prev();
     }
 
     /// What is to be done now. What is given out must be done, and told with [`Core::done`], before asking again.
@@ -177,9 +208,10 @@ impl Core {
         }
         match self.segment {
             Some(segment) if segment.bytes < self.options.segment_bytes => {
-                let frames = self.gather(now);
+                let frames = self.gather(now, self.written);
                 self.begin(now, None, &frames, 0);
-                Step::Commit(Commit { offset: segment.bytes, frames })
+                let Open { bytes: offset, synced, .. } = segment;
+                Step::Commit(Commit { offset, synced, frames, sync: self.options.kind == LogKind::Fsync })
             }
             _ => self.create(now),
         }
@@ -197,41 +229,97 @@ impl Core {
     /// When something is to be written: the past for at once.
     fn due(&self) -> Option<Duration> {
         let promise = self.promise.map(|(_, since)| since.saturating_add(self.options.promise_interval));
-        let frame = self.frames.front().map(|oldest| {
-            let waits =
-                self.options.kind == LogKind::Buffered && self.pending_bytes < self.options.flush_bytes;
-            if waits { oldest.since.saturating_add(self.options.flush_interval) } else { Duration::ZERO }
-        });
+        let frame = (self.last() > self.written).then_some(Duration::ZERO);
         let due = [promise, frame].into_iter().flatten().min()?;
         Some(if self.hurry { Duration::ZERO } else { due })
     }
 
+    /// The last frame that was appended.
+    fn last(&self) -> FrameSeq {
+        self.frames.back().map_or(self.durable, |frame| frame.seq)
+    }
+
+    /// When what is written is to be synced by somebody else, if nothing else happens: the past for at once.
+    pub(crate) fn syncs_at(&self) -> Option<Duration> {
+        let segment = self.segment?;
+        // A segment that is being made takes all that is not durable with it.
+        let made = self.under_way.as_ref().is_some_and(|step| step.create.is_some());
+        if self.syncing.is_some() || made || self.failing.is_some() || self.written <= self.durable {
+            return None;
+        }
+        let oldest = self.frames.front()?;
+        let now = self.hurry_to > self.durable || segment.bytes - segment.synced >= self.options.flush_bytes;
+        Some(if now { Duration::ZERO } else { oldest.since.saturating_add(self.options.flush_interval) })
+    }
+
+    /// What is to be synced now. What is given out must be done, and told with [`Core::synced`]; steps go on meanwhile.
+    pub(crate) fn next_sync(&mut self, now: Duration) -> Option<Sync> {
+        let segment = self.segment.filter(|_| self.syncs_at().is_some_and(|at| at <= now))?;
+        let sync = Sync { number: segment.number, upto: self.written, bytes: segment.bytes, since: now };
+        self.syncing = Some(sync);
+        Some(sync)
+    }
+
+    /// How the sync went, nothing where it was not done as another segment was made meanwhile; answers what is to be told.
+    pub(crate) fn synced(&mut self, now: Duration, outcome: Option<Result<(), Failure>>) -> Vec<Event> {
+        let Some(sync) = self.syncing.take() else { return Vec::new() };
+        let Some(segment) = self.segment.as_mut().filter(|segment| segment.number == sync.number) else {
+            // All of it that was not durable is in the next segment, or will be.
+            return Vec::new();
+        };
+        match outcome {
+            None => Vec::new(),
+            Some(Ok(())) => {
+                let bytes = sync.bytes - std::mem::replace(&mut segment.synced, sync.bytes);
+                self.settle(sync.upto, bytes, now.saturating_sub(sync.since))
+            }
+            Some(Err(failure)) => self.failed(now, failure),
+        }
+    }
+
+    /// Everything up to a frame is on the disk.
+    fn settle(&mut self, upto: FrameSeq, bytes: u64, took: Duration) -> Vec<Event> {
+        while let Some(frame) = self.frames.pop_front_if(|frame| frame.seq <= upto) {
+            self.pending_bytes -= frame.bytes();
+        }
+        if upto <= self.durable {
+            return Vec::new();
+        }
+        (self.durable, self.written) = (upto, self.written.max(upto));
+        vec![Event::Durable { seq: upto, bytes, took }]
+    }
+
     fn create(&mut self, now: Duration) -> Step {
-        let frames = self.gather(now);
+        let frames = self.gather(now, self.durable);
         self.begin(now, Some(self.number), &frames, FILE_HEADER_BYTES as u64);
         let first = frames.first().map_or(self.next, |frame| frame.seq);
         Step::Create(Create { number: self.number, first, after: self.after.unwrap_or(first), frames })
     }
 
-    /// All that is not durable, behind it the promise that it keeps.
-    fn gather(&mut self, now: Duration) -> Vec<Arc<Pending>> {
+    /// All behind a frame, and behind it the promise that it keeps.
+    fn gather(&mut self, now: Duration, behind: FrameSeq) -> Vec<Arc<Pending>> {
         // While the disk does not take anything, promises must not pile up.
         if self.failing.is_none()
             && let Some((revision, _)) = self.promise.take()
         {
             let mut batch = Batch::new();
             batch.push(&Record::Promise(revision));
-            if self.append(now, batch).is_ok() {
+            if let Ok(seq) = self.append(now, batch) {
                 self.promised = revision;
+                if self.hurry {
+                    self.hurry_to = seq;
+                }
             }
         }
         self.hurry = false;
-        self.frames.iter().cloned().collect()
+        let there = self.frames.partition_point(|frame| frame.seq <= behind);
+        self.frames.range(there..).cloned().collect()
     }
 
     fn begin(&mut self, now: Duration, create: Option<FileNumber>, frames: &[Arc<Pending>], more: u64) {
         let bytes = frames.iter().map(|frame| frame.bytes()).sum::<u64>() + more;
-        self.under_way = Some(UnderWay { create, frames: frames.len(), bytes, since: now });
+        let upto = frames.last().map(|frame| frame.seq);
+        self.under_way = Some(UnderWay { create, upto, bytes, since: now });
     }
 
     /// How the step went; answers what is to be told.
@@ -244,33 +332,39 @@ impl Core {
     }
 
     fn succeeded(&mut self, now: Duration, step: &UnderWay) -> Vec<Event> {
+        let syncs = step.create.is_some() || self.options.kind == LogKind::Fsync;
         match (step.create, &mut self.segment) {
             (Some(number), segment) => {
-                *segment = Some(Open { number, bytes: step.bytes });
+                *segment = Some(Open { number, bytes: step.bytes, synced: step.bytes });
                 self.number = number.next();
                 self.after = None;
             }
-            (None, Some(segment)) => segment.bytes += step.bytes,
-            (None, None) => {}
+            (None, Some(segment)) => {
+                segment.bytes += step.bytes;
+                segment.synced = if syncs { segment.bytes } else { segment.synced };
+            }
+            // A sync has failed meanwhile: what was written counts for nothing.
+            (None, None) => return Vec::new(),
         }
         self.written_bytes += step.bytes;
         let mut events = Vec::new();
         if self.failing.take().is_some() {
             events.push(Event::Recovered);
         }
-        for frame in self.frames.drain(..step.frames.min(self.frames.len())) {
-            self.pending_bytes -= frame.bytes();
-            self.durable = frame.seq;
-        }
-        if step.frames > 0 {
-            let took = now.saturating_sub(step.since);
-            events.push(Event::Durable { seq: self.durable, bytes: step.bytes, took });
+        let Some(upto) = step.upto else { return events };
+        if syncs {
+            events.extend(self.settle(upto, step.bytes, now.saturating_sub(step.since)));
+        } else {
+            self.written = upto;
+            events.push(Event::Written { seq: upto });
         }
         events
     }
 
     fn failed(&mut self, now: Duration, failure: Failure) -> Vec<Event> {
         self.segment = None;
+        // The next segment begins with all that is not durable.
+        self.written = self.durable;
         let before = self.failing.take();
         let wait = before.as_ref().map_or(self.options.retry_first, |failing| {
             failing.wait.saturating_mul(2).min(self.options.retry_last)
@@ -293,6 +387,10 @@ impl Core {
 
     pub(crate) const fn durable(&self) -> FrameSeq {
         self.durable
+    }
+
+    pub(crate) const fn written(&self) -> FrameSeq {
+        self.written
     }
 
     pub(crate) const fn next_seq(&self) -> FrameSeq {

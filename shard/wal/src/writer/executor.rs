@@ -8,17 +8,21 @@ use std::{
 
 use super::{
     Failure, FailureReason,
-    core::{Create, Pending, Step},
+    core::{Commit, Create, Pending, Step},
 };
 use crate::{
     disk::{Disk, DiskFile, unfinished},
-    format::{FILE_HEADER_BYTES, FileHeader, FrameHeader, FrameKind, Seed},
-    layout::{SEGMENT, numbered},
+    format::{FILE_HEADER_BYTES, FORMAT_VERSION, FileHeader, FrameHeader, FrameKind, Seed},
+    layout::{LogKind, SEGMENT, numbered},
+    number::FileNumber,
     options::LogOptions,
 };
 
 /// How much is written at once.
 const CHUNK: usize = 1 << 20;
+/// What the system writes back whole. Where more than [`CHUNK`] is written before a sync, writes meet at these, so that no sector is
+/// written by two of them: it is on the disk as it was meant, or not at all.
+const PAGE: u64 = 4096;
 /// Zeros, so few that they stay in the processor's cache.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A segment that is written on gets more zeros each time, up to so many times those of the first.
@@ -45,6 +49,16 @@ struct Segment {
     filled: u64,
     /// Where frames are gathered; kept, as memory that is new each time costs more than what is copied into it.
     buffer: Vec<u8>,
+    /// Of the buffered log: until it is taken.
+    to_sync: Option<ToSync>,
+}
+
+/// A segment, for who syncs it.
+#[derive(Debug)]
+pub(crate) struct ToSync {
+    pub number: FileNumber,
+    path: PathBuf,
+    file: Box<dyn DiskFile>,
 }
 
 impl Executor {
@@ -63,9 +77,9 @@ impl Executor {
             }
             Step::Commit(commit) => {
                 let done = match self.segment.as_mut() {
-                    Some(segment) => segment
-                        .write(commit.offset, &commit.frames)
-                        .map_err(|error| failure("write", &segment.path, &error)),
+                    Some(segment) => {
+                        segment.commit(commit).map_err(|error| failure("write", &segment.path, &error))
+                    }
                     None => Err(failure("write", &self.directory, &io::Error::other("no segment is open"))),
                 };
                 if done.is_err() {
@@ -74,6 +88,11 @@ impl Executor {
                 done
             }
         }
+    }
+
+    /// The segment that was made last, for who syncs it while this goes on writing.
+    pub(crate) fn take_to_sync(&mut self) -> Option<ToSync> {
+        self.segment.as_mut()?.to_sync.take()
     }
 
     fn create(&self, create: &Create) -> Result<Segment, Failure> {
@@ -85,7 +104,11 @@ impl Executor {
             disk.sync_directory(directory)?;
             Ok(made)
         });
-        made.map(|made| Segment { path: path.clone(), ..made }).map_err(|error| {
+        let named = |made: Segment| {
+            let to_sync = made.to_sync.map(|to_sync| ToSync { path: path.clone(), ..to_sync });
+            Segment { path: path.clone(), to_sync, ..made }
+        };
+        made.map(named).map_err(|error| {
             // It takes space that is needed. When it cannot be removed either, the next try writes over it.
             disk.remove(&new).ok();
             failure("make", &path, &error)
@@ -93,11 +116,13 @@ impl Executor {
     }
 
     fn make(&self, create: &Create, path: &Path) -> io::Result<Segment> {
-        let frames = create.frames.iter().map(|frame| header(frame, 0).frame_bytes()).sum::<u64>();
+        let frames = create.frames.iter().map(|frame| frame.bytes()).sum::<u64>();
         if self.disk.free_space(&self.directory)? < self.options.min_free_bytes.saturating_add(frames) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let (head, seed) = FileHeader {
+        let mut file = self.disk.create(path)?;
+        let fill = self.options.fill_bytes;
+        let mut header = FileHeader {
             kind: self.options.kind.file_kind(),
             number: create.number,
             first: create.first,
@@ -105,36 +130,59 @@ impl Executor {
             whole: frames + FILE_HEADER_BYTES as u64,
             // Another one for each file; the odd constant only spreads the number over the bits.
             salt: self.options.salt.wrapping_add(create.number.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
-        }
-        .encode();
-        let mut file = self.disk.create(path)?;
-        file.write_at(0, &head)?;
-        let fill = self.options.fill_bytes;
+            length: 0,
+            version: FORMAT_VERSION,
+        };
         let fill_max = fill.saturating_mul(FILL_GROWS);
-        let buffer = Vec::new();
-        let mut segment = Segment { path: path.to_owned(), file, seed, fill, fill_max, filled: 0, buffer };
-        segment.write(head.len() as u64, &create.frames)?;
+        // The room for the frames first: a disk without any for zeros may have some for them.
+        file.preallocate(header.whole)?;
+        let mut filled = header.whole;
+        let mut next_fill = fill;
+        if frames.saturating_mul(WORTH_FILLING) <= fill {
+            next_fill = match zeros(&mut *file, filled, fill) {
+                Ok(()) => {
+                    filled += fill;
+                    fill.saturating_mul(2).min(fill_max)
+                }
+                Err(_) => 0,
+            };
+        }
+        header.length = u32::try_from(filled).unwrap_or(u32::MAX);
+        let (head, seed) = header.encode();
+        file.write_at(0, &head)?;
+        let to_sync = (self.options.kind == LogKind::Buffered)
+            .then(|| {
+                Ok::<_, io::Error>(ToSync {
+                    number: create.number,
+                    path: path.to_owned(),
+                    file: file.again()?,
+                })
+            })
+            .transpose()?;
+        let (path, buffer) = (path.to_owned(), Vec::new());
+        let mut segment = Segment { path, file, seed, fill: next_fill, fill_max, filled, buffer, to_sync };
+        // Nothing is synced yet; the header says what is when the segment has its name.
+        segment.write(head.len() as u64, 0, &create.frames)?;
+        segment.file.sync()?;
         Ok(segment)
     }
 }
 
+impl ToSync {
+    /// Returns when everything that was written before is on the disk.
+    pub(crate) fn sync(&mut self) -> Result<(), Failure> {
+        self.file.sync().map_err(|error| failure("sync", &self.path, &error))
+    }
+}
+
 impl Segment {
-    /// Writes frames at the end of what is synced, and syncs them.
-    fn write(&mut self, offset: u64, frames: &[Arc<Pending>]) -> io::Result<()> {
-        // In a new segment nothing is synced; its header says what is when it has its name.
-        let synced = if self.filled == 0 { 0 } else { offset };
-        let mut out = Out { file: &mut *self.file, offset, buffer: std::mem::take(&mut self.buffer) };
-        for frame in frames {
-            out.frame(self.seed, &header(frame, synced), &frame.payload)?;
-        }
-        out.flush()?;
-        let end = out.offset;
-        self.buffer = out.buffer;
+    fn commit(&mut self, commit: &Commit) -> io::Result<()> {
+        let end = self.write(commit.offset, commit.synced, &commit.frames)?;
         if end >= self.filled {
             self.filled = end;
-            if (end - offset).saturating_mul(WORTH_FILLING) <= self.fill {
+            if (end - commit.offset).saturating_mul(WORTH_FILLING) <= self.fill {
                 // A disk without room for zeros may have some for frames.
-                match self.zeros(end) {
+                match zeros(&mut *self.file, end, self.fill) {
                     Ok(()) => {
                         self.filled = end + self.fill;
                         self.fill = self.fill.saturating_mul(2).min(self.fill_max);
@@ -143,26 +191,35 @@ impl Segment {
                 }
             }
         }
-        self.file.sync()
+        if commit.sync { self.file.sync() } else { Ok(()) }
     }
 
-    fn zeros(&mut self, from: u64) -> io::Result<()> {
-        let mut left = self.fill;
-        while left > 0 {
-            let part = usize::try_from(left).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
-            self.file.write_at(from + self.fill - left, &ZEROS[..part])?;
-            left -= part as u64;
+    /// Writes frames behind those that are there; answers where they end.
+    fn write(&mut self, offset: u64, synced: u64, frames: &[Arc<Pending>]) -> io::Result<u64> {
+        let mut out = Out { file: &mut *self.file, offset, buffer: std::mem::take(&mut self.buffer) };
+        for frame in frames {
+            let header = FrameHeader::of(FrameKind::Batch, frame.seq, synced, out.end(), &frame.payload);
+            out.frame(self.seed, &header, &frame.payload)?;
         }
-        Ok(())
+        out.flush()?;
+        let end = out.offset;
+        self.buffer = out.buffer;
+        Ok(end)
     }
+}
+
+fn zeros(file: &mut dyn DiskFile, from: u64, bytes: u64) -> io::Result<()> {
+    let mut left = bytes;
+    while left > 0 {
+        let part = usize::try_from(left).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
+        file.write_at(from + bytes - left, &ZEROS[..part])?;
+        left -= part as u64;
+    }
+    Ok(())
 }
 
 /// Zeros are written ahead for at least so many writes like this one.
 const WORTH_FILLING: u64 = 8;
-
-fn header(frame: &Pending, synced: u64) -> FrameHeader {
-    FrameHeader::of(FrameKind::Batch, frame.seq, synced, &frame.payload)
-}
 
 /// Gathers what is written.
 pub(crate) struct Out<'f> {
@@ -172,17 +229,35 @@ pub(crate) struct Out<'f> {
 }
 
 impl Out<'_> {
+    /// Where the next byte goes.
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.buffer.len() as u64
+    }
+
     pub(crate) fn frame(&mut self, seed: Seed, header: &FrameHeader, payload: &[u8]) -> io::Result<()> {
         self.buffer.extend_from_slice(&header.encode(seed));
-        if payload.len() >= CHUNK {
-            // Large ones are not copied.
-            self.flush()?;
-            self.file.write_at(self.offset, payload)?;
-            self.offset += payload.len() as u64;
+        self.put(payload)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.buffer.len() + bytes.len() < CHUNK {
+            self.buffer.extend_from_slice(bytes);
             return Ok(());
         }
-        self.buffer.extend_from_slice(payload);
-        if self.buffer.len() >= CHUNK { self.flush() } else { Ok(()) }
+        let to_page = usize::try_from(self.end().next_multiple_of(PAGE) - self.end()).unwrap_or(0);
+        let (first, rest) = bytes.split_at(to_page.min(bytes.len()));
+        self.buffer.extend_from_slice(first);
+        if self.end().is_multiple_of(PAGE) {
+            self.flush()?;
+        }
+        // Large ones are not copied.
+        let (pages, rest) = rest.split_at(rest.len() / PAGE as usize * PAGE as usize);
+        if !pages.is_empty() {
+            self.file.write_at(self.offset, pages)?;
+            self.offset += pages.len() as u64;
+        }
+        self.buffer.extend_from_slice(rest);
+        Ok(())
     }
 
     pub(crate) fn flush(&mut self) -> io::Result<()> {

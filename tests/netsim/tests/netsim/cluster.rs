@@ -99,6 +99,9 @@ fn identity(index: usize) -> Identity {
         cluster_id: 1,
         member_id: number,
         incarnation: 2,
+        name: None,
+        slot: None,
+        lineage: None,
     }
 }
 

@@ -115,6 +115,9 @@ pub fn drive(sim: &mut turmoil::Sim<'_>, plan: &Plan, log: &Log) -> anyhow::Resu
 async fn clients(recorder: Arc<Recorder>, seed: u64, work: Duration) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(seed);
     let endpoints = Arc::new(Endpoints { addresses: cluster::endpoints(), connect: network::connect });
+    tokio::time::timeout(SERVE_LIMIT, all_met(&endpoints, &mut rng))
+        .await
+        .context("the stores are not met")??;
     let (stop, stopped) = watch::channel(false);
     let (set_targets, targets) = watch::channel(None);
     let (mut working, mut watching) = (JoinSet::new(), JoinSet::new());
@@ -144,6 +147,17 @@ async fn clients(recorder: Arc<Recorder>, seed: u64, work: Duration) -> anyhow::
 async fn all_done(mut tasks: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> {
     while let Some(done) = tasks.join_next().await {
         done??;
+    }
+    Ok(())
+}
+
+/// Waits until each router has read each Kind from all of its stores. Before that it cannot know where all of them began, so
+/// that what it shows of one may be below the beginning of another, where nothing can be read.
+async fn all_met(endpoints: &Endpoints, rng: &mut StdRng) -> anyhow::Result<()> {
+    for address in &endpoints.addresses {
+        let alone = Endpoints { addresses: vec![address.clone()], connect: endpoints.connect };
+        let mut caller = Caller::new(Arc::new(Recorder::new()), Arc::new(alone), rng)?;
+        last_revisions(&mut caller, rng).await?;
     }
     Ok(())
 }

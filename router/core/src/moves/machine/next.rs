@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use kindred_partition_config::ids::Term;
+
 use super::{Machine, Status};
 use crate::moves::{
     record::{Goal, MoveRecord, Phase},
@@ -11,13 +13,14 @@ use crate::moves::{
 impl Machine {
     /// The steps to begin now.
     pub fn poll(&mut self, now: Duration) -> Vec<Step> {
+        self.clock = self.clock.max(now);
         if self.status != Status::Running || self.meta.is_some() || now < self.meta_retry_at {
             return Vec::new();
         }
         if self.read {
             return self.meta_step(StepName::Read, What::Read);
         }
-        if !self.holds {
+        if !self.holds || self.seen > self.record.term {
             return self.take_term();
         }
         if let Some(steps) = self.change_of_course(now) {
@@ -38,25 +41,29 @@ impl Machine {
         steps
     }
 
+    /// A term above all that meta and the stores have seen: meta may have lost what it was told last.
     fn take_term(&mut self) -> Vec<Step> {
         let mut next = match self.record.phase {
+            Phase::Switching { .. } if self.holds => {
+                self.record.given_up("a store has seen a term that the meta store has lost".to_owned())
+            }
             Phase::Switching { .. } => self.record.given_up("its coordinator was taken over".to_owned()),
             _ => self.next_record(),
         };
+        next.term = next.term.max(Term(self.seen.0.saturating_add(1)));
         next.coordinator.clone_from(&self.me);
         self.swap(StepName::TakeTerm, next)
     }
 
     /// What goes before the next step on the way: giving an attempt up, another goal.
     fn change_of_course(&mut self, now: Duration) -> Option<Vec<Step>> {
-        if let Some((goal, reason)) = self.redirect.clone() {
+        if let Some(next) = self.record.without(&self.gone) {
+            return Some(self.swap(StepName::Redirect, next));
+        }
+        if let Some((goal, reason)) = self.redirect.clone().or_else(|| self.enough()) {
             let heard = self.hears();
-            let mut next = MoveRecord { goal, reason, heard, ..self.next_record() };
-            next.phase = match (next.unsettled().is_empty(), goal) {
-                (false, _) => Phase::CatchingUp,
-                (true, Goal::Abort) => Phase::Aborting,
-                (true, _) => Phase::Switched,
-            };
+            let mut next = MoveRecord { goal, reason, heard, failed: 0, ..self.next_record() };
+            next.phase = next.phase_by_goal();
             return Some(self.swap(StepName::Redirect, next));
         }
         if !matches!(self.record.phase, Phase::Switching { .. }) {
@@ -72,6 +79,25 @@ impl Machine {
         };
         let next = self.record.given_up(reason);
         Some(self.swap(StepName::CancelAttempt, next))
+    }
+
+    /// Where the move goes when it was tried often enough: to where it needs no attempt, if there is such a place.
+    fn enough(&self) -> Option<(Goal, Option<String>)> {
+        let tried = self.record.failed >= self.settings.attempts_max;
+        let undecided = !matches!(
+            self.record.phase,
+            Phase::Switching { .. } | Phase::Switched | Phase::Completing | Phase::Aborting
+        );
+        let goal = match self.record.goal {
+            Goal::There if self.record.has_no_way_back() => return None,
+            Goal::There => Goal::Abort,
+            Goal::Back => Goal::There,
+            Goal::Abort => return None,
+        };
+        let last = self.record.reason.as_deref().unwrap_or("not known");
+        let reason =
+            || format!("{} attempts to switch were given up; the last one: {last}", self.record.failed);
+        (tried && undecided).then(|| (goal, Some(reason())))
     }
 
     fn all_units(&self) -> Vec<UnitAt> {
@@ -109,10 +135,9 @@ impl Machine {
         }
         let units: Vec<_> =
             self.units.iter().filter(|(at, _)| unsettled.contains(&at.leg)).map(|(_, unit)| unit).collect();
-        let near = |lag: Option<Duration>| lag.is_some_and(|lag| lag <= self.settings.ready_lag);
         let phase = if units.iter().any(|unit| !unit.copied) {
             Phase::Copying
-        } else if units.iter().any(|unit| !near(unit.lag) || !unit.leased) {
+        } else if units.iter().any(|unit| !self.is_near(unit) || !unit.leased) {
             Phase::CatchingUp
         } else if units.iter().any(|unit| !unit.verified) {
             Phase::Verifying
@@ -165,7 +190,8 @@ impl Machine {
 
     /// Keeps the way back of what is settled open, where there is one.
     fn reverse_tail(&mut self, at: UnitAt, now: Duration, steps: &mut Vec<Step>) {
-        if !self.record.legs[at.leg].one_way {
+        let leg = &self.record.legs[at.leg];
+        if !leg.one_way && !leg.lost {
             self.follow(at, StepName::ReverseTail, now, steps);
         }
     }

@@ -26,6 +26,12 @@ struct Bench {
     /// What was begun, meta steps and calls, with the leg of calls.
     log: Vec<String>,
     answers: Box<dyn Fn(StepName) -> Option<Answer>>,
+    /// Is never answered.
+    silent: Option<StepName>,
+    /// Does not answer but when it is removed, which is when the machine knows.
+    dead: Option<StoreIdx>,
+    /// Stores have seen this term.
+    seen: Term,
 }
 
 impl Bench {
@@ -42,6 +48,9 @@ impl Bench {
             now: Duration::ZERO,
             log: Vec::new(),
             answers: Box::new(|_| None),
+            silent: None,
+            dead: None,
+            seen: Term(0),
         }
     }
 
@@ -62,6 +71,23 @@ impl Bench {
                 self.record = record.decided(*leg, Epoch(10 + self.version as u64));
                 self.version += 1;
                 swapped(self)
+            }
+            What::Unit(call) if call.term < self.seen => Answer::Stale { seen: self.seen },
+            What::Unit(call) if self.dead.is_some_and(|dead| call.owner == dead || call.follower == dead) => {
+                let at_follower = matches!(step.name, StepName::Release | StepName::Drop);
+                let store = if at_follower { call.follower } else { call.owner };
+                let ends = matches!(
+                    step.name,
+                    StepName::Unfreeze
+                        | StepName::Open
+                        | StepName::Forget
+                        | StepName::Release
+                        | StepName::Drop
+                );
+                match ends && (Some(store) != self.dead || self.machine.gone.contains(&store)) {
+                    true => Answer::Done,
+                    false => Answer::Failed { reason: "dead".to_owned() },
+                }
             }
             What::Unit(_) => match step.name {
                 StepName::Freeze => Answer::Frozen { final_revision: Revision(100), life: 7 },
@@ -87,6 +113,9 @@ impl Bench {
                 if !matches!(step.name, StepName::Tail | StepName::ReverseTail) {
                     self.log.push(text);
                 }
+                if self.silent == Some(step.name) {
+                    continue;
+                }
                 let answer = match (self.answers)(step.name) {
                     Some(answer) => answer,
                     None => self.run(&step),
@@ -98,7 +127,11 @@ impl Bench {
     }
 
     fn to(&mut self, phase: Phase) {
-        self.go(Duration::from_secs(60), |record| record.phase == phase);
+        self.reach_within(Duration::from_secs(60), phase);
+    }
+
+    fn reach_within(&mut self, time: Duration, phase: Phase) {
+        self.go(time, |record| record.phase == phase);
         assert_eq!(self.record.phase, phase, "{:?}", self.log);
     }
 
@@ -248,6 +281,201 @@ fn an_attempt_that_takes_too_long_is_given_up_first_and_unfrozen_then() {
     assert_eq!((bench.count("unfreeze 0"), bench.count("unfreeze 1")), (2, 0));
     assert!(bench.record.term > term, "every attempt has a term of its own");
     bench.to(Phase::Switched);
+}
+
+/// A target that dies before the switch, or an old owner before it gets its keys back, was up to date a moment ago: nothing is
+/// frozen for it.
+#[test]
+fn f15_nothing_is_frozen_for_a_store_that_does_not_answer_now() {
+    for name in [StepName::Tail, StepName::Track] {
+        let mut bench = Bench::new();
+        bench.to(Phase::Ready);
+        bench.answers = Box::new(move |step| {
+            (step == name || step == StepName::Tail)
+                .then(|| Answer::Failed { reason: "connection refused".to_owned() })
+        });
+        bench.log.clear();
+        bench.go(Duration::from_secs(120), |_| false);
+        let begun = bench.count("begin-switch");
+        assert!(begun <= 1 && bench.count("freeze") <= 2, "{begun} {:?}", bench.log);
+        bench.answers = Box::new(|_| None);
+        bench.to(Phase::Switched);
+    }
+    // One that hangs answers nothing at all.
+    let mut bench = Bench::new();
+    bench.to(Phase::Verifying);
+    bench.silent = Some(StepName::Tail);
+    let unlike = |name| (name == StepName::Verify).then(|| Answer::Failed { reason: "compacted".to_owned() });
+    bench.answers = Box::new(unlike);
+    bench.go(2 * Settings::default().fresh, |_| false);
+    bench.answers = Box::new(|_| None);
+    bench.log.clear();
+    bench.go(Duration::from_secs(60), |_| false);
+    assert_eq!(bench.count("freeze"), 0, "{:?}", bench.log);
+}
+
+#[test]
+fn f15_attempts_pause_longer_each_time_and_end_by_themselves() {
+    let mut bench = Bench::new();
+    let fails = |name| (name == StepName::Seal).then(|| Answer::Failed { reason: "no clock".to_owned() });
+    bench.answers = Box::new(fails);
+    let mut begun = Vec::new();
+    for attempt in 1..=Settings::default().attempts_max {
+        bench.reach_within(Duration::from_secs(300), Phase::Switching { attempt, leg: 0 });
+        begun.push(bench.now);
+    }
+    let pauses: Vec<u64> = begun.windows(2).map(|two| (two[1] - two[0]).as_secs()).collect();
+    assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60, 60, 60]);
+    bench.to(Phase::Aborted);
+    let why = bench.record.reason.clone().unwrap();
+    assert!(why.contains("10 attempts to switch were given up") && why.contains("500 ms"), "{why}");
+
+    // A new coordinator goes on with the pause.
+    let mut first = Bench::new();
+    first.answers = Box::new(fails);
+    first.to(Phase::Switching { attempt: 4, leg: 0 });
+    let mut second = Bench::with(first.record.clone());
+    second.machine = Machine::new("r2.1".to_owned(), Settings::default(), first.record.clone(), 1);
+    second.go(Duration::from_secs(120), |record| record.attempts > 4);
+    assert!(second.now >= Duration::from_secs(16), "{:?}", second.now);
+
+    // A way back that fails as often is given up as well: everything stays where it serves.
+    let mut back = Bench::new();
+    back.to(Phase::Switched);
+    back.go(Duration::from_secs(1), |_| false);
+    back.machine.request(Request::Reverse, 0).unwrap();
+    back.answers = Box::new(fails);
+    back.go(Duration::from_secs(600), |record| record.goal == Goal::There);
+    back.answers = Box::new(|_| None);
+    back.to(Phase::Switched);
+    assert!(back.record.legs.iter().all(|leg| leg.moved && leg.owner() == StoreIdx(2)));
+    assert_eq!(back.record.failed, 0);
+}
+
+/// The old owner has died since the move switched: it is refused up front when that is known, and else taken back.
+#[test]
+fn f15_a_reverse_can_be_taken_back() {
+    let dead = |name| {
+        matches!(name, StepName::Tail | StepName::ReverseTail)
+            .then(|| Answer::Failed { reason: "connection refused".to_owned() })
+    };
+    let mut bench = Bench::new();
+    bench.to(Phase::Switched);
+    bench.go(Duration::from_secs(1), |_| false);
+    bench.answers = Box::new(dead);
+    bench.go(Duration::from_secs(1), |_| false);
+    assert!(matches!(bench.machine.request(Request::Reverse, 0), Err(Refusal::NoWayBack { .. })));
+    bench.answers = Box::new(|_| None);
+    bench.go(Duration::from_secs(1), |_| false);
+    bench.machine.request(Request::Reverse, 0).unwrap();
+    bench.answers = Box::new(dead);
+    bench.log.clear();
+    bench.go(Duration::from_secs(60), |_| false);
+    assert_eq!((bench.record.goal, bench.count("freeze")), (Goal::Back, 0), "{:?}", bench.log);
+    let refused = bench.machine.request(Request::Complete, 0).unwrap_err().to_string();
+    assert!(refused.contains("not switched yet"), "{refused}");
+    bench.machine.request(Request::Abort, 9).unwrap();
+    bench.to(Phase::Switched);
+    assert_eq!((bench.record.goal, bench.record.heard, bench.count("freeze")), (Goal::There, 9, 0));
+    assert!(bench.record.legs.iter().all(|leg| leg.moved));
+    bench.machine.request(Request::Complete, 0).unwrap();
+    bench.to(Phase::Done);
+}
+
+/// And an abort that cannot bring back what has moved already.
+#[test]
+fn f15_an_abort_can_be_taken_back() {
+    let mut bench = Bench::new();
+    bench.go(Duration::from_secs(60), |record| record.legs[0].moved);
+    bench.machine.request(Request::Abort, 0).unwrap();
+    bench.answers =
+        Box::new(|name| (name == StepName::Tail).then(|| Answer::Failed { reason: "dead".to_owned() }));
+    bench.go(Duration::from_secs(10), |_| false);
+    assert_eq!((bench.record.goal, bench.record.phase.is_over()), (Goal::Abort, false));
+    assert!(bench.machine.request(Request::Abort, 0).unwrap_err().to_string().contains("reverse it"));
+    bench.answers = Box::new(|_| None);
+    bench.machine.request(Request::Reverse, 0).unwrap();
+    bench.to(Phase::Switched);
+    assert!(bench.record.legs.iter().all(|leg| leg.moved));
+}
+
+/// `store replace`: whatever the phase and wherever the move goes, it comes to its end without the lost store.
+#[test]
+fn f15_a_replaced_store_ends_what_could_not_end_with_it() {
+    for lost in [StoreIdx(0), StoreIdx(1), StoreIdx(2)] {
+        for phase in 0..7 {
+            let mut bench = Bench::new();
+            let deep = Duration::from_secs(60);
+            match phase {
+                0 => bench.to(Phase::Copying),
+                1 => bench.to(Phase::Ready),
+                2 => bench.to(Phase::Switching { attempt: 1, leg: 0 }),
+                3 => bench.go(deep, |record| record.legs[0].moved),
+                4 => bench.to(Phase::Switched),
+                5 => {
+                    bench.to(Phase::Switched);
+                    bench.go(Duration::from_secs(1), |_| false);
+                    bench.machine.request(Request::Reverse, 0).unwrap();
+                    bench.go(deep, |record| !record.legs[1].moved);
+                }
+                _ => {
+                    bench.go(deep, |record| record.legs[0].moved);
+                    bench.machine.request(Request::Abort, 0).unwrap();
+                    bench.go(Duration::from_millis(100), |_| false);
+                }
+            }
+            // What is asked of a removed store counts as done; nothing else can be.
+            bench.dead = Some(lost);
+            bench.go(Duration::from_secs(1), |_| false);
+            bench.machine.stores_gone(BTreeSet::from([lost]));
+            bench.go(deep, |record| matches!(record.phase, Phase::Switched) || record.phase.is_over());
+            if bench.record.phase == Phase::Switched {
+                bench.machine.request(Request::Complete, 0).unwrap();
+            }
+            bench.go(deep, |record| record.phase.is_over());
+            let over = bench.record.phase.is_over();
+            assert!(over, "{lost} in phase {phase}: {:?} {:?}", bench.record.phase, bench.log);
+            let legs = bench.record.legs.iter();
+            assert!(legs.clone().all(|leg| leg.lost == (leg.from == lost || leg.to == lost)));
+            assert_eq!(MoveRecord::from_json(&bench.record.to_json()), Ok(bench.record.clone()));
+        }
+    }
+}
+
+/// Meta was rolled back: its term is one that stores have seen surpassed.
+#[test]
+fn f16_a_term_that_a_store_has_seen_is_taken_up() {
+    let mut bench = Bench::new();
+    bench.seen = Term(40);
+    bench.to(Phase::Switched);
+    assert_eq!(bench.machine.status(), Status::Running);
+    assert!(bench.record.term > Term(40), "{:?}", bench.record.term);
+    // In the middle of an attempt as well, which is given up first.
+    let mut bench = Bench::new();
+    bench.to(Phase::Switching { attempt: 1, leg: 0 });
+    bench.seen = Term(40);
+    bench.go(Duration::from_secs(1), |record| record.term > Term(40));
+    assert!(!matches!(bench.record.phase, Phase::Switching { .. }), "{:?}", bench.record);
+    bench.to(Phase::Switched);
+}
+
+#[test]
+fn f16_of_two_records_of_a_move_the_later_one_is_known() {
+    let mut bench = Bench::new();
+    let mut seen: Vec<MoveRecord> = Vec::new();
+    for _ in 0..2_000 {
+        bench.go(TICK, |_| false);
+        if seen.last() != Some(&bench.record) {
+            seen.push(bench.record.clone());
+        }
+    }
+    for (at, record) in seen.iter().enumerate() {
+        for before in &seen[..at] {
+            assert!(!before.is_newer_than(record), "{before:?} {record:?}");
+            let same = (before.term, &before.legs) == (record.term, &record.legs);
+            assert!(same || record.is_newer_than(before), "{before:?} {record:?}");
+        }
+    }
 }
 
 /// R15(c): what was frozen or sealed by a life of a store that is over is not what is decided about.

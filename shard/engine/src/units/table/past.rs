@@ -185,7 +185,7 @@ impl Units {
                 UnitState::Frozen { .. } if owned => return refuse(0),
                 UnitState::Following { sealed: Some(_), .. } if owned || all_of_it => return refuse(0),
                 UnitState::Following { .. } | UnitState::Dropping | UnitState::Gone if owned || all_of_it => {
-                    return refuse(record.epoch);
+                    return refuse(record.changed());
                 }
                 _ if record.is_visible() && all_of_it => return refuse(record.changed()),
                 UnitState::Tracked { .. } | UnitState::Owned | UnitState::Frozen { .. } => {

@@ -1,0 +1,207 @@
+//! The processes with data, from their first start on: each is started, started again when it ends, and stopped in order.
+//! One that takes long, or does not start at all, keeps no other from serving.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::watch, task::JoinHandle};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{error, info};
+
+use super::{
+    child::{Backoff, Ready, Running, Spec},
+    supervise::{keep, listen_of},
+};
+
+/// A store that has not started by then is left to itself, and the others are served without it.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// One that failed at its first start is tried again after this long: its message has been read by then.
+const AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+/// How far the first start of a process is.
+#[derive(Debug, Clone, Default)]
+pub struct First {
+    /// Where it listens, or will.
+    listen: Option<SocketAddr>,
+    state: State,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Starting,
+    Ready,
+    Failed(String),
+}
+
+/// A process that was told to start, and is kept running from then on.
+#[derive(Debug)]
+pub struct Begun {
+    first: watch::Receiver<First>,
+    /// Ends when the process was told to stop, and has.
+    pub kept: JoinHandle<()>,
+}
+
+/// Has a process started, on a port of its choice.
+pub fn begin(
+    spec_of: impl Fn(SocketAddr) -> Spec + Send + Sync + 'static,
+    stop: CancellationToken,
+    among: &TaskTracker,
+) -> Begun {
+    let (told, first) = watch::channel(First::default());
+    Begun { first, kept: among.spawn(begun(spec_of, told, stop)) }
+}
+
+async fn begun(
+    spec_of: impl Fn(SocketAddr) -> Spec + Send + Sync + 'static,
+    told: watch::Sender<First>,
+    stop: CancellationToken,
+) {
+    let any: SocketAddr = ([127, 0, 0, 1], 0).into();
+    let spec = spec_of(any);
+    let tell = |listen: SocketAddr, state: State| {
+        told.send_replace(First { listen: Some(listen), state });
+    };
+    let early = |line: &Ready| {
+        if let Ok(listen) = listen_of(line) {
+            tell(listen, State::Starting);
+        }
+    };
+    let started = stop.run_until_cancelled(spec.start_telling(early)).await;
+    let failed = match started {
+        // It has nothing that a stop in good order would keep: it has not served yet.
+        None => return,
+        Some(Err(failed)) => failed.to_string(),
+        Some(Ok((running, ready))) => match listen_of(&ready) {
+            Ok(listen) => {
+                tell(listen, State::Ready);
+                return keep(spec_of(listen), running, stop).await;
+            }
+            Err(error) => format!("{}: {error:#}", spec.name),
+        },
+    };
+    // Routers are told now where it will be, once it can be started.
+    let known = told.borrow().listen;
+    let Some(listen) = known.or_else(|| free_port().ok()) else {
+        error!("{failed}; no port is free for another try");
+        told.send_modify(|first| first.state = State::Failed(failed));
+        return;
+    };
+    tell(listen, State::Failed(failed));
+    if let Some(running) = until_started(&spec_of(listen), &stop).await {
+        tell(listen, State::Ready);
+        keep(spec_of(listen), running, stop).await;
+    }
+}
+
+/// Tries until it runs; `None` when told to stop meanwhile.
+async fn until_started(spec: &Spec, stop: &CancellationToken) -> Option<Running> {
+    let mut backoff = Backoff::new(Instant::now());
+    loop {
+        let wait = AGAIN_AFTER + backoff.after_end(Instant::now());
+        stop.run_until_cancelled(tokio::time::sleep(wait)).await?;
+        match stop.run_until_cancelled(spec.start()).await? {
+            Ok((running, _)) => {
+                info!("{} runs now, pid {}", spec.name, running.pid().unwrap_or(0));
+                return Some(running);
+            }
+            Err(failed) => error!("{failed}; it is tried again"),
+        }
+    }
+}
+
+/// A port that nobody listens on.
+fn free_port() -> std::io::Result<SocketAddr> {
+    TcpListener::bind(("127.0.0.1", 0))?.local_addr()
+}
+
+impl Begun {
+    /// Where it listens, once it serves, has failed, or has taken so long that nobody waits for it any more; and why it
+    /// failed, if it has. `None` when it was told to stop.
+    pub async fn settled(&mut self) -> Option<(SocketAddr, Option<String>)> {
+        let patience = tokio::time::sleep(PATIENCE);
+        tokio::pin!(patience);
+        let mut waits = true;
+        loop {
+            let First { listen, state } = self.first.borrow_and_update().clone();
+            match (state, listen) {
+                (State::Failed(failed), listen) => return Some((listen?, Some(failed))),
+                (State::Ready, Some(listen)) => return Some((listen, None)),
+                (_, Some(listen)) if !waits => return Some((listen, None)),
+                _ => {}
+            }
+            tokio::select! {
+                () = &mut patience, if waits => waits = false,
+                changed = self.first.changed() => changed.ok()?,
+            }
+        }
+    }
+
+    /// Where it listens once it serves, however long that takes.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub async fn ready(&mut self) -> anyhow::Result<SocketAddr> {
+        let settled = |first: &First| first.state != State::Starting;
+        let First { listen, state } = self.first.wait_for(settled).await?.clone();
+        match (state, listen) {
+            (State::Ready, Some(listen)) => Ok(listen),
+            (State::Failed(failed), _) => Err(anyhow::anyhow!(failed)),
+            _ => Err(anyhow::anyhow!("it was told to stop")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn script(text: String) -> Spec {
+        let ready_prefix = "kindred-shard ready";
+        Spec {
+            name: "shard x".to_owned(),
+            program: "/bin/sh".into(),
+            args: vec!["-c".to_owned(), text],
+            ready_prefix,
+        }
+    }
+
+    #[tokio::test]
+    async fn f46_a_process_that_fails_has_an_address_all_the_same() {
+        let stop = CancellationToken::new();
+        let mut begun = begin(|_| script("exit 3".to_owned()), stop.clone(), &TaskTracker::new());
+        let (listen, failed) = begun.settled().await.unwrap();
+        assert!(listen.port() > 0 && failed.unwrap().contains("exit status: 3"));
+        assert!(begun.ready().await.unwrap_err().to_string().contains("exit status: 3"));
+        stop.cancel();
+        begun.kept.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f46_one_that_takes_long_is_not_waited_for() {
+        let stop = CancellationToken::new();
+        let starting = "echo kindred-shard starting listen=127.0.0.1:7 records=1; read line";
+        let mut begun = begin(move |_| script(starting.to_owned()), stop.clone(), &TaskTracker::new());
+        // The time of the test goes on when all that there is to do is done.
+        let settled = begun.settled().await.unwrap();
+        assert_eq!(settled, (([127, 0, 0, 1], 7).into(), None));
+        stop.cancel();
+        begun.kept.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_that_starts_is_kept_where_it_listens() {
+        let stop = CancellationToken::new();
+        let ready = |listen: SocketAddr| {
+            let port = if listen.port() == 0 { 9 } else { listen.port() };
+            script(format!("echo kindred-shard ready listen=127.0.0.1:{port}; read line"))
+        };
+        let mut begun = begin(ready, stop.clone(), &TaskTracker::new());
+        assert_eq!(begun.ready().await.unwrap(), ([127, 0, 0, 1], 9).into());
+        assert_eq!(begun.settled().await.unwrap().1, None);
+        stop.cancel();
+        begun.kept.await.unwrap();
+    }
+}

@@ -1,0 +1,106 @@
+//! Whether a document is sound, and what of one that is not can be used all the same.
+//!
+//! A document that [`ClusterState::validated`] refuses is never written. Should a router read one nevertheless, it goes by
+//! what of it is sound, as one Kind that is configured wrongly must not take the others with it.
+
+use std::collections::BTreeMap;
+
+use super::{ClusterState, StoreObject, StoreState, store_path};
+use crate::{
+    kind::KindPrefix,
+    map::StoreIdx,
+    model::Durability,
+    validate::{Errors, FieldError, KindSettings, Validated},
+};
+
+impl ClusterState {
+    /// What a router needs of the document: the map in use, every store (removed ones keep their place), and what the
+    /// configs say of Kinds.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it. No change here leads to such a document, and none is ever written.
+    pub fn validated(&self) -> Result<Validated, Vec<FieldError>> {
+        let mut errors = self.lost_owners();
+        match self.placed() {
+            Ok((default, kinds, _)) if errors.is_empty() => Ok(self.used(default, kinds)),
+            Ok(_) => Err(errors),
+            Err(more) => {
+                errors.extend(more);
+                Err(errors)
+            }
+        }
+    }
+
+    /// The same, and of a document that is not sound what can be used of it, with everything that is wrong: the map as it
+    /// is, keys of a store that was removed included, which nobody serves until that is repaired; and of Kinds whose
+    /// configs do not agree the stronger durability.
+    #[must_use]
+    pub fn salvaged(&self) -> (Validated, Vec<FieldError>) {
+        let errors = match self.validated() {
+            Ok(validated) => return (validated, Vec::new()),
+            Err(errors) => errors,
+        };
+        let there = || self.stores.iter().position(|store| store.state != StoreState::Removed);
+        let default = self.store(&self.default).map(|(at, _)| at);
+        let default = default.or_else(|| Some(StoreIdx(u16::try_from(there()?).ok()?)));
+        (self.used(default.unwrap_or(StoreIdx(0)), self.said_settings()), errors)
+    }
+
+    fn used(&self, default: StoreIdx, kinds: Vec<KindSettings>) -> Validated {
+        Validated {
+            scheme: self.scheme(),
+            stores: self.stores.iter().map(StoreObject::config).collect(),
+            default,
+            map: self.map.clone(),
+            kinds,
+        }
+    }
+
+    /// Stores that own keys by the map and are not there any more.
+    fn lost_owners(&self) -> Vec<FieldError> {
+        let mut errors = Errors::default();
+        for (at, store) in self.stores.iter().enumerate() {
+            let owns = |store: &StoreIdx| usize::from(store.0) == at;
+            let removed = store.state == StoreState::Removed;
+            if removed
+                && self.map.partitions().iter().any(|partition| partition.placement.stores().iter().any(owns))
+            {
+                let message = "it owns keys by the map, and was removed";
+                let what_to_do = "see kindred reconcile, which compares the map with what the stores own";
+                errors.add(store_path(&store.name), message, what_to_do);
+            }
+        }
+        errors.0
+    }
+
+    /// What the configs say of each Kind, as far as it can be read.
+    fn said_settings(&self) -> Vec<KindSettings> {
+        let scheme = self.scheme();
+        let mut kinds: BTreeMap<KindPrefix, KindSettings> = BTreeMap::new();
+        for config in &self.configs {
+            let Ok(kind) = scheme.resolve(&config.resource) else { continue };
+            let durability: Option<Durability> =
+                config.durability.as_deref().and_then(|text| text.parse().ok());
+            let history = config.history_max.as_deref().and_then(|text| text.parse().ok());
+            let settings = kinds.entry(kind.clone()).or_insert(KindSettings {
+                kind,
+                durability: None,
+                history_max: None,
+            });
+            settings.durability = stronger(settings.durability, durability);
+            settings.history_max = settings.history_max.or(history);
+        }
+        kinds.into_values().collect()
+    }
+}
+
+/// The one of which a crash takes less.
+fn stronger(one: Option<Durability>, other: Option<Durability>) -> Option<Durability> {
+    let rank = |mode: Option<Durability>| match mode {
+        None => 0,
+        Some(Durability::None) => 1,
+        Some(Durability::Buffered) => 2,
+        Some(Durability::Fsync) => 3,
+    };
+    if rank(other) > rank(one) { other } else { one }
+}

@@ -1,0 +1,435 @@
+//! Who may ask an admin port, and for what.
+//!
+//! Whoever may change something is an *admin*, whoever may look a *viewer*. A client is known by a certificate of the CA for
+//! this port or by a token; where neither is set up, everybody on this machine is an admin, and the port listens on the loopback
+//! interface only. As a browser sends what any page asks it to, with its certificate, a change must be of a kind that no page
+//! can send to another site (`crate::admin::origin`).
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use arc_swap::ArcSwap;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use super::origin;
+use crate::address::{ListenAddr, Scheme};
+use crate::listener::ConnectionInfo;
+use crate::network::Network;
+use crate::tls::{RELOAD_EVERY, ServerFlags, ServerTls, ServerTlsSettings, TlsError};
+use crate::who::equal;
+
+/// The shortest token.
+const TOKEN_BYTES_MIN: usize = 16;
+
+/// Flags of an admin port.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, serde::Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+#[command(next_help_heading = "Admin port")]
+pub struct AdminArgs {
+    /// TLS certificate of the admin port (PEM); read again when it changes.
+    #[arg(long, value_name = "FILE")]
+    pub admin_cert_file: Option<PathBuf>,
+    /// Key of --admin-cert-file (PEM).
+    #[arg(long, value_name = "FILE")]
+    pub admin_key_file: Option<PathBuf>,
+    /// CA of the client certificates that the admin port accepts; without --admin-token-file a client must have one.
+    #[arg(long, value_name = "FILE")]
+    pub admin_client_ca_file: Option<PathBuf>,
+    /// Names (common name or SAN) of client certificates that may change things, comma-separated; all others of the CA may
+    /// only look [default: all may change things].
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub admin_client_names: Vec<String>,
+    /// Bearer tokens that the admin port accepts, one a line: `TOKEN ROLE`, the role `view` or `admin`; read again when it
+    /// changes.
+    #[arg(long, value_name = "FILE")]
+    pub admin_token_file: Option<PathBuf>,
+    /// Answer /livez and /readyz to everybody, in one word without names, for probes that have neither certificate nor token.
+    #[arg(long)]
+    pub admin_anonymous_probes: bool,
+}
+
+/// What somebody may do at an admin port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Look.
+    View,
+    /// Everything.
+    Admin,
+}
+
+/// Settings of an admin port that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardError {
+    /// Flags that contradict each other or miss a partner.
+    #[error("{0}")]
+    Flags(String),
+    /// TLS files.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The file of tokens.
+    #[error("--admin-token-file {path}: {problem}", path = .path.display())]
+    Tokens {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// How an admin port is guarded. Clones share one state.
+#[derive(Debug, Clone, Default)]
+pub struct AdminGuard {
+    tls: Option<ServerTls>,
+    known: Arc<Known>,
+}
+
+/// By what clients are known.
+#[derive(Debug, Default)]
+struct Known {
+    /// Certificates are shown, of a CA that only vouches for clients of this port, or of the clients' port.
+    certificates: bool,
+    /// Those that may change things; empty: all.
+    names: Vec<String>,
+    tokens: Option<TokenFile>,
+    anonymous_probes: bool,
+}
+
+impl Known {
+    fn nobody(&self) -> bool {
+        !self.certificates && self.tokens.is_none()
+    }
+}
+
+impl AdminArgs {
+    /// What is set here, else what is set there.
+    #[must_use]
+    pub fn or(self, file: Self) -> Self {
+        Self {
+            admin_cert_file: self.admin_cert_file.or(file.admin_cert_file),
+            admin_key_file: self.admin_key_file.or(file.admin_key_file),
+            admin_client_ca_file: self.admin_client_ca_file.or(file.admin_client_ca_file),
+            admin_client_names: match self.admin_client_names {
+                none if none.is_empty() => file.admin_client_names,
+                names => names,
+            },
+            admin_token_file: self.admin_token_file.or(file.admin_token_file),
+            admin_anonymous_probes: self.admin_anonymous_probes || file.admin_anonymous_probes,
+        }
+    }
+
+    /// Loads the files and checks that nobody is let in by mistake. `clients` is the TLS of the clients' port, which an admin
+    /// port without TLS of its own uses when its address begins with `https://`; `flag` names the address in errors.
+    ///
+    /// # Errors
+    /// When a flag misses its partner, a file cannot be used, or others than this machine would be served without a question.
+    pub fn load(
+        &self,
+        flag: &str,
+        address: &ListenAddr,
+        clients: Option<&ServerTls>,
+        network: &Network,
+    ) -> Result<AdminGuard, GuardError> {
+        let tls = self.tls(address, clients)?;
+        let certificates = tls.as_ref().is_some_and(|tls| tls.settings().trusted_ca_file.is_some());
+        let tokens = self.admin_token_file.as_deref().map(TokenFile::load).transpose()?;
+        if !self.admin_client_names.is_empty() && !certificates {
+            return Err(GuardError::Flags(
+                "--admin-client-names needs --admin-client-ca-file, the CA of those certificates".to_owned(),
+            ));
+        }
+        let known = Known {
+            certificates,
+            names: self.admin_client_names.clone(),
+            tokens,
+            anonymous_probes: self.admin_anonymous_probes,
+        };
+        let guard = AdminGuard { tls, known: Arc::new(known) };
+        if matches!(network, Network::System) {
+            guard.check(flag, address).map_err(GuardError::Flags)?;
+        }
+        Ok(guard)
+    }
+
+    fn tls(
+        &self,
+        address: &ListenAddr,
+        clients: Option<&ServerTls>,
+    ) -> Result<Option<ServerTls>, GuardError> {
+        let flags = |text: &str| Err(GuardError::Flags(text.to_owned()));
+        match (&self.admin_cert_file, &self.admin_key_file) {
+            (Some(cert), Some(key)) if address.scheme() != Scheme::Plain => {
+                let settings = ServerTlsSettings {
+                    trusted_ca_file: self.admin_client_ca_file.clone(),
+                    clients_optional: self.admin_token_file.is_some() || self.admin_anonymous_probes,
+                    flags: ServerFlags {
+                        cert_file: "--admin-cert-file",
+                        key_file: "--admin-key-file",
+                        trusted_ca_file: "--admin-client-ca-file",
+                    },
+                    ..ServerTlsSettings::new(cert, key)
+                };
+                Ok(Some(ServerTls::load(settings)?))
+            }
+            (Some(_), Some(_)) => flags(
+                "the admin port's address says http://, and there is --admin-cert-file: write https://, or leave one out",
+            ),
+            (Some(_), None) => flags("--admin-cert-file needs --admin-key-file, the key of that certificate"),
+            (None, Some(_)) => flags("--admin-key-file needs --admin-cert-file, the certificate of that key"),
+            (None, None) if self.admin_client_ca_file.is_some() => flags(
+                "--admin-client-ca-file: client certificates can be demanded only with --admin-cert-file and --admin-key-file",
+            ),
+            (None, None) => Ok(clients.filter(|_| address.scheme() == Scheme::Tls).cloned()),
+        }
+    }
+}
+
+impl AdminGuard {
+    /// TLS of the port.
+    #[must_use]
+    pub fn tls(&self) -> Option<ServerTls> {
+        self.tls.clone()
+    }
+
+    /// How to listen.
+    #[must_use]
+    pub fn listen_options(&self, network: &Network) -> crate::ListenOptions {
+        crate::ListenOptions::with_tls(self.tls()).on(network)
+    }
+
+    fn check(&self, flag: &str, address: &ListenAddr) -> Result<(), String> {
+        if address.is_local() {
+            return Ok(());
+        }
+        if self.known.nobody() {
+            return Err(format!(
+                "{flag} {address}: whoever reaches this port can change what the process does, and others than this machine \
+                 do: give --admin-cert-file, --admin-key-file and --admin-client-ca-file (or --admin-token-file), or listen \
+                 on 127.0.0.1"
+            ));
+        }
+        if self.tls.is_none() {
+            return Err(format!(
+                "{flag} {address}: tokens would cross the network unencrypted: give --admin-cert-file and \
+                 --admin-key-file, or listen on 127.0.0.1"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Starts to follow the file of tokens in the current tokio runtime.
+    pub(super) fn follow(&self) {
+        if self.known.tokens.is_some() {
+            tokio::spawn(follow(Arc::downgrade(&self.known)));
+        }
+    }
+
+    /// What the sender of a request may do; none: nobody knows who it is.
+    fn role(&self, from: &ConnectionInfo, headers: &HeaderMap) -> Option<Role> {
+        let known = &self.known;
+        if known.nobody() {
+            return Some(Role::Admin);
+        }
+        let by_certificate = from.client.as_ref().filter(|_| known.certificates).map(|client| {
+            if known.names.is_empty() || client.has_any(&known.names) { Role::Admin } else { Role::View }
+        });
+        let token = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
+        let by_token = token
+            .and_then(|token| known.tokens.as_ref().and_then(|tokens| tokens.current.load().role(token)));
+        by_certificate.max(by_token)
+    }
+
+    /// The answer to a request that may not be, or what the sender may do.
+    fn admits(
+        &self,
+        from: &ConnectionInfo,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<(), Refused> {
+        origin::check(from, self.known.nobody(), method, headers).map_err(Refused::Forbidden)?;
+        let needed = if is_read(method) { Role::View } else { Role::Admin };
+        match self.role(from, headers) {
+            Some(role) if role >= needed => Ok(()),
+            Some(_) => {
+                Err(Refused::Forbidden(format!("the role view may not {method} {path}; it needs admin")))
+            }
+            None if self.known.anonymous_probes
+                && is_read(method)
+                && matches!(path, "/livez" | "/readyz") =>
+            {
+                Err(Refused::OneWord)
+            }
+            None => Err(Refused::Unknown),
+        }
+    }
+}
+
+/// Whether it changes nothing.
+pub(super) fn is_read(method: &Method) -> bool {
+    method == Method::GET || method == Method::HEAD
+}
+
+/// The token of an Authorization header.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+}
+
+/// Why a request is not passed on.
+enum Refused {
+    /// Nobody knows who sent it.
+    Unknown,
+    /// It may not do that.
+    Forbidden(String),
+    /// A probe of nobody known: its answer is one word.
+    OneWord,
+}
+
+impl Refused {
+    fn answer(&self) -> Response {
+        let (code, reason, message) = match self {
+            Self::Forbidden(message) => (StatusCode::FORBIDDEN, "Forbidden", message.as_str()),
+            Self::Unknown | Self::OneWord => (
+                StatusCode::UNAUTHORIZED,
+                "Unauthorized",
+                "this admin port asks who you are: show a client certificate (--cert, --key) or a token (--token-file)",
+            ),
+        };
+        let status = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "reason": reason, "message": message, "code": code.as_u16(),
+        });
+        let mut answer = (code, axum::Json(status)).into_response();
+        if code == StatusCode::UNAUTHORIZED {
+            let scheme = header::HeaderValue::from_static("Bearer realm=\"kindred\"");
+            answer.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        answer
+    }
+}
+
+/// Every request of an admin port comes through here.
+pub(super) async fn guarded(State(guard): State<AdminGuard>, request: Request, next: Next) -> Response {
+    let from = request.extensions().get::<axum::extract::ConnectInfo<ConnectionInfo>>();
+    let Some(axum::extract::ConnectInfo(from)) = from else {
+        return Refused::Unknown.answer();
+    };
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    match guard.admits(from, &method, &path, request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(Refused::OneWord) => {
+            let code = next.run(request).await.status();
+            (code, if code.is_success() { "ok" } else { "failed" }).into_response()
+        }
+        Err(refused) => {
+            tracing::debug!(peer = %from.peer, %method, path, "an admin request was refused");
+            refused.answer()
+        }
+    }
+}
+
+/// The tokens of a file, as it is now.
+#[derive(Debug)]
+struct TokenFile {
+    path: PathBuf,
+    current: ArcSwap<Tokens>,
+}
+
+#[derive(Default, PartialEq, Eq)]
+struct Tokens(Vec<(String, Role)>);
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} tokens", self.0.len())
+    }
+}
+
+impl Tokens {
+    /// Every token is compared, so that the time tells nothing.
+    fn role(&self, shown: &[u8]) -> Option<Role> {
+        let of = |(token, role): &(String, Role)| equal(token.as_bytes(), shown).then_some(*role);
+        self.0.iter().filter_map(of).max()
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut tokens = Vec::new();
+        let mut seen = HashSet::new();
+        for (line, text) in text.lines().enumerate() {
+            let text = text.trim();
+            if text.is_empty() || text.starts_with('#') {
+                continue;
+            }
+            let at = format!("line {}", line + 1);
+            let words: Vec<_> = text.split_whitespace().collect();
+            let [token, role] = words[..] else {
+                return Err(format!("{at}: write a token and its role, as `TOKEN view` or `TOKEN admin`"));
+            };
+            let role = match role {
+                "view" => Role::View,
+                "admin" => Role::Admin,
+                other => return Err(format!("{at}: {other:?} is no role; write view or admin")),
+            };
+            if token.len() < TOKEN_BYTES_MIN {
+                return Err(format!(
+                    "{at}: a token has {TOKEN_BYTES_MIN} letters or more, as `openssl rand -hex 32` prints them"
+                ));
+            }
+            if !seen.insert(token) {
+                return Err(format!("{at}: this token is there twice"));
+            }
+            tokens.push((token.to_owned(), role));
+        }
+        if tokens.is_empty() {
+            return Err(
+                "there is no token in it; write lines of a token and its role, view or admin".to_owned()
+            );
+        }
+        Ok(Self(tokens))
+    }
+}
+
+impl TokenFile {
+    fn load(path: &Path) -> Result<Self, GuardError> {
+        let tokens =
+            Self::read(path).map_err(|problem| GuardError::Tokens { path: path.to_owned(), problem })?;
+        Ok(Self { path: path.to_owned(), current: ArcSwap::from_pointee(tokens) })
+    }
+
+    fn read(path: &Path) -> Result<Tokens, String> {
+        Tokens::parse(&std::fs::read_to_string(path).map_err(|error| error.to_string())?)
+    }
+
+    /// Blocks on the file system.
+    fn reload(&self) {
+        match Self::read(&self.path) {
+            Ok(tokens) if tokens == **self.current.load() => {}
+            Ok(tokens) => {
+                self.current.store(Arc::new(tokens));
+                tracing::info!(file = %self.path.display(), "the admin tokens changed and were loaded");
+            }
+            Err(problem) => {
+                tracing::error!(file = %self.path.display(), problem, "the admin tokens cannot be read; keeping those in use");
+            }
+        }
+    }
+}
+
+async fn follow(known: Weak<Known>) {
+    loop {
+        tokio::time::sleep(RELOAD_EVERY).await;
+        let Some(known) = known.upgrade() else { return };
+        let read = move || known.tokens.as_ref().map(TokenFile::reload);
+        if tokio::task::spawn_blocking(read).await.is_err() {
+            tracing::error!("reading the admin tokens panicked; they are not followed any more");
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

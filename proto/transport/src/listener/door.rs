@@ -1,0 +1,284 @@
+//! Connections that have not said yet what they want: in their TLS handshake, or in front of the first bytes of HTTP.
+//!
+//! They cost a place each, and nobody is known yet, so places are few and a client that says nothing loses its own first. When
+//! all are taken, the address with most of them gives one up: its oldest that has said nothing, or that is long under way.
+//! So a thousand sockets that stay silent delay nobody else, wherever they come from.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::connection::Peer;
+
+/// One that has said nothing for so long may lose its place: what a client sends behind its connect is there by then.
+const SILENT: Duration = Duration::from_millis(100);
+/// One that is under way for so long may, whatever it has said.
+const SLOW: Duration = Duration::from_secs(2);
+
+/// Connections of this process that did not get through the door, and why.
+#[derive(Debug, Default)]
+struct Counted {
+    failed: AtomicU64,
+    late: AtomicU64,
+    displaced: AtomicU64,
+    idle: AtomicU64,
+}
+
+static COUNTED: Counted = Counted {
+    failed: AtomicU64::new(0),
+    late: AtomicU64::new(0),
+    displaced: AtomicU64::new(0),
+    idle: AtomicU64::new(0),
+};
+
+/// Why a connection was closed that a server gave up, as metrics label it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GivenUp {
+    /// The TLS handshake failed.
+    Failed,
+    /// The time for the handshake, or for the first bytes, was over.
+    Late,
+    /// Another connection got its place.
+    Displaced,
+    /// It was silent and carried nothing.
+    Idle,
+}
+
+impl GivenUp {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Failed, Self::Late, Self::Displaced, Self::Idle];
+
+    /// The label of metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Failed => "handshake_failed",
+            Self::Late => "late",
+            Self::Displaced => "displaced",
+            Self::Idle => "idle",
+        }
+    }
+
+    /// How many there were in this process.
+    #[must_use]
+    pub fn count(self) -> u64 {
+        self.counter().load(Ordering::Relaxed)
+    }
+
+    fn counter(self) -> &'static AtomicU64 {
+        match self {
+            Self::Failed => &COUNTED.failed,
+            Self::Late => &COUNTED.late,
+            Self::Displaced => &COUNTED.displaced,
+            Self::Idle => &COUNTED.idle,
+        }
+    }
+
+    pub(crate) fn counted(self) {
+        self.counter().fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Whose places are counted together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum From {
+    Ip(IpAddr),
+    /// The network of an IPv6 address: whoever has one has all of them.
+    Net([u16; 4]),
+    Unix,
+}
+
+impl From {
+    fn of(peer: Peer) -> Self {
+        match peer {
+            Peer::Unix => Self::Unix,
+            Peer::Tcp(address) => match address.ip().to_canonical() {
+                IpAddr::V6(ip) if !ip.is_loopback() => {
+                    let [a, b, c, d, ..] = ip.segments();
+                    Self::Net([a, b, c, d])
+                }
+                ip => Self::Ip(ip),
+            },
+        }
+    }
+}
+
+/// One that waits at the door.
+#[derive(Debug)]
+struct Waiting {
+    id: u64,
+    from: From,
+    since: Instant,
+    spoke: Arc<AtomicBool>,
+    closed: CancellationToken,
+}
+
+impl Waiting {
+    /// From when on it may lose its place.
+    fn until(&self) -> Instant {
+        self.since + if self.spoke.load(Ordering::Relaxed) { SLOW } else { SILENT }
+    }
+}
+
+/// The places of one port. Clones share them.
+#[derive(Debug, Clone)]
+pub(super) struct Door {
+    places: usize,
+    waiting: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    /// In the order in which they came.
+    waiting: Vec<Waiting>,
+}
+
+/// A place at the door; given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Pass {
+    door: Door,
+    id: u64,
+    spoke: Arc<AtomicBool>,
+}
+
+impl Door {
+    pub fn new(places: usize) -> Self {
+        Self { places: places.max(1), waiting: Arc::default() }
+    }
+
+    /// From when on there may be a place, if there is none now. One may be given back before.
+    pub fn room(&self, now: Instant) -> Result<(), Instant> {
+        let state = self.waiting.lock();
+        if state.waiting.len() < self.places {
+            return Ok(());
+        }
+        let until = state.waiting.iter().map(Waiting::until).min().unwrap_or(now);
+        if until <= now { Ok(()) } else { Err(until) }
+    }
+
+    /// Takes a place, if need be that of another, whose token is cancelled. To be asked after [`Door::room`].
+    pub fn enter(&self, peer: Peer, now: Instant, closed: CancellationToken) -> Pass {
+        let mut state = self.waiting.lock();
+        if state.waiting.len() >= self.places
+            && let Some(at) = state.gives_way(now)
+        {
+            let given_up = state.waiting.remove(at);
+            given_up.closed.cancel();
+            GivenUp::Displaced.counted();
+        }
+        let (id, spoke) = (state.next, Arc::new(AtomicBool::new(false)));
+        state.next += 1;
+        state.waiting.push(Waiting { id, from: From::of(peer), since: now, spoke: spoke.clone(), closed });
+        drop(state);
+        Pass { door: self.clone(), id, spoke }
+    }
+}
+
+impl State {
+    /// The oldest of those that may lose their place, of the address that has most of them.
+    fn gives_way(&self, now: Instant) -> Option<usize> {
+        let mut of: HashMap<From, usize> = HashMap::new();
+        let mut candidates = Vec::new();
+        for (at, waiting) in self.waiting.iter().enumerate() {
+            if waiting.until() <= now {
+                *of.entry(waiting.from).or_default() += 1;
+                candidates.push((at, waiting.from));
+            }
+        }
+        let most = of.values().copied().max()?;
+        candidates.into_iter().find(|(_, from)| of.get(from) == Some(&most)).map(|(at, _)| at)
+    }
+}
+
+impl Pass {
+    /// It has said something.
+    pub fn spoke(&self) {
+        self.spoke.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let mut state = self.door.waiting.lock();
+        if let Ok(at) = state.waiting.binary_search_by_key(&self.id, |waiting| waiting.id) {
+            state.waiting.remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Test {
+        door: Door,
+        begin: Instant,
+    }
+
+    impl Test {
+        fn at(&self, millis: u64) -> Instant {
+            self.begin + Duration::from_millis(millis)
+        }
+
+        fn enter(&self, from: &str, millis: u64) -> (Pass, CancellationToken) {
+            let token = CancellationToken::new();
+            let peer = Peer::Tcp(format!("{from}:1").parse().unwrap());
+            (self.door.enter(peer, self.at(millis), token.clone()), token)
+        }
+    }
+
+    fn test(places: usize) -> Test {
+        Test { door: Door::new(places), begin: Instant::now() }
+    }
+
+    #[test]
+    fn f35_the_silent_of_the_address_with_most_give_way() {
+        let test = test(4);
+        let (_one, kept) = test.enter("10.0.0.1", 0);
+        let flood: Vec<_> = (1..4).map(|at| test.enter("10.0.0.9", at)).collect();
+        // Nobody has been silent for long yet.
+        assert_eq!(test.door.room(test.at(50)), Err(test.at(100)));
+        assert_eq!(test.door.room(test.at(103)), Ok(()));
+        let (_two, next) = test.enter("10.0.0.2", 103);
+        assert_eq!(
+            flood.iter().map(|(_, token)| token.is_cancelled()).collect::<Vec<_>>(),
+            [true, false, false]
+        );
+        // A place that was taken away is not given back twice.
+        drop(flood);
+        assert!(!kept.is_cancelled() && !next.is_cancelled());
+        let others: Vec<_> = (0..2).map(|_| test.enter("10.0.0.3", 104)).collect();
+        assert!(!kept.is_cancelled() && others.iter().all(|(_, token)| !token.is_cancelled()));
+        assert_eq!(test.door.room(test.at(99)), Err(test.at(100)));
+    }
+
+    #[test]
+    fn f35_who_speaks_keeps_its_place_longer() {
+        let test = test(2);
+        let (first, first_token) = test.enter("10.0.0.1", 0);
+        first.spoke();
+        let (_second, second_token) = test.enter("10.0.0.1", 1);
+        let (_third, _) = test.enter("10.0.0.1", 200);
+        assert!(!first_token.is_cancelled() && second_token.is_cancelled());
+        let (fourth, _) = test.enter("10.0.0.1", 2500);
+        assert!(first_token.is_cancelled(), "it is under way for too long, and the oldest");
+        drop((first, fourth));
+        assert_eq!(test.door.room(test.at(0)), Ok(()), "a place was given back");
+    }
+
+    #[test]
+    fn f35_a_network_of_ipv6_is_one_address() {
+        let of = |text: &str| From::of(Peer::Tcp(text.parse().unwrap()));
+        assert_eq!(of("[2001:db8::1]:1"), of("[2001:db8::ffff:2]:2"));
+        assert_ne!(of("[2001:db8:1::1]:1"), of("[2001:db8:2::1]:1"));
+        assert_eq!(of("[::ffff:10.0.0.1]:1"), of("10.0.0.1:2"));
+        assert_ne!(of("[::1]:1"), of("10.0.0.1:1"));
+    }
+}

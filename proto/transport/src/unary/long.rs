@@ -1,0 +1,198 @@
+//! Messages that are too long for one frame: they go to HTTP/2 piece by piece, as their client makes room, and may be made
+//! only then.
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use kindred_wire::rope::Rope;
+use tonic::Status;
+
+use super::message::PREFIX_BYTES;
+
+/// Messages up to here are given to HTTP/2 at once.
+pub const FRAME_BYTES: usize = 256 << 10;
+
+/// A message that is made while it is taken.
+pub trait Making: Send {
+    /// Bytes that are still to come.
+    fn left(&self) -> usize;
+
+    /// Bytes of memory that it holds for them.
+    fn held(&self) -> usize;
+
+    /// The next bytes, about as many as these and at least one while there are any left; none at the end.
+    fn make(&mut self, about: usize) -> Bytes;
+}
+
+/// An answer's message.
+pub enum Message {
+    /// It is there.
+    Whole(Rope),
+    /// It is made as it is taken.
+    Made(Box<dyn Making>),
+}
+
+impl From<Rope> for Message {
+    fn from(whole: Rope) -> Self {
+        Self::Whole(whole)
+    }
+}
+
+impl From<Bytes> for Message {
+    fn from(whole: Bytes) -> Self {
+        Self::Whole(whole.into())
+    }
+}
+
+impl Message {
+    /// How many bytes it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Whole(rope) => rope.len(),
+            Self::Made(making) => making.left(),
+        }
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All of it in one piece.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        match self {
+            Self::Whole(rope) => rope.into_bytes(),
+            Self::Made(mut making) => {
+                let mut whole = BytesMut::with_capacity(making.left());
+                loop {
+                    let made = making.make(FRAME_BYTES);
+                    if made.is_empty() {
+                        return whole.freeze();
+                    }
+                    whole.extend_from_slice(&made);
+                }
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Message").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// The bytes before a message.
+///
+/// # Errors
+/// When no prefix can tell its length; the text is tonic's.
+pub(super) fn prefix(length: usize) -> Result<[u8; PREFIX_BYTES], Status> {
+    let Ok(length) = u32::try_from(length) else {
+        return Err(Status::resource_exhausted(format!(
+            "Cannot return body with more than 4GB of data but got {length} bytes"
+        )));
+    };
+    let [a, b, c, d] = length.to_be_bytes();
+    Ok([0, a, b, c, d])
+}
+
+/// What is still to come of a message and its prefix.
+#[derive(Debug)]
+pub(crate) struct LongMessage {
+    prefix: Option<[u8; PREFIX_BYTES]>,
+    message: Message,
+}
+
+impl LongMessage {
+    /// All of it.
+    ///
+    /// # Errors
+    /// When it is too long for any prefix.
+    pub fn of(message: Message) -> Result<Self, Status> {
+        Ok(Self { prefix: Some(prefix(message.len())?), message })
+    }
+
+    /// Bytes of memory that it holds.
+    pub fn held(&self) -> usize {
+        match &self.message {
+            Message::Whole(rope) => rope.len(),
+            Message::Made(making) => making.held(),
+        }
+    }
+
+    /// The next bytes; none at the end.
+    pub fn next_piece(&mut self) -> Option<Bytes> {
+        let prefix = self.prefix.take();
+        let piece = match &mut self.message {
+            message if message.is_empty() => Bytes::new(),
+            Message::Made(making) => making.make(FRAME_BYTES),
+            Message::Whole(rope) => {
+                let first = rope.front().len().min(FRAME_BYTES);
+                let piece = rope.front().slice(..first);
+                rope.advance(first);
+                piece
+            }
+        };
+        match prefix {
+            None => Some(piece).filter(|piece| !piece.is_empty()),
+            Some(prefix) => {
+                let mut first = BytesMut::with_capacity(PREFIX_BYTES + piece.len());
+                first.put_slice(&prefix);
+                first.put(piece);
+                Some(first.freeze())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    struct Counting(usize, usize);
+
+    impl Making for Counting {
+        fn left(&self) -> usize {
+            self.1 - self.0
+        }
+        fn held(&self) -> usize {
+            1
+        }
+        fn make(&mut self, about: usize) -> Bytes {
+            let end = self.1.min(self.0 + about.min(1000));
+            let made = (self.0..end).map(|at| at as u8).collect();
+            self.0 = end;
+            made
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+        #[test]
+        fn a_long_message_is_its_prefix_and_its_bytes(
+            pieces in prop::collection::vec(1..2 * FRAME_BYTES, 0..4),
+            made in 0..5000_usize,
+        ) {
+            let mut rope = Rope::default();
+            pieces.iter().for_each(|length| rope.push(vec![*length as u8; *length].into()));
+            let whole = rope.clone().into_bytes();
+            let counted = Message::Made(Box::new(Counting(0, made))).into_bytes();
+            prop_assert_eq!(counted.len(), made);
+            let messages = [(Message::Whole(rope), whole), (Message::Made(Box::new(Counting(0, made))), counted)];
+            for (message, expected) in messages {
+                let mut long = LongMessage::of(message).unwrap();
+                let mut taken = Vec::new();
+                while let Some(piece) = long.next_piece() {
+                    prop_assert!(!piece.is_empty() && piece.len() <= FRAME_BYTES + PREFIX_BYTES);
+                    taken.extend_from_slice(&piece);
+                }
+                prop_assert_eq!(&taken[1..PREFIX_BYTES], &u32::try_from(expected.len()).unwrap().to_be_bytes());
+                prop_assert_eq!(&taken[PREFIX_BYTES..], &expected[..]);
+                prop_assert!(long.next_piece().is_none());
+            }
+        }
+    }
+}

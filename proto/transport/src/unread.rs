@@ -1,0 +1,347 @@
+//! Answers that their clients have not taken yet: what they hold is bounded, and nobody holds it for ever.
+//!
+//! A long answer goes to HTTP/2 piece by piece, as its client makes room. Of what is still to come this keeps count. One whose
+//! client takes nothing for [`Limits::patience`] is given up, with all that it holds: memory here, what it pins in an engine,
+//! the stream to a store behind it. Where all of them together hold more than [`Limits::bytes`], those that have stood longest
+//! are given up after [`Limits::grace`]. An answer that waits for what it is made of waits for nobody's fault, and is left alone.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use hyper::body::{Body as _, Frame};
+use tokio::time::Instant;
+use tonic::Status;
+use tonic::body::Body;
+
+use crate::unary::long::LongMessage;
+
+/// How often those that stand are looked at.
+const TICK: Duration = Duration::from_secs(1);
+/// What a stream counts for: the window of the stream behind it and a few chunks.
+const STREAM_BYTES: usize = 2 << 20;
+
+/// Put among the extensions of a response: its stream is a long read, whose client may stop reading it.
+#[derive(Debug, Clone, Copy)]
+pub struct LongRead;
+
+/// What unread answers may hold, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// How long an answer may stand.
+    pub patience: Duration,
+    /// What all of them may hold.
+    pub bytes: usize,
+    /// How long one may stand even then.
+    pub grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { patience: Duration::from_secs(120), bytes: 1 << 30, grace: Duration::from_secs(5) }
+    }
+}
+
+/// The long answers of a server that are under way. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Unread(Arc<Mutex<Answers>>);
+
+#[derive(Debug, Default)]
+struct Answers {
+    limits: Limits,
+    held: HashMap<u64, Weak<Answer>>,
+    next: u64,
+    /// A task looks at them.
+    watched: bool,
+}
+
+/// One answer.
+#[derive(Debug)]
+struct Answer(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    source: Source,
+    /// Since when its client has not taken the next piece; none while that is still to be made.
+    since: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Message(LongMessage),
+    Stream(Body),
+    /// It was given up, which its client is to be told.
+    Cut(Status),
+    Over,
+}
+
+impl Source {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Message(message) => message.held(),
+            Self::Stream(_) => STREAM_BYTES,
+            Self::Cut(_) | Self::Over => 0,
+        }
+    }
+}
+
+impl Answer {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Unread {
+    /// With other limits than the default ones.
+    #[must_use]
+    pub fn with(limits: Limits) -> Self {
+        Self(Arc::new(Mutex::new(Answers { limits, ..Answers::default() })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Answers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The body of an answer of one long message.
+    pub(crate) fn message(&self, message: LongMessage) -> UnreadBody {
+        self.hold(Source::Message(message))
+    }
+
+    /// The body of a stream.
+    pub(crate) fn stream(&self, body: Body) -> UnreadBody {
+        self.hold(Source::Stream(body))
+    }
+
+    fn hold(&self, source: Source) -> UnreadBody {
+        let answer = Arc::new(Answer(Mutex::new(State { source, since: Some(Instant::now()) })));
+        let mut answers = self.lock();
+        let id = answers.next;
+        answers.next += 1;
+        answers.held.insert(id, Arc::downgrade(&answer));
+        if !std::mem::replace(&mut answers.watched, true) {
+            tokio::spawn(self.clone().watch());
+        }
+        UnreadBody { unread: self.clone(), id, answer }
+    }
+
+    /// Looks at them until there are none.
+    async fn watch(self) {
+        loop {
+            tokio::time::sleep(TICK).await;
+            let held: Vec<Arc<Answer>> = {
+                let mut answers = self.lock();
+                if answers.held.is_empty() {
+                    answers.watched = false;
+                    return;
+                }
+                answers.held.values().filter_map(Weak::upgrade).collect()
+            };
+            self.look(&held, Instant::now());
+        }
+    }
+
+    fn look(&self, held: &[Arc<Answer>], now: Instant) {
+        let limits = self.lock().limits;
+        let mut standing = Vec::new();
+        let mut bytes = 0;
+        for (at, answer) in held.iter().enumerate() {
+            let state = answer.lock();
+            let holds = state.source.bytes();
+            bytes += holds;
+            if let Some(since) = state.since.filter(|_| holds > 0) {
+                standing.push(Standing { at, stood: now.saturating_duration_since(since), bytes: holds });
+            }
+        }
+        for Standing { at, stood, bytes } in given_up(standing, bytes, limits) {
+            tracing::warn!(
+                stood_s = stood.as_secs(),
+                bytes,
+                "a client does not read its answer, which is given up"
+            );
+            let status = Status::resource_exhausted(format!(
+                "kindred: the client has read nothing of this answer for {} s, so it was given up; read faster, or ask for \
+                 less at a time with a limit",
+                stood.as_secs()
+            ));
+            let mut state = held[at].lock();
+            let source = std::mem::replace(&mut state.source, Source::Cut(status));
+            drop(state);
+            // Not under the lock: with it go streams and pins.
+            drop(source);
+        }
+    }
+}
+
+/// An answer whose client takes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Standing {
+    at: usize,
+    stood: Duration,
+    bytes: usize,
+}
+
+/// Which of them are given up, where all answers hold `bytes`.
+fn given_up(mut standing: Vec<Standing>, mut bytes: usize, limits: Limits) -> Vec<Standing> {
+    standing.sort_by_key(|answer| std::cmp::Reverse(answer.stood));
+    standing.retain(|answer| {
+        let over = bytes > limits.bytes && answer.stood >= limits.grace;
+        let gone = over || answer.stood >= limits.patience;
+        bytes -= if gone { answer.bytes } else { 0 };
+        gone
+    });
+    standing
+}
+
+/// The body of a long answer. When it is dropped, all of it is.
+#[derive(Debug)]
+pub struct UnreadBody {
+    unread: Unread,
+    id: u64,
+    answer: Arc<Answer>,
+}
+
+impl Drop for UnreadBody {
+    fn drop(&mut self) {
+        self.unread.lock().held.remove(&self.id);
+    }
+}
+
+impl UnreadBody {
+    /// The next frame. It is asked for when HTTP/2 has room for one.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let mut state = self.answer.lock();
+        let next = match &mut state.source {
+            Source::Message(message) => match message.next_piece() {
+                Some(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
+                None => {
+                    state.source = Source::Over;
+                    let mut trailers = HeaderMap::with_capacity(1);
+                    trailers.insert(Status::GRPC_STATUS, http::HeaderValue::from_static("0"));
+                    Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+                }
+            },
+            Source::Stream(body) => Pin::new(body).poll_frame(cx),
+            Source::Cut(status) => {
+                let mut trailers = HeaderMap::new();
+                let told = status.add_header(&mut trailers).map(|()| Frame::trailers(trailers));
+                state.source = Source::Over;
+                Poll::Ready(Some(told))
+            }
+            Source::Over => Poll::Ready(None),
+        };
+        state.since = next.is_ready().then(Instant::now);
+        next
+    }
+
+    pub(crate) fn is_end(&self) -> bool {
+        match &self.answer.lock().source {
+            Source::Message(_) | Source::Cut(_) => false,
+            Source::Stream(body) => body.is_end_stream(),
+            Source::Over => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use kindred_wire::rope::Rope;
+
+    use super::*;
+    use crate::unary::long::{FRAME_BYTES, Message};
+
+    fn long(bytes: usize) -> LongMessage {
+        LongMessage::of(Message::Whole(Rope::from(Bytes::from(vec![7; bytes])))).unwrap()
+    }
+
+    async fn next(body: &mut UnreadBody) -> Option<Result<Frame<Bytes>, Status>> {
+        poll_fn(|cx| body.poll_next(cx)).await
+    }
+
+    fn code(frame: Frame<Bytes>) -> Option<String> {
+        let trailers = frame.into_trailers().ok()?;
+        Some(trailers.get(Status::GRPC_STATUS)?.to_str().unwrap().to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f37_an_answer_that_is_read_comes_whole_however_slowly() {
+        let unread = Unread::default();
+        let mut body = unread.message(long(3 * FRAME_BYTES));
+        let (mut taken, mut status) = (0, None);
+        while let Some(frame) = next(&mut body).await {
+            match frame.unwrap().into_data() {
+                Ok(data) => taken += data.len(),
+                Err(frame) => status = code(frame),
+            }
+            tokio::time::sleep(Limits::default().patience - 2 * TICK).await;
+        }
+        assert_eq!((taken, status.as_deref()), (5 + 3 * FRAME_BYTES, Some("0")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f37_an_answer_that_nobody_reads_is_given_up_and_says_so() {
+        let unread = Unread::default();
+        let mut body = unread.message(long(3 * FRAME_BYTES));
+        assert!(next(&mut body).await.unwrap().unwrap().is_data());
+        tokio::time::sleep(Limits::default().patience + 2 * TICK).await;
+        assert_eq!(body.answer.lock().source.bytes(), 0);
+        // A status of resource exhausted, never an end that looks like success.
+        assert_eq!(code(next(&mut body).await.unwrap().unwrap()).as_deref(), Some("8"));
+        assert!(next(&mut body).await.is_none() && body.is_end());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f37_what_a_stream_holds_goes_with_it_and_one_that_waits_for_its_store_stays() {
+        let unread = Unread::default();
+        let (to, messages) = tokio::sync::mpsc::channel::<Result<Frame<Bytes>, Status>>(1);
+        let stream = tokio_stream::wrappers::ReceiverStream::new(messages);
+        let mut body = unread.stream(Body::new(http_body_util::StreamBody::new(stream)));
+        // Nothing is there yet, and the client waits for it.
+        assert!(poll_fn(|cx| Poll::Ready(body.poll_next(cx).is_pending())).await);
+        tokio::time::sleep(10 * Limits::default().patience).await;
+        to.send(Ok(Frame::data(Bytes::from_static(b"x")))).await.unwrap();
+        assert!(next(&mut body).await.unwrap().unwrap().is_data());
+        to.send(Ok(Frame::data(Bytes::from_static(b"y")))).await.unwrap();
+        // It is not taken: whoever makes the stream is told.
+        tokio::time::timeout(Limits::default().patience + 2 * TICK, to.closed()).await.unwrap();
+        assert_eq!(code(next(&mut body).await.unwrap().unwrap()).as_deref(), Some("8"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f37_all_of_them_together_are_bounded() {
+        let limits = Limits { bytes: 4 * FRAME_BYTES, ..Limits::default() };
+        let unread = Unread::with(limits);
+        let mut bodies: Vec<_> = (0..6).map(|_| unread.message(long(2 * FRAME_BYTES))).collect();
+        tokio::time::sleep(limits.grace - TICK).await;
+        // One of them is read.
+        assert!(next(&mut bodies[0]).await.unwrap().unwrap().is_data());
+        tokio::time::sleep(3 * TICK).await;
+        let held = |body: &UnreadBody| body.answer.lock().source.bytes();
+        assert!(held(&bodies[0]) > 0);
+        assert!(bodies.iter().map(held).sum::<usize>() <= limits.bytes);
+        drop(bodies);
+        assert!(unread.lock().held.is_empty());
+        tokio::time::sleep(2 * TICK).await;
+        assert!(!unread.lock().watched);
+    }
+
+    #[test]
+    fn f37_the_longest_standing_go_first_and_no_more_than_is_needed() {
+        let limits = Limits { patience: Duration::from_secs(100), bytes: 10, grace: Duration::from_secs(5) };
+        let standing = |at, seconds, bytes| Standing { at, stood: Duration::from_secs(seconds), bytes };
+        let gone = |standing: Vec<Standing>, bytes| -> Vec<usize> {
+            given_up(standing, bytes, limits).iter().map(|answer| answer.at).collect()
+        };
+        let three = vec![standing(0, 6, 4), standing(1, 50, 4), standing(2, 4, 4)];
+        assert_eq!(gone(three.clone(), 12), [1]);
+        assert_eq!(gone(three.clone(), 10), [0; 0]);
+        // Who stands for a moment only is not to blame for others.
+        assert_eq!(gone(three, 40), [1, 0]);
+        assert_eq!(gone(vec![standing(0, 100, 1)], 1), [0]);
+    }
+}

@@ -1,0 +1,237 @@
+//! Who owns which keys.
+
+use std::collections::BTreeSet;
+
+use kindred_partition_config::{
+    key::{Key, KeyRange},
+    kind::KindPrefix,
+    map::{Partition, Placement, StoreIdx},
+    ring::{Bucket, BucketSet},
+    state::ClusterState,
+    unit::{Unit, UnitBuckets},
+};
+
+use super::{Held, HeldState, Report};
+
+/// Keys of which everybody says the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cell {
+    /// Which.
+    pub unit: Unit,
+    /// Their Kind.
+    pub kind: Option<KindPrefix>,
+    /// Who owns them by the map, and since which generation of it.
+    pub by_map: (StoreIdx, u64),
+    /// Who owns them; `None` when nobody can say.
+    pub owner: Option<StoreIdx>,
+    /// The highest generation that a shard knows of a change of hands; 0 for none.
+    pub said: u64,
+    /// Who has it, but hides it from everybody: it does not know that it is the owner.
+    pub hidden: bool,
+    /// Its owner says itself that it owns it: it took it over, or is giving it away.
+    pub claimed: bool,
+}
+
+impl Cell {
+    /// Since which generation of the map its owner owns it.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.said.max(self.by_map.1)
+    }
+
+    /// Whether the map is right.
+    #[must_use]
+    pub fn agrees(&self) -> bool {
+        self.owner == Some(self.by_map.0)
+    }
+}
+
+/// All keys of which a shard has a record, in pieces of one owner each.
+#[must_use]
+pub fn cells(state: &ClusterState, reports: &[Report]) -> Vec<Cell> {
+    let mut found: Vec<Cell> = Vec::new();
+    for range in ranges(state, reports) {
+        let held = |held: &&Held| held.unit.range.overlaps(&range);
+        let views: Vec<(StoreIdx, Vec<&Held>)> = reports
+            .iter()
+            .map(|report| (report.store, report.records.iter().filter(held).collect()))
+            .collect();
+        if views.iter().all(|(_, records)| records.is_empty()) {
+            continue;
+        }
+        let partition = state.map.lookup(range.start());
+        let kind = partition.kind.clone().or_else(|| kind_of(state, &range));
+        for (buckets, sample) in atoms(partition, kind.as_ref(), &views) {
+            let deciding = |records: &[&'_ Held]| {
+                let decides = |held: &&&Held| has_bucket(&held.unit, sample);
+                records.iter().rev().find(decides).map(|held| (*held).clone())
+            };
+            let views: Vec<_> = views.iter().map(|(store, records)| (*store, deciding(records))).collect();
+            let by_map = (owner_by_map(partition, sample), partition.epoch.0);
+            let (owner, said) = owner(by_map, &views);
+            let owner = owner.or_else(|| heir(state, &views));
+            let at = |store| views.iter().find(|(of, _)| *of == store).and_then(|(_, held)| held.as_ref());
+            let of_owner = owner.and_then(at).map(|held| held.state.is_owner());
+            let (hidden, claimed) = (of_owner == Some(false), of_owner == Some(true));
+            let unit = Unit { range: range.clone(), buckets };
+            join(&mut found, Cell { unit, kind: kind.clone(), by_map, owner, said, hidden, claimed });
+        }
+    }
+    found
+}
+
+/// Appends a cell, to the last one where it goes on.
+fn join(found: &mut Vec<Cell>, next: Cell) {
+    if let Some(last) = found.last_mut() {
+        let whole = Cell { unit: last.unit.clone(), ..next.clone() };
+        let buckets = last.unit.buckets == next.unit.buckets;
+        let pseudo =
+            |cell: &Cell| cell.kind.as_ref().is_some_and(|kind| kind.stem() == &**cell.unit.range.start());
+        if let (KeyRange::Span { end: Some(end), .. }, KeyRange::Span { end: behind, .. }) =
+            (&last.unit.range, &next.unit.range)
+            && end == next.unit.range.start()
+            && buckets
+            && whole == *last
+            && !pseudo(last)
+        {
+            let start = last.unit.range.start().clone();
+            last.unit.range = KeyRange::Span { start, end: behind.clone() };
+            return;
+        }
+    }
+    found.push(next);
+}
+
+/// The key space cut wherever the map or a record begins or ends.
+fn ranges(state: &ClusterState, reports: &[Report]) -> Vec<KeyRange> {
+    let mut points: BTreeSet<Key> = BTreeSet::new();
+    let mut add = |range: &KeyRange| {
+        points.insert(range.start().clone());
+        if let KeyRange::Span { end: Some(end), .. } = range {
+            points.insert(end.clone());
+        }
+    };
+    state.map.partitions().iter().for_each(|partition| add(&partition.range));
+    reports.iter().flat_map(|report| &report.records).for_each(|held| add(&held.unit.range));
+    let points: Vec<_> = points.into_iter().collect();
+    let ends = points.iter().skip(1).cloned().map(Some).chain([None]);
+    points.iter().zip(ends).map(|(start, end)| KeyRange::Span { start: start.clone(), end }).collect()
+}
+
+/// The Kind of keys of which the map knows no Kind, where all of them are of one.
+fn kind_of(state: &ClusterState, range: &KeyRange) -> Option<KindPrefix> {
+    let kind = state.scheme().kind_of(range.start())?;
+    let pseudo = KeyRange::Span {
+        start: Key::copy_from(kind.stem()),
+        end: Some(Key::copy_from(kind.stem()).successor()),
+    };
+    let within = [kind.range(), pseudo].iter().any(|area| area.intersection(range) == *range);
+    within.then_some(kind)
+}
+
+/// The buckets of a range in sets of which the map and all records say the same, each with one of them; all keys at once
+/// where nobody tells buckets apart.
+fn atoms(
+    partition: &Partition,
+    kind: Option<&KindPrefix>,
+    views: &[(StoreIdx, Vec<&Held>)],
+) -> Vec<(Option<UnitBuckets>, Option<Bucket>)> {
+    let of_records =
+        || views.iter().flat_map(|(_, records)| records.iter().filter_map(|held| held.unit.buckets));
+    let table = match &partition.placement {
+        Placement::Ring(table) => Some(table),
+        Placement::Single(_) => None,
+    };
+    let prefix_len = of_records().next().map(|buckets| buckets.prefix_len);
+    let Some(prefix_len) = prefix_len.or_else(|| table.and(kind).map(|kind| kind.as_key().len())) else {
+        return vec![(None, None)];
+    };
+    let mut sets: Vec<BucketSet> = of_records().map(|buckets| buckets.set).collect();
+    if let Some(table) = table {
+        sets.extend(table.stores().into_iter().map(|store| table.of(store)));
+    }
+    let mut atoms: Vec<BucketSet> = vec![BucketSet::ALL];
+    for set in sets {
+        let cut = |atom: &BucketSet| [*atom & set, *atom - set];
+        atoms = atoms.iter().flat_map(cut).filter(|atom| !atom.is_empty()).collect();
+    }
+    atoms
+        .into_iter()
+        .map(|set| {
+            let buckets = (set != BucketSet::ALL).then_some(UnitBuckets { prefix_len, set });
+            (buckets, set.iter().next())
+        })
+        .collect()
+}
+
+fn has_bucket(unit: &Unit, sample: Option<Bucket>) -> bool {
+    match (&unit.buckets, sample) {
+        (None, _) => true,
+        (Some(buckets), Some(sample)) => buckets.set.contains(sample),
+        (Some(_), None) => false,
+    }
+}
+
+fn owner_by_map(partition: &Partition, sample: Option<Bucket>) -> StoreIdx {
+    match &partition.placement {
+        Placement::Single(store) => *store,
+        Placement::Ring(table) => table.owner(sample.unwrap_or(Bucket(0))),
+    }
+}
+
+/// Who gets keys that were lost with the store that had them: nobody else has anything of them, and one store is in the place
+/// of a lost one.
+fn heir(state: &ClusterState, views: &[(StoreIdx, Option<Held>)]) -> Option<StoreIdx> {
+    let nothing = |held: &Option<Held>| held.as_ref().is_none_or(|held| held.state == HeldState::Gone);
+    if !views.iter().all(|(_, held)| nothing(held)) {
+        return None;
+    }
+    let in_place = |store: StoreIdx| {
+        state.stores.get(usize::from(store.0)).is_some_and(|store| store.opens_at.is_some())
+    };
+    let mut heirs = views.iter().filter(|(store, held)| held.is_none() && in_place(*store));
+    match (heirs.next(), heirs.next()) {
+        (Some((heir, _)), None) => Some(*heir),
+        _ => None,
+    }
+}
+
+/// Who owns keys, and the highest generation by which they changed hands as far as shards have heard.
+fn owner(by_map: (StoreIdx, u64), views: &[(StoreIdx, Option<Held>)]) -> (Option<StoreIdx>, u64) {
+    let held = || views.iter().filter_map(|(store, held)| Some((*store, held.as_ref()?)));
+    let said = held().map(|(_, held)| held.epoch).max().unwrap_or(0);
+    let of_decision = || held().filter(|(_, held)| held.epoch == said);
+    let knows = views.iter().any(|(store, held)| *store == by_map.0 && held.is_some());
+    // Whoever gives keys away by a later decision does not hold on to them, and who gets them has a record. One that was put in
+    // the place of a lost store has none, and the map may have been wrong about what that one owned.
+    let kept = !knows && of_decision().any(|(_, held)| held.state.is_owner());
+    if said == 0 || (by_map.1 > said && !kept) {
+        // Decided later than what they have heard of, or nothing of it ever changed hands.
+        return (Some(by_map.0), said);
+    }
+    let mut owners = of_decision().filter(|(_, held)| held.state.is_owner());
+    match (owners.next(), owners.next()) {
+        (Some((owner, _)), None) => (Some(owner), said),
+        (Some(_), Some(_)) => (None, said),
+        (None, _) => {
+            // Released by one, and not opened by the other yet: it has everything.
+            let moves: Vec<_> = of_decision().map(|(_, held)| held.id).collect();
+            let sealed = |held: &Held| held.state == HeldState::Following { sealed: true };
+            let mut ready = held().filter(|(_, held)| sealed(held) && moves.contains(&held.id));
+            let only = match (ready.next(), ready.next()) {
+                (Some((owner, _)), None) => Some(owner),
+                _ => None,
+            };
+            // The map is of just that decision.
+            let only = only.or((by_map.1 == said).then_some(by_map.0));
+            // Who gave it away has all of it, and nobody else anything: it was never served elsewhere.
+            let with_data = |held: &Held| !matches!(held.state, HeldState::Gone);
+            let mut copies = held().filter(|(_, held)| with_data(held));
+            let alone = match (copies.next(), copies.next()) {
+                (Some((of, held)), None) if held.epoch == said && held.through > 0 => Some(of),
+                _ => None,
+            };
+            (only.or(alone), said)
+        }
+    }
+}

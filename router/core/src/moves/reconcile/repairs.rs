@@ -1,0 +1,298 @@
+//! What to change in meta, and what to ask of the shards. Nothing here destroys the only copy of anything: data is dropped
+//! only where another shard owns it and serves it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kindred_partition_config::{
+    ids::{Epoch, MoveId, Term},
+    key::KeyRange,
+    map::StoreIdx,
+    state::{ClusterState, StoreState},
+    transfers::Transfer,
+    unit::Unit,
+};
+
+use super::{
+    Held, HeldState, Report,
+    owners::{Cell, cells},
+};
+use crate::moves::record::{Leg, MoveRecord, Phase};
+
+/// What a shard is asked for a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ask {
+    /// To serve it no more, as another one owns it.
+    Freeze,
+    /// To know that another one owns it.
+    Release,
+    /// To be ready to serve it, with what it has.
+    Seal,
+    /// To serve it, as it owns it.
+    Open,
+    /// To serve it again: nothing was decided.
+    Unfreeze,
+    /// To let go of its copy.
+    Drop,
+    /// To forget the move.
+    Forget,
+}
+
+impl Ask {
+    /// In words.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Freeze => "freeze",
+            Self::Release => "release",
+            Self::Seal => "seal",
+            Self::Open => "open",
+            Self::Unfreeze => "unfreeze",
+            Self::Drop => "drop the copy of",
+            Self::Forget => "end the move of",
+        }
+    }
+}
+
+/// A call to a shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    /// The shard.
+    pub store: StoreIdx,
+    /// What is asked.
+    pub ask: Ask,
+    /// The move that left the unit so.
+    pub id: MoveId,
+    /// Above all that were seen of the move.
+    pub term: Term,
+    /// Which keys.
+    pub unit: Unit,
+    /// The generation since which they are whose they are; 0 where nothing was decided. Of `Seal`: the revision up to which
+    /// the copy is whole.
+    pub epoch: u64,
+}
+
+/// What brings meta and the shards into accord, in this order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What differs, in words.
+    pub found: Vec<String>,
+    /// What cannot be repaired, in words.
+    pub problems: Vec<String>,
+    /// In meta: the owners that the map does not have.
+    pub transfers: Vec<Transfer>,
+    /// In meta: the generation of the map from then on, where that is another one.
+    pub generation: Option<Epoch>,
+    /// In meta: moves whose records say otherwise than the shards, and are over.
+    pub ends: Vec<MoveId>,
+    /// Then of the shards.
+    pub calls: Vec<Call>,
+}
+
+impl Plan {
+    /// Whether there is nothing to be done.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.transfers.is_empty()
+            && self.generation.is_none()
+            && self.ends.is_empty()
+            && self.calls.is_empty()
+    }
+}
+
+/// What a router tells of at once: shards that own otherwise than the map says, in words. What is on its way in a move is
+/// left out.
+#[must_use]
+pub fn elsewhere(state: &ClusterState, moves: &[&MoveRecord], reports: &[Report]) -> Vec<String> {
+    let open: Vec<_> = moves.iter().filter(|record| !record.phase.is_over()).collect();
+    let moving = |cell: &Cell| open.iter().any(|record| record.concerns(&cell.unit.range));
+    let differ = cells(state, reports).into_iter().filter(|cell| !cell.agrees() && !moving(cell));
+    differ.map(|cell| words(state, &cell)).collect()
+}
+
+fn words(state: &ClusterState, cell: &Cell) -> String {
+    let by_map = state.store_name(cell.by_map.0);
+    let keys = keys(&cell.unit);
+    match cell.owner {
+        Some(owner) => format!(
+            "{keys} belong to store {:?} since map {}, and the map in use, {}, says store {by_map:?}",
+            state.store_name(owner),
+            cell.said,
+            state.generation.0
+        ),
+        None => format!(
+            "{keys} changed hands with map {}, and no store says that it owns them; the map in use, {}, says store {by_map:?}",
+            cell.said, state.generation.0
+        ),
+    }
+}
+
+fn keys(unit: &Unit) -> String {
+    let start = unit.range.start();
+    let end = match &unit.range {
+        KeyRange::Span { end: Some(end), .. } => format!("up to {end}"),
+        _ => "on".to_owned(),
+    };
+    let buckets =
+        unit.buckets.map_or_else(String::new, |buckets| format!(" ({} of 256 buckets)", buckets.set.len()));
+    format!("keys from {start} {end}{buckets}")
+}
+
+/// What to do, by what the shards have said (all of them: what a silent one owns is not known) and by a state and records
+/// that were read after that.
+#[must_use]
+pub fn plan(state: &ClusterState, records: &BTreeMap<MoveId, MoveRecord>, reports: &[Report]) -> Plan {
+    let mut plan = Plan::default();
+    let cells = cells(state, reports);
+    for cell in cells.iter().filter(|cell| !cell.agrees()) {
+        let words = words(state, cell);
+        let Some(owner) = cell.owner else {
+            plan.problems.push(words);
+            continue;
+        };
+        plan.found.push(words);
+        plan.transfers.push(Transfer {
+            unit: cell.unit.clone(),
+            from: cell.by_map.0,
+            to: owner,
+            kind: cell.kind.clone(),
+        });
+    }
+    let known = reports.iter().flat_map(|report| &report.records).map(|held| held.epoch).max().unwrap_or(0);
+    let last = state.generation.0.max(known);
+    if !plan.transfers.is_empty() || known > state.generation.0 {
+        plan.generation = Some(Epoch(last + 1));
+        if known > state.generation.0 {
+            plan.found.push(format!("stores know of map {known}, the one in use is {}", state.generation.0));
+        }
+    }
+    for record in records.values().filter(|record| contradicts(state, record, &cells)) {
+        plan.found.push(format!(
+            "the record of move {} says otherwise than the stores who owns its keys",
+            record.id
+        ));
+        plan.ends.push(record.id);
+    }
+    let open = |id: &MoveId| {
+        records.get(id).is_some_and(|record| !record.phase.is_over()) && !plan.ends.contains(id)
+    };
+    let terms = terms(records, reports);
+    let mut calls = Vec::new();
+    let mut problems = Vec::new();
+    for report in reports {
+        for held in report.records.iter().filter(|held| !open(&held.id)) {
+            let term = terms.get(&held.id).copied().unwrap_or(held.term);
+            match left_behind(report.store, held, &cells, plan.generation) {
+                Ok(asks) => calls.extend(asks.into_iter().map(|(ask, epoch)| Call {
+                    store: report.store,
+                    ask,
+                    id: held.id,
+                    term: Term(term.0 + 1),
+                    unit: held.unit.clone(),
+                    epoch,
+                })),
+                Err(why) => problems.push(format!("store {:?}: {why}", state.store_name(report.store))),
+            }
+        }
+    }
+    // Nobody serves what is taken over before it is given away.
+    calls.sort_by_key(|call| call.ask);
+    for call in &calls {
+        let (store, ask) = (state.store_name(call.store), call.ask.word());
+        plan.found.push(format!(
+            "store {store:?} is to {ask} {}, left so by move {}",
+            keys(&call.unit),
+            call.id
+        ));
+    }
+    plan.calls = calls;
+    plan.problems.extend(problems);
+    plan
+}
+
+/// Whether a move is not over by its record, and who owns its keys is another store than that says.
+fn contradicts(state: &ClusterState, record: &MoveRecord, cells: &[Cell]) -> bool {
+    let over = matches!(record.phase, Phase::Done | Phase::Aborted);
+    let differs = |leg: &Leg| {
+        let of_leg =
+            |cell: &&Cell| leg.transfers.iter().any(|transfer| transfer.unit.overlaps_unit(&cell.unit));
+        // In the place of an owner that was lost stands another one.
+        let replaced = is_removed(state, leg.owner());
+        let other = |of: StoreIdx| of == leg.follower() || (!replaced && of != leg.owner());
+        // It gave the keys away, by a decision that the record does not know.
+        let unknown = |cell: &Cell| cell.hidden && cell.said > leg.epoch.map_or(0, |epoch| epoch.0);
+        cells.iter().filter(of_leg).any(|cell| cell.owner.is_some_and(other) || unknown(cell))
+    };
+    !over && record.legs.iter().any(differs)
+}
+
+fn is_removed(state: &ClusterState, store: StoreIdx) -> bool {
+    state.stores.get(usize::from(store.0)).is_some_and(|store| store.state == StoreState::Removed)
+}
+
+/// The highest term that anybody has seen of each move.
+fn terms(records: &BTreeMap<MoveId, MoveRecord>, reports: &[Report]) -> BTreeMap<MoveId, Term> {
+    let mut terms: BTreeMap<MoveId, Term> = records.iter().map(|(id, record)| (*id, record.term)).collect();
+    for held in reports.iter().flat_map(|report| &report.records) {
+        let term = terms.entry(held.id).or_insert(held.term);
+        *term = (*term).max(held.term);
+    }
+    terms
+}
+
+/// What a shard is to do with a record that nobody's move is about any more.
+fn left_behind(
+    store: StoreIdx,
+    held: &Held,
+    cells: &[Cell],
+    generation: Option<Epoch>,
+) -> Result<Vec<(Ask, u64)>, String> {
+    if matches!(held.state, HeldState::Gone | HeldState::Dropping) {
+        return Ok(Vec::new());
+    }
+    let of_unit: Vec<_> = cells.iter().filter(|cell| cell.unit.overlaps_unit(&held.unit)).collect();
+    let owners: BTreeSet<_> = of_unit.iter().map(|cell| cell.owner).collect();
+    let keys = keys(&held.unit);
+    let owner = match owners.iter().collect::<Vec<_>>()[..] {
+        [Some(owner)] => *owner,
+        [None] => return Err(format!("{keys} are left as they are: nobody can say whose they are")),
+        _ => return Err(format!("{keys} are left as they are: parts of them belong to different stores")),
+    };
+    let changed = of_unit.iter().any(|cell| !cell.agrees());
+    let by_now = of_unit.iter().map(|cell| cell.epoch()).max().unwrap_or(0);
+    let epoch = generation.filter(|_| changed).map_or(by_now, |generation| generation.0);
+    let hidden = of_unit.iter().any(|cell| cell.hidden);
+    let claimed = of_unit.iter().all(|cell| cell.claimed);
+    Ok(match (held.state, owner == store) {
+        (HeldState::Owned, true) => Vec::new(),
+        (HeldState::Tracked, true) => vec![(Ask::Forget, 0)],
+        (HeldState::Frozen, true) => vec![(Ask::Unfreeze, 0), (Ask::Forget, 0)],
+        // Another one took it over since, and says so.
+        (HeldState::Owned | HeldState::Tracked, false) if claimed => {
+            vec![(Ask::Freeze, 0), (Ask::Release, epoch), (Ask::Drop, epoch)]
+        }
+        (HeldState::Frozen, false) if claimed => vec![(Ask::Release, epoch), (Ask::Drop, epoch)],
+        // Its copy is dropped when the owner serves the keys.
+        (HeldState::Tracked, false) if hidden => vec![(Ask::Freeze, 0), (Ask::Release, epoch)],
+        (HeldState::Frozen, false) if hidden => vec![(Ask::Release, epoch)],
+        (HeldState::Owned | HeldState::Tracked | HeldState::Frozen, false) => {
+            return Err(format!(
+                "it owns {keys}, and by the map they are another store's, which knows nothing of them: nothing is dropped"
+            ));
+        }
+        (HeldState::Following { sealed: true }, true) => vec![(Ask::Open, epoch)],
+        (HeldState::Following { sealed: false }, true) if held.epoch > 0 && held.through > 0 => {
+            let again = generation.map_or(by_now, |generation| generation.0);
+            vec![(Ask::Seal, held.through.unsigned_abs()), (Ask::Open, again)]
+        }
+        (HeldState::Following { sealed: false }, true) => {
+            return Err(format!("{keys} are its own by the map, and it has only a part of a copy of them"));
+        }
+        // A copy of what never changed hands goes; one of what did only when its owner has it: never the only one.
+        (HeldState::Following { .. }, false) if !hidden && held.epoch == 0 => vec![(Ask::Drop, 0)],
+        (HeldState::Following { .. }, false) if claimed => vec![(Ask::Drop, epoch)],
+        (HeldState::Following { .. }, false) => {
+            return Err(format!("its copy of {keys} stays: their owner does not say that it has them"));
+        }
+        (HeldState::Gone | HeldState::Dropping, _) => Vec::new(),
+    })
+}

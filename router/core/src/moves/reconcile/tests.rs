@@ -1,0 +1,189 @@
+use std::collections::BTreeMap;
+
+use kindred_partition_config::{
+    ids::{Epoch, MoveId, StoreName, Term},
+    map::StoreIdx,
+    model::RingConfig,
+    parse::parse_config,
+    state::{Change, ClusterState, ConfigChange},
+    transfers,
+};
+
+use super::{
+    Held, HeldState, Report,
+    repairs::{Ask, Plan, elsewhere, plan},
+};
+use crate::moves::record::{Goal, MoveRecord, Phase};
+
+fn name(text: &str) -> StoreName {
+    StoreName(text.to_owned())
+}
+
+fn state() -> ClusterState {
+    let config = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}, {name: c, slot: 3}]\npartitions:\n\
+        - {metadata: {name: pods}, resource: pods, serviceGroupId: b, durability: buffered}\n";
+    ClusterState::bootstrap(&parse_config(config).unwrap()).unwrap()
+}
+
+/// What the shards say when the change was made by move 1, with these states at the old and the new owners.
+fn reports(change: &Change, old: (HeldState, u64), new: (HeldState, u64)) -> Vec<Report> {
+    let held = |unit: &kindred_partition_config::unit::Unit, (state, epoch)| Held {
+        id: MoveId(1),
+        term: Term(4),
+        unit: unit.clone(),
+        state,
+        epoch,
+        through: 70,
+    };
+    let stores = (0..3).map(StoreIdx);
+    stores
+        .map(|store| {
+            let of = change.transfers.iter().filter_map(|transfer| match store {
+                at if at == transfer.from => Some(held(&transfer.unit, old)),
+                at if at == transfer.to => Some(held(&transfer.unit, new)),
+                _ => None,
+            });
+            Report { store, records: of.collect() }
+        })
+        .collect()
+}
+
+fn split() -> Change {
+    state().split("pods", "m", &name("c")).unwrap()
+}
+
+fn ring() -> Change {
+    let mut config = state().configs[0].clone();
+    (config.ring, config.service_group_id) =
+        (Some(RingConfig { stores: vec![name("a"), name("b"), name("c")] }), None);
+    state().apply_configs(&[ConfigChange::Update(config)]).unwrap()
+}
+
+fn asks(plan: &Plan) -> Vec<(Ask, StoreIdx, u64)> {
+    plan.calls.iter().map(|call| (call.ask, call.store, call.epoch)).collect()
+}
+
+const FOLLOWING: HeldState = HeldState::Following { sealed: false };
+const SEALED: HeldState = HeldState::Following { sealed: true };
+
+/// Meta and the routers' files are lost after a change, and `--config` is in force again.
+#[test]
+fn f49_a_map_that_is_older_than_what_shards_own_is_found_and_replaced() {
+    for change in [split(), ring(), state().move_kind("pods", &name("a")).unwrap()] {
+        let reports = reports(&change, (FOLLOWING, 5), (HeldState::Owned, 5));
+        let told = elsewhere(&state(), &[], &reports);
+        assert!(told[0].contains("since map 5") && told[0].contains("store \"b\""), "{told:?}");
+        let plan = plan(&state(), &BTreeMap::new(), &reports);
+        assert_eq!((plan.problems.clone(), plan.generation), (Vec::new(), Some(Epoch(6))));
+        let repaired = state().with_owners(&plan.transfers, plan.generation.unwrap()).unwrap();
+        assert_eq!(transfers::transfers(&repaired.map, &change.desired), [], "{:?}", plan.found);
+        assert_eq!(elsewhere(&repaired, &[], &reports), Vec::<String>::new());
+        assert!(repaired.configs.iter().all(|config| config.durability.as_deref() == Some("buffered")));
+        // What the old owner still follows is dropped: the new one has it and serves it.
+        assert_eq!(plan.calls.len(), change.transfers.len());
+        for call in &plan.calls {
+            assert_eq!((call.ask, call.store, call.term, call.epoch), (Ask::Drop, StoreIdx(1), Term(5), 6));
+        }
+    }
+}
+
+/// Nobody is asked for anything where all say the same, whether they have heard of the last decision or not.
+#[test]
+fn f16_what_agrees_is_left_alone() {
+    let change = split();
+    let decided = change.state.with_transfers(&change.transfers).unwrap();
+    let open = MoveRecord::new(MoveId(1), &change.transfers).unwrap();
+    let over = MoveRecord { phase: Phase::Done, ..open.clone() };
+    let records = |record: &MoveRecord| BTreeMap::from([(MoveId(1), record.clone())]);
+    let gone = reports(&change, (HeldState::Gone, 2), (HeldState::Owned, 2));
+    assert_eq!(plan(&decided, &records(&over), &gone), Plan::default());
+    assert_eq!(plan(&decided, &BTreeMap::new(), &gone), Plan::default());
+    // In the middle of the move, before and behind its decision.
+    let before = reports(&change, (HeldState::Tracked, 0), (FOLLOWING, 0));
+    assert_eq!(plan(&change.state, &records(&open), &before), Plan::default());
+    let switched = open.decided(0, decided.generation);
+    let behind = reports(&change, (HeldState::Frozen, 0), (SEALED, 0));
+    assert_eq!(plan(&decided, &records(&switched), &behind), Plan::default());
+    assert_eq!(elsewhere(&decided, &[&switched], &behind), Vec::<String>::new());
+}
+
+/// Meta was lost in the middle of a move: nobody knows the move any more.
+#[test]
+fn f16_what_a_move_left_behind_that_nobody_knows_is_cleared() {
+    let change = split();
+    let (b, c) = (StoreIdx(1), StoreIdx(2));
+    let none = BTreeMap::new();
+    let left = |state: &ClusterState, old, new| plan(state, &none, &reports(&change, old, new));
+    // Undecided: the old owner serves again, and the copy goes.
+    let undecided = left(&state(), (HeldState::Frozen, 0), (SEALED, 0));
+    assert_eq!(asks(&undecided), [(Ask::Unfreeze, b, 0), (Ask::Drop, c, 0), (Ask::Forget, b, 0)]);
+    assert_eq!((undecided.generation, undecided.problems.len()), (None, 0));
+    let copying = left(&state(), (HeldState::Tracked, 0), (FOLLOWING, 0));
+    assert_eq!(asks(&copying), [(Ask::Drop, c, 0), (Ask::Forget, b, 0)]);
+    // Decided, as the map says, and neither store has heard of it. The copy of the old owner stays until the new one serves.
+    let decided = change.state.with_transfers(&change.transfers).unwrap();
+    let unheard = left(&decided, (HeldState::Frozen, 0), (SEALED, 0));
+    assert_eq!(asks(&unheard), [(Ask::Release, b, 2), (Ask::Open, c, 2)]);
+    // Decided, and only the old owner has heard: the new one has everything, whatever the map says.
+    let half = left(&state(), (FOLLOWING, 2), (SEALED, 0));
+    assert_eq!(asks(&half), [(Ask::Open, c, 3)]);
+    assert_eq!(
+        (half.transfers.len(), half.generation, half.problems.len()),
+        (1, Some(Epoch(3)), 1),
+        "{half:?}"
+    );
+    // Decided, and only the new one has heard.
+    let other = left(&state(), (HeldState::Frozen, 0), (HeldState::Owned, 2));
+    assert_eq!(asks(&other), [(Ask::Release, b, 3), (Ask::Drop, b, 3)]);
+    // Its freeze was lost in a restart.
+    let other = left(&state(), (HeldState::Tracked, 0), (HeldState::Owned, 2));
+    assert_eq!(asks(&other), [(Ask::Freeze, b, 0), (Ask::Release, b, 3), (Ask::Drop, b, 3)]);
+}
+
+/// Meta was rolled back to where the move had not switched.
+#[test]
+fn f16_a_record_that_was_overtaken_ends() {
+    let change = split();
+    let record = MoveRecord { phase: Phase::Ready, ..MoveRecord::new(MoveId(1), &change.transfers).unwrap() };
+    let records = BTreeMap::from([(MoveId(1), MoveRecord { term: Term(9), ..record })]);
+    let plan = plan(&change.state, &records, &reports(&change, (FOLLOWING, 5), (HeldState::Owned, 5)));
+    assert_eq!((plan.ends.clone(), plan.generation), (vec![MoveId(1)], Some(Epoch(6))));
+    assert_eq!(asks(&plan), [(Ask::Drop, StoreIdx(1), 6)]);
+    assert_eq!(plan.calls[0].term, Term(10));
+    // One that is on its way back, and is where its record says, is none of ours.
+    let decided = change.state.with_transfers(&change.transfers).unwrap();
+    let back = MoveRecord { goal: Goal::Back, ..records[&MoveId(1)].decided(0, decided.generation) };
+    let held = reports(&change, (FOLLOWING, 2), (HeldState::Tracked, 2));
+    assert_eq!(super::repairs::plan(&decided, &BTreeMap::from([(MoveId(1), back)]), &held), Plan::default());
+}
+
+/// The only copy is never dropped, and what nobody can say is told.
+#[test]
+fn f16_the_only_copy_stays() {
+    let change = split();
+    // The map says the new owner, which has a part of a copy.
+    let decided = change.state.with_transfers(&change.transfers).unwrap();
+    let held = reports(&change, (FOLLOWING, 1), (FOLLOWING, 0));
+    let part = plan(&decided, &BTreeMap::new(), &held);
+    assert_eq!(part.calls, []);
+    assert_eq!(part.problems.len(), 2, "{:?}", part.problems);
+    // Released, and nobody has it.
+    let nobody =
+        plan(&state(), &BTreeMap::new(), &reports(&change, (HeldState::Gone, 7), (HeldState::Gone, 7)));
+    assert_eq!((nobody.calls.clone(), nobody.transfers.clone()), (Vec::new(), Vec::new()));
+    assert!(nobody.problems[0].contains("no store says that it owns them"), "{:?}", nobody.problems);
+    // Given away, and the one that was to get it has nothing: who gave it away has all of it.
+    let mut held = reports(&change, (FOLLOWING, 7), (HeldState::Gone, 0));
+    held[2].records.clear();
+    let back = plan(&state(), &BTreeMap::new(), &held);
+    assert_eq!(asks(&back), [(Ask::Seal, StoreIdx(1), 70), (Ask::Open, StoreIdx(1), 8)], "{back:?}");
+    assert_eq!((back.generation, back.problems.len()), (Some(Epoch(8)), 0));
+    // Not when somebody cannot be asked who may have it, nor when another one has something of it.
+    let copy = Held { state: FOLLOWING, epoch: 0, ..held[1].records[0].clone() };
+    held[0].records.push(copy);
+    assert_eq!(plan(&state(), &BTreeMap::new(), &held).problems.len(), 3);
+    // Two that say so: the keys and what each of the two has of them are told.
+    let two =
+        plan(&state(), &BTreeMap::new(), &reports(&change, (HeldState::Owned, 7), (HeldState::Owned, 7)));
+    assert_eq!((two.transfers.len(), two.calls.len(), two.problems.len()), (0, 0, 3));
+}

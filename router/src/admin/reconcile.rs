@@ -1,0 +1,91 @@
+//! `POST /api/v1/reconcile`: what the shards own, compared with the map in meta, and what brings both into accord. Only said
+//! unless `apply` asks for it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::IntoResponse;
+use axum::routing::post;
+use kindred_partition_config::parse;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::api;
+use super::status::ApiError;
+use crate::app::App;
+use crate::moves::reconcile::{self, Heard};
+
+/// The body; none is as good as an empty one.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
+    /// To do it.
+    #[serde(default)]
+    apply: bool,
+}
+
+/// The route.
+pub fn routes(app: &Arc<App>) -> Router {
+    let app = app.clone();
+    Router::new().route(
+        "/api/v1/reconcile",
+        post(move |headers: HeaderMap, body: Bytes| async move {
+            match run(&app, &body).await {
+                Ok(value) => api::shown(&headers, StatusCode::OK, &value),
+                Err(error) => error.into_response(),
+            }
+        }),
+    )
+}
+
+async fn run(app: &Arc<App>, body: &[u8]) -> Result<Value, ApiError> {
+    let body: Body =
+        if body.is_empty() { Body::default() } else { api::read(parse::parse_object(api::text(body)?))? };
+    if app.cluster.meta.is_none() {
+        return Err(ApiError::NotImplemented(crate::meta::MetaError::None.to_string()));
+    }
+    let heard = reconcile::ask(app).await;
+    if !body.apply {
+        let plan = reconcile::planned(app, &heard);
+        return Ok(shown(&heard, false, &plan.found, &plan.problems, plan.is_empty(), &[]));
+    }
+    if let Some((store, why)) = heard.silent.first() {
+        return Err(ApiError::Conflict(format!(
+            "store {store:?} cannot be asked what it owns ({why}): nothing is done without it; start it, or replace it if it is \
+             lost (kindred store replace {store})"
+        )));
+    }
+    let plan = reconcile::apply_to_meta::<ApiError>(app, &heard).await?;
+    let mut failed = Vec::new();
+    for call in &plan.calls {
+        if let Err(why) = reconcile::call(app, call).await {
+            let store = app.cluster.state().store_name(call.store);
+            failed.push(format!(
+                "store {store:?} did not {} what move {} left: {why}",
+                call.ask.word(),
+                call.id
+            ));
+            // What follows may rely on it.
+            break;
+        }
+    }
+    Ok(shown(&heard, true, &plan.found, &plan.problems, plan.is_empty(), &failed))
+}
+
+fn shown(
+    heard: &Heard,
+    applied: bool,
+    found: &[String],
+    problems: &[String],
+    nothing: bool,
+    failed: &[String],
+) -> Value {
+    let silent = heard.silent.iter().map(|(store, why)| format!("store {store:?} cannot be asked: {why}"));
+    let problems: Vec<String> = silent.chain(problems.iter().cloned()).collect();
+    json!({
+        "kind": "Reconciliation", "apiVersion": "v1", "applied": applied, "inAccord": nothing && problems.is_empty(),
+        "found": found, "problems": problems, "failed": failed,
+    })
+}

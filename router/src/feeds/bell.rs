@@ -1,0 +1,87 @@
+//! How feeds tell a session that they have more, and which of them has: it looks at nothing else.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::sync::Notify;
+
+/// What has more, by the session's own numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rung {
+    /// A live feed.
+    Feed(usize),
+    /// The catch-up of one watch.
+    Watch(i64),
+}
+
+/// The bells of one session.
+#[derive(Debug, Default)]
+pub struct Bells {
+    notify: Notify,
+    rung: Mutex<Vec<Arc<Bell>>>,
+}
+
+/// One feed's. It rings once until it is heard.
+#[derive(Debug)]
+pub struct Bell {
+    of: Weak<Bells>,
+    who: Rung,
+    rings: AtomicBool,
+}
+
+impl Bells {
+    /// A bell for this one.
+    #[must_use]
+    pub fn bell(self: &Arc<Self>, who: Rung) -> Arc<Bell> {
+        Arc::new(Bell { of: Arc::downgrade(self), who, rings: AtomicBool::new(false) })
+    }
+
+    /// Ends when one has rung since this was waited for last.
+    pub async fn rung(&self) {
+        self.notify.notified().await;
+    }
+
+    /// Who has rung since this was asked last, each once. What they have is to be looked at after this.
+    #[must_use]
+    pub fn heard(&self) -> Vec<Rung> {
+        let rung = std::mem::take(&mut *self.rung.lock().unwrap_or_else(PoisonError::into_inner));
+        rung.iter()
+            .map(|bell| {
+                bell.rings.store(false, Ordering::Release);
+                bell.who
+            })
+            .collect()
+    }
+}
+
+impl Bell {
+    /// There is more.
+    pub fn ring(self: &Arc<Self>) {
+        if !self.rings.swap(true, Ordering::AcqRel)
+            && let Some(of) = self.of.upgrade()
+        {
+            of.rung.lock().unwrap_or_else(PoisonError::into_inner).push(self.clone());
+            of.notify.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn f27_only_who_has_more_is_heard_and_each_once() {
+        let bells = Arc::new(Bells::default());
+        let [one, two, other] = [Rung::Feed(1), Rung::Feed(2), Rung::Watch(1)].map(|who| bells.bell(who));
+        two.ring();
+        other.ring();
+        two.ring();
+        bells.rung().await;
+        assert_eq!(bells.heard(), [Rung::Feed(2), Rung::Watch(1)]);
+        assert!(bells.heard().is_empty());
+        two.ring();
+        one.ring();
+        assert_eq!(bells.heard(), [Rung::Feed(2), Rung::Feed(1)]);
+    }
+}

@@ -1,0 +1,203 @@
+//! Leases whose home goes away (R12): a store that is drained hands them to its heir, and those of a store that is gone are
+//! put together again from what other stores adopted of them.
+//!
+//! Every router does this for every shard, and nothing is kept here: each step may be repeated, by whomever. What is not done
+//! yet is refused as *moving*, so that who asks for such a lease asks again; it is over nowhere meanwhile.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use kindred_partition_config::ids::LeaseId;
+use kindred_partition_config::state::{ClusterState, StoreState};
+use kindred_proto::shard_v1 as shard;
+use tonic::{Code, Status};
+
+use crate::app::App;
+use crate::execute::{Deadline, Effect, call};
+use crate::stores::Store;
+
+/// Leases of one call.
+const BATCH: u32 = 256;
+/// Stores that are told of a lease's new home at a time.
+const AT_ONCE: usize = 32;
+/// Between two looks at a store that is drained: routers with an older state may have granted leases there.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Between two looks at any other.
+const NOW_AND_THEN: Duration = Duration::from_secs(30);
+/// How long a call may take.
+const CALL_MAX: Duration = Duration::from_secs(5);
+
+/// Looks after the leases that are at a shard, for ever.
+pub async fn follow(app: Arc<App>, store: Arc<Store>) {
+    let mut states = app.cluster.states();
+    loop {
+        store.state().wait_up().await;
+        let state = states.borrow_and_update().clone();
+        let again = match settle(&app, &store, &state).await {
+            Ok(true) => NOW_AND_THEN,
+            Ok(false) => AGAIN,
+            Err(status) => {
+                tracing::debug!(
+                    store = store.name(),
+                    error = status.message(),
+                    "leases wait for their new home"
+                );
+                AGAIN
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(again) => {}
+            // The sender lives as long as the router.
+            Ok(()) = states.changed() => {}
+        }
+    }
+}
+
+/// Whether nothing more is to be done until the state changes.
+async fn settle(app: &App, store: &Store, state: &ClusterState) -> Result<bool, Status> {
+    let Some(slot) = store.slot().map(|slot| slot.get()) else { return Ok(true) };
+    let Some(object) = state.stores.iter().find(|object| object.slot == Some(slot)) else { return Ok(true) };
+    let drains = object.state == StoreState::Draining;
+    if let Some(heir) = state.lease_heir(slot) {
+        hand_over(app, store, heir, drains).await?;
+    }
+    rebuild(app, store, state).await?;
+    Ok(!drains)
+}
+
+/// Until none is left, and of those that are no longer to go, until the ones on their way are there.
+async fn hand_over(app: &App, store: &Store, heir: u16, begin: bool) -> Result<(), Status> {
+    let Some(slot) = store.slot().map(|slot| u32::from(slot.get())) else { return Ok(()) };
+    loop {
+        let request = shard::HandOverRequest { max: BATCH, begin };
+        let deadline = Deadline::within(CALL_MAX);
+        let answer = call(store, Effect::Read, deadline, || async {
+            store.leases().hand_over(deadline.request(request)).await
+        });
+        let leases = answer.await?.leases;
+        if leases.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(store = store.name(), heir, leases = leases.len(), "leases go to another home");
+        let ids = leases.iter().map(|lease| lease.id).collect();
+        let with_old_home = |lease: shard::KnownLease| {
+            let mut attached_slots = lease.attached_slots;
+            attached_slots.push(slot);
+            shard::KnownLease { attached_slots, ..lease }
+        };
+        take_over(app, heir, leases.into_iter().map(with_old_home).collect(), slot).await?;
+        let request = shard::HandedRequest { ids, heir_slot: heir.into() };
+        let deadline = Deadline::within(CALL_MAX);
+        call(store, Effect::Read, deadline, || async {
+            store.leases().handed(deadline.request(request.clone())).await
+        })
+        .await?;
+    }
+}
+
+/// What this store adopted from stores that are gone gets a home again, with its whole TTL.
+async fn rebuild(app: &App, store: &Store, state: &ClusterState) -> Result<(), Status> {
+    let Some(slot) = store.slot().map(|slot| u32::from(slot.get())) else { return Ok(()) };
+    for gone in state.removed_slots() {
+        let Some(heir) = state.lease_heir(gone).or_else(|| state.lease_home()) else { continue };
+        loop {
+            let request = shard::AdoptedRequest { home_slots: vec![gone.into()], max: BATCH };
+            let deadline = Deadline::within(CALL_MAX);
+            let answer = call(store, Effect::Read, deadline, || async {
+                store.leases().adopted(deadline.request(request.clone())).await
+            });
+            let leases = answer.await?.leases;
+            if leases.is_empty() {
+                break;
+            }
+            tracing::info!(
+                store = store.name(),
+                gone,
+                heir,
+                leases = leases.len(),
+                "leases of a store that is gone"
+            );
+            let attached =
+                |lease: shard::KnownLease| shard::KnownLease { attached_slots: vec![slot], ..lease };
+            take_over(app, heir, leases.into_iter().map(attached).collect(), gone.into()).await?;
+        }
+    }
+    Ok(())
+}
+
+/// The heir takes over leases from a home, and all stores that are attached to them know it.
+async fn take_over(app: &App, heir: u16, leases: Vec<shard::KnownLease>, from: u32) -> Result<(), Status> {
+    let heir_slot = u32::from(heir);
+    let home =
+        app.stores.by_slot(heir_slot).ok_or_else(|| Status::unavailable("the heir is not known yet"))?;
+    let others = |lease: &shard::KnownLease| {
+        let slots = lease.attached_slots.iter().copied().filter(|slot| *slot != heir_slot);
+        shard::KnownLease { attached_slots: slots.collect(), ..lease.clone() }
+    };
+    let leases: Vec<shard::KnownLease> = leases.iter().map(others).collect();
+    let request = shard::InheritRequest { leases: leases.clone() };
+    let deadline = Deadline::within(CALL_MAX);
+    call(home, Effect::Read, deadline, || async {
+        home.leases().inherit(deadline.request(request.clone())).await
+    })
+    .await?;
+    let told = leases.iter().flat_map(|lease| lease.attached_slots.iter().map(move |at| (*at, lease)));
+    let told: Vec<_> = told.map(|(at, lease)| tell(app, at, lease, heir_slot, from)).collect();
+    let mut told = stream::iter(told).buffer_unordered(AT_ONCE);
+    let mut failed = None;
+    while let Some(result) = told.next().await {
+        failed = failed.or(result.err());
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// A store that holds keys of a lease learns where its home is now. The home before does so at the end, by itself.
+async fn tell(
+    app: &App,
+    at: u32,
+    lease: &shard::KnownLease,
+    home_slot: u32,
+    from: u32,
+) -> Result<(), Status> {
+    let Some(store) = app.stores.by_slot(at) else {
+        let removed = u16::try_from(at).is_ok_and(|slot| app.cluster.state().is_removed_slot(slot));
+        return if removed { Ok(()) } else { Err(Status::unavailable("a store is not known yet")) };
+    };
+    let mut slots_before: Vec<u32> = match u16::try_from(home_slot) {
+        Ok(home) => app.cluster.state().lease_slots_before(home).into_iter().map(u32::from).collect(),
+        Err(_) => Vec::new(),
+    };
+    slots_before.push(from);
+    let (id, granted_ttl) = (lease.id, lease.granted_ttl);
+    let request = shard::LeaseAdoptRequest { id, granted_ttl, home_slot, slots_before };
+    let deadline = Deadline::within(CALL_MAX);
+    let adopted = call(store, Effect::Read, deadline, || async {
+        store.shard().lease_adopt(deadline.request(request.clone())).await
+    });
+    match adopted.await {
+        // It has another lease of that id: none of its keys are this one's.
+        Err(status) if status.code() == Code::FailedPrecondition || status.code() == Code::AlreadyExists => {
+            let lease = LeaseId(id);
+            tracing::warn!(store = store.name(), %lease, error = status.message(), "two leases of one id");
+            Ok(())
+        }
+        adopted => adopted.map(drop),
+    }
+}
+
+impl App {
+    /// How many leases still have their home at a store, which must not be removed before they went to another one (R12).
+    ///
+    /// # Errors
+    /// The store's own.
+    pub async fn leases_left_at(&self, store: &Store) -> Result<u64, Status> {
+        let request = shard::HandOverRequest { max: 0, begin: false };
+        let deadline = Deadline::within(CALL_MAX);
+        let answer = call(store, Effect::Read, deadline, || async {
+            store.leases().hand_over(deadline.request(request)).await
+        });
+        answer.await.map(|answer| answer.left)
+    }
+}

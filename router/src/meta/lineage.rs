@@ -1,0 +1,112 @@
+//! Which cluster this router, its cache file and its meta store are of. What is of two clusters is never mixed: a state is
+//! neither taken nor written over another one unless both go back to one beginning.
+
+use kindred_partition_config::ids::{ClusterId, DEFAULT_CLUSTER_ID, Lineage, uuid_of};
+use kindred_partition_config::state::{ClusterState, Kinship};
+use kindred_transport::random;
+
+/// What the flags say of the cluster, and what is minted where they say nothing and nobody knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Founding {
+    /// `--cluster-id`.
+    pub cluster_id: Option<ClusterId>,
+    /// `--lineage`.
+    pub lineage: Option<Lineage>,
+}
+
+impl Founding {
+    /// The first state of a new cluster.
+    #[must_use]
+    pub fn found(&self, state: ClusterState) -> ClusterState {
+        let id = self.cluster_id.unwrap_or_else(|| ClusterId(random::bits().max(1)));
+        state.founded(id, &self.lineage())
+    }
+
+    /// A state of an earlier version, which goes on as the cluster that it was.
+    #[must_use]
+    pub fn upgrade(&self, state: &ClusterState) -> ClusterState {
+        match state.lineage {
+            Some(_) if state.cluster_id.is_some() => state.clone(),
+            _ => state.with_lineage(self.cluster_id_of(state), &self.lineage()),
+        }
+    }
+
+    /// The id in headers and handshakes; that of earlier versions where nothing is said.
+    #[must_use]
+    pub fn cluster_id_of(&self, state: &ClusterState) -> ClusterId {
+        state.cluster_id.or(self.cluster_id).unwrap_or(ClusterId(DEFAULT_CLUSTER_ID))
+    }
+
+    fn lineage(&self) -> Lineage {
+        self.lineage.clone().unwrap_or_else(|| Lineage(uuid_of(random::bits(), random::bits())))
+    }
+
+    /// Why a state is not of the cluster that the flags name.
+    #[must_use]
+    pub fn contradicts(&self, state: &ClusterState) -> Option<String> {
+        let id = self.cluster_id.filter(|id| state.cluster_id.is_some_and(|of_state| of_state != *id));
+        let lineage = self
+            .lineage
+            .as_ref()
+            .filter(|own| state.lineage.as_ref().is_some_and(|of_state| of_state != *own));
+        let flag = match (id, lineage) {
+            (Some(id), _) => format!("--cluster-id {id}"),
+            (None, Some(lineage)) => format!("--lineage {lineage}"),
+            (None, None) => return None,
+        };
+        Some(format!("it is of {}, not of {flag}", state.cluster_in_words()))
+    }
+}
+
+/// Why a state that meta holds is not to be touched by a router that goes by `own`.
+#[must_use]
+pub fn foreign(own: &ClusterState, found: &ClusterState) -> Option<String> {
+    let was_known = own.lineage.is_some() && found.lineage.is_none();
+    (own.kinship(found) == Kinship::Foreign || was_known).then(|| {
+        format!(
+            "it holds the state of {}, and this router goes by that of {}: does --meta name another cluster's meta store? Nothing \
+             is read from it or written to it",
+            found.cluster_in_words(),
+            own.cluster_in_words()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+
+    use super::*;
+
+    fn bare() -> ClusterState {
+        ClusterState::bootstrap(&parse_config(DEFAULT_CONFIG).unwrap()).unwrap()
+    }
+
+    fn founding(id: u64, lineage: &str) -> Founding {
+        Founding { cluster_id: Some(ClusterId(id)), lineage: Some(Lineage(lineage.to_owned())) }
+    }
+
+    #[test]
+    fn f36_each_new_cluster_is_another_one_and_an_old_one_stays_what_it_was() {
+        let [one, other] = [(); 2].map(|()| Founding::default().found(bare()));
+        assert!(one.cluster_id != other.cluster_id && one.kinship(&other) == Kinship::Foreign);
+        let named = founding(7, "a").found(bare());
+        assert_eq!((named.cluster_id, named.revision), (Some(ClusterId(7)), bare().revision));
+        let upgraded = Founding::default().upgrade(&bare());
+        assert_eq!(upgraded.cluster_id, Some(ClusterId(DEFAULT_CLUSTER_ID)), "its shards were told this one");
+        assert_eq!(Founding::default().upgrade(&upgraded), upgraded);
+        assert_eq!(founding(9, "b").upgrade(&named), named);
+    }
+
+    #[test]
+    fn f03_a_state_of_another_cluster_is_told_by_flags_and_by_what_is_in_use() {
+        let (a, b) = (founding(7, "a").found(bare()), founding(7, "b").found(bare()));
+        assert_eq!(founding(7, "a").contradicts(&a), None);
+        assert_eq!(founding(7, "a").contradicts(&bare()), None, "it does not say");
+        assert!(founding(8, "a").contradicts(&a).unwrap().contains("not of --cluster-id 0x8"));
+        assert!(founding(7, "c").contradicts(&a).unwrap().contains("not of --lineage c"));
+        assert!(foreign(&a, &b).is_some_and(|why| why.contains("lineage a") && why.contains("lineage b")));
+        assert!(foreign(&a, &bare()).is_some(), "older than its cluster's lineage, or another's");
+        assert_eq!([foreign(&a, &a), foreign(&bare(), &a), foreign(&bare(), &bare())], [None, None, None]);
+    }
+}

@@ -1,0 +1,258 @@
+//! Compares what the shards say that they own with meta's map, and brings both into accord when an operator asks for it:
+//! [`kindred_router_core::moves::reconcile`] decides, here it is asked and done.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kindred_partition_config::ids::{MoveId, Term};
+use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::map::StoreIdx;
+use kindred_partition_config::state::{ClusterState, StoreState};
+use kindred_partition_config::unit::Unit;
+use kindred_partition_config::validate::FieldError;
+use kindred_proto::shard_v1 as pb;
+use kindred_router_core::moves::reconcile::repairs::{Ask, Call, Plan, elsewhere, plan};
+use kindred_router_core::moves::reconcile::{Held, HeldState, Report};
+use kindred_router_core::moves::record::MoveRecord;
+use kindred_router_core::parts::store_ix;
+use tonic::Status;
+
+use super::units::{bounded, on_wire};
+use super::{record_key, records};
+use crate::app::App;
+use crate::meta::client::{Expect, Write};
+use crate::meta::{ChangeError, Next};
+use crate::stores::Store;
+
+/// How often the shards are asked what they own.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// How often a store is asked to bring the keys of a unit together: it works for 200 ms each time.
+const TRACKS_MAX: usize = 100;
+
+/// What the shards of a cluster say.
+#[derive(Debug, Default)]
+pub struct Heard {
+    /// Of those that answered.
+    pub reports: Vec<Report>,
+    /// The highest number of a move that one of them knows.
+    pub highest: u64,
+    /// Those that did not, and why.
+    pub silent: Vec<(String, String)>,
+}
+
+/// Asks every shard that the state has.
+pub async fn ask(app: &App) -> Heard {
+    let state = app.cluster.state();
+    let there = state.stores.iter().enumerate().filter(|(_, store)| store.state != StoreState::Removed);
+    let stores = there.filter_map(|(at, _)| Some(StoreIdx(u16::try_from(at).ok()?)));
+    let known = stores.filter(|at| store_ix(*at).0 < app.stores.len());
+    let shards = known.map(|at| (at, app.stores.get(store_ix(at)))).filter(|(_, store)| store.is_shard());
+    let answers = join_all(shards.map(async |(at, store)| (at, store, listed(store).await))).await;
+    let mut heard = Heard::default();
+    for (at, store, answer) in answers {
+        match answer {
+            Ok(answer) => {
+                heard.highest = heard.highest.max(answer.highest_move);
+                let records = answer.records.into_iter().filter_map(held).collect();
+                heard.reports.push(Report { store: at, records });
+            }
+            Err(status) => heard.silent.push((store.name().to_owned(), status.message().to_owned())),
+        }
+    }
+    heard
+}
+
+async fn listed(store: &Store) -> Result<pb::UnitsListResponse, Status> {
+    bounded(store, |store, deadline| async move {
+        store.units().list(deadline.request(pb::UnitsListRequest {})).await
+    })
+    .await
+}
+
+/// A record as it is on the wire; `None` for one of another version of kindred, which is left alone.
+fn held(record: pb::UnitRecord) -> Option<Held> {
+    let state = match record.state() {
+        pb::UnitState::Tracked => HeldState::Tracked,
+        pb::UnitState::Frozen => HeldState::Frozen,
+        pb::UnitState::Following => HeldState::Following { sealed: record.final_revision > 0 },
+        pb::UnitState::Owned => HeldState::Owned,
+        pb::UnitState::Dropping => HeldState::Dropping,
+        pb::UnitState::Gone => HeldState::Gone,
+        pb::UnitState::Unspecified => return None,
+    };
+    let by = record.r#move?;
+    let unit = by.unit?;
+    let range = unit.range?;
+    let buckets = Unit::buckets_from_wire(&unit.buckets, unit.prefix_len)?;
+    let unit = Unit { range: KeyRange::from_wire(range.key, range.range_end), buckets };
+    let (epoch, through) = (record.epoch, record.through);
+    Some(Held { id: MoveId(by.r#move), term: Term(by.term), unit, state, epoch, through })
+}
+
+fn known_records(app: &App) -> BTreeMap<MoveId, (MoveRecord, i64)> {
+    let entries = app.cluster.meta.as_ref().map(|meta| meta.entries().borrow().clone());
+    entries.map(|entries| records(&entries)).unwrap_or_default()
+}
+
+fn only(records: &BTreeMap<MoveId, (MoveRecord, i64)>) -> BTreeMap<MoveId, MoveRecord> {
+    records.iter().map(|(id, (record, _))| (*id, record.clone())).collect()
+}
+
+/// What would be done, by what this router knows.
+pub fn planned(app: &App, heard: &Heard) -> Plan {
+    // Read behind the answers of the shards: what was decided since is in it.
+    plan(&app.cluster.state(), &only(&known_records(app)), &heard.reports)
+}
+
+/// Brings meta into accord with what the shards have said: map, configs and records of moves in one transaction. What is
+/// left to be asked of the shards.
+///
+/// # Errors
+/// Why meta did not take it, or what would not be sound.
+pub async fn apply_to_meta<E: From<Vec<FieldError>>>(
+    app: &Arc<App>,
+    heard: &Heard,
+) -> Result<Plan, ChangeError<E>> {
+    let mut made = Plan::default();
+    app.change_state(|state| {
+        let records = known_records(app);
+        let plan = plan(state, &only(&records), &heard.reports);
+        let next = next(state, &plan, &records, heard.highest)?;
+        made = plan;
+        Ok(next)
+    })
+    .await?;
+    Ok(made)
+}
+
+fn next(
+    state: &ClusterState,
+    plan: &Plan,
+    records: &BTreeMap<MoveId, (MoveRecord, i64)>,
+    highest: u64,
+) -> Result<Next, Vec<FieldError>> {
+    let mut next = match plan.generation {
+        Some(generation) => state.with_owners(&plan.transfers, generation)?,
+        None => state.clone(),
+    };
+    if next.last_move < highest {
+        next.last_move = highest;
+        next.revision = state.revision + 1;
+    }
+    let mut next = Next::from(next);
+    for id in &plan.ends {
+        let Some((record, version)) = records.get(id) else { continue };
+        let ended =
+            record.ended("the stores own otherwise than its record said: it was ended by kindred reconcile");
+        next.expects.push(Expect { key: record_key(*id), mod_revision: *version });
+        next.writes.push(Write::put(record_key(*id), ended.to_json()));
+    }
+    Ok(next)
+}
+
+/// Asks a shard for one thing.
+///
+/// # Errors
+/// Why it did not do it.
+pub async fn call(app: &App, call: &Call) -> Result<(), String> {
+    let store = app.stores.get(store_ix(call.store));
+    let by = || Some(pb::UnitMove { r#move: call.id.0, term: call.term.0, unit: Some(on_wire(&call.unit)) });
+    let (epoch, generation) = (call.epoch, app.routes.load().generation());
+    let asked =
+        match call.ask {
+            Ask::Freeze => {
+                tracked(store, by()).await?;
+                let request = pb::FreezeRequest { r#move: by(), generation };
+                bounded(store, |store, deadline| async move {
+                    store.units().freeze(deadline.request(request)).await
+                })
+                .await
+                .map(drop)
+            }
+            Ask::Release => {
+                let request = pb::ReleaseRequest { r#move: by(), epoch };
+                bounded(store, |store, deadline| async move {
+                    store.units().release(deadline.request(request)).await
+                })
+                .await
+                .map(drop)
+            }
+            Ask::Seal => {
+                let final_revision = i64::try_from(call.epoch).unwrap_or(i64::MAX);
+                let request = pb::SealRequest { r#move: by(), final_revision, generation, imported: 0 };
+                bounded(store, |store, deadline| async move {
+                    store.units().seal(deadline.request(request)).await
+                })
+                .await
+                .map(drop)
+            }
+            Ask::Open => {
+                let request = pb::OpenRequest { r#move: by(), epoch };
+                bounded(store, |store, deadline| async move {
+                    store.units().open(deadline.request(request)).await
+                })
+                .await
+                .map(drop)
+            }
+            Ask::Unfreeze => {
+                let request = pb::UnfreezeRequest { r#move: by() };
+                bounded(store, |store, deadline| async move {
+                    store.units().unfreeze(deadline.request(request)).await
+                })
+                .await
+                .map(drop)
+            }
+            Ask::Drop => {
+                let request = pb::DropRequest { r#move: by(), epoch };
+                bounded(store, |store, deadline| async move {
+                    store.units().drop(deadline.request(request)).await
+                })
+                .await
+                .map(drop)
+            }
+            Ask::Forget => {
+                let request = pb::ForgetRequest { r#move: by() };
+                bounded(store, |store, deadline| async move {
+                    store.units().forget(deadline.request(request)).await
+                })
+                .await
+                .map(drop)
+            }
+        };
+    asked.map_err(|status| status.message().to_owned())
+}
+
+/// Has a store keep a unit by itself, which is what can be frozen.
+async fn tracked(store: &Store, by: Option<pb::UnitMove>) -> Result<(), String> {
+    for _ in 0..TRACKS_MAX {
+        let request = pb::TrackRequest { r#move: by.clone() };
+        let answer =
+            bounded(
+                store,
+                |store, deadline| async move { store.units().track(deadline.request(request)).await },
+            );
+        if answer.await.map_err(|status| status.message().to_owned())?.ready {
+            return Ok(());
+        }
+    }
+    Err("it is still bringing the keys together: run it again".to_owned())
+}
+
+/// Looks for as long as the router runs whether shards own otherwise than the map says, and tells so.
+pub(super) async fn watch(app: Arc<App>) {
+    let mut before: Vec<String> = Vec::new();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let heard = ask(&app).await;
+        let records = known_records(&app);
+        let moves: Vec<_> = records.values().map(|(record, _)| record).collect();
+        let now = elsewhere(&app.cluster.state(), &moves, &heard.reports);
+        // What is seen twice is not on its way.
+        let stays: Vec<String> = now.iter().filter(|line| before.contains(line)).cloned().collect();
+        app.cluster.note_elsewhere(stays);
+        before = now;
+    }
+}

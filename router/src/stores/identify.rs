@@ -1,0 +1,183 @@
+//! Who a store is (R1): what its first handshake says is written to the cluster's state by compare-and-swap, and nothing
+//! else is believed under its name from then on. A disk that was emptied, or exchanged with another store's, answers with
+//! another UUID, and so does every start of a shard without a data directory.
+//!
+//! Without a meta store, or while it is away, a router goes by what it has met itself.
+
+use std::sync::Arc;
+
+use kindred_partition_config::map::StoreIdx;
+use kindred_partition_config::state::ClusterState;
+use kindred_partition_config::validate::FieldError;
+use kindred_proto::shard_v1::HelloResponse;
+
+use super::state::Phase;
+use super::{Store, StoreSpec};
+use crate::app::App;
+use crate::meta::{ChangeError, Next};
+
+/// What a handshake says of who a store is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Verdict {
+    /// The one that is meant.
+    Known,
+    /// Nobody has met it before.
+    New,
+    /// Another one that has nothing, in the place of one that was to keep nothing.
+    Anew,
+    /// Another one; why it is not used, and what to do.
+    Foreign(String),
+}
+
+/// `known` is whom the cluster, or this router, has met; `holds_only_none` whether the store is to keep anything.
+fn judge(name: &str, known: Option<&str>, hello: &HelloResponse, holds_only_none: bool) -> Verdict {
+    let uuid = &hello.store_uuid;
+    match known {
+        // An earlier version does not say.
+        _ if uuid.is_empty() => Verdict::Known,
+        None => Verdict::New,
+        Some(known) if known == uuid => Verdict::Known,
+        Some(_) if hello.in_memory && holds_only_none => Verdict::Anew,
+        Some(known) => Verdict::Foreign(foreign(name, known, hello)),
+    }
+}
+
+fn foreign(name: &str, known: &str, hello: &HelloResponse) -> String {
+    let uuid = &hello.store_uuid;
+    let what = match hello.in_memory {
+        true => {
+            "it has no --data-dir, so that every start of it is another, empty store, and it is to keep Kinds"
+        }
+        false => "its disk was emptied or exchanged, or this is another store's address",
+    };
+    format!(
+        "store {name} is {known}, and {uuid} answers in its place: {what}; nothing is sent there. Start it with its old data \
+         folder; if its data is lost, start an empty one and run kindred store replace {name} --endpoint URL --force (R1, R14)"
+    )
+}
+
+/// Whether the state has the store hold nothing that is to be kept.
+fn holds_only_none(app: &App, store: &Store) -> bool {
+    let place = u16::try_from(store.index.0).map(StoreIdx);
+    place.is_ok_and(|place| app.cluster.state().holds_only_none(place))
+}
+
+/// What is wrong with a store that serves: what it says itself, or that it has no disk for what it is to keep.
+pub(super) fn trouble(app: &App, store: &Store, hello: &HelloResponse) -> String {
+    let forgets = hello.in_memory && !holds_only_none(app, store);
+    match (hello.trouble.as_str(), forgets) {
+        ("", true) => {
+            "has no --data-dir: what it is to keep is lost when its process ends, and then it is refused"
+                .to_owned()
+        }
+        (said, _) => said.to_owned(),
+    }
+}
+
+/// Whom this router is to meet: whom the cluster knows, else whom it has met itself. A store that keeps nothing is whom it
+/// has met last, also while the cluster cannot be told.
+pub(super) fn expected(app: &App, store: &Store, spec: &StoreSpec) -> Option<String> {
+    let met = store.met();
+    match (&spec.uuid, &met) {
+        (Some(known), Some(met)) if known != met && !holds_only_none(app, store) => Some(known.clone()),
+        (Some(known), None) => Some(known.clone()),
+        _ => met,
+    }
+}
+
+/// Holds what a shard said of itself against what is known of it. `false`: something was learnt, and it is to be asked
+/// again with that.
+///
+/// # Errors
+/// When it is another one.
+pub(super) async fn identified(
+    app: &Arc<App>,
+    store: &Store,
+    spec: &StoreSpec,
+    hello: &HelloResponse,
+) -> Result<bool, Phase> {
+    let (known, uuid) = (expected(app, store, spec), hello.store_uuid.as_str());
+    match judge(store.name(), known.as_deref(), hello, holds_only_none(app, store)) {
+        // What could not be written when it was met.
+        Verdict::Known if spec.uuid.is_none() && !uuid.is_empty() && meta_is_followed(app) => {
+            write(app, store, None, uuid).await?;
+            Ok(true)
+        }
+        Verdict::Known => Ok(true),
+        Verdict::New => {
+            write(app, store, None, uuid).await?;
+            store.meet(uuid);
+            Ok(app.cluster.meta.is_none())
+        }
+        Verdict::Anew => {
+            tracing::warn!(
+                store = store.name(),
+                uuid,
+                "the store has begun anew with nothing, as it keeps everything in memory; all its Kinds are of mode none"
+            );
+            write(app, store, spec.uuid.as_deref(), uuid).await?;
+            store.meet(uuid);
+            Ok(false)
+        }
+        Verdict::Foreign(why) => Err(Phase::Foreign(why)),
+    }
+}
+
+fn meta_is_followed(app: &App) -> bool {
+    app.cluster.meta.as_ref().is_some_and(|meta| meta.problem().is_none())
+}
+
+/// Writes who the store is to the cluster's state; a meta store that is away is asked again with a later handshake.
+async fn write(app: &Arc<App>, store: &Store, before: Option<&str>, uuid: &str) -> Result<(), Phase> {
+    if app.cluster.meta.is_none() {
+        return Ok(());
+    }
+    let name = &store.spec().name;
+    let change = |state: &ClusterState| -> Result<Next, Vec<FieldError>> {
+        match before {
+            Some(before) => state.renew_store(name, before, uuid),
+            None => state.identify_store(name, uuid),
+        }
+        .map(Next::from)
+    };
+    match app.change_state(change).await {
+        Ok(_) => Ok(()),
+        Err(ChangeError::Refused(errors)) => {
+            let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
+            Err(Phase::Foreign(texts.join("; ")))
+        }
+        Err(ChangeError::Meta(error)) => {
+            tracing::debug!(store = store.name(), %error, "who the store is was not written yet");
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(uuid: &str, in_memory: bool) -> HelloResponse {
+        HelloResponse { store_uuid: uuid.to_owned(), in_memory, ..HelloResponse::default() }
+    }
+
+    #[test]
+    fn f02_another_uuid_under_a_name_is_foreign_unless_it_was_to_keep_nothing() {
+        let judge = |known, hello, only_none| super::judge("pods", known, &hello, only_none);
+        assert_eq!(judge(None, hello("u", false), false), Verdict::New);
+        assert_eq!(judge(Some("u"), hello("u", false), false), Verdict::Known);
+        assert_eq!(judge(Some("u"), hello("", false), false), Verdict::Known, "an earlier version");
+        assert_eq!(judge(Some("u"), hello("v", true), true), Verdict::Anew);
+        // One that had a disk has lost more than its Kinds; one without is not where Kinds are kept.
+        for (in_memory, only_none, part) in
+            [(false, true, "emptied"), (false, false, "emptied"), (true, false, "--data-dir")]
+        {
+            let Verdict::Foreign(why) = judge(Some("u"), hello("v", in_memory), only_none) else {
+                panic!("{in_memory} {only_none}")
+            };
+            for part in [part, "store pods is u, and v", "old data folder", "kindred store replace pods"] {
+                assert!(why.contains(part), "{part}: {why}");
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! A home that goes away hands its leases to an heir (R12), one by one and in three steps, each of which may be repeated:
+//! here a lease is *handing*, so that it neither expires nor is served; the heir takes it over, with its whole TTL; all
+//! other stores that know it are told of their new home, and then it is adopted here like at any other store. From the
+//! first step to the last it is durable who it is that may say that the lease is over, and that is one store at a time.
+
+use std::collections::BTreeSet;
+
+use hashbrown::hash_map::Entry;
+use kindred_partition_config::{
+    ids::{LeaseId, Slot},
+    key::Key,
+};
+
+use super::{Lease, LeaseTable, Place, deadline_after};
+use crate::{engine::MonoMillis, error::EngineError, units::NotOwned};
+
+/// A lease whose home is on its way to another store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandedLease {
+    /// Which.
+    pub id: LeaseId,
+    /// Seconds granted.
+    pub granted_ttl_s: i64,
+    /// Stores that hold, or will hold, keys of it, without this one.
+    pub attached: Vec<Slot>,
+}
+
+/// A lease whose home is another store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdoptedLease {
+    /// Which.
+    pub id: LeaseId,
+    /// Seconds granted.
+    pub granted_ttl_s: i64,
+    /// That store.
+    pub home: Slot,
+}
+
+impl LeaseTable {
+    /// Why a lease is not at home here: it is unknown or over, or it is to be asked for again.
+    pub(crate) fn elsewhere(&self, id: LeaseId) -> EngineError {
+        match self.live.get(&id).map(|lease| &lease.place) {
+            Some(Place::Handing { .. } | Place::Adopted { handed: true, .. }) => {
+                NotOwned { key: Key::from(format!("lease {id}").as_str()), epoch: 0 }.into()
+            }
+            _ => EngineError::LeaseNotFound(id),
+        }
+    }
+
+    /// Leases that are or were at home here and not handed over yet, those that are over and not forgotten included.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.deadlines.len() + self.handing.len() + self.ended.len()
+    }
+
+    /// Some leases that are to be handed over, at most `max`; from now on they are not served here. Only with `begin` also
+    /// such as were served until now, which are told besides.
+    pub fn hand_over(&mut self, max: usize, begin: bool) -> (Vec<HandedLease>, Vec<LeaseId>) {
+        let more = if begin { max.saturating_sub(self.handing.len()) } else { 0 };
+        let fresh: Vec<LeaseId> = self.deadlines.iter().map(|(_, id)| *id).take(more).collect();
+        for id in &fresh {
+            let Some(lease) = self.live.get_mut(id) else { continue };
+            let Place::Home { deadline, attached } = &mut lease.place else { continue };
+            self.deadlines.remove(&(*deadline, *id));
+            lease.place = Place::Handing { attached: std::mem::take(attached) };
+            self.handing.insert(*id);
+        }
+        let handed = self.handing.iter().take(max).filter_map(|id| {
+            let Lease { granted_ttl_s, place: Place::Handing { attached }, .. } = self.live.get(id)? else {
+                return None;
+            };
+            let attached = attached.iter().copied().collect();
+            Some(HandedLease { id: *id, granted_ttl_s: *granted_ttl_s, attached })
+        });
+        (handed.collect(), fresh)
+    }
+
+    /// A lease has its home here from now on, with its whole TTL; `attached` may hold keys of it. One that is over here is
+    /// left so. Refused while its home here is on its way to yet another store.
+    pub fn inherit(
+        &mut self,
+        now: MonoMillis,
+        id: LeaseId,
+        granted_ttl_s: i64,
+        attached: &[Slot],
+    ) -> Result<(), EngineError> {
+        if self.ended.contains_key(&id) {
+            return Ok(());
+        }
+        let new = || {
+            let deadline = deadline_after(now, granted_ttl_s);
+            (deadline, Place::Home { deadline, attached: attached.iter().copied().collect() })
+        };
+        match self.live.entry(id) {
+            Entry::Vacant(vacant) => {
+                let (deadline, place) = new();
+                vacant.insert(Lease { granted_ttl_s, place, keys: BTreeSet::new() });
+                self.deadlines.insert((deadline, id));
+            }
+            Entry::Occupied(mut known) => match &mut known.get_mut().place {
+                Place::Home { attached: known, .. } => known.extend(attached),
+                place @ Place::Adopted { .. } => {
+                    let (deadline, home) = new();
+                    *place = home;
+                    self.deadlines.insert((deadline, id));
+                }
+                Place::Handing { .. } => return Err(self.elsewhere(id)),
+            },
+        }
+        Ok(())
+    }
+
+    /// The heir has a lease that was handing here; false when none was.
+    pub fn handed(&mut self, id: LeaseId, heir: Slot) -> bool {
+        let found = self.handing.remove(&id);
+        if found && let Some(lease) = self.live.get_mut(&id) {
+            lease.place = Place::Adopted { home: heir, handed: true };
+        }
+        found
+    }
+
+    /// The home that a store knows of a lease which it adopted.
+    #[must_use]
+    pub fn adopted_from(&self, id: LeaseId) -> Option<Slot> {
+        match self.live.get(&id)?.place {
+            Place::Adopted { home, .. } => Some(home),
+            _ => None,
+        }
+    }
+
+    /// Leases that were adopted from one of these stores, at most `max`.
+    #[must_use]
+    pub fn adopted(&self, homes: &[Slot], max: usize) -> Vec<AdoptedLease> {
+        let of = |(id, lease): (&LeaseId, &Lease)| match lease.place {
+            Place::Adopted { home, .. } if homes.contains(&home) => {
+                Some(AdoptedLease { id: *id, granted_ttl_s: lease.granted_ttl_s, home })
+            }
+            _ => None,
+        };
+        self.live.iter().filter_map(of).take(max).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::durability::LeaseRecord;
+
+    fn slot(number: u16) -> Slot {
+        Slot::new(number).unwrap()
+    }
+
+    fn moved(error: EngineError) -> bool {
+        matches!(error, EngineError::NotOwned(NotOwned { epoch: 0, .. }))
+    }
+
+    const NOW: MonoMillis = MonoMillis(1_000);
+    const LATER: MonoMillis = MonoMillis(100_000);
+    const ID: LeaseId = LeaseId(7);
+
+    fn at_home() -> LeaseTable {
+        let mut home = LeaseTable::new();
+        home.grant(NOW, ID, 10, 1).unwrap();
+        home.attach_store(ID, slot(3)).unwrap();
+        home.attach_key(ID, &Key::from("k")).unwrap();
+        home
+    }
+
+    #[test]
+    fn f04_a_lease_goes_to_an_heir_and_is_over_nowhere() {
+        let (mut home, mut heir, mut other) = (at_home(), LeaseTable::new(), LeaseTable::new());
+        other.adopt(ID, 10, slot(1)).unwrap();
+        assert_eq!(home.hand_over(10, false), (vec![], vec![]));
+        let (leases, fresh) = home.hand_over(10, true);
+        assert_eq!(leases, [HandedLease { id: ID, granted_ttl_s: 10, attached: vec![slot(3)] }]);
+        assert_eq!(fresh, [ID]);
+        assert_eq!(home.hand_over(10, false), (leases, vec![]), "again the same");
+        // Nobody is told that it is over, and here it does not end, whatever happens to this process.
+        let record = LeaseRecord { id: ID, state: home.durable(ID) };
+        for mut home in [home, LeaseTable::restore(NOW, vec![record])] {
+            assert!(moved(home.keep_alive(NOW, ID).unwrap_err()));
+            assert!(moved(home.view(NOW, ID).unwrap_err()));
+            assert!(moved(home.attach_store(ID, slot(4)).unwrap_err()));
+            assert_eq!((home.begin_end(ID), home.due(LATER, 10)), (None, vec![]));
+            assert_eq!((home.left(), home.home_ids(), home.deadline()), (1, vec![ID], None));
+            assert!(home.contains(ID), "keys can be put with it all the same");
+            assert!(home.grant(NOW, ID, 10, 1).is_err());
+
+            heir.inherit(NOW, ID, 10, &[slot(1), slot(3)]).unwrap();
+            heir.inherit(LATER, ID, 10, &[slot(1), slot(3)]).unwrap();
+            assert_eq!(heir.view(NOW, ID).unwrap().ttl_s, 10, "its whole time, once");
+            other.adopt_after(ID, 10, slot(2), &[slot(1)]).unwrap();
+            assert_eq!(other.adopted_from(ID), Some(slot(2)));
+            assert!(home.handed(ID, slot(2)) && !home.handed(ID, slot(2)));
+            assert_eq!(home.left(), 0);
+            assert!(moved(home.keep_alive(NOW, ID).unwrap_err()), "who still looks here is sent on");
+            let record = LeaseRecord { id: ID, state: home.durable(ID) };
+            let again = LeaseTable::restore(NOW, vec![record]);
+            assert!(moved(again.view(NOW, ID).unwrap_err()));
+            // The heir says when it is over.
+            let (keys, stores) = heir.begin_end(ID).unwrap();
+            assert_eq!((keys, stores), (vec![], vec![slot(1), slot(3)]));
+            other.end_adopted(ID);
+            home.end_adopted(ID);
+            assert_eq!(home.keep_alive(NOW, ID), Err(EngineError::LeaseNotFound(ID)));
+            heir = LeaseTable::new();
+            other.adopt(ID, 10, slot(1)).unwrap();
+        }
+    }
+
+    #[test]
+    fn f04_a_lease_that_comes_back_or_ends_on_the_way() {
+        // The heir held keys of it; and hands it back later, to a store that knows it as handed.
+        let (mut home, mut heir) = (at_home(), LeaseTable::new());
+        heir.adopt(ID, 10, slot(1)).unwrap();
+        heir.attach_key(ID, &Key::from("h")).unwrap();
+        home.hand_over(10, true);
+        heir.inherit(NOW, ID, 10, &[slot(1)]).unwrap();
+        home.handed(ID, slot(2));
+        let (back, _) = heir.hand_over(10, true);
+        assert!(moved(heir.inherit(NOW, ID, 10, &[]).unwrap_err()), "it is on its way");
+        home.inherit(NOW, ID, 10, &[slot(2)]).unwrap();
+        heir.handed(ID, slot(1));
+        assert_eq!(back[0].attached, [slot(1)]);
+        assert_eq!(home.keep_alive(NOW, ID), Ok(10));
+        assert_eq!(home.keys(ID), Some(vec![Key::from("k")]));
+        assert_eq!(heir.keys(ID), Some(vec![Key::from("h")]));
+        assert_eq!(home.adopted(&[slot(2)], 10), []);
+        assert_eq!(heir.adopted(&[slot(1)], 10).len(), 1);
+
+        // It ends at the heir before this store was told that all is done.
+        let (mut home, mut heir) = (at_home(), LeaseTable::new());
+        home.hand_over(10, true);
+        heir.inherit(NOW, ID, 10, &[slot(1)]).unwrap();
+        heir.begin_end(ID).unwrap();
+        assert_eq!(home.end_adopted(ID), [Key::from("k")]);
+        assert!(!home.handed(ID, slot(2)));
+        assert_eq!((home.left(), home.is_empty()), (0, true));
+        heir.inherit(NOW, ID, 10, &[slot(1)]).unwrap();
+        assert!(heir.is_empty(), "what is over stays so");
+    }
+}

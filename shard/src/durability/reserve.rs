@@ -1,0 +1,125 @@
+//! Room for the way out of a full disk: a checkpoint lets old logs go, but takes room itself, and needs the logs to be on disk, which take
+//! some as well. So a file is kept that is given up when the disk is full, and made again when there is room again; meanwhile nothing is
+//! written that clients ask for, as they would only use it up.
+
+use std::{
+    io,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use kindred_wal::{Disk, Layout};
+
+/// So much is to be free beside it when it is made.
+const BESIDE_BYTES: u64 = 12 << 20;
+
+/// The file.
+#[derive(Debug)]
+pub struct Reserve {
+    disk: Arc<dyn Disk>,
+    directory: PathBuf,
+    path: PathBuf,
+    bytes: u64,
+    /// It was given up, and is not there again yet.
+    released: AtomicBool,
+    busy: AtomicBool,
+}
+
+impl Reserve {
+    /// Makes it, if it is not there. A disk that is too full for it is used without: who starts on one may have less to lose.
+    #[must_use]
+    pub fn open(disk: Arc<dyn Disk>, layout: &Layout, bytes: u64) -> Arc<Self> {
+        let path = layout.reserve();
+        let directory = path.parent().map(PathBuf::from).unwrap_or_default();
+        let left = disk.open_read(&path).and_then(|file| file.length()).ok();
+        // One that is shorter was given up before this start.
+        let released = AtomicBool::new(left.is_some_and(|left| left < bytes));
+        let reserve = Self { disk, directory, path, bytes, released, busy: AtomicBool::new(false) };
+        if left.is_none() && !reserve.make() {
+            tracing::warn!(
+                path = %reserve.path.display(), bytes,
+                "no room for the reserve: should the disk become full, a checkpoint may not be able to make room again"
+            );
+        }
+        reserve.restore();
+        Arc::new(reserve)
+    }
+
+    /// Whether it is given up: what clients write is refused until it is there again.
+    #[must_use]
+    pub fn is_released(&self) -> bool {
+        self.released.load(Ordering::Acquire)
+    }
+
+    fn is_there(&self) -> bool {
+        self.disk.open_read(&self.path).and_then(|file| file.length()).is_ok_and(|bytes| bytes >= self.bytes)
+    }
+
+    /// Gives the room to the logs and the next checkpoint. The file stays, empty, so that another start knows.
+    pub fn release(&self) {
+        if !self.is_there() {
+            return;
+        }
+        self.released.store(true, Ordering::Release);
+        match self.cut_off() {
+            Ok(()) => tracing::warn!(
+                bytes = self.bytes,
+                "the disk is full: the reserve is given up for a checkpoint; writes are refused until there is room for it again"
+            ),
+            Err(error) => {
+                tracing::error!(%error, path = %self.path.display(), "the reserve cannot be given up")
+            }
+        }
+    }
+
+    fn cut_off(&self) -> io::Result<()> {
+        let mut file = self.disk.open(&self.path)?;
+        file.truncate(0)?;
+        file.sync()
+    }
+
+    /// Makes it again where it was given up and there is room.
+    pub fn restore(&self) {
+        if self.is_released() && self.make() {
+            self.released.store(false, Ordering::Release);
+            tracing::info!("there is room again");
+        }
+    }
+
+    /// The same on a thread of its own; without effect while one is under way.
+    pub fn restore_soon(self: &Arc<Self>) {
+        if !self.is_released() || self.busy.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let reserve = self.clone();
+        let run = move || {
+            reserve.restore();
+            reserve.busy.store(false, Ordering::Release);
+        };
+        if std::thread::Builder::new().name("reserve".to_owned()).spawn(run).is_err() {
+            // It is tried again.
+            self.busy.store(false, Ordering::Release);
+        }
+    }
+
+    fn make(&self) -> bool {
+        let room = self.disk.free_space(&self.directory).is_ok_and(|free| free >= self.bytes + BESIDE_BYTES);
+        let made = || {
+            let mut file = self.disk.create(&self.path)?;
+            file.preallocate(self.bytes)?;
+            file.sync()
+        };
+        if !room {
+            return false;
+        }
+        let made = made();
+        if made.is_err() {
+            // Part of it helps nobody; what cannot be given back now is tried again with the next one.
+            let _ = if self.is_released() { self.cut_off() } else { self.disk.remove(&self.path) };
+        }
+        made.is_ok()
+    }
+}

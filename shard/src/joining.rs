@@ -1,0 +1,140 @@
+//! Which cluster this store belongs to: that of the first router with a lineage that says hello, from then on and through
+//! restarts. Routers of any other are refused, so that nobody writes here by another cluster's map.
+
+use std::path::PathBuf;
+
+use kindred_partition_config::ids::Lineage;
+use tokio::sync::Mutex;
+use tonic::Status;
+
+use crate::identity::Identity;
+
+/// The store's part in a cluster.
+#[derive(Debug)]
+pub struct Joining {
+    /// Where the identity is kept; a store without a directory belongs to a cluster as long as it runs.
+    directory: Option<PathBuf>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    identity: Identity,
+    /// The lineage is in force, and not on the disk yet.
+    unwritten: bool,
+}
+
+/// Why a caller is refused.
+fn refusal(own: Option<&Lineage>, caller: Option<&Lineage>) -> Option<String> {
+    let own = own?;
+    match caller {
+        Some(caller) if caller == own => None,
+        Some(caller) => Some(format!(
+            "kindred: this store belongs to the cluster of lineage {own}, the caller to that of lineage {caller}: is this \
+             another cluster's address? A cluster whose meta store was lost goes on with its routers' --lineage {own}"
+        )),
+        None => Some(format!(
+            "kindred: this store belongs to the cluster of lineage {own}, the caller to none: it was started without --meta"
+        )),
+    }
+}
+
+impl Joining {
+    /// The part of a store of this identity.
+    #[must_use]
+    pub fn new(identity: Identity, directory: Option<PathBuf>) -> Self {
+        Self { directory, kept: Mutex::new(Kept { identity, unwritten: false }) }
+    }
+
+    /// Lets a caller of this lineage in, or of none, and belongs to it from now on if it `joins`; the lineage that it belongs to.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for a caller of another cluster.
+    pub async fn admit(&self, caller: Option<Lineage>, joins: bool) -> Result<Option<Lineage>, Status> {
+        let mut kept = self.kept.lock().await;
+        if let Some(why) = refusal(kept.identity.lineage.as_ref(), caller.as_ref()) {
+            return Err(Status::failed_precondition(why));
+        }
+        if joins && kept.identity.lineage.is_none() && caller.is_some() {
+            tracing::info!(
+                lineage = caller.as_ref().map(tracing::field::display),
+                "the store belongs to this cluster from now on"
+            );
+            kept.identity.lineage = caller;
+            kept.unwritten = true;
+        }
+        if kept.unwritten {
+            kept.unwritten = !self.write(&kept.identity).await;
+        }
+        Ok(kept.identity.lineage.clone())
+    }
+
+    /// Whether it is on the disk. A disk that refuses stops nobody who only reads; the next handshake tries again.
+    async fn write(&self, identity: &Identity) -> bool {
+        let Some(directory) = self.directory.clone() else { return true };
+        let identity = identity.clone();
+        match tokio::task::spawn_blocking(move || identity.write(&directory)).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the lineage is not kept yet: tried again with the next handshake");
+                false
+            }
+            Err(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn lineage(text: &str) -> Option<Lineage> {
+        Some(Lineage(text.to_owned()))
+    }
+
+    fn open(directory: &Path) -> Joining {
+        let kept = Identity::read(directory).unwrap();
+        let identity = kept.unwrap_or_else(|| {
+            std::fs::create_dir_all(directory).unwrap();
+            let new = Identity::random();
+            new.write(directory).unwrap();
+            new
+        });
+        Joining::new(identity, Some(directory.to_owned()))
+    }
+
+    #[tokio::test]
+    async fn f36_a_store_belongs_to_the_first_cluster_that_meets_it_for_ever() {
+        let directory = tempfile::tempdir().unwrap();
+        let joining = open(directory.path());
+        assert_eq!(joining.admit(None, true).await.unwrap(), None, "alone, it is anybody's");
+        assert_eq!(joining.admit(lineage("b"), false).await.unwrap(), None, "it means another store");
+        assert_eq!(joining.admit(lineage("a"), true).await.unwrap(), lineage("a"));
+        for joining in [joining, open(directory.path())] {
+            assert_eq!(joining.admit(lineage("a"), true).await.unwrap(), lineage("a"));
+            let refused = joining.admit(lineage("b"), true).await.unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+            assert!(
+                refused.message().contains("lineage a,") && refused.message().contains("lineage b:"),
+                "{refused}"
+            );
+            assert!(joining.admit(None, true).await.unwrap_err().message().contains("--meta"));
+        }
+    }
+
+    #[tokio::test]
+    async fn f36_what_could_not_be_kept_is_kept_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let inside = directory.path().join("data");
+        let joining = open(&inside);
+        let aside = directory.path().join("aside");
+        std::fs::rename(&inside, &aside).unwrap();
+        assert_eq!(joining.admit(lineage("a"), true).await.unwrap(), lineage("a"), "the disk stops no reads");
+        assert!(joining.admit(lineage("b"), true).await.is_err());
+        std::fs::rename(&aside, &inside).unwrap();
+        joining.admit(lineage("a"), true).await.unwrap();
+        assert!(open(&inside).admit(lineage("b"), true).await.is_err());
+    }
+}
