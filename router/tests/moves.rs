@@ -5,6 +5,7 @@
 mod fake;
 mod support;
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fake::Fake;
@@ -107,6 +108,56 @@ async fn a_merged_watch_goes_on_when_a_part_of_it_moves() {
     let mut expected = [one, two];
     expected.sort_unstable();
     assert_eq!(read(&mut watch, 2).await, expected);
+}
+
+/// What has ended at the old place is not begun anew by the new map: a store takes the router's word that all of a range is
+/// there, so a feed of a place that the map no longer names would miss what is written elsewhere, and be found by whoever
+/// comes back.
+#[tokio::test]
+async fn nothing_is_opened_by_a_map_that_places_no_watch_there() {
+    let world = World::start("s1", "s2").await;
+    let [low, high, new] = &world.stores;
+    let mut watch = world.pods(0).await;
+    let before = high.write(&[Z]);
+    assert_eq!(read(&mut watch, 1).await, [before]);
+    let opened = high.asked().0;
+    high.freeze(true);
+    while world.bound.app.feeds.held().live > 0 {
+        tokio::task::yield_now().await;
+    }
+    new.take_over(high);
+    world.swap(1, "s1", "s3");
+    high.freeze(false);
+    let mut expected = [new.write(&[Z]), low.write(&[A])];
+    expected.sort_unstable();
+    assert_eq!(read(&mut watch, 2).await, expected);
+    assert_eq!(world.bound.app.feeds.held().live, 1);
+    assert_eq!(high.asked().0, opened, "no other feed at the store that is left");
+}
+
+/// A watch whose turn was still to come when its keys moved has it at its new place, which others watch already, and is
+/// called there a second time: what comes after both is not missed.
+#[tokio::test]
+async fn a_watch_that_is_called_twice_by_a_move_hears_what_comes() {
+    let world = World::start("s1", "s1").await;
+    let [low, ..] = &world.stores;
+    let _others = world.pods(0).await;
+    let routes = routes_of(&config(&world.urls, "s1", "s2"), 1);
+    world.bound.app.swap(routes);
+    let mut watch = world.pods(0).await;
+    let expected: Vec<i64> = (0..80).map(|_| low.write_sized(&[A], 100 << 10)).collect();
+    // Read as far as there is room for a client that reads nothing.
+    let turns = || world.bound.app.feeds.counts().turns.load(Ordering::Relaxed);
+    let mut before = 0;
+    while before == 0 || before != turns() {
+        before = turns();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    world.swap(2, "s1", "s1");
+    assert_eq!(read(&mut watch, 80).await, expected);
+    watch.nothing(50).await;
+    let after = low.write(&[A]);
+    assert_eq!(read(&mut watch, 1).await, [after]);
 }
 
 /// R15: an attempt that is given up leaves every watch where it was.

@@ -23,6 +23,9 @@ use kindred_router_core::place::{Placed, place};
 /// Before watches whose place was refused are placed again, when no newer map comes.
 const AGAIN: Duration = Duration::from_millis(20);
 
+/// Where a watch goes, or why nowhere.
+type Moved = Result<(Placed, Vec<KindPrefix>), Refusal>;
+
 impl Session {
     /// Some place is no more: look again soon.
     pub(super) fn place_soon(&mut self) {
@@ -45,7 +48,6 @@ impl Session {
         let routes = self.app.routes.load_full();
         let generation = routes.generation();
         self.placed_by = generation;
-        self.follow_again(generation);
         let (mut moved, mut stayed) = (Vec::new(), Vec::new());
         for (uid, watch) in &self.watches {
             match place(&watch.create.key, &watch.create.range_end, &routes) {
@@ -63,9 +65,15 @@ impl Session {
                 watch.spread = spread;
             }
         }
-        if moved.is_empty() {
-            return;
+        if !moved.is_empty() {
+            self.move_all(moved, generation);
         }
+        self.follow_again(generation);
+        self.advance_creates();
+    }
+
+    /// These go where the map of this generation places them.
+    fn move_all(&mut self, moved: Vec<(i64, Moved)>, generation: u64) {
         // What a round holds back comes before what the new places say.
         self.abort_round();
         let mut creating: Vec<(StoreIx, i64)> = Vec::new();
@@ -86,10 +94,10 @@ impl Session {
         self.leave_empty();
         self.dirty = true;
         self.watches_changed();
-        self.advance_creates();
     }
 
-    /// Looks for feeds that have ended anew, under the same key: the move may be off.
+    /// Looks for feeds that have ended anew, under the same key: the move may be off. Only for those that the map of this
+    /// generation still places watches at: a store would take its word for it that all of the range is there.
     fn follow_again(&mut self, generation: u64) {
         let ended: Vec<_> =
             self.feeds.iter().filter(|(_, f)| f.live().has_ended()).map(|(no, _)| *no).collect();
@@ -121,7 +129,7 @@ impl Session {
     fn move_watch(
         &mut self,
         uid: i64,
-        placed: Result<(Placed, Vec<KindPrefix>), Refusal>,
+        placed: Moved,
         generation: u64,
         creating: &mut Vec<(StoreIx, i64)>,
     ) {

@@ -447,10 +447,11 @@ impl Session {
         let limit = Limit { last: self.progress.target(), bytes: TAKE_BYTES };
         let Some(watch) = self.watches.get_mut(&uid) else { return };
         let (Origin::Feed(no), Some(side)) = (watch.origin, &mut watch.feed) else { return };
-        // It may have left this turn behind with its place.
-        if std::mem::replace(&mut side.turn, Turn::Off) != Turn::Ready {
+        // It may have left this turn behind with its place, and have had another one, or rest, since.
+        if side.turn != Turn::Ready {
             return;
         }
+        side.turn = Turn::Off;
         Counts::one(&self.app.feeds.counts().turns);
         let Some(Followed { key, live, .. }) = self.feeds.get(&no) else { return };
         let position = Revision(watch.next);
