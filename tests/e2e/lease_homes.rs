@@ -4,7 +4,6 @@ use std::{path::Path, time::Duration};
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
-use kindred_partition_config::ids::DEFAULT_CLUSTER_ID;
 use kindred_proto::etcdserverpb::{
     LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest, PutRequest,
     RangeRequest,
@@ -19,6 +18,8 @@ use crate::moves::Cli;
 
 const LIMIT: Duration = Duration::from_secs(240);
 const SOON: Duration = Duration::from_secs(60);
+/// Stores that run elsewhere are told which cluster they belong to.
+const CLUSTER: &str = "--cluster-id=0x1ee7";
 const CONFIG: &str = "default: d\nstores:\n- {name: d, slot: 1}\n- {name: a, slot: 2}\n- {name: b, slot: 3}\npartitions:\n\
     - {metadata: {name: nodes}, resource: nodes, serviceGroupId: a}\n\
     - {metadata: {name: configmaps}, resource: configmaps, serviceGroupId: d}\n";
@@ -26,7 +27,7 @@ const CONFIG: &str = "default: d\nstores:\n- {name: d, slot: 1}\n- {name: a, slo
 async fn up(dir: &Path) -> anyhow::Result<(Up, Cli, Client)> {
     let config = dir.join("config.yaml");
     std::fs::write(&config, CONFIG)?;
-    let up = Up::start(dir, "up", &[format!("--config={}", config.display())]).await?;
+    let up = Up::start(dir, "up", &[CLUSTER.to_owned(), format!("--config={}", config.display())]).await?;
     let (cli, client) = (Cli::new(&up)?, up.client().await?);
     Ok((up, cli, client))
 }
@@ -158,8 +159,8 @@ fn f04_a_drained_home_hands_its_leases_to_an_heir() {
 }
 
 async fn ext(dir: &Path, folder: &str, slot: u16) -> anyhow::Result<Shard> {
-    let (slot, cluster) = (format!("--slot={slot}"), format!("--cluster-id={DEFAULT_CLUSTER_ID:#x}"));
-    let flags = ["--name=ext", &slot, "--in-cluster", &cluster, "--durability=buffered"];
+    let slot = format!("--slot={slot}");
+    let flags = ["--name=ext", &slot, "--in-cluster", CLUSTER, "--durability=buffered"];
     Shard::start(dir, folder, &flags.map(str::to_owned)).await
 }
 
