@@ -9,7 +9,7 @@ mod edit;
 #[cfg(test)]
 mod fake;
 mod objects;
-mod output;
+pub mod output;
 mod overview;
 mod reconcile;
 mod store;
@@ -78,10 +78,7 @@ pub fn run(command: AdminCommand, outer: &Connect) -> ExitCode {
 }
 
 fn said(failure: &Failure) -> ExitCode {
-    #[allow(clippy::print_stderr)]
-    {
-        eprintln!("kindred: {failure}");
-    }
+    output::print_error(&format!("kindred: {failure}"));
     ExitCode::from(failure.code())
 }
 

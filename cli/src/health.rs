@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 
-use crate::admin::{args::Connect, client::Client, context};
+use crate::admin::{args::Connect, client::Client, context, output};
 
 /// `kindred health`.
 #[derive(Debug, Args)]
@@ -26,9 +26,5 @@ pub fn run(args: &HealthArgs) -> anyhow::Result<()> {
     if !status.is_success() {
         bail!("not ready: {status}\n{body}");
     }
-    #[allow(clippy::print_stdout)]
-    {
-        println!("{}", body.trim());
-    }
-    Ok(())
+    output::print(&format!("{}\n", body.trim())).map_err(Into::into)
 }

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 
+use admin::output;
 use cli::{Cli, Command};
 
 #[global_allocator]
@@ -36,17 +37,15 @@ fn main() -> ExitCode {
         Command::Health(args) => health::run(&args),
         Command::Admin(command) => return admin::run(*command, &connect),
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "kindred", &mut std::io::stdout());
-            Ok(())
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "kindred", &mut script);
+            output::print(&String::from_utf8_lossy(&script)).map_err(Into::into)
         }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            #[allow(clippy::print_stderr)]
-            {
-                eprintln!("kindred: {error:#}");
-            }
+            output::print_error(&format!("kindred: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -2,7 +2,9 @@
 
 mod begin;
 mod child;
+mod child_log;
 mod cluster;
+mod doors;
 mod flags;
 mod layout;
 mod local;
@@ -24,9 +26,7 @@ use kindred_partition_config::{
     state::ClusterState,
 };
 use kindred_router::meta::{self, cache};
-use kindred_transport::{
-    ListenAddr, admin::AdminArgs, auto_tls, network::Network, private, tls::ServerTlsArgs, who,
-};
+use kindred_transport::{admin::AdminArgs, auto_tls, private, tls::ServerTlsArgs, who};
 
 use layout::{InternalTls, Plan};
 
@@ -145,9 +145,16 @@ impl UpArgs {
 pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
     kindred_shard::init_logging(&args.log_level)?;
     let config = read_config(args.config.as_deref())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // One that cannot serve leaves nothing behind; where another runs in the folder, that is said.
+    let early = layout::lock_file(&args.data_dir).exists().then(|| lock(&args.data_dir)).transpose()?;
+    runtime.block_on(doors::check_free(&args))?;
     private::take(&args.data_dir, &["stores", "meta", "router.state.json"])
         .with_context(|| format!("--data-dir {}: cannot be made", args.data_dir.display()))?;
-    let _lock = lock(&args.data_dir)?;
+    let _lock = match early {
+        Some(lock) => lock,
+        None => lock(&args.data_dir)?,
+    };
     let last = last_state(&args)?;
     let used = last.is_some() || args.data_dir.join("stores").is_dir();
     args.cluster = Some(cluster::Cluster::of(&args.data_dir, args.cluster_id, last.as_ref(), used)?);
@@ -157,11 +164,10 @@ pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
         prepare_sockets(&mut args, &plan)?;
     }
     let internal = prepare_tls(&mut args)?;
-    check_doors(&args)?;
+    doors::check(&args)?;
     let secret = layout::secret_file(&args.data_dir);
     who::Secret::make(&secret).with_context(|| format!("{}: cannot be made", secret.display()))?;
     check_flags(&args, &config, &plan)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(supervise::run(args, plan, internal))
 }
 
@@ -245,7 +251,7 @@ fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
 
 /// One supervisor a folder: two would start the same shards twice.
 fn lock(dir: &Path) -> anyhow::Result<fs::File> {
-    let path = dir.join("lock");
+    let path = layout::lock_file(dir);
     let file = private::create(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
     if file.try_lock().is_err() {
         bail!(
@@ -282,20 +288,6 @@ fn prepare_tls(args: &mut UpArgs) -> anyhow::Result<Option<InternalTls>> {
     Ok(Some(internal))
 }
 
-/// Refuses addresses at which anybody would be served that should not be, before a router does.
-fn check_doors(args: &UpArgs) -> anyhow::Result<()> {
-    let tls = args.tls.load()?;
-    for address in args.listen.split(',').filter(|_| !args.insecure_listen) {
-        let address = ListenAddr::parse_field("--listen", address.trim())?;
-        who::check_clients("--listen", &address, tls.as_ref()).map_err(anyhow::Error::msg)?;
-    }
-    for address in args.admin.split(',') {
-        let address = ListenAddr::parse_field("--admin", address.trim())?;
-        args.admin_port.load("--admin", &address, tls.as_ref(), &Network::System)?;
-    }
-    Ok(())
-}
-
 /// The folder of the shards' Unix sockets, and whether they fit there.
 fn prepare_sockets(args: &mut UpArgs, plan: &Plan) -> anyhow::Result<()> {
     let dir = std::path::absolute(&args.data_dir)?.join("sockets");
@@ -308,14 +300,6 @@ fn prepare_sockets(args: &mut UpArgs, plan: &Plan) -> anyhow::Result<()> {
     args.sockets = Some(dir);
     for shard in &plan.local {
         layout::socket(args, &shard.name).context("a shorter --data-dir is needed")?;
-    }
-    Ok(())
-}
-
-/// Every address of a comma-separated flag, checked before any process starts.
-fn check_addresses(flag: &str, text: &str) -> anyhow::Result<()> {
-    for word in text.split(',') {
-        ListenAddr::parse_field(flag, word)?;
     }
     Ok(())
 }

@@ -27,6 +27,7 @@ mod spread;
 mod stalled;
 mod tls;
 mod unix;
+mod up;
 mod watchers;
 
 use std::path::Path;

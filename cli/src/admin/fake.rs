@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::{
     Router,
@@ -13,7 +14,7 @@ use axum::{
 use clap::Parser;
 use serde_json::{Value, json};
 
-use super::{Failure, dispatch, output};
+use super::{Failure, args::Connect, client::Client, context, dispatch, output, store};
 use crate::cli::{Cli, Command};
 
 /// What the fake has been asked, and what it answers next to each request line.
@@ -288,7 +289,7 @@ async fn a_file_is_applied_or_planned_as_a_whole() {
 }
 
 #[tokio::test]
-async fn a_store_is_waited_for() {
+async fn f43_a_store_is_waited_for_and_that_is_said_at_once() {
     let stores = |state: &str| {
         (200, json!({ "stores": [{ "name": "pods2", "state": state, "endpoints": ["http://h:1"] }] }))
     };
@@ -298,10 +299,9 @@ async fn a_store_is_waited_for() {
     ])
     .await;
     let (ended, printed) = fake.run(&["store", "add", "pods2", "--local"]).await;
-    assert_eq!(
-        (ended, printed.as_str()),
-        (Ok(()), "store pods2 added, slot 6\nstore pods2 is up at http://h:1\n")
-    );
+    let waits = "waiting up to 30 s for `kindred up` to start it (--no-wait does not)\n";
+    let expected = format!("store pods2 added, slot 6\n{waits}store pods2 is up at http://h:1\n");
+    assert_eq!((ended, printed), (Ok(()), expected));
     assert_eq!(fake.asked()[0].1.get("endpoints"), None);
     let words = ["store", "add", "e", "--endpoint", "http://h:2,http://h:3", "--etcd", "--no-wait"];
     assert_eq!(fake.run(&words).await.0, Ok(()));
@@ -310,6 +310,20 @@ async fn a_store_is_waited_for() {
         (sent["endpoints"].clone(), sent["type"].clone()),
         (json!(["http://h:2", "http://h:3"]), json!("etcd"))
     );
+}
+
+#[tokio::test]
+async fn f43_a_store_that_is_nowhere_is_given_up() {
+    let away = json!({ "name": "e", "state": "down", "endpoints": ["http://h:2"], "lastError": "refused" });
+    let fake = Fake::start(&[("GET /api/v1/stores", &[(200, json!({ "stores": [away] }))])]).await;
+    let address = context::address(&Connect { admin: Some(fake.url.clone()), ..Connect::default() }).unwrap();
+    let client = Client::new(&address).unwrap();
+    output::CAPTURED.take();
+    let ended = store::wait_up(&client, "e", false, Duration::ZERO, "start it").await;
+    let waits = "waiting up to 0 s for it to answer the router at http://h:2 (--no-wait does not)\n";
+    assert_eq!(output::CAPTURED.take(), waits);
+    let why = "store e is known, but not up within 0 s: refused; start it";
+    assert_eq!(ended, Err(Failure::Refused(why.to_owned())));
 }
 
 #[tokio::test]

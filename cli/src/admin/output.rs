@@ -85,6 +85,11 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Prints a line to standard error. Nobody can be told that it cannot be written.
+pub fn print_error(line: &str) {
+    let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+}
+
 /// An object as JSON or YAML.
 ///
 /// # Errors

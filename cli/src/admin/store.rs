@@ -73,8 +73,19 @@ async fn replace(client: &Client, args: &StoreReplace) -> Result<(), Failure> {
     wait_up(client, name, args.local, OPEN_WITHIN, &what_to_do).await
 }
 
+/// What is waited for, said before anybody wonders.
+fn waits(store: &Value, local: bool, within: Duration) -> String {
+    let endpoints: Vec<_> = store["endpoints"].as_array().into_iter().flatten().map(text).collect();
+    let for_what = match endpoints.as_slice() {
+        [] if local => "`kindred up` to start it".to_owned(),
+        [] => "it to answer the router".to_owned(),
+        at => format!("it to answer the router at {}", at.join(",")),
+    };
+    format!("waiting up to {} s for {for_what} (--no-wait does not)\n", within.as_secs())
+}
+
 /// Waits until a router says that a store is up.
-async fn wait_up(
+pub(super) async fn wait_up(
     client: &Client,
     name: &str,
     local: bool,
@@ -83,7 +94,8 @@ async fn wait_up(
 ) -> Result<(), Failure> {
     let began = Instant::now();
     let mut last = Value::Null;
-    while began.elapsed() < within {
+    let mut told = false;
+    loop {
         let stores = client.get("/api/v1/stores", Form::Objects).await?;
         let is_it = |store: &&Value| store["name"] == name;
         if let Some(store) = stores["stores"].as_array().into_iter().flatten().find(is_it) {
@@ -93,6 +105,13 @@ async fn wait_up(
                 return output::print(&format!("store {name} is up at {at}\n"));
             }
             last = store.clone();
+        }
+        if !told {
+            output::print(&waits(&last, local, within))?;
+            told = true;
+        }
+        if began.elapsed() >= within {
+            break;
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

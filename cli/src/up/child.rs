@@ -12,6 +12,8 @@ use tokio::{
     process::{Child, ChildStdin, ChildStdout, Command},
 };
 
+use super::child_log::ChildLog;
+
 /// A child that is starting is given up when it has done nothing at all for so long: neither said that it is further, nor
 /// used its processor. However long a start takes, it is waited for while it goes on.
 const STALLED_AFTER: Duration = Duration::from_secs(600);
@@ -80,6 +82,7 @@ pub struct Running {
     /// Held open for as long as the child is to live; taken out of `child` because waiting for it would close it.
     _stdin: Option<ChildStdin>,
     stdout: Lines<BufReader<ChildStdout>>,
+    log: ChildLog,
 }
 
 impl Spec {
@@ -99,20 +102,22 @@ impl Spec {
     /// # Errors
     /// When it does not come up.
     pub async fn start_telling(&self, mut told: impl FnMut(&Ready)) -> Result<(Running, Ready), ChildError> {
+        let failed = |source| ChildError::Spawn {
+            name: self.name.clone(),
+            program: self.program.display().to_string(),
+            source,
+        };
+        let (log, stderr) = ChildLog::begin(&self.name).map_err(failed)?;
         let mut child = Command::new(&self.program)
             .args(&self.args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
+            .stderr(stderr)
             // Of its own process group: Ctrl-C in the terminal goes to the supervisor, which stops in order.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
-            .map_err(|source| ChildError::Spawn {
-                name: self.name.clone(),
-                program: self.program.display().to_string(),
-                source,
-            })?;
+            .map_err(failed)?;
         let stdout = child.stdout.take().expect("stdout was set to a pipe three lines above");
         let stdin = child.stdin.take();
         let mut stdout = BufReader::new(stdout).lines();
@@ -120,7 +125,7 @@ impl Spec {
         loop {
             match tokio::time::timeout(LOOK, stdout.next_line()).await {
                 Ok(Ok(Some(line))) if line.starts_with(self.ready_prefix) => {
-                    return Ok((Running { child, _stdin: stdin, stdout }, Ready(line)));
+                    return Ok((Running { child, _stdin: stdin, stdout, log }, Ready(line)));
                 }
                 Ok(Ok(Some(line))) => {
                     let line = Ready(line);
@@ -129,6 +134,8 @@ impl Spec {
                 }
                 Ok(Ok(None) | Err(_)) => {
                     let status = child.wait().await.map_or_else(|e| e.to_string(), |s| s.to_string());
+                    // Its message stands above what is said of it.
+                    log.ended().await;
                     return Err(ChildError::Ended { name: self.name.clone(), status });
                 }
                 Err(_) => {}
@@ -222,6 +229,7 @@ impl Running {
         if tokio::time::timeout(grace, self.ended()).await.is_err() {
             let _ = self.child.kill().await;
         }
+        self.log.ended().await;
     }
 }
 

@@ -63,6 +63,12 @@ pub fn secret_file(data_dir: &Path) -> PathBuf {
     data_dir.join("cluster-secret")
 }
 
+/// Held by the `kindred up` of the folder.
+#[must_use]
+pub fn lock_file(data_dir: &Path) -> PathBuf {
+    data_dir.join("lock")
+}
+
 /// A store that `kindred up` runs itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalShard {

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
+    io::{self, Write as _},
     net::SocketAddr,
     path::Path,
     time::{Duration, Instant},
@@ -18,7 +19,6 @@ use tracing::{error, info, warn};
 use super::{
     STOP_GRACE, UpArgs,
     begin::begin,
-    check_addresses,
     child::{self, Backoff, Ready, Spec},
     flags,
     layout::{self, Beside, InternalTls, Plan},
@@ -48,8 +48,6 @@ impl Processes {
 
 /// Starts everything, then supervises it until SIGINT or SIGTERM.
 pub async fn run(args: UpArgs, plan: Plan, tls: Option<InternalTls>) -> anyhow::Result<()> {
-    check_addresses("--listen", &args.listen)?;
-    check_addresses("--admin", &args.admin)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let running = Processes::default();
@@ -219,27 +217,31 @@ async fn restart(spec: &Spec, backoff: &mut Backoff, stop: &CancellationToken) -
 }
 
 /// The one line that says everything serves, after a few that say what.
-#[allow(clippy::print_stdout)]
 fn announce(args: &UpArgs, plan: &Plan, listen: &str, admin: &str, beside: &Beside) -> anyhow::Result<()> {
     let mut stores: Vec<String> = beside.stores.iter().map(|(name, at)| format!("{name}={at}")).collect();
     stores.extend(plan.external.iter().map(|(name, urls)| format!("{name}={}", urls.join(","))));
+    let mut lines = String::new();
     if args.auto_tls {
         let dir = args.data_dir.join("auto-tls");
-        println!("certificates for clients: {}", dir.display());
+        lines += &format!("certificates for clients: {}\n", dir.display());
     }
     if args.own_admin {
         let dir = args.data_dir.join("auto-tls");
         let dir = std::path::absolute(&dir).unwrap_or(dir);
         let file = |name: &str| dir.join(name).display().to_string();
-        println!(
-            "for kindred's own commands: export KINDRED_ADMIN={admin} KINDRED_CACERT={} KINDRED_CERT={} KINDRED_KEY={}",
+        lines += &format!(
+            "for kindred's own commands: export KINDRED_ADMIN={admin} KINDRED_CACERT={} KINDRED_CERT={} KINDRED_KEY={}\n",
             file("ca.crt"),
             file("admin.crt"),
             file("admin.key")
         );
     }
     let (stores, meta) = (stores.join(";"), beside.meta);
-    println!("kindred ready listen={listen} admin={admin} stores={stores} meta={meta}");
-    use std::io::Write;
-    std::io::stdout().flush().context("standard output")
+    lines += &format!("kindred ready listen={listen} admin={admin} stores={stores} meta={meta}\n");
+    let mut out = std::io::stdout().lock();
+    match out.write_all(lines.as_bytes()).and_then(|()| out.flush()) {
+        // It serves, whoever has stopped reading.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("standard output"),
+    }
 }

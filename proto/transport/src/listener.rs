@@ -186,6 +186,21 @@ impl Listener {
     }
 }
 
+/// An address at which nobody else can listen while this lives, and from which nothing is accepted.
+#[derive(Debug)]
+pub struct Reserved(#[allow(dead_code, reason = "frees the address when dropped")] Socket);
+
+impl Reserved {
+    /// Reserves the address.
+    ///
+    /// # Errors
+    /// When it cannot be bound.
+    pub async fn of(address: &ListenAddr) -> Result<Self, ListenError> {
+        let bound = Socket::bind(address.target(), &ListenOptions::default()).await;
+        bound.map(Self).map_err(|source| ListenError::Bind { address: address.clone(), source })
+    }
+}
+
 /// The stream of accepted connections; it yields no error, and ends only as a share of another ([`Incoming::split`]) does.
 #[derive(Debug)]
 pub struct Incoming {

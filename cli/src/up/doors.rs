@@ -1,0 +1,92 @@
+//! Where the routers of an `up` are to listen: looked at before anything is made or started.
+
+use std::io;
+
+use kindred_transport::{
+    ListenAddr,
+    listener::{ListenError, Reserved},
+    network::Network,
+    who,
+};
+
+use super::{UpArgs, layout};
+
+/// Refuses addresses at which anybody would be served that should not be, before a router does.
+pub fn check(args: &UpArgs) -> anyhow::Result<()> {
+    let tls = args.tls.load()?;
+    for address in args.listen.split(',').filter(|_| !args.insecure_listen) {
+        let address = ListenAddr::parse_field("--listen", address.trim())?;
+        who::check_clients("--listen", &address, tls.as_ref()).map_err(anyhow::Error::msg)?;
+    }
+    for address in args.admin.split(',') {
+        let address = ListenAddr::parse_field("--admin", address.trim())?;
+        args.admin_port.load("--admin", &address, tls.as_ref(), &Network::System)?;
+    }
+    Ok(())
+}
+
+/// Refuses addresses that another process has, or that two of the routers would have.
+pub async fn check_free(args: &UpArgs) -> anyhow::Result<()> {
+    let mut held = Vec::new();
+    for router in 0..args.routers {
+        for (flag, list) in [("--listen", &args.listen), ("--admin", &args.admin)] {
+            for address in layout::nth_address(flag, list, router)?.split(',') {
+                let address = ListenAddr::parse_field(flag, address.trim())?;
+                match Reserved::of(&address).await {
+                    Ok(reserved) => held.push(reserved),
+                    // The folder of a Unix socket may be one that is made.
+                    Err(ListenError::Bind { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                    Err(taken) => return Err(anyhow::Error::new(taken).context(flag)),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(words: &[&str]) -> UpArgs {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            up: UpArgs,
+        }
+        <Cli as clap::Parser>::parse_from([&["up"], words].concat()).up
+    }
+
+    #[tokio::test]
+    async fn f43_an_address_that_another_has_is_refused_before_anything_is_made() {
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = other.local_addr().unwrap().to_string();
+        for (flag, free) in [("--listen", "--admin"), ("--admin", "--listen")] {
+            let refused = check_free(&args(&[flag, &taken, free, "127.0.0.1:0"])).await.unwrap_err();
+            let refused = format!("{refused:#}");
+            assert!(refused.starts_with(&format!("{flag}: cannot listen on {taken}")), "{refused}");
+            assert!(refused.contains("another process listens there"), "{refused}");
+        }
+        drop(other);
+        let up = args(&["--listen", &taken, "--admin", "127.0.0.1:0"]);
+        check_free(&up).await.unwrap();
+        check_free(&up).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn f43_a_unix_socket_is_left_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let listen = format!("unix:{}", socket.display());
+        let up = args(&["--listen", &listen, "--admin", "127.0.0.1:0"]);
+        check_free(&up).await.unwrap();
+        assert!(!socket.exists());
+        let _other = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(
+            format!("{:#}", check_free(&up).await.unwrap_err()).starts_with("--listen: cannot listen on")
+        );
+        assert!(socket.exists());
+        let later = format!("unix:{}", folder.path().join("made/later/s").display());
+        check_free(&args(&["--listen", &later, "--admin", "127.0.0.1:0"])).await.unwrap();
+    }
+}
