@@ -79,7 +79,8 @@ impl ClusterState {
         for at in next.of_kind(&prefix) {
             serve(&mut next.configs[at], to);
         }
-        self.configured(next)
+        // Also where the configs say so already, and the map does not.
+        self.configured_with(next, Some(prefix))
     }
 
     /// The change after which another store serves the Kind's names from `at` on, up to the end of the range that they
@@ -172,9 +173,14 @@ impl ClusterState {
     }
 
     /// The change to `next`, whose configs differ: each that does gets a new resourceVersion.
-    fn configured(&self, mut next: Self) -> Result<Change, Vec<FieldError>> {
+    fn configured(&self, next: Self) -> Result<Change, Vec<FieldError>> {
+        self.configured_with(next, None)
+    }
+
+    /// The same, with what `also` needs to be where the configs want it.
+    fn configured_with(&self, mut next: Self, also: Option<KindPrefix>) -> Result<Change, Vec<FieldError>> {
         let scheme = self.scheme();
-        let mut touched = Touched::default();
+        let mut touched = Touched { kinds: also.into_iter().collect(), ..Touched::default() };
         let mut touch =
             |config: &DataPartitionConfig| touched.kinds.extend(scheme.resolve(&config.resource).ok());
         let version = (self.revision + 1).to_string();

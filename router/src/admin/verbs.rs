@@ -16,7 +16,7 @@ use kindred_partition_config::model::DataPartitionConfig;
 use kindred_partition_config::parse;
 use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreState};
 use kindred_partition_config::validate::FieldError;
-use kindred_router_core::moves::conflict::{self, Begins};
+use kindred_router_core::moves::conflict::{self, Begins, Conflict};
 use kindred_router_core::moves::record::MoveRecord;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -296,12 +296,12 @@ fn unversioned(object: &Value) -> Value {
 impl Verb {
     /// A move that is not over, and whose Kind this is to move, where the configs say nothing else: they are put back
     /// only when a move ends that was reversed. To say that nothing is to be done would not be true then.
-    fn under_way(
+    fn under_way<'k>(
         &self,
         state: &ClusterState,
         change: &Change,
-        known: &BTreeMap<MoveId, (MoveRecord, i64)>,
-    ) -> Option<MoveId> {
+        known: &'k Known,
+    ) -> Option<&'k MoveRecord> {
         let Self::Move(MoveBody { kind, .. }) = self else { return None };
         if !change.transfers.is_empty() || !objects(state, &change.state).is_empty() {
             return None;
@@ -309,19 +309,16 @@ impl Verb {
         let kind = state.scheme().resolve(kind).ok()?.to_string();
         let record = known.values().map(|(record, _)| record);
         let mut of_kind = record.filter(|record| record.kind.as_ref() == Some(&kind));
-        of_kind.find(|record| !record.phase.is_over()).map(|record| record.id)
+        of_kind.find(|record| !record.phase.is_over())
     }
 
     /// The change with what it begins beside the moves that are under way, and these.
     fn settled(&self, state: &ClusterState, app: &App) -> Result<(Change, Known), ApiError> {
-        let change = self.change(state)?;
         let known = known_moves(app);
-        if let Some(id) = self.under_way(state, &change, &known) {
-            return Err(ApiError::Conflict(format!(
-                "the configuration says so already, and move {} of the Kind is not over: see kindred move status {0}",
-                id.0
-            )));
-        }
+        Ok((self.beside(state, &known)?, known))
+    }
+
+    fn beside(&self, state: &ClusterState, known: &Known) -> Result<Change, ApiError> {
         let begins = match self {
             Self::Move(_) | Self::Split(_) | Self::Merge(_) | Self::Drain(_) => Begins::WhatIsNotThere,
             // To drain one.
@@ -329,9 +326,12 @@ impl Verb {
             Self::Replace(_) | Self::Apply(_) | Self::Edit(_) => Begins::WhatItChanges,
         };
         let records = known.values().map(|(record, _)| record);
-        let change = conflict::beside(state, change, records, begins)
-            .map_err(|conflict| ApiError::Conflict(conflict.to_string()))?;
-        Ok((change, known))
+        let refused = |conflict: Conflict| ApiError::Conflict(conflict.to_string());
+        let change = conflict::beside(state, self.change(state)?, records, begins).map_err(refused)?;
+        match self.under_way(state, &change, known) {
+            Some(record) => Err(refused(Conflict::said_already(state, record))),
+            None => Ok(change),
+        }
     }
 
     /// The field of the request that says where keys go.
@@ -544,11 +544,46 @@ mod tests {
         let known = BTreeMap::from([(record.id, (record, 1))]);
         // The configs say b by now.
         let next = change.state;
-        let again = verb("b").change(&next).unwrap();
-        assert_eq!(verb("b").under_way(&next, &again, &known), Some(MoveId(3)));
-        assert_eq!(verb("b").under_way(&next, &again, &BTreeMap::new()), None);
-        let other = verb("a").change(&next).unwrap();
-        assert_eq!(verb("a").under_way(&next, &other, &known), None, "the configs change");
+        let conflict = |verb: Verb, known: &Known| said(verb.beside(&next, known).unwrap_err());
+        let why = conflict(verb("b"), &known);
+        assert!(why.contains("says so already") && why.contains("kindred move abort 3"), "{why}");
+        assert!(conflict(verb("a"), &known).contains("wants it at other stores"), "the configs change");
+    }
+
+    #[test]
+    fn f51_a_switched_move_is_told_with_what_ends_it() {
+        let verb = |to: &str| Verb::Move(MoveBody { kind: "pods".to_owned(), to: StoreName(to.to_owned()) });
+        let change = verb("b").change(&state()).unwrap();
+        let mut record = MoveRecord::new(MoveId(3), &change.transfers).unwrap();
+        record = record.decided(0, kindred_partition_config::ids::Epoch(2));
+        let next = change.state.with_transfers(&change.transfers).unwrap();
+        let known = BTreeMap::from([(record.id, (record, 1))]);
+        for to in ["a", "b"] {
+            let why = said(verb(to).beside(&next, &known).unwrap_err());
+            assert!(why.contains("kindred move complete 3"), "{why}");
+            assert!(why.contains("kindred move reverse 3"), "{why}");
+        }
+        // The store that it left is not removed, and not for ever.
+        let remove = || Verb::Edit(Edit::Delete(Resource::Groups, "a".to_owned(), None));
+        let drained = next.drain_store(&StoreName("a".to_owned()), Some(&StoreName("b".to_owned()))).unwrap();
+        let drained = drained.state.with_transfers(&drained.transfers).unwrap();
+        let why = said(remove().beside(&drained, &known).unwrap_err());
+        assert!(why.contains("store \"a\" is an end of move 3"), "{why}");
+        assert!(why.contains("kindred move complete 3"), "{why}");
+        assert!(remove().beside(&drained, &BTreeMap::new()).is_ok());
+    }
+
+    #[test]
+    fn f51_a_kind_that_is_not_where_the_configs_say_is_moved_there() {
+        let verb = Verb::Move(MoveBody { kind: "pods".to_owned(), to: StoreName("b".to_owned()) });
+        // They say b, and the map, a: the move that was to bring it there is gone.
+        let change = verb.change(&state()).unwrap();
+        let (again, known) = (verb.beside(&change.state, &BTreeMap::new()).unwrap(), BTreeMap::new());
+        assert_eq!(
+            (&again.transfers, again.state.configs.clone()),
+            (&change.transfers, change.state.configs.clone())
+        );
+        assert_eq!(begin(&change.state, &again, &known, 0).1, [MoveId(1)]);
     }
 
     #[test]

@@ -40,6 +40,15 @@ impl Conflict {
     fn new(record: &MoveRecord, what: String) -> Self {
         Self { what, id: record.id.0, phase: record.phase, goal: record.goal }
     }
+
+    /// Somebody asks for what a move that is not over is about.
+    #[must_use]
+    pub fn said_already(state: &ClusterState, record: &MoveRecord) -> Self {
+        let named = named(state, kind_of(state, record).as_ref());
+        let what =
+            format!("the configuration says so already, and move {} of {named} is not over", record.id.0);
+        Self::new(record, what)
+    }
 }
 
 /// Which transfers a change begins.
@@ -209,6 +218,31 @@ mod tests {
         let (replaced, _) = state.replace_store(&name("c"), Vec::new(), 1).unwrap();
         let change = Change { desired: replaced.map.clone(), state: replaced, transfers: Vec::new() };
         assert!(beside(&state, change, [&record], Begins::WhatItChanges).is_ok());
+    }
+
+    #[test]
+    fn f51_a_drain_goes_beside_the_open_way_back_of_another_kind() {
+        let (state, record) = moving();
+        let state = state.with_transfers(&record.legs[0].transfers).unwrap();
+        let switched = record.decided(0, Epoch(2));
+        assert_eq!(switched.phase, Phase::Switched);
+        // The pods have left b, and may come back; the secrets are there.
+        let drain = state.drain_store(&name("b"), None).unwrap();
+        let change = beside(&state, drain, [&switched], Begins::WhatIsNotThere).unwrap();
+        let kinds: Vec<_> = change.by_kind().into_keys().flatten().map(|kind| kind.to_string()).collect();
+        assert_eq!(kinds, ["/registry/secrets/"]);
+        // The default store has neither.
+        let drain = state.drain_store(&name("a"), Some(&name("b"))).unwrap();
+        let change = beside(&state, drain.clone(), [&switched], Begins::WhatIsNotThere).unwrap();
+        assert_eq!((change.transfers, change.state), (drain.transfers, drain.state));
+        // The pods themselves would have to go on.
+        let why =
+            beside(&state, state.drain_store(&name("c"), None).unwrap(), [&switched], Begins::WhatIsNotThere);
+        let why = why.unwrap_err().to_string();
+        assert!(
+            why.contains("pods is being moved by move 7") && why.contains("kindred move complete 7"),
+            "{why}"
+        );
     }
 
     #[test]

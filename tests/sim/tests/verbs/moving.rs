@@ -11,7 +11,7 @@ use kindred_partition_config::{
     state::ClusterState,
     transfers::Transfer,
 };
-use kindred_router_core::moves::record::{Leg, MoveRecord};
+use kindred_router_core::moves::record::{Leg, MoveRecord, Phase};
 
 use crate::world::World;
 
@@ -38,6 +38,14 @@ impl Moving {
     pub fn has_leg_at(&self, store: &StoreName) -> bool {
         let idx = self.before.store(store).map(|(idx, _)| idx);
         self.legs.iter().any(|leg| Some(leg.from) == idx || Some(leg.to) == idx)
+    }
+
+    /// As meta has it while the move waits to be completed or reversed.
+    pub fn record(&self) -> MoveRecord {
+        let transfers: Vec<Transfer> = self.legs.iter().flat_map(|leg| leg.transfers.clone()).collect();
+        let mut record = MoveRecord::new(self.id, &transfers).expect("it moves something");
+        (record.legs, record.phase) = (self.legs.clone(), Phase::Switched);
+        record
     }
 
     fn units(&self, leg: usize) -> Vec<UnitMove> {

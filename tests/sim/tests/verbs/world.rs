@@ -12,7 +12,12 @@ use kindred_partition_config::{
     validate::FieldError,
 };
 use kindred_router_core::{
-    consistent_read::RevisionScope, place::Placed, routes::Routes, shown::ShownRevisions, store::StoreIx,
+    consistent_read::RevisionScope,
+    moves::conflict::{self, Begins},
+    place::Placed,
+    routes::Routes,
+    shown::ShownRevisions,
+    store::StoreIx,
     store::StoreKind,
 };
 
@@ -317,12 +322,17 @@ impl World {
         use kindred_partition_config::state::StoreState;
         let drained = self.state.stores.iter().find(|store| store.state == StoreState::Draining);
         if let Some(name) = drained.map(|store| store.name.clone()) {
-            let removed = self.state.remove_store(&name);
-            let way_back = self.moves.iter().any(|moving| moving.has_leg_at(&name));
+            let removed = self.state.remove_store(&name).ok().and_then(|state| {
+                let change = Change { desired: state.map.clone(), state, transfers: Vec::new() };
+                let open: Vec<_> = self.moves.iter().map(Moving::record).collect();
+                conflict::beside(&self.state, change, &open, Begins::WhatItChanges).ok()
+            });
             let next = match removed {
-                Ok(removed) if !way_back && self.random.one_in(2) => {
+                Some(removed) if self.random.one_in(2) => {
+                    let needed = self.moves.iter().any(|moving| moving.has_leg_at(&name));
+                    assert!(!needed, "{name} is removed, and a way back leads there");
                     self.did(format!("remove {name}"));
-                    removed
+                    removed.state
                 }
                 _ => {
                     self.did(format!("activate {name}"));
