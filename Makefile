@@ -3,7 +3,7 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench bench-moves bench-disk instructions peers build kube netsim sim soak fuzz crash kills valgrind
+.PHONY: run test verify fix bench bench-moves bench-disk bench-apiserver instructions peers build kube netsim sim soak fuzz crash kills valgrind
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -75,6 +75,11 @@ bench-disk: peers
 	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench restart --objects $(or $(OBJECTS),1000000)
 	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench fsync
 	bench/backup
+
+## bench-apiserver: what a real kube-apiserver's writes take over kindred in each durability, and over etcd, on the same disk
+bench-apiserver: peers
+	$(CARGO) build --release --locked -p kindred -p kindred-shard -p kindred-router -p kindred-tests
+	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-apiserver-writes
 
 ## sim: one seed of the simulation with its log (SEED=1), or many from a random one on (SEEDS=100000)
 sim:

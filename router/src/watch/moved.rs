@@ -126,13 +126,7 @@ impl Session {
         }
     }
 
-    fn move_watch(
-        &mut self,
-        uid: i64,
-        placed: Moved,
-        generation: u64,
-        creating: &mut Vec<(StoreIx, i64)>,
-    ) {
+    fn move_watch(&mut self, uid: i64, placed: Moved, generation: u64, creating: &mut Vec<(StoreIx, i64)>) {
         let Some(watch) = self.watches.get_mut(&uid) else { return };
         if watch.cancel && watch.announced {
             return self.canceled(uid);
