@@ -21,7 +21,7 @@ netsim:
 
 ## crash: shards end at every step on their way to the disk, and at any moment for SECONDS (600), under load; then what each durability promises is looked for
 crash: build
-	CRASH_POINTS=all CRASH_SECONDS=$(or $(SECONDS),600) $(CARGO) test --locked -p kindred-tests --test crash -- --test-threads 1 --nocapture
+	CRASH_POINTS=all CRASH_SECONDS=$(or $(SECONDS),600) CRASH_SEED=$(or $(SEED),$(shell date +%s)) $(CARGO) test --locked -p kindred-tests --test crash -- --test-threads 1 --nocapture
 
 ## kills: kills and cuts at every step of a move, all of them or those with CASES in their names (such as seal.after, kill-source)
 kills: build

@@ -22,8 +22,8 @@ const EVENT_LIMIT: Duration = Duration::from_secs(30);
 /// Runs `kindred` as an operator of this cluster.
 async fn kindred(cluster: &Cluster, words: &[&str]) -> anyhow::Result<String> {
     let kindred = cluster.kindred().context("a real etcd has no such command")?;
-    let admin = format!("http://{}", kindred.up.admin);
-    let tls = &kindred.client_tls;
+    let admin = format!("https://{}", kindred.up.admin);
+    let tls = &kindred.admin_tls;
     let (cert, key) = tls.identity.as_ref().context("an identity")?;
     let ca = tls.trusted_ca_file.as_ref().context("an authority")?;
     let files = [("--cacert", ca), ("--cert", cert), ("--key", key)];

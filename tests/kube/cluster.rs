@@ -91,6 +91,8 @@ pub struct Kindred {
     pub client_tls: ClientTlsSettings,
     /// How the router is let in at the shards.
     pub shard_tls: ClientTlsSettings,
+    /// How an operator is let in at the admin port.
+    pub admin_tls: ClientTlsSettings,
 }
 
 /// Whose certificates the router shows and demands.
@@ -161,6 +163,7 @@ impl Kindred {
         let up = Up::start(dir, "kindred", &flags).await?;
         let own = |file: &str| up.data_dir.join("auto-tls").join(file);
         let shard_tls = tls_settings(own("ca.crt"), own("client.crt"), own("client.key"));
+        let admin_tls = tls_settings(own("ca.crt"), own("admin.crt"), own("admin.key"));
         let client_tls = client_tls.unwrap_or_else(|| shard_tls.clone());
         let mut config = parse::parse_config(&text)?;
         for (name, address) in up.stores()? {
@@ -169,7 +172,7 @@ impl Kindred {
             store.with_context(|| format!("{name} is not configured"))?.endpoints = vec![address];
         }
         let config = validate(&config).map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
-        Ok(Self { up, config, client_tls, shard_tls })
+        Ok(Self { up, config, client_tls, shard_tls, admin_tls })
     }
 
     /// The name of the store that a key belongs on.

@@ -138,7 +138,7 @@ fn kubernetes_while_kinds_move() {
 fn kubernetes_objects_come_back_from_a_backup() {
     let _alone = ONE_AT_A_TIME.lock();
     scenario::run("kubernetes_backup", LIMIT, |dir| async move {
-        let cluster = Cluster::start(&dir, Certificates::Given, Map::Ranges).await?;
+        let cluster = Cluster::start(&dir, Certificates::Auto, Map::Ranges).await?;
         let at_start = health::Baseline::take(&cluster).await?;
         backups::run(&cluster, &dir).await?;
         at_start.no_errors(&cluster).await?;

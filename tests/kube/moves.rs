@@ -28,7 +28,7 @@ const SCRIPTS_MAX: usize = 1024;
 pub async fn run(cluster: &Cluster) -> anyhow::Result<usize> {
     let kindred = cluster.kindred().context("a real etcd moves nothing")?;
     let admins = kindred.up.addresses("admin")?;
-    let admin = Admin::at(admins.first().context("an admin port")?);
+    let admin = Admin::over_tls(admins.first().context("an admin port")?, kindred.admin_tls.clone())?;
     let client = &cluster.first.client;
     let before = names(cluster, ALL_PODS).await?;
     let mut watch = client.watch(ALL_PODS, Some(now(client, ALL_PODS).await?)).await?;

@@ -1,13 +1,14 @@
-//! The admin API of a router without TLS: requests as `curl` sends them, and moves.
+//! The admin API of a router: requests as `curl` sends them, and moves.
 
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+use kindred_transport::{
+    connect::Connector,
+    tls::{ClientTls, ClientTlsSettings},
 };
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::scenario::wait_for;
 
@@ -17,13 +18,22 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone)]
 pub struct Admin {
     address: String,
+    tls: Option<ClientTls>,
 }
 
 impl Admin {
     /// Of a router whose admin port is `host:port`.
     #[must_use]
     pub fn at(address: &str) -> Self {
-        Self { address: address.to_owned() }
+        Self { address: address.to_owned(), tls: None }
+    }
+
+    /// The same, with TLS.
+    ///
+    /// # Errors
+    /// When a file cannot be used.
+    pub fn over_tls(address: &str, tls: ClientTlsSettings) -> anyhow::Result<Self> {
+        Ok(Self { address: address.to_owned(), tls: Some(ClientTls::load(tls)?) })
     }
 
     /// What curl would show: the status and the body.
@@ -31,7 +41,9 @@ impl Admin {
     /// # Errors
     /// When nobody answers in time, or not in HTTP.
     pub async fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
-        let mut stream = TcpStream::connect(&self.address).await?;
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let endpoint = format!("{scheme}://{}", self.address).parse()?;
+        let mut stream = Connector::with_tls(self.tls.clone()).connect(&endpoint).await?;
         let head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.address);
         stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).await?;
         let mut answer = String::new();

@@ -30,6 +30,10 @@ pub struct Recovered {
     pub versions: Vec<Version>,
     /// The same.
     pub imported: Vec<Imported>,
+    /// All of the Kinds of mode none, each version with the number of the unit that it was imported for (0 = none), if
+    /// [`Lost::none_is_whole`]: the logs may have something of them as well, of a time when they were kept, and that says
+    /// nothing of what became of it.
+    pub unkept: Vec<(u64, Version)>,
     /// Those of the checkpoint, then those of the log in its order.
     pub leases: Vec<LeaseRecord>,
     /// The last one.
@@ -64,6 +68,7 @@ impl Default for Recovered {
         Self {
             versions: Vec::new(),
             imported: Vec::new(),
+            unkept: Vec::new(),
             leases: Vec::new(),
             units: None,
             compacted: None,
@@ -95,7 +100,8 @@ impl Recovered {
 
     /// The highest revision of a version that this shard may have written, or of a promise that is known.
     pub(crate) fn highest(&self) -> Revision {
-        let versions = self.versions.iter().map(Version::mod_revision);
+        let unkept = self.unkept.iter().map(|(_, version)| version);
+        let versions = self.versions.iter().chain(unkept).map(Version::mod_revision);
         let gaps = self.gaps.iter().map(|gap| gap.gap.until);
         let known = [self.compacted, self.lost.buffered, self.lost.fsync];
         let sealed = self.units.iter().flat_map(|units| &units.records).map(|record| record.floor);
@@ -105,13 +111,19 @@ impl Recovered {
     }
 }
 
+/// A version as it was found.
+struct Found {
+    /// The number under which it was found.
+    number: u64,
+    /// The Kind's versions are kept where it was found.
+    kept: bool,
+    version: Version,
+}
+
 /// The versions of one Kind, to be replayed: independent of those of others, so on any thread.
 pub struct KindReplay {
     pub(crate) prefix: Key,
-    /// Each with the number under which it was found.
-    versions: Vec<(u64, Version)>,
-    /// Something is kept of it.
-    kept: bool,
+    versions: Vec<Found>,
     floor: Revision,
     units: Arc<UnitTable>,
 }
@@ -132,10 +144,10 @@ impl KindReplay {
     /// Does the work.
     #[must_use]
     pub fn run(self) -> RestoredKind {
-        let Self { prefix, versions, kept, floor, units } = self;
+        let Self { prefix, versions, floor, units } = self;
         let mut highest = Revision::ZERO;
         let mut spaces: HashMap<Option<usize>, Vec<Version>> = HashMap::new();
-        for (number, version) in versions {
+        for Found { number, kept, version } in versions {
             let at = version.mod_revision();
             let Some(place) = units.place(number, version.key(), at, kept) else { continue };
             if number == 0 {
@@ -161,28 +173,31 @@ pub(crate) fn by_kind(
     floor: Revision,
 ) -> Vec<KindReplay> {
     let units = Arc::new(recovered.units.clone().unwrap_or_default());
-    let whole = recovered.lost.none_is_whole;
+    let unkept = std::mem::take(&mut recovered.unkept);
     let mut kinds: Vec<KindReplay> = Vec::new();
     let mut known: HashMap<Key, usize> = HashMap::new();
-    let mut add = |number: u64, version: Version| {
+    let mut add = |number: u64, version: Version, stopped: bool| {
         let prefix = match scheme.locate(version.key()) {
             Located::Object { kind } => kind,
             Located::Pseudo { .. } | Located::Health | Located::Other => b"",
         };
         let at = known.get(prefix).copied().unwrap_or_else(|| {
-            let kept = whole || modes.of(prefix) != Durability::None;
             let (prefix, units) = (Key::copy_from(prefix), units.clone());
             known.insert(prefix.clone(), kinds.len());
-            kinds.push(KindReplay { prefix, versions: Vec::new(), kept, floor, units });
+            kinds.push(KindReplay { prefix, versions: Vec::new(), floor, units });
             kinds.len() - 1
         });
         if let Some(kind) = kinds.get_mut(at) {
-            kind.versions.push((number, version));
+            let kept = (modes.of(&kind.prefix) == Durability::None) == stopped;
+            kind.versions.push(Found { number, kept, version });
         }
     };
-    std::mem::take(&mut recovered.versions).into_iter().for_each(|version| add(0, version));
+    std::mem::take(&mut recovered.versions).into_iter().for_each(|version| add(0, version, false));
     for Imported { unit, versions } in std::mem::take(&mut recovered.imported) {
-        versions.into_iter().for_each(|version| add(unit, version));
+        versions.into_iter().for_each(|version| add(unit, version, false));
+    }
+    if recovered.lost.none_is_whole {
+        unkept.into_iter().for_each(|(number, version)| add(number, version, true));
     }
     kinds
 }

@@ -73,12 +73,23 @@ impl Gathered {
             }
         };
         let found = payloads.iter().flat_map(|payload| stopped::records(payload));
+        let mut unkept = Vec::new();
         for record in found {
-            if let Err(error) = self.take(&record) {
-                tracing::warn!(%error, "{}: a record is not understood; the Kinds of mode none begin empty", path.display());
-                return;
+            match meaning(&record) {
+                Ok(Some(Logged::Version(version))) => unkept.push((0, version)),
+                Ok(Some(Logged::Imported(imported))) => {
+                    unkept.extend(imported.versions.into_iter().map(|version| (imported.unit, version)));
+                }
+                // Nothing else is written there.
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "{}: a record is not understood; the Kinds of mode none begin empty", path.display());
+                    return;
+                }
             }
         }
+        self.something |= !unkept.is_empty();
+        self.found.unkept = unkept;
         self.unkept = true;
     }
 
@@ -97,24 +108,10 @@ impl Gathered {
 
     fn take(&mut self, record: &Record<'_>) -> Result<(), RecordError> {
         self.starting.read_one();
-        let logged = match record {
-            Record::Version(version) => Logged::Version(record::version_of(version)?),
-            Record::Lease(content) => Logged::Lease(Box::new(record::lease_of(content)?)),
-            Record::Unit(content) => Logged::Units(Box::new(record::units_of(content)?)),
-            Record::Import(content) => Logged::Imported(Box::new(record::import_of(content)?)),
-            Record::Compaction(at) => Logged::Compaction(*at),
-            Record::Modes(content) => Logged::Modes(Box::new(record::modes_of(content)?)),
-            Record::Gap(GapRecord { after, until, kind }) => {
-                let gap = Gap { after: *after, until: *until };
-                Logged::Gap(Box::new(KindGap { kind: Key::copy_from(kind), gap }))
-            }
-            Record::Promise(at) => {
-                self.promised = self.promised.max(Some(*at));
-                return Ok(());
-            }
-            // Of the logs themselves; what a stop says is noted by who reads the frame.
-            Record::Clean(_) | Record::Needs(_) | Record::Began(_) => return Ok(()),
-        };
+        if let Record::Promise(at) = record {
+            self.promised = self.promised.max(Some(*at));
+        }
+        let Some(logged) = meaning(record)? else { return Ok(()) };
         // Modes alone are of a start whose clock nobody has confirmed.
         self.something |= !matches!(logged, Logged::Modes(_));
         self.found.push(logged);
@@ -151,6 +148,24 @@ impl Gathered {
         let restored = on_all_cores(std::mem::take(&mut recovery.kinds), KindReplay::run);
         Ok(recovery.finish(restored, now, clock.mono())?)
     }
+}
+
+/// What a record says to the engine; `None` for what the logs say of themselves.
+fn meaning(record: &Record<'_>) -> Result<Option<Logged>, RecordError> {
+    Ok(Some(match record {
+        Record::Version(version) => Logged::Version(record::version_of(version)?),
+        Record::Lease(content) => Logged::Lease(Box::new(record::lease_of(content)?)),
+        Record::Unit(content) => Logged::Units(Box::new(record::units_of(content)?)),
+        Record::Import(content) => Logged::Imported(Box::new(record::import_of(content)?)),
+        Record::Compaction(at) => Logged::Compaction(*at),
+        Record::Modes(content) => Logged::Modes(Box::new(record::modes_of(content)?)),
+        Record::Gap(GapRecord { after, until, kind }) => {
+            let gap = Gap { after: *after, until: *until };
+            Logged::Gap(Box::new(KindGap { kind: Key::copy_from(kind), gap }))
+        }
+        // What a stop says is noted by who reads the frame.
+        Record::Promise(_) | Record::Clean(_) | Record::Needs(_) | Record::Began(_) => return Ok(None),
+    }))
 }
 
 /// Works on all cores, beginning with what comes first; the results are in no order.

@@ -303,6 +303,11 @@ impl Space {
         }
     }
 
+    /// The mode that a start now would find: not the one in force while that is still to be logged, or waits for a checkpoint.
+    pub(super) fn mode_at_start(&self, prefix: &[u8]) -> Durability {
+        self.modes_logged.as_ref().map_or(Durability::None, |modes| modes.of(prefix))
+    }
+
     fn log_modes(&mut self, modes: KindModes) {
         if self.modes_logged.as_ref() != Some(&modes) {
             self.outbox.push(|| Logged::Modes(Box::new(modes.clone())));

@@ -24,7 +24,8 @@ pub(crate) struct Place {
 pub(crate) enum Walked {
     /// Those that the logs are about.
     Kept,
-    /// Those of Kinds of mode none that are not among them.
+    /// Those of Kinds of which a start finds nothing in the logs: those of mode none, and those that are kept only when the
+    /// checkpoint that their new mode waits for is on disk.
     Unkept,
 }
 
@@ -70,7 +71,10 @@ impl Space {
         match state {
             Some(UnitState::Dropping | UnitState::Gone) => false,
             Some(UnitState::Following { .. }) => walked == Walked::Kept,
-            _ => (self.kind(KindId(at.kind)).mode == Durability::None) == (walked == Walked::Unkept),
+            _ => match walked {
+                Walked::Kept => self.kind(KindId(at.kind)).mode != Durability::None,
+                Walked::Unkept => self.mode_at_start(&self.kind(KindId(at.kind)).prefix) == Durability::None,
+            },
         }
     }
 

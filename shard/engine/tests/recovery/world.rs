@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use kindred_engine::{
     checkpoint::Walk,
-    durability::{Durability, KindModes, Logged},
+    durability::{Durability, KindModes, Logged, ModesTaken},
     engine::{Engine, EngineConfig, MonoMillis, RevisionMode, WallMicros},
     ops::*,
     recover::{Lost, Recovered},
@@ -147,7 +147,7 @@ impl World {
         world
     }
 
-    fn apply(&mut self, op: Op) {
+    pub fn apply(&mut self, op: Op) {
         let mut keys = Vec::new();
         written(&op, &mut keys);
         let unkept = keys.iter().any(|key| mode_of(&self.modes, key) == Durability::None);
@@ -160,8 +160,7 @@ impl World {
         match step {
             Step::Put(at, lease) => self.apply(put(key(at), *lease)),
             Step::Delete(at) => {
-                let range = KeyRange::Single(key(at).into());
-                self.apply(Op::Delete(Delete { range, prev_kv: false, buckets: None }));
+                self.apply(delete(key(at)));
             }
             Step::Pair(a, b) => {
                 let (a, b) = (key(a), key(b));
@@ -214,6 +213,60 @@ impl World {
             self.log();
             self.checkpoint = Some(Checkpoint { records, from, until: self.batches.len() });
         }
+    }
+
+    /// Other modes, as the loop sets them; `taken` unless it stops in between.
+    pub fn set_modes(&mut self, modes: KindModes, taken: bool) {
+        self.log();
+        if self.engine.set_modes(modes.clone()) == Ok(ModesTaken::AfterLog) {
+            self.log();
+            if taken {
+                self.engine.set_modes(modes.clone()).expect("what it takes is logged");
+            }
+        }
+        self.modes = modes;
+        self.log();
+        self.engine.validate();
+    }
+
+    /// A whole checkpoint, and the modes that waited for it.
+    pub fn settle(&mut self) {
+        self.walk = None;
+        let generation = self.engine.modes().generation;
+        self.walk(usize::MAX);
+        while self.walk.is_some() {
+            self.walk(usize::MAX);
+        }
+        self.engine.modes_settled(generation);
+        self.log();
+    }
+
+    /// A stop in good order and a start: all is there.
+    pub fn stop(&mut self) {
+        self.log();
+        let (mut walk, mut unkept) = (self.engine.unkept_begin(), Vec::new());
+        let mut keep = |logged| match logged {
+            Logged::Version(version) => unkept.push((0, version)),
+            other => panic!("{other:?}"),
+        };
+        while self.engine.checkpoint_next(&mut walk, 2, 1 << 20, &mut keep) {}
+        let from = self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.from);
+        let lost = Lost { none_is_whole: true, ..Lost::default() };
+        let last = self.batches.last().map_or(Revision::ZERO, |batch| batch.promise);
+        let mut recovered = Recovered { lost, unkept, start: last, ..Recovered::default() };
+        if let Some(checkpoint) = &self.checkpoint {
+            checkpoint.records.iter().for_each(|logged| recovered.push(logged.clone()));
+        }
+        let fsync = self.batches[from..].iter().flat_map(|batch| &batch.fsync);
+        let buffered = self.batches[from..].iter().flat_map(|batch| &batch.buffered);
+        fsync.chain(buffered).for_each(|logged| recovered.push(logged.clone()));
+        let engine = Engine::recover(config(self.revisions), self.now, MONO, recovered);
+        let mut before = std::mem::replace(&mut self.engine, engine.expect("no clock is off"));
+        self.engine.validate();
+        self.walk = None;
+        self.log();
+        let hash = |engine: &mut Engine| engine.hash_kv(None).map(|(hash, _, _)| hash);
+        assert_eq!(hash(&mut self.engine), hash(&mut before));
     }
 
     fn all(&self) -> Vec<Logged> {
@@ -281,7 +334,11 @@ fn id(lease: u8) -> LeaseId {
     LeaseId(i64::from(lease) + 1)
 }
 
-fn put(key: &str, lease: Option<u8>) -> Op {
+pub fn delete(key: &str) -> Op {
+    Op::Delete(Delete { range: KeyRange::Single(key.into()), prev_kv: false, buckets: None })
+}
+
+pub fn put(key: &str, lease: Option<u8>) -> Op {
     Op::Put(Put {
         key: key.into(),
         value: Bytes::from_static(b"value"),
