@@ -7,6 +7,7 @@
 //! are held up nobody waits for a claim to end: every router is the [`watchdog`] of the others' moves.
 
 pub mod begin;
+pub mod past;
 pub mod rate;
 pub mod reconcile;
 mod record_steps;
@@ -182,6 +183,7 @@ impl Moves {
         loop {
             let now = entries.borrow_and_update().clone();
             self.claim(&now).await;
+            past::forget(&self.meta, &now).await;
             tokio::select! {
                 changed = entries.changed() => if changed.is_err() { return },
                 Some(ended) = self.running.join_next(), if !self.running.is_empty() => self.ended(ended),

@@ -100,7 +100,7 @@ impl ClusterState {
                 errors.add(
                     format!("{path}.slot"),
                     message,
-                    "slots are not used again: use the stores that are there",
+                    "slots are not used again: use the stores that are there, or restore a backup into a new cluster",
                 );
                 return Err(errors.0);
             }

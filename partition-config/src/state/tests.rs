@@ -534,3 +534,34 @@ fn f02_only_a_store_of_mode_none_may_come_back_with_nothing() {
     );
     assert_eq!(paths(known.renew_store(&name("c"), "u2", "u3")), ["servicegroups/c.uuid"]);
 }
+
+#[test]
+fn f30_a_slot_is_given_once_and_the_end_of_them_is_told() {
+    let mut state = state(&["resource: pods, serviceGroupId: a"]);
+    let new = name("new");
+    let shard = |slot: Option<u32>| StoreConfig {
+        name: name("new"),
+        slot,
+        endpoints: Vec::new(),
+        store_type: StoreType::Shard,
+    };
+    let (added, _) = state.add_store(shard(None)).unwrap();
+    let slot = added.store(&new).unwrap().1.slot.unwrap();
+    let removed = added.remove_store(&new).unwrap();
+    let again = removed.add_store(shard(Some(slot.into()))).unwrap_err();
+    assert_eq!(again[0].path, "servicegroups/new.slot");
+    assert!(again[0].message.contains("which is removed"), "{}", again[0]);
+    let (added, _) = removed.add_store(shard(None)).unwrap();
+    assert_eq!(added.store(&new).unwrap().1.slot, Some(slot + 1));
+    // All the others were there once.
+    for slot in 1..=Slot::MAX {
+        if state.stores.iter().all(|store| store.slot != Some(slot)) {
+            let mut store = StoreObject::new(shard(Some(slot.into())), 1);
+            store.state = StoreState::Removed;
+            state.stores.push(store);
+        }
+    }
+    let refused = state.add_store(shard(None)).unwrap_err();
+    assert_eq!((refused.len(), refused[0].path.as_str()), (1, "servicegroups/new.slot"));
+    assert_eq!(refused[0].message, "all 1023 slots have been given away");
+}

@@ -11,6 +11,7 @@ use super::lineage::foreign;
 use super::start::addressed;
 use super::{Meta, MetaError, MetaSettings, STATE, cache, compactions, order};
 use crate::app::App;
+use crate::moves::past::is_forgotten;
 use crate::moves::{record_key, records};
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -117,6 +118,15 @@ fn put_moves_back(known: &Entries, there: &Entries, expects: &mut Vec<Expect>, w
             writes.push(Write::put(record_key(id), record.to_json()));
         }
     }
+    // One that is over long ago must not begin again where it was.
+    for (id, (_, mod_revision)) in found.into_iter().filter(|(id, _)| is_forgotten(known, *id)) {
+        tracing::warn!(
+            move_id = id.0,
+            "the meta store had forgotten a move that was over, and does so again"
+        );
+        expects.push(Expect { key: record_key(id), mod_revision });
+        writes.push(Write { value: None, ..Write::put(record_key(id), "") });
+    }
 }
 
 /// What is to be written in place of what meta has, if anything: this router's state, where meta has lost what was newer;
@@ -200,9 +210,11 @@ async fn compact(meta: &Meta) {
 
 #[cfg(test)]
 mod tests {
-    use kindred_partition_config::ids::{ClusterId, Lineage, StoreName};
+    use kindred_partition_config::ids::{ClusterId, Lineage, MoveId, StoreName};
     use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+    use kindred_router_core::moves::record::{MoveRecord, Phase};
 
+    use super::super::client::Stored;
     use super::super::lineage::Founding;
     use super::super::start::with_addresses;
     use super::*;
@@ -241,6 +253,31 @@ mod tests {
         let written = put_right(&by_another, &own, &settings).unwrap().unwrap();
         assert_eq!(written.store(&StoreName("events".to_owned())).unwrap().1.uuid.as_deref(), Some("u"));
         assert_eq!(written.store(&StoreName("pods".to_owned())).unwrap().1.endpoints, ["127.0.0.1:7"]);
+    }
+
+    #[test]
+    fn f30_a_move_that_was_over_and_forgotten_does_not_begin_again() {
+        let change = bare().move_kind("pods", &StoreName("events".to_owned())).unwrap();
+        let entries = |moves: &[(u64, Phase)]| {
+            let record = |(id, phase): &(u64, Phase)| {
+                let mut record = MoveRecord::new(MoveId(*id), &change.transfers).unwrap();
+                record.phase = *phase;
+                let value = record.to_json().into();
+                (record_key(MoveId(*id)), Stored { value, mod_revision: 3 })
+            };
+            Entries { revision: 9, keys: moves.iter().map(record).collect() }
+        };
+        // Meta is as it was when 7 and 8 were under way; 8 has ended, and 7 was forgotten since.
+        let there = entries(&[(7, Phase::Switched), (8, Phase::Copying)]);
+        let known = entries(&[(8, Phase::Done), (9, Phase::Done)]);
+        let (mut expects, mut writes) = (Vec::new(), Vec::new());
+        put_moves_back(&known, &there, &mut expects, &mut writes);
+        let written: Vec<_> =
+            writes.iter().map(|write| (write.key.as_str(), write.value.is_some())).collect();
+        let want = [("/kindred/moves/8", true), ("/kindred/moves/9", true), ("/kindred/moves/7", false)];
+        assert_eq!(written, want);
+        let expected: Vec<_> = expects.iter().map(|expect| expect.mod_revision).collect();
+        assert_eq!(expected, [3, 0, 3]);
     }
 
     #[test]

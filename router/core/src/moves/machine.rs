@@ -171,6 +171,8 @@ pub struct Machine {
     calls: BTreeMap<Ticket, (StepName, UnitAt)>,
     /// The one access to meta that is under way.
     meta: Option<(Ticket, StepName)>,
+    /// A decision that is under way, and not waited for any longer.
+    late: Option<Ticket>,
     meta_retry_at: Duration,
     read: bool,
     /// Of the attempt: when its first freeze was sent.
@@ -212,6 +214,7 @@ impl Machine {
             meta: None,
             meta_retry_at: Duration::ZERO,
             read: false,
+            late: None,
             frozen_at: None,
             give_up: None,
             attempt_not_before: Duration::ZERO,
@@ -340,7 +343,9 @@ impl Machine {
             return;
         }
         self.clock = self.clock.max(now);
-        if self.meta.is_some_and(|(of_meta, _)| of_meta == ticket) {
+        if self.late == Some(ticket) {
+            self.of_late(answer, now);
+        } else if self.meta.is_some_and(|(of_meta, _)| of_meta == ticket) {
             let name = self.meta.take().map(|(_, name)| name);
             self.of_meta(name, answer, now);
         } else if let Some((name, at)) = self.calls.remove(&ticket) {
@@ -363,6 +368,18 @@ impl Machine {
                     self.meta_retry_at = now + self.settings.retry;
                 }
             }
+        }
+    }
+
+    /// A decision that was not waited for any longer. When it was made after all, what was to give it up cannot be written
+    /// any more, and is not waited for either.
+    fn of_late(&mut self, answer: Answer, now: Duration) {
+        self.late = None;
+        if let Answer::Swapped { record, version } = answer
+            && version > self.version
+        {
+            (self.meta, self.read) = (None, false);
+            self.adopt(*record, version, now);
         }
     }
 

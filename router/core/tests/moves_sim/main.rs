@@ -194,7 +194,8 @@ mutations! {
         | "a move ends done or aborted" | "map and records agree at the end" | "reads see every acknowledged write",
     a_lock_that_stays_is_noticed: UnfreezeIgnored => "no lock is left" | "a move ends done or aborted",
     unfreezing_before_the_abort_is_noticed: UnfreezeFirst =>
-        "two owners never accept a write at overlapping revisions" | "an acknowledged write is never lost" | "a move ends done or aborted" | "no lock is left",
+        "two owners never accept a write at overlapping revisions" | "an acknowledged write is never lost" | "a move ends done or aborted" | "no lock is left"
+        | "reads see every acknowledged write",
     a_lost_event_is_noticed: LosesAnEvent =>
         "an acknowledged write is never lost" | "reads see every acknowledged write" | "revisions of a key only rise",
     events_without_a_copy_are_noticed: EventsToNothing =>

@@ -14,6 +14,13 @@ impl Machine {
     /// The steps to begin now.
     pub fn poll(&mut self, now: Duration) -> Vec<Step> {
         self.clock = self.clock.max(now);
+        if let Some((ticket, StepName::Decide)) = self.meta
+            && self.is_late(now)
+        {
+            // It is not waited for any longer: of the decision and what gives it up, meta takes one.
+            self.late = Some(ticket);
+            self.meta = None;
+        }
         if self.status != Status::Running || self.meta.is_some() || now < self.meta_retry_at {
             return Vec::new();
         }
@@ -69,8 +76,7 @@ impl Machine {
         if !matches!(self.record.phase, Phase::Switching { .. }) {
             return None;
         }
-        let too_long = self.frozen_at.is_some_and(|since| now >= since + self.settings.budget);
-        let reason = match (self.give_up.clone(), too_long) {
+        let reason = match (self.give_up.clone(), self.is_late(now)) {
             (Some(reason), _) => reason,
             (None, true) => {
                 format!("not decided within {} ms of the first freeze", self.settings.budget.as_millis())
@@ -79,6 +85,11 @@ impl Machine {
         };
         let next = self.record.given_up(reason);
         Some(self.swap(StepName::CancelAttempt, next))
+    }
+
+    /// Whether something has been frozen for longer than an attempt may take.
+    fn is_late(&self, now: Duration) -> bool {
+        self.frozen_at.is_some_and(|since| now >= since + self.settings.budget)
     }
 
     /// Where the move goes when it was tried often enough: to where it needs no attempt, if there is such a place.

@@ -283,6 +283,80 @@ fn an_attempt_that_takes_too_long_is_given_up_first_and_unfrozen_then() {
     bench.to(Phase::Switched);
 }
 
+/// Meta does not answer to the decision, and is asked to give the attempt up: it takes what reaches it first.
+#[test]
+fn f30_the_budget_of_an_attempt_goes_on_while_meta_is_asked_to_decide() {
+    let mut bench = Bench::new();
+    bench.silent = Some(StepName::Decide);
+    bench.go(Duration::from_secs(60), |record| record.reason.is_some());
+    assert_eq!(bench.record.phase, Phase::CatchingUp);
+    assert_eq!(bench.record.reason.as_deref(), Some("not decided within 500 ms of the first freeze"));
+    assert_eq!((bench.count("decide"), bench.count("cancel-attempt"), bench.count("read")), (1, 1, 0));
+    // It comes too late for the decision: the next attempt is another one.
+    bench.silent = None;
+    bench.to(Phase::Switched);
+}
+
+/// A decision of two legs that is under way, and what gives it up as well; the ticket of the former.
+fn given_up_too_late() -> (Bench, Step, Step) {
+    let mut bench = Bench::new();
+    bench.to(Phase::Switching { attempt: 1, leg: 0 });
+    let mut found = Vec::new();
+    while found.len() < 2 {
+        bench.now += TICK;
+        for step in bench.machine.poll(bench.now) {
+            if matches!(step.name, StepName::Decide | StepName::CancelAttempt) {
+                found.push(step);
+                continue;
+            }
+            let answer = bench.run(&step);
+            bench.machine.answer(step.ticket, answer, bench.now);
+        }
+    }
+    let cancel = found.pop().unwrap();
+    let decide = found.pop().unwrap();
+    assert_eq!((decide.name, cancel.name), (StepName::Decide, StepName::CancelAttempt));
+    (bench, decide, cancel)
+}
+
+#[test]
+fn f30_a_decision_that_is_answered_late_is_gone_by_at_once() {
+    // Meta took the decision, so it refuses the other.
+    let (mut bench, decide, cancel) = given_up_too_late();
+    let decided = bench.run(&decide);
+    let refused = bench.run(&cancel);
+    assert_eq!(refused, Answer::Conflict);
+    bench.machine.answer(decide.ticket, decided, bench.now);
+    assert!(bench.machine.record().legs[0].moved);
+    let next: Vec<_> = bench.machine.poll(bench.now).iter().map(|step| step.name).collect();
+    assert!(next.contains(&StepName::Open) && !next.contains(&StepName::Read), "{next:?}");
+    bench.machine.answer(cancel.ticket, refused, bench.now);
+    assert!(bench.machine.record().legs[0].moved);
+    // Its answer is lost, or comes behind what a read has told: the same.
+    let (mut bench, decide, cancel) = given_up_too_late();
+    let decided = bench.run(&decide);
+    let refused = bench.run(&cancel);
+    bench.machine.answer(cancel.ticket, refused, bench.now);
+    bench.to(Phase::Switched);
+    let record = bench.machine.record().clone();
+    bench.machine.answer(decide.ticket, decided, bench.now);
+    assert_eq!(*bench.machine.record(), record);
+}
+
+#[test]
+fn f30_an_attempt_that_was_given_up_is_not_decided_any_more() {
+    let (mut bench, decide, cancel) = given_up_too_late();
+    let given_up = bench.run(&cancel);
+    let refused = bench.run(&decide);
+    assert_eq!(refused, Answer::Conflict);
+    bench.machine.answer(cancel.ticket, given_up, bench.now);
+    bench.machine.answer(decide.ticket, refused, bench.now);
+    assert_eq!((bench.machine.record().phase, bench.record.legs[0].moved), (Phase::CatchingUp, false));
+    bench.go(Duration::from_secs(1), |_| false);
+    assert_eq!((bench.count("unfreeze 0"), bench.count("read")), (2, 0));
+    bench.to(Phase::Switched);
+}
+
 /// A target that dies before the switch, or an old owner before it gets its keys back, was up to date a moment ago: nothing is
 /// frozen for it.
 #[test]
