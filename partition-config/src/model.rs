@@ -124,7 +124,7 @@ pub struct DataPartitionConfig {
     /// Kind. The shard's default unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
-    /// How much history the shard keeps for watches: bytes (`512Mi`) or a time (`10m`); one for a Kind.
+    /// In documents of earlier versions; nothing was ever done with it, and what is configured now is refused with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history_max: Option<String>,
 }

@@ -16,10 +16,7 @@ use crate::{
     model::{DataPartitionConfig, Durability, KindredConfig, StoreConfig, StoreType},
 };
 
-mod history;
 mod placement;
-
-pub use history::HistoryMax;
 
 /// What fits into the address of a Unix socket, without the zero at its end.
 const UNIX_PATH_BYTES_MAX: usize = 107;
@@ -65,8 +62,6 @@ pub struct KindSettings {
     pub kind: KindPrefix,
     /// `None` leaves it to the shard.
     pub durability: Option<Durability>,
-    /// `None` leaves it to the shard.
-    pub history_max: Option<HistoryMax>,
 }
 
 /// The errors found so far.
@@ -115,6 +110,9 @@ pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
         unknown_store("default".into(), &config.default, &[], &mut errors);
     }
     let paths: Vec<_> = (0..config.partitions.len()).map(|i| format!("partitions[{i}]")).collect();
+    for (config, path) in config.partitions.iter().zip(&paths) {
+        no_history_max(config, path, &mut errors);
+    }
     let input = Input {
         scheme: &scheme,
         stores: &config.stores,
@@ -155,6 +153,16 @@ pub(crate) fn place(
             errors.add("partitions", error.to_string(), "correct the ranges");
             None
         }
+    }
+}
+
+/// Refuses a field that earlier versions took and did nothing with: a store keeps one history for all of its Kinds.
+pub(crate) fn no_history_max(config: &DataPartitionConfig, path: &str, errors: &mut Errors) {
+    if config.history_max.is_some() {
+        let message = "no store keeps the history of a Kind by itself, so this would not be done";
+        let what_to_do =
+            "leave it out, and give the shards --history-max-age, which is for all Kinds of a shard";
+        errors.add(format!("{path}.historyMax"), message, what_to_do);
     }
 }
 
@@ -272,7 +280,7 @@ struct Range<'c> {
     /// `None` for the end of the Kind.
     end: Option<Key>,
     placement: Placement,
-    settings: (Option<Durability>, Option<HistoryMax>),
+    durability: Option<Durability>,
 }
 
 /// Checks every partition for itself and sorts the sound ones by Kind and start.
@@ -298,15 +306,6 @@ fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Ve
         let mut of_range = Errors::default();
         let range = range_of(config, path, input.scheme, &mut of_range);
         let placed = placement::of(config, path, input, range.as_ref(), errors);
-        let history_max =
-            config.history_max.as_deref().map(str::parse).transpose().unwrap_or_else(|message: String| {
-                errors.add(
-                    format!("{path}.historyMax"),
-                    message,
-                    "write bytes such as 512Mi, or a time such as 10m",
-                );
-                None
-            });
         let durability =
             config.durability.as_deref().map(str::parse).transpose().unwrap_or_else(|message: String| {
                 errors.add(format!("{path}.durability"), message, "write none, buffered or fsync");
@@ -317,8 +316,7 @@ fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Ve
         let path = path.clone();
         // What is wrong with the stores has been reported; the range still counts for overlaps and gaps.
         let placement = placed.unwrap_or(Placement::Single(StoreIdx(0)));
-        let settings = (durability, history_max);
-        kinds.entry(kind).or_default().push(Range { path, config, start, end, placement, settings });
+        kinds.entry(kind).or_default().push(Range { path, config, start, end, placement, durability });
     }
     for ranges in kinds.values_mut() {
         ranges.sort_by(|a, b| a.start.cmp(&b.start));
@@ -436,9 +434,9 @@ fn whole_kind(
             "leave the last range open (isRangeEndValid: false)",
         );
     }
-    let (durability, history_max) = ranges.first().map_or((None, None), |first| first.settings);
+    let durability = ranges.first().and_then(|first| first.durability);
     for range in ranges.iter().skip(1) {
-        if range.settings.0 != durability {
+        if range.durability != durability {
             let message = format!("another partition of {name} has another durability");
             errors.add(
                 format!("{}.durability", range.path),
@@ -446,16 +444,8 @@ fn whole_kind(
                 "give all partitions of the Kind the same",
             );
         }
-        if range.settings.1 != history_max {
-            let message = format!("another partition of {name} has another historyMax");
-            errors.add(
-                format!("{}.historyMax", range.path),
-                message,
-                "give all partitions of the Kind the same",
-            );
-        }
     }
-    KindSettings { kind: kind.clone(), durability, history_max }
+    KindSettings { kind: kind.clone(), durability }
 }
 
 /// The partitions of a Kind that is covered whole: its pseudo-key on a store of the first range, then its ranges.

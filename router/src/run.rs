@@ -124,6 +124,7 @@ pub async fn bind(
             let client = MetaClient::new(&at.endpoints, &connector)?;
             let state = meta::start::state(&client, &at, &settings.config).await?;
             let routes = meta::take::routes(&state);
+            meta::take::tell_without_effect(&state, None);
             (Cluster::new(state, Some(Meta::new(client, at))), routes)
         }
     };

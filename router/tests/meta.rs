@@ -31,20 +31,20 @@ impl Rig {
         Self { meta, default: Shard::start(&binary, 1), pods: Shard::start(&binary, 4) }
     }
 
-    fn config(&self, history: &str) -> String {
+    fn config(&self, mode: &str) -> String {
         format!(
             "default: default\nstores:\n- {{name: default, slot: 1, endpoints: ['{}']}}\n\
              - {{name: pods, slot: 4, endpoints: ['{}']}}\npartitions:\n\
-             - {{metadata: {{name: pods}}, resource: pods, serviceGroupId: pods, historyMax: {history}}}\n",
+             - {{metadata: {{name: pods}}, resource: pods, serviceGroupId: pods, durability: {mode}}}\n",
             self.default.url(),
             self.pods.url()
         )
     }
 
-    async fn router(&self, history: &str, flags: &[&str]) -> (Bound, Drain, Channel) {
+    async fn router(&self, mode: &str, flags: &[&str]) -> (Bound, Drain, Channel) {
         let meta = self.meta.url();
         let flags: Vec<&str> = ["--meta", &meta].into_iter().chain(flags.iter().copied()).collect();
-        router_with(&self.config(history), &flags).await
+        router_with(&self.config(mode), &flags).await
     }
 }
 
@@ -100,7 +100,7 @@ async fn followed(bound: &Bound) {
 async fn a_state_that_is_newer_than_an_answer_on_its_way_is_read_again() {
     let rig = Rig::start();
     let ((a, _drain_a, _kv_a), (b, _drain_b, _kv_b)) =
-        tokio::join!(rig.router("10m", &[]), rig.router("10m", &[]));
+        tokio::join!(rig.router("none", &[]), rig.router("none", &[]));
     followed(&a).await;
     followed(&b).await;
     let next = |state: &ClusterState| {
@@ -124,7 +124,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     let rig = Rig::start();
     // Each brings another configuration; one of them becomes the cluster's.
     let ((a, _drain_a, kv_a), (b, _drain_b, kv_b)) =
-        tokio::join!(rig.router("10m", &[]), rig.router("20m", &[]));
+        tokio::join!(rig.router("none", &[]), rig.router("buffered", &[]));
     all_up(&a).await;
     all_up(&b).await;
     assert_eq!(a.app.cluster.state(), b.app.cluster.state());
@@ -146,10 +146,10 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
 
     // Settings alone move nothing.
     let mut pods = list["items"][0].clone();
-    pods["historyMax"] = json!("30m");
+    pods["durability"] = json!("fsync");
     let stale = pods.clone();
     let (code, updated) = ask(&a, "PUT", &format!("{CONFIGS}/pods"), &pods).await;
-    assert_eq!((code, &updated["historyMax"]), (200, &json!("30m")), "{updated}");
+    assert_eq!((code, &updated["durability"]), (200, &json!("fsync")), "{updated}");
     let (code, conflict) = ask(&b, "PUT", &format!("{CONFIGS}/pods"), &stale).await;
     assert_eq!(
         (code, conflict["reason"].as_str(), conflict["kind"].as_str()),
@@ -223,8 +223,8 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
     let mut rig = Rig::start();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("state.json");
-    let (a, drain_a, kv_a) = rig.router("10m", &["--meta-cache", file.to_str().unwrap()]).await;
-    let (b, _drain_b, kv_b) = rig.router("10m", &[]).await;
+    let (a, drain_a, kv_a) = rig.router("none", &["--meta-cache", file.to_str().unwrap()]).await;
+    let (b, _drain_b, kv_b) = rig.router("none", &[]).await;
     all_up(&a).await;
     all_up(&b).await;
     followed(&a).await;
@@ -251,7 +251,7 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     drain_a.kill();
-    let (c, _drain_c, kv_c) = rig.router("99m", &["--meta-cache", file.to_str().unwrap()]).await;
+    let (c, _drain_c, kv_c) = rig.router("buffered", &["--meta-cache", file.to_str().unwrap()]).await;
     assert_eq!(c.app.cluster.state(), before);
     all_up(&c).await;
     put(&kv_c, "/registry/pods/x/2").await;
@@ -278,7 +278,7 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
 #[tokio::test]
 async fn a_claim_goes_with_its_move_though_the_answer_to_a_report_was_lost() {
     let rig = Rig::start();
-    let (bound, _drain, _channel) = rig.router("10m", &[]).await;
+    let (bound, _drain, _channel) = rig.router("none", &[]).await;
     all_up(&bound).await;
     followed(&bound).await;
     let (code, made) = ask(&bound, "POST", "/api/v1/move", &json!({"kind": "pods", "to": "default"})).await;

@@ -5,7 +5,7 @@ use crate::{
     ids::StoreName,
     kind::KindPrefix,
     model::{DataPartitionConfig, Metadata},
-    validate::{Errors, FieldError},
+    validate::{Errors, FieldError, no_history_max},
 };
 
 /// A change of one config, or of all.
@@ -200,6 +200,7 @@ impl ClusterState {
 
     fn create(&self, next: &mut Self, config: &DataPartitionConfig, errors: &mut Errors) {
         let path = config_path(&config.metadata.name);
+        no_history_max(config, &path, errors);
         if next.config(&config.metadata.name).is_some() {
             errors.add(
                 format!("{path}.metadata.name"),
@@ -222,6 +223,7 @@ impl ClusterState {
 
     fn update(&self, next: &mut Self, config: &DataPartitionConfig, errors: &mut Errors) {
         let version = config.metadata.resource_version.as_deref();
+        no_history_max(config, &config_path(&config.metadata.name), errors);
         if let Some(at) = self.found(next, &config.metadata.name, version, errors) {
             next.configs[at] = config.clone();
         }

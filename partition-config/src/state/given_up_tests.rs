@@ -120,18 +120,17 @@ fn f12_what_is_sound_of_a_bad_document_is_used() {
 /// Placement is the move's, and nothing else.
 #[test]
 fn f05_what_else_was_edited_meanwhile_stays() {
-    let before = state(
-        "- {metadata: {name: pods}, resource: pods, serviceGroupId: b, durability: buffered, historyMax: 10m}\n",
-    );
+    let before =
+        state("- {metadata: {name: pods}, resource: pods, serviceGroupId: b, durability: buffered}\n");
     let pods = kind(&before, "pods");
     let mut edited = before.split("pods", "m", &name("c")).unwrap().state;
     for config in &mut edited.configs {
-        (config.durability, config.history_max) = (Some("fsync".to_owned()), None);
+        config.durability = Some("fsync".to_owned());
     }
     let back = edited.with_said_of(Some(&pods), &before.said_of(Some(&pods))).unwrap().state;
     assert_eq!(back.configs.len(), 1);
     let config = &back.configs[0];
-    assert_eq!((config.durability.as_deref(), config.history_max.as_deref()), (Some("fsync"), None));
+    assert_eq!(config.durability.as_deref(), Some("fsync"));
     assert_eq!((config.metadata.name.as_str(), config.is_range_end_valid), ("pods", false));
     assert_eq!(config.metadata.resource_version.as_deref(), Some("3"), "it is another object now");
     // Two ranges come back of one, each with what is said of the Kind now.
@@ -156,4 +155,22 @@ fn f10_a_map_that_names_a_removed_store_is_not_sound() {
     let decided = gone.with_transfers(&change.transfers).unwrap();
     let errors = decided.validated().unwrap_err();
     assert!(errors.iter().any(|error| error.path == "servicegroups/c"), "{errors:?}");
+}
+
+#[test]
+fn f28_a_state_that_has_a_history_max_is_read_and_says_so() {
+    let text = "- {metadata: {name: pods}, resource: pods, serviceGroupId: b}\n";
+    let mut old = state(text);
+    old.configs[0].history_max = Some("10m".to_owned());
+    let old = ClusterState::from_json(&old.to_json()).unwrap();
+    assert!(old.validated().is_ok());
+    assert_eq!(old.without_effect(), ["datapartitionconfigs/pods.historyMax"]);
+    // Changes of anything else go on; a config that is written anew is without it.
+    assert!(old.move_kind("pods", &name("c")).is_ok());
+    let mut config = old.configs[0].clone();
+    let refused = old.apply_configs(&[ConfigChange::Update(config.clone())]).unwrap_err();
+    assert_eq!(refused[0].path, "datapartitionconfigs/pods.historyMax");
+    config.history_max = None;
+    let new = old.apply_configs(&[ConfigChange::Update(config)]).unwrap().state;
+    assert!(new.without_effect().is_empty());
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ClusterState, StoreObject, StoreState, store_path};
+use super::{ClusterState, StoreObject, StoreState, config_path, store_path};
 use crate::{
     kind::KindPrefix,
     map::StoreIdx,
@@ -46,6 +46,14 @@ impl ClusterState {
         (self.used(default.unwrap_or(StoreIdx(0)), self.said_settings()), errors)
     }
 
+    /// Fields of configs that earlier versions took, and that nothing is done with: they stay until the config is written
+    /// anew.
+    #[must_use]
+    pub fn without_effect(&self) -> Vec<String> {
+        let with_it = self.configs.iter().filter(|config| config.history_max.is_some());
+        with_it.map(|config| format!("{}.historyMax", config_path(&config.metadata.name))).collect()
+    }
+
     fn used(&self, default: StoreIdx, kinds: Vec<KindSettings>) -> Validated {
         Validated {
             scheme: self.scheme(),
@@ -81,14 +89,8 @@ impl ClusterState {
             let Ok(kind) = scheme.resolve(&config.resource) else { continue };
             let durability: Option<Durability> =
                 config.durability.as_deref().and_then(|text| text.parse().ok());
-            let history = config.history_max.as_deref().and_then(|text| text.parse().ok());
-            let settings = kinds.entry(kind.clone()).or_insert(KindSettings {
-                kind,
-                durability: None,
-                history_max: None,
-            });
+            let settings = kinds.entry(kind.clone()).or_insert(KindSettings { kind, durability: None });
             settings.durability = stronger(settings.durability, durability);
-            settings.history_max = settings.history_max.or(history);
         }
         kinds.into_values().collect()
     }

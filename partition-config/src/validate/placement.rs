@@ -104,7 +104,7 @@ fn table_in_use(map: &PartitionMap, (kind, start, end): &KindRange) -> Option<Bu
 /// Refuses a durability that a stock etcd does not have: all its writes are on disk before they are acknowledged.
 pub(super) fn asks_no_etcd(ranges: &[Range<'_>], stores: &[StoreConfig], errors: &mut Errors) {
     for range in ranges {
-        let (Some(mode), _) = range.settings else { continue };
+        let Some(mode) = range.durability else { continue };
         let store = range.placement.single().and_then(|store| stores.get(usize::from(store.0)));
         if let Some(store) = store.filter(|store| store.store_type == StoreType::Etcd)
             && mode != Durability::Fsync

@@ -91,18 +91,18 @@ fn every_error_at_once_by_field() {
     assert_eq!(
         paths,
         [
+            "partitions[3].historyMax",
             "partitions[0].serviceGroupId",
             "partitions[0].resource",
             "partitions[1].rangeStart",
             "partitions[2].rangeEnd",
             "partitions[3].kind",
             "partitions[3].ring",
-            "partitions[3].historyMax",
             "partitions[4].rangeStart",
         ]
     );
-    assert_eq!(errors[1].message, r#"Kubernetes has no "pod": did you mean "pods"?"#);
-    assert_eq!(errors[5].message, "both serviceGroupId and ring are given");
+    assert_eq!(errors[2].message, r#"Kubernetes has no "pod": did you mean "pods"?"#);
+    assert_eq!(errors[6].message, "both serviceGroupId and ring are given");
 }
 
 #[test]
@@ -129,8 +129,16 @@ fn a_named_kind_is_covered_whole() {
 #[test]
 fn a_kind_is_of_one_mind() {
     let low = "resource: pods, serviceGroupId: a, rangeEnd: g, isRangeEndValid: true, durability: fsync";
-    let high = "resource: pods, serviceGroupId: a, rangeStart: g, isRangeStartValid: true, historyMax: 10m";
-    assert_eq!(paths(&config(&[low, high])), ["partitions[1].durability", "partitions[1].historyMax"]);
+    let high = "resource: pods, serviceGroupId: a, rangeStart: g, isRangeStartValid: true";
+    assert_eq!(paths(&config(&[low, high])), ["partitions[1].durability"]);
+}
+
+#[test]
+fn f28_a_field_that_would_do_nothing_is_refused() {
+    let errors = validate(&config(&["resource: pods, serviceGroupId: a, historyMax: 10m"])).unwrap_err();
+    let [error] = &errors[..] else { panic!("{errors:?}") };
+    assert_eq!(error.path, "partitions[0].historyMax");
+    assert!(error.what_to_do.contains("--history-max-age"), "{error}");
 }
 
 #[test]

@@ -34,7 +34,6 @@ pub fn schema() -> Value {
                     },
                     "durability": { "enum": ["none", "buffered", "fsync"], "description":
                         "What is kept of an acknowledged write when its shard is killed; one for a Kind. Without it the shard's own default." },
-                    "historyMax": text("Bytes (512Mi) or a time (10m) of history for watches; one for a Kind."),
                 },
             },
             "ServiceGroup": {
@@ -65,8 +64,7 @@ mod tests {
 
     #[test]
     fn every_field_that_is_shown_is_in_the_schema() {
-        let mut config = parse_config(DEFAULT_CONFIG).unwrap();
-        config.partitions[0].history_max = Some("10m".to_owned());
+        let config = parse_config(DEFAULT_CONFIG).unwrap();
         let state = ClusterState::bootstrap(&config).unwrap();
         for resource in [Resource::Configs, Resource::Groups] {
             let known = &schema()["$defs"][resource.kind()]["properties"];

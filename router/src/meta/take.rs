@@ -61,6 +61,17 @@ pub fn modes(state: &ClusterState) -> Modes {
     Modes::new(state.revision, &state.salvaged().0.kinds)
 }
 
+/// Says what of a state, and of none before it, nothing is done with.
+pub fn tell_without_effect(state: &ClusterState, before: Option<&ClusterState>) {
+    let told = before.map(ClusterState::without_effect).unwrap_or_default();
+    for field in state.without_effect().iter().filter(|field| !told.contains(field)) {
+        tracing::warn!(
+            field,
+            "nothing is done with this field of an earlier version; remove it, and give the shards --history-max-age"
+        );
+    }
+}
+
 impl App {
     /// Goes by this state from now on, unless it is older than the one in use. Of one that is not sound, which no router
     /// writes, it goes by what is: requests for the rest fail, all else is served, and the next state is taken as any other.
@@ -77,6 +88,7 @@ impl App {
             let wrong = self.take_sound(&state);
             self.note_unsound(&state, wrong);
             let changed = *known != state;
+            tell_without_effect(&state, Some(known));
             *known = state;
             changed
         });
