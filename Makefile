@@ -87,7 +87,7 @@ sim:
 	SEED=$(SEED) SEEDS=$(SEEDS) $(PROFILE_DIR)/kindred-sim
 
 ## soak: every random test with new seeds for MINUTES (60), or from SEED on; what fails is printed with what replays it
-soak:
+soak: build
 	$(CARGO) test --workspace --locked --no-run
 	tests/soak $(or $(MINUTES),60) $(SEED)
 
