@@ -19,6 +19,8 @@ const BREATH: Duration = Duration::from_millis(4);
 /// Between the tries of a writer whose shard is away.
 const AWAY: Duration = Duration::from_millis(25);
 const VALUE_BYTES: usize = 200;
+/// A shard answers, or its end ends the connection: a write that is told nothing for so long is a fault of somebody.
+const ANSWER_MAX: Duration = Duration::from_secs(120);
 
 /// One write of one key.
 #[derive(Debug, Clone)]
@@ -125,9 +127,12 @@ impl Writer {
             RequestOp { request: Some(Request::RequestPut(PutRequest { key, value, ..Default::default() })) }
         });
         let txn = TxnRequest { success: puts.collect(), ..Default::default() };
-        let answer = self.client.kv.txn(txn).await;
-        let revision =
-            answer.ok().and_then(|answer| answer.into_inner().header).map(|header| header.revision);
+        let answer = tokio::time::timeout(ANSWER_MAX, self.client.kv.txn(txn)).await;
+        if answer.is_err() {
+            self.shared.complain(format!("nobody said anything of a write of {keys:?} for {ANSWER_MAX:?}"));
+        }
+        let header = answer.ok().and_then(Result::ok).and_then(|answer| answer.into_inner().header);
+        let revision = header.map(|header| header.revision);
         if let Some(revision) = revision {
             if revision <= *last {
                 self.shared.complain(format!("{keys:?} was written at {last}, and then at {revision}"));
