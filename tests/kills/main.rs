@@ -34,6 +34,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 const LIMIT_OF_CHOSEN: Duration = Duration::from_secs(3600);
 /// Clusters at a time: most of a case is waiting, for a dead router's claim to end or for a network.
 const CLUSTERS: usize = 4;
+/// A kube-apiserver whose watch is this far behind gives up its cache (R17).
+const PAUSE_MAX: Duration = Duration::from_secs(3);
 
 /// What came of one kind of fault.
 #[derive(Debug, Default)]
@@ -182,8 +184,13 @@ async fn on_one_cluster(
         tally.acknowledged += after.acknowledged - before.acknowledged;
         tally.errors += after.failed - before.failed;
         tally.made_in_doubt += after.made_in_doubt - before.made_in_doubt;
-        tally.longest_write = tally.longest_write.max(writers.longest());
+        let longest = writers.longest();
+        tally.longest_write = tally.longest_write.max(longest);
         let (now, Ended { reached, taken_over, aborted }) = ran.with_context(|| format!("from {owner}"))?;
+        ensure!(
+            case.fault.is_felt() || longest <= PAUSE_MAX,
+            "a write took {longest:?}, and what serves it was there all the time (R17)"
+        );
         owner = now;
         tally.reached += usize::from(reached);
         tally.taken_over += usize::from(taken_over);
