@@ -601,3 +601,100 @@ async fn calls_that_make_no_sense_are_refused_and_without_records_all_is_as_it_w
     assert_eq!(records(&mut units(&other).await).await, []);
     client.put(pod(1), "still").await;
 }
+
+/// The calls about all units of a leg in one: each has its own answer, one that is refused stops none of the others, and
+/// all of it may be repeated.
+#[tokio::test]
+async fn f18_calls_about_many_units_are_made_as_one() {
+    use shard::{unit_answer::Answer, unit_call::Call};
+
+    const UNITS: usize = 250;
+    async fn made(units: &mut Units, calls: Vec<Call>) -> Vec<Answer> {
+        let calls = calls.into_iter().map(|call| shard::UnitCall { call: Some(call) }).collect();
+        let answers = units.together(shard::UnitCalls { calls }).await.unwrap().into_inner();
+        assert_ne!(answers.incarnation, 0);
+        answers.answers.into_iter().map(|answer| answer.answer.unwrap()).collect()
+    }
+    let (source, target) = pair().await;
+    let (mut from, mut to) = (units(&source).await, units(&target).await);
+    let parts: Vec<shard::UnitMove> = (0..UNITS).map(|at| moved(1, 1, &format!("{PODS}{at:03}/"))).collect();
+    let client = Routed::new(&source, &target).await;
+    let written = client.put(&format!("{PODS}007/a"), "v").await;
+    let each = |call: &dyn Fn(Option<shard::UnitMove>) -> Call| {
+        parts.iter().map(|by| call(Some(by.clone()))).collect::<Vec<_>>()
+    };
+    let tracked = made(&mut from, each(&|by| Call::Track(shard::TrackRequest { r#move: by }))).await;
+    assert!(tracked.iter().all(|answer| matches!(answer, Answer::Track(tracked) if tracked.ready)));
+    for by in &parts {
+        copy(&mut from, &mut to, by).await;
+    }
+    let last = client.put(&format!("{PODS}200/a"), "v").await;
+
+    // What nobody tracks cannot be frozen; the others are.
+    let freeze = |by| Call::Freeze(shard::FreezeRequest { r#move: by, ..Default::default() });
+    let mut calls = each(&freeze);
+    calls.insert(5, freeze(Some(moved(1, 1, "/registry/nodes/"))));
+    let mut frozen = made(&mut from, calls).await;
+    let Answer::Refused(refused) = frozen.remove(5) else { panic!("{frozen:?}") };
+    assert_eq!(Code::from(refused.code.cast_signed()), Code::FailedPrecondition, "{refused:?}");
+    let finals: Vec<i64> = frozen
+        .iter()
+        .map(|answer| match answer {
+            Answer::Freeze(frozen) => frozen.final_revision,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert!(finals.iter().all(|revision| *revision >= last && last > written));
+    assert_eq!(made(&mut from, each(&freeze)).await, frozen, "asked again, it is the same");
+
+    // One question tells what has happened in all of them.
+    let look = |by| Call::Look(shard::LookRequest { r#move: by });
+    let tails = made(&mut to, each(&look)).await.into_iter().zip(&parts).map(|(answer, by)| {
+        let Answer::Look(look) = answer else { panic!("{answer:?}") };
+        shard::TailRequest { unit: by.unit.clone(), start: look.record.unwrap().through + 1 }
+    });
+    let mut tails: Vec<_> = tails.collect();
+    tails.push(shard::TailRequest { unit: moved(1, 1, "/registry/nodes/").unit, start: 1 });
+    let mut said = from.tails(shard::TailsRequest { tails }).await.unwrap().into_inner().tails;
+    assert!(said.pop().unwrap().refused.is_some(), "nobody tracks it");
+    let imports = said.into_iter().zip(&parts).enumerate().map(|(at, (tail, by))| {
+        let said = tail.said.unwrap();
+        assert_eq!((said.events.len(), said.watermark), (usize::from(at == 200), finals[at]), "{at}");
+        Call::Import(shard::ImportRequest {
+            r#move: Some(by.clone()),
+            events: said.events,
+            through: said.watermark,
+            ..Default::default()
+        })
+    });
+    let imported = made(&mut to, imports.collect()).await;
+    for (answer, last) in imported.iter().zip(&finals) {
+        assert_eq!(*answer, Answer::Import(shard::ImportResponse { through: *last }));
+    }
+    for _ in 0..2 {
+        let seals = parts.iter().zip(&finals).map(|(by, last)| {
+            let (r#move, final_revision) = (Some(by.clone()), *last);
+            Call::Seal(shard::SealRequest { r#move, final_revision, ..Default::default() })
+        });
+        let sealed = made(&mut to, seals.collect()).await;
+        assert!(sealed.iter().all(|answer| matches!(answer, Answer::Seal(_))), "{sealed:?}");
+    }
+    let epoch = client.decide();
+    for _ in 0..2 {
+        let release = |by| Call::Release(shard::ReleaseRequest { r#move: by, epoch });
+        let released = made(&mut from, each(&release)).await;
+        assert!(released.iter().all(|answer| matches!(answer, Answer::Release(_))), "{released:?}");
+        let open = |by| Call::Open(shard::OpenRequest { r#move: by, epoch });
+        let opened = made(&mut to, each(&open)).await;
+        assert!(opened.iter().all(|answer| matches!(answer, Answer::Open(_))), "{opened:?}");
+    }
+    assert_eq!(client.range(all_pods()).await.count, 2);
+    // A coordinator that another has followed is refused everything.
+    let mut later = parts[0].clone();
+    later.term = 2;
+    made(&mut to, vec![look(Some(later.clone())), Call::Track(shard::TrackRequest { r#move: Some(later) })])
+        .await;
+    let track = |by| Call::Track(shard::TrackRequest { r#move: by });
+    let refused = made(&mut to, each(&track)).await;
+    assert!(refused.iter().all(|answer| matches!(answer, Answer::Refused(_))), "{refused:?}");
+}

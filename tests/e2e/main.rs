@@ -17,6 +17,7 @@ mod from_etcd;
 mod frozen;
 mod lease_homes;
 mod leases;
+mod many_units;
 mod meta;
 mod moves;
 mod ops;

@@ -565,3 +565,47 @@ fn f30_a_slot_is_given_once_and_the_end_of_them_is_told() {
     assert_eq!((refused.len(), refused[0].path.as_str()), (1, "servicegroups/new.slot"));
     assert_eq!(refused[0].message, "all 1023 slots have been given away");
 }
+
+/// A plan of more units than are known to be switched in time is refused, with the way to do it; neighbours count as one.
+#[test]
+fn f18_more_units_than_switch_in_time_are_moved_in_parts() {
+    let ranges = 2 * UNITS_OF_A_MOVE_MAX + 2;
+    let range = |at: usize, store: &str| {
+        let start =
+            if at > 0 { format!("rangeStart: n{at:04}, isRangeStartValid: true, ") } else { String::new() };
+        let end = match at + 1 {
+            next if next < ranges => format!("rangeEnd: n{next:04}, isRangeEndValid: true, "),
+            _ => String::new(),
+        };
+        format!("resource: pods, {start}{end}serviceGroupId: {store}")
+    };
+    let parts: Vec<String> = (0..ranges).map(|at| range(at, "a")).collect();
+    let state = state(&parts.iter().map(String::as_str).collect::<Vec<_>>());
+    let moved = |which: &dyn Fn(usize) -> bool| {
+        let edited = state.configs.iter().enumerate().map(|(at, config)| {
+            let store = if which(at) { "b" } else { "a" };
+            ConfigChange::Update(DataPartitionConfig {
+                service_group_id: Some(name(store)),
+                ..config.clone()
+            })
+        });
+        state.apply_configs(&edited.collect::<Vec<_>>())
+    };
+    let refused = moved(&|at| at % 2 == 1).unwrap_err();
+    let [error] = refused.as_slice() else { panic!("{refused:?}") };
+    assert!(error.message.starts_with("257 separate parts of /registry/pods/ would move at once"), "{error}");
+    assert!(error.what_to_do.starts_with("move it in parts: change at most 256 ranges at a time"), "{error}");
+    let most = moved(&|at| at % 2 == 1 && at < ranges - 2).unwrap();
+    assert_eq!(most.transfers.len(), UNITS_OF_A_MOVE_MAX);
+    // All of them at once are one unit.
+    assert_eq!(
+        moved(&|_| true)
+            .unwrap()
+            .transfers
+            .iter()
+            .filter(|of| of.unit.contains(b"/registry/pods/n0400/x"))
+            .count(),
+        1
+    );
+    assert!(moved(&|_| true).unwrap().transfers.len() <= 2);
+}

@@ -808,6 +808,139 @@ pub struct UnitLeasesResponse {
     #[prost(int64, repeated, tag = "1")]
     pub ids: ::prost::alloc::vec::Vec<i64>,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UnitCall {
+    #[prost(oneof = "unit_call::Call", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    pub call: ::core::option::Option<unit_call::Call>,
+}
+/// Nested message and enum types in `UnitCall`.
+pub mod unit_call {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Call {
+        #[prost(message, tag = "1")]
+        Track(super::TrackRequest),
+        #[prost(message, tag = "2")]
+        Freeze(super::FreezeRequest),
+        #[prost(message, tag = "3")]
+        Unfreeze(super::UnfreezeRequest),
+        #[prost(message, tag = "4")]
+        Release(super::ReleaseRequest),
+        #[prost(message, tag = "5")]
+        Import(super::ImportRequest),
+        #[prost(message, tag = "6")]
+        Seal(super::SealRequest),
+        #[prost(message, tag = "7")]
+        Open(super::OpenRequest),
+        #[prost(message, tag = "8")]
+        Drop(super::DropRequest),
+        #[prost(message, tag = "9")]
+        Forget(super::ForgetRequest),
+        #[prost(message, tag = "10")]
+        Leases(super::UnitLeasesRequest),
+        #[prost(message, tag = "11")]
+        Look(super::LookRequest),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UnitCalls {
+    #[prost(message, repeated, tag = "1")]
+    pub calls: ::prost::alloc::vec::Vec<UnitCall>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnitAnswer {
+    #[prost(
+        oneof = "unit_answer::Answer",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15"
+    )]
+    pub answer: ::core::option::Option<unit_answer::Answer>,
+}
+/// Nested message and enum types in `UnitAnswer`.
+pub mod unit_answer {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Answer {
+        #[prost(message, tag = "1")]
+        Track(super::TrackResponse),
+        #[prost(message, tag = "2")]
+        Freeze(super::FreezeResponse),
+        #[prost(message, tag = "3")]
+        Unfreeze(super::UnfreezeResponse),
+        #[prost(message, tag = "4")]
+        Release(super::ReleaseResponse),
+        #[prost(message, tag = "5")]
+        Import(super::ImportResponse),
+        #[prost(message, tag = "6")]
+        Seal(super::SealResponse),
+        #[prost(message, tag = "7")]
+        Open(super::OpenResponse),
+        #[prost(message, tag = "8")]
+        Drop(super::DropResponse),
+        #[prost(message, tag = "9")]
+        Forget(super::ForgetResponse),
+        #[prost(message, tag = "10")]
+        Leases(super::UnitLeasesResponse),
+        #[prost(message, tag = "11")]
+        Look(super::LookResponse),
+        /// The call was refused, and changed nothing.
+        #[prost(message, tag = "15")]
+        Refused(super::UnitRefusal),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UnitAnswers {
+    /// As many as calls, in their order.
+    #[prost(message, repeated, tag = "1")]
+    pub answers: ::prost::alloc::vec::Vec<UnitAnswer>,
+    #[prost(uint64, tag = "2")]
+    pub incarnation: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnitRefusal {
+    /// As the status of a call alone: gRPC's code and the message.
+    #[prost(uint32, tag = "1")]
+    pub code: u32,
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+}
+/// How a unit stands here, by this move.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LookRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LookResponse {
+    /// Absent: the shard has no record of it.
+    #[prost(message, optional, tag = "1")]
+    pub record: ::core::option::Option<UnitRecord>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TailRequest {
+    #[prost(message, optional, tag = "1")]
+    pub unit: ::core::option::Option<Unit>,
+    /// The first revision that is wanted.
+    #[prost(int64, tag = "2")]
+    pub start: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TailsRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub tails: ::prost::alloc::vec::Vec<TailRequest>,
+}
+/// One with neither of the two, and not at a watermark nor compacted, goes on behind its last event: the answer was full.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TailResponse {
+    #[prost(message, optional, tag = "1")]
+    pub said: ::core::option::Option<FeedResponse>,
+    /// The unit cannot be followed here.
+    #[prost(message, optional, tag = "2")]
+    pub refused: ::core::option::Option<UnitRefusal>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TailsResponse {
+    /// As many as were asked for, in their order.
+    #[prost(message, repeated, tag = "1")]
+    pub tails: ::prost::alloc::vec::Vec<TailResponse>,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum BatchMethod {
@@ -2891,6 +3024,51 @@ pub mod units_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Units", "Leases"));
             self.inner.unary(req, path, codec).await
         }
+        /// Many of the calls above in one, executed in their order and each answered for itself. If one of them is Freeze, Seal or
+        /// Open, all are executed in one turn behind one flush of the logs; in any case one turn logs the table of units once.
+        pub async fn together(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnitCalls>,
+        ) -> std::result::Result<tonic::Response<super::UnitAnswers>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Together",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Together"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Source: what has happened in some units, each behind a revision of its own, as feeds of these units would begin.
+        pub async fn tails(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TailsRequest>,
+        ) -> std::result::Result<tonic::Response<super::TailsResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Units/Tails",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Units", "Tails"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2993,6 +3171,17 @@ pub mod units_server {
             tonic::Response<super::UnitLeasesResponse>,
             tonic::Status,
         >;
+        /// Many of the calls above in one, executed in their order and each answered for itself. If one of them is Freeze, Seal or
+        /// Open, all are executed in one turn behind one flush of the logs; in any case one turn logs the table of units once.
+        async fn together(
+            &self,
+            request: tonic::Request<super::UnitCalls>,
+        ) -> std::result::Result<tonic::Response<super::UnitAnswers>, tonic::Status>;
+        /// Source: what has happened in some units, each behind a revision of its own, as feeds of these units would begin.
+        async fn tails(
+            &self,
+            request: tonic::Request<super::TailsRequest>,
+        ) -> std::result::Result<tonic::Response<super::TailsResponse>, tonic::Status>;
     }
     /// Who owns which keys, and how they move to another store (R13-R16). A shard without records owns all that it is asked
     /// for. Every call names the move and the coordinator's term; a term below the highest seen for the move is refused with
@@ -3623,6 +3812,92 @@ pub mod units_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = LeasesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Together" => {
+                    #[allow(non_camel_case_types)]
+                    struct TogetherSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::UnitCalls>
+                    for TogetherSvc<T> {
+                        type Response = super::UnitAnswers;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnitCalls>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::together(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = TogetherSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Units/Tails" => {
+                    #[allow(non_camel_case_types)]
+                    struct TailsSvc<T: Units>(pub Arc<T>);
+                    impl<T: Units> tonic::server::UnaryService<super::TailsRequest>
+                    for TailsSvc<T> {
+                        type Response = super::TailsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::TailsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Units>::tails(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = TailsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -9,14 +9,14 @@ use kindred_partition_config::ids::MoveId;
 use kindred_partition_config::map::StoreIdx;
 use kindred_router_core::moves::machine::{Machine, Request, Status, TICK};
 use kindred_router_core::moves::record::{MoveRecord, Phase};
-use kindred_router_core::moves::step::{Answer, Step, StepName, Ticket, UnitAt, What};
+use kindred_router_core::moves::step::{Answer, Step, StepName, Ticket, UnitAt, What, together};
 use kindred_router_core::parts::store_ix;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::rate::Rate;
-use super::units::UnitSteps;
+use super::units::LegSteps;
 use super::{Failing, Moves, Progress, coordinator_key, record_steps, request_key};
 use crate::app::App;
 use crate::failpoint;
@@ -55,7 +55,7 @@ pub(super) struct Runner {
     lease: i64,
     copied: Arc<Copied>,
     began: Instant,
-    steps: JoinSet<(Ticket, StepName, Option<UnitAt>, Answer)>,
+    steps: JoinSet<(StepName, Vec<Answered>)>,
     /// What failed when it was last tried.
     failing: BTreeMap<(StepName, Option<UnitAt>), Failing>,
     phase: Phase,
@@ -73,6 +73,9 @@ pub(super) struct Runner {
     report_again: bool,
     answering: bool,
 }
+
+/// The answer to a step.
+type Answered = (Ticket, Option<UnitAt>, Answer);
 
 /// What became of a write.
 enum Written {
@@ -119,8 +122,8 @@ impl Runner {
         let mut entries = self.meta.entries();
         loop {
             self.machine.stores_gone(self.stores_gone());
-            for step in self.machine.poll(self.began.elapsed()) {
-                self.spawn(step);
+            for steps in together(self.machine.poll(self.began.elapsed())) {
+                self.spawn(steps);
             }
             self.note_phase();
             self.hear();
@@ -137,7 +140,11 @@ impl Runner {
             }
             tokio::select! {
                 Some(step) = self.steps.join_next(), if !self.steps.is_empty() => match step {
-                    Ok((ticket, name, at, answer)) => self.answer(ticket, name, at, answer),
+                    Ok((name, answers)) => {
+                        for (ticket, at, answer) in answers {
+                            self.answer(ticket, name, at, answer);
+                        }
+                    }
                     Err(error) => tracing::error!(move_id = self.id.0, %error, "a step of a move failed badly"),
                 },
                 Some(Ok(written)) = self.writes.join_next(), if !self.writes.is_empty() => self.written(written),
@@ -174,12 +181,9 @@ impl Runner {
         }
     }
 
-    fn spawn(&mut self, step: Step) {
-        let Step { ticket, name, what } = step;
-        let at = match &what {
-            What::Unit(call) => Some(call.at),
-            _ => None,
-        };
+    /// Runs steps that were put together.
+    fn spawn(&mut self, steps: Vec<Step>) {
+        let Some(name) = steps.first().map(|step| step.name) else { return };
         match name {
             StepName::BeginSwitch => self.frozen_at = None,
             StepName::Freeze if self.frozen_at.is_none() => self.frozen_at = Some(Instant::now()),
@@ -189,19 +193,29 @@ impl Runner {
         let (rate, copied) = (self.rate.clone(), self.copied.clone());
         self.steps.spawn(async move {
             failpoint::reach(name.as_str(), "before").await;
-            let answer = match what {
-                What::Read => record_steps::read(&meta, id).await,
-                What::Swap { record, version } => record_steps::swap(&app, &meta, record, version).await,
-                What::Decide { record, version, leg } => {
-                    record_steps::decide(&app, &meta, &record, version, leg).await
-                }
-                What::Unit(call) => {
-                    let steps = UnitSteps { app: &app, id, call: &call, rate: &rate, copied: &copied };
-                    steps.run(name).await
-                }
-            };
+            let (mut answers, mut units, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+            for Step { ticket, what, .. } in steps {
+                let answer = match what {
+                    What::Read => record_steps::read(&meta, id).await,
+                    What::Swap { record, version } => record_steps::swap(&app, &meta, record, version).await,
+                    What::Decide { record, version, leg } => {
+                        record_steps::decide(&app, &meta, &record, version, leg).await
+                    }
+                    What::Unit(call) => {
+                        units.push((ticket, Some(call.at)));
+                        calls.push(call);
+                        continue;
+                    }
+                };
+                answers.push((ticket, None, answer));
+            }
+            if !calls.is_empty() {
+                let steps = LegSteps { app: &app, id, calls: &calls, rate: &rate, copied: &copied };
+                let of_units = units.into_iter().zip(steps.run(name).await);
+                answers.extend(of_units.map(|((ticket, at), answer)| (ticket, at, answer)));
+            }
             failpoint::reach(name.as_str(), "after").await;
-            (ticket, name, at, answer)
+            (name, answers)
         });
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kindred_partition_config::ids::MoveId;
 use kindred_router_core::moves::record::MoveRecord;
-use kindred_router_core::moves::step::{Answer, Step, StepName, Ticket, UnitCall, What};
+use kindred_router_core::moves::step::{Answer, Step, StepName, Ticket, UnitCall, What, together};
 use kindred_router_core::moves::watchdog::{Settings, Watchdog};
 use kindred_router_core::parts::store_ix;
 use tokio::task::JoinSet;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::rate::Rate;
 use super::runner::Copied;
-use super::units::UnitSteps;
+use super::units::LegSteps;
 use super::{record_steps, records};
 use crate::app::App;
 use crate::meta::Meta;
@@ -29,13 +29,13 @@ pub(super) async fn run(app: Arc<App>, meta: Arc<Meta>, me: String, settings: Se
     let mut entries = meta.entries();
     let mut known = records(&entries.borrow_and_update());
     let mut dogs: BTreeMap<MoveId, Watchdog> = BTreeMap::new();
-    let mut steps: JoinSet<(MoveId, Ticket, Answer)> = JoinSet::new();
+    let mut steps: JoinSet<(MoveId, Vec<(Ticket, Answer)>)> = JoinSet::new();
     loop {
         dogs.retain(|id, _| known.contains_key(id));
         for (id, (record, version)) in &known {
             let dog = dogs.entry(*id).or_insert_with(|| Watchdog::new(settings.clone(), 0));
-            for step in dog.poll(began.elapsed(), &me, record, *version) {
-                spawn(&mut steps, &app, &meta, record, step);
+            for some in together(dog.poll(began.elapsed(), &me, record, *version)) {
+                spawn(&mut steps, &app, &meta, record, some);
             }
         }
         let waits = dogs.values().any(Watchdog::waits);
@@ -44,9 +44,11 @@ pub(super) async fn run(app: Arc<App>, meta: Arc<Meta>, me: String, settings: Se
                 Ok(()) => known = records(&entries.borrow_and_update()),
                 Err(_) => return,
             },
-            Some(Ok((id, ticket, answer))) = steps.join_next(), if !steps.is_empty() => {
+            Some(Ok((id, answers))) = steps.join_next(), if !steps.is_empty() => {
                 if let Some(dog) = dogs.get_mut(&id) {
-                    dog.answer(ticket, &answer, began.elapsed());
+                    for (ticket, answer) in answers {
+                        dog.answer(ticket, &answer, began.elapsed());
+                    }
                 }
             }
             () = tokio::time::sleep(EVERY), if waits => {}
@@ -55,42 +57,51 @@ pub(super) async fn run(app: Arc<App>, meta: Arc<Meta>, me: String, settings: Se
 }
 
 fn spawn(
-    steps: &mut JoinSet<(MoveId, Ticket, Answer)>,
+    steps: &mut JoinSet<(MoveId, Vec<(Ticket, Answer)>)>,
     app: &Arc<App>,
     meta: &Arc<Meta>,
     record: &MoveRecord,
-    step: Step,
+    some: Vec<Step>,
 ) {
-    let Step { ticket, name, what } = step;
+    let Some(name) = some.first().map(|step| step.name) else { return };
     let (id, coordinator) = (record.id, record.coordinator.clone());
     let (app, meta) = (app.clone(), meta.clone());
     steps.spawn(async move {
-        let answer = match what {
-            What::Swap { record, version } => {
-                tracing::warn!(move_id = id.0, coordinator, "an attempt without a decision is given up");
-                record_steps::swap(&app, &meta, record, version).await
+        let (mut answers, mut tickets, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+        for Step { ticket, what, .. } in some {
+            match what {
+                What::Swap { record, version } => {
+                    tracing::warn!(move_id = id.0, coordinator, "an attempt without a decision is given up");
+                    answers.push((ticket, record_steps::swap(&app, &meta, record, version).await));
+                }
+                What::Unit(call) => {
+                    tickets.push(ticket);
+                    calls.push(call);
+                }
+                // Not what watchdogs do.
+                What::Read | What::Decide { .. } => answers.push((ticket, Answer::Conflict)),
             }
-            What::Unit(call) => at_store(&app, id, name, &call).await,
-            // Not what watchdogs do.
-            What::Read | What::Decide { .. } => Answer::Conflict,
-        };
-        if let Answer::Failed { reason } = &answer {
-            tracing::debug!(
-                move_id = id.0,
-                step = name.as_str(),
-                reason,
-                "a step for another coordinator failed"
-            );
         }
-        (id, ticket, answer)
+        if !calls.is_empty() {
+            answers.extend(tickets.into_iter().zip(at_stores(&app, id, name, &calls).await));
+        }
+        for (_, answer) in &answers {
+            if let Answer::Failed { reason } = answer {
+                let step = name.as_str();
+                tracing::debug!(move_id = id.0, step, reason, "a step for another coordinator failed");
+            }
+        }
+        (id, answers)
     });
 }
 
-async fn at_store(app: &App, id: MoveId, name: StepName, call: &UnitCall) -> Answer {
+async fn at_stores(app: &App, id: MoveId, name: StepName, calls: &[UnitCall]) -> Vec<Answer> {
     // The record may be of stores that this router is about to hear of.
-    if [call.owner, call.follower].iter().any(|store| store_ix(*store).0 >= app.stores.len()) {
-        return Answer::Failed { reason: "this router does not know the store yet".to_owned() };
+    let ends = calls.iter().flat_map(|call| [call.owner, call.follower]);
+    if ends.into_iter().any(|store| store_ix(store).0 >= app.stores.len()) {
+        let reason = "this router does not know the store yet".to_owned();
+        return vec![Answer::Failed { reason }; calls.len()];
     }
     let (rate, copied) = (Rate::new(0), Copied::default());
-    UnitSteps { app, id, call, rate: &rate, copied: &copied }.run(name).await
+    LegSteps { app, id, calls, rate: &rate, copied: &copied }.run(name).await
 }

@@ -384,3 +384,56 @@ fn r13_keys_of_an_etcd_keep_their_revisions_and_begin_a_history_of_their_own() {
         assert_eq!(shard.engine.range(&at_last).map(|answer| answer.kvs[1].mod_revision()), Ok(kept));
     }
 }
+
+/// A leg of a move with many units: what is asked of all of them is one record in the log, and nothing when it is asked
+/// again; a crash leaves all of it or, before the log has it, nothing.
+#[test]
+fn f18_many_units_frozen_as_one_are_one_record_in_the_log() {
+    const UNITS: usize = 250;
+    let mut source = Kept::new(1, Durability::Fsync);
+    let units: Vec<UnitMove> = (0..UNITS)
+        .map(|at| UnitMove {
+            id: MoveId(1),
+            term: Term(1),
+            unit: Unit::of_range(prefix(&format!("{PODS}{at:03}/"))),
+        })
+        .collect();
+    source.write(&format!("{PODS}007/a"));
+    let tables = |kept: &mut Kept| {
+        let before = kept.log.len();
+        kept.log();
+        kept.log[before..].iter().filter(|logged| matches!(logged, Logged::Units(_))).count()
+    };
+    let together = |kept: &mut Kept, call: &dyn Fn(&mut Engine, &UnitMove)| {
+        kept.engine.hold_units();
+        units.iter().for_each(|by| call(&mut kept.engine, by));
+        kept.engine.log_units_held();
+        kept.engine.validate();
+    };
+    together(&mut source, &|engine, by| while !engine.unit_track(by, 8).expect("tracked").ready {});
+    assert_eq!(tables(&mut source), 1);
+    let freeze = |engine: &mut Engine, by: &UnitMove| _ = engine.unit_freeze(NOW, by).expect("frozen");
+    together(&mut source, &freeze);
+    let frozen: Vec<UnitState> = source.engine.unit_records().iter().map(|record| record.state).collect();
+    assert!(frozen.iter().all(|state| matches!(state, UnitState::Frozen { .. })), "{frozen:?}");
+    assert_eq!((tables(&mut source), frozen.len()), (1, UNITS));
+    // Asked again it answers the same, and logs nothing.
+    together(&mut source, &freeze);
+    assert_eq!(tables(&mut source), 0);
+    source.crash(None);
+    together(&mut source, &freeze);
+    assert_eq!(tables(&mut source), 0);
+    let again: Vec<UnitState> = source.engine.unit_records().iter().map(|record| record.state).collect();
+    assert_eq!(again, frozen);
+    // Each is fenced for itself.
+    let stale = UnitMove { term: Term(0), ..units[3].clone() };
+    source.engine.hold_units();
+    let refused = source.engine.unit_release(&stale, 5);
+    assert!(matches!(refused, Err(UnitError::StaleTerm { .. })), "{refused:?}");
+    source.engine.unit_release(&units[4], 5).expect("frozen");
+    source.engine.log_units_held();
+    assert_eq!(tables(&mut source), 1);
+    source.crash(None);
+    let states: Vec<UnitState> = source.engine.unit_records().iter().map(|record| record.state).collect();
+    assert_eq!((states[3], states[4]), (frozen[3], UnitState::Gone));
+}

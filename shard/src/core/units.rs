@@ -18,6 +18,14 @@ impl Core {
         answer
     }
 
+    /// Several calls for moves as one: the table of units is logged once, behind all of them.
+    pub fn unit_calls(&mut self, calls: impl FnOnce(&mut Self)) {
+        self.engine.hold_units();
+        calls(self);
+        self.engine.log_units_held();
+        self.scrubbing |= self.engine.wants_scrub();
+    }
+
     /// Drops a unit when nobody reads it here any more (design of moves, completion).
     pub fn unit_drop(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
         let cursors = self.cursors.values().filter(|cursor| cursor.owner.strong_count() > 0);

@@ -3,34 +3,39 @@
 //!
 //! Calls run between batches, after what was applied is published: the engine refuses to freeze or open in the middle.
 
-use std::{collections::BTreeSet, pin::Pin, time::Duration};
+use std::pin::Pin;
 
+use bytes::Bytes;
 use kindred_engine::units::{UnitError, UnitMove};
-use kindred_partition_config::{ids::Revision, key::Key};
-use kindred_proto::shard_v1::{self as pb, units_server::Units};
+use kindred_partition_config::{ids::Revision, key::Key, unit::Unit};
+use kindred_proto::shard_v1::{self as pb, unit_answer::Answer, unit_call::Call, units_server::Units};
 use kindred_transport::ending;
-use tokio::{sync::mpsc, time::Instant};
+use prost::Message as _;
+use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use crate::{
-    apply_loop::Raise,
     core::Core,
+    encode,
     etcd::Member,
     etcd_status::{KvError, status},
     metrics::UnitMetrics,
 };
 
 pub(super) mod convert;
+mod together;
 
 /// Keys of a slice of a track, or of a look for leases.
 const SLICE_KEYS: usize = 512;
-/// A track answers after about this long, and is asked again.
-const TRACK_TIME: Duration = Duration::from_millis(200);
 /// Keys, or events, of one slice of a copy or an import.
 const CHUNK_KEYS: usize = 256;
 /// Bytes of one slice of a copy or an import, about: a single key with its history may be more.
 const CHUNK_BYTES: usize = 256 << 10;
+/// Units of which one turn tells what has happened.
+const TAILS_AT_ONCE: usize = 64;
+/// Bytes of an answer with what has happened in many units, about.
+const TAILS_BYTES: usize = 1 << 20;
 /// Messages of a stream that wait for the connection to take them.
 const STREAM_MAX: usize = 2;
 /// The longest message that is read. A key is imported with all of its history in one.
@@ -60,14 +65,6 @@ impl UnitService {
         call: impl FnOnce(&mut Core) -> Result<T, UnitError> + Send + 'static,
     ) -> Result<T, KvError> {
         Ok(self.member.handle.call_visible(move |core| core.unit_call(call)).await??)
-    }
-
-    /// The same when everything applied is published and on disk, and before anything else is (R15).
-    async fn ask_flushed<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut Core) -> Result<T, UnitError> + Send + 'static,
-    ) -> Result<T, KvError> {
-        Ok(self.member.handle.call_flushed(move |core| core.unit_call(call)).await??)
     }
 
     /// Runs a stream in a task of its own, which ends with it, with its reader, or with the process.
@@ -140,6 +137,16 @@ impl UnitService {
     }
 }
 
+/// A call that is made alone.
+macro_rules! alone {
+    ($service:expr, $request:expr, $call:ident) => {
+        match $service.alone(Call::$call($request.into_inner())).await? {
+            Answer::$call(answer) => Ok(Response::new(answer)),
+            _ => Err(Status::internal("kindred: a call about a unit has the answer of another")),
+        }
+    };
+}
+
 #[tonic::async_trait]
 impl Units for UnitService {
     async fn list(
@@ -154,15 +161,7 @@ impl Units for UnitService {
     }
 
     async fn track(&self, request: Request<pb::TrackRequest>) -> Result<Response<pb::TrackResponse>, Status> {
-        let by = convert::unit_move(request.into_inner().r#move)?;
-        let began = Instant::now();
-        loop {
-            let asked = by.clone();
-            let tracking = self.ask(move |core| core.engine.unit_track(&asked, SLICE_KEYS)).await?;
-            if tracking.ready || began.elapsed() > TRACK_TIME {
-                return Ok(Response::new(convert::tracking(tracking)));
-            }
-        }
+        alone!(self, request, Track)
     }
 
     type CopyStream = Messages<pb::CopyResponse>;
@@ -178,105 +177,47 @@ impl Units for UnitService {
         &self,
         request: Request<pb::FreezeRequest>,
     ) -> Result<Response<pb::FreezeResponse>, Status> {
-        let pb::FreezeRequest { r#move, generation } = request.into_inner();
-        let by = convert::unit_move(r#move)?;
-        let freeze = move |core: &mut Core| {
-            core.engine.unit_undecided(&by, generation)?;
-            core.engine.unit_freeze(core.clock.wall(), &by)
-        };
-        let last = self.ask_flushed(freeze).await?;
-        let final_revision = last.get();
-        Ok(Response::new(pb::FreezeResponse { final_revision, incarnation: self.incarnation }))
+        alone!(self, request, Freeze)
     }
 
     async fn unfreeze(
         &self,
         request: Request<pb::UnfreezeRequest>,
     ) -> Result<Response<pb::UnfreezeResponse>, Status> {
-        let by = convert::unit_move(request.into_inner().r#move)?;
-        self.ask(move |core| core.engine.unit_unfreeze(&by)).await?;
-        Ok(Response::new(pb::UnfreezeResponse {}))
+        alone!(self, request, Unfreeze)
     }
 
     async fn release(
         &self,
         request: Request<pb::ReleaseRequest>,
     ) -> Result<Response<pb::ReleaseResponse>, Status> {
-        let pb::ReleaseRequest { r#move, epoch } = request.into_inner();
-        let (by, epoch) = (convert::unit_move(r#move)?, convert::epoch(epoch)?);
-        self.ask(move |core| core.engine.unit_release(&by, epoch)).await?;
-        Ok(Response::new(pb::ReleaseResponse {}))
+        alone!(self, request, Release)
     }
 
     async fn import(
         &self,
         request: Request<pb::ImportRequest>,
     ) -> Result<Response<pb::ImportResponse>, Status> {
-        let mut request = request.into_inner();
-        let by = convert::unit_move(request.r#move.take())?;
-        let mut through = Revision::ZERO;
-        for piece in convert::import(request, CHUNK_KEYS, CHUNK_BYTES)? {
-            let (by, keys, events) = (by.clone(), piece.keys.len(), piece.events.len());
-            through = self.ask(move |core| core.engine.unit_import(&by, piece)).await?;
-            self.metrics.imported(keys, events);
-        }
-        Ok(Response::new(pb::ImportResponse { through: through.get() }))
+        alone!(self, request, Import)
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        let pb::SealRequest { r#move, final_revision, generation, imported } = request.into_inner();
-        let by = convert::unit_move(r#move)?;
-        let last = convert::revision(final_revision, "final_revision")?;
-        let last = last.ok_or_else(|| Status::invalid_argument("kindred: final_revision is missing"))?;
-        let imported = convert::revision(imported, "imported")?;
-        // The clock comes there only below its ceiling (R2), which is not yet above a source whose clock is ahead of this one's.
-        let raise = Raise { ranges: Vec::new(), to: last, generation: None };
-        self.member.handle.call_raised(raise, |_| ()).await?;
-        let seal = move |core: &mut Core| {
-            core.engine.unit_undecided(&by, generation)?;
-            match imported {
-                None => core.engine.unit_seal(core.clock.wall(), &by, last),
-                Some(imported) => core.engine.unit_seal_renumbered(core.clock.wall(), &by, last, imported),
-            }
-        };
-        self.ask_flushed(seal).await?;
-        Ok(Response::new(pb::SealResponse { incarnation: self.incarnation }))
+        alone!(self, request, Seal)
     }
 
     async fn open(&self, request: Request<pb::OpenRequest>) -> Result<Response<pb::OpenResponse>, Status> {
-        let pb::OpenRequest { r#move, epoch } = request.into_inner();
-        let (by, epoch) = (convert::unit_move(r#move)?, convert::epoch(epoch)?);
-        self.ask_flushed(move |core| core.engine.unit_open(&by, epoch)).await?;
-        Ok(Response::new(pb::OpenResponse {}))
+        alone!(self, request, Open)
     }
 
     async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
-        let pb::DropRequest { r#move, epoch } = request.into_inner();
-        let by = convert::unit_move(r#move)?;
-        self.ask(move |core| core.unit_drop(&by, epoch)).await?;
-        Ok(Response::new(pb::DropResponse {}))
+        alone!(self, request, Drop)
     }
 
     async fn forget(
         &self,
         request: Request<pb::ForgetRequest>,
     ) -> Result<Response<pb::ForgetResponse>, Status> {
-        let by = convert::unit_move(request.into_inner().r#move)?;
-        let began = Instant::now();
-        loop {
-            let asked = by.clone();
-            let slice = began.elapsed() < TRACK_TIME;
-            let forgotten = self.ask(move |core| match core.engine.unit_forget(&asked) {
-                // What is half done is finished first, and nobody tracks a unit whose move was given up.
-                Err(UnitError::NotReady(_)) if slice => {
-                    core.engine.unit_track(&asked, SLICE_KEYS).map(|_| false)
-                }
-                done => done.map(|()| true),
-            });
-            if forgotten.await? {
-                return Ok(Response::new(pb::ForgetResponse {}));
-            }
-        }
+        alone!(self, request, Forget)
     }
 
     type VerifyStream = Messages<pb::VerifyResponse>;
@@ -298,17 +239,65 @@ impl Units for UnitService {
         &self,
         request: Request<pb::UnitLeasesRequest>,
     ) -> Result<Response<pb::UnitLeasesResponse>, Status> {
-        let by = convert::unit_move(request.into_inner().r#move)?;
-        let (mut ids, mut after) = (BTreeSet::new(), None::<Key>);
-        loop {
-            let unit = by.unit.clone();
-            let next = move |core: &mut Core| core.engine.unit_leases(&unit, after.as_ref(), SLICE_KEYS);
-            let (found, rest) = self.ask(next).await?;
-            ids.extend(found.into_iter().map(|id| id.get()));
-            after = rest;
-            if after.is_none() {
-                return Ok(Response::new(pb::UnitLeasesResponse { ids: ids.into_iter().collect() }));
-            }
-        }
+        alone!(self, request, Leases)
     }
+
+    async fn together(&self, request: Request<pb::UnitCalls>) -> Result<Response<pb::UnitAnswers>, Status> {
+        let calls = request.into_inner().calls.into_iter().map(|call| call.call);
+        let named = |call: Option<Call>| {
+            call.ok_or_else(|| Status::invalid_argument("kindred: calls: one of them says nothing"))
+        };
+        let answers = self.made(calls.map(named).collect::<Result<_, _>>()?).await?.into_iter();
+        let answers =
+            answers.map(|answer| answer.unwrap_or_else(|refused| Answer::Refused(refusal(refused))));
+        let answers = answers.map(|answer| pb::UnitAnswer { answer: Some(answer) }).collect();
+        Ok(Response::new(pb::UnitAnswers { answers, incarnation: self.incarnation }))
+    }
+
+    async fn tails(&self, request: Request<pb::TailsRequest>) -> Result<Response<pb::TailsResponse>, Status> {
+        let asked = request.into_inner().tails;
+        let (mut tails, mut left) = (Vec::with_capacity(asked.len()), TAILS_BYTES);
+        for some in asked.chunks(TAILS_AT_ONCE) {
+            let some: Vec<_> = some.iter().map(tail).collect::<Result<_, _>>()?;
+            let next = move |core: &mut Core| {
+                let mut told = Vec::with_capacity(some.len());
+                for (unit, start) in &some {
+                    // What is full says nothing of those that follow.
+                    let said = match left {
+                        0 => Ok(Bytes::new()),
+                        _ => {
+                            core.engine.unit_tail(unit, *start, left).map(|out| encode::feed::response(&out))
+                        }
+                    };
+                    left = left.saturating_sub(said.as_ref().map_or(0, Bytes::len));
+                    told.push(said);
+                }
+                Ok((told, left))
+            };
+            let (told, rest) = self.ask(next).await?;
+            left = rest;
+            tails.extend(told);
+        }
+        let tails = tails.into_iter().map(|said| match said {
+            Ok(said) => {
+                let said = pb::FeedResponse::decode(said).map_err(KvError::from)?;
+                Ok(pb::TailResponse { said: Some(said), refused: None })
+            }
+            Err(refused) => Ok(pb::TailResponse { said: None, refused: Some(refusal(refused)) }),
+        });
+        Ok(Response::new(pb::TailsResponse { tails: tails.collect::<Result<_, KvError>>()? }))
+    }
+}
+
+fn tail(tail: &pb::TailRequest) -> Result<(Unit, Revision), Status> {
+    let unit = tail.unit.clone().ok_or_else(|| Status::invalid_argument("kindred: tails.unit is missing"))?;
+    let start = convert::revision(tail.start, "tails.start")?;
+    let start = start.ok_or_else(|| Status::invalid_argument("kindred: tails.start is missing"))?;
+    Ok((convert::unit(unit)?, start))
+}
+
+/// A refusal among other answers.
+fn refusal(refused: UnitError) -> pb::UnitRefusal {
+    let status = status(&KvError::Unit(refused));
+    pb::UnitRefusal { code: i32::from(status.code()).cast_unsigned(), message: status.message().to_owned() }
 }

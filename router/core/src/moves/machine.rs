@@ -169,6 +169,8 @@ pub struct Machine {
     tickets: u64,
     /// Calls to stores.
     calls: BTreeMap<Ticket, (StepName, UnitAt)>,
+    /// The same, by what is called.
+    under_way: BTreeSet<(StepName, UnitAt)>,
     /// The one access to meta that is under way.
     meta: Option<(Ticket, StepName)>,
     /// A decision that is under way, and not waited for any longer.
@@ -211,6 +213,7 @@ impl Machine {
             status,
             tickets: 0,
             calls: BTreeMap::new(),
+            under_way: BTreeSet::new(),
             meta: None,
             meta_retry_at: Duration::ZERO,
             read: false,
@@ -349,6 +352,7 @@ impl Machine {
             let name = self.meta.take().map(|(_, name)| name);
             self.of_meta(name, answer, now);
         } else if let Some((name, at)) = self.calls.remove(&ticket) {
+            self.under_way.remove(&(name, at));
             self.of_unit(name, at, answer, now);
         }
     }
@@ -410,6 +414,7 @@ impl Machine {
         if old.term != self.record.term {
             // What is under way has a term that stores may refuse by now: it is asked for again.
             self.calls.clear();
+            self.under_way.clear();
         }
         for leg in 0..self.record.legs.len() {
             if self.record.legs[leg].moved != old.legs[leg].moved {
@@ -477,7 +482,8 @@ impl Machine {
             Answer::Followed { lag } => {
                 unit.lag = Some(lag);
                 unit.followed_at = Some(now);
-                unit.follow_at = now + self.settings.follow_every;
+                // All units are followed at the same times, so that one call asks for all of them.
+                unit.follow_at = rounded_down(now + self.settings.follow_every, self.settings.follow_every);
             }
             Answer::Frozen { final_revision, life } => unit.frozen = Some((final_revision, life)),
             Answer::Sealed { life } => unit.sealed = Some(life),
@@ -552,7 +558,7 @@ impl Machine {
     /// A call about a unit, unless the same is under way or has just failed.
     fn call(&mut self, name: StepName, at: UnitAt, now: Duration, steps: &mut Vec<Step>) {
         let Some(state) = self.units.get(&at) else { return };
-        if now < state.retry_at || self.calls.values().any(|call| *call == (name, at)) {
+        if now < state.retry_at || self.under_way.contains(&(name, at)) {
             return;
         }
         let leg = &self.record.legs[at.leg];
@@ -568,6 +574,7 @@ impl Machine {
         };
         let step = self.step(name, What::Unit(call));
         self.calls.insert(step.ticket, (name, at));
+        self.under_way.insert((name, at));
         steps.push(step);
     }
 
@@ -579,6 +586,12 @@ impl Machine {
     fn next_record(&self) -> MoveRecord {
         MoveRecord { term: Term(self.record.term.0 + 1), ..self.record.clone() }
     }
+}
+
+/// The last multiple of `every` at or before a time.
+fn rounded_down(time: Duration, every: Duration) -> Duration {
+    let over = time.as_nanos().checked_rem(every.as_nanos()).unwrap_or(0);
+    time.saturating_sub(Duration::from_nanos(u64::try_from(over).unwrap_or(0)))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What a coordinator does to the world: one call to a store or one access to the meta store each. There is a failpoint
 //! before and one after each, by its name.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use kindred_partition_config::{
     ids::{Epoch, Revision, Term},
@@ -108,6 +108,36 @@ pub struct Step {
     pub name: StepName,
     /// What to do.
     pub what: What,
+}
+
+impl StepName {
+    /// Whether one call does it for all units of a leg. What carries all of a unit's data is done unit by unit.
+    fn is_of_many(self) -> bool {
+        !matches!(self, Self::Copy | Self::Verify)
+    }
+}
+
+/// Steps that were begun at once, put together where one call can do several: the same step of units of one leg, by the
+/// same term. Each is still answered for itself.
+#[must_use]
+pub fn together(steps: Vec<Step>) -> Vec<Vec<Step>> {
+    let mut joint: Vec<Vec<Step>> = Vec::new();
+    // Where those of a kind stand that others may join.
+    let mut places: BTreeMap<(StepName, usize, Term), usize> = BTreeMap::new();
+    for step in steps {
+        let key = match &step.what {
+            What::Unit(call) if step.name.is_of_many() => Some((step.name, call.at.leg, call.term)),
+            _ => None,
+        };
+        match key.and_then(|key| places.get(&key)).and_then(|place| joint.get_mut(*place)) {
+            Some(others) => others.push(step),
+            None => {
+                places.extend(key.map(|key| (key, joint.len())));
+                joint.push(vec![step]);
+            }
+        }
+    }
+    joint
 }
 
 /// What a step does.

@@ -70,6 +70,8 @@ struct Hardship {
     /// Until when each is away.
     away: Vec<Duration>,
     machine: Option<Machine>,
+    /// Meta has forgotten a decision.
+    forgot: bool,
     routers: u64,
     log: Vec<String>,
 }
@@ -94,6 +96,7 @@ impl Hardship {
             away: vec![Duration::ZERO; shards.len()],
             shards,
             machine: None,
+            forgot: false,
             routers: 0,
             log: Vec::new(),
         };
@@ -298,7 +301,7 @@ impl Hardship {
             0 => self.machine = None,
             1 => self.away[at] = self.away[at].max(self.now + Duration::from_secs(self.random.below(8))),
             // For ever, and one at most: of two nobody can say what they had.
-            2 if self.away.iter().all(|away| *away < FOR_EVER) => {
+            2 if self.away.iter().all(|away| *away < FOR_EVER) && !self.forgot => {
                 did.lost += 1;
                 self.away[at] = FOR_EVER;
             }
@@ -343,8 +346,14 @@ impl Hardship {
         if back == 0 || !self.random.one_in(2) {
             return;
         }
-        did.rolled_back += 1;
         let at = self.history.len() - 1 - back;
+        let forgets = self.history[at].0.generation != self.state.generation;
+        if forgets && self.away.contains(&FOR_EVER) {
+            // What was decided for a store that is lost was known to it and to meta alone.
+            return;
+        }
+        self.forgot |= forgets;
+        did.rolled_back += 1;
         (self.state, self.record) = self.history[at].clone();
         self.machine = None;
         self.wrote();

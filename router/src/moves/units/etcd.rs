@@ -16,13 +16,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use kindred_partition_config::ids::{Revision, Term};
 use kindred_partition_config::transfers::Transfer;
 use kindred_proto::etcdserverpb as etcd;
 use kindred_proto::mvccpb::KeyValue;
 use kindred_proto::shard_v1 as pb;
 use kindred_router_core::fence::{FenceDoc, FenceError, FenceState, FencedUnit};
-use kindred_router_core::moves::step::Answer;
+use kindred_router_core::moves::step::{Answer, StepName, UnitCall};
 use kindred_wire::answer::{WatchResponse, watch_events};
 use kindred_wire::fence::FENCE_KEY;
 use kindred_wire::kv::{EventRef, KeyValueRef};
@@ -34,10 +35,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{CALL_MAX, Failed, ROUND_MAX, SILENCE_MAX, UnitSteps, bounded, next};
+use super::leg::Each;
+use super::{CALL_MAX, Failed, LegSteps, ROUND_MAX, SILENCE_MAX, UnitSteps, bounded, next};
 use crate::execute::{Deadline, fenced};
 use crate::feeds::place::wire;
 use crate::stores::Store;
+use crate::stores::fence::Known;
 use crate::watch::message;
 
 /// How often a change of the fence is tried while others change it.
@@ -95,24 +98,6 @@ impl UnitSteps<'_> {
         FencedUnit { id: self.id, term: self.call.term, transfer }
     }
 
-    /// Changes the etcd's fence. When it is changed already nothing is written.
-    async fn fence<T>(
-        &self,
-        store: &Store,
-        change: impl Fn(&mut FenceDoc, &FencedUnit) -> Result<T, FenceError>,
-    ) -> Result<T, Failed> {
-        let by = self.fenced_unit();
-        for _ in 0..TRIES {
-            let known = fenced::read(store, Deadline::within(CALL_MAX)).await?;
-            let mut doc = known.doc.clone();
-            let changed = change(&mut doc, &by)?;
-            if doc == known.doc || write_fence(store, known.mod_revision, &doc).await?.is_some() {
-                return Ok(changed);
-            }
-        }
-        Err(Failed::Other(format!("the fence of store {:?} is being changed all the time", store.name())))
-    }
-
     /// The present of the follower's clock, as a revision that no shard assigns: their slots are not 0.
     async fn clock(&self) -> Result<Revision, Failed> {
         let store = self.follower();
@@ -131,20 +116,6 @@ impl UnitSteps<'_> {
         }
         let micros = i64::try_from(hello.now_micros).unwrap_or(i64::MAX >> 10);
         Ok(Revision(micros << 10))
-    }
-
-    pub(super) async fn track_etcd(&self) -> Result<Answer, Failed> {
-        let (store, now) = (self.owner(), self.clock().await?);
-        let current = current_revision(store).await?;
-        if current >= now.get() {
-            return Err(Failed::Different(format!(
-                "store {:?} is at revision {current}, above what store {:?} would assign",
-                store.name(),
-                self.follower().name()
-            )));
-        }
-        self.fence(store, FenceDoc::track).await?;
-        Ok(Answer::Done)
     }
 
     pub(super) async fn copy_etcd(&self) -> Result<(), Failed> {
@@ -343,17 +314,15 @@ impl UnitSteps<'_> {
         Err(Failed::Other("the fence is being changed all the time".to_owned()))
     }
 
-    pub(super) async fn freeze_etcd(&self) -> Result<Answer, Failed> {
-        let now = self.clock().await?;
-        let final_revision = self.fence(self.owner(), |doc, by| doc.freeze(by, now)).await?;
-        Ok(Answer::Frozen { final_revision, life: LIFE })
+    pub(super) async fn import_last_etcd(&self, fence: &Known) -> Result<i64, Failed> {
+        let since = self.frozen_since(fence)?;
+        self.follow_etcd(since, Instant::now() + CALL_MAX).await.map(|_| since)
     }
 
     /// The etcd's revision since which the unit is frozen, or a later one.
-    async fn frozen_since(&self) -> Result<i64, Failed> {
-        let known = fenced::read(self.owner(), Deadline::within(CALL_MAX)).await?;
-        match known.doc.state(self.id, &self.call.unit) {
-            Some(FenceState::Frozen { last }) if last == self.call.final_revision => Ok(known.mod_revision),
+    fn frozen_since(&self, fence: &Known) -> Result<i64, Failed> {
+        match fence.doc.state(self.id, &self.call.unit) {
+            Some(FenceState::Frozen { last }) if last == self.call.final_revision => Ok(fence.mod_revision),
             _ => Err(Failed::Restarted(format!(
                 "the unit is not frozen any more at store {:?}",
                 self.owner().name()
@@ -361,46 +330,140 @@ impl UnitSteps<'_> {
         }
     }
 
-    pub(super) async fn import_last_etcd(&self) -> Result<(), Failed> {
-        let since = self.frozen_since().await?;
-        self.follow_etcd(since, Instant::now() + CALL_MAX).await.map(drop)
-    }
-
-    pub(super) async fn seal_etcd(&self) -> Result<Answer, Failed> {
-        // Another move may have changed the fence meanwhile: nothing of this unit has happened since.
-        let imported = self.frozen_since().await?;
-        self.follow_etcd(imported, Instant::now() + CALL_MAX).await?;
-        let (final_revision, generation) = (self.call.final_revision.get(), self.undecided());
-        let request = pb::SealRequest { r#move: self.unit_move(), final_revision, generation, imported };
-        let sealed = bounded(self.follower(), |store, deadline| async move {
-            store.units().seal(deadline.request(request)).await
-        })
-        .await?;
-        Ok(Answer::Sealed { life: sealed.incarnation })
-    }
-
-    pub(super) async fn confirm_etcd(&self) -> Result<(), Failed> {
-        let (_, sealed_in) = self.call.lives;
-        let sealed = self.stands(self.follower(), pb::UnitState::Following, sealed_in);
-        tokio::try_join!(self.frozen_since(), sealed).map(drop)
-    }
-
-    pub(super) async fn unfreeze_etcd(&self) -> Result<(), Failed> {
-        self.fence(self.owner(), FenceDoc::unfreeze).await
-    }
-
-    /// After the decision the etcd is the follower, which it will never be in fact.
-    pub(super) async fn release_etcd(&self) -> Result<(), Failed> {
-        self.fence(self.follower(), |doc, by| doc.release(by, self.call.epoch)).await
-    }
-
-    pub(super) async fn forget_etcd(&self) -> Result<(), Failed> {
-        self.fence(self.owner(), FenceDoc::forget).await
-    }
-
     fn pages(&self, at: i64) -> Pages {
         let range = wire(&self.call.unit.range);
         Pages { start: range.key, end: range.range_end, limit: PAGE_KEYS, at, more: true }
+    }
+}
+
+impl LegSteps<'_> {
+    /// Runs a step in which a stock etcd has to do with the units; `None` where it is no other than a shard's.
+    pub(super) async fn run_at_etcd(&self, name: StepName) -> Option<Result<Each<Answer>, Failed>> {
+        let (owner, follower) = (self.owner(), self.follower());
+        if !follower.is_shard() {
+            // It gave the units away, and there is no way back.
+            return match name {
+                StepName::Release => {
+                    let release =
+                        |doc: &mut FenceDoc, by: &FencedUnit, call: &UnitCall| doc.release(by, call.epoch);
+                    Some(self.fence_done(follower, release).await)
+                }
+                StepName::Drop => Some(Ok(self.all_done())),
+                _ => None,
+            };
+        }
+        if owner.is_shard() {
+            return None;
+        }
+        Some(match name {
+            StepName::Track => self.track_etcd().await,
+            StepName::Copy | StepName::Tail | StepName::Verify => {
+                Ok(join_all(self.calls.iter().map(|call| self.alone_etcd(name, call))).await)
+            }
+            // None of its keys has one.
+            StepName::AttachLeases => Ok(self.all_done()),
+            StepName::Freeze => self.freeze_etcd().await,
+            StepName::ImportLast => self
+                .import_last_etcd()
+                .await
+                .map(|each| each.into_iter().map(|imported| imported.map(|_| Answer::Done)).collect()),
+            StepName::Seal => self.seal_etcd().await,
+            StepName::Confirm => self.confirm_etcd().await,
+            StepName::Unfreeze => self.fence_done(owner, |doc, by, _| doc.unfreeze(by)).await,
+            StepName::Forget => self.fence_done(owner, |doc, by, _| doc.forget(by)).await,
+            // At the follower.
+            _ => return None,
+        })
+    }
+
+    /// A step of one unit.
+    async fn alone_etcd(&self, name: StepName, call: &UnitCall) -> Result<Answer, Failed> {
+        let unit = self.unit(call);
+        match name {
+            StepName::Copy => unit.copy_etcd().await.map(|()| Answer::Done),
+            StepName::Verify => unit.verify_etcd().await.map(|()| Answer::Done),
+            _ => unit.tail_etcd().await,
+        }
+    }
+
+    async fn unit_import_last_etcd(&self, call: &UnitCall, fence: &Known) -> Result<i64, Failed> {
+        self.unit(call).import_last_etcd(fence).await
+    }
+
+    /// Changes the etcd's fence for all units in one write. When it is changed already nothing is written.
+    async fn fence<T>(
+        &self,
+        store: &Store,
+        change: impl Fn(&mut FenceDoc, &FencedUnit, &UnitCall) -> Result<T, FenceError>,
+    ) -> Result<Each<T>, Failed> {
+        for _ in 0..TRIES {
+            let known = fenced::read(store, Deadline::within(CALL_MAX)).await?;
+            let mut doc = known.doc.clone();
+            let changed = self.calls.iter().map(|call| {
+                // A refusal changes nothing.
+                let mut next = doc.clone();
+                let changed = change(&mut next, &self.unit(call).fenced_unit(), call)?;
+                doc = next;
+                Ok(changed)
+            });
+            let changed: Each<T> = changed.collect();
+            if doc == known.doc || write_fence(store, known.mod_revision, &doc).await?.is_some() {
+                return Ok(changed);
+            }
+        }
+        Err(Failed::Other(format!("the fence of store {:?} is being changed all the time", store.name())))
+    }
+
+    async fn fence_done(
+        &self,
+        store: &Store,
+        change: impl Fn(&mut FenceDoc, &FencedUnit, &UnitCall) -> Result<(), FenceError>,
+    ) -> Result<Each<Answer>, Failed> {
+        let each = self.fence(store, change).await?;
+        Ok(each.into_iter().map(|done| done.map(|()| Answer::Done)).collect())
+    }
+
+    async fn track_etcd(&self) -> Result<Each<Answer>, Failed> {
+        let (store, now) = (self.owner(), self.unit(&self.calls[0]).clock().await?);
+        let current = current_revision(store).await?;
+        if current >= now.get() {
+            return Err(Failed::Different(format!(
+                "store {:?} is at revision {current}, above what store {:?} would assign",
+                store.name(),
+                self.follower().name()
+            )));
+        }
+        self.fence_done(store, |doc, by, _| doc.track(by)).await
+    }
+
+    async fn freeze_etcd(&self) -> Result<Each<Answer>, Failed> {
+        let now = self.unit(&self.calls[0]).clock().await?;
+        let each = self.fence(self.owner(), |doc, by, _| doc.freeze(by, now)).await?;
+        let frozen = |final_revision| Answer::Frozen { final_revision, life: LIFE };
+        Ok(each.into_iter().map(|last| last.map(frozen)).collect())
+    }
+
+    /// Of each unit the etcd's revision up to which everything is imported.
+    async fn import_last_etcd(&self) -> Result<Each<i64>, Failed> {
+        let fence = fenced::read(self.owner(), Deadline::within(CALL_MAX)).await?;
+        let imported = self.calls.iter().map(|call| self.unit_import_last_etcd(call, &fence));
+        Ok(join_all(imported).await)
+    }
+
+    async fn seal_etcd(&self) -> Result<Each<Answer>, Failed> {
+        // Another move may have changed the fence meanwhile: nothing of these units has happened since.
+        let imported: Vec<i64> = self.import_last_etcd().await?.into_iter().collect::<Result<_, _>>()?;
+        self.seal(&imported).await
+    }
+
+    async fn confirm_etcd(&self) -> Result<Each<Answer>, Failed> {
+        let fence = async { Ok(fenced::read(self.owner(), Deadline::within(CALL_MAX)).await?) };
+        let (fence, sealed) = tokio::try_join!(fence, self.sealed_stand())?;
+        let stands = |(call, sealed): (&UnitCall, Result<(), Failed>)| {
+            self.unit(call).frozen_since(&fence)?;
+            sealed.map(|()| Answer::Done)
+        };
+        Ok(self.calls.iter().zip(sealed).map(stands).collect())
     }
 }
 

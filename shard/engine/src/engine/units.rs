@@ -7,7 +7,7 @@ use kindred_partition_config::{
 };
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Engine, FeedId, MonoMillis, OpenRange, WallMicros};
+use super::{Engine, FeedId, FeedOut, MonoMillis, OpenRange, WallMicros};
 use crate::{
     durability::Logged,
     read::LATEST,
@@ -25,6 +25,8 @@ const DIGEST_KEYS: u64 = 1024;
 const NAMED_MAX: usize = 100;
 /// Keys and events that one import looks at to make room.
 const ROOM_STEPS: usize = 8192;
+/// How often a tail looks on where it found none but others' events.
+const TAIL_PULLS: usize = 16;
 
 impl Engine {
     /// Whether reads of these ranges may be executed here: single keys are decided by the record that holds them;
@@ -54,6 +56,14 @@ impl Engine {
     #[must_use]
     pub fn unit_records(&self) -> Vec<UnitRecord> {
         self.space.units.records.iter().map(|record| record.view(self.unit_keys(record.id))).collect()
+    }
+
+    /// The newest record of a unit by a move.
+    #[must_use]
+    pub fn unit_record(&self, by: &UnitMove) -> Option<UnitRecord> {
+        let ours = |record: &&Record| record.by.id == by.id && record.by.unit == by.unit;
+        let record = self.space.units.records.iter().rev().find(ours)?;
+        Some(record.view(self.unit_keys(record.id)))
     }
 
     /// The highest number of a move that this shard has heard of: none of them is to be used again, whatever the meta store
@@ -278,6 +288,20 @@ impl Engine {
         let Some(record) = record else { return Err(UnitError::BadUnit) };
         let id = record.id;
         Ok(self.feeds.open_unit(&mut self.space, id, unit.clone(), start))
+    }
+
+    /// What a feed of a unit that begins at `start` says at once: about `max_bytes` of events, and where those are all, how
+    /// far that is. The feed is closed again.
+    pub fn unit_tail(
+        &mut self,
+        unit: &Unit,
+        start: Revision,
+        max_bytes: usize,
+    ) -> Result<FeedOut, UnitError> {
+        let feed = self.unit_feed_open(unit, Some(start))?;
+        let said = (0..TAIL_PULLS).find_map(|_| self.feed_pull(feed, max_bytes));
+        self.feed_close(feed);
+        Ok(said.unwrap_or_default())
     }
 
     // ---- target
@@ -523,9 +547,22 @@ impl Engine {
         Ok(())
     }
 
+    /// From now on changes of the table of units are logged by [`Engine::log_units_held`] alone: calls about many units that
+    /// are made as one, between two [`Engine::take_applied`], are one record in the log.
+    pub fn hold_units(&mut self) {
+        self.space.units.held = true;
+    }
+
+    /// The end of what [`Engine::hold_units`] began.
+    pub fn log_units_held(&mut self) {
+        self.space.units.held = false;
+        self.log_units();
+    }
+
     /// Logs the table of units, if what is durable of it has changed.
     pub(super) fn log_units(&mut self) {
         if self.space.outbox.on
+            && !self.space.units.held
             && let Some(table) = self.space.units.changed()
         {
             self.space.outbox.push(|| Logged::Units(Box::new(table)));

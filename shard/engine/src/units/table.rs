@@ -219,6 +219,8 @@ pub(crate) struct Units {
     logged: UnitTable,
     turns: VecDeque<Turn>,
     turn: u64,
+    /// Several calls are being made as one: the table is logged behind the last.
+    pub(crate) held: bool,
 }
 
 impl Units {
@@ -232,6 +234,7 @@ impl Units {
             logged: UnitTable { next: 1, ..UnitTable::default() },
             turns: VecDeque::new(),
             turn: 0,
+            held: false,
         }
     }
 
@@ -487,11 +490,11 @@ impl Units {
             }
         }
         self.records.extend(newer);
-        let ids: Vec<UnitId> = self.records.iter().map(|record| record.id).collect();
-        for (place, id) in ids.into_iter().enumerate() {
-            let Some(record) = self.get(id).filter(|record| record.state == UnitState::Owned) else {
+        for (place, record) in self.records.iter().enumerate() {
+            // What the unit does not touch is as it was.
+            if record.state != UnitState::Owned || !record.by.unit.overlaps_unit(&unit) {
                 continue;
-            };
+            }
             let newer = self
                 .records
                 .iter()
@@ -499,7 +502,7 @@ impl Units {
                 .filter(|newer| newer.state == UnitState::Gone || newer.is_whole());
             let rest = newer.fold(vec![record.by.unit.clone()], |rest, newer| without(rest, &newer.by.unit));
             if rest.is_empty() {
-                over.push(id);
+                over.push(record.id);
             }
         }
         self.records.retain(|record| !over.contains(&record.id));

@@ -169,14 +169,19 @@ impl Machine {
         }
     }
 
+    /// Of how many units a step is under way.
+    fn count(&self, name: StepName) -> usize {
+        let from = |leg| (name, UnitAt { leg, transfer: 0 });
+        self.under_way.range(from(0)..from(usize::MAX)).count()
+    }
+
     /// The next thing that makes the follower have what the owner has.
     fn follow(&mut self, at: UnitAt, tail: StepName, now: Duration, steps: &mut Vec<Step>) {
         let unit = &self.units[&at];
         if unit.unfreeze || unit.release || unit.open {
             return;
         }
-        let slow = |name| matches!(name, StepName::Copy | StepName::Verify);
-        let room = self.calls.values().filter(|(name, _)| slow(*name)).count() < self.settings.concurrent;
+        let room = self.count(StepName::Copy) + self.count(StepName::Verify) < self.settings.concurrent;
         let due = now >= unit.follow_at;
         let (tracked, copied, leased, lag, verified) =
             (unit.tracked, unit.copied, unit.leased, unit.lag, unit.verified);

@@ -1,0 +1,424 @@
+//! The steps that one call does for all units of a leg, each unit answered for itself. What happens within the pause of
+//! writes is among them, and what is asked again every few milliseconds: a leg of many units costs as many calls as one of
+//! a single unit.
+
+use std::time::Duration;
+
+use kindred_partition_config::ids::{LeaseId, MoveId, Revision};
+use kindred_proto::shard_v1::{self as pb, unit_answer::Answer as Made, unit_call::Call};
+use kindred_router_core::clock_offset;
+use kindred_router_core::moves::step::{Answer, StepName, UnitCall};
+use kindred_router_core::parts::store_ix;
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use super::{CALL_MAX, Failed, LEASES_AT_ONCE, UnitSteps, bounded, on_wire};
+use crate::app::App;
+use crate::execute::Deadline;
+use crate::moves::rate::Rate;
+use crate::moves::runner::Copied;
+use crate::stores::Store;
+
+/// What one round of following may take before it says how far it is.
+const ROUND_MAX: Duration = Duration::from_secs(1);
+
+/// The same step of some units of one leg of one move.
+pub(in crate::moves) struct LegSteps<'a> {
+    pub app: &'a App,
+    pub id: MoveId,
+    /// At least one; all of one leg and term.
+    pub calls: &'a [UnitCall],
+    pub rate: &'a Rate,
+    pub copied: &'a Copied,
+}
+
+/// How far the following of a unit is.
+enum Followed {
+    /// All up to this is imported.
+    To(Revision),
+    /// It is where it was to be; when that was said.
+    Done(Instant),
+    Not(Failed),
+}
+
+pub(super) type Each<T> = Vec<Result<T, Failed>>;
+
+impl LegSteps<'_> {
+    /// Runs a step: as many answers as there are units, in their order.
+    pub(in crate::moves) async fn run(&self, name: StepName) -> Vec<Answer> {
+        let ends = match name {
+            StepName::Unfreeze | StepName::Open | StepName::Forget => Some(self.owner()),
+            StepName::Release | StepName::Drop => Some(self.follower()),
+            _ => None,
+        };
+        if ends.is_some_and(Store::is_removed) {
+            // It was lost and another one is in its place (R14): nobody asks it for these keys any more.
+            return vec![Answer::Done; self.calls.len()];
+        }
+        let done = match self.run_at_etcd(name).await {
+            Some(done) => done,
+            None => self.run_at_shards(name).await,
+        };
+        match done {
+            Ok(each) => each.into_iter().map(|answer| answer.unwrap_or_else(Answer::from)).collect(),
+            Err(failed) => vec![Answer::from(failed); self.calls.len()],
+        }
+    }
+
+    async fn run_at_shards(&self, name: StepName) -> Result<Each<Answer>, Failed> {
+        let (owner, follower) = (self.owner(), self.follower());
+        match name {
+            StepName::Copy | StepName::Verify => {
+                let mut each = Vec::with_capacity(self.calls.len());
+                for call in self.calls {
+                    let step = self.unit(call);
+                    let done = if name == StepName::Copy { step.copy().await } else { step.verify().await };
+                    each.push(done.map(|()| Answer::Done));
+                }
+                Ok(each)
+            }
+            StepName::Track => self.ask(owner, |by, _| Call::Track(pb::TrackRequest { r#move: by })).await,
+            StepName::AttachLeases => self.attach_leases().await.map(|()| self.all_done()),
+            StepName::Tail | StepName::ReverseTail => self.tail().await,
+            StepName::Freeze => {
+                let generation = self.undecided();
+                self.ask(owner, |by, _| Call::Freeze(pb::FreezeRequest { r#move: by, generation })).await
+            }
+            StepName::ImportLast => self.import_last().await,
+            StepName::Seal => self.seal(&vec![0; self.calls.len()]).await,
+            StepName::Confirm => self.confirm().await,
+            // After the decision the record names the new owner: the one that was is the follower.
+            StepName::Release => {
+                let call = |by, call: &UnitCall| {
+                    Call::Release(pb::ReleaseRequest { r#move: by, epoch: call.epoch.0 })
+                };
+                self.ask(follower, call).await
+            }
+            StepName::Open => {
+                let call =
+                    |by, call: &UnitCall| Call::Open(pb::OpenRequest { r#move: by, epoch: call.epoch.0 });
+                self.ask(owner, call).await
+            }
+            StepName::Unfreeze => {
+                self.ask(owner, |by, _| Call::Unfreeze(pb::UnfreezeRequest { r#move: by })).await
+            }
+            StepName::Drop => {
+                let call =
+                    |by, call: &UnitCall| Call::Drop(pb::DropRequest { r#move: by, epoch: call.epoch.0 });
+                self.ask(follower, call).await
+            }
+            StepName::Forget => self.ask(owner, |by, _| Call::Forget(pb::ForgetRequest { r#move: by })).await,
+            other => Err(Failed::Other(format!("{} is no step of a store", other.as_str()))),
+        }
+    }
+
+    /// All calls have the same stores.
+    pub(super) fn owner(&self) -> &Store {
+        self.app.stores.get(store_ix(self.calls[0].owner))
+    }
+
+    pub(super) fn follower(&self) -> &Store {
+        self.app.stores.get(store_ix(self.calls[0].follower))
+    }
+
+    pub(super) fn unit<'s>(&'s self, call: &'s UnitCall) -> UnitSteps<'s> {
+        UnitSteps { app: self.app, id: self.id, call, rate: self.rate, copied: self.copied }
+    }
+
+    pub(super) fn all_done(&self) -> Each<Answer> {
+        self.calls.iter().map(|_| Ok(Answer::Done)).collect()
+    }
+
+    /// The generation of a map that is older than what this attempt will decide.
+    fn undecided(&self) -> u64 {
+        self.app.routes.load().generation()
+    }
+
+    /// Asks a store for the same of all units.
+    async fn ask(
+        &self,
+        store: &Store,
+        call: impl Fn(Option<pb::UnitMove>, &UnitCall) -> Call,
+    ) -> Result<Each<Answer>, Failed> {
+        let calls = self.calls.iter().map(|of| call(self.unit(of).unit_move(), of)).collect();
+        Ok(made(store, calls, false).await?.0.into_iter().map(|made| made.and_then(answer)).collect())
+    }
+
+    /// How the units stand at a store, and its incarnation.
+    async fn look(&self, store: &Store) -> Result<(Each<Option<pb::UnitRecord>>, u64), Failed> {
+        let look = |of: &UnitCall| Call::Look(pb::LookRequest { r#move: self.unit(of).unit_move() });
+        let (made, life) = made(store, self.calls.iter().map(look).collect(), false).await?;
+        let record = |made| match made {
+            Made::Look(look) => Ok(look.record),
+            other => Err(another(&other)),
+        };
+        Ok((made.into_iter().map(|made| made.and_then(record)).collect(), life))
+    }
+
+    async fn attach_leases(&self) -> Result<(), Failed> {
+        let leases =
+            |of: &UnitCall| Call::Leases(pb::UnitLeasesRequest { r#move: self.unit(of).unit_move() });
+        let mut ids = Vec::new();
+        for made in made(self.owner(), self.calls.iter().map(leases).collect(), false).await?.0 {
+            match made? {
+                Made::Leases(leases) => ids.extend(leases.ids.into_iter().filter_map(LeaseId::from_wire)),
+                other => return Err(another(&other)),
+            }
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        for some in ids.chunks(LEASES_AT_ONCE) {
+            self.app.attach_all(some, self.follower(), Deadline::within(CALL_MAX)).await?;
+        }
+        Ok(())
+    }
+
+    /// Imports what the owner has said since, until it has nothing more to say.
+    async fn tail(&self) -> Result<Each<Answer>, Failed> {
+        self.clocks_meet()?;
+        let began = Instant::now();
+        let each = self.follow(|_, _| true, began + ROUND_MAX).await?;
+        let answer = |followed| match followed {
+            Followed::Done(heard) => Ok(Answer::Followed { lag: heard.elapsed() }),
+            // It is at least so far behind, and goes on from where it is.
+            Followed::To(_) => Ok(Answer::Followed { lag: began.elapsed() }),
+            Followed::Not(failed) => Err(failed),
+        };
+        Ok(each.into_iter().map(answer).collect())
+    }
+
+    /// Whether the follower's clock may come to where the owner's is (R3), which a switch needs (R15b): else nothing is to be
+    /// frozen for one.
+    fn clocks_meet(&self) -> Result<(), Failed> {
+        let clocks = self.app.stores.clocks();
+        let [owner, follower] = [self.owner(), self.follower()];
+        match (clocks.offset(owner.index), clocks.offset(follower.index)) {
+            (Some(ahead), Some(at)) if clock_offset::is_too_far_behind(at, ahead) => {
+                Err(Failed::Other(format!(
+                    "the clock of store {:?} is {:.1} s behind that of store {:?}, and may not be raised so far: set the time \
+                     there (R3)",
+                    follower.name(),
+                    (ahead - at) as f64 / 1e6,
+                    owner.name()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn import_last(&self) -> Result<Each<Answer>, Failed> {
+        let end = Instant::now() + CALL_MAX;
+        let each = self.follow(|call, watermark| watermark >= call.final_revision, end).await?;
+        // Those of the last events; the others are known to be attached, and cost nothing.
+        self.attach_leases().await?;
+        let unfinished =
+            || Failed::Other(format!("the tail of store {:?} did not come to its end", self.owner().name()));
+        let answer = |followed| match followed {
+            Followed::Done(_) => Ok(Answer::Done),
+            Followed::To(_) => Err(unfinished()),
+            Followed::Not(failed) => Err(failed),
+        };
+        Ok(each.into_iter().map(answer).collect())
+    }
+
+    /// Follows the owner from where the follower is: each unit until `enough` of a watermark, or all until `end`.
+    async fn follow(
+        &self,
+        enough: impl Fn(&UnitCall, Revision) -> bool,
+        end: Instant,
+    ) -> Result<Vec<Followed>, Failed> {
+        let (owner, follower) = (self.owner(), self.follower());
+        let mut each: Vec<Followed> = self
+            .look(follower)
+            .await?
+            .0
+            .into_iter()
+            .map(|record| match record.map(|record| record.and_then(|record| copied_to(&record))) {
+                Ok(Some(through)) => Followed::To(through),
+                Ok(None) => {
+                    Followed::Not(Failed::Lost(format!("store {:?} has no whole copy", follower.name())))
+                }
+                Err(failed) => Followed::Not(failed),
+            })
+            .collect();
+        loop {
+            let going: Vec<(usize, Revision)> = each
+                .iter()
+                .enumerate()
+                .filter_map(|(at, of)| match of {
+                    Followed::To(through) => Some((at, *through)),
+                    _ => None,
+                })
+                .collect();
+            if going.is_empty() || Instant::now() >= end {
+                return Ok(each);
+            }
+            let tails = going
+                .iter()
+                .map(|(at, through)| pb::TailRequest {
+                    unit: Some(on_wire(&self.calls[*at].unit)),
+                    start: through.next().get(),
+                })
+                .collect();
+            let request = pb::TailsRequest { tails };
+            let said = bounded(owner, |store, deadline| async move {
+                store.units_in_bulk().tails(deadline.request(request)).await
+            })
+            .await?
+            .tails;
+            if said.len() != going.len() {
+                return Err(Failed::Other(format!("store {:?} did not tell of all units", owner.name())));
+            }
+            let heard = Instant::now();
+            let (mut imports, mut importing) = (Vec::new(), Vec::new());
+            for ((at, _), tail) in going.into_iter().zip(said) {
+                let call = &self.calls[at];
+                let said = match (tail.said, tail.refused) {
+                    (Some(said), None) => said,
+                    (_, refused) => {
+                        each[at] = Followed::Not(refused.unwrap_or_default().into());
+                        continue;
+                    }
+                };
+                if said.compacted > 0 {
+                    self.unit(call).forget_copy().await?;
+                    let reason = format!("its history at store {:?} is compacted", owner.name());
+                    each[at] = Followed::Not(Failed::Lost(reason));
+                    continue;
+                }
+                let watermark = Revision::from_wire(said.watermark.max(said.moved));
+                // Revisions come whole and in order.
+                let last = said.events.last().map(|event| Revision(event.revision));
+                let Some(through) = watermark.or(last) else { continue };
+                self.unit(call).count(0, said.events.iter().map(|event| event.event.len()).sum()).await;
+                let (r#move, events) = (self.unit(call).unit_move(), said.events);
+                let through_wire = through.get();
+                imports.push(Call::Import(pb::ImportRequest {
+                    r#move,
+                    events,
+                    through: through_wire,
+                    ..Default::default()
+                }));
+                let is_done = watermark.is_some_and(|watermark| enough(call, watermark));
+                importing.push((at, if is_done { Followed::Done(heard) } else { Followed::To(through) }));
+            }
+            if imports.is_empty() {
+                continue;
+            }
+            for ((at, next), made) in importing.into_iter().zip(made(follower, imports, true).await?.0) {
+                each[at] = made.map_or_else(Followed::Not, |_| next);
+            }
+        }
+    }
+
+    /// `imported`: of each unit, where the source counts revisions of its own, up to which of them everything is here.
+    pub(super) async fn seal(&self, imported: &[i64]) -> Result<Each<Answer>, Failed> {
+        let generation = self.undecided();
+        let seal = |(of, imported): (&UnitCall, &i64)| {
+            let final_revision = of.final_revision.get();
+            let r#move = self.unit(of).unit_move();
+            Call::Seal(pb::SealRequest { r#move, final_revision, generation, imported: *imported })
+        };
+        let calls = self.calls.iter().zip(imported).map(seal).collect();
+        Ok(made(self.follower(), calls, false)
+            .await?
+            .0
+            .into_iter()
+            .map(|made| made.and_then(answer))
+            .collect())
+    }
+
+    /// Whether both stores still hold to what they did for the attempt, in the same life (R15c).
+    async fn confirm(&self) -> Result<Each<Answer>, Failed> {
+        let frozen = self.stand(self.owner(), pb::UnitState::Frozen);
+        let (frozen, sealed) = tokio::try_join!(frozen, self.sealed_stand())?;
+        Ok(frozen
+            .into_iter()
+            .zip(sealed)
+            .map(|(frozen, sealed)| frozen.and(sealed).map(|()| Answer::Done))
+            .collect())
+    }
+
+    pub(super) async fn sealed_stand(&self) -> Result<Each<()>, Failed> {
+        self.stand(self.follower(), pb::UnitState::Following).await
+    }
+
+    async fn stand(&self, store: &Store, state: pb::UnitState) -> Result<Each<()>, Failed> {
+        let (records, incarnation) = self.look(store).await?;
+        let frozen = state == pb::UnitState::Frozen;
+        let stands = |(of, record): (&UnitCall, Result<Option<pb::UnitRecord>, Failed>)| {
+            let (frozen_in, sealed_in) = of.lives;
+            if incarnation != if frozen { frozen_in } else { sealed_in } {
+                let reason = format!("store {:?} has restarted during the switch", store.name());
+                return Err(Failed::Restarted(reason));
+            }
+            let last = of.final_revision.get();
+            if record?.is_some_and(|record| record.state() == state && record.final_revision == last) {
+                return Ok(());
+            }
+            let what = if frozen { "frozen" } else { "sealed" };
+            Err(Failed::Restarted(format!("the unit is not {what} any more at store {:?}", store.name())))
+        };
+        Ok(self.calls.iter().zip(records).map(stands).collect())
+    }
+}
+
+/// How far a follower has everything; `None` when it has no whole copy.
+pub(super) fn copied_to(record: &pb::UnitRecord) -> Option<Revision> {
+    Revision::from_wire(record.through).filter(|_| record.state() == pb::UnitState::Following)
+}
+
+/// Makes calls about units at a store, as one; each has its own answer. And the store's incarnation.
+pub(super) async fn made(
+    store: &Store,
+    calls: Vec<Call>,
+    in_bulk: bool,
+) -> Result<(Each<Made>, u64), Failed> {
+    let asked = calls.len();
+    let request =
+        pb::UnitCalls { calls: calls.into_iter().map(|call| pb::UnitCall { call: Some(call) }).collect() };
+    let answers = bounded(store, |store, deadline| async move {
+        match in_bulk {
+            true => store.units_in_bulk().together(deadline.request(request)).await,
+            false => store.units().together(deadline.request(request)).await,
+        }
+    })
+    .await?;
+    if answers.answers.len() != asked {
+        return Err(Failed::Other(format!("store {:?} did not answer for all units", store.name())));
+    }
+    let each = answers.answers.into_iter().map(|answer| match answer.answer {
+        Some(Made::Refused(refused)) => Err(refused.into()),
+        Some(made) => Ok(made),
+        None => Err(Failed::Other("an answer for a unit says nothing".to_owned())),
+    });
+    Ok((each.collect(), answers.incarnation))
+}
+
+/// What an answer says to the coordinator.
+pub(super) fn answer(made: Made) -> Result<Answer, Failed> {
+    Ok(match made {
+        Made::Track(tracked) if !tracked.ready => Answer::NotReady,
+        Made::Freeze(frozen) => {
+            Answer::Frozen { final_revision: Revision(frozen.final_revision), life: frozen.incarnation }
+        }
+        Made::Seal(sealed) => Answer::Sealed { life: sealed.incarnation },
+        Made::Track(_)
+        | Made::Unfreeze(_)
+        | Made::Release(_)
+        | Made::Open(_)
+        | Made::Drop(_)
+        | Made::Forget(_) => Answer::Done,
+        other => return Err(another(&other)),
+    })
+}
+
+fn another(made: &Made) -> Failed {
+    Failed::Other(format!("an answer for a unit is to another call: {made:?}"))
+}
+
+impl From<pb::UnitRefusal> for Failed {
+    fn from(refused: pb::UnitRefusal) -> Self {
+        Status::new(Code::from(refused.code.cast_signed()), refused.message).into()
+    }
+}
