@@ -1,4 +1,5 @@
 //! R3: a wall clock that is wrong for a while, at a start or while a shard runs.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 

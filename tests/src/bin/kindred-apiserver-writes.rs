@@ -10,7 +10,7 @@ use anyhow::Context;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use kindred_tests::{
     kube::{Apiserver, ClusterFiles},
-    scenario,
+    scenario::{self, report},
     servers::{Etcd, Up},
 };
 use serde_json::{Value, json};
@@ -91,7 +91,7 @@ impl Subject {
             took.sort_by(f64::total_cmp);
             let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
             let (median, high) = (at(0.5), at(0.99));
-            println!("| {} | {width} | {} | {median:.2} | {high:.2} |", self.name, took.len());
+            report(&format!("| {} | {width} | {} | {median:.2} | {high:.2} |", self.name, took.len()));
         }
     }
 }
@@ -111,8 +111,8 @@ fn main() {
                 subject.write(round).await.with_context(|| subject.name.to_owned())?;
             }
         }
-        println!(
-            "| a kube-apiserver over | at a time | creates of a ConfigMap | p50 ms | p99 ms |\n| --- | --- | --- | --- | --- |"
+        report(
+            "| a kube-apiserver over | at a time | creates of a ConfigMap | p50 ms | p99 ms |\n| --- | --- | --- | --- | --- |",
         );
         subjects.into_iter().for_each(Subject::print);
         Ok(())
