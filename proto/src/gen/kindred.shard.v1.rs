@@ -810,7 +810,7 @@ pub struct UnitLeasesResponse {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct UnitCall {
-    #[prost(oneof = "unit_call::Call", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "unit_call::Call", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub call: ::core::option::Option<unit_call::Call>,
 }
 /// Nested message and enum types in `UnitCall`.
@@ -839,6 +839,8 @@ pub mod unit_call {
         Leases(super::UnitLeasesRequest),
         #[prost(message, tag = "11")]
         Look(super::LookRequest),
+        #[prost(message, tag = "12")]
+        Unseal(super::UnsealRequest),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -850,7 +852,7 @@ pub struct UnitCalls {
 pub struct UnitAnswer {
     #[prost(
         oneof = "unit_answer::Answer",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 15"
     )]
     pub answer: ::core::option::Option<unit_answer::Answer>,
 }
@@ -880,6 +882,8 @@ pub mod unit_answer {
         Leases(super::UnitLeasesResponse),
         #[prost(message, tag = "11")]
         Look(super::LookResponse),
+        #[prost(message, tag = "12")]
+        Unseal(super::UnsealResponse),
         /// The call was refused, and changed nothing.
         #[prost(message, tag = "15")]
         Refused(super::UnitRefusal),
@@ -901,6 +905,15 @@ pub struct UnitRefusal {
     #[prost(string, tag = "2")]
     pub message: ::prost::alloc::string::String,
 }
+/// Target, after a committed abort of the attempt: requests that touch the unit do not wait for a decision any more. Nothing
+/// happens where it is not sealed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnsealRequest {
+    #[prost(message, optional, tag = "1")]
+    pub r#move: ::core::option::Option<UnitMove>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnsealResponse {}
 /// How a unit stands here, by this move.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LookRequest {

@@ -437,3 +437,42 @@ fn f18_many_units_frozen_as_one_are_one_record_in_the_log() {
     let states: Vec<UnitState> = source.engine.unit_records().iter().map(|record| record.state).collect();
     assert_eq!((states[3], states[4]), (frozen[3], UnitState::Gone));
 }
+
+/// A coordinator that dies between seal and decision: when the attempt is given up, the target answers for its own part again
+/// and does not wait for the next coordinator's import.
+#[test]
+fn f22_a_target_whose_attempt_was_given_up_serves_its_own_part() {
+    let (mut source, mut target) = shards(Durability::Fsync);
+    source.write(A);
+    // The target owns a part of the Kind already.
+    let [given, own] = [prefix("/registry/pods/a"), prefix("/registry/pods/b")];
+    target.write(B);
+    let by = |term| UnitMove { id: MoveId(1), term: Term(term), unit: Unit::of_range(given.clone()) };
+    let last = copy(&mut source, &mut target, &by(1));
+    target.engine.unit_seal(NOW, &by(1), last).expect("all is there");
+    target.log();
+    let all = prefix(PODS);
+    assert!(target.engine.owns(std::slice::from_ref(&all), Some(1)).is_err(), "it is being decided");
+    // The attempt is given up with a new term.
+    target.engine.unit_unseal(&by(2)).expect("sealed");
+    target.log();
+    target.engine.owns(&[all, own], Some(1)).expect("its own part");
+    assert_eq!(target.list(), [B]);
+    let again = UnitState::Following { through: last, sealed: None };
+    assert_eq!(target.state(), Some(again));
+    // What the dead coordinator sent comes too late, and what is asked twice is done once.
+    let late = target.engine.unit_seal(NOW, &by(1), last);
+    assert!(matches!(late, Err(UnitError::StaleTerm { .. })), "{late:?}");
+    target.engine.unit_unseal(&by(2)).expect("nothing to do");
+    // The next attempt is decided; then there is no seal to take back, at either store.
+    target.engine.unit_seal(NOW, &by(3), last).expect("all is there");
+    source.engine.unit_release(&by(3), 7).expect("frozen");
+    target.engine.unit_open(&by(3), 7).expect("sealed");
+    for kept in [&mut source, &mut target] {
+        let before = kept.state();
+        kept.engine.unit_unseal(&by(3)).expect("nothing to do");
+        assert_eq!(kept.state(), before);
+    }
+    target.log();
+    assert_eq!(target.list(), [A, B]);
+}

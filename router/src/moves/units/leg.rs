@@ -55,9 +55,15 @@ impl LegSteps<'_> {
             // It was lost and another one is in its place (R14): nobody asks it for these keys any more.
             return vec![Answer::Done; self.calls.len()];
         }
-        let done = match self.run_at_etcd(name).await {
-            Some(done) => done,
-            None => self.run_at_shards(name).await,
+        let run = async {
+            match self.run_at_etcd(name).await {
+                Some(done) => done,
+                None => self.run_at_shards(name).await,
+            }
+        };
+        let done = match name {
+            StepName::Unfreeze => tokio::join!(run, self.unseal()).0,
+            _ => run.await,
         };
         match done {
             Ok(each) => each.into_iter().map(|answer| answer.unwrap_or_else(Answer::from)).collect(),
@@ -171,6 +177,19 @@ impl LegSteps<'_> {
             self.app.attach_all(some, self.follower(), Deadline::within(CALL_MAX)).await?;
         }
         Ok(())
+    }
+
+    /// The attempt was given up: the follower serves what it has of these ranges beside the units. Where it does not answer, the
+    /// next import says the same.
+    async fn unseal(&self) {
+        let follower = self.follower();
+        if follower.is_removed() || !follower.is_shard() {
+            return;
+        }
+        let call = |by, _: &UnitCall| Call::Unseal(pb::UnsealRequest { r#move: by });
+        if let Err(Failed::Other(reason)) = self.ask(follower, call).await {
+            tracing::debug!(move_id = self.id.0, reason, "units were not unsealed");
+        }
     }
 
     /// Imports what the owner has said since, until it has nothing more to say.
@@ -405,6 +424,7 @@ pub(super) fn answer(made: Made) -> Result<Answer, Failed> {
         Made::Seal(sealed) => Answer::Sealed { life: sealed.incarnation },
         Made::Track(_)
         | Made::Unfreeze(_)
+        | Made::Unseal(_)
         | Made::Release(_)
         | Made::Open(_)
         | Made::Drop(_)

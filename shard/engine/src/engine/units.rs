@@ -514,6 +514,20 @@ impl Engine {
         Ok(())
     }
 
+    /// There was no decision, and after a committed abort of the attempt there will be none (R15): requests do not wait for it.
+    /// Nothing happens where the unit is not sealed, or unknown.
+    pub fn unit_unseal(&mut self, by: &UnitMove) -> Result<(), UnitError> {
+        let record = match self.space.units.by(by) {
+            Err(UnitError::Unknown(_)) => return Ok(()),
+            found => found?,
+        };
+        if let UnitState::Following { through, sealed: Some(_) } = record.state {
+            record.state = UnitState::Following { through, sealed: None };
+            self.log_units();
+        }
+        Ok(())
+    }
+
     /// After the decision: the unit is owned since map `epoch`, and visible. Feeds and watches that touch it end behind what
     /// they could see without it.
     pub fn unit_open(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {

@@ -38,6 +38,7 @@ enum Job {
     Forget(UnitMove),
     Leases { by: UnitMove, after: Option<Key>, ids: BTreeSet<i64> },
     Look(UnitMove),
+    Unseal(UnitMove),
 }
 
 impl Job {
@@ -70,6 +71,7 @@ impl Job {
             Call::Forget(call) => Self::Forget(unit(call.r#move)?),
             Call::Leases(call) => Self::Leases { by: unit(call.r#move)?, after: None, ids: BTreeSet::new() },
             Call::Look(call) => Self::Look(unit(call.r#move)?),
+            Call::Unseal(call) => Self::Unseal(unit(call.r#move)?),
         })
     }
 
@@ -169,6 +171,10 @@ impl Job {
             Self::Look(by) => {
                 let record = core.engine.unit_record(by).map(convert::record);
                 Answer::Look(pb::LookResponse { record })
+            }
+            Self::Unseal(by) => {
+                core.engine.unit_unseal(by)?;
+                Answer::Unseal(pb::UnsealResponse {})
             }
         }))
     }
