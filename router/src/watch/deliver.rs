@@ -78,6 +78,8 @@ impl Session {
         let Some(watch) = self.watches.get_mut(&uid) else { return Ok(()) };
         let client_id = watch.client_id;
         if response.canceled && is_displaced(&response) {
+            // Up to there the store has given it all: a new owner may have compacted what a quiet watch has not come by.
+            watch.next = watch.next.max(revision + 1);
             self.displaced(uid);
             return Ok(());
         }

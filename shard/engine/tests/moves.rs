@@ -269,6 +269,25 @@ fn a_feed_ends_with_the_final_watermark_and_nothing_above() {
     a.validate();
 }
 
+/// A watch that had nothing to be told since before a compaction is behind nothing, and goes on at the new owner.
+#[test]
+fn a_quiet_watch_is_not_compacted_by_a_move() {
+    let mut a = shard(1);
+    let first = fill(&mut a, 3)[0];
+    let stream = a.watch_open();
+    let quiet = KeyRange::Single(Key::from("/registry/pods/quiet"));
+    a.watch_create(stream, watch(quiet, Some(first))).unwrap();
+    assert!(pull(&mut a, stream, 1 << 20)[0].starts_with("created"));
+    let later = *fill(&mut a, 3).last().unwrap();
+    a.publish();
+    a.compact(MonoMillis(1), later).unwrap();
+    while a.scrub(100) {}
+    let by = by(1, &all_pods());
+    track(&mut a, &by);
+    let last = a.unit_freeze(NOW, &by).unwrap();
+    assert_eq!(pull(&mut a, stream, 1 << 20), [format!("moved 0 at {last}")]);
+}
+
 fn a_later(revision: Revision) -> Revision {
     Revision(revision.get() + 4096)
 }

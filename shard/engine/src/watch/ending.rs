@@ -48,10 +48,16 @@ impl Watches {
                 continue;
             }
             watch.end = Some(last(space, &watch.spec.range));
-            if !std::mem::replace(&mut watch.pending, true)
-                && let Some(stream) = self.streams.get_mut(&watch.stream)
-            {
-                stream.pending.push_back(key);
+            if !std::mem::replace(&mut watch.pending, true) {
+                if !watch.blocked {
+                    // It was given all that is visible, and nothing of that may have been for it: what was compacted since its
+                    // last event is no loss to it.
+                    let scope = space.scope(&watch.spec.range);
+                    watch.next = watch.next.max(space.visible(&scope).next());
+                }
+                if let Some(stream) = self.streams.get_mut(&watch.stream) {
+                    stream.pending.push_back(key);
+                }
             }
             Self::wake(&mut self.streams, &mut self.wakes, watch.stream);
         }
