@@ -83,6 +83,21 @@ impl Handle {
         self.send(Request::Late(answering(call, answer)), answered).await
     }
 
+    /// Runs something whose answer says that more has happened than it did itself: it comes when all that was executed by
+    /// then is on disk where it must be, and visible.
+    pub(crate) async fn call_durable<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Core) -> T + Send + 'static,
+    ) -> Result<T, KvError> {
+        let (answer, answered) = oneshot::channel();
+        let call = move |core: &mut Core| {
+            let result = call(core);
+            core.when_durable(Box::new(move |_| Box::new(move || drop(answer.send(result)))));
+        };
+        self.call(call).await?;
+        answered.await.map_err(|_| KvError::Stopped)
+    }
+
     /// Raises ranges and runs something once that is visible: also in a Kind whose writes wait for the disk.
     pub(crate) async fn call_raised<T: Send + 'static>(
         &self,

@@ -298,7 +298,8 @@ impl Shard for ShardService {
     ) -> Result<Response<pb::LeaseEndResponse>, Status> {
         let request = request.into_inner();
         let (id, denied) = (lease(request.id)?, slots(&request.denied_slots)?);
-        let revision = self.member.handle.call(move |core| core.lease_end(id, &denied)).await??;
+        // Another router may have asked for the same a moment ago.
+        let revision = self.member.handle.call_durable(move |core| core.lease_end(id, &denied)).await??;
         Ok(Response::new(pb::LeaseEndResponse { revision: revision.get() }))
     }
 
@@ -307,7 +308,8 @@ impl Shard for ShardService {
         request: Request<pb::LeaseRevokeRequest>,
     ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
         let id = lease(request.into_inner().id)?;
-        let (revision, attached) = self.member.handle.call(move |core| core.lease_revoke(id)).await??;
+        let (revision, attached) =
+            self.member.handle.call_durable(move |core| core.lease_revoke(id)).await??;
         let attached_slots = attached.into_iter().map(|slot| u32::from(slot.get())).collect();
         Ok(Response::new(pb::LeaseRevokeResponse { revision: revision.get(), attached_slots }))
     }

@@ -5,16 +5,19 @@ use std::{future::Future, path::Path, time::Duration};
 use anyhow::{Context, ensure};
 use futures_util::FutureExt as _;
 use kindred_proto::{
-    etcdserverpb::RangeRequest,
+    etcdserverpb::{PutRequest, RangeRequest},
     mvccpb::event::EventType,
-    shard_v1::{SetModesRequest, shard_client::ShardClient},
+    shard_v1::{LeaseAdoptRequest, LeaseEndRequest, SetModesRequest, shard_client::ShardClient},
 };
 use kindred_tests::{
     client::Client,
     scenario::{self, report, wait_for},
 };
 use tokio::task::{JoinHandle, JoinSet};
-use tonic::{Code, Request, Status, transport::Endpoint};
+use tonic::{
+    Code, Request, Status,
+    transport::{Channel, Endpoint},
+};
 
 use crate::{
     cluster::Cluster,
@@ -241,6 +244,56 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
             expected.map(|(key, revision, gone)| (key.to_owned(), revision, gone)).collect();
         ensure!(seen == expected, "{seen:?}\n{expected:?}");
         report(&format!("e2e slow_disk held=6 others={}", 3 * CLIENTS * 2 * (TURNS + 3)));
+        Ok(())
+    });
+}
+
+/// Two routers end a lease at once, and the one that comes second is not told that it is over before nobody sees its keys.
+#[test]
+fn r12_the_end_of_a_lease_is_told_when_it_is_seen_and_not_before() {
+    scenario::run("slow-lease", LIMIT, |dir| async move {
+        const LEASE: i64 = 7 << 10 | 2;
+        let flags =
+            |_: &str| vec!["--durability=none".to_owned(), "--durability-of=secrets=fsync".to_owned()];
+        let mut cluster = Cluster::start(&dir, CONFIG, &["main"], flags).await?;
+        let file = dir.join("held");
+        let process = &mut cluster.shards[0].process;
+        process.kill()?;
+        process.set_env(vec![
+            ("KINDRED_SHARD_FAILPOINTS".to_owned(), format!("fsync-log.sync.before=wait@{SYNCS}")),
+            ("KINDRED_SHARD_FAILPOINT_FILE".to_owned(), file.display().to_string()),
+        ]);
+        process.restart().await?;
+        let client = cluster.client().await?;
+        wait_for("the restarted shard", STEP_LIMIT, || async { Ok(ops::put(&client, B, "old").await.ok()) })
+            .await?;
+        let endpoint = Endpoint::from_shared(format!("http://{}", cluster.shards[0].address))?;
+        let mut shard = ShardClient::new(endpoint.connect().await?);
+        let adopt = LeaseAdoptRequest { id: LEASE, granted_ttl: 600, home_slot: 2, ..Default::default() };
+        shard.lease_adopt(adopt).await?;
+        let direct = Client::connect(&cluster.shards[0].address).await?;
+        let put = PutRequest { key: A.into(), value: "old".into(), lease: LEASE, ..Default::default() };
+        direct.kv.clone().put(put).await?;
+
+        let Held { file, first } = hold(&client, &file).await?;
+        let end = |mut shard: ShardClient<Channel>| async move {
+            shard.lease_end(LeaseEndRequest { id: LEASE, ..Default::default() }).await.map(drop)
+        };
+        let ends = [tokio::spawn(end(shard.clone())), tokio::spawn(end(shard.clone()))];
+        for _ in 0..50 {
+            ops::put(&client, "/registry/pods/ns/other", "x").await?;
+        }
+        let seen = value_of(&ops::get(&client, A).await?)?.0 == "old";
+        let told = ends.iter().any(JoinHandle::is_finished);
+        ensure!(seen && !told, "the key is seen: {seen}, the end is told: {told}");
+        std::fs::remove_file(&file)?;
+        for end in ends {
+            end.await??;
+        }
+        first.await??;
+        let found = ops::get(&client, A).await?;
+        ensure!(value_of(&found).is_err(), "{found:?}");
+        report("e2e slow_lease ends=2");
         Ok(())
     });
 }

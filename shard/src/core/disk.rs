@@ -208,7 +208,7 @@ impl Core {
     }
 
     /// To be run when everything that was executed so far is on disk where it must be.
-    pub(super) fn when_durable(&mut self, call: Call) {
+    pub(crate) fn when_durable(&mut self, call: Call) {
         self.deferred.push(call);
     }
 

@@ -45,7 +45,7 @@ impl Lease for LeaseService {
         request: Request<pb::LeaseRevokeRequest>,
     ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
         let id = LeaseId(request.into_inner().id);
-        let (revision, _) = self.0.handle.call(move |core| core.lease_revoke(id)).await??;
+        let (revision, _) = self.0.handle.call_durable(move |core| core.lease_revoke(id)).await??;
         Ok(Response::new(pb::LeaseRevokeResponse { header: Some(self.0.ids.header(revision)) }))
     }
 
