@@ -165,7 +165,9 @@ pub fn plan(state: &ClusterState, records: &BTreeMap<MoveId, MoveRecord>, report
             plan.found.push(format!("stores know of map {known}, the one in use is {}", state.generation.0));
         }
     }
-    for record in records.values().filter(|record| contradicts(state, record, &cells)) {
+    let contradicted =
+        |record: &&MoveRecord| contradicts(state, record, &cells) || claims_again(record, reports);
+    for record in records.values().filter(contradicted) {
         plan.found.push(format!(
             "the record of move {} says otherwise than the stores who owns its keys",
             record.id
@@ -223,6 +225,27 @@ fn contradicts(state: &ClusterState, record: &MoveRecord, cells: &[Cell]) -> boo
         cells.iter().filter(of_leg).any(|cell| cell.owner.is_some_and(other) || unknown(cell))
     };
     !over && record.legs.iter().any(differs)
+}
+
+/// Whether both stores of a leg say that they own its keys, the one that gave them away by an older map: it was told to serve
+/// them again by somebody who did not know of that decision. The move cannot go on from there.
+fn claims_again(record: &MoveRecord, reports: &[Report]) -> bool {
+    let undecided = matches!(record.phase, Phase::Switching { .. } | Phase::Done | Phase::Aborted);
+    let claims = |leg: &Leg, store: StoreIdx, by: &dyn Fn(u64, u64) -> bool| {
+        let Some(Epoch(epoch)) = leg.epoch else { return false };
+        let of_leg = |unit: &Unit| leg.transfers.iter().any(|transfer| transfer.unit.overlaps_unit(unit));
+        let held = reports.iter().filter(|report| report.store == store).flat_map(|report| &report.records);
+        let mut owned = held.filter(|held| {
+            let owns = matches!(held.state, HeldState::Owned | HeldState::Tracked);
+            owns && held.id == record.id && of_leg(&held.unit)
+        });
+        owned.any(|held| by(held.epoch, epoch))
+    };
+    let both = |leg: &Leg| {
+        claims(leg, leg.owner(), &|held, epoch| held >= epoch)
+            && claims(leg, leg.follower(), &|held, epoch| held < epoch)
+    };
+    !undecided && record.legs.iter().any(both)
 }
 
 fn is_removed(state: &ClusterState, store: StoreIdx) -> bool {

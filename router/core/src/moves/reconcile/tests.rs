@@ -107,6 +107,30 @@ fn f16_what_agrees_is_left_alone() {
     assert_eq!(elsewhere(&decided, &[&switched], &behind), Vec::<String>::new());
 }
 
+/// Meta forgot a decision, somebody unfroze the old owner, and then it was decided again: both stores own the keys, each by
+/// the map that it knows. The move is ended, and the one with the older map gives them away.
+#[test]
+fn f16_a_store_that_was_unfrozen_behind_a_decision_is_found_in_the_middle_of_the_move() {
+    let change = split();
+    let decided = change.state.with_transfers(&change.transfers).unwrap();
+    let open = MoveRecord::new(MoveId(1), &change.transfers).unwrap().decided(0, decided.generation);
+    let epoch = decided.generation.0;
+    let both = reports(&change, (HeldState::Owned, epoch - 1), (HeldState::Tracked, epoch));
+    for phase in [Phase::Switched, Phase::Copying] {
+        let records = BTreeMap::from([(MoveId(1), MoveRecord { phase, ..open.clone() })]);
+        let plan = plan(&decided, &records, &both);
+        assert_eq!((plan.ends.clone(), plan.transfers.len()), (vec![MoveId(1)], 0), "{plan:?}");
+        let old = [Ask::Freeze, Ask::Release, Ask::Drop].map(|ask| (ask, StoreIdx(1)));
+        let of_old: Vec<_> = plan.calls.iter().map(|call| (call.ask, call.store)).collect();
+        assert!(old.iter().all(|ask| of_old.contains(ask)), "{of_old:?}");
+    }
+    // It is being decided, or the one has only not heard of it yet.
+    let switching = MoveRecord { phase: Phase::Switching { attempt: 1, leg: 0 }, ..open.clone() };
+    assert_eq!(plan(&decided, &BTreeMap::from([(MoveId(1), switching)]), &both), Plan::default());
+    let late = reports(&change, (HeldState::Tracked, epoch - 1), (SEALED, 0));
+    assert_eq!(plan(&decided, &BTreeMap::from([(MoveId(1), open)]), &late), Plan::default());
+}
+
 /// Meta was lost in the middle of a move: nobody knows the move any more.
 #[test]
 fn f16_what_a_move_left_behind_that_nobody_knows_is_cleared() {
