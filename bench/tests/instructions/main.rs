@@ -14,7 +14,7 @@ use std::{
 
 use script::{CALLS, PATHS};
 
-/// What the paths take, and whose code that is, in the first line.
+/// The file says in its first line whose code it is about, and then how many instructions each path takes.
 const LIMITS: &str = "instructions.debug";
 /// Hash tables are seeded anew in every process, so that two runs differ by a little.
 const TOLERANCE_PERCENT: u64 = 5;
@@ -95,7 +95,7 @@ fn written(counts: &Counts) -> String {
     head + &lines.collect::<String>()
 }
 
-/// What is counted below; here it is made sure that the script does what it says.
+/// The script that is counted below gets the answers that it expects.
 #[test]
 fn the_script_is_answered() {
     script::run();

@@ -251,8 +251,8 @@ struct Opened {
     told: Told,
 }
 
-/// What a stream gave, held against what its last message says of it: who reads a copy of everything must not take for
-/// its end what is none.
+/// The keys that a stream gave are counted and held against its last message, so that a stream that broke off is not taken
+/// for a whole copy.
 #[derive(Debug, Default)]
 struct Told {
     keys: u64,
@@ -268,7 +268,7 @@ impl Told {
         }
     }
 
-    /// Whether the stream, at its end, has given all there is.
+    /// Refuses a stream that ended before it had given all there is.
     fn check(&self) -> Result<(), Status> {
         let Some((count, more)) = self.last else {
             return Err(Status::unavailable("a list ended before its last message"));
