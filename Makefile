@@ -3,7 +3,7 @@ CARGO ?= cargo
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 
-.PHONY: run test verify fix bench bench-moves bench-disk bench-apiserver instructions peers build kube netsim sim soak fuzz crash kills valgrind
+.PHONY: run test verify fix bench bench-moves bench-disk bench-apiserver instructions peers build docs kube netsim sim soak fuzz crash kills valgrind
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -17,15 +17,19 @@ test: peers valgrind build
 ## netsim: SEEDS (500) more seeds of the simulated network, from FIRST on
 FIRST ?= 1
 netsim:
-	KINDRED_NETSIM_FIRST=$(FIRST) KINDRED_NETSIM_SEEDS=$(or $(SEEDS),500) $(CARGO) test --locked -p kindred-netsim --test netsim seeds -- --nocapture
+	KINDRED_NETSIM_FIRST=$(FIRST) KINDRED_NETSIM_SEEDS=$(or $(SEEDS),500) $(CARGO) test --workspace --locked --test netsim seeds -- --nocapture
 
 ## crash: shards end at every step on their way to the disk, and at any moment for SECONDS (600), under load; then what each durability promises is looked for
 crash: build
-	CRASH_POINTS=all CRASH_SECONDS=$(or $(SECONDS),600) CRASH_SEED=$(or $(SEED),$(shell date +%s)) $(CARGO) test --locked -p kindred-tests --test crash -- --test-threads 1 --nocapture
+	CRASH_POINTS=all CRASH_SECONDS=$(or $(SECONDS),600) CRASH_SEED=$(or $(SEED),$(shell date +%s)) $(CARGO) test --workspace --locked --test crash -- --test-threads 1 --nocapture
 
 ## kills: kills and cuts at every step of a move, all of them or those with CASES in their names (such as seal.after, kill-source)
 kills: build
-	KILLS=$(or $(CASES),all) $(CARGO) test --locked -p kindred-tests --test kills -- --nocapture
+	KILLS=$(or $(CASES),all) $(CARGO) test --workspace --locked --test kills -- --nocapture
+
+## docs: write the generated pages of docs/ anew: commands and flags, fields of the configuration
+docs:
+	KINDRED_DOCS=write $(CARGO) test --quiet --workspace --locked --bin kindred docs_tests
 
 # It counts instructions. Without it that one test says so and measures nothing.
 valgrind:

@@ -1,5 +1,5 @@
-//! gRPC on bare HTTP/2, for clients that shall take as little CPU as they can from the servers that are measured beside
-//! them: messages are cut out of the stream's bytes and looked at where they lie.
+//! A minimal gRPC client on bare HTTP/2, which takes little CPU from the servers measured beside it. Messages are
+//! cut out of the stream's bytes and read in place.
 
 use anyhow::{Context, bail};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -11,13 +11,13 @@ use http::{HeaderMap, Request};
 use prost::Message;
 use tokio::net::TcpStream;
 
-/// As the other clients of this bench have them.
+/// The same windows as the other clients of this bench.
 const CONNECTION_WINDOW: u32 = 16 << 20;
 const STREAM_WINDOW: u32 = 4 << 20;
-/// A flag and a length stand before each message.
+/// The length of a gRPC prefix: a flag and the message's length.
 const HEAD: usize = 5;
 
-/// A connection; ends with its last handle.
+/// Opens a connection, which closes when its last handle is dropped.
 pub async fn connect(endpoint: &str) -> anyhow::Result<SendRequest<Bytes>> {
     let stream = TcpStream::connect(endpoint).await.context("connecting to the server under test")?;
     stream.set_nodelay(true)?;
@@ -28,7 +28,7 @@ pub async fn connect(endpoint: &str) -> anyhow::Result<SendRequest<Bytes>> {
     Ok(send)
 }
 
-/// A message with its head.
+/// Encodes a message with its prefix.
 pub fn framed(message: &impl Message) -> anyhow::Result<Bytes> {
     let length = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(HEAD + length);
@@ -38,14 +38,12 @@ pub fn framed(message: &impl Message) -> anyhow::Result<Bytes> {
     Ok(bytes.freeze())
 }
 
-/// A call under way.
 pub struct Call {
-    /// Where its messages go.
+    /// The stream for its request messages.
     pub requests: SendStream<Bytes>,
     response: ResponseFuture,
 }
 
-/// Begins a call.
 pub async fn begin(connection: &SendRequest<Bytes>, endpoint: &str, path: &str) -> anyhow::Result<Call> {
     let request = Request::post(format!("http://{endpoint}{path}"))
         .header("content-type", "application/grpc")
@@ -57,7 +55,7 @@ pub async fn begin(connection: &SendRequest<Bytes>, endpoint: &str, path: &str) 
 }
 
 impl Call {
-    /// The answer's messages, once it begins.
+    /// Waits for the answer's headers, and returns its message stream.
     pub async fn answers(self) -> anyhow::Result<(SendStream<Bytes>, Answers)> {
         let response = self.response.await?;
         is_ok(response.headers())?;
@@ -66,7 +64,7 @@ impl Call {
     }
 }
 
-/// Fails by the status in some headers or trailers; one that is not there is not a failure.
+/// Fails if the headers or trailers have an error status; a missing status is not an error.
 fn is_ok(headers: &HeaderMap) -> anyhow::Result<()> {
     match headers.get("grpc-status").map(|status| status.as_bytes()) {
         None | Some(b"0") => Ok(()),
@@ -77,14 +75,14 @@ fn is_ok(headers: &HeaderMap) -> anyhow::Result<()> {
     }
 }
 
-/// The messages of an answer as they come.
+/// The messages of an answer, as they arrive.
 pub struct Answers {
     body: RecvStream,
     cut: Cut,
 }
 
 impl Answers {
-    /// Waits for more bytes and gives all messages that are whole then; false at the end of the answer.
+    /// Waits for more bytes, and passes all complete messages to `each`; false at the end of the answer.
     pub async fn next(&mut self, each: impl FnMut(&[u8]) -> anyhow::Result<()>) -> anyhow::Result<bool> {
         let Some(piece) = self.body.data().await else {
             if let Some(trailers) = self.body.trailers().await? {
@@ -98,7 +96,7 @@ impl Answers {
         Ok(true)
     }
 
-    /// Waits for the end and gives the number of bytes that came, none of them kept.
+    /// Waits for the end, and returns the number of bytes that arrived. Keeps none of them.
     pub async fn drain(mut self) -> anyhow::Result<u64> {
         let mut bytes = 0;
         while let Some(piece) = self.body.data().await {
@@ -113,10 +111,10 @@ impl Answers {
     }
 }
 
-/// Cuts messages out of pieces of bytes.
+/// Cuts messages out of byte chunks.
 #[derive(Default)]
 struct Cut {
-    /// The beginning of a message that is not whole yet.
+    /// The beginning of an incomplete message.
     rest: BytesMut,
 }
 
@@ -126,7 +124,7 @@ impl Cut {
         mut piece: Bytes,
         mut each: impl FnMut(&[u8]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        // What is whole in its piece is not copied.
+        // Messages that are complete within a chunk are not copied.
         if !self.rest.is_empty() {
             self.rest.extend_from_slice(&piece);
             if whole(&self.rest).is_none() {
@@ -143,7 +141,7 @@ impl Cut {
     }
 }
 
-/// The length of the first message, if all of it is there.
+/// The length of the first message, if it is complete.
 fn whole(bytes: &[u8]) -> Option<usize> {
     let length = u32::from_be_bytes(*bytes.get(1..HEAD)?.first_chunk()?);
     let length = usize::try_from(length).ok()?;

@@ -1,106 +1,96 @@
-//! What a cluster of N nodes needs: from CPU an operation, bytes and rates to cores, memory and network. Pure arithmetic, on
-//! costs that were measured.
+//! A model of what a cluster of N nodes needs: it computes cores, memory and network from rates, sizes and measured
+//! costs.
 
-/// CPU microseconds of one operation.
+/// The CPU microseconds of one operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
-    /// In the router.
     pub router: f64,
-    /// In the shard.
     pub shard: f64,
 }
 
-/// What operations cost.
+/// The costs of all operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Costs {
-    /// An optimistic update that nobody watches.
+    /// An optimistic update that is not watched.
     pub write: Cost,
     /// An event, for the first watcher of a router.
     pub event: Cost,
-    /// An event, for each further one; a shard has nothing to do with these.
+    /// An event, for each further watcher; costs the shard nothing.
     pub watcher: f64,
-    /// `limit=1`, by which an apiserver asks for the current revision of a Kind.
+    /// A `limit=1` range, with which an apiserver asks for a Kind's current revision.
     pub probe: Cost,
-    /// A page of 500 objects.
     pub page: Cost,
 }
 
 /// The rates and sizes of one Kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kind {
-    /// As in its keys.
+    /// The name in the Kind's keys.
     pub name: &'static str,
-    /// Objects there are.
+    /// The number of objects.
     pub objects: f64,
-    /// Bytes of a key and a value.
+    /// The bytes of a key and a value.
     pub bytes: f64,
-    /// Writes a second.
     pub writes: f64,
-    /// Whether apiservers watch it.
     pub watched: bool,
 }
 
-/// A cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cluster {
-    /// Its Kinds.
     pub kinds: Vec<Kind>,
-    /// Each has one watch of each watched Kind.
+    /// The apiservers. Each has one watch of each watched Kind.
     pub apiservers: f64,
-    /// Routers, over which the apiservers are spread.
+    /// The routers. The apiservers are spread over them.
     pub routers: f64,
-    /// Probes a second of each apiserver.
+    /// The probes per second of each apiserver.
     pub probes: f64,
-    /// Pages of lists a second, over all apiservers.
+    /// The pages of lists per second, over all apiservers.
     pub pages: f64,
-    /// Seconds of history that is kept for watchers that come back.
+    /// The seconds of history kept for watchers that resume.
     pub history_seconds: f64,
-    /// Part of a core that one process is to use at most.
+    /// The maximum share of a core that one process should use.
     pub filled: f64,
 }
 
-/// Bytes that an object takes beside its key and value, and an event of the history.
+/// The memory overhead of an object and of an event in the history, in bytes beyond key and value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Overheads {
-    /// Of an object.
     pub object: f64,
     /// Of an older version.
     pub event: f64,
 }
 
-/// What a Kind needs.
+/// The resources that a Kind needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Need {
-    /// The Kind.
     pub name: &'static str,
-    /// Cores of all its shards.
+    /// The cores of all its shards.
     pub cores: f64,
-    /// Shards, each on one core.
+    /// The number of shards, each on one core.
     pub shards: f64,
-    /// Bytes of memory, of all its shards.
+    /// The memory of all its shards, in bytes.
     pub memory: f64,
-    /// Bytes a second out of its shards.
+    /// The bytes per second sent by its shards.
     pub network: f64,
 }
 
-/// What a cluster needs.
+/// The resources that a cluster needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Needs {
-    /// By Kind.
+    /// The needs of each Kind.
     pub kinds: Vec<Need>,
-    /// Cores of all routers.
     pub router_cores: f64,
-    /// Bytes a second out of all routers.
+    /// The bytes per second sent by all routers.
     pub router_network: f64,
 }
 
-/// The model. Linear: an operation costs what it costs, whatever else is done.
+/// The model. It is linear: the cost of an operation does not depend on other load.
 pub fn needs(cluster: &Cluster, costs: &Costs, overheads: &Overheads) -> Needs {
     let probed = cluster.kinds.iter().filter(|kind| kind.watched).count().max(1) as f64;
     let probes = cluster.apiservers * cluster.probes;
     let pods = |kind: &Kind| if kind.name == "pods" { cluster.pages } else { 0.0 };
     let (mut router, mut router_network, mut kinds) = (0.0, 0.0, Vec::new());
-    // An apiserver watches through one router; a router without one watches nothing.
+    // An apiserver watches through one router; a router without apiservers watches nothing.
     let watching = cluster.routers.min(cluster.apiservers);
     for kind in &cluster.kinds {
         let events = if kind.watched { kind.writes } else { 0.0 };
@@ -157,7 +147,7 @@ mod tests {
     #[test]
     fn the_parts_add_up() {
         let needs = needs(&cluster(), &COSTS, &OVERHEADS);
-        // 120 writes; 110 events for two routers, and for the two apiservers beyond; 4 probes; 2 pages.
+        // 120 writes; 110 events for two routers and for two further apiservers; 4 probes; 2 pages.
         let router = 120.0 * 10.0 + 110.0 * (2.0 * 4.0 + 2.0 * 1.0) + 4.0 * 8.0 + 2.0 * 200.0;
         assert!((needs.router_cores - router / 1e6).abs() < 1e-12);
         let leases = &needs.kinds[0];
@@ -173,7 +163,7 @@ mod tests {
         let mut large = cluster();
         large.kinds[0].writes = 200_000.0;
         let needs = needs(&large, &COSTS, &OVERHEADS);
-        // 200,000 x (5 + 2 x 2) us are 1.8 cores, of which one process is to use half of one.
+        // 200,000 x (5 + 2 x 2) us are 1.8 cores, and one process may use half a core.
         assert_eq!(needs.kinds[0].shards, 4.0);
         assert_eq!(needs.kinds[2].shards, 1.0);
     }

@@ -1,6 +1,7 @@
-//! `cluster`: the load of a cluster of N simulated nodes and some apiservers, all at its own pace (open loop, timed from
-//! when each operation was due). First each kind of operation alone, which gives what it costs; then all together, and
-//! beside it what the model of [`crate::capacity`] says; then what it says of larger clusters.
+//! `cluster`: the load of N simulated nodes and some apiservers at their own pace (open loop, timed from when each
+//! operation was due). It first measures the cost of each kind of operation alone; then it runs all of them
+//! together and compares the result with the model in [`crate::capacity`]; then it applies the model to larger
+//! clusters.
 
 mod apiserver;
 mod writers;
@@ -22,16 +23,15 @@ use crate::{
 
 use self::{apiserver::Apiserver, writers::Writer};
 
-/// The cluster.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
     /// Simulated nodes.
     #[arg(long, default_value_t = 20_000)]
     nodes: u64,
-    /// Apiservers: each watches leases, nodes and pods, and asks for their current revisions.
+    /// Apiservers: each watches leases, nodes and pods, and probes their current revisions.
     #[arg(long, default_value_t = 3)]
     apiservers: u64,
-    /// Pods of a node.
+    /// Pods per node.
     #[arg(long, default_value_t = 5)]
     pods_per_node: u64,
     /// Seconds between two renewals of a node's lease.
@@ -40,19 +40,19 @@ pub struct Options {
     /// Seconds between two status updates of a node.
     #[arg(long, default_value_t = 300)]
     status_seconds: u64,
-    /// Seconds between two changes of a pod; each comes with an event.
+    /// Seconds between two changes of a pod; each change comes with an event.
     #[arg(long, default_value_t = 600)]
     pod_seconds: u64,
-    /// Questions for a current revision, a second and apiserver.
+    /// Probes for a current revision, per second and apiserver.
     #[arg(long, default_value_t = 10)]
     probes: u64,
     /// Seconds of each part.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// The sizes of clusters to tell of.
+    /// Sizes of clusters, in nodes, to apply the model to.
     #[arg(long, value_delimiter = ',', default_values_t = [20_000, 100_000, 1_000_000])]
     sizes: Vec<u64>,
-    /// Apiservers and routers of those: one for so many nodes, but not fewer than three.
+    /// Nodes per apiserver in these clusters; each has at least three apiservers.
     #[arg(long, default_value_t = 50_000)]
     nodes_per_apiserver: u64,
 }
@@ -64,22 +64,22 @@ const PARTITIONS: &str = "\
 - {metadata: {name: pods}, resource: pods, serviceGroupId: pods}
 - {metadata: {name: events}, resource: events, serviceGroupId: events}
 ";
-/// The Kinds that every apiserver watches; events it does not.
+/// The Kinds that every apiserver watches, which do not include events.
 const WATCHED: [&str; 3] = ["leases", "minions", "pods"];
-/// Bytes of values: a lease, a node without images, a small pod, an event.
+/// The value sizes of a lease, a node without images, a small pod, and an event.
 const LEASE_BYTES: usize = 400;
 const NODE_BYTES: usize = 4_096;
 const POD_BYTES: usize = 3_072;
 const EVENT_BYTES: usize = 800;
-/// What is measured at 1,000,000 objects of 1 KiB by `kindred-bench restart`, and what an older version takes.
+/// The overhead that `kindred-bench restart` measures at 1,000,000 objects of 1 KiB, and that of an older version.
 const OVERHEADS: Overheads = Overheads { object: 195.0, event: 100.0 };
-/// A process is to use at most this much of its core.
+/// The maximum share of a core that a process should use.
 const FILLED: f64 = 0.6;
-/// Kubernetes compacts what is older than five minutes, every five minutes.
+/// Every five minutes Kubernetes compacts what is older than five minutes.
 const HISTORY_SECONDS: f64 = 600.0;
 
 impl Options {
-    /// The objects and rates of a cluster of so many nodes.
+    /// The objects and rates of a cluster with this many nodes.
     fn kinds(&self, nodes: u64) -> Vec<Kind> {
         let (nodes, pods) = (nodes as f64, (nodes * self.pods_per_node) as f64);
         let kind = |name, objects, bytes: usize, writes, watched| Kind {
@@ -94,18 +94,18 @@ impl Options {
             kind("leases", nodes, LEASE_BYTES, nodes / self.lease_seconds as f64, true),
             kind("minions", nodes, NODE_BYTES, nodes / self.status_seconds as f64, true),
             kind("pods", pods, POD_BYTES, changes, true),
-            // Kept for an hour.
+            // Events are kept for an hour.
             kind("events", changes * 3_600.0, EVENT_BYTES, changes, false),
         ]
     }
 }
 
-/// What a part of the run measured.
+/// The measurements of one part of the run.
 struct Part {
     seconds: f64,
-    /// CPU microseconds by process.
+    /// The CPU microseconds of each process.
     cpu: BTreeMap<String, f64>,
-    /// Of each kind of operation: how many, and their times from when they were due, in microseconds and in order.
+    /// The sorted times of each kind of operation, in microseconds from when each was due.
     times: BTreeMap<String, Vec<u32>>,
 }
 
@@ -123,7 +123,7 @@ impl Part {
     }
 }
 
-/// Which operations a part has.
+/// The operations in a part.
 #[derive(Clone, Copy)]
 struct Mix {
     writes: bool,
@@ -175,7 +175,7 @@ impl Bench {
         for _ in 0..mix.apiservers {
             apiservers.push(Apiserver::start(&self.server.endpoint, &WATCHED, origin).await?);
         }
-        // What the start itself costs is not part of it.
+        // Leave out the cost of starting.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let (before, began) = (self.cpu()?, Instant::now());
         let limit = Duration::from_secs(self.options.seconds);
@@ -208,7 +208,7 @@ impl Bench {
         Ok(Part { seconds, cpu, times })
     }
 
-    /// What each kind of operation costs, as it is when it is done at the pace of this cluster.
+    /// Measures the cost of each kind of operation at the pace of this cluster.
     async fn costs(&self) -> anyhow::Result<Costs> {
         let none = Mix { writes: false, apiservers: 0, probes: false, lists: false };
         let rest = self.idle().await?;
@@ -273,7 +273,6 @@ impl Bench {
     }
 }
 
-/// Runs it.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let bench = Bench::start(options.clone()).await?;
@@ -331,7 +330,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     for nodes in &options.sizes {
         let apiservers = nodes.div_ceil(options.nodes_per_apiserver).max(3) as f64;
         let mut routers = 1.0;
-        // More routers mean more feeds: the least number that is enough.
+        // More routers need more feeds, so find the smallest sufficient number.
         let needs = loop {
             let model = bench.model(*nodes, apiservers, routers, apiservers);
             let needs = capacity::needs(&model, &costs, &OVERHEADS);

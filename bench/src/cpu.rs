@@ -1,13 +1,13 @@
-//! CPU time of a process from the kernel's scheduler statistics.
+//! CPU times of processes, from the kernel's statistics.
 
 use std::fs;
 
 use anyhow::Context;
 
-/// Nanoseconds of CPU that all threads of a process have used so far.
+/// The CPU nanoseconds that all threads of a process have used.
 ///
-/// `/proc/PID/task/*/schedstat` counts run time in nanoseconds; threads that have ended are not in it, so the callers
-/// measure servers whose thread count is fixed.
+/// `/proc/PID/task/*/schedstat` counts nanoseconds, but omits threads that have ended, so callers measure servers
+/// with a fixed number of threads.
 pub fn process_nanos(pid: u32) -> anyhow::Result<u64> {
     let tasks =
         fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))?;
@@ -23,11 +23,11 @@ pub fn process_nanos(pid: u32) -> anyhow::Result<u64> {
     Ok(total)
 }
 
-/// Seconds of CPU that a process has used, with those of threads that have ended, in the kernel's steps of 10 ms.
+/// The CPU seconds that a process has used, including ended threads, in the kernel's steps of 10 ms.
 pub fn whole_process_seconds(pid: u32) -> anyhow::Result<f64> {
     let text =
         fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid} is gone"))?;
-    // The name, in parentheses, may hold anything; user and system time are the 14th and 15th field.
+    // The name in parentheses may contain any characters. User and system time are fields 14 and 15.
     let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
     let ticks: u64 = fields
         .map(|field| field.parse::<u64>())
@@ -36,7 +36,7 @@ pub fn whole_process_seconds(pid: u32) -> anyhow::Result<f64> {
     Ok(ticks as f64 / TICKS_A_SECOND)
 }
 
-/// `USER_HZ`, which Linux keeps at 100 for what it shows in /proc.
+/// `USER_HZ`, which is always 100 in Linux's /proc.
 const TICKS_A_SECOND: f64 = 100.0;
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! What clients see while a command changes the cluster: `kindred-bench during -- kindred move pods --to pods2`.
+//! Measures what clients see while a command changes the cluster: `kindred-bench during -- kindred move pods --to
+//! pods2`.
 //!
-//! Fills a Kind, writes to it by optimistic transactions and watches all of it, runs the command, and tells how long it
-//! took, the latencies of the writes before and during it, the longest of them (the write pause), and whether any write
-//! failed, any watch was cancelled, or any event was missing or came twice.
+//! It fills a Kind, writes to it by optimistic transactions, watches all of it, and runs the command. It reports
+//! how long the command took, the latencies of writes before and during it, and the longest of them (the write
+//! pause). It also reports failed writes, cancelled watches, and missing or duplicate events.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,44 +25,43 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 
-/// How long watchers have to come to the end after the last write.
+/// The time in which watchers must catch up after the last write.
 const CATCH_UP: Duration = Duration::from_secs(30);
-/// Writes in flight while the Kind is filled.
+/// The number of concurrent writes that fill the Kind.
 const FILLERS: usize = 64;
 
-/// What to run beside what.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Routers' client addresses, comma-separated; writers and watchers are spread over them.
+    /// Client addresses of the routers, comma-separated; writers and watchers are spread over them.
     #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:2379")]
     endpoints: Vec<String>,
-    /// Below which the keys are.
+    /// The prefix of the keys.
     #[arg(long, default_value = "/registry/pods/bench/")]
     prefix: String,
-    /// Keys, written before the command; 0 to use what is there from a run before.
+    /// Keys to write before the command; 0 uses the keys of an earlier run.
     #[arg(long, default_value_t = 200_000)]
     keys: u64,
     /// Bytes of a value.
     #[arg(long, default_value_t = 1024)]
     value_bytes: usize,
-    /// Writers, each with one write under way.
+    /// Writers, each with one write in flight.
     #[arg(long, default_value_t = 16)]
     writers: u64,
     /// Keys that the writers write to.
     #[arg(long, default_value_t = 1_000)]
     hot_keys: u64,
-    /// Watches of all keys.
+    /// Watches, each of all keys.
     #[arg(long, default_value_t = 4)]
     watches: usize,
-    /// Seconds of load before the command, to compare with, and after it.
+    /// Seconds of load before the command, for comparison, and after it.
     #[arg(long, default_value_t = 3)]
     seconds: u64,
-    /// The command, which is over when the change is.
+    /// The command. It must end when the change is complete.
     #[arg(last = true, required = true)]
     command: Vec<String>,
 }
 
-/// One acknowledged write: when it began, how long it took, and its revision.
+/// An acknowledged write: when it began, how long it took, and its revision.
 struct Write {
     began: Instant,
     took: Duration,
@@ -109,7 +109,7 @@ async fn fill(channels: &[Channel], options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes to the keys of this writer, round and round, each only if it is as the writer left it.
+/// Writes to this writer's keys in turn, each only if it is as the writer left it.
 async fn write(
     channel: Channel,
     keys: Vec<Bytes>,
@@ -166,8 +166,8 @@ async fn one(
     Ok(answer.header.map_or(0, |header| header.revision))
 }
 
-/// Watches everything below the prefix; the revisions of the events, in their order, until one at or above `last` of
-/// them came. Ends with an error when the watch is cancelled or out of order.
+/// Watches all keys with the prefix. Returns the revisions of the events in order once no more events come after
+/// the writers have stopped. Fails if the watch is cancelled or events are out of order.
 async fn watch(
     channel: Channel,
     prefix: String,
@@ -183,7 +183,7 @@ async fn watch(
     let mut answers = client.watch(ReceiverStream::new(receiver)).await?.into_inner();
     let mut seen: Vec<i64> = Vec::new();
     loop {
-        // The writers have stopped, and nothing comes any more: the caller compares.
+        // The writers have stopped and no events come any more; the caller compares the results.
         let answer = match tokio::time::timeout(Duration::from_secs(5), answers.message()).await {
             Ok(answer) => answer?.context("a watch stream ended")?,
             Err(_) if requests.is_closed() || ready.is_closed() => return Ok(seen),
@@ -214,7 +214,6 @@ fn row(name: &str, writes: &[&Write]) -> String {
     format!("| {name} | {} | {:.2} | {:.2} | {:.1} |", took.len(), at(0.5), at(0.99), max)
 }
 
-/// Runs it.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let channels = connect(&options.endpoints).await?;
@@ -279,7 +278,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     while let Some(done) = watches.join_next().await {
         match done? {
             Ok(seen) if failures.is_empty() && seen == acknowledged => {}
-            // With failed writes nobody knows which events there are.
+            // After a failed write, its event may or may not exist.
             Ok(seen)
                 if !failures.is_empty() && acknowledged.iter().all(|one| seen.binary_search(one).is_ok()) => {
             }

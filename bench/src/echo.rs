@@ -1,5 +1,5 @@
-//! A server that holds one page and answers every Range with it: what it takes to send those bytes, and nothing else. It
-//! serves as kindred's servers do, so that only what they do for an answer is between it and them.
+//! A server that answers every Range with a fixed page, to measure the cost of just sending it. It uses kindred's
+//! own server code, so that only the work for producing an answer differs.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,7 +14,6 @@ use tonic::{Request, Status};
 
 use crate::load::{PAGE, key};
 
-/// What the page is.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
     /// Bytes of a value.
@@ -22,7 +21,7 @@ pub struct Options {
     value_bytes: usize,
 }
 
-/// A page of the load's keys, as a shard answers it.
+/// A page of the load's keys, encoded like a shard's answer.
 fn page(value_bytes: usize) -> Bytes {
     let kv = |i| mvccpb::KeyValue {
         key: key(i),
@@ -39,7 +38,7 @@ fn page(value_bytes: usize) -> Bytes {
     pb::RangeResponse { header: Some(header), kvs, more: false, count }.encode_to_vec().into()
 }
 
-/// What answers any other call: a header.
+/// The answer to any other call: just a header.
 fn nothing() -> Bytes {
     let header = Some(pb::ResponseHeader { revision: 1, ..Default::default() });
     pb::PutResponse { header, prev_kv: None }.encode_to_vec().into()
@@ -52,7 +51,7 @@ struct Echo {
 }
 
 impl UnaryCalls for Echo {
-    /// Whether it is answered with the page.
+    /// Whether the call gets the page.
     type Method = bool;
 
     fn method(&self, path: &str) -> Option<bool> {

@@ -1,4 +1,5 @@
-//! `fsync`: how many writes a second are on disk when they are acknowledged, etcd and a shard on the same disk, in turn.
+//! `fsync`: the rate of writes that are durable when acknowledged, of etcd and of a shard on the same disk, in
+//! turn.
 
 use std::path::{Path, PathBuf};
 
@@ -8,19 +9,18 @@ use crate::{
     stats::median,
 };
 
-/// What to write, and where.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// The folder on the disk that is measured.
+    /// A folder on the disk to measure.
     #[arg(long, default_value = "target")]
     dir: PathBuf,
-    /// Clients, each with one write under way.
+    /// Clients, each with one write in flight.
     #[arg(long, default_value_t = 64)]
     clients: usize,
     /// Connections that they share.
     #[arg(long, default_value_t = 4)]
     connections: usize,
-    /// Writes a round and server.
+    /// Writes per round and server.
     #[arg(long, default_value_t = 20_000)]
     ops: u64,
     /// Interleaved rounds; medians are printed.
@@ -31,7 +31,6 @@ pub struct Options {
     value_bytes: usize,
 }
 
-/// Runs it.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 pub async fn run(options: Options, etcd: &Path) -> anyhow::Result<()> {
     let shape = Shape {

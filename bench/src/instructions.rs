@@ -1,8 +1,8 @@
-//! Instructions of a server for one operation, counted by valgrind's callgrind: what a change costs or saves, on any
-//! machine, however busy. Only code of the process itself counts, not the kernel's.
+//! Counts a server's instructions per operation with valgrind's callgrind. The counts show the effect of a change
+//! on any machine, however busy. They cover the process's own code, not the kernel's.
 //!
-//! `bench/instructions` holds what each hot path takes. The numbers may only go down: `--check` fails when one is exceeded,
-//! `--write` records those that are lower.
+//! `bench/instructions` has the limit of each hot path. Limits may only decrease: `--check` fails if one is
+//! exceeded, `--write` records lower counts.
 
 use std::{
     collections::BTreeMap,
@@ -18,36 +18,35 @@ use crate::{
     servers::{self, Server},
 };
 
-/// Of so many operations one page is counted: it is heavy.
+/// Pages are expensive, so only one is counted for this many operations.
 const PAGES_PART: u64 = 10;
 
-/// What is measured and compared.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Operations that are counted, after as many that warm up.
+    /// Operations to count, after as many for warm-up.
     #[arg(long, default_value_t = 3_000)]
     ops: u64,
-    /// Fail when an operation takes more than this file says.
+    /// Fail if an operation takes more instructions than this file says.
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
-    /// By how many percent it may take more: runs differ, as timers fire more or less often meanwhile.
+    /// Tolerated excess in percent: runs differ, because timers fire more or less often.
     #[arg(long, value_name = "PERCENT", default_value_t = 3, value_parser = clap::value_parser!(u64).range(..100))]
     tolerance: u64,
-    /// Record what is lower than, or not in, this file.
+    /// Record counts that are lower than in this file, or not in it.
     #[arg(long, value_name = "FILE", conflicts_with = "check")]
     write: Option<PathBuf>,
     /// Keep callgrind's profiles here (`callgrind_annotate` shows them).
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
-    /// Write here where they are spent, by crate (Markdown).
+    /// Write where the instructions are spent, by crate, to this file (Markdown).
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Only these paths (`shard put`).
+    /// Measure only these paths (such as `shard put`).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 }
 
-/// Instructions for one operation, by path: `shard put`.
+/// Instructions per operation, by path such as `shard put`.
 type Counts = BTreeMap<String, u64>;
 
 fn parse(text: &str) -> anyhow::Result<Counts> {
@@ -61,7 +60,7 @@ fn parse(text: &str) -> anyhow::Result<Counts> {
         .collect()
 }
 
-/// The paths that take more than they may, and so many percent.
+/// The paths that exceed their limit by more than the tolerance.
 fn exceeded(limits: &Counts, measured: &Counts, tolerance: u64) -> Vec<String> {
     let over = |(path, count): (&String, &u64)| {
         let limit = *limits.get(path)?;
@@ -71,7 +70,7 @@ fn exceeded(limits: &Counts, measured: &Counts, tolerance: u64) -> Vec<String> {
     measured.iter().filter_map(over).collect()
 }
 
-/// The file's text, with what got lower.
+/// The file's text, with lower counts recorded.
 fn lowered(limits: &Counts, measured: &Counts) -> String {
     let mut all = limits.clone();
     for (path, count) in measured {
@@ -86,7 +85,7 @@ fn lowered(limits: &Counts, measured: &Counts) -> String {
     text
 }
 
-/// Counts, prints, compares.
+/// Counts, prints and compares.
 #[allow(clippy::print_stdout)]
 pub async fn run(options: Options) -> anyhow::Result<()> {
     if Command::new("vgdb").arg("--help").output().is_err() {
@@ -147,18 +146,18 @@ fn tool(folder: &Path, role: &str) -> Vec<String> {
         .into()
 }
 
-/// Where valgrind listens: a server that is killed leaves its pipes behind.
+/// Where valgrind puts its pipes, which a killed server leaves behind.
 fn pipes(folder: &Path) -> String {
     format!("--vgdb-prefix={}", folder.join("vgdb").display())
 }
 
-/// What callgrind wrote of so many operations.
+/// The profile that callgrind wrote for `ops` operations.
 async fn counted(server: &Server, role: &str, kind: Kind, ops: u64, folder: &Path) -> anyhow::Result<String> {
     let pid = server.pids.iter().find(|(name, _)| name == role).context("no such process")?.1;
     let shape = Shape { connections: 4, in_flight: 64, keys: 1_000, value_bytes: 512 };
     let target = Target::connect(server, shape).await?;
     target.fill().await?;
-    // Of each key's updates the first is refused, in every run alike: the file's numbers have it in them.
+    // The first update of each key is refused, equally in every run, and the limits include that.
     target.forget();
     target.closed(kind, ops).await?;
     target.forget();
@@ -171,7 +170,7 @@ async fn counted(server: &Server, role: &str, kind: Kind, ops: u64, folder: &Pat
     Ok(std::fs::read_to_string(new)?)
 }
 
-/// Asks callgrind in a running process.
+/// Sends a command to callgrind in a running process.
 fn ask(folder: &Path, pid: u32, words: &[&str]) -> anyhow::Result<()> {
     let output = Command::new("vgdb").arg(pipes(folder)).arg(format!("--pid={pid}")).args(words).output()?;
     if !output.status.success() {
@@ -191,7 +190,7 @@ fn dumps(folder: &Path, role: &str) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// All instructions of a profile.
+/// The total number of instructions in a profile.
 fn total(profile: &str) -> anyhow::Result<u64> {
     let of = |name| profile.lines().find_map(|line| line.strip_prefix(name));
     let total = of("totals:").or_else(|| of("summary:")).context("the profile has no total")?;

@@ -1,5 +1,5 @@
-//! Loads: what an operation is, which objects it is done to, and how operations follow each other, in a closed loop or at a
-//! rate.
+//! Loads: the types of operations, the objects that they use, and how operations follow each other, in a closed
+//! loop or at a rate.
 
 pub mod lease;
 mod run;
@@ -21,27 +21,23 @@ use tonic::transport::{Channel, Endpoint};
 use crate::servers::Server;
 use pb::{compare, kv_client::KvClient, request_op};
 
-/// What one operation is.
+/// The type of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Put of one of `keys` keys.
+    /// A put of one of `keys` keys.
     Put,
     /// Kubernetes' optimistic update: compare mod_revision, put, else get.
     TxnPut,
-    /// The same of Lease objects, of all nodes in turn, as kubelets renew theirs.
+    /// Optimistic updates of all nodes' Lease objects in turn, as kubelets renew them.
     LeaseFlood,
-    /// Get of one key.
     Get,
-    /// `limit=1` over the whole Kind.
     Probe,
-    /// A page of 500 keys.
     List,
-    /// Of a hundred: 60 lease renewals, 20 optimistic updates, 15 gets, 4 probes, 1 page.
+    /// Per hundred operations: 60 lease renewals, 20 optimistic updates, 15 gets, 4 probes, 1 page.
     Mixed,
 }
 
 impl Kind {
-    /// The name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Put => "put",
@@ -54,7 +50,7 @@ impl Kind {
         }
     }
 
-    /// The part of all operations that are done, so that all kinds take about as long.
+    /// The divisor for the number of operations, so that all types take about as long.
     pub fn part(self) -> u64 {
         match self {
             Self::List => 50,
@@ -63,12 +59,12 @@ impl Kind {
         }
     }
 
-    /// What the operation of a number is.
+    /// The type of the operation with this number.
     fn of(self, number: u64) -> Self {
         if self != Self::Mixed {
             return self;
         }
-        // 37 and 100 have no common divisor: of a hundred in a row each remainder comes once, in no order.
+        // 37 and 100 are coprime, so a hundred operations in a row have every remainder once, in a mixed order.
         match number.wrapping_mul(37) % 100 {
             0..60 => Self::LeaseFlood,
             60..80 => Self::TxnPut,
@@ -79,33 +75,29 @@ impl Kind {
     }
 }
 
-/// The shape of a load.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// TCP connections.
     pub connections: usize,
-    /// Calls in flight, over all connections.
+    /// The number of concurrent calls over all connections.
     pub in_flight: usize,
-    /// Keys written and read.
     pub keys: usize,
-    /// Bytes of a value.
+    /// The length of a value.
     pub value_bytes: usize,
 }
 
-/// Where the keys are.
+/// The prefix of the keys.
 pub const PREFIX: &str = "/registry/leases/bench/";
 
-/// Bytes of a key.
+/// The length of a key.
 pub const KEY_BYTES: usize = PREFIX.len() + "node-0000000".len();
 
-/// Puts of one transaction that fills: below etcd's limit of 128 operations.
+/// The number of puts in a transaction that fills, below etcd's limit of 128 operations.
 const FILL_PUTS: usize = 100;
-/// Keys of a page.
+/// The number of keys in a page.
 pub const PAGE: usize = 500;
-/// A prime: its multiples are all the remainders of a number of keys, in an order that no cache likes.
+/// A prime. Its multiples modulo the number of keys visit all keys in a cache-unfriendly order.
 const STRIDE: usize = 2_654_435_761;
 
-/// The key of a number.
 pub fn key(i: usize) -> Bytes {
     format!("{PREFIX}node-{i:07}").into()
 }
@@ -117,7 +109,6 @@ fn settings(url: String) -> anyhow::Result<Endpoint> {
         .tcp_nodelay(true))
 }
 
-/// Connects `shape.connections` channels.
 pub async fn connect(endpoint: &str, shape: Shape) -> anyhow::Result<Vec<Channel>> {
     let endpoint = settings(format!("http://{endpoint}"))?;
     let mut channels = Vec::new();
@@ -127,7 +118,7 @@ pub async fn connect(endpoint: &str, shape: Shape) -> anyhow::Result<Vec<Channel
     Ok(channels)
 }
 
-/// The same with TLS: nothing but the cipher differs from a plain connection.
+/// The same with TLS; only the encryption differs.
 async fn connect_by_tls(endpoint: &str, tls: &ClientTls, shape: Shape) -> anyhow::Result<Vec<Channel>> {
     let settings = settings(format!("http://{endpoint}"))?.origin(format!("https://{endpoint}").parse()?);
     let host = endpoint.rsplit_once(':').context("an endpoint without a port")?.0;
@@ -153,31 +144,31 @@ fn client(channel: &Channel) -> KvClient<Channel> {
     KvClient::new(channel.clone()).max_decoding_message_size(usize::MAX)
 }
 
-/// What is known of the objects of one kind: the revision of each, 0 when none.
+/// The known revision of each object; 0 if there is none.
 type Revisions = Arc<Vec<AtomicI64>>;
 
 fn unknown(count: usize) -> Revisions {
     Arc::new((0..count).map(|_| AtomicI64::new(0)).collect())
 }
 
-/// A server with connections to it, and what is known of its objects.
+/// A server with connections to it, and the known revisions of its objects.
 #[derive(Clone)]
 pub struct Target {
     channels: Vec<Channel>,
     shape: Shape,
     objects: Revisions,
     leases: Revisions,
-    /// How many keys were taken so far, where they are taken from everywhere.
+    /// The number of keys used so far, if keys are scattered.
     scattered: Option<Arc<AtomicUsize>>,
 }
 
 impl Target {
-    /// A server on these connections, of whose objects nothing is known.
+    /// A target on these connections, with unknown revisions.
     pub fn new(channels: Vec<Channel>, shape: Shape) -> Self {
         Self { channels, shape, objects: unknown(shape.keys), leases: unknown(shape.keys), scattered: None }
     }
 
-    /// Connects to a server as it wants it.
+    /// Connects to a server, with TLS if it needs that.
     pub async fn connect(server: &Server, shape: Shape) -> anyhow::Result<Self> {
         let channels = match &server.tls {
             None => connect(&server.endpoint, shape).await?,
@@ -186,46 +177,43 @@ impl Target {
         Ok(Self::new(channels, shape))
     }
 
-    /// The connections.
     pub fn channels(&self) -> &[Channel] {
         &self.channels
     }
 
-    /// The shape of its loads.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The same with another number of calls in flight.
+    /// The same target with another number of concurrent calls.
     pub fn with_in_flight(&self, in_flight: usize) -> Self {
         Self { shape: Shape { in_flight, ..self.shape }, ..self.clone() }
     }
 
-    /// The same on so many new connections.
+    /// The same target with this many new connections.
     pub async fn on_connections(&self, server: &Server, connections: usize) -> anyhow::Result<Self> {
         let shape = Shape { connections, ..self.shape };
         Ok(Self { channels: connect(&server.endpoint, shape).await?, shape, ..self.clone() })
     }
 
-    /// The same, but operations take their keys from everywhere, and others in each run, and pages begin anywhere: nothing is
-    /// found in a cache only because neighbours were asked for before.
+    /// The same target with scattered access: keys come from everywhere, differ in each run, and pages begin
+    /// anywhere. So no request finds its data cached because a neighbour was requested before.
     pub fn scattered(self) -> Self {
         Self { scattered: Some(Arc::default()), ..self }
     }
 
-    /// As if nothing were known of the objects: the first update of each is refused.
+    /// Forgets all revisions, so that the first update of each object is refused.
     pub fn forget(&self) {
         for revision in self.objects.iter().chain(self.leases.iter()) {
             revision.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Writes every key once.
     pub async fn fill(&self) -> anyhow::Result<()> {
         self.fill_with(Kind::Put).await
     }
 
-    /// Writes every key once, many in each transaction.
+    /// Writes every key once, in large transactions.
     pub async fn fill_fast(&self) -> anyhow::Result<()> {
         let mut tasks = tokio::task::JoinSet::new();
         let (next, keys) = (Arc::new(AtomicUsize::new(0)), self.shape.keys);
@@ -247,7 +235,6 @@ impl Target {
         Ok(())
     }
 
-    /// Writes every node's lease once.
     pub async fn fill_leases(&self) -> anyhow::Result<()> {
         self.fill_with(Kind::LeaseFlood).await
     }
@@ -269,7 +256,7 @@ impl Target {
         Ok(())
     }
 
-    /// Who makes calls on the connection of a number.
+    /// A caller on one of the connections, chosen by `number`.
     fn caller(&self, number: usize) -> Caller {
         Caller {
             kv: client(&self.channels[number % self.channels.len()]),
@@ -279,12 +266,12 @@ impl Target {
     }
 }
 
-/// Which of so many keys comes at a turn, where they come from everywhere.
+/// The key to use in a turn of scattered access.
 fn scatter(turn: usize, keys: usize) -> usize {
     turn.wrapping_mul(STRIDE) % keys
 }
 
-/// Makes one call after the other.
+/// Makes one call at a time.
 #[derive(Clone)]
 struct Caller {
     kv: KvClient<Channel>,
@@ -293,7 +280,7 @@ struct Caller {
 }
 
 impl Caller {
-    /// Puts of these keys in one transaction.
+    /// Puts these keys in one transaction.
     async fn put_all(&mut self, keys: std::ops::Range<usize>) -> anyhow::Result<()> {
         let puts = keys.clone().map(|i| (key(i), self.value.clone()));
         let header = self.kv.txn(puts_txn(puts)).await?.into_inner().header.context("header")?;
@@ -301,7 +288,7 @@ impl Caller {
         Ok(())
     }
 
-    /// One operation; false when it was an update and was refused, as the object was not what it was thought to be.
+    /// Makes one operation; false if an update was refused because the object's revision was not the known one.
     async fn one(&mut self, kind: Kind, i: usize, number: u64) -> anyhow::Result<bool> {
         match kind.of(number) {
             Kind::Put => {
@@ -333,7 +320,7 @@ impl Caller {
         let revisions = if lease { &self.target.leases } else { &self.target.objects };
         let known = revisions[i].load(Ordering::Relaxed);
         let (updated, revision) = update(&mut self.kv, key, value, known).await?;
-        // Nobody else writes; of two updates under way at once, the newer is what there is.
+        // There are no other writers; of two concurrent updates the newer one counts.
         revisions[i].fetch_max(revision, Ordering::Relaxed);
         Ok(updated)
     }
@@ -351,7 +338,8 @@ impl Caller {
     }
 }
 
-/// Kubernetes' optimistic update of a key whose revision was `revision`: whether it was, and what it is now.
+/// Kubernetes' optimistic update of a key that should have this revision: whether it succeeded, and the key's
+/// revision after it.
 pub async fn update(
     kv: &mut KvClient<Channel>,
     key: Bytes,
@@ -370,7 +358,7 @@ pub async fn update(
     }
 }
 
-/// A transaction that puts all of these.
+/// A transaction of these puts.
 pub fn puts_txn(puts: impl Iterator<Item = (Bytes, Bytes)>) -> pb::TxnRequest {
     let put = |(key, value)| {
         let put = pb::PutRequest { key, value, ..Default::default() };

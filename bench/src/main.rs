@@ -1,11 +1,8 @@
-//! `kindred-bench`: CPU per operation of a shard alone, a router with a shard (plain, and with mTLS), a real etcd, and a
-//! mem_etcd where the user has one, side by side in one run. Rounds are interleaved over the servers, so that a noisy machine
-//! disturbs all alike; ratios count, not single numbers.
-//! `kindred-bench during` runs a command under load, `kindred-bench spread` measures what it costs that a Kind is on several stores,
-//! `kindred-bench restart` how long a shard takes to come back, `kindred-bench fsync` what it writes when each write is synced,
-//! `kindred-bench scale` whether an operation costs the same however many keys, watches, clients and shards there are,
-//! `kindred-bench watchers` what an event costs at many watchers, `kindred-bench stalls` for how long a shard's own work holds writes up,
-//! `kindred-bench memory` what an engine takes for an object, and `kindred-bench cluster` what a cluster of N nodes costs.
+//! `kindred-bench` measures the CPU per operation of a shard alone, a router with a shard (plain, and with mTLS), a
+//! real etcd, and a mem_etcd if the user has one, side by side. Rounds are interleaved over the servers, so that a
+//! noisy machine disturbs all alike; compare ratios, not single numbers.
+//!
+//! Its subcommands measure other things; see [`Mode`].
 
 mod bare;
 mod capacity;
@@ -37,7 +34,7 @@ use std::{path::PathBuf, process::Command};
 use anyhow::Context;
 use clap::Parser;
 
-// What servers have, so that `memory` measures the same.
+// The servers' allocator, so that `memory` measures the same.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -54,28 +51,29 @@ struct Args {
 /// What to measure instead.
 #[derive(clap::Subcommand)]
 enum Mode {
-    /// What it costs that a Kind is on several stores: watch latency, CPU per event, lists and probes.
+    /// The cost of spreading a Kind over several stores: watch latency, CPU per event, lists and probes.
     Spread(spread::Options),
-    /// What clients see while a command changes the cluster, such as a move.
+    /// What clients see while a command, such as a move, changes the cluster.
     During(during::Options),
-    /// How long a shard takes to come back with all its objects, and the memory that it holds them in.
+    /// How long a shard takes to restart with all its objects, and how much memory it needs for them.
     Restart(restart::Options),
-    /// What a cluster of so many nodes costs: a mixed load of simulated nodes and apiservers, and what a model says of larger ones.
+    /// The cost of a cluster with this many nodes: a mixed load of simulated nodes and apiservers, and a model of
+    /// larger clusters.
     Cluster(cluster::Options),
-    /// Writes a second that are on disk when they are acknowledged, beside an etcd on the same disk.
+    /// The rate of writes that are durable when acknowledged, compared with an etcd on the same disk.
     Fsync(fsync::Options),
-    /// Bytes that the engine takes for an object, and for an event, beyond their keys and values.
+    /// The bytes that an engine needs for an object and for an event beyond their keys and values.
     Memory(memory::Options),
-    /// Whether an operation costs the same however many keys, watches, clients and shards there are.
+    /// Whether the cost of an operation is independent of the number of keys, watches, clients and shards.
     Scale(scale::Options),
-    /// What an event costs at N watchers, how many events a core can give out, and how late they are.
+    /// The cost of an event at N watchers, the event rate that one core can deliver, and the latency of events.
     Watchers(watchers::Options),
-    /// For how long writes wait while a shard frees what was compacted, writes checkpoints and answers long lists.
+    /// How long writes wait while a shard frees compacted versions, writes checkpoints and answers long lists.
     Stalls(stalls::Options),
-    /// A server that answers with bytes that it holds; what the table compares pages with.
+    /// A server that answers with fixed bytes, to which the table compares pages.
     #[command(hide = true)]
     Echo(echo::Options),
-    /// Instructions of a server for one operation, which a busy machine does not change.
+    /// A server's instructions per operation, which do not depend on the load of the machine.
     Instructions(instructions::Options),
 }
 

@@ -1,4 +1,4 @@
-//! One measurement of one server: what its processes used, and how long its answers took.
+//! Measures a server: the CPU that its processes use, and the latency of its answers.
 
 use std::{
     sync::{
@@ -21,30 +21,28 @@ use crate::{
     watcher,
 };
 
-/// Of a hundred updates, how many may be refused: more, and it is not updates that were measured.
+/// The maximum percentage of refused updates. Beyond it, the run did not measure updates.
 const REFUSED_MAX_PERCENT: u64 = 1;
-/// Where the keys are whose events are counted.
+/// The prefix of the keys whose events are counted.
 const WATCHED: &str = "/registry/leases/watched/";
 
-/// One measured round: CPU microseconds per operation by role, and latencies.
+/// The measurement of a round.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// By the role of a process.
+    /// The CPU microseconds per operation of each role.
     pub cpu_us: Vec<(String, f64)>,
-    /// Of the operations.
     pub latency: Latency,
-    /// How many there were in a second.
     pub ops_per_second: f64,
 }
 
 impl Sample {
-    /// CPU microseconds of all processes.
+    /// The CPU microseconds per operation of all processes.
     pub fn cpu(&self) -> f64 {
         self.cpu_us.iter().map(|(_, us)| us).sum()
     }
 }
 
-/// What the processes of a server have used until now, in nanoseconds.
+/// The CPU nanoseconds of a server's processes at the start of a measurement.
 struct Before<'a> {
     server: &'a Server,
     nanos: Vec<u64>,
@@ -71,7 +69,7 @@ impl<'a> Before<'a> {
     }
 }
 
-/// Operations, after a tenth as many that warm up; with a rate in an open loop, else in a closed one.
+/// Measures operations, after a tenth as many for warm-up: in an open loop with a rate, otherwise in a closed loop.
 pub async fn ops(
     server: &Server,
     target: &Target,
@@ -91,8 +89,8 @@ pub async fn ops(
     Ok(sample)
 }
 
-/// Writes that are watched. An operation is an event at one watcher, the writes are not counted but what they cost is
-/// in it; its latency is from when the write began, or was due, until the event was there.
+/// Measures watched writes. An operation is an event at one watcher; the CPU of the writes is included. Latencies
+/// are from when the write began or was due until the event arrived.
 pub async fn events(
     server: &Server,
     target: &Target,
@@ -133,7 +131,7 @@ pub async fn events(
     before.sample(nanos.len() as u64, Latency::of(nanos))
 }
 
-/// Numbered writes in a closed loop; when each began.
+/// Numbered writes in a closed loop; returns when each began.
 async fn closed(target: &Target, pace: &Pace) -> anyhow::Result<Vec<Instant>> {
     let next = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();

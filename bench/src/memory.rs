@@ -1,5 +1,6 @@
-//! `memory`: how many bytes the engine takes for an object beyond its key and value, and for an event of its history: an
-//! engine in this process, without a server around it. An unoptimised build shows the same.
+//! `memory`: the bytes that an engine needs for an object beyond its key and value, and for an event of its
+//! history. It measures an engine in this process, without a server. A build without optimisation gives the same
+//! results.
 
 use std::time::Duration;
 
@@ -20,26 +21,25 @@ use kindred_partition_config::{
 
 use crate::restart::resident;
 
-/// What to hold.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// Objects.
+    /// Number of objects.
     #[arg(long, default_value_t = 1_000_000)]
     objects: usize,
     /// Bytes of a value.
     #[arg(long, default_value_t = 1024)]
     value_bytes: usize,
-    /// Writes of each object after its first: its history.
+    /// Further writes of each object, which make its history.
     #[arg(long, default_value_t = 1)]
     updates: usize,
-    /// As after a start from disk: the same objects, replayed.
+    /// Measure the objects after a replay, as at a start from disk.
     #[arg(long)]
     start: bool,
 }
 
-/// A time of these years, in microseconds: revisions are as long as they are.
+/// A present-day time in microseconds, so that revisions have a realistic length.
 const NOW: u64 = 1_760_000_000_000_000;
-/// After this the allocator has given back what is free.
+/// The time in which the allocator returns free memory.
 const SETTLE: Duration = Duration::from_millis(1500);
 
 fn config() -> anyhow::Result<EngineConfig> {
@@ -63,7 +63,7 @@ struct Meter {
 
 impl Meter {
     async fn now() -> anyhow::Result<u64> {
-        // The allocator gives back what was freed when it is next asked for a lot.
+        // The allocator returns freed memory at the next large allocation.
         for _ in 0..2 {
             tokio::time::sleep(SETTLE).await;
             drop(std::hint::black_box(vec![1_u8; 1 << 20]));
@@ -82,10 +82,9 @@ impl Meter {
     }
 }
 
-/// Runs it.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 pub async fn run(options: &Options) -> anyhow::Result<()> {
-    // As a shard has its memory: what is free of a large page counts as taken.
+    // The same setup as in a shard: without it, free parts of a large page would count as used.
     kindred_transport::memory::set_up();
     let Options { objects, value_bytes, .. } = *options;
     let raw = (objects * (key(0).len() + value_bytes)) as u64;
@@ -103,7 +102,7 @@ async fn fill(options: &Options, meter: &Meter) -> anyhow::Result<()> {
         for i in 0..options.objects {
             at += 10;
             let put = Put {
-                // As it comes over the wire: slices of a buffer.
+                // As they arrive on the wire: slices of a buffer.
                 key: Key::copy_from(key(i).as_bytes()),
                 value: Bytes::from(vec![i as u8; options.value_bytes]),
                 lease: None,
@@ -155,7 +154,7 @@ async fn start(options: &Options, meter: &Meter) -> anyhow::Result<()> {
     let found = Recovered { start: Revision(((NOW + 1_000_000_000) << 10).cast_signed()), ..found };
     let now = WallMicros(NOW + 1_000_000_000);
     let mut recovery = Recovery::new(config()?, found);
-    // On another thread, as a shard does it.
+    // On another thread, as in a shard.
     let kinds = std::mem::take(&mut recovery.kinds);
     let restored = std::thread::scope(|scope| {
         let replay = || kinds.into_iter().map(KindReplay::run).collect();

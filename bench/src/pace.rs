@@ -1,5 +1,5 @@
-//! Open-loop writes: each is sent when it is due, whatever became of those before it, and timed from when it was *due*,
-//! so that a server that stalls is charged for every write that it kept waiting (no coordinated omission).
+//! Open-loop writes: each is sent when it is due, regardless of earlier ones, and timed from when it was *due*, so
+//! that a stalled server is charged for every write that it delayed (no coordinated omission).
 
 use std::{
     sync::Arc,
@@ -15,32 +15,27 @@ use tokio::{
 };
 use tonic::transport::Channel;
 
-/// Due writes that the runtime has not taken yet: more than any run sends.
+/// The capacity of the queue of due writes, which is more than any run sends.
 const DUE_MAX: usize = 1 << 20;
 
-/// One write.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
-    /// When it had to be sent.
+    /// When the write was due.
     pub due: Instant,
-    /// When its answer was there.
+    /// When its answer arrived.
     pub acknowledged: Instant,
 }
 
-/// What is written: `keys` in turn, `rate` a second, `count` in all.
+/// The plan of the writes: `keys` in turn, `rate` per second, `count` in total.
 #[derive(Debug, Clone)]
 pub struct Pace {
-    /// The keys.
     pub keys: Arc<Vec<Bytes>>,
-    /// Writes a second.
     pub rate: u64,
-    /// Writes.
     pub count: u64,
-    /// Bytes of a value; its first eight are the number of the write.
+    /// The length of a value. Its first eight bytes are the number of the write.
     pub value_bytes: usize,
 }
 
-/// The value of a numbered write.
 pub fn value(number: u64, bytes: usize) -> Bytes {
     let mut value = BytesMut::with_capacity(bytes.max(8));
     value.put_u64(number);
@@ -48,7 +43,8 @@ pub fn value(number: u64, bytes: usize) -> Bytes {
     value.freeze()
 }
 
-/// Writes at a pace; the answer is by the number of the write. Ends early when `stop` is told or dropped.
+/// Writes at a pace; the result is in the order of the writes. Ends early when `stop` fires or its sender is
+/// dropped.
 pub async fn write(
     channels: &[Channel],
     pace: &Pace,
@@ -56,7 +52,7 @@ pub async fn write(
 ) -> anyhow::Result<Vec<Sent>> {
     let (to, mut due) = mpsc::channel(DUE_MAX);
     let (rate, count) = (pace.rate, pace.count);
-    // The runtime's timer has steps of a millisecond; a thread of its own keeps time better.
+    // The runtime's timer has steps of a millisecond; a separate thread is more precise.
     let clock = std::thread::spawn(move || tick(rate, count, &to));
     let mut writes = JoinSet::new();
     let mut sent = Vec::with_capacity(usize::try_from(count)?.min(DUE_MAX));
@@ -87,7 +83,7 @@ pub async fn write(
     Ok(sent.into_iter().map(|(_, sent)| sent).collect())
 }
 
-/// Says when writes are due, one by one, as time passes.
+/// Sends the due time of each write when it is reached.
 pub fn tick(rate: u64, count: u64, to: &mpsc::Sender<Instant>) {
     let began = Instant::now() + Duration::from_millis(1);
     for number in 0..count {
@@ -99,7 +95,7 @@ pub fn tick(rate: u64, count: u64, to: &mpsc::Sender<Instant>) {
             }
             std::thread::park_timeout(at - now);
         }
-        // Nobody waits any more when it is closed.
+        // The receiver has gone.
         if to.try_send(at).is_err() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Plots as SVG, in text that is the same for the same numbers: bars beside each other, and lines over a logarithmic scale.
+//! Draws plots as SVG: bar charts, and lines on a logarithmic scale. The same numbers produce the same text.
 
 mod bars;
 mod lines;
@@ -8,12 +8,11 @@ use std::fmt::Write as _;
 pub use bars::{Bar, Bars, Panel};
 pub use lines::{Line, Lines};
 
-/// Height of a letter.
 const FONT: f64 = 11.0;
 const TEXT: &str = "#222222";
 const GRID: &str = "#dddddd";
 
-/// A picture that is being drawn. Places are in pixels from the upper left corner.
+/// A picture under construction. Positions are in pixels from the upper left corner.
 struct Svg {
     text: String,
 }
@@ -46,7 +45,6 @@ impl Svg {
         self.text += "/>\n";
     }
 
-    /// A line through these points.
     fn line(&mut self, points: &[(f64, f64)], colour: &str, width: f64, dashed: bool) {
         let points: Vec<String> =
             points.iter().map(|(x, y)| format!("{},{}", number(*x), number(*y))).collect();
@@ -71,7 +69,7 @@ impl Svg {
         );
     }
 
-    /// A text that begins, is centred or ends here.
+    /// Adds a text that begins at, is centred on, or ends at the position.
     fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, bold: bool, text: &str) {
         let _ = write!(self.text, "<text x=\"{}\" y=\"{}\" fill=\"{TEXT}\"", number(x), number(y));
         match anchor {
@@ -98,14 +96,14 @@ enum Anchor {
     End,
 }
 
-/// At most two decimals, and none that say nothing.
+/// At most two decimals, without trailing zeros.
 fn number(value: f64) -> String {
     let text = format!("{value:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
-/// A measured value as people read it: three digits, or all of a large one.
+/// A readable measured value: at least three digits.
 pub fn digits(value: f64) -> String {
     match value {
         _ if value >= 99.95 => format!("{value:.0}"),

@@ -1,14 +1,14 @@
-//! Where the instructions of a profile are spent, by crate.
+//! Attributes the instructions of a profile to crates.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// Crates below this share of a path are told together.
+/// Crates below this share of a path are summed as "other".
 const SHARE_MIN: f64 = 0.01;
 
-/// Instructions for one operation by crate.
+/// Instructions per operation by crate.
 pub type ByCrate = BTreeMap<String, u64>;
 
-/// Reads a profile of callgrind: each function's own instructions, not those of what it calls.
+/// Reads a callgrind profile. Counts each function's own instructions, not those of its callees.
 #[must_use]
 pub fn by_crate(profile: &str, ops: u64) -> ByCrate {
     let mut names: HashMap<&str, &str> = HashMap::new();
@@ -16,7 +16,7 @@ pub fn by_crate(profile: &str, ops: u64) -> ByCrate {
     let mut spent: HashMap<&str, u64> = HashMap::new();
     for line in profile.lines() {
         if let Some(named) = line.strip_prefix("fn=").or_else(|| line.strip_prefix("cfn=")) {
-            // `(12) name` the first time, `(12)` from then on.
+            // A name is `(12) name` the first time and `(12)` after that.
             let (id, name) = named.split_once(' ').unwrap_or((named, ""));
             if !name.is_empty() {
                 names.insert(id, name);
@@ -25,7 +25,7 @@ pub fn by_crate(profile: &str, ops: u64) -> ByCrate {
                 function = id;
             }
         } else if line.starts_with("calls=") {
-            // The next line has what the called function took.
+            // The next line has the cost of the callee.
             is_call = true;
         } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
             let cost = line.split_whitespace().nth(1).and_then(|cost| cost.parse::<u64>().ok());
@@ -43,7 +43,7 @@ pub fn by_crate(profile: &str, ops: u64) -> ByCrate {
     crates
 }
 
-/// The crate of a function by its name, as far as it tells.
+/// The crate of a function, as far as its name tells.
 fn crate_of(function: &str) -> &str {
     let path = function.trim_start_matches(|c: char| !c.is_alphanumeric() && c != '_');
     let path = path.strip_prefix("dyn ").unwrap_or(path);
@@ -58,7 +58,7 @@ fn crate_of(function: &str) -> &str {
     }
 }
 
-/// A Markdown table: crates in rows, paths in columns.
+/// A Markdown table with crates as rows and paths as columns.
 #[must_use]
 pub fn table(paths: &[(String, ByCrate)]) -> String {
     let totals: Vec<u64> = paths.iter().map(|(_, spent)| spent.values().sum()).collect();

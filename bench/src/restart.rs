@@ -1,5 +1,5 @@
-//! `restart`: fills a shard, and starts it again after a clean stop and after a kill -9: how long until it serves, and at
-//! what CPU; and how much memory it holds the objects in.
+//! `restart`: fills a shard, and restarts it after a clean stop and after a kill -9. It measures the time and the
+//! CPU until the shard serves, and its memory.
 
 use std::{
     fs,
@@ -17,33 +17,31 @@ use crate::{
     stats::median,
 };
 
-/// What to fill a shard with.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// The folder on the disk that is measured.
+    /// A folder on the disk to measure.
     #[arg(long, default_value = "target")]
     dir: PathBuf,
-    /// Objects.
+    /// Number of objects.
     #[arg(long, default_value_t = 1_000_000)]
     objects: usize,
     /// Bytes of a value.
     #[arg(long, default_value_t = 1024)]
     value_bytes: usize,
-    /// Starts after each way of stopping; medians are printed.
+    /// Restarts after each way of stopping; medians are printed.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 }
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// One start.
 struct Start {
     seconds: f64,
     cpu_seconds: f64,
     resident: u64,
 }
 
-/// Bytes that a process has in memory.
+/// The resident memory of a process in bytes.
 pub fn resident(pid: u32) -> anyhow::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let kib = text
@@ -52,7 +50,7 @@ pub fn resident(pid: u32) -> anyhow::Result<u64> {
     Ok(kib.context("no VmRSS")? * 1024)
 }
 
-/// Bytes of all files below a folder.
+/// The total length of all files below a folder.
 fn size(dir: &Path) -> anyhow::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(dir)? {
@@ -81,7 +79,6 @@ fn stop(child: &mut Child, clean: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs it.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let dir = tempfile::tempdir_in(&options.dir)?;
@@ -118,7 +115,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     println!("| filled | | | | | | {:.0} | {:.0} |", filled as f64 / MIB, over(filled));
     let result = rounds(&mut child, &options, &flags, &data, raw, over);
-    // It may have ended, and that has been said.
+    // It may have ended already, which was reported.
     let _ = child.kill();
     let _ = child.wait();
     result

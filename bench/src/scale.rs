@@ -1,6 +1,6 @@
-//! `scale`: whether an operation costs the same however many keys, watches and clients there are, and whether a Kind on more
-//! shards can do as much more. CPU of the router and of each shard for an operation, at one level after the other of one of
-//! these, round by round.
+//! `scale`: tests whether the cost of an operation is independent of the number of keys, watches and clients, and
+//! whether a Kind on more shards can serve proportionally more. It measures the CPU of the router and of each shard
+//! at several levels of each, in interleaved rounds.
 
 use anyhow::Context;
 
@@ -13,31 +13,30 @@ use crate::{
     watching,
 };
 
-/// What is varied, and how far.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// Only these.
+    /// Vary only these.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Keys of the Kind.
+    /// Numbers of keys of the Kind.
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 10_000, 100_000, 1_000_000, 5_000_000])]
     keys: Vec<usize>,
-    /// Watches of single keys, beside three of the whole Kind.
+    /// Numbers of watches of single keys, beside three of the whole Kind.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 100, 1_000])]
     watches: Vec<usize>,
-    /// Connections that share the calls in flight.
+    /// Numbers of connections that share the concurrent calls.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64])]
     clients: Vec<usize>,
-    /// Keys where those are not varied.
+    /// Number of keys where it is not varied.
     #[arg(long, default_value_t = 100_000)]
     keys_else: usize,
-    /// Calls in flight.
+    /// Number of concurrent calls.
     #[arg(long, default_value_t = 64)]
     in_flight: usize,
     /// Bytes of a value.
     #[arg(long, default_value_t = 100)]
     value_bytes: usize,
-    /// Operations of a round: updates and gets; of probes a quarter, of pages a fiftieth.
+    /// Updates and gets per round; probes are a quarter of that, and pages a fiftieth.
     #[arg(long, default_value_t = 20_000)]
     ops: u64,
     /// Interleaved rounds; the tables show medians.
@@ -45,7 +44,6 @@ pub struct Options {
     rounds: usize,
 }
 
-/// What is varied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     Keys,
@@ -60,21 +58,21 @@ const LOADS: [(Kind, &str); 4] = [
     (Kind::Probe, "`limit=1`"),
     (Kind::List, "page of 500"),
 ];
-/// Connections where those are not varied.
+/// The number of connections where it is not varied.
 const CONNECTIONS: usize = 4;
-/// Watches of the whole Kind, as so many apiservers have them.
+/// The number of watches of the whole Kind, one for each apiserver.
 const APISERVERS: usize = 3;
-/// What counts as the same cost.
+/// The maximum ratio of costs that count as equal.
 const FLAT: f64 = 1.3;
 
-/// Samples by load, then by level.
+/// The samples by load, then by level.
 type Samples = Vec<Vec<Vec<Sample>>>;
 
 fn none(levels: usize) -> Samples {
     vec![vec![Vec::new(); levels]; LOADS.len()]
 }
 
-/// What one process used for an operation.
+/// The median CPU of one process per operation.
 fn of(samples: &[Sample], role: &str) -> f64 {
     let one = |sample: &Sample| {
         let used = sample.cpu_us.iter().filter(|(name, _)| name == role);
@@ -83,7 +81,7 @@ fn of(samples: &[Sample], role: &str) -> f64 {
     median(samples.iter().map(one).collect())
 }
 
-/// How many times the smallest the largest is.
+/// The ratio of the largest to the smallest value.
 fn ratio(values: &[f64]) -> f64 {
     let over = |than: fn(f64, f64) -> f64| values.iter().copied().fold(f64::NAN, than);
     over(f64::max) / over(f64::min)
@@ -96,7 +94,7 @@ fn row(load: &str, role: &str, costs: &[f64]) -> String {
     format!("| {load} | {role} | {cells} | {ratio:.2} | {flat} |")
 }
 
-/// The table of a part: a row for each load and process, a column for each level.
+/// Prints the table of a part: a row for each load and process, a column for each level.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 fn print(what: &str, levels: &[usize], samples: &Samples) {
     let heads: Vec<String> = levels.iter().map(|level| format!("{level} {what}")).collect();
@@ -126,7 +124,7 @@ impl Options {
         Ok(target)
     }
 
-    /// One round of all loads at a level.
+    /// Runs all loads once at a level.
     async fn round(
         &self,
         server: &Server,
@@ -141,7 +139,6 @@ impl Options {
     }
 }
 
-/// Runs it.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 pub async fn run(options: Options) -> anyhow::Result<()> {
     anyhow::ensure!(options.rounds > 0 && options.ops > 0 && options.in_flight > 0, "nothing is measured");
@@ -197,7 +194,7 @@ async fn watches(options: &Options) -> anyhow::Result<()> {
         for level in turns(options.watches.len(), round) {
             let count = options.watches[level];
             let mut streams = vec![vec![watching::prefix(load::PREFIX)?]; APISERVERS];
-            // As a client of etcd has them: all on one stream, each key being one that is written.
+            // All on one stream, like an etcd client's watches; each watches a key that is written.
             let key = |at: usize| load::key(at * options.keys_else / count);
             streams.push((0..count).map(|at| (key(at), bytes::Bytes::new())).collect());
             let watching = watching::start(&server.endpoint, streams, None).await?;
@@ -237,10 +234,9 @@ async fn clients(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How the Kind lies on shards.
+/// How a Kind is spread over shards.
 struct Topology {
     name: String,
-    /// The Kind's shards.
     shards: Vec<&'static str>,
     partitions: String,
 }
@@ -248,7 +244,7 @@ struct Topology {
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 impl Topology {
-    /// In name ranges with the same number of keys each.
+    /// Name ranges with the same number of keys each.
     fn ranges(count: usize, keys: usize) -> Self {
         let shards = NAMES[..count].to_vec();
         let cut = |at: usize| {
@@ -282,8 +278,8 @@ impl Topology {
     }
 }
 
-/// What the shards of a Kind could do beside one that takes `one` microseconds for an operation, until the first of them has
-/// no more of its core.
+/// The capacity of a Kind's shards relative to a single shard that takes `one` microseconds for an operation. It is
+/// reached when the first of them has used up its core.
 fn capacity(one: f64, shards: &[f64]) -> f64 {
     one / shards.iter().copied().fold(f64::NAN, f64::max)
 }
@@ -302,7 +298,7 @@ async fn shards(options: &Options) -> anyhow::Result<()> {
     for topology in &topologies {
         let shards = [&["default"], &topology.shards[..]].concat();
         let server = servers::behind_router("router + shards", &shards, &topology.partitions)?;
-        // A transaction stays on one store: neighbours in a ring do not.
+        // A transaction must stay on one store, and neighbours in a ring are on different ones.
         let shape = options.shape(keys);
         let shape = Shape { in_flight: shape.in_flight * topology.shards.len(), ..shape };
         let target = Target::connect(&server, shape).await?.scattered();

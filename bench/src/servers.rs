@@ -1,4 +1,4 @@
-//! The servers under test: started on free loopback ports, stopped by pid.
+//! Starts the servers under test on free loopback ports, and stops them.
 
 use std::{
     io::{BufRead, BufReader},
@@ -14,20 +14,18 @@ use kindred_transport::{
     tls::ClientTls,
 };
 
-/// Where a server chooses its port itself.
+/// Lets a server choose its port.
 const ANY_PORT: &str = "127.0.0.1:0";
 
-/// A server and the processes whose CPU counts as its own, by role.
+/// A server, and the processes whose CPU counts as its own.
 pub struct Server {
-    /// The name in tables.
     pub name: &'static str,
-    /// Where clients connect.
     pub endpoint: String,
-    /// With what clients connect; none for plain connections.
+    /// The TLS settings for clients; `None` for plain connections.
     pub tls: Option<ClientTls>,
-    /// Where the metrics of a shard alone are.
+    /// The admin address of a shard without a router, for its metrics.
     pub admin: Option<String>,
-    /// (role, pid) of every process of it.
+    /// The role and pid of each process.
     pub pids: Vec<(String, u32)>,
     children: Vec<Child>,
     dirs: Vec<tempfile::TempDir>,
@@ -36,14 +34,14 @@ pub struct Server {
 impl Drop for Server {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // Already gone is fine.
+            // The process may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Where our binaries are: `KINDRED_BIN_DIR`, else beside this one.
+/// The folder of kindred's binaries: `KINDRED_BIN_DIR`, or the folder of this program.
 pub fn bin_dir() -> anyhow::Result<PathBuf> {
     if let Some(dir) = std::env::var_os("KINDRED_BIN_DIR") {
         return Ok(dir.into());
@@ -55,7 +53,7 @@ fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// The `key=value` word of a ready line; an address without its scheme.
+/// The value of a key in a ready line; an address loses its scheme.
 fn word(line: &str, key: &str) -> Option<String> {
     let value = line.split_whitespace().find_map(|w| w.strip_prefix(key)?.strip_prefix('='))?;
     let value = value.strip_prefix("http://").or_else(|| value.strip_prefix("https://")).unwrap_or(value);
@@ -73,7 +71,8 @@ fn ready_line(child: &mut Child, prefix: &str) -> anyhow::Result<String> {
     bail!("the server ended before it printed `{prefix} …`")
 }
 
-/// Starts a program by a tool that becomes it, and so has its pid; no words = no tool.
+/// Starts a program through a tool that replaces itself with the program and so keeps the pid. An empty `tool`
+/// starts it directly.
 fn spawn_under(tool: &[String], program: &Path, args: &[String]) -> anyhow::Result<Child> {
     command(tool, program, args).spawn().with_context(|| format!("starting {}", program.display()))
 }
@@ -91,14 +90,13 @@ fn command(tool: &[String], program: &Path, args: &[String]) -> Command {
     command
 }
 
-/// A stock etcd that never syncs, on a folder in memory when there is one: its best case.
+/// A stock etcd that never syncs, with its data in memory if possible, which is its best case.
 pub fn etcd(program: &Path) -> anyhow::Result<Server> {
     let dir =
         if Path::new("/dev/shm").is_dir() { tempfile::tempdir_in("/dev/shm")? } else { tempfile::tempdir()? };
     etcd_in(program, dir, &["--unsafe-no-fsync"])
 }
 
-/// A stock etcd with its data in this folder.
 pub fn etcd_in(program: &Path, dir: tempfile::TempDir, flags: &[&str]) -> anyhow::Result<Server> {
     let (client, peer) = (free_port()?, free_port()?);
     let url = format!("http://127.0.0.1:{client}");
@@ -119,7 +117,8 @@ pub fn etcd_in(program: &Path, dir: tempfile::TempDir, flags: &[&str]) -> anyhow
     start_peer("etcd", program, &args, client, dir)
 }
 
-/// A mem_etcd that keeps nothing: its best case. It speaks no TLS and wants a folder for its log all the same.
+/// A mem_etcd that persists nothing, which is its best case. It has no TLS, and requires a folder for its log
+/// nevertheless.
 pub fn mem_etcd(program: &Path) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
     let (client, metrics) = (free_port()?, free_port()?);
@@ -133,7 +132,7 @@ pub fn mem_etcd(program: &Path) -> anyhow::Result<Server> {
     start_peer("mem_etcd", program, &args, client, dir)
 }
 
-/// Another's server, once it listens on this port.
+/// Starts another project's server, and waits until it listens on the port.
 fn start_peer(
     name: &'static str,
     program: &Path,
@@ -158,7 +157,7 @@ fn start_peer(
     Ok(server)
 }
 
-/// A server that holds a page of such values, and answers with it.
+/// A server that answers with a fixed page of values of this length.
 pub fn echo(value_bytes: usize) -> anyhow::Result<Server> {
     let args = ["echo".to_owned(), "--value-bytes".to_owned(), value_bytes.to_string()];
     let mut child = spawn_under(&[], &std::env::current_exe()?, &args)?;
@@ -177,31 +176,29 @@ pub fn echo(value_bytes: usize) -> anyhow::Result<Server> {
     Ok(server)
 }
 
-/// A shard alone.
 pub fn shard() -> anyhow::Result<Server> {
     shard_under(&[])
 }
 
-/// A shard alone, run by a tool.
+/// A shard without a router, started through a tool.
 pub fn shard_under(tool: &[String]) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
     Ok(start_shard_under(tool, ANY_PORT, &[])?.server(dir))
 }
 
-/// A shard alone with its data in this folder.
+/// A shard without a router, with its data in this folder.
 pub fn shard_in(dir: tempfile::TempDir, flags: &[&str]) -> anyhow::Result<Server> {
     let mut args = vec!["--data-dir".to_owned(), dir.path().join("data").display().to_string()];
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
     Ok(start_shard_under(&[], ANY_PORT, &args)?.server(dir))
 }
 
-/// A shard with these flags, once it serves, and where.
+/// Starts a shard with these flags, and waits until it serves; returns its address.
 pub fn start_shard(flags: &[String]) -> anyhow::Result<(Child, String)> {
     let Shard { child, endpoint, .. } = start_shard_under(&[], ANY_PORT, flags)?;
     Ok((child, endpoint))
 }
 
-/// A shard that serves.
 struct Shard {
     child: Child,
     endpoint: String,
@@ -209,7 +206,7 @@ struct Shard {
 }
 
 impl Shard {
-    /// It alone, with a folder that lives as long.
+    /// The shard as a server without a router; keeps `dir` alive.
     fn server(self, dir: tempfile::TempDir) -> Server {
         let Self { child, endpoint, admin } = self;
         Server {
@@ -233,17 +230,17 @@ fn start_shard_under(tool: &[String], listen: &str, flags: &[String]) -> anyhow:
     Ok(Shard { child, endpoint, admin: word(&line, "admin") })
 }
 
-/// A router in front of one shard that holds the load's Kind.
+/// A router with one shard for the load's Kind.
 pub fn routed() -> anyhow::Result<Server> {
     routed_by("kindred router + shard", Setup::default())
 }
 
-/// The same, the router run by a tool.
+/// The same, with the router started through a tool.
 pub fn routed_under(tool: &[String]) -> anyhow::Result<Server> {
     routed_by("kindred router + shard", Setup { tool, ..Setup::default() })
 }
 
-/// The same, the router on Unix sockets of its shards.
+/// The same, with Unix sockets between the router and its shards.
 pub fn routed_by_unix() -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
     let setup = Setup { unix: Some(dir.path()), ..Setup::default() };
@@ -252,8 +249,8 @@ pub fn routed_by_unix() -> anyhow::Result<Server> {
     Ok(server)
 }
 
-/// The same with certificates on both sides of every connection: clients to router, and router to shards, as `kindred up`
-/// has it when it serves with TLS.
+/// The same, with certificates on both sides of every connection: between clients and router, and between router
+/// and shards, as `kindred up` does with TLS.
 pub fn routed_by_mtls() -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
     let made = auto_tls::create(dir.path(), &[]).context("making certificates")?;
@@ -274,24 +271,23 @@ fn routed_by(name: &'static str, setup: Setup<'_>) -> anyhow::Result<Server> {
     Ok(server)
 }
 
-/// A router in front of these shards, the first of them the default. Roles are `router` and the shards' names.
+/// A router with these shards, the first of which is the default. The roles are `router` and the shards' names.
 pub fn behind_router(name: &'static str, shards: &[&str], partitions: &str) -> anyhow::Result<Server> {
     behind_router_by(Setup::default(), name, shards, partitions)
 }
 
-/// How a router and its shards are run.
+/// How a router and its shards are started.
 #[derive(Default, Clone, Copy)]
 struct Setup<'a> {
-    /// What runs the router; no words = nothing.
+    /// The tool that starts the router; empty for none.
     tool: &'a [String],
-    /// Certificates for all connections.
     tls: Option<&'a AutoTls>,
-    /// Where the shards have Unix sockets, in place of ports.
+    /// The folder of the shards' Unix sockets; `None` for TCP.
     unix: Option<&'a Path>,
 }
 
 impl Setup<'_> {
-    /// What makes a server show its certificate, and demand one.
+    /// The flags with which a server shows a certificate and demands one.
     fn server_flags(&self) -> Vec<String> {
         let Some(tls) = self.tls else { return Vec::new() };
         let files = [
@@ -305,7 +301,7 @@ impl Setup<'_> {
         flags
     }
 
-    /// What gives a router the certificate for its stores.
+    /// The flags with which a router shows a certificate to its stores.
     fn store_flags(&self) -> Vec<String> {
         let Some(tls) = self.tls else { return Vec::new() };
         let files = [
@@ -325,7 +321,7 @@ fn behind_router_by(
 ) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("kindred.yaml");
-    // What was started is stopped also when a later step fails.
+    // Dropping this stops the started processes, even if a later step fails.
     let mut server = Server {
         name,
         endpoint: String::new(),

@@ -1,5 +1,5 @@
-//! `spread`: what it costs that a Kind is on several stores. One router, three Kinds: one on a single store, one in three
-//! name ranges, one on a ring of four. Everything is measured on all three in turn, round by round, in one run.
+//! `spread`: the cost of spreading a Kind over several stores. One router serves three Kinds: on a single store, in
+//! three name ranges, and on a ring of four. Everything is measured on all three in interleaved rounds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,22 +18,21 @@ use crate::{
     watcher,
 };
 
-/// What `spread` can be told.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
     /// Interleaved rounds; the tables show medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Writes a second of the steady load.
+    /// Writes per second of the steady load.
     #[arg(long, default_value_t = 2000)]
     rate: u64,
-    /// Writes a second of the light load, all to one key, so that the other stores of the Kind are idle.
+    /// Writes per second of the light load, all to one key, so that the other stores of the Kind are idle.
     #[arg(long, default_value_t = 100)]
     light_rate: u64,
     /// Seconds of each load with watchers.
     #[arg(long, default_value_t = 4)]
     seconds: u64,
-    /// Objects of the small list, and keys written while watched.
+    /// Objects of the small list, and keys written in watched loads.
     #[arg(long, default_value_t = 500)]
     small: usize,
     /// Objects of the large list.
@@ -42,7 +41,7 @@ pub struct Options {
     /// Bytes of a value.
     #[arg(long, default_value_t = 512)]
     value_bytes: usize,
-    /// Leave the lists and probes out.
+    /// Leave out the lists and probes.
     #[arg(long)]
     watches_only: bool,
 }
@@ -57,7 +56,7 @@ const PARTITIONS: &str = "\
 - {metadata: {name: ring}, resource: leases, ring: {stores: [ring-a, ring-b, ring-c, ring-d]}}
 ";
 
-/// A Kind under test: its name in tables, the resource, and how its shards' names begin.
+/// A Kind under test: its name in tables, its resource, and the prefix of its shards' names.
 struct Kind {
     name: &'static str,
     resource: &'static str,
@@ -75,14 +74,14 @@ impl Kind {
         format!("/registry/{}/", self.resource)
     }
 
-    /// Keys that lie evenly over the name ranges, neighbours in different ones.
+    /// Keys spread evenly over the name ranges, with neighbours in different ranges.
     fn keys(&self, count: usize) -> Vec<Bytes> {
         let name = |i: usize| format!("{}bench/{:04x}-{i:05}", self.prefix(), (i * 40_503) & 0xffff);
         (0..count).map(|i| name(i).into()).collect()
     }
 }
 
-/// CPU nanoseconds of the router and of a Kind's shards.
+/// The CPU nanoseconds of the router and of a Kind's shards.
 #[derive(Clone, Copy)]
 struct Cpu {
     router: f64,
@@ -99,7 +98,7 @@ impl Cpu {
         Ok(Self { router, shards: of(&|role| role.starts_with(kind.shards))? as f64 })
     }
 
-    /// Microseconds of each of `ops` since `before`.
+    /// The microseconds per operation since `before`.
     fn since(self, before: Self, ops: f64) -> Self {
         let each = |now: f64, before: f64| (now - before) / 1e3 / ops;
         Self { router: each(self.router, before.router), shards: each(self.shards, before.shards) }
@@ -110,7 +109,7 @@ impl Cpu {
     }
 }
 
-/// One measurement; latencies in microseconds.
+/// A measurement, with latencies in microseconds.
 #[derive(Clone, Copy)]
 struct Sample {
     cpu: Cpu,
@@ -119,7 +118,7 @@ struct Sample {
     p99: f64,
 }
 
-/// The element at a share of the order, in microseconds.
+/// The value at a quantile, in microseconds.
 fn rank(latencies: &mut [Duration], share: f64) -> f64 {
     latencies.sort_unstable();
     let at = ((latencies.len() as f64 * share) as usize).min(latencies.len().saturating_sub(1));
@@ -130,7 +129,6 @@ fn mid(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
     median(samples.iter().map(of).collect())
 }
 
-/// A load that is watched.
 #[derive(Clone, Copy)]
 struct Watched {
     name: &'static str,
@@ -185,7 +183,7 @@ impl Bench {
             seen.push(watcher.await??);
         }
         let cpu = Cpu::now(&self.server, kind)?.since(before, count as f64);
-        // The first tenth warms up.
+        // Leave out the first tenth as warm-up.
         let measured = sent.len() / 10..sent.len();
         let mut acknowledged: Vec<_> =
             sent[measured.clone()].iter().map(|sent| sent.acknowledged - sent.due).collect();
@@ -200,7 +198,7 @@ impl Bench {
         })
     }
 
-    /// `ops` reads, `in_flight` at a time; each must show `count`.
+    /// Makes `ops` reads, `in_flight` at a time; each must return `count` keys.
     async fn reads(
         &self,
         kind: &Kind,
@@ -237,7 +235,7 @@ impl Bench {
         Ok(Sample { cpu, acknowledged: 0.0, p50, p99: rank(&mut latencies, 0.99) })
     }
 
-    /// The same while writes to the Kind go on, whose CPU counts too.
+    /// The same during writes to the Kind, whose CPU is included.
     async fn reads_beside_writes(
         &self,
         kind: &Kind,
@@ -257,11 +255,10 @@ impl Bench {
     }
 }
 
-/// Measures and prints.
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let bench = Bench::start(&options).await?;
     {
-        // A router keeps a feed for some time after its last watch: what is not watched is measured on another one.
+        // A router keeps a feed for some time after its last watch, so unwatched loads use another router.
         let unwatched = Bench::start(&options).await?;
         watches(&bench, &unwatched).await?;
     }
@@ -283,7 +280,7 @@ async fn watches(bench: &Bench, unwatched: &Bench) -> anyhow::Result<()> {
         Watched { watchers: 1, ..steady },
         Watched { watchers: 20, ..steady },
     ];
-    // By load, then by Kind.
+    // The samples by load, then by Kind.
     let mut samples = vec![vec![Vec::new(); KINDS.len()]; loads.len()];
     for _ in 0..options.rounds {
         for (load, samples) in loads.iter().zip(&mut samples) {

@@ -1,6 +1,6 @@
-//! `stalls`: for how long a shard holds writes up while it frees a compaction's versions, writes a checkpoint, and answers a list
-//! of everything: from outside by writes at a steady pace, timed from when each was due, and from inside by the longest turn
-//! of its loop.
+//! `stalls`: how long a shard delays writes while it frees compacted versions, writes a checkpoint, and answers a
+//! list of everything. It measures this from outside, by writes at a steady pace timed from when each was due, and
+//! from inside, by the longest turn of the shard's loop.
 
 use std::{
     io::{Read as _, Write as _},
@@ -27,41 +27,40 @@ use crate::{
     stats::{Latency, median},
 };
 
-/// What the shard holds and what is written meanwhile.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// The folder on the disk that the shard writes to.
+    /// A folder on the disk for the shard.
     #[arg(long, default_value = "target")]
     dir: PathBuf,
-    /// Keys; each is written twice before every compaction, which frees as many versions.
+    /// Number of keys. Each is written twice before every compaction, which frees as many versions.
     #[arg(long, default_value_t = 1_000_000)]
     keys: usize,
     /// Bytes of a value.
     #[arg(long, default_value_t = 100)]
     value_bytes: usize,
-    /// Writes a second.
+    /// Writes per second.
     #[arg(long, default_value_t = 1_000)]
     rate: u64,
-    /// Seconds without any other work, to compare with.
+    /// Seconds without other work, for comparison.
     #[arg(long, default_value_t = 3)]
     seconds: u64,
-    /// Rounds; percentiles are medians over them, the longest is the longest of all.
+    /// Rounds; percentiles are medians over them, and the longest time is the maximum.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 }
 
-/// Where the writes at a steady pace go, and to how many keys.
+/// The prefix and the number of the keys that are written at a steady pace.
 const PACED: &str = "/registry/leases/paced/";
 const PACED_KEYS: usize = 1_000;
-/// No run takes so many seconds.
+/// Longer than any run.
 const SECONDS_MAX: u64 = 600;
-/// The writes go on for so long before and after what is measured.
+/// The time of writes before and after the measured work.
 const AROUND: Duration = Duration::from_millis(300);
-/// The shard makes no checkpoint of its own accord.
+/// Prevents checkpoints that the shard would start by itself.
 const NO_CHECKPOINT: &str = "1000000000000";
 const TURN: &str = "kindred_shard_turn_max_seconds";
 
-/// What the shard does meanwhile.
+/// The work of the shard during the writes.
 #[derive(Debug, Clone, Copy)]
 enum Work {
     Nothing,
@@ -85,7 +84,7 @@ impl Work {
     }
 }
 
-/// One measurement; times in microseconds.
+/// A measurement, with times in microseconds.
 struct Sample {
     seconds: f64,
     writes: usize,
@@ -96,18 +95,18 @@ struct Sample {
 struct Bench {
     server: Server,
     channels: Vec<Channel>,
-    /// For what is done meanwhile.
+    /// The channel for the shard's other work.
     aside: Channel,
     target: Target,
     options: Options,
 }
 
-/// A number among the metrics.
+/// The value of a metric.
 fn metric(text: &str, name: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// Those of the writes that were due in a time: how late they were answered, in nanoseconds.
+/// The latencies of the writes that were due in an interval, in nanoseconds.
 fn between(sent: &[Sent], from: Instant, until: Instant) -> Vec<u64> {
     let due = sent.iter().filter(|sent| (from..until).contains(&sent.due));
     due.map(|sent| u64::try_from((sent.acknowledged - sent.due).as_nanos()).unwrap_or(u64::MAX)).collect()
@@ -127,7 +126,7 @@ impl Bench {
         Ok(Self { server, channels, aside, target, options: options.clone() })
     }
 
-    /// The longest turn of the loop since the last look, in microseconds.
+    /// The longest turn of the loop since the last call, in microseconds.
     fn turn(&self) -> anyhow::Result<f64> {
         let admin = self.server.admin.as_deref().context("the ready line names no admin address")?;
         let mut stream = TcpStream::connect(admin)?;
@@ -158,7 +157,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Reads everything on a thread of its own, so that only the shard has work that could hold the writes up.
+    /// Reads everything on a separate thread, so that only the shard's work can delay the writes.
     async fn list(&self, method: &str) -> anyhow::Result<()> {
         let range = RangeRequest {
             key: load::PREFIX.into(),
@@ -166,7 +165,7 @@ impl Bench {
             ..Default::default()
         };
         let (path, endpoint) = (format!("/etcdserverpb.KV/{method}"), self.server.endpoint.clone());
-        // A RangeStreamRequest is a RangeRequest.
+        // RangeStreamRequest has the encoding of RangeRequest.
         let request = bare::framed(&range)?;
         let read = tokio::task::spawn_blocking(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
@@ -195,7 +194,7 @@ impl Bench {
         let writing = tokio::spawn(async move { pace::write(&channels, &pace, stopped).await });
         tokio::time::sleep(AROUND).await;
         self.turn()?;
-        // What the look itself held up is over.
+        // Wait until the effect of reading the metrics is over.
         tokio::time::sleep(AROUND).await;
         let from = Instant::now();
         let done = self.work(work).await;
@@ -215,7 +214,6 @@ impl Bench {
     }
 }
 
-/// Runs it.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 pub async fn run(options: Options) -> anyhow::Result<()> {
     anyhow::ensure!(options.rounds > 0 && options.rate > 0 && options.keys > 0, "nothing is measured");
@@ -274,7 +272,7 @@ mod tests {
             let due = origin + Duration::from_millis(due);
             Sent { due, acknowledged: due + Duration::from_micros(took) }
         };
-        // The second was due before, and the last one after.
+        // The first two writes were due before the interval, and the last one after it.
         let all = [sent(1, 5), sent(9, 5_000), sent(10, 7), sent(19, 20_000), sent(20, 9)];
         let seen = between(&all, origin + Duration::from_millis(10), origin + Duration::from_millis(20));
         assert_eq!(seen, [7_000, 20_000_000]);

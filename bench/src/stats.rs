@@ -1,26 +1,23 @@
-//! What many numbers are in a few: medians with their spread, percentiles.
+//! Statistics: medians with their spread, and percentiles.
 
-/// The middle of some values, and how far they lie apart.
+/// The median and the range of some values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
-    /// Half of the values are below.
     pub median: f64,
-    /// The lowest.
     pub low: f64,
-    /// The highest.
     pub high: f64,
 }
 
 impl Spread {
-    /// Of these values; not a number when there are none.
+    /// NaN if there are no values.
     pub fn of(values: &[f64]) -> Self {
         let over = |than: fn(f64, f64) -> f64| values.iter().copied().fold(f64::NAN, than);
-        // f64's min and max leave out what is not a number.
+        // f64's min and max ignore NaN.
         Self { median: median(values.to_vec()), low: over(f64::min), high: over(f64::max) }
     }
 }
 
-/// The middle of some values, of an even number of them the mean of the two; not a number when there are none.
+/// The median; for an even number of values the mean of the middle two, NaN for none.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let upper = values.len() / 2;
@@ -31,21 +28,17 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Times of operations, in microseconds.
+/// Percentiles of operation times, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Latency {
-    /// Half of the operations took at most this long.
     pub p50: f64,
-    /// 99 of 100.
     pub p99: f64,
-    /// 999 of 1,000.
     pub p999: f64,
-    /// All of them.
     pub max: f64,
 }
 
 impl Latency {
-    /// Of these times in nanoseconds.
+    /// Computed from times in nanoseconds.
     pub fn of(mut nanos: Vec<u64>) -> Self {
         nanos.sort_unstable();
         let at = |share| percentile(&nanos, share).unwrap_or_default() as f64 / 1e3;
@@ -53,7 +46,7 @@ impl Latency {
     }
 }
 
-/// The smallest of some values in order that at least this share of them does not exceed (the nearest rank).
+/// The smallest of the sorted values that at least this share of them does not exceed (nearest rank).
 pub fn percentile(sorted: &[u64], share: f64) -> Option<u64> {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()

@@ -1,4 +1,4 @@
-//! The table: what an operation costs on each server, all of them in turn, round by round.
+//! The table: the cost of an operation on each server, measured in interleaved rounds.
 
 mod machine;
 mod report;
@@ -23,45 +23,46 @@ use self::{
     workload::Workload,
 };
 
-/// What to measure, and where it is written.
+/// The options of the table.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// Operations a round and server; of probes and of the mixed load a quarter, of lists a fiftieth, of watched writes a
-    /// quarter.
+    /// Operations per round and server. Probes, the mixed load and watched writes are a quarter of that, and lists
+    /// a fiftieth.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
     ops: u64,
-    /// Interleaved rounds; the table shows medians, the lowest and the highest.
+    /// Interleaved rounds; the table shows the median, the lowest and the highest.
     #[arg(long, default_value_t = 3, value_parser = at_least_one)]
     rounds: usize,
-    /// Connections.
+    /// Number of connections.
     #[arg(long, default_value_t = 4, value_parser = at_least_one)]
     connections: usize,
-    /// Calls in flight over all connections.
+    /// Number of concurrent calls over all connections.
     #[arg(long, default_value_t = 64, value_parser = at_least_one)]
     in_flight: usize,
-    /// Keys.
+    /// Number of keys.
     #[arg(long, default_value_t = 10_000, value_parser = at_least_one)]
     keys: usize,
     /// Bytes of a value.
     #[arg(long, default_value_t = 512)]
     value_bytes: usize,
-    /// Watchers of the load that is watched.
+    /// Watchers of the watched load.
     #[arg(long, default_value_t = 20, value_parser = at_least_one)]
     watchers: usize,
-    /// Open loop: so many operations a second, each due at a fixed time and timed from then, whenever it was sent. Of what
-    /// has a part of the operations, the same part.
+    /// Open loop with this many operations per second, each timed from when it is due. Workloads with fewer
+    /// operations have a lower rate in proportion.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     rate: Option<u64>,
-    /// The loads to run.
+    /// The workloads to run.
     #[arg(long, alias = "loads", value_enum, value_delimiter = ',', default_values_t = Workload::ALL)]
     workloads: Vec<Workload>,
-    /// The servers to measure [default: all that there are].
+    /// The servers to measure [default: all that are available].
     #[arg(long, value_enum, value_delimiter = ',')]
     subjects: Vec<Subject>,
-    /// Calls in flight at which the latency of optimistic updates is taken, without a rate; nothing for none.
+    /// Numbers of concurrent calls for the latency curve of optimistic updates, which needs a closed loop; empty
+    /// for no curve.
     #[arg(long, value_delimiter = ',', num_args = 0.., default_values_t = [1, 4, 16, 64, 256], value_parser = at_least_one)]
     curve: Vec<usize>,
-    /// The etcd to compare with; by default the pinned one, which `tests/peers/install etcd` builds.
+    /// The etcd to compare with [default: the pinned one, which `tests/peers/install etcd` builds].
     #[arg(long, value_name = "FILE")]
     pub etcd: Option<PathBuf>,
     /// The mem_etcd to compare with.
@@ -70,7 +71,7 @@ pub struct Options {
     /// Write the table as Markdown, and plots, into this folder.
     #[arg(long, value_name = "FOLDER", overrides_with = "out")]
     out: Option<PathBuf>,
-    /// What the files' names begin with [default: `closed`, or `open-` with the rate].
+    /// The prefix of the files' names [default: `closed`, or `open-` with the rate].
     #[arg(long)]
     name: Option<String>,
 }
@@ -83,7 +84,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A server that runs, with connections to it.
+/// A running server with connections to it.
 struct Running {
     subject: Subject,
     server: Server,
@@ -100,7 +101,7 @@ impl Options {
         }
     }
 
-    /// The loads, each once and in the order of the table.
+    /// The chosen workloads without duplicates, in the order of the table.
     fn workloads(&self) -> Vec<Workload> {
         let mut workloads = self.workloads.clone();
         workloads.sort_unstable();
@@ -124,7 +125,7 @@ impl Options {
         )
     }
 
-    /// A part of the operations, or of the rate; at least one.
+    /// The share of a workload in the operations or the rate; at least one.
     fn part(whole: u64, workload: Workload) -> u64 {
         (whole / workload.part()).max(1)
     }
@@ -140,7 +141,7 @@ impl Options {
     }
 }
 
-/// What one server answered in a round: a failure of mem_etcd is part of the result, of any other the end of the run.
+/// Records a round's result of one server. A failure of mem_etcd is part of the table, any other ends the run.
 fn note(cell: &mut Cell, subject: Subject, sample: anyhow::Result<Sample>) -> anyhow::Result<()> {
     match sample {
         Ok(sample) => cell.samples.push(sample),
@@ -150,7 +151,7 @@ fn note(cell: &mut Cell, subject: Subject, sample: anyhow::Result<Sample>) -> an
     Ok(())
 }
 
-/// The order of a round: each begins with another one, so that none is always the first.
+/// The order of the servers in a round. It rotates, so that none is always the first.
 pub fn turns(count: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |at| (at + round) % count)
 }

@@ -1,4 +1,4 @@
-//! Watch streams that note when each event came.
+//! Watch streams that record when each event came.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
-/// How long the next event may take.
+/// The maximum wait for the next event.
 const EVENT_MAX: Duration = Duration::from_secs(20);
 
-/// When each numbered write was seen.
+/// When the event of each numbered write came.
 pub type Seen = JoinHandle<anyhow::Result<Vec<Instant>>>;
 
-/// Opens a stream with one watch of everything below `prefix`, and reads `count` events of [`crate::pace::write`] from it.
+/// Opens a stream with one watch of the prefix, and reads the `count` events of [`crate::pace::write`] from it.
 pub async fn start(channel: &Channel, prefix: &str, count: u64) -> anyhow::Result<Seen> {
     let mut end = prefix.as_bytes().to_vec();
     *end.last_mut().context("an empty prefix")? += 1;

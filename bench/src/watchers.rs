@@ -1,8 +1,9 @@
-//! `watchers`: what an event costs a router and its shard at N watchers of the same Kind, what one more watcher costs, how many
-//! events a second some watchers can be given by one core, and how late events are at four fifths of that.
+//! `watchers`: the CPU of an event in a router and its shard at N watchers of one Kind, the cost of one more
+//! watcher, the number of events per second that one core can deliver to some watchers, and the latency of events
+//! at four fifths of that rate.
 //!
-//! Events are made by transactions of several puts, so that making them costs little beside giving them out; all is open loop,
-//! and timed from when a transaction was due.
+//! Transactions of several puts produce the events, so that producing them costs little beside delivering them. All
+//! loads are open loops, timed from when a transaction was due.
 
 use std::{sync::Arc, time::Instant};
 
@@ -22,28 +23,28 @@ use crate::{
     watching,
 };
 
-/// What is written and watched.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// Watchers, each on a connection of its own; the first more than none is what a further one is told against.
+    /// Numbers of watchers, each on its own connection. The cost of a further watcher is relative to the first
+    /// number above zero.
     #[arg(long, value_delimiter = ',', default_values_t = [0, 1, 2, 5, 10, 20, 50])]
     watchers: Vec<usize>,
-    /// Events a second while watchers are varied.
+    /// Events per second while the number of watchers varies.
     #[arg(long, default_value_t = 10_000)]
     rate: u64,
-    /// Events a second while the rate is varied.
+    /// Event rates per second to measure.
     #[arg(long, value_delimiter = ',', default_values_t = [10_000, 25_000, 50_000])]
     rates: Vec<u64>,
-    /// Watchers meanwhile.
+    /// Number of watchers while the rate varies.
     #[arg(long, default_value_t = 20)]
     watched_by: usize,
-    /// Events that one write makes.
+    /// Events per write.
     #[arg(long, default_value_t = 10)]
     events_per_write: u64,
     /// Bytes of a value.
     #[arg(long, default_value_t = 512)]
     value_bytes: usize,
-    /// Keys that are written in turn.
+    /// Number of keys, written in turn.
     #[arg(long, default_value_t = 10_000)]
     keys: usize,
     /// Seconds of each load.
@@ -55,27 +56,26 @@ pub struct Options {
 }
 
 const PREFIX: &str = "/registry/leases/watched/";
-/// Connections of the writers.
+/// The number of the writers' connections.
 const CONNECTIONS: usize = 4;
-/// Writes that are due and that the runtime has not taken yet: more than any run has.
+/// The capacity of the queue of due writes, which is more than any run has.
 const DUE_MAX: usize = 1 << 20;
-/// The part of a load that goes before it, to warm up.
+/// The divisor of a load for its warm-up.
 const WARM_UP: u64 = 5;
-/// What one further watcher may take for an event, in microseconds.
+/// The goal for the cost of one more watcher, in microseconds per event.
 const AIM_US: f64 = 0.3;
 
-/// One measurement, CPU in microseconds for an event.
+/// A measurement, with CPU in microseconds per event.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     router: f64,
     shard: f64,
-    /// The part of its core that each process used, and all cores together with this program.
+    /// The share of its core that each process used, and the cores used by all of them and this program.
     router_busy: f64,
     shard_busy: f64,
     all_busy: f64,
-    /// Events a second.
     rate: f64,
-    /// Of events at watchers, and of the writes' answers.
+    /// The latencies of events at watchers, and of the writes' answers.
     events: Latency,
     writes: Latency,
 }
@@ -84,7 +84,7 @@ fn mid(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
     median(samples.iter().map(of).collect())
 }
 
-/// How much `y` grows with each step of `x`: the line that is nearest to all points.
+/// The slope of the regression line.
 fn slope(points: &[(f64, f64)]) -> f64 {
     let count = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -114,13 +114,13 @@ impl Bench {
         Ok(cpu::process_nanos(pid)? as f64)
     }
 
-    /// What router, shard and this program have used.
+    /// The CPU nanoseconds of the router, the shard and this program.
     fn used(&self) -> anyhow::Result<[f64; 3]> {
         let own = cpu::process_nanos(std::process::id())? as f64;
         Ok([self.nanos("router")?, self.nanos("shard")?, own])
     }
 
-    /// So many writes, so many a second: how late their answers were, in nanoseconds.
+    /// Makes `writes` writes at `rate` per second; returns their latencies in nanoseconds.
     async fn write(&self, writes: u64, rate: u64) -> anyhow::Result<Vec<u64>> {
         let (to, mut due) = mpsc::channel(DUE_MAX);
         let clock = std::thread::spawn(move || pace::tick(rate, writes, &to));
@@ -154,7 +154,7 @@ impl Bench {
         Ok(late)
     }
 
-    /// `rate` events a second to some watchers.
+    /// Delivers `rate` events per second to some watchers.
     async fn sample(&self, watchers: usize, rate: u64) -> anyhow::Result<Sample> {
         let options = &self.options;
         let streams = vec![vec![watching::prefix(PREFIX)?]; watchers];
@@ -186,12 +186,11 @@ impl Bench {
     }
 }
 
-/// Runs it.
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let fits = options.rounds > 0 && options.seconds > 0 && options.rate > 0 && !options.rates.contains(&0);
     anyhow::ensure!(fits && options.keys > 0 && options.events_per_write > 0, "nothing is measured");
     let bench = Bench::start(&options).await?;
-    // A router keeps a feed for some time after its last watch: what is not watched is measured on another one.
+    // A router keeps a feed for some time after its last watch, so unwatched loads use another router.
     let unwatched = Bench::start(&options).await?;
     by_watchers(&bench, &unwatched).await?;
     let capacity = by_rate(&bench, &unwatched).await?;
@@ -252,7 +251,8 @@ fn times(samples: &[Sample], of: fn(&Sample) -> Latency) -> String {
     format!("{:.2}, {:.2}", ms(|latency| latency.p50), ms(|latency| latency.p99))
 }
 
-/// The rates; answers how many events a second, by what the highest costs, fill the router's core.
+/// Measures at each rate; returns the rate at which the router's core would be full, by the cost at the highest
+/// rate.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 async fn by_rate(bench: &Bench, unwatched: &Bench) -> anyhow::Result<f64> {
     let options = &bench.options;

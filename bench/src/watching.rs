@@ -1,5 +1,5 @@
-//! Watch clients that take little CPU, on a thread of their own: they count events, and where the values say when their
-//! writes were due, note how late each event came. Nothing is decoded but what that needs.
+//! Watch clients that use little CPU, on a separate thread. They count events and, if values contain the due times
+//! of their writes, record the delay of each event. They decode nothing else.
 
 use std::{
     sync::{
@@ -26,34 +26,33 @@ use tokio::{
 use crate::bare;
 
 const PATH: &str = "/etcdserverpb.Watch/Watch";
-/// How long watches may take until they stand, and the last events until they are there.
+/// The time limit for creating the watches, and for the last events.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// How often it is looked whether they are.
+/// The polling interval.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What a watch is of: a key and the end of its range, empty for that key alone.
+/// A watched key and the end of its range, which is empty for a single key.
 pub type Watched = (Bytes, Bytes);
 
-/// All keys below a prefix.
+/// All keys with a prefix.
 pub fn prefix(prefix: &str) -> anyhow::Result<Watched> {
     let mut end = prefix.as_bytes().to_vec();
     *end.last_mut().context("an empty prefix")? += 1;
     Ok((Bytes::from(prefix.to_owned()), end.into()))
 }
 
-/// Open watches.
 pub struct Watching {
-    /// Events seen, by stream.
+    /// The number of events that each stream has seen.
     seen: Arc<Vec<AtomicU64>>,
     stop: watch::Sender<bool>,
     thread: JoinHandle<anyhow::Result<Vec<Vec<u32>>>>,
 }
 
-/// How a stream notes what it sees.
+/// The record of a stream.
 struct Noted {
     index: usize,
     seen: Arc<Vec<AtomicU64>>,
-    /// Since when the values count microseconds; none when they say nothing.
+    /// The origin of the due times in values; `None` if there are none.
     origin: Option<Instant>,
     late: Vec<u32>,
     created: usize,
@@ -85,7 +84,7 @@ impl Noted {
     }
 }
 
-/// The number at the beginning of an encoded key-value's value, as [`crate::pace::value`] writes it.
+/// The number at the beginning of a key-value's value, as [`crate::pace::value`] writes it.
 fn first_number(kv: &[u8]) -> anyhow::Result<u64> {
     for field in Fields::new(kv) {
         let field = field?;
@@ -97,7 +96,7 @@ fn first_number(kv: &[u8]) -> anyhow::Result<u64> {
     anyhow::bail!("an event without a value")
 }
 
-/// One stream on a connection of its own, until it is told to stop.
+/// Runs one stream on its own connection until it is told to stop.
 async fn one(
     endpoint: String,
     watched: Vec<Watched>,
@@ -133,7 +132,7 @@ async fn one(
     }
 }
 
-/// Opens streams, each with some watches and on a connection of its own. With an `origin`, values begin with the
+/// Opens streams, each on its own connection and with some watches. With an `origin`, values begin with the
 /// microseconds from then until their writes were due.
 pub async fn start(
     endpoint: &str,
@@ -151,7 +150,7 @@ pub async fn start(
     let watching = Watching { seen, stop, thread };
     match tokio::time::timeout(WAIT_MAX, ready).await {
         Ok(Ok(())) => Ok(watching),
-        // It says why.
+        // The result says why.
         Ok(Err(_)) => Err(watching.finish().await.err().context("watching ended without a reason")?),
         Err(_) => anyhow::bail!("the watches do not stand after {WAIT_MAX:?}"),
     }
@@ -180,7 +179,7 @@ async fn run(
             () = tokio::time::sleep(LOOK) => {}
         }
     }
-    // Nobody waits for it any more: then they are told to stop.
+    // If the receiver has gone, the streams are about to be stopped.
     let _ = ready.send(());
     let mut late = vec![Vec::new(); count];
     while let Some(done) = running.join_next().await {
@@ -191,12 +190,12 @@ async fn run(
 }
 
 impl Watching {
-    /// Events that a stream has seen.
+    /// The number of events that a stream has seen.
     pub fn seen(&self, stream: usize) -> u64 {
         self.seen[stream].load(Ordering::Relaxed)
     }
 
-    /// Waits until each of the streams has seen so many events.
+    /// Waits until every stream has seen this many events.
     pub async fn wait(&self, events: u64) -> anyhow::Result<()> {
         let began = Instant::now();
         while let Some(seen) =
@@ -211,7 +210,7 @@ impl Watching {
         Ok(())
     }
 
-    /// Ends the watches: of each stream, how late its events came, in microseconds.
+    /// Ends the watches; returns the delays of each stream's events in microseconds.
     pub async fn finish(self) -> anyhow::Result<Vec<Vec<u32>>> {
         self.stop.send_replace(true);
         let thread = self.thread;

@@ -1,4 +1,4 @@
-//! `scale`, `watchers` and `stalls` are run whole, each at little of everything. Needs the binaries beside `kindred-bench`
+//! Runs `scale`, `watchers` and `stalls` as a whole with tiny loads. Requires the binaries beside `kindred-bench`
 //! (`make build`).
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -16,7 +16,7 @@ fn bench(words: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The cells of all rows that begin with this one.
+/// The cells of all rows with this first cell.
 fn rows(text: &str, first: &str) -> Vec<Vec<String>> {
     let rows = text.lines().filter(|line| line.starts_with(&format!("| {first} |")));
     rows.map(|line| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
@@ -33,7 +33,7 @@ fn each_operation_has_its_cost_at_each_level() {
     );
     for load in ["optimistic update", "get", "`limit=1`", "page of 500"] {
         let rows = rows(&text, load);
-        // Keys, watches and clients by process, then the five places of the Kind.
+        // Keys, watches and clients for two processes each, then the five topologies of the Kind.
         assert_eq!(rows.len(), 3 * 2 + 5, "{text}");
         for row in &rows[..6] {
             assert!(row.len() == 6 && number(&row[2]) > 0.0 && number(&row[3]) > 0.0, "{row:?}");

@@ -1,5 +1,6 @@
-//! The table is made whole: each workload on a shard, behind a router and with mTLS, in both loops, and as a stand-in for mem_etcd
-//! a shard and a program that answers nothing. Needs the binaries beside `kindred-bench` (`make build`).
+//! Produces the whole table: each workload on a shard, behind a router and with mTLS, in both loops. As stand-ins
+//! for mem_etcd it uses a shard, and a program that never answers. Requires the binaries beside `kindred-bench`
+//! (`make build`).
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::{
@@ -9,7 +10,7 @@ use std::{
     process::{Command, Output},
 };
 
-/// Few enough operations that it takes a moment.
+/// Few operations, so that the run is short.
 const FEW: &str = "--ops 40 --rounds 2 --keys 50 --in-flight 8 --watchers 3 --curve 1,4";
 
 fn bench(dir: &Path, words: &str, mem_etcd: Option<&Path>) -> Output {
@@ -28,7 +29,7 @@ fn bench(dir: &Path, words: &str, mem_etcd: Option<&Path>) -> Output {
     command.output().unwrap()
 }
 
-/// The cells of a row of the first table that has it.
+/// The cells of the first row with this title.
 fn cells(text: &str, row: &str) -> Vec<String> {
     let line = text.lines().find(|line| line.starts_with(&format!("| {row} |")));
     let line = line.unwrap_or_else(|| panic!("no row {row} in\n{text}"));
@@ -84,7 +85,7 @@ fn a_mem_etcd_is_a_column_and_its_failures_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let shard = PathBuf::from(env!("CARGO_BIN_EXE_kindred-bench")).with_file_name("kindred-shard");
     let stand_in = dir.path().join("mem_etcd");
-    // Refuses what is larger than a put of this load, as updates are: it fails in the middle of a run.
+    // Refuses requests larger than this load's puts, such as updates, so that it fails in the middle of a run.
     let text = format!(
         "#!/bin/sh\n[ \"$1\" = --version ] && exec echo 'mem_etcd 0.0.7'\n\
          port=${{1#--port=}}\nexec '{}' --listen 127.0.0.1:$port --admin-listen 127.0.0.1:0 --max-request-bytes 1024\n",

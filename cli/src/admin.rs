@@ -1,4 +1,4 @@
-//! Commands that talk to a router's admin port: objects, moves, stores. What each says of how it ended is an exit status.
+//! Commands that talk to a router's admin port: objects, moves, stores. Each reports its outcome as an exit status.
 
 pub mod args;
 mod backup;
@@ -21,28 +21,27 @@ use std::process::ExitCode;
 use args::{AdminCommand, Connect};
 use client::Client;
 
-/// Why a command did not do what it was asked. The number is the exit status, which scripts may rely on.
+/// Why a command failed. Its code is the exit status, on which scripts may rely.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// 1: refused, or failed.
+    /// 1: the request was refused or failed.
     #[error("{0}")]
     Refused(String),
-    /// 2: the command line or a file cannot be understood; nothing was asked.
+    /// 2: the command line or a file is invalid; no request was sent.
     #[error("{0}")]
     Usage(String),
-    /// 3: no router, or no meta store behind it, can be reached.
+    /// 3: no router can be reached, or no meta store behind it.
     #[error("{0}")]
     Unreachable(String),
     /// 4: a move was aborted.
     #[error("{0}")]
     Aborted(String),
-    /// 5: the wait ended before the move did; the move goes on.
+    /// 5: the command stopped waiting; the move continues.
     #[error("{0}")]
     StillRunning(String),
 }
 
 impl Failure {
-    /// The exit status.
     #[must_use]
     pub fn code(&self) -> u8 {
         match self {
@@ -55,7 +54,7 @@ impl Failure {
     }
 }
 
-/// What `kindred --help` says of exit statuses.
+/// The description of exit statuses in `kindred --help`.
 pub const EXIT_STATUS: &str = "\
 Exit status of get, apply, delete, edit, plan, move, split, merge, drain, status, store, reconcile, backup and restore:
   0  done
@@ -65,7 +64,7 @@ Exit status of get, apply, delete, edit, plan, move, split, merge, drain, status
   4  the move was aborted: everything is where it was
   5  the wait ended before the move (--timeout, Ctrl-C); the move goes on";
 
-/// Runs a command to its end.
+/// Runs a command and returns its exit status.
 pub fn run(command: AdminCommand, outer: &Connect) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -14,58 +14,56 @@ use crate::{
     up::UpArgs,
 };
 
-/// One etcd endpoint for Kubernetes that is many stores behind.
+/// One etcd endpoint for Kubernetes in front of many stores.
 #[derive(Debug, Parser)]
 #[command(name = "kindred", version, propagate_version = true, after_help = EXIT_STATUS)]
 pub struct Cli {
-    /// Whom the commands that talk to a router ask; may stand behind the command, too.
+    /// The router for the commands that talk to one. These options may also follow the command.
     #[command(flatten)]
     pub connect: Connect,
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Start a router and one shard process per store, and keep them running.
+    /// Start a router and a shard process for each store, and keep them running.
     Up(Box<UpArgs>),
     /// Run one shard in the foreground (the same as kindred-shard).
     Shard(Box<ShardCommand>),
     /// Run a router in the foreground (the same as kindred-router).
     Router(Box<RouterCommand>),
-    /// Ask a router's admin port whether it serves; exit status 0 when it does.
+    /// Ask a router's admin port whether the router is ready; exit status 0 if it is.
     Health(HealthArgs),
     /// The commands that talk to a router.
     #[command(flatten)]
     Admin(Box<AdminCommand>),
     /// Print a completion script: `source <(kindred completion bash)`.
     Completion {
-        /// Of which shell.
+        /// The shell.
         #[arg(value_enum)]
         shell: Shell,
     },
 }
 
-/// `kindred shard`.
+/// The arguments of `kindred shard`.
 #[derive(Debug, Args)]
 pub struct ShardCommand {
     /// The shard's own flags.
     #[command(flatten)]
     pub args: kindred_shard::Args,
-    /// Whom to follow.
+    /// Whether to end with the parent process.
     #[command(flatten)]
     pub parent: ParentArgs,
 }
 
-/// `kindred router`.
+/// The arguments of `kindred router`.
 #[derive(Debug, Args)]
 pub struct RouterCommand {
     /// The router's own flags.
     #[command(flatten)]
     pub args: kindred_router::config::Args,
-    /// Whom to follow.
+    /// Whether to end with the parent process.
     #[command(flatten)]
     pub parent: ParentArgs,
 }

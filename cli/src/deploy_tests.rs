@@ -1,5 +1,5 @@
-//! The files under `deploy/` cannot drift from the programs: every command line in them is parsed by the programs' own
-//! parsers, every configuration by the router's.
+//! Keeps the files under `deploy/` in line with the programs: the programs' own parsers parse every command line in
+//! them, and the router's parser every configuration.
 
 use std::{fs, path::PathBuf};
 
@@ -17,7 +17,7 @@ fn yaml(text: &str) -> serde_json::Value {
     serde_saphyr::from_str(text).unwrap()
 }
 
-/// Parses a command line as the program that it names would.
+/// Parses a command line like the program that it names.
 fn check(words: &[String]) {
     let (program, rest) = words.split_first().expect("a command line has a program");
     let program = program.rsplit('/').next().unwrap_or(program);
@@ -41,7 +41,7 @@ fn systemd_units_start_what_exists() {
     {
         let text = deploy(&format!("systemd/{unit}"));
         let line = text.lines().find_map(|l| l.strip_prefix("ExecStart=")).expect("ExecStart");
-        // What systemd would fill in.
+        // The values that systemd would substitute.
         let line = line
             .replace("%i", "pods")
             .replace("${KINDRED_SLOT}", "4")
@@ -76,7 +76,7 @@ fn compose_and_image_commands_parse() {
     }
 }
 
-/// The command lines of all files, in the words of what they start.
+/// The command lines of all files.
 fn commands() -> Vec<Vec<String>> {
     let units =
         ["kindred.service", "kindred-router.service", "kindred-shard@.service", "kindred-meta.service"];
@@ -95,7 +95,7 @@ fn commands() -> Vec<Vec<String>> {
     units.into_iter().chain(services).chain([image]).collect()
 }
 
-/// Nobody unknown reaches an admin port, or writes at a shard of a cluster.
+/// No unknown client reaches an admin port or writes to a shard of a cluster.
 #[test]
 fn f32_f33_no_file_serves_everybody() {
     let commands = commands();
@@ -141,7 +141,7 @@ fn the_compose_configuration_names_its_services() {
     }
 }
 
-/// What follows a flag.
+/// The value of a flag.
 fn value<'w>(words: &'w [String], flag: &str) -> Option<&'w str> {
     let at = words.iter().position(|word| word == flag)?;
     words.get(at + 1).map(String::as_str)
@@ -203,7 +203,7 @@ fn kubeadm_and_k3s_files_name_three_tls_files_and_an_endpoint() {
     }
 }
 
-/// The words of a rule that are names of metrics, without what Prometheus adds to those of histograms.
+/// The metric names in a rule, without the suffixes of histograms.
 fn metrics_in(expression: &str) -> Vec<&str> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let names = words.filter(|word| word.starts_with("kindred_") || word.starts_with("etcd_"));

@@ -1,4 +1,4 @@
-//! `kindred health`: for container health checks, where no curl is at hand.
+//! `kindred health`, for health checks in containers without curl.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::admin::{args::Connect, client::Client, context, output};
 /// `kindred health`.
 #[derive(Debug, Args)]
 pub struct HealthArgs {
-    /// Whom to ask.
+    /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
 }

@@ -1,9 +1,11 @@
-//! `kindred`: one command that starts a router with its shards, and the tools around it.
+//! `kindred`: one command that starts a router with its shards, and the commands to operate a cluster.
 
 mod admin;
 mod cli;
 #[cfg(test)]
 mod deploy_tests;
+#[cfg(test)]
+mod docs_tests;
 mod health;
 mod parent;
 mod up;

@@ -1,4 +1,4 @@
-//! `kindred up`: a router and one shard process per store, supervised.
+//! `kindred up` supervises routers, a meta store, and a shard process for each store.
 
 mod begin;
 mod child;
@@ -30,82 +30,85 @@ use kindred_transport::{admin::AdminArgs, auto_tls, private, tls::ServerTlsArgs,
 
 use layout::{InternalTls, Plan};
 
-/// How long a child may take to stop before it is killed: a shard gives its clients, its logs, and what it keeps beside them
-/// 25 s at most.
+/// How long a child may take to stop before it is killed. A shard needs 25 s at most for its clients, its logs and
+/// its other files.
 const STOP_GRACE: Duration = Duration::from_secs(30);
 
 /// `kindred up`.
 #[derive(Debug, Clone, Args)]
 pub struct UpArgs {
-    /// Where etcd clients connect; comma-separated.
+    /// Addresses for etcd clients, comma-separated.
     #[arg(long, visible_alias = "listen-client-urls", value_name = "ADDR", default_value = "127.0.0.1:2379")]
     pub listen: String,
-    /// The admin port: health, readiness, metrics, stores.
+    /// Address of the admin port: health, readiness, metrics, stores.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:2381")]
     pub admin: String,
-    /// Stores and partitions to begin with (YAML or JSON); the built-in default when not given. A store without endpoints
-    /// is run here. Changes are made by the admin API from then on.
+    /// Initial stores and partitions (YAML or JSON) [default: built in]. Stores without endpoints run here. Later
+    /// changes are made through the admin API.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Routers, on consecutive ports; all of them serve the same.
+    /// Number of routers, on consecutive ports; all of them serve the same.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub routers: u16,
-    /// Threads of each router that serve clients (see `kindred router --help`).
+    /// Number of threads of each router that serve clients (see `kindred router --help`).
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: u16,
-    /// Where identities, certificates and the last state of the cluster are kept. That state wins over --config.
+    /// Folder for identities, certificates, data and the last state of the cluster. That state takes precedence
+    /// over --config.
     #[arg(long, value_name = "DIR", default_value = "kindred.data")]
     pub data_dir: PathBuf,
-    /// Routers reach the shards that run here by Unix sockets in DATA-DIR/sockets, which only this user may open, and by
-    /// TCP where they cannot. Shards listen on both.
+    /// Let routers reach the local shards through Unix sockets in DATA-DIR/sockets, which only this user can open,
+    /// and through TCP otherwise. Shards listen on both.
     #[arg(long)]
     pub unix: bool,
-    /// Where those sockets are, as an absolute path.
+    /// The absolute path of the sockets' folder, with `--unix`.
     #[arg(skip)]
     pub sockets: Option<PathBuf>,
-    /// The admin ports have the certificates that were made here.
+    /// Whether the admin ports use certificates that this command created.
     #[arg(skip)]
     pub own_admin: bool,
-    /// Start these stores (`meta` = the meta store) although their data is damaged: what cannot be read is lost, and clients
-    /// that may have seen it are told so. For one start; stores that start by themselves again do not accept it again.
+    /// Start these stores (`meta` = the meta store) although their data is damaged: unreadable data is lost, and
+    /// clients that may have seen it are told so. Applies to one start; automatic restarts do not accept damage
+    /// again.
     #[arg(long, value_name = "STORE[,STORE]", value_delimiter = ',')]
     pub accept_data_loss: Vec<String>,
-    /// The flags that the configuration gives to the processes.
+    /// The flags that the configuration sets for the processes.
     #[arg(skip)]
     pub section: UpConfig,
-    /// How many stores share this machine's memory.
+    /// The number of stores that share this machine's memory.
     #[arg(skip)]
     pub local_stores: usize,
-    /// Id of the cluster in headers and handshakes, decimal or 0x… [default: the folder's own, minted at its first start].
+    /// Id of the cluster in headers and handshakes, decimal or 0x… [default: the folder's own, minted at its first
+    /// start].
     #[arg(long, value_name = "ID", value_parser = parse_cluster_id)]
     pub cluster_id: Option<u64>,
-    /// The folder's cluster.
+    /// The cluster of the data folder.
     #[arg(skip)]
     pub cluster: Option<cluster::Cluster>,
-    /// URLs that member lists show to clients; by default those of --listen.
+    /// URLs for clients in member lists [default: those of --listen].
     #[arg(long, value_name = "URLS")]
     pub advertise_client_urls: Option<String>,
-    /// Serve with TLS and demand client certificates, all made under DATA-DIR/auto-tls: for a quick try.
+    /// Serve with TLS and require client certificates, all created under DATA-DIR/auto-tls; for trying kindred out.
     #[arg(long, conflicts_with_all = ["cert_file", "key_file"])]
     pub auto_tls: bool,
-    /// TLS towards clients. With any of it the connections between router and shards are mTLS too.
+    /// TLS for clients. If it is used, connections between routers and shards use mTLS as well.
     #[command(flatten)]
     pub tls: ServerTlsArgs,
-    /// Serve clients where other machines connect although they are not asked for a certificate: whoever reaches the port may
-    /// read and write all.
+    /// Serve clients of other machines without client certificates: any client that reaches the port can read and
+    /// write everything.
     #[arg(long)]
     pub insecure_listen: bool,
-    /// Who may ask the routers' admin ports. With TLS towards clients and none of these: who has the certificate
-    /// DATA-DIR/auto-tls/admin.crt.
+    /// Authentication at the routers' admin ports. With TLS for clients and none of these flags, the certificate
+    /// DATA-DIR/auto-tls/admin.crt is required.
     #[command(flatten)]
     pub admin_port: AdminArgs,
-    /// What is logged: error, warn, info, debug, trace, or a filter as `info,h2=warn`.
+    /// Log level: error, warn, info, debug, trace, or a filter such as `info,h2=warn`.
     #[arg(long, default_value = "info")]
     pub log_level: String,
 }
 
 impl UpArgs {
-    /// The flags that give the router its TLS towards clients.
+    /// The router's flags for its TLS towards clients.
     fn client_tls_flags(&self) -> Vec<String> {
         let mut words = Vec::new();
         let tls = &self.tls;
@@ -141,12 +144,12 @@ impl UpArgs {
     }
 }
 
-/// Runs until a signal.
+/// Runs until a signal arrives.
 pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
     kindred_shard::init_logging(&args.log_level)?;
     let config = read_config(args.config.as_deref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // One that cannot serve leaves nothing behind; where another runs in the folder, that is said.
+    // Checks that fail leave no files behind. If another `up` uses the folder, that is the error to report.
     let early = layout::lock_file(&args.data_dir).exists().then(|| lock(&args.data_dir)).transpose()?;
     runtime.block_on(doors::check_free(&args))?;
     private::take(&args.data_dir, &["stores", "meta", "router.state.json"])
@@ -171,16 +174,16 @@ pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
     runtime.block_on(supervise::run(args, plan, internal))
 }
 
-/// The newest state that routers of this folder had.
+/// The newest state that the routers of this folder had.
 fn last_state(args: &UpArgs) -> anyhow::Result<Option<ClusterState>> {
     let (mut last, kept) = (None, cluster::Cluster::kept(&args.data_dir)?);
     for router in 0..64 {
         let Some(state) = cache::read(&layout::state_file(&args.data_dir, router))? else { continue };
-        // The router says so, and puts the file aside.
+        // The state is of another cluster. The router reports that and puts the file aside.
         if kept.as_ref().is_some_and(|kept| !kept.may_have(&state)) {
             continue;
         }
-        // A router that was stopped before the others has an older one.
+        // A router that stopped earlier may have an older state.
         if last.as_ref().is_none_or(|last| meta::order(last) < meta::order(&state)) {
             last = Some(state);
         }
@@ -188,7 +191,7 @@ fn last_state(args: &UpArgs) -> anyhow::Result<Option<ClusterState>> {
     Ok(last)
 }
 
-/// What to run: by the state that the routers had last, or by the configuration at the first start.
+/// The processes to run: by the routers' last state or, at the first start, by the configuration.
 fn plan(args: &UpArgs, config: &KindredConfig, last: Option<&ClusterState>) -> Plan {
     match last {
         Some(state) => {
@@ -198,7 +201,7 @@ fn plan(args: &UpArgs, config: &KindredConfig, last: Option<&ClusterState>) -> P
     }
 }
 
-/// Every flag that a process will get, before any process starts.
+/// Checks the flags of all processes before any of them starts.
 fn check_flags(args: &UpArgs, config: &KindredConfig, plan: &Plan) -> anyhow::Result<()> {
     let local = plan.local.iter().map(|shard| shard.name.clone());
     let mut stores: Vec<String> =
@@ -237,7 +240,7 @@ fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
     let Some(path) = path else { return Ok(parse::parse_config(parse::DEFAULT_CONFIG)?) };
     let text = fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
     let config = parse::parse_config(&text).with_context(|| format!("--config {}", path.display()))?;
-    // Only what `up` itself fills in may be missing: the endpoints of the shards that it runs.
+    // Only the endpoints of the local shards may be missing; `up` fills them in.
     let none: SocketAddr = ([127, 0, 0, 1], 1).into();
     let listens: Vec<_> = layout::local_shards(&config).into_iter().map(|shard| (shard, none)).collect();
     if let Err(errors) =
@@ -249,7 +252,7 @@ fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
     Ok(config)
 }
 
-/// One supervisor a folder: two would start the same shards twice.
+/// Locks the folder, because two supervisors would start the same shards twice.
 fn lock(dir: &Path) -> anyhow::Result<fs::File> {
     let path = layout::lock_file(dir);
     let file = private::create(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
@@ -262,7 +265,8 @@ fn lock(dir: &Path) -> anyhow::Result<fs::File> {
     Ok(file)
 }
 
-/// Certificates for the inner connections whenever clients are served with TLS, and for clients with `--auto-tls`.
+/// Creates certificates for the internal connections if clients are served with TLS, and for clients with
+/// `--auto-tls`.
 fn prepare_tls(args: &mut UpArgs) -> anyhow::Result<Option<InternalTls>> {
     let outer = args.tls.settings()?.is_some();
     if !outer && !args.auto_tls {
@@ -288,10 +292,10 @@ fn prepare_tls(args: &mut UpArgs) -> anyhow::Result<Option<InternalTls>> {
     Ok(Some(internal))
 }
 
-/// The folder of the shards' Unix sockets, and whether they fit there.
+/// Creates the folder of the shards' Unix sockets, and checks that their paths fit.
 fn prepare_sockets(args: &mut UpArgs, plan: &Plan) -> anyhow::Result<()> {
     let dir = std::path::absolute(&args.data_dir)?.join("sockets");
-    // They stand in lists of addresses.
+    // The paths are written in comma-separated lists of addresses.
     let listed = dir.to_str().is_some_and(|path| !path.contains(|c: char| c == ',' || c.is_whitespace()));
     if !listed {
         bail!("--unix: {}: a comma or space in the path; choose another --data-dir", dir.display());

@@ -1,4 +1,5 @@
-//! Newtypes of the numbers that must never be mixed up. None has a `Default`: zero is a meaning, not an absence.
+//! Newtypes for numbers that must never be mixed up. None implements `Default`, because zero is a valid value in
+//! each.
 
 use std::fmt;
 
@@ -11,28 +12,26 @@ use serde::{Deserialize, Serialize};
 pub struct Revision(pub i64);
 
 impl Revision {
-    /// Below every revision ever assigned.
     pub const ZERO: Self = Self(0);
 
-    /// The wire's number, where anything not positive means "not given".
+    /// Reads a wire value; `None` if it is not positive, which means "not given".
     #[must_use]
     pub fn from_wire(revision: i64) -> Option<Self> {
         (revision > 0).then_some(Self(revision))
     }
 
-    /// The number itself, for the wire.
     #[must_use]
     pub const fn get(self) -> i64 {
         self.0
     }
 
-    /// The revision after this one. Saturates: a clock that has reached the end of `i64` is refused long before.
+    /// The next revision. Saturates, although a clock near the end of `i64` is refused long before.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 
-    /// The revision before this one, not below zero.
+    /// The revision before this one; never below zero.
     #[must_use]
     pub const fn prev(self) -> Self {
         Self(if self.0 > 0 { self.0 - 1 } else { 0 })
@@ -51,13 +50,12 @@ impl fmt::Display for Revision {
 pub struct LeaseId(pub i64);
 
 impl LeaseId {
-    /// The wire's number, where zero means "no lease".
+    /// Reads a wire value; `None` if it is zero, which means "no lease".
     #[must_use]
     pub fn from_wire(id: i64) -> Option<Self> {
         (id != 0).then_some(Self(id))
     }
 
-    /// The number itself, for the wire.
     #[must_use]
     pub const fn get(self) -> i64 {
         self.0
@@ -70,16 +68,15 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// How many bits of a revision name the store that assigned it (R1).
+/// The number of low bits of a revision that name the store that assigned it (R1).
 pub const SLOT_BITS: u32 = 10;
 
-/// The slot of a store: the low [`SLOT_BITS`] of every revision that it assigns (R1). 0 is the meta store's.
+/// A store's slot: the low [`SLOT_BITS`] of every revision that the store assigns (R1). Slot 0 is the meta store's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u16", into = "u16")]
 pub struct Slot(u16);
 
 impl Slot {
-    /// The largest slot, 1023.
     pub const MAX: u16 = (1 << SLOT_BITS) - 1;
 
     /// `None` above [`Slot::MAX`].
@@ -88,7 +85,7 @@ impl Slot {
         (slot <= Self::MAX).then_some(Self(slot))
     }
 
-    /// The number, 0 to 1023.
+    /// The slot as a number, 0 to 1023.
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0
@@ -115,10 +112,10 @@ impl fmt::Display for Slot {
     }
 }
 
-/// The cluster of routers and shards that are told of none: FNV-1a of the product's name.
+/// The cluster id of routers and shards that are started without one: FNV-1a of the product's name.
 pub const DEFAULT_CLUSTER_ID: u64 = fnv(b"kindred");
 
-/// FNV-1a, 64 bits: ids that everybody computes alike.
+/// 64-bit FNV-1a, for ids that every process must compute alike.
 #[must_use]
 pub const fn fnv(text: &[u8]) -> u64 {
     let (mut sum, mut at) = (0xcbf2_9ce4_8422_2325_u64, 0);
@@ -129,10 +126,10 @@ pub const fn fnv(text: &[u8]) -> u64 {
     sum
 }
 
-/// A cluster id as people write it.
+/// Parses a cluster id.
 ///
 /// # Errors
-/// When it is not a number above zero, decimal or hexadecimal after `0x`.
+/// When `text` is not a positive number, in decimal or in hexadecimal after `0x`.
 pub fn parse_cluster_id(text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16),
@@ -144,8 +141,8 @@ pub fn parse_cluster_id(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The id of a cluster, in headers and handshakes; never 0, which means "none" on the wire. Written as `0x…`, as readers of
-/// JSON cut long numbers.
+/// A cluster's id, as sent in headers and handshakes. Never 0, which means "none" on the wire. It is written as a
+/// `0x…` string, because many JSON readers round large numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ClusterId(pub u64);
@@ -170,8 +167,8 @@ impl fmt::Display for ClusterId {
     }
 }
 
-/// The beginning that a cluster goes back to: a UUID minted with its first state. Two clusters of one configuration, even
-/// of one cluster id, differ in it, so that nothing of the one is ever taken for the other's.
+/// The identity of a cluster: a UUID minted with its first state. Two clusters with the same configuration, or even
+/// the same cluster id, have different lineages, so data of one is never taken for the other's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Lineage(pub String);
@@ -182,7 +179,7 @@ impl fmt::Display for Lineage {
     }
 }
 
-/// A UUID of version 4, variant 1, of bits drawn at random.
+/// Formats 128 random bits as a UUID of version 4, variant 1.
 #[must_use]
 pub fn uuid_of(high: u64, low: u64) -> String {
     let (high, low) = (high & !0xf000 | 0x4000, low & !(0b11 << 62) | (0b10 << 62));
@@ -196,7 +193,7 @@ pub fn uuid_of(high: u64, low: u64) -> String {
     )
 }
 
-/// A store's name in the configuration, unique there (`pods`, `default`, `etcd-secrets`).
+/// A store's name, unique in the configuration (`pods`, `default`, `etcd-secrets`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StoreName(pub String);
@@ -207,12 +204,12 @@ impl fmt::Display for StoreName {
     }
 }
 
-/// The version of one partition's ownership; grows with every change of owner.
+/// The version of one partition's ownership. It grows with every change of owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
-/// A live move, by its number in the meta store. Never used again.
+/// The number of a live move in the meta store. Numbers are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MoveId(pub u64);
@@ -223,7 +220,7 @@ impl fmt::Display for MoveId {
     }
 }
 
-/// The number of a coordinator of a move, one more with each that takes over: fences those before it (R15).
+/// Numbers the coordinators of one move. Each takeover increments it, which fences all earlier coordinators (R15).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Term(pub u64);

@@ -1,4 +1,5 @@
-//! Keys and ranges of keys: opaque bytes, ordered bytewise, ranges half-open, etcd's `range_end` conventions.
+//! Keys and key ranges. Keys are opaque bytes in bytewise order; ranges are half-open and follow etcd's `range_end`
+//! conventions.
 
 use std::{borrow::Borrow, fmt, ops::Deref};
 
@@ -9,13 +10,12 @@ use bytes::Bytes;
 pub struct Key(pub Bytes);
 
 impl Key {
-    /// A key that holds a copy of `bytes`.
     #[must_use]
     pub fn copy_from(bytes: &[u8]) -> Self {
         Self(Bytes::copy_from_slice(bytes))
     }
 
-    /// The smallest key above this one: the key followed by a zero byte.
+    /// The smallest key above this one: this key followed by a zero byte.
     #[must_use]
     pub fn successor(&self) -> Self {
         let mut next = Vec::with_capacity(self.0.len() + 1);
@@ -24,7 +24,8 @@ impl Key {
         Self(next.into())
     }
 
-    /// The smallest key above every key with this prefix; `None` when there is none (all bytes 0xff, or empty).
+    /// The smallest key above every key with this prefix. `None` if there is none: the key is empty or all bytes
+    /// are 0xff.
     #[must_use]
     pub fn prefix_end(&self) -> Option<Self> {
         let last = self.0.iter().rposition(|b| *b != 0xff)?;
@@ -72,22 +73,19 @@ impl fmt::Display for Key {
     }
 }
 
-/// What a request addresses: one key, or a half-open interval.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum KeyRange {
-    /// Exactly this key.
     Single(Key),
     /// `start <= key`, and `key < end` unless `end` is `None` (to the end of the key space). May be empty.
     Span {
-        /// The first key.
         start: Key,
-        /// The first key beyond, or `None` for no upper bound.
+        /// The exclusive upper bound; `None` for no upper bound.
         end: Option<Key>,
     },
 }
 
 impl KeyRange {
-    /// etcd's convention: an empty `range_end` is the single key; `"\0"` has no upper bound.
+    /// Applies etcd's convention: an empty `range_end` means the single key, `"\0"` means no upper bound.
     #[must_use]
     pub fn from_wire(key: Bytes, range_end: Bytes) -> Self {
         match range_end.as_ref() {
@@ -97,20 +95,18 @@ impl KeyRange {
         }
     }
 
-    /// The whole key space.
     #[must_use]
     pub fn everything() -> Self {
         Self::Span { start: Key(Bytes::new()), end: None }
     }
 
-    /// Every key that begins with `prefix`.
     #[must_use]
     pub fn prefix(prefix: Key) -> Self {
         let end = prefix.prefix_end();
         Self::Span { start: prefix, end }
     }
 
-    /// The first key that the range may hold.
+    /// The lower bound of the range.
     #[must_use]
     pub fn start(&self) -> &Key {
         match self {
@@ -118,7 +114,6 @@ impl KeyRange {
         }
     }
 
-    /// Whether `key` lies in the range.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {
@@ -151,7 +146,7 @@ impl KeyRange {
             }
         }
     }
-    /// The keys in both ranges; an empty span where there is none.
+    /// The keys in both ranges; an empty span if there are none.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         match (self, other) {
@@ -162,7 +157,7 @@ impl KeyRange {
                 Self::Span { start: key.clone(), end: Some(key.clone()) }
             }
             (Self::Span { start: a, end: a_end }, Self::Span { start: b, end: b_end }) => {
-                // `None` is above every end.
+                // `None` means no upper bound, so the other bound is the smaller one.
                 let end = match (a_end, b_end) {
                     (Some(a), Some(b)) => Some(a.min(b)),
                     (end, None) | (None, end) => end.as_ref(),
@@ -235,7 +230,7 @@ mod tests {
         #[test]
         fn overlap_is_a_key_in_both(a in range(), b in range()) {
             prop_assert_eq!(a.overlaps(&b), b.overlaps(&a));
-            // The first key of an intersection is the larger start.
+            // If two ranges intersect, the larger start is in both.
             let start = a.start().max(b.start());
             prop_assert_eq!(a.overlaps(&b), a.contains(start) && b.contains(start));
         }

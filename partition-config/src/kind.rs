@@ -1,4 +1,4 @@
-//! Which Kind a key belongs to, by the way kube-apiserver lays keys out.
+//! Maps a key to its Kind by kube-apiserver's key layout.
 //!
 //! The layout (`/registry` is the apiserver's `--etcd-prefix`):
 //!
@@ -8,8 +8,7 @@
 //! | `/registry/services/specs/…`, `/registry/services/endpoints/…` | two segments; nothing else is below `services/` |
 //! | `/registry/example.com/foos/…` | `/registry/example.com/foos/`: a first segment with a dot is an API group |
 //!
-//! Kind prefixes are prefix-free: no Kind's interval overlaps another's. The first segment alone decides how many
-//! segments a prefix has, so that holds by construction.
+//! No two Kind prefixes overlap: the first segment alone decides how many segments a prefix has.
 
 use std::fmt;
 
@@ -19,31 +18,31 @@ mod names;
 
 pub use names::{KindNameError, suggest};
 
-/// kube-apiserver's default for `--etcd-prefix`.
+/// kube-apiserver's default `--etcd-prefix`.
 pub const DEFAULT_ETCD_PREFIX: &str = "/registry";
 
-/// What a key is, see [`KindScheme::locate`].
+/// The role of a key; see [`KindScheme::locate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Located<'k> {
     /// A key of a Kind, or the Kind prefix itself.
     Object {
-        /// The Kind prefix with its trailing slash: the beginning of the key.
+        /// The Kind prefix, including its trailing slash.
         kind: &'k [u8],
     },
-    /// The pseudo-key of a Kind: its prefix without the trailing slash, which kube-apiserver reads to learn the current
-    /// revision of the Kind. It never exists and belongs to the Kind's partitions, although it sorts before them.
+    /// The pseudo-key of a Kind: its prefix without the trailing slash. kube-apiserver reads it to learn the Kind's
+    /// current revision. It never exists, and it belongs to the Kind's partitions although it sorts before them.
     Pseudo {
-        /// The whole key.
+        /// The whole pseudo-key, equal to the Kind's stem.
         stem: &'k [u8],
     },
-    /// `<etcd prefix>/health`, which kube-apiserver reads to learn whether etcd answers.
+    /// `<etcd prefix>/health`, which kube-apiserver reads as etcd's health check.
     Health,
-    /// A key of no Kind: `compact_rev_key`, keys of other users.
+    /// A key that belongs to no Kind, such as `compact_rev_key` or a key of another application.
     Other,
 }
 
 impl<'k> Located<'k> {
-    /// The Kind prefix without its trailing slash: the same for a Kind's objects and for its pseudo-key.
+    /// The Kind prefix without its trailing slash, which is the same for a Kind's objects and its pseudo-key.
     #[must_use]
     pub fn stem(self) -> Option<&'k [u8]> {
         match self {
@@ -54,12 +53,12 @@ impl<'k> Located<'k> {
     }
 }
 
-/// A Kind prefix such as `/registry/pods/`, checked against the scheme that made it.
+/// A Kind prefix such as `/registry/pods/`, checked against a [`KindScheme`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KindPrefix(Key);
 
 impl KindPrefix {
-    /// The prefix with its trailing slash.
+    /// The prefix, including its trailing slash.
     #[must_use]
     pub fn as_key(&self) -> &Key {
         &self.0
@@ -71,18 +70,18 @@ impl KindPrefix {
         self.0.strip_suffix(b"/").unwrap_or(&self.0)
     }
 
-    /// A prefix that a scheme made before and that was stored as text.
+    /// Reads back a prefix that was validated by a scheme before it was stored as text. Checks its form only.
     pub(crate) fn from_stored(key: Key) -> Option<Self> {
         (key.starts_with(b"/") && key.ends_with(b"/") && key.len() > 2).then_some(Self(key))
     }
 
-    /// Every key of the Kind but its pseudo-key.
+    /// Every key of the Kind except its pseudo-key.
     #[must_use]
     pub fn range(&self) -> KeyRange {
         KeyRange::prefix(self.0.clone())
     }
 
-    /// The first key beyond the Kind: the stem followed by `0`, the byte after `/`.
+    /// The first key after the Kind: the stem followed by `0`, the byte after `/`.
     #[must_use]
     pub fn end(&self) -> Key {
         let mut end = self.stem().to_vec();
@@ -103,10 +102,10 @@ impl fmt::Display for KindPrefix {
     }
 }
 
-/// How keys map to Kinds under one `--etcd-prefix`.
+/// The mapping of keys to Kinds under one `--etcd-prefix`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KindScheme {
-    /// The prefix with a slash at both ends (`/registry/`), or `/`.
+    /// The cleaned prefix with a slash at both ends (`/registry/`), or just `/`.
     root: Vec<u8>,
 }
 
@@ -117,8 +116,8 @@ impl Default for KindScheme {
 }
 
 impl KindScheme {
-    /// The scheme under `etcd_prefix`, which may come with or without slashes at its ends and is cleaned as
-    /// kube-apiserver cleans its flag (empty segments and `.` drop out, `..` goes up).
+    /// Builds the scheme for `etcd_prefix`, with or without slashes at its ends. The prefix is cleaned as
+    /// kube-apiserver cleans its flag: empty segments and `.` are dropped, `..` removes the segment before it.
     #[must_use]
     pub fn new(etcd_prefix: &str) -> Self {
         let mut segments: Vec<&str> = Vec::new();
@@ -145,7 +144,7 @@ impl KindScheme {
         &self.root
     }
 
-    /// What `key` is. Allocates nothing and looks at no more than the first two segments below the prefix.
+    /// Classifies `key`. Allocates nothing and looks at no more than two segments below the prefix.
     #[must_use]
     pub fn locate<'k>(&self, key: &'k [u8]) -> Located<'k> {
         let Some(rest) = key.strip_prefix(self.root.as_slice()) else { return Located::Other };
@@ -154,7 +153,7 @@ impl KindScheme {
             return Located::Other;
         }
         if first == b"health" {
-            // Nothing else lives there: a Kind of that name would have this key as its pseudo-key.
+            // A Kind named `health` would have this key as its pseudo-key, so nothing else may live below it.
             return if rest.len() == first.len() { Located::Health } else { Located::Other };
         }
         let mut stem_len = first.len();
@@ -174,13 +173,14 @@ impl KindScheme {
         }
     }
 
-    /// `bytes` as a Kind prefix; `None` when it is not exactly one (a key, a pseudo-key, no Kind at all).
+    /// Parses a Kind prefix. `None` unless `bytes` is exactly one: not a longer key, a pseudo-key or a key of no
+    /// Kind.
     #[must_use]
     pub fn kind_prefix(&self, bytes: &[u8]) -> Option<KindPrefix> {
         (self.locate(bytes) == Located::Object { kind: bytes }).then(|| KindPrefix(Key::copy_from(bytes)))
     }
 
-    /// The Kind that `key` belongs to, its pseudo-key included.
+    /// The Kind of `key`, which may be the Kind's pseudo-key.
     #[must_use]
     pub fn kind_of(&self, key: &[u8]) -> Option<KindPrefix> {
         let stem = self.locate(key).stem()?;
@@ -190,7 +190,7 @@ impl KindScheme {
         Some(KindPrefix(Key(prefix.into())))
     }
 
-    /// The Kind prefix with this path below the etcd prefix, such as `services/specs`.
+    /// The Kind whose path below the etcd prefix is `path`, such as `services/specs`.
     fn below(&self, path: &str) -> Option<KindPrefix> {
         let mut prefix = self.root.clone();
         prefix.extend_from_slice(path.as_bytes());
@@ -199,7 +199,7 @@ impl KindScheme {
     }
 }
 
-/// Up to the next slash.
+/// The bytes before the first slash.
 fn segment(bytes: &[u8]) -> &[u8] {
     bytes.split(|b| *b == b'/').next().unwrap_or_default()
 }

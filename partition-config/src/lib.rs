@@ -1,5 +1,7 @@
-//! Pure: keys and ranges, Kinds, partition configs and the partition map. No I/O, no clock, no runtime, no gRPC.
+//! The pure data model: keys and ranges, Kinds, partition configs and the partition map. It has no I/O, clock,
+//! runtime or gRPC.
 
+pub mod duration;
 pub mod ids;
 pub mod key;
 pub mod kind;

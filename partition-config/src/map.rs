@@ -1,13 +1,14 @@
-//! The partition map: which store serves which keys.
+//! The partition map says which store serves which keys.
 //!
-//! An ordered list of half-open intervals over *every* possible key, without gap or overlap, so that there is no key
-//! without an owner and a lookup cannot fail. The constructor checks that, and deserialising goes through it.
+//! It is an ordered list of half-open intervals over *every* possible key, without gap or overlap, so every key has
+//! an owner and a lookup cannot fail. The constructor checks this, and deserialising goes through the constructor.
 //!
-//! A Kind that has partitions of its own also owns its pseudo-key (`/registry/pods`, which kube-apiserver reads to learn
-//! the Kind's current revision). It sorts before the Kind's interval, with room for other keys in between
-//! (`/registry/pods.example.com/…`), so it is a partition of one key, stored on one store of the Kind: lookups and writes
-//! need no special case. What reads or watches that one key concerns all stores of the Kind, and
-//! [`PartitionMap::stores_of`] and [`PartitionMap::units_of`] say so; to a range of keys it is a key like any other.
+//! A Kind that has partitions of its own also owns its pseudo-key (`/registry/pods`, which kube-apiserver reads to
+//! learn the Kind's current revision). The pseudo-key sorts before the Kind's interval, and other keys may lie
+//! between the two (`/registry/pods.example.com/…`). So it is a partition of one key, on one store of the Kind, and
+//! lookups and writes need no special case. A read or watch of that one key concerns all stores of the Kind, and
+//! [`PartitionMap::stores_of`] and [`PartitionMap::units_of`] return all of them. A range that contains it treats
+//! it like any other key.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +29,7 @@ mod repr;
 
 pub(crate) use repr::unescape;
 
-/// A store by its place in the configuration's list of stores.
+/// A store's index in the configuration's list of stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StoreIdx(pub u16);
@@ -39,17 +40,16 @@ impl fmt::Display for StoreIdx {
     }
 }
 
-/// Who serves the keys of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
-    /// One store.
+    /// One store serves all keys.
     Single(StoreIdx),
-    /// The stores of a ring, each the keys whose names fall into its buckets.
+    /// Several stores; each serves the keys whose names hash to its buckets.
     Ring(Box<BucketTable>),
 }
 
 impl Placement {
-    /// Every store that serves a part, in order, each once.
+    /// The stores that serve any of the keys, in order and without duplicates.
     #[must_use]
     pub fn stores(&self) -> Vec<StoreIdx> {
         match self {
@@ -58,7 +58,7 @@ impl Placement {
         }
     }
 
-    /// The store, when it is one.
+    /// The store if a single one serves all keys; `None` for a ring, even one whose buckets all have one owner.
     #[must_use]
     pub fn single(&self) -> Option<StoreIdx> {
         match self {
@@ -68,27 +68,24 @@ impl Placement {
     }
 }
 
-/// One interval of the key space and who serves it.
+/// One interval of the key space and its placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// The keys; never empty, and a `Span` also when it is a single key.
+    /// The keys; never empty, and always a `Span`, even for a single key.
     pub range: KeyRange,
-    /// The Kind that all keys belong to; `None` for what the default store serves of no Kind in particular.
+    /// The Kind that all keys belong to; `None` for keys of no configured Kind, which the default store serves.
     pub kind: Option<KindPrefix>,
-    /// Who serves them.
     pub placement: Placement,
-    /// The version of this partition's ownership.
     pub epoch: Epoch,
 }
 
 impl Partition {
-    /// The first key.
     #[must_use]
     pub fn start(&self) -> &Key {
         self.range.start()
     }
 
-    /// The first key beyond; `None` for no upper bound.
+    /// The exclusive upper bound; `None` for no upper bound.
     #[must_use]
     pub fn end(&self) -> Option<&Key> {
         match &self.range {
@@ -97,7 +94,7 @@ impl Partition {
         }
     }
 
-    /// The store of one key of this partition. A ring hashes what follows the Kind prefix.
+    /// The store that serves one key of this partition. A ring hashes the part of the key after the Kind prefix.
     #[must_use]
     pub fn store_of(&self, key: &[u8]) -> StoreIdx {
         match &self.placement {
@@ -109,61 +106,59 @@ impl Partition {
         }
     }
 
-    /// Whether this is nothing but the pseudo-key of its Kind.
+    /// Whether this partition consists of just its Kind's pseudo-key.
     #[must_use]
     pub fn is_pseudo(&self) -> bool {
         self.kind.as_ref().is_some_and(|kind| kind.stem() == &**self.start())
     }
 }
 
-/// Why a list of partitions is not a map.
+/// Why a list of partitions is not a valid map.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// There is no partition at all.
     #[error("no partition")]
     Empty,
-    /// The first partition does not begin at the smallest key, or the last one has an upper bound.
+    /// The first partition does not begin at the empty key, or the last one has an upper bound.
     #[error("the key space has keys below the first or above the last partition")]
     Unbounded,
-    /// A partition does not begin where the one before it ends.
+    /// A partition does not begin where the previous one ends.
     #[error("partition {at} begins at \"{start}\", not where the one before it ends")]
     NotAdjacent {
-        /// Its place in the list.
+        /// The partition's index in the list.
         at: usize,
-        /// Its first key.
+        /// The partition's first key.
         start: Key,
     },
-    /// A partition that can hold no key, or is not a span.
+    /// A partition's range is empty or is not a `Span`.
     #[error("partition {at} is empty")]
     EmptyRange {
-        /// Its place in the list.
+        /// The partition's index in the list.
         at: usize,
     },
-    /// A partition that reaches beyond its Kind.
+    /// A partition reaches beyond its Kind.
     #[error("partition {at} reaches beyond {kind}")]
     OutsideKind {
-        /// Its place in the list.
+        /// The partition's index in the list.
         at: usize,
-        /// Its Kind.
+        /// The partition's Kind.
         kind: KindPrefix,
     },
-    /// A ring over keys of no Kind: there is no name to hash.
+    /// A ring holds keys of no Kind, so there is no name to hash.
     #[error("partition {at} is a ring of no Kind")]
     RingOfNoKind {
-        /// Its place in the list.
+        /// The partition's index in the list.
         at: usize,
     },
 }
 
-/// What a request touches of one partition.
+/// The part of a partition that a request touches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unit<'m> {
-    /// The partition.
+pub struct Touched<'m> {
     pub partition: &'m Partition,
-    /// The keys that are both the partition's and the request's.
+    /// The keys that are in both the partition and the request.
     pub range: KeyRange,
-    /// The stores that a read of them asks, in order, each once: one for one key, but all of the Kind for its
-    /// pseudo-key.
+    /// The stores that a read of these keys asks, in order and without duplicates: one store for one key, but all
+    /// stores of the Kind for its pseudo-key.
     pub stores: Vec<StoreIdx>,
 }
 
@@ -172,17 +167,17 @@ pub struct Unit<'m> {
 #[serde(try_from = "Vec<repr::PartitionRepr>", into = "Vec<repr::PartitionRepr>")]
 pub struct PartitionMap {
     partitions: Vec<Partition>,
-    /// The stores of each partition, so that no request has to read through a bucket table.
+    /// The stores of each partition, cached so that no request has to scan a bucket table.
     stores: Vec<Vec<StoreIdx>>,
-    /// The Kinds that are on several stores, and which.
+    /// The Kinds that are on several stores, with those stores.
     spread: BTreeMap<KindPrefix, Vec<StoreIdx>>,
 }
 
 impl PartitionMap {
-    /// A map of exactly these partitions.
+    /// Builds a map of exactly these partitions.
     ///
     /// # Errors
-    /// When they are not in order, leave a gap, overlap, are empty or reach beyond their Kind.
+    /// When the partitions are not in order, leave a gap, overlap, are empty or reach beyond their Kind.
     pub fn new(partitions: Vec<Partition>) -> Result<Self, MapError> {
         let (Some(first), Some(last)) = (partitions.first(), partitions.last()) else {
             return Err(MapError::Empty);
@@ -212,7 +207,7 @@ impl PartitionMap {
         Ok(Self { spread: spread(&partitions), stores, partitions })
     }
 
-    /// A map in which one store serves everything.
+    /// A map in which one store serves all keys.
     #[must_use]
     pub fn single(store: StoreIdx, epoch: Epoch) -> Self {
         let placement = Placement::Single(store);
@@ -220,10 +215,11 @@ impl PartitionMap {
         Self { partitions: vec![partition], stores: vec![vec![store]], spread: BTreeMap::new() }
     }
 
-    /// A map of these partitions and, between them, `default` for all that no partition holds.
+    /// Builds a map from these partitions, in any order, and assigns every key that none of them holds to
+    /// `default`.
     ///
     /// # Errors
-    /// As [`PartitionMap::new`]; the list may be in any order.
+    /// As [`PartitionMap::new`].
     pub fn filled(mut partitions: Vec<Partition>, default: StoreIdx, epoch: Epoch) -> Result<Self, MapError> {
         partitions.sort_by(|a, b| a.start().cmp(b.start()));
         let mut filled = Vec::with_capacity(2 * partitions.len() + 1);
@@ -249,20 +245,18 @@ impl PartitionMap {
         Self::new(filled)
     }
 
-    /// All partitions, in key order.
     #[must_use]
     pub fn partitions(&self) -> &[Partition] {
         &self.partitions
     }
 
-    /// The partition that holds `key`.
     #[must_use]
     pub fn lookup(&self, key: &[u8]) -> &Partition {
         &self.partitions[self.index_of(key)]
     }
 
-    /// The partitions that can hold a key of `range`, in key order. The first and the last may reach beyond it; none for
-    /// an empty range.
+    /// The partitions that can hold a key of `range`, in key order. The first and the last may reach beyond
+    /// `range`. Empty for an empty range.
     pub fn overlapping(&self, range: &KeyRange) -> std::slice::Iter<'_, Partition> {
         self.partitions[self.indices(range)].iter()
     }
@@ -282,19 +276,19 @@ impl PartitionMap {
         first..behind
     }
 
-    /// The partitions that hold the objects of a Kind, in key order, whether or not it has partitions of its own: those
-    /// to ask for the Kind's current revision.
+    /// The partitions that hold a Kind's objects, in key order, also when the Kind has none of its own. A query for
+    /// the Kind's current revision asks the stores of all of them.
     pub fn of_kind(&self, kind: &KindPrefix) -> std::slice::Iter<'_, Partition> {
         self.overlapping(&kind.range())
     }
 
-    /// The store of one key; of a pseudo-key the one that would keep it, were it written.
+    /// The store of one key. For a pseudo-key this is the store that would hold it if it were written.
     #[must_use]
     pub fn store_of(&self, key: &[u8]) -> StoreIdx {
         self.lookup(key).store_of(key)
     }
 
-    /// Every store that a read or watch of `range` asks, in order, each once. None for an empty range.
+    /// Every store that a read or watch of `range` asks, in order and without duplicates. Empty for an empty range.
     #[must_use]
     pub fn stores_of(&self, range: &KeyRange) -> Vec<StoreIdx> {
         let mut stores: Vec<_> = self.units_of(range).into_iter().flat_map(|unit| unit.stores).collect();
@@ -303,9 +297,9 @@ impl PartitionMap {
         stores
     }
 
-    /// What a read or watch of `range` touches, in key order.
+    /// The parts of the map that a read or watch of `range` touches, in key order.
     #[must_use]
-    pub fn units_of(&self, range: &KeyRange) -> Vec<Unit<'_>> {
+    pub fn units_of(&self, range: &KeyRange) -> Vec<Touched<'_>> {
         let stores = |index: usize, partition: &Partition| match (range, &partition.kind) {
             (KeyRange::Single(_), Some(kind)) if partition.is_pseudo() => {
                 self.spread.get(kind).unwrap_or(&self.stores[index]).clone()
@@ -316,12 +310,12 @@ impl PartitionMap {
         let unit = |index: usize| {
             let partition = &self.partitions[index];
             let range = range.intersection(&partition.range);
-            Unit { partition, range, stores: stores(index, partition) }
+            Touched { partition, range, stores: stores(index, partition) }
         };
         self.indices(range).map(unit).collect()
     }
 
-    /// The Kinds that are spread over several stores and have a key or their pseudo-key in `range`, in key order.
+    /// The Kinds on several stores that have an object or their pseudo-key in `range`, in key order.
     #[must_use]
     pub fn spread_in(&self, range: &KeyRange) -> Vec<KindPrefix> {
         if self.spread.is_empty() {
@@ -336,7 +330,7 @@ impl PartitionMap {
         kinds
     }
 
-    /// The Kind of the key, if it is spread over several stores.
+    /// The Kind of the key, if that Kind is on several stores.
     #[must_use]
     pub fn spread_of(&self, key: &[u8]) -> Option<&KindPrefix> {
         if self.spread.is_empty() {
@@ -345,13 +339,12 @@ impl PartitionMap {
         self.lookup(key).kind.as_ref().filter(|kind| self.is_spread(kind))
     }
 
-    /// Whether the Kind is on several stores.
     #[must_use]
     pub fn is_spread(&self, kind: &KindPrefix) -> bool {
         self.spread.contains_key(kind)
     }
 
-    /// The first partition begins at the smallest key, so there always is one that begins at or before `key`.
+    /// Cannot underflow: the first partition begins at the empty key.
     fn index_of(&self, key: &[u8]) -> usize {
         self.partitions.partition_point(|partition| **partition.start() <= *key) - 1
     }

@@ -1,6 +1,7 @@
-//! The configuration as people write it, in JSON or YAML: `DataPartitionConfig` as in Arktos, and the file around it.
+//! The configuration as people write it in JSON or YAML: Arktos' `DataPartitionConfig` and the file that contains
+//! it.
 //!
-//! Nothing here is checked beyond its type: [`crate::validate`] does that, and reports everything at once.
+//! These types check only syntax. [`crate::validate`] checks the meaning and reports all errors at once.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -8,44 +9,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ids::StoreName, kind::DEFAULT_ETCD_PREFIX};
 
-/// The whole configuration: stores, and who serves what.
+/// A whole configuration file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KindredConfig {
-    /// kube-apiserver's `--etcd-prefix`; `/registry` unless given.
+    /// kube-apiserver's `--etcd-prefix`; `/registry` by default.
     #[serde(default = "default_etcd_prefix")]
     pub etcd_prefix: String,
-    /// Every store. Partitions name them by name; in the map a store is its place in this list.
+    /// All stores. Partitions refer to them by name; the map refers to them by index in this list.
     pub stores: Vec<StoreConfig>,
-    /// The store of every key that no partition holds.
+    /// The store that serves every key outside all partitions.
     pub default: StoreName,
-    /// Kinds, or ranges of names of a Kind, and the stores that serve them.
+    /// Kinds, or name ranges of a Kind, and the stores that serve them.
     #[serde(default)]
     pub partitions: Vec<DataPartitionConfig>,
-    /// Flags of the processes that `kindred up` starts; nobody else looks at them.
+    /// Flags of the processes that `kindred up` starts. No other command reads them.
     #[serde(default, skip_serializing_if = "UpConfig::is_empty")]
     pub up: UpConfig,
 }
 
-/// Flags of a process by their names without dashes.
+/// Flags of a process, keyed by their names without dashes.
 pub type Flags = BTreeMap<String, serde_json::Value>;
 
 /// Flags of the processes that `kindred up` starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct UpConfig {
-    /// Of every shard.
+    /// Flags of every shard.
     pub shard: Flags,
-    /// Of single shards, by their stores' names; they win over `shard`.
+    /// Flags of single shards, keyed by store name. They override `shard`.
     pub stores: BTreeMap<String, Flags>,
-    /// Of the meta store.
+    /// Flags of the meta store.
     pub meta: Flags,
-    /// Of every router.
+    /// Flags of every router.
     pub router: Flags,
 }
 
 impl UpConfig {
-    /// Whether it says nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -60,108 +60,109 @@ fn default_etcd_prefix() -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StoreConfig {
-    /// Unique.
+    /// The store's unique name.
     pub name: StoreName,
-    /// Of a shard: 1 to 1023, unique, the low bits of every revision that it assigns (R1). A stock etcd has none.
+    /// A shard's slot: 1 to 1023, unique, the low bits of every revision that it assigns (R1). A stock etcd has
+    /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<u32>,
-    /// Where it listens: one URL of a shard, one or more of a stock etcd. May be left out where another part of kindred
-    /// starts the store and knows.
+    /// Where the store listens: one address for a shard, which may be a Unix socket, one or more client URLs for a stock
+    /// etcd. May be empty if the part of kindred that starts the store already knows the address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<String>,
-    /// What it is; a shard unless given.
+    /// `shard` by default.
     #[serde(default, rename = "type")]
     pub store_type: StoreType,
 }
 
-/// What serves a store's keys.
+/// What serves the keys of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreType {
     /// A kindred shard.
     #[default]
     Shard,
-    /// Any etcd cluster.
+    /// An etcd cluster.
     Etcd,
 }
 
-/// Who serves a Kind, or the names of a Kind from `range_start` to below `range_end`.
+/// Assigns a Kind, or the names of a Kind from `range_start` to below `range_end`, to a store or a ring of stores.
 ///
-/// The range is over what follows the Kind prefix (`namespace/name`, or `name`). Fields have the names and meanings of
-/// Arktos' object of this name, `resource` and what follows it are ours.
+/// The range covers what follows the Kind prefix (`namespace/name`, or `name`). The fields up to `service_group_id`
+/// have the names and meanings of Arktos' object; `resource` and the fields after it are kindred's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataPartitionConfig {
-    /// As of any Kubernetes object; not looked at.
+    /// As on any Kubernetes object; ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_version: Option<String>,
-    /// As of any Kubernetes object: `DataPartitionConfig`.
+    /// As on any Kubernetes object; must be `DataPartitionConfig` if given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// The object's own name.
+    /// The name of the object, and the version that an update replaces.
     pub metadata: Metadata,
-    /// Inclusive, when `is_range_start_valid`.
+    /// The inclusive lower bound, if `is_range_start_valid`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub range_start: String,
-    /// Without it, the range is open at its beginning.
+    /// If false, the range has no lower bound.
     #[serde(default)]
     pub is_range_start_valid: bool,
-    /// Exclusive, when `is_range_end_valid`.
+    /// The exclusive upper bound, if `is_range_end_valid`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub range_end: String,
-    /// Without it, the range is open at its end.
+    /// If false, the range has no upper bound.
     #[serde(default)]
     pub is_range_end_valid: bool,
-    /// The store that serves the range, unless a ring does.
+    /// The store that serves the range; mutually exclusive with `ring`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_group_id: Option<StoreName>,
     /// The Kind: `pods`, `leases.coordination.k8s.io`, `foos.example.com`, or the prefix of its keys.
     pub resource: String,
-    /// Spread the range over several stores by hash, in place of `service_group_id`.
+    /// Spreads the range over several stores by hash; mutually exclusive with `service_group_id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<RingConfig>,
-    /// How durable a write is when it is acknowledged: `none`, `buffered` or `fsync` (see [`Durability`]); one mode for a
-    /// Kind. The shard's default unless given.
+    /// The durability of acknowledged writes: `none`, `buffered` or `fsync` (see [`Durability`]). All configs of a
+    /// Kind must agree. The shard's default applies if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
-    /// In documents of earlier versions; nothing was ever done with it, and what is configured now is refused with it.
+    /// Accepted only in existing documents, where it has no effect. A new or updated config with this field is
+    /// refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history_max: Option<String>,
 }
 
-/// What a `DataPartitionConfig` has of Kubernetes' object metadata.
+/// The supported subset of Kubernetes' object metadata.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Metadata {
     /// Unique among all partitions.
     pub name: String,
-    /// The version that an update replaces: an optimistic lock.
+    /// The version that an update must replace: an optimistic lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
 }
 
-/// A ring of stores.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RingConfig {
-    /// Over which stores the buckets are spread.
+    /// The stores that share the buckets.
     pub stores: Vec<StoreName>,
 }
 
-/// How durable a write is when it is acknowledged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// What a Kind's writes survive, weakest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
-    /// Never on disk.
+    /// Writes survive only a clean stop of the process.
     None,
-    /// On disk some milliseconds later.
+    /// A crash of the machine loses at most the writes of the last few milliseconds.
     Buffered,
-    /// On disk before it is acknowledged.
+    /// A crash loses no write that was acknowledged or visible.
     Fsync,
 }
 
 impl Durability {
-    /// As people write it.
+    /// The mode's name in a configuration.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {

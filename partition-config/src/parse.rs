@@ -1,25 +1,24 @@
-//! Text to model. YAML; JSON is read as the YAML that it is.
+//! Parses the model from YAML, and from JSON, which is a subset of YAML.
 
 use serde::de::DeserializeOwned;
 
 use crate::model::{DataPartitionConfig, KindredConfig};
 
-/// The configuration that `kindred up` uses unless it is given one.
+/// The configuration that `kindred up` uses by default.
 pub const DEFAULT_CONFIG: &str = include_str!("default.yaml");
 
-/// Why a text is not a configuration, and where.
+/// A parse error and its position.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {message}")]
 pub struct ParseError {
-    /// From 1; 0 when the place is not known.
+    /// Counts from 1; 0 if unknown.
     pub line: u64,
-    /// From 1; 0 when the place is not known.
+    /// Counts from 1; 0 if unknown.
     pub column: u64,
-    /// What is wrong there.
     pub message: String,
 }
 
-/// Reads the whole configuration.
+/// Parses a whole configuration.
 ///
 /// # Errors
 /// When the text is neither YAML nor JSON, or has other fields or types than the model.
@@ -27,7 +26,7 @@ pub fn parse_config(text: &str) -> Result<KindredConfig, ParseError> {
     parse(text)
 }
 
-/// Reads one `DataPartitionConfig`.
+/// Parses one `DataPartitionConfig`.
 ///
 /// # Errors
 /// When the text is neither YAML nor JSON, or has other fields or types than the model.
@@ -35,7 +34,7 @@ pub fn parse_partition(text: &str) -> Result<DataPartitionConfig, ParseError> {
     parse(text)
 }
 
-/// Reads any object.
+/// Parses an object of any type.
 ///
 /// # Errors
 /// When the text is neither YAML nor JSON, or has other fields or types than the object.
@@ -46,16 +45,16 @@ pub fn parse_object<T: DeserializeOwned>(text: &str) -> Result<T, ParseError> {
 /// Writes an object as YAML.
 ///
 /// # Errors
-/// When it has something that YAML cannot say, such as a map with keys that are no strings.
+/// When YAML cannot represent the object, such as a map with keys that are not strings.
 pub fn to_yaml<T: serde::Serialize>(object: &T) -> Result<String, String> {
     serde_saphyr::to_string(object).map_err(|error| error.to_string())
 }
 
-/// The only place that knows the YAML library.
+/// Wraps the YAML library, which nothing outside this file uses.
 fn parse<T: DeserializeOwned>(text: &str) -> Result<T, ParseError> {
     serde_saphyr::from_str(text).map_err(|error| {
         let (line, column) = error.location().map_or((0, 0), |at| (at.line(), at.column()));
-        // Without the picture of the source around it: that is for terminals, and we say the place ourselves.
+        // Drop the source snippet, which is meant for terminals; line and column are reported separately.
         let message = error.without_snippet().to_string();
         let message = match message.strip_suffix(&format!(" at line {line}, column {column}")) {
             Some(bare) => bare.to_owned(),

@@ -1,11 +1,11 @@
-//! Rings: the names of a Kind spread over several stores by hash.
+//! Rings spread the names of a Kind over several stores by hash.
 //!
-//! A name falls into one of 256 fixed **buckets** for ever: buckets are what is owned and moved, so the hash is frozen
-//! and has a version ([`RingHash`]). Which store serves a bucket is a [`BucketTable`], which is data: it is part of the
-//! map, and a change of it is a set of transfers ([`BucketTable::transfers`]).
+//! Every name belongs to one of 256 fixed **buckets** for ever. Buckets are what stores own and moves transfer, so
+//! the hash function is frozen and versioned ([`RingHash`]). A [`BucketTable`] says which store serves each bucket.
+//! The table is data in the map, and changing it is a set of transfers ([`BucketTable::transfers`]).
 //!
-//! Tables come from [`fill`]: by a consistent-hash ring from the stores' names alone, and from a table in use with as few
-//! moves as an even spread allows.
+//! [`fill`] computes tables: from the stores' names alone by consistent hashing, or from an existing table with as
+//! few moves as an even spread allows.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -17,33 +17,32 @@ pub mod fill;
 
 pub use bucket_set::BucketSet;
 
-/// How many buckets a ring has.
+/// The number of buckets of a ring.
 pub const BUCKETS: usize = 256;
 
-/// One of the [`BUCKETS`] parts of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bucket(pub u8);
 
 impl Bucket {
-    /// Every bucket, in order.
     pub fn all() -> impl DoubleEndedIterator<Item = Self> {
         (0..=u8::MAX).map(Self)
     }
 }
 
-/// Which bucket a name is in. Frozen: another function is another version, and a change of version moves keys.
+/// The function from a name to its bucket. Frozen: any other function needs a new version, and changing the version
+/// moves keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RingHash {
-    /// The highest 8 bits of XXH3-64, without seed or secret, of the bytes that follow the Kind prefix
-    /// (`namespace/name`, or `name`); the Kind is not hashed, so objects of one name meet in one bucket.
+    /// The highest 8 bits of XXH3-64, without seed or secret, of the bytes after the Kind prefix (`namespace/name`,
+    /// or `name`). The Kind is not hashed, so objects of the same name share a bucket across Kinds.
     #[default]
     V1,
 }
 
 impl RingHash {
-    /// The bucket of a name: of the bytes that follow the Kind prefix.
+    /// The bucket of a name, the bytes after the Kind prefix.
     #[must_use]
     pub fn bucket(self, name: &[u8]) -> Bucket {
         match self {
@@ -52,38 +51,37 @@ impl RingHash {
     }
 }
 
-/// The store of each bucket.
+/// The owner of each bucket.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Vec<StoreIdx>", into = "Vec<StoreIdx>")]
 pub struct BucketTable([StoreIdx; BUCKETS]);
 
 impl BucketTable {
-    /// A table with these owners, in the order of buckets.
+    /// Builds a table from the owners in bucket order.
     #[must_use]
     pub fn new(owners: [StoreIdx; BUCKETS]) -> Self {
         Self(owners)
     }
 
-    /// The store of a bucket.
     #[must_use]
     pub fn owner(&self, bucket: Bucket) -> StoreIdx {
         self.0[usize::from(bucket.0)]
     }
 
-    /// The store of a name: of the bytes that follow the Kind prefix. Tables are over the buckets of [`RingHash::V1`]; a
-    /// second version would have to be told apart here.
+    /// The store of a name, the bytes after the Kind prefix. Uses [`RingHash::V1`]; a second hash version would
+    /// need a case here.
     #[must_use]
     pub fn store_of(&self, name: &[u8]) -> StoreIdx {
         self.owner(RingHash::V1.bucket(name))
     }
 
-    /// The buckets of a store.
+    /// The buckets that a store owns.
     #[must_use]
     pub fn of(&self, store: StoreIdx) -> BucketSet {
         Bucket::all().filter(|bucket| self.owner(*bucket) == store).collect()
     }
 
-    /// Every store that has a bucket, each once, in order.
+    /// Every store that owns a bucket, in order and without duplicates.
     #[must_use]
     pub fn stores(&self) -> Vec<StoreIdx> {
         let mut stores = self.0.to_vec();
@@ -92,7 +90,7 @@ impl BucketTable {
         stores
     }
 
-    /// What has to move to make this table `to`: from, to, buckets; each pair of stores once, in order.
+    /// The moves that turn this table into `to`, as (from, to, buckets). Sorted, with each pair of stores once.
     #[must_use]
     pub fn transfers(&self, to: &Self) -> Vec<(StoreIdx, StoreIdx, BucketSet)> {
         let mut moves: Vec<_> = Bucket::all()

@@ -1,9 +1,11 @@
-//! The cluster's document: stores, partition configs, and the map in use. It is kept in the meta store under one key and
-//! every change of it is a compare-and-swap; here are the changes, each a function from one document to the next.
+//! The cluster state document: stores, partition configs and the map in use. The meta store keeps it under one key,
+//! and every write of it is a compare-and-swap. This module has the changes, each a pure function from one document
+//! to the next.
 //!
-//! `configs` says what people want, `map` who owns what now. A change of configs that moves nothing changes the map at
-//! once; one that does gives the transfers, and the map changes with each that is decided
-//! ([`ClusterState::with_transfers`]). A change is refused whole, with everything that is wrong, by object and field.
+//! `configs` says where keys should be, `map` who owns them. A change of configs that moves nothing changes the map
+//! at once. Any other change yields transfers, and the map changes as each transfer is decided
+//! ([`ClusterState::with_transfers`]). An invalid change is refused as a whole, with every error by object and
+//! field.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -34,75 +36,77 @@ pub use stores::{StoreObject, StoreState};
 /// The version of the document that this code writes, and the only one that it reads.
 pub const STATE_VERSION: u32 = 1;
 
-/// The whole document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ClusterState {
-    /// [`STATE_VERSION`].
+    /// Always [`STATE_VERSION`].
     version: u32,
-    /// The cluster's id, from its first state on. Documents of earlier versions have none until a router adds it.
+    /// The cluster's id, set in its first state. Documents of earlier versions lack it until a router adds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<ClusterId>,
-    /// Which cluster's document it is: minted with the first, and the same in all that follow; else as above.
+    /// The cluster's lineage, minted with its first state and never changed. Documents of earlier versions lack it
+    /// as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Lineage>,
-    /// The number of the map: one more with every change of it, from 1. Partitions have the generation of their last
-    /// change of owner as their epoch.
+    /// The version of the map: starts at 1 and grows by one with each change of the map. A partition's epoch is the
+    /// generation of its last change of owner.
     pub generation: Epoch,
-    /// The number of the document's objects: one more with every change of one, from 1. Their resourceVersions are such
-    /// numbers.
+    /// The version of the document's objects: starts at 1 and grows by one with each change of an object. The
+    /// objects' resourceVersions are such numbers.
     pub revision: u64,
-    /// The highest number that a move was ever given: numbers are not used again, also when the records are gone.
+    /// The highest move id ever given. Ids are never reused, even after the records of their moves are deleted.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub last_move: u64,
     /// kube-apiserver's `--etcd-prefix`.
     pub etcd_prefix: String,
-    /// Every store that ever was; a [`StoreIdx`] is a place in this list, so it only grows.
+    /// Every store ever added. The list only grows, because a [`StoreIdx`] is an index in it.
     pub stores: Vec<StoreObject>,
-    /// The store of every key that no config holds.
+    /// The store of every key that no config covers.
     pub default: StoreName,
-    /// The slots of stores that were the home of leases whose ids clients chose, and are it no more.
+    /// The slots of former homes of leases with client-chosen ids.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lease_homes: Vec<u16>,
     /// The partition configs, each with a resourceVersion.
     pub configs: Vec<DataPartitionConfig>,
-    /// Who owns what.
+    /// The current owners of all keys.
     pub map: PartitionMap,
 }
 
-/// Why bytes are no such document.
+/// Why bytes are not a valid document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// Not this document's JSON.
+    /// The bytes are not JSON of this document.
     #[error("the cluster state is malformed: {0}")]
     Malformed(String),
-    /// Of another version of kindred.
+    /// Another version of kindred wrote the document.
     #[error(
         "the cluster state has version {0}, this kindred reads {STATE_VERSION}: use the version that wrote it"
     )]
     Version(u32),
-    /// Parts that do not fit together.
+    /// Parts of the document contradict each other.
     #[error("the cluster state is inconsistent: {0}")]
     Inconsistent(String),
 }
 
-/// A change of the document, not yet made.
+/// A planned change of the document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// The document after it: with all its objects, but its map changed only if nothing moves.
+    /// The document with all objects changed, but with a changed map only if nothing moves.
     pub state: ClusterState,
-    /// The map that it leads to; other Kinds are as they are, whatever moves of them are under way.
+    /// The map after all transfers. Kinds that the change does not touch keep their present owners, even while
+    /// they are being moved.
     pub desired: PartitionMap,
-    /// What has to move.
+    /// The transfers that lead to `desired`.
     pub transfers: Vec<Transfer>,
 }
 
-/// So many units of a Kind are moved at once, at most. Measured on two cores, with routers and shards that were not optimised:
-/// 250 units paused writes for 60 ms, 500 for 210 ms, and an attempt to switch is given up after 500 ms.
+/// The maximum number of units of a Kind in one move. Measured on two cores with unoptimised builds: a switch of
+/// 250 units paused writes for 60 ms and one of 500 units for 210 ms. An attempt to switch is given up after 500
+/// ms.
 pub const UNITS_OF_A_MOVE_MAX: usize = 256;
 
 impl Change {
-    /// The transfers of each Kind, which are one move; those of no Kind are one, too.
+    /// The transfers of each Kind, which form one move. The transfers of keys of no Kind form one move as well.
     #[must_use]
     pub fn by_kind(&self) -> BTreeMap<Option<KindPrefix>, Vec<Transfer>> {
         let mut kinds: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -113,19 +117,19 @@ impl Change {
     }
 }
 
-/// What of the map a change may change.
+/// The part of the map that a change may affect.
 #[derive(Default)]
 struct Touched {
     kinds: BTreeSet<KindPrefix>,
-    /// The keys of no configured Kind.
+    /// Whether keys of no configured Kind are affected.
     rest: bool,
 }
 
 impl ClusterState {
-    /// The first document of a cluster, which is [`ClusterState::founded`] next where it is to be shared.
+    /// The first document of a cluster. A document that routers share also needs [`ClusterState::founded`].
     ///
     /// # Errors
-    /// Everything that is wrong with the configuration.
+    /// Every error in the configuration.
     pub fn bootstrap(config: &KindredConfig) -> Result<Self, Vec<FieldError>> {
         let valid = validate::validate(config)?;
         let mut configs = config.partitions.clone();
@@ -148,13 +152,13 @@ impl ClusterState {
         })
     }
 
-    /// Reads the document. It may still be one that [`ClusterState::validated`] refuses: who reads it goes by what of it is
-    /// sound ([`ClusterState::salvaged`]), and nobody writes it.
+    /// Parses a document. The result may still fail [`ClusterState::validated`]. A reader then uses its sound parts
+    /// ([`ClusterState::salvaged`]), and no process may write it.
     ///
     /// # Errors
-    /// When it is malformed, of another version, or its map names places where no store ever was.
+    /// When the document is malformed or of another version, or its map names an index that no store has.
     pub fn from_json(bytes: &[u8]) -> Result<Self, StateError> {
-        /// The version first: another one may have other fields.
+        /// Parsed first, because another version may have other fields.
         #[derive(Deserialize)]
         struct Head {
             version: u32,
@@ -174,20 +178,18 @@ impl ClusterState {
         Ok(state)
     }
 
-    /// Writes the document.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self)
             .expect("the document has string keys only and nothing that fails to serialise")
     }
 
-    /// How keys map to Kinds.
     #[must_use]
     pub fn scheme(&self) -> KindScheme {
         KindScheme::new(&self.etcd_prefix)
     }
 
-    /// A store that is there, and its place.
+    /// Finds a store that is not removed, with its index.
     #[must_use]
     pub fn store(&self, name: &StoreName) -> Option<(StoreIdx, &StoreObject)> {
         let is_it = |store: &StoreObject| store.name == *name && store.state != StoreState::Removed;
@@ -195,29 +197,28 @@ impl ClusterState {
         Some((StoreIdx(u16::try_from(at).ok()?), &self.stores[at]))
     }
 
-    /// The name of a store by its place; its number where there is none.
+    /// The name of the store at an index, or the index as text if there is none.
     #[must_use]
     pub fn store_name(&self, store: StoreIdx) -> String {
         self.stores.get(usize::from(store.0)).map_or_else(|| store.to_string(), |store| store.name.0.clone())
     }
 
-    /// A config by its name.
     #[must_use]
     pub fn config(&self, name: &str) -> Option<&DataPartitionConfig> {
         self.configs.iter().find(|config| config.metadata.name == name)
     }
 
-    /// The document after these transfers, one generation on.
+    /// The document after these transfers, with the next generation.
     ///
     /// # Errors
-    /// When the map has changed so that they do not apply.
+    /// When the map has changed so that the transfers do not apply.
     pub fn with_transfers(&self, transfers: &[Transfer]) -> Result<Self, TransferError> {
         let generation = Epoch(self.generation.0 + 1);
         let map = transfers::with_transfers(&self.map, transfers, generation)?;
         Ok(Self { generation, map, ..self.clone() })
     }
 
-    /// Default, settings and map by the configs, rings built on the map in use.
+    /// The default store, the settings and the map that the configs ask for. Rings are built on the map in use.
     fn placed(&self) -> Result<(StoreIdx, Vec<KindSettings>, PartitionMap), Vec<FieldError>> {
         let mut errors = Errors::default();
         let scheme = self.scheme();
@@ -248,7 +249,7 @@ impl ClusterState {
         }
     }
 
-    /// What `next`, this document with other objects, leads to.
+    /// The change that leads to `next`, a copy of this document with changed objects.
     fn change_to(&self, mut next: Self, touched: &Touched) -> Result<Change, Vec<FieldError>> {
         let (_, _, wanted) = next.placed()?;
         let desired =
@@ -271,14 +272,14 @@ impl ClusterState {
         Ok(Change { state: next, desired, transfers })
     }
 
-    /// Whether a store is a stock etcd.
     #[must_use]
     pub fn is_etcd(&self, store: StoreIdx) -> bool {
         self.stores.get(usize::from(store.0)).is_some_and(|store| store.store_type == StoreType::Etcd)
     }
 
-    /// Refuses what a live move cannot do. A stock etcd keeps no revision that another store gave, so nothing moves there.
-    /// Away from one goes a Kind, whole, to one shard: what its keys show from then on is one shard's.
+    /// Refuses transfers that a live move cannot do. No move goes to a stock etcd, because etcd cannot keep
+    /// revisions that another store assigned. A Kind can leave a stock etcd only as a whole and to a single shard,
+    /// because from then on one shard must assign its revisions.
     fn all_movable(&self, transfers: &[Transfer]) -> Result<(), Vec<FieldError>> {
         let mut errors = Errors::default();
         let mut add = |store: StoreIdx, message: &str, what_to_do: &str| {
@@ -324,7 +325,7 @@ impl ClusterState {
         if errors.0.is_empty() { Ok(()) } else { Err(errors.0) }
     }
 
-    /// The lowest slot that no store ever had (R1).
+    /// The lowest slot that no store has ever had (R1).
     fn free_slot(&self) -> Option<u16> {
         let taken: BTreeSet<_> = self.stores.iter().filter_map(|store| store.slot).collect();
         (1..=Slot::MAX).find(|slot| !taken.contains(slot))
@@ -336,17 +337,16 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What a config is called in an error.
+/// A config's path in an error.
 fn config_path(name: &str) -> String {
     format!("datapartitionconfigs/{name}")
 }
 
-/// What a store is called in an error.
+/// A store's path in an error.
 fn store_path(name: &StoreName) -> String {
     format!("servicegroups/{name}")
 }
 
-/// One error.
 fn refused(
     path: impl Into<String>,
     message: impl Into<String>,

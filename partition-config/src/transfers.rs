@@ -1,8 +1,8 @@
-//! What has to move to make one map another, and a map after some of it has moved.
+//! Computes the transfers that turn one map into another, and the map after some of them.
 //!
-//! [`transfers`] compares two maps key range by key range and bucket by bucket; [`with_transfers`] applies any of them to
-//! the map in use, which may have changed elsewhere since they were planned. Both are over maps of one scheme: a Kind
-//! has the same prefix in both.
+//! [`transfers`] compares two maps by key range and by bucket. [`with_transfers`] applies transfers to the map in
+//! use, which may have changed elsewhere since they were planned. Both maps must use the same key scheme, so that a
+//! Kind has the same prefix in both.
 
 use std::collections::BTreeSet;
 
@@ -19,59 +19,56 @@ use crate::{
 
 mod repr;
 
-/// A unit that goes from one store to another.
+/// A unit that moves from one store to another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "repr::TransferRepr", into = "repr::TransferRepr")]
 pub struct Transfer {
-    /// What moves.
     pub unit: Unit,
-    /// Who owns it before.
+    /// The owner before.
     pub from: StoreIdx,
-    /// Who owns it after.
+    /// The owner after.
     pub to: StoreIdx,
-    /// The Kind of its keys; `None` for keys of no configured Kind.
+    /// The Kind of the unit's keys; `None` for keys of no configured Kind.
     pub kind: Option<KindPrefix>,
 }
 
 impl Transfer {
-    /// The way back.
+    /// The transfer in the opposite direction.
     #[must_use]
     pub fn reversed(&self) -> Self {
         Self { from: self.to, to: self.from, ..self.clone() }
     }
 }
 
-/// Why transfers do not apply to a map.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
-    /// The map has changed where the transfer is.
+    /// `from` does not own all of the unit in the map.
     #[error("store {from} does not own all of {unit:?}: plan again")]
     NotTheOwners {
-        /// What was to move.
         unit: Box<Unit>,
-        /// Whose it was to be.
+        /// The expected owner.
         from: StoreIdx,
     },
-    /// Buckets of a unit that hashes something else than the Kind's names.
+    /// The unit's buckets hash something other than the names of its Kind.
     #[error("{unit:?} has buckets, but not of its Kind's names")]
     Buckets {
-        /// What was to move.
+        /// The unit that a transfer names.
         unit: Box<Unit>,
     },
-    /// What came out is no map.
+    /// The result is not a valid map.
     #[error(transparent)]
     Map(#[from] MapError),
 }
 
-/// What has to move to make the map `old` the map `new`, in the order of key ranges: as few units as describe it, every
-/// key in at most one.
+/// The transfers that turn the map `old` into `new`, in the order of key ranges. They are as few as possible, and
+/// every key is in at most one.
 #[must_use]
 pub fn transfers(old: &PartitionMap, new: &PartitionMap) -> Vec<Transfer> {
     let mut found: Vec<Transfer> = Vec::new();
     for (before, after) in refined(old, new) {
         let kind = after.kind.as_ref().or(before.kind.as_ref());
         for (from, to, set) in moved(&before.placement, &after.placement) {
-            // Only a ring, which is of a Kind, moves a part of the buckets.
+            // Only rings move single buckets, and a ring always has a Kind.
             let buckets = (set != BucketSet::ALL)
                 .then(|| UnitBuckets { prefix_len: kind.map_or(0, |kind| kind.as_key().len()), set });
             let unit = Unit { range: after.range.clone(), buckets };
@@ -85,7 +82,7 @@ pub fn transfers(old: &PartitionMap, new: &PartitionMap) -> Vec<Transfer> {
     found
 }
 
-/// From, to, buckets.
+/// The difference of two placements as (from, to, buckets).
 fn moved(before: &Placement, after: &Placement) -> Vec<(StoreIdx, StoreIdx, BucketSet)> {
     match (before, after) {
         (Placement::Single(a), Placement::Single(b)) if a == b => Vec::new(),
@@ -94,7 +91,7 @@ fn moved(before: &Placement, after: &Placement) -> Vec<(StoreIdx, StoreIdx, Buck
     }
 }
 
-/// A placement as the table that it amounts to.
+/// The bucket table that is equivalent to a placement.
 fn table(placement: &Placement) -> BucketTable {
     match placement {
         Placement::Single(store) => BucketTable::new([*store; BUCKETS]),
@@ -117,12 +114,12 @@ fn joined(a: &KeyRange, b: &KeyRange) -> KeyRange {
     }
 }
 
-/// `map` after these transfers, whatever else has changed in it since they were planned. Partitions that change, and
-/// those that they are joined with, get the epoch `generation`. A Kind that had no partitions of its own gets them, its
-/// pseudo-key's included: what reads that concerns all stores of the Kind from then on.
+/// The map after these transfers, with other changes since they were planned kept. Partitions that change, and
+/// those they are merged with, get the epoch `generation`. A Kind that had no partitions of its own gets them,
+/// including one for its pseudo-key, so that reads of it then ask all stores of the Kind.
 ///
 /// # Errors
-/// When a unit is not wholly its `from`'s in `map`; nothing is applied then.
+/// When `from` does not own the whole unit in `map`. Nothing is applied then.
 pub fn with_transfers(
     map: &PartitionMap,
     transfers: &[Transfer],
@@ -151,7 +148,7 @@ pub fn with_transfers(
     Ok(PartitionMap::new(coalesced(pieces))?)
 }
 
-/// `map` in which one store stands wherever another did. Partitions of its get the epoch `generation`.
+/// The map with `new` in every place of `lost`. Partitions that change get the epoch `generation`.
 pub(crate) fn in_place_of(
     map: &PartitionMap,
     lost: StoreIdx,
@@ -175,7 +172,7 @@ pub(crate) fn in_place_of(
     PartitionMap::new(partitions.collect())
 }
 
-/// Who serves a piece that lies within a transfer's range, after it.
+/// The placement after a transfer of a piece that lies within the transfer's range.
 fn handed_over(piece: &Partition, transfer: &Transfer) -> Result<Placement, TransferError> {
     let unit = || Box::new(transfer.unit.clone());
     let not_the_owners = || TransferError::NotTheOwners { unit: unit(), from: transfer.from };
@@ -202,7 +199,7 @@ fn handed_over(piece: &Partition, transfer: &Transfer) -> Result<Placement, Tran
     Ok(Placement::Ring(Box::new(BucketTable::new(owners))))
 }
 
-/// The two intervals of a Kind: its pseudo-key, and its objects.
+/// The two intervals of a Kind: its pseudo-key and its objects.
 fn areas(kind: &KindPrefix) -> [KeyRange; 2] {
     let stem = Key::copy_from(kind.stem());
     let end = Some(stem.successor());
@@ -216,7 +213,7 @@ fn bounds(range: &KeyRange) -> Vec<Key> {
     }
 }
 
-/// The same partitions, cut where a point lies within one.
+/// The same partitions, cut at every point that lies within one.
 fn cut(partitions: &[Partition], points: &BTreeSet<Key>) -> Vec<Partition> {
     let mut pieces = Vec::with_capacity(partitions.len() + points.len());
     for partition in partitions {
@@ -233,7 +230,7 @@ fn cut(partitions: &[Partition], points: &BTreeSet<Key>) -> Vec<Partition> {
     pieces
 }
 
-/// Neighbours of one Kind and one placement as one partition, which has the newer of their epochs.
+/// Merges neighbours of the same Kind and placement. The result has the newer epoch.
 fn coalesced(pieces: Vec<Partition>) -> Vec<Partition> {
     let mut joint: Vec<Partition> = Vec::with_capacity(pieces.len());
     for piece in pieces {
@@ -250,15 +247,15 @@ fn coalesced(pieces: Vec<Partition>) -> Vec<Partition> {
     joint
 }
 
-/// Both maps cut at each other's bounds: the same ranges, in key order.
+/// Both maps cut at each other's bounds, in pairs of equal ranges, in key order.
 fn refined(old: &PartitionMap, new: &PartitionMap) -> impl Iterator<Item = (Partition, Partition)> {
     let points: BTreeSet<Key> =
         old.partitions().iter().chain(new.partitions()).map(|partition| partition.start().clone()).collect();
     cut(old.partitions(), &points).into_iter().zip(cut(new.partitions(), &points))
 }
 
-/// The map that has from `new` what is of `kinds` (and, if `rest` is set, what is of no Kind in either map), and from
-/// `old` everything else. What does not change hands keeps its epoch.
+/// The map with the partitions of `kinds` from `new`, also those of no Kind in either map if `rest` is set, and all
+/// others from `old`. Partitions that do not change hands keep their epochs.
 pub(crate) fn grafted(
     old: &PartitionMap,
     new: &PartitionMap,

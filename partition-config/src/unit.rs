@@ -1,4 +1,5 @@
-//! Units: what is owned, transferred, fed and exported. An interval of keys, and of a ring the buckets of it.
+//! Units: what stores own, transfer, feed and export. A unit is a key interval or, in a ring, some hash buckets of
+//! one.
 
 use std::{fmt, str::FromStr};
 
@@ -9,24 +10,23 @@ use crate::{
     ring::{BucketSet, RingHash},
 };
 
-/// Which buckets of a range, and what of a key falls into one.
+/// A set of buckets, and the part of a key that is hashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UnitBuckets {
-    /// How many bytes of a key come before what is hashed: the Kind prefix.
+    /// The length of the Kind prefix, which is not hashed.
     pub prefix_len: usize,
-    /// The buckets.
     pub set: BucketSet,
 }
 
 impl UnitBuckets {
-    /// Whether the key falls into one of them.
+    /// Whether the key hashes to one of the buckets.
     #[must_use]
     pub fn contain(&self, key: &[u8]) -> bool {
         self.set.contains(RingHash::V1.bucket(key.get(self.prefix_len..).unwrap_or_default()))
     }
 }
 
-/// As metadata of requests: how many bytes come before what is hashed, a blank, the set.
+/// The form in request metadata: `prefix_len`, a blank and the set.
 impl fmt::Display for UnitBuckets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.prefix_len, self.set)
@@ -44,29 +44,28 @@ impl FromStr for UnitBuckets {
     }
 }
 
-/// Keys that are owned and moved as one.
+/// A set of keys that is owned and moved as one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Unit {
-    /// A `Span`.
+    /// Always a `Span`.
     pub range: KeyRange,
-    /// Of a ring; `None` for all keys of the range.
+    /// The buckets of a ring; `None` for all keys of the range.
     pub buckets: Option<UnitBuckets>,
 }
 
 impl Unit {
-    /// All keys of a range.
     #[must_use]
     pub fn of_range(range: KeyRange) -> Self {
         Self { range, buckets: None }
     }
 
-    /// Whether `key` is one of the unit's.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {
         self.range.contains(key) && self.buckets.as_ref().is_none_or(|buckets| buckets.contain(key))
     }
 
-    /// Whether a key of `range` can be the unit's: of a ring whose buckets are not looked at, perhaps none is.
+    /// Whether the unit may contain a key of `range`. Buckets are checked for a single key only, so a true result
+    /// may be wrong for a span.
     #[must_use]
     pub fn overlaps(&self, range: &KeyRange) -> bool {
         match range {
@@ -75,7 +74,7 @@ impl Unit {
         }
     }
 
-    /// Whether a key can be in both. Buckets tell units apart only if both hash the same part of a key.
+    /// Whether a key can be in both units. Buckets count only if both units hash the same part of a key.
     #[must_use]
     pub fn overlaps_unit(&self, other: &Self) -> bool {
         let apart = match (&self.buckets, &other.buckets) {
@@ -85,7 +84,7 @@ impl Unit {
         !apart && self.range.overlaps(&other.range)
     }
 
-    /// Whether every key of `other` is surely the unit's.
+    /// Whether the unit certainly contains every key of `other`.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         let buckets = match (&self.buckets, &other.buckets) {
@@ -96,8 +95,8 @@ impl Unit {
         buckets && self.range.intersection(&other.range) == other.range
     }
 
-    /// The keys of this unit that are not `other`'s, as units that do not overlap; `None` when the two hash different parts
-    /// of a key, so that nobody can say.
+    /// The keys of this unit that are not in `other`, as disjoint units. `None` if the two hash different parts of
+    /// a key or a range is not a `Span`.
     #[must_use]
     pub fn minus(&self, other: &Self) -> Option<Vec<Self>> {
         let both = self.range.intersection(&other.range);
@@ -127,8 +126,8 @@ impl Unit {
         Some(rest)
     }
 
-    /// The wire's buckets: 32 bytes with bit n % 8 of byte n / 8 for bucket n, and how many bytes come before what is
-    /// hashed. Empty for all keys of the range.
+    /// The wire form: 32 bytes with bit n % 8 of byte n / 8 for bucket n, and the length of the unhashed prefix.
+    /// Empty for all keys of the range.
     #[must_use]
     pub fn buckets_to_wire(&self) -> (Bytes, u32) {
         match &self.buckets {
@@ -140,7 +139,7 @@ impl Unit {
         }
     }
 
-    /// The inverse of [`Unit::buckets_to_wire`]; `None` for neither 0 nor 32 bytes.
+    /// The inverse of [`Unit::buckets_to_wire`]; `None` unless `buckets` has 0 or 32 bytes.
     #[must_use]
     pub fn buckets_from_wire(buckets: &[u8], prefix_len: u32) -> Option<Option<UnitBuckets>> {
         if buckets.is_empty() {

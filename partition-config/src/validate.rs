@@ -1,7 +1,8 @@
-//! Model to partition map, or everything that is wrong with it, at once, by field.
+//! Turns the model into a partition map, or reports all errors by field.
 //!
-//! A Kind that is named at all must be covered whole: a gap between its ranges is an error, not the default store's,
-//! because the keys there would be on another store than the person meant. Kinds that are not named are the default's.
+//! The ranges of a configured Kind must cover it completely. A gap is an error: filling it from the default store
+//! would put keys on another store than the writer of the configuration meant. Kinds without configs belong to the
+//! default store.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,17 +19,14 @@ use crate::{
 
 mod placement;
 
-/// What fits into the address of a Unix socket, without the zero at its end.
+/// The maximum length of a Unix socket's path in its address, without the terminating zero.
 const UNIX_PATH_BYTES_MAX: usize = 107;
 
-/// One thing that is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldError {
-    /// The field, such as `partitions[2].rangeEnd`.
+    /// The field's path, such as `partitions[2].rangeEnd`.
     pub path: String,
-    /// What is wrong.
     pub message: String,
-    /// What to do about it.
     pub what_to_do: String,
 }
 
@@ -40,31 +38,26 @@ impl fmt::Display for FieldError {
 
 impl std::error::Error for FieldError {}
 
-/// A configuration without errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Validated {
-    /// How keys map to Kinds.
     pub scheme: KindScheme,
-    /// As configured; a [`StoreIdx`] is a place in this list.
+    /// The configured stores; a [`StoreIdx`] is an index in this list.
     pub stores: Vec<StoreConfig>,
-    /// Of every key that no partition holds.
+    /// The store of every key that no partition holds.
     pub default: StoreIdx,
-    /// Who serves what.
     pub map: PartitionMap,
-    /// Of each Kind that is configured, in the order of their prefixes.
+    /// The settings of each configured Kind, sorted by prefix.
     pub kinds: Vec<KindSettings>,
 }
 
-/// What a Kind's partitions say about the Kind as a whole.
+/// The settings that all partitions of a Kind share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KindSettings {
-    /// The Kind.
     pub kind: KindPrefix,
-    /// `None` leaves it to the shard.
+    /// `None` leaves the choice to the shard.
     pub durability: Option<Durability>,
 }
 
-/// The errors found so far.
 #[derive(Default)]
 pub(crate) struct Errors(pub(crate) Vec<FieldError>);
 
@@ -79,28 +72,27 @@ impl Errors {
     }
 }
 
-/// Partitions to check against stores that were checked before.
+/// Partitions to check against stores that are already checked.
 pub(crate) struct Input<'c> {
-    /// How keys map to Kinds.
     pub(crate) scheme: &'c KindScheme,
-    /// Every store; a [`StoreIdx`] is a place in this list.
+    /// All stores; a [`StoreIdx`] is an index in this list.
     pub(crate) stores: &'c [StoreConfig],
     /// The stores that a partition may name.
     pub(crate) names: &'c HashMap<StoreName, StoreIdx>,
-    /// The stores that are there, but may not be named any more.
+    /// Stores that exist but may not be named.
     pub(crate) draining: &'c [StoreName],
-    /// The partitions.
     pub(crate) partitions: &'c [DataPartitionConfig],
-    /// What each of them is called in an error.
+    /// Each partition's path in an error.
     pub(crate) paths: &'c [String],
-    /// The map in use, from which rings keep what they can; without one, tables come from the stores' names alone.
+    /// The map in use. New ring tables keep what they can of it; without one they depend on the stores' names
+    /// alone.
     pub(crate) in_use: Option<&'c PartitionMap>,
 }
 
-/// Checks everything and builds the map, every partition with epoch 1.
+/// Checks the configuration and builds the map. Every partition gets epoch 1.
 ///
 /// # Errors
-/// Everything that is wrong.
+/// Every error in the configuration.
 pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
     let mut errors = Errors::default();
     let scheme = KindScheme::new(&config.etcd_prefix);
@@ -130,8 +122,8 @@ pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
     }
 }
 
-/// Checks the partitions and builds the map, every partition with epoch 1; `None` when there are errors, older ones
-/// included, or no default.
+/// Checks the partitions and builds the map. Every partition gets epoch 1. `None` if there is no default store or
+/// `errors` is not empty, whoever added them.
 pub(crate) fn place(
     input: &Input<'_>,
     default: Option<StoreIdx>,
@@ -149,14 +141,15 @@ pub(crate) fn place(
     match PartitionMap::filled(partitions, default, Epoch(1)) {
         Ok(map) => Some((map, settings)),
         Err(error) => {
-            // Covered by the checks above, for their fields; kept because a map must never be built unchecked.
+            // Unreachable if the checks above are complete, but a map must never be built unchecked.
             errors.add("partitions", error.to_string(), "correct the ranges");
             None
         }
     }
 }
 
-/// Refuses a field that earlier versions took and did nothing with: a store keeps one history for all of its Kinds.
+/// Refuses `historyMax`, which earlier versions accepted and ignored: a store keeps one history for all of its
+/// Kinds.
 pub(crate) fn no_history_max(config: &DataPartitionConfig, path: &str, errors: &mut Errors) {
     if config.history_max.is_some() {
         let message = "no store keeps the history of a Kind by itself, so this would not be done";
@@ -166,7 +159,7 @@ pub(crate) fn no_history_max(config: &DataPartitionConfig, path: &str, errors: &
     }
 }
 
-/// Checks the list of stores and says where each name is in it.
+/// Checks the list of stores and returns the index of each name.
 pub(crate) fn stores(
     stores: &[StoreConfig],
     path: impl Fn(usize) -> String,
@@ -211,7 +204,7 @@ pub(crate) fn stores(
     names
 }
 
-/// The path of a Unix socket, written as etcd does: `unix:///path`, or `unix:path`; `unixs` is with TLS.
+/// The path of a Unix socket URL in etcd's notation: `unix:///path` or `unix:path`; `unixs` is the same with TLS.
 fn unix_path(endpoint: &str) -> Option<&str> {
     let path = endpoint.strip_prefix("unix:").or_else(|| endpoint.strip_prefix("unixs:"))?;
     Some(path.strip_prefix("//").unwrap_or(path))
@@ -272,7 +265,7 @@ fn unknown_store(path: String, name: &StoreName, draining: &[StoreName], errors:
     );
 }
 
-/// A configured range of a Kind with the field that it comes from.
+/// A valid configured range of a Kind, and the field that it came from.
 struct Range<'c> {
     path: String,
     config: &'c DataPartitionConfig,
@@ -283,7 +276,7 @@ struct Range<'c> {
     durability: Option<Durability>,
 }
 
-/// Checks every partition for itself and sorts the sound ones by Kind and start.
+/// Checks each partition on its own, and sorts the valid ranges by Kind and start.
 fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Vec<Range<'c>>> {
     let mut kinds: BTreeMap<KindPrefix, Vec<Range<'c>>> = BTreeMap::new();
     let mut objects: HashMap<&str, &String> = HashMap::new();
@@ -302,7 +295,7 @@ fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Ve
                 "write DataPartitionConfig",
             );
         }
-        // Reported last; but what a ring's table is depends on it.
+        // These errors are reported last, but a ring's table depends on the range.
         let mut of_range = Errors::default();
         let range = range_of(config, path, input.scheme, &mut of_range);
         let placed = placement::of(config, path, input, range.as_ref(), errors);
@@ -314,7 +307,7 @@ fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Ve
         errors.0.append(&mut of_range.0);
         let Some((kind, start, end)) = range else { continue };
         let path = path.clone();
-        // What is wrong with the stores has been reported; the range still counts for overlaps and gaps.
+        // Errors of the stores are already reported. The range still counts for overlaps and gaps.
         let placement = placed.unwrap_or(Placement::Single(StoreIdx(0)));
         kinds.entry(kind).or_default().push(Range { path, config, start, end, placement, durability });
     }
@@ -324,10 +317,10 @@ fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Ve
     kinds
 }
 
-/// The Kind of a partition, its first key and the first key beyond, which is `None` at the end of the Kind.
+/// A partition's Kind, its first key and its exclusive end, which is `None` at the end of the Kind.
 type KindRange = (KindPrefix, Key, Option<Key>);
 
-/// What a partition is about; `None` when that is no range of a Kind, which has been reported.
+/// The range of a partition. `None` if it is invalid, which is then reported.
 fn range_of(
     config: &DataPartitionConfig,
     path: &str,
@@ -347,7 +340,7 @@ fn range_of(
     }
 }
 
-/// First key and first key beyond of a partition; `None` when that is not a range, which has been reported.
+/// The first key and the exclusive end of a partition. `None` if they do not form a range, which is then reported.
 fn bounds(
     kind: &KindPrefix,
     config: &DataPartitionConfig,
@@ -386,7 +379,7 @@ fn bounds(
     (errors.0.len() == before).then_some((start, end))
 }
 
-/// Checks that a Kind's ranges cover it without overlap, and agree on what is the Kind's.
+/// Checks that a Kind's ranges cover it without overlap and agree on the Kind's settings.
 fn whole_kind(
     kind: &KindPrefix,
     ranges: &[Range<'_>],
@@ -395,7 +388,7 @@ fn whole_kind(
 ) -> KindSettings {
     let name = scheme.name_of(kind);
     let text = |key: &Key| String::from_utf8_lossy(&key[kind.as_key().len()..]).into_owned();
-    // What is covered so far: everything below this; `None` is the whole Kind.
+    // All keys below this are covered; `None` means the whole Kind is.
     let mut covered = Some(kind.as_key().clone());
     let mut last = None;
     for range in ranges {
@@ -448,7 +441,8 @@ fn whole_kind(
     KindSettings { kind: kind.clone(), durability }
 }
 
-/// The partitions of a Kind that is covered whole: its pseudo-key on a store of the first range, then its ranges.
+/// The partitions of a Kind that is completely covered: its pseudo-key, on a store of the first range, and its
+/// ranges.
 fn partitions_of(kind: &KindPrefix, ranges: &[Range<'_>]) -> Vec<Partition> {
     let stem = Key::copy_from(kind.stem());
     let partition = |start: Key, end: Key, placement: Placement| Partition {

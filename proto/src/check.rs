@@ -1,5 +1,5 @@
-//! What etcd's front door refuses, in its order, so that the same error wins: the shard checks every request so before
-//! it runs, the router those that it would refuse for another reason.
+//! etcd's validation of requests, in its order, so that the same error wins. The shard checks every request before
+//! it runs. The router checks the requests that it would refuse for another reason.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,10 +11,10 @@ use crate::etcdserverpb::{self as pb, range_request::SortOrder, request_op::Requ
 /// etcd's `checkTxnRequest` and `checkIntervals`.
 ///
 /// # Errors
-/// The first one that etcd finds.
+/// The first error that etcd would report.
 pub fn txn(request: &pb::TxnRequest, ops_max: usize) -> Result<(), EtcdError> {
     operations(request, ops_max)?;
-    // After the count of operations: this is the costly part.
+    // After the count of operations, because this check is the expensive one.
     overlaps(&request.success)?;
     overlaps(&request.failure)?;
     Ok(())
@@ -23,7 +23,7 @@ pub fn txn(request: &pb::TxnRequest, ops_max: usize) -> Result<(), EtcdError> {
 /// etcd's `checkRangeRequest`.
 ///
 /// # Errors
-/// The first one that etcd finds.
+/// The first error that etcd would report.
 pub fn range(request: &pb::RangeRequest) -> Result<(), EtcdError> {
     if request.key.is_empty() {
         return Err(EtcdError::EmptyKey);
@@ -36,7 +36,7 @@ pub fn range(request: &pb::RangeRequest) -> Result<(), EtcdError> {
 /// etcd's `checkPutRequest`.
 ///
 /// # Errors
-/// The first one that etcd finds.
+/// The first error that etcd would report.
 pub fn put(request: &pb::PutRequest) -> Result<(), EtcdError> {
     if request.key.is_empty() {
         return Err(EtcdError::EmptyKey);
@@ -53,14 +53,14 @@ pub fn put(request: &pb::PutRequest) -> Result<(), EtcdError> {
 /// etcd's `checkDeleteRequest`.
 ///
 /// # Errors
-/// The first one that etcd finds.
+/// The first error that etcd would report.
 pub fn delete(request: &pb::DeleteRangeRequest) -> Result<(), EtcdError> {
     if request.key.is_empty() { Err(EtcdError::EmptyKey) } else { Ok(()) }
 }
 
 fn operations(request: &pb::TxnRequest, ops_max: usize) -> Result<(), EtcdError> {
     let ops = request.compare.len().max(request.success.len()).max(request.failure.len());
-    // A nested txn may only have what its parent left.
+    // A nested txn may use only the operations that its parent left.
     let Some(left) = ops_max.checked_sub(ops) else { return Err(EtcdError::TooManyOps) };
     if request.compare.iter().any(|compare| compare.key.is_empty()) {
         return Err(EtcdError::EmptyKey);
@@ -77,13 +77,13 @@ fn operations(request: &pb::TxnRequest, ops_max: usize) -> Result<(), EtcdError>
     Ok(())
 }
 
-/// Deleted intervals of one level, united: start -> end, half-open, none touching another.
+/// The union of the deleted intervals of one level, as start -> end: half-open and disjoint.
 #[derive(Default)]
 struct Deletes(BTreeMap<Bytes, Bytes>);
 
 impl Deletes {
-    /// An empty `end` is that of the single key; every other one is bytewise, `"\0"` too, as in etcd's interval tree. An
-    /// interval whose end is not above its start holds nothing.
+    /// An empty `end` means the single key. Any other end is compared bytewise, even `"\0"`, as in etcd's interval
+    /// tree. An interval whose end is not above its start is empty.
     fn insert(&mut self, mut start: Bytes, end: &Bytes) {
         let mut end = if end.is_empty() { [&start[..], &[0]].concat().into() } else { end.clone() };
         if end <= start {
@@ -111,8 +111,8 @@ impl Deletes {
     }
 }
 
-/// etcd's `checkIntervals`: no key is put twice or put and deleted in one txn, nested ones included; the two branches of
-/// a nested txn exclude each other and may put the same key.
+/// etcd's `checkIntervals`: no txn puts a key twice or puts and deletes it, nested txns included. The two branches
+/// of a nested txn exclude each other, so both may put the same key.
 fn overlaps(ops: &[pb::RequestOp]) -> Result<(HashSet<Bytes>, Deletes), EtcdError> {
     let mut deletes = Deletes::default();
     for op in ops {

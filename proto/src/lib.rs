@@ -1,23 +1,23 @@
-//! The gRPC surfaces of kindred as generated code: etcd's v3 API (3.7) and `kindred.shard.v1`.
+//! Generated code for kindred's gRPC APIs: etcd's v3 API (3.7) and `kindred.shard.v1`.
 //!
-//! `raw` holds KV and Watch with payloads left as bytes; everything else is typed. The generated files are checked in:
-//! `cargo run -p kindred-proto-gen` writes them, `-- --check` verifies that they are fresh.
+//! `raw` has the services whose payloads stay bytes; everything else is typed. The generated files are checked in:
+//! `cargo run -p kindred-proto-gen` writes them, and `-- --check` verifies that they are up to date.
 
-/// etcd's data types (`KeyValue`, `Event`).
+/// etcd's data types, such as `KeyValue` and `Event`.
 #[allow(clippy::all, missing_docs, unused_qualifications)]
 #[rustfmt::skip]
 pub mod mvccpb {
     include!("gen/mvccpb.rs");
 }
 
-/// etcd's requests, answers and services.
+/// etcd's requests, responses and services.
 #[allow(clippy::all, missing_docs, unused_qualifications)]
 #[rustfmt::skip]
 pub mod etcdserverpb {
     include!("gen/etcdserverpb.rs");
 }
 
-/// What a router asks of a shard beside etcd's API.
+/// The internal API that routers call on shards, beside etcd's API.
 #[allow(clippy::all, missing_docs, unused_qualifications)]
 #[rustfmt::skip]
 pub mod shard_v1 {
@@ -28,8 +28,8 @@ pub mod check;
 pub mod nested;
 pub mod raw;
 
-/// The bit of a handshake's `features` that stands for service `Batches`.
+/// The feature bit of a handshake for the service `Batches`.
 pub const FEATURE_BATCHES: u64 = 1;
 
-/// The bit that says that batches carry what a read over several stores asks: pins, raises and releases.
+/// The feature bit for batches that carry parts of a read over several stores: pins, raises and releases of pins.
 pub const FEATURE_BATCHED_CUTS: u64 = 2;

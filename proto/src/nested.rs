@@ -1,5 +1,5 @@
-//! Txns that are nested deeper than prost decodes: it stops at 100 messages in each other, which is 50 txns, and etcd takes as
-//! many as `--max-txn-ops` leaves room for, 128.
+//! Decodes txns that are nested deeper than prost allows. prost stops at 100 nested messages, which are 50 txns;
+//! etcd accepts as many levels as `--max-txn-ops` permits, 128 by default.
 
 use bytes::Bytes;
 use kindred_wire::{
@@ -10,12 +10,13 @@ use prost::Message;
 
 use crate::etcdserverpb::{Compare, RequestOp, TxnRequest, request_op::Request};
 
-/// Why bytes are no txn.
+/// Why bytes are not a valid txn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotATxn {
-    /// It is nested deeper than [`TXN_DEPTH_MAX`]. Each level has an operation at least, so etcd calls it too many operations.
+    /// The txn is nested deeper than [`TXN_DEPTH_MAX`]. Each level has at least one operation, so etcd reports too
+    /// many operations.
     TooDeep,
-    /// What is wrong.
+    /// The decoder's error.
     Malformed(String),
 }
 
@@ -37,9 +38,9 @@ impl From<prost::DecodeError> for NotATxn {
 /// Decodes a `TxnRequest`.
 ///
 /// # Errors
-/// When the bytes are none, or it is nested too deep.
+/// When the bytes are not a txn, or it is nested too deep.
 pub fn txn(request: Bytes) -> Result<TxnRequest, NotATxn> {
-    // Nearly every txn is flat, and prost's code for it is the shortest way.
+    // Nearly every txn is flat, and prost decodes it fastest.
     TxnRequest::decode(request.clone()).or_else(|_| {
         let mut txn = TxnRequest::default();
         merge(&mut txn, &request, 0)?;
@@ -47,7 +48,7 @@ pub fn txn(request: Bytes) -> Result<TxnRequest, NotATxn> {
     })
 }
 
-/// Reads one more piece of the same txn.
+/// Merges another piece into the txn.
 fn merge(txn: &mut TxnRequest, piece: &Bytes, depth: usize) -> Result<(), NotATxn> {
     if depth > TXN_DEPTH_MAX {
         return Err(NotATxn::TooDeep);
@@ -64,7 +65,7 @@ fn merge(txn: &mut TxnRequest, piece: &Bytes, depth: usize) -> Result<(), NotATx
     Ok(())
 }
 
-/// A oneof: another variant takes the place of what came before, the same one is merged.
+/// Decodes a oneof: another variant replaces the earlier one, and the same variant merges.
 fn op(bytes: &Bytes, depth: usize) -> Result<RequestOp, NotATxn> {
     let mut op = RequestOp::default();
     for field in Fields::new(bytes) {
@@ -106,7 +107,6 @@ mod tests {
     use super::*;
     use crate::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest};
 
-    /// A length-delimited field.
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
         let mut out = vec![number << 3 | 2];
         prost::encoding::encode_varint(bytes.len() as u64, &mut out);
@@ -114,11 +114,11 @@ mod tests {
         out
     }
 
-    /// A put in so many txns.
+    /// A put nested in this many txns.
     fn nested(depth: usize) -> Vec<u8> {
         let put = PutRequest { key: "k".into(), value: "v".into(), ..Default::default() }.encode_to_vec();
         let mut txn = field(2, &field(2, &put));
-        // Written from its end on.
+        // Built backwards, from its end.
         txn.reverse();
         for _ in 0..depth {
             for number in [4, 3] {
@@ -143,11 +143,11 @@ mod tests {
             assert_eq!((&put.key[..], &put.value[..]), (&b"k"[..], &b"v"[..]));
         }
         assert_eq!(txn(nested(TXN_DEPTH_MAX + 1).into()), Err(NotATxn::TooDeep));
-        // As deep as a request of the largest size can be: the stack does not end before the depth does.
+        // At the depth of the largest possible request, the depth limit must act before the stack overflows.
         assert_eq!(txn(nested(150_000).into()), Err(NotATxn::TooDeep));
     }
 
-    /// Both ways read the same, pieces of one message and a oneof of several included.
+    /// Both decoders read the same, including messages in pieces and oneofs with several variants.
     #[test]
     fn f38_what_prost_decodes_is_decoded_the_same() {
         let range =

@@ -1,4 +1,5 @@
-//! KV, Watch, Feeds and Batches with requests and answers as protobuf bytes, and the codec that leaves them alone.
+//! KV, Watch, Feeds and Batches with protobuf bytes as requests and answers, and the codec that passes the bytes
+//! through.
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::{
@@ -34,7 +35,7 @@ pub mod batches {
     include!("gen/raw/kindred.shard.v1.Batches.rs");
 }
 
-/// A codec whose messages are their own protobuf bytes.
+/// A codec that passes protobuf bytes through.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RawCodec;
 
@@ -46,7 +47,8 @@ pub struct RawEncoder;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RawDecoder;
 
-// Small first allocation: most unary answers are a header; large ones reserve their exact size in `encode`.
+// A small initial buffer, because most unary answers are just a header; `encode` reserves the exact size of large
+// ones.
 const BUFFER_BYTES: usize = 1 << 10;
 const YIELD_BYTES: usize = 32 << 10;
 

@@ -1,4 +1,4 @@
-//! The admin port: probes, metrics, and what the router knows of stores and partitions.
+//! The admin port: probes, metrics, and the API over stores, partitions, moves and cuts.
 
 mod api;
 pub mod changes;
@@ -32,7 +32,6 @@ use crate::stores::clocks::words;
 use crate::stores::modes::{Unmet, words as words_of_mode};
 use crate::stores::state::Phase;
 
-/// The routes of the admin port.
 pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
     let ready = app.clone();
     let shown = app.clone();
@@ -62,8 +61,8 @@ pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
         .merge(cuts::routes(app))
 }
 
-/// Ready while any store can be reached: a dead one must not take all others from the load balancer. What is wrong with
-/// single stores, and with what traffic can go on without, are warnings.
+/// The checks of readyz. The router is ready while any store can be reached, so that a dead store does not take the
+/// others from the load balancer. Trouble of a single store, or of anything that traffic does not need, is a warning.
 fn checks(app: &App) -> Vec<Check> {
     let any = app.stores.up().next().is_some();
     let mut checks = vec![
@@ -71,7 +70,7 @@ fn checks(app: &App) -> Vec<Check> {
         Check::new("running", if app.drain.is_stopping() { Err("stopping") } else { Ok(()) }),
     ];
     if let Some(problem) = app.cluster.meta.as_ref().and_then(|meta| meta.problem()) {
-        // Traffic goes on without it: no reason to take the router from the load balancer.
+        // Traffic goes on without the meta store.
         checks.push(Check::warning("meta", problem));
     }
     for problem in app.cluster.unsound().iter() {
@@ -102,7 +101,7 @@ fn checks(app: &App) -> Vec<Check> {
     checks
 }
 
-/// Which state this router goes by, and what is wrong with it.
+/// The cluster's state that this router uses, and what is wrong with it.
 fn shown_status(app: &App) -> Value {
     let (state, unsound, elsewhere) = (app.cluster.state(), app.cluster.unsound(), app.cluster.elsewhere());
     let elsewhere = elsewhere.iter().map(|problem| format!("{problem}; see kindred reconcile"));
@@ -141,7 +140,7 @@ fn list_stores(app: &App) -> Value {
     json!({ "stores": stores.collect::<Vec<_>>() })
 }
 
-/// What a shard has answered to how durable Kinds are to be. Of Kinds that it does not serve nothing is shown.
+/// A shard's answer to the durability modes, without the Kinds that it does not serve.
 fn durability(app: &App, store: &Store) -> Value {
     let (told, routes) = (store.told().get(), app.routes.load());
     let serves = |unmet: &&Unmet| {

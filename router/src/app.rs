@@ -1,4 +1,4 @@
-//! What every request needs: the map, the stores, who this router is.
+//! The state that all requests share: the map, the stores, the identity of this router.
 
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex};
@@ -29,24 +29,23 @@ use crate::stores::releases::PinNames;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::shown::ShownRevisions;
 
-/// Who this router says it is, in every header.
+/// The ids in every header, and how members list this router.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// The same for all routers of a cluster.
+    /// Equal in all routers of a cluster.
     pub cluster_id: u64,
-    /// This router's.
+    /// The id of this router.
     pub member_id: u64,
-    /// Its name.
     pub name: String,
-    /// Where clients find it.
+    /// The URLs that MemberList shows for this router.
     pub client_urls: Vec<String>,
 }
 
-/// Stores have terms of their own, or none: clients see one.
+/// The term in every header. Stores have terms of their own or none; clients see a constant.
 pub const RAFT_TERM: u64 = 1;
 
 impl Identity {
-    /// The bytes that, appended to an answer, make its header this router's. The revision stays the store's.
+    /// The patch that, appended to an answer, sets its header's ids to this router's. The revision stays the store's.
     #[must_use]
     pub fn patch(&self) -> HeaderPatch {
         HeaderPatch {
@@ -57,7 +56,7 @@ impl Identity {
         }
     }
 
-    /// A header of this router's at a revision.
+    /// A header with this router's ids and the given revision.
     #[must_use]
     pub fn header(&self, revision: i64) -> ResponseHeader {
         ResponseHeader {
@@ -68,7 +67,7 @@ impl Identity {
         }
     }
 
-    /// The same, for typed answers.
+    /// Like [`Identity::header`], for decoded messages.
     #[must_use]
     pub fn typed_header(&self, revision: i64) -> Option<kindred_proto::etcdserverpb::ResponseHeader> {
         Some(kindred_proto::etcdserverpb::ResponseHeader {
@@ -80,51 +79,47 @@ impl Identity {
     }
 }
 
-/// The shared state of a router. Holds nothing whose loss matters.
+/// The shared state of a router. It holds nothing that must outlive the process.
 #[derive(Debug)]
 pub struct App {
-    /// Which store serves which key. A request loads it once. Only [`App::swap`] replaces it.
+    /// The routing table. A request loads it once and so sees one whole map. Only [`App::swap`] replaces it.
     pub routes: ArcSwap<Routes>,
-    /// The generation of `routes`, for those who wait for a newer one.
+    /// The generation of `routes`, for tasks that wait for a newer one.
     generation: watch::Sender<u64>,
-    /// Requests whose keys are moving.
+    /// Limits the requests that wait while their keys move.
     pub hold: Hold,
-    /// The stores.
     pub stores: Stores,
-    /// The state of the cluster and where it comes from.
+    /// The cluster's state, and the meta store that it comes from.
     pub cluster: Cluster,
-    /// Who this router is.
     pub identity: Identity,
-    /// The header patch of this router, encoded.
+    /// [`Identity::patch`] in its encoded form.
     pub header_tail: Bytes,
-    /// Merged events of ranges, for all watches.
+    /// Merged event streams of key ranges, shared by all watches.
     pub feeds: Arc<Feeds>,
-    /// Leases on stores other than their homes.
+    /// Which leases are attached to stores other than their homes, as far as this router has seen.
     pub leases: Leases,
-    /// Compactions that stores which were away owe. Never locked across an await.
+    /// Compactions that stores missed while they were away. Never locked across an await.
     pub owed: Mutex<Owed>,
-    /// The highest revision that a client compacted through this router: watches do not begin below it, though a feed
-    /// may still hold what came before.
+    /// The highest revision that a client compacted through this router. Watches must not begin below it, although a
+    /// feed may still hold older events.
     pub compacted: AtomicI64,
-    /// What the revisions of a stock etcd that is the default store mean to shards. Never locked across an await.
+    /// Which shard revisions correspond to those of a default store that is a stock etcd. Never locked across an await.
     pub revision_pairs: Mutex<RevisionPairs>,
-    /// Names for the pins of reads over several stores.
+    /// Makes ids for the pins of reads over several stores.
     pub pins: PinNames,
     /// Small reads over several stores that are under way.
     pub shared_reads: SharedReads,
-    /// What was shown of Kinds on several stores.
+    /// The highest revisions shown of Kinds that are on several stores.
     pub shown: ShownRevisions,
-    /// How fast it copies what moves.
+    /// How fast this router copies the data of moves.
     pub copy_speed: CopySpeed,
     pub(crate) taken: Taken,
-    /// What it counts.
     pub metrics: Metrics,
-    /// How it stops.
+    /// The shutdown of the router.
     pub drain: Drain,
 }
 
 impl App {
-    /// A router over these stores.
     #[must_use]
     pub fn new(
         routes: Routes,
@@ -160,14 +155,15 @@ impl App {
         })
     }
 
-    /// Takes a newer map, whose stores were added before; requests that began by the one before end by it. An older one
-    /// is not taken.
+    /// Replaces the map if this one is newer. All its stores must have been added before. Requests that began by the
+    /// old map finish by it.
     pub fn swap(&self, routes: Routes) {
         let generation = routes.generation();
         self.generation.send_if_modified(|known| {
             let newer = generation > *known;
             if newer {
-                // Stored before it is told, and under the channel's lock: two swaps cannot overtake each other.
+                // Stored before the generation is announced, and under the channel's lock, so that two swaps cannot
+                // overtake each other.
                 self.replace(routes);
                 *known = generation;
             }
@@ -175,13 +171,13 @@ impl App {
         });
     }
 
-    /// The generation of the map, to wait for a newer one.
+    /// A receiver of the map's generation, to wait for a newer one.
     #[must_use]
     pub fn generations(&self) -> watch::Receiver<u64> {
         self.generation.subscribe()
     }
 
-    /// The answer with this router's header.
+    /// The answer with the ids of this router in its header.
     #[must_use]
     pub fn patched(&self, mut answer: Rope) -> Rope {
         answer.append(&self.header_tail);
@@ -189,7 +185,7 @@ impl App {
     }
 }
 
-/// The message with `tail` behind it, without a copy where the buffer is not shared.
+/// Appends `tail` to the message; copies only if the buffer is shared.
 #[must_use]
 pub fn append(message: Bytes, tail: &[u8]) -> Bytes {
     let mut buffer = message.try_into_mut().unwrap_or_else(|shared| {
@@ -201,7 +197,7 @@ pub fn append(message: Bytes, tail: &[u8]) -> Bytes {
     buffer.freeze()
 }
 
-/// The status of a plan's refusal.
+/// The gRPC status of a refusal by the plan.
 #[must_use]
 pub fn refused(refusal: &Refusal) -> Status {
     grpc::refusal(&refusal.0)

@@ -1,8 +1,10 @@
-//! Flags and the configuration file into [`Settings`]; whatever is wrong is said at once, each with its field.
+//! Turns flags and the configuration file into [`Settings`], and reports all errors at once, each with its field.
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use kindred_partition_config::duration::parse_duration;
 use kindred_partition_config::ids::{ClusterId, Lineage, Slot, StoreName, parse_cluster_id};
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::model::{KindredConfig, StoreType};
@@ -48,9 +50,9 @@ pub struct Args {
     /// Bytes that this router copies in a second when Kinds move, in all; 0 = as fast as it goes.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub move_bytes_per_second: u64,
-    /// How long the way back of a move stays open when nobody completes it, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-    pub reverse_window: u64,
+    /// How long the way back of a move stays open when nobody completes it, as 600, 90s, 10m or 1h.
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_duration)]
+    pub reverse_window: Duration,
     /// Where a store listens, Unix sockets of this machine (unix:///PATH) before all else; wins over the file, and is
     /// written to the meta store. May be given several times.
     #[arg(long = "store", value_name = "NAME=URL[,URL]")]
@@ -118,57 +120,50 @@ pub enum Scope {
     Global,
 }
 
-/// Everything that a router needs to start.
+/// All settings of a router, validated.
 #[derive(Debug)]
 pub struct Settings {
-    /// Where clients connect.
+    /// The addresses at which clients connect.
     pub listen: Vec<ListenAddr>,
-    /// Where the admin server listens.
+    /// The address of the admin server.
     pub admin: ListenAddr,
-    /// Who may ask it.
+    /// Who may use the admin port.
     pub admin_port: AdminArgs,
-    /// Whether clients are served without a question also where other machines connect.
+    /// Whether to listen at addresses that other machines reach although clients need no certificate.
     pub insecure_listen: bool,
-    /// What the router shows to the stores of its cluster.
+    /// The secret that the router shows to the stores of its cluster.
     pub secret: Option<Secret>,
-    /// What MemberList shows; empty for the listen addresses.
+    /// The URLs that MemberList shows; empty for the listen addresses.
     pub advertise: Vec<String>,
-    /// The router's name.
     pub name: String,
-    /// The cluster that shards must belong to, where they say (R1), if it was given.
+    /// The cluster id given by flag; shards that report another one are refused (R1).
     pub cluster_id: Option<ClusterId>,
-    /// What a read's header must not be below.
+    /// Which shown revisions a read's header must not fall below.
     pub revision_scope: RevisionScope,
-    /// Threads that serve clients; 1 is the one that does all else as well.
+    /// The number of threads that serve clients; with 1, the same thread does everything else as well.
     pub threads: usize,
-    /// Largest request.
+    /// The largest request in bytes.
     pub max_request_bytes: usize,
-    /// TLS towards clients.
     pub tls: Option<ServerTls>,
-    /// TLS towards stores.
     pub store_tls: Option<ClientTls>,
-    /// The meta store; without it the configuration is fixed.
+    /// The meta store; without one the configuration is fixed.
     pub meta: Option<MetaSettings>,
-    /// How Kinds move.
     pub moves: moves::Settings,
-    /// The configuration, with the flags over it; with a meta store only the first one of its cluster.
+    /// The configuration, overridden by flags. With a meta store it is only the first one of its cluster.
     pub config: KindredConfig,
-    /// The stores, in the order of the map.
+    /// The stores, in the order of the map's indices.
     pub stores: Vec<StoreSpec>,
-    /// The default store.
     pub default: StoreIx,
-    /// The map.
+    /// The routing table of the configuration.
     pub routes: Routes,
-    /// What feeds keep.
     pub feeds: feeds::Options,
-    /// The router's wall clock, one voice in what the cluster calls now (R3); a program that embeds a router may bring
-    /// its own.
+    /// The router's wall clock, which counts in the reference time (R3). An embedding program may set its own.
     pub wall_clock: WallClock,
-    /// Whose sockets; only an embedding program chooses.
+    /// The sockets to use; only an embedding program sets others.
     pub network: Network,
 }
 
-/// All that is wrong with flags and file.
+/// All errors in the flags and in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<String>);
 
@@ -181,7 +176,7 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// Collects errors, so that all are said.
+/// Collects errors, so that all are reported.
 #[derive(Default)]
 struct Errors(Vec<String>);
 
@@ -196,10 +191,10 @@ impl Errors {
 }
 
 impl Args {
-    /// Checks everything.
+    /// Validates flags and file.
     ///
     /// # Errors
-    /// With every error that was found.
+    /// All errors that were found.
     pub fn settings(&self) -> Result<Settings, ConfigErrors> {
         let mut errors = Errors::default();
         let listen: Vec<ListenAddr> = parts(&self.listen)
@@ -249,7 +244,7 @@ impl Args {
                 moves: moves::Settings {
                     copy_bytes_per_second: self.move_bytes_per_second,
                     machine: machine::Settings {
-                        reverse_window: std::time::Duration::from_secs(self.reverse_window),
+                        reverse_window: self.reverse_window,
                         ..machine::Settings::default()
                     },
                 },
@@ -288,7 +283,7 @@ impl Args {
         })
     }
 
-    /// The file, or the embedded default, with the flags over it.
+    /// The configuration from the file or the embedded default, overridden by flags.
     fn file(&self, errors: &mut Errors) -> Option<KindredConfig> {
         let named = |error: &dyn fmt::Display| match &self.config {
             Some(path) => format!("--config {}: {error}", path.display()),
@@ -309,7 +304,7 @@ impl Args {
             };
             match config.stores.iter_mut().find(|store| store.name.0 == name) {
                 Some(store) => store.endpoints = parts(urls).map(str::to_owned).collect(),
-                // The state in the meta store may have it.
+                // The store may be in the meta store's state.
                 None if self.meta.is_some() => {}
                 None => {
                     let known: Vec<_> = config.stores.iter().map(|store| store.name.0.as_str()).collect();
@@ -324,13 +319,13 @@ impl Args {
     }
 }
 
-/// The parts of a comma-separated list.
+/// The trimmed, non-empty parts of a comma-separated list.
 fn parts(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').map(str::trim).filter(|part| !part.is_empty())
 }
 
-/// Stores, default store and map of a configuration; `None` after errors were added.
-/// With a meta store the addresses may come later.
+/// The stores, the default store and the map of a configuration; `None` after errors were added. With a meta store, a
+/// store may get its address later.
 fn placed(
     config: &KindredConfig,
     meta: bool,

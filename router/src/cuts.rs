@@ -1,8 +1,8 @@
-//! Cuts of the whole key space (R5), for backups: one revision T to which every shard has come, and at which what was
-//! current stays readable for as long as somebody renews it. A stock etcd cannot follow to T; it is read at a revision of
-//! its own, which it keeps only until it compacts.
+//! Cuts of the whole key space (R5), for backups. A cut is one revision T that every shard has reached. What was
+//! current at T stays readable there as long as the cut is renewed. A stock etcd cannot be raised to T; it is read at a
+//! revision of its own, which it keeps only until it compacts.
 //!
-//! Nothing of a cut is in the router: any router renews or ends what another one took.
+//! A router keeps no state of a cut, so any router can renew or end a cut that another one took.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,41 +25,39 @@ use crate::execute::compact::{everything, raise};
 use crate::execute::{Deadline, Effect, call};
 use crate::stores::Store;
 
-/// How long a cut is kept without being renewed.
+/// How long a cut is kept if it is not renewed.
 pub const KEPT: Duration = Duration::from_secs(120);
-/// For each round over the stores.
+/// The time limit of each round of calls to the stores.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How often a cut is begun whose revision is compacted before it is kept, or which a shard does not show yet: what it
-/// has to write to disk first is not on disk.
+/// How often a cut is tried. A try fails if its revision is compacted before it is kept, or if a shard does not show it
+/// yet because writes below it are not on its disk.
 const ATTEMPTS: usize = 40;
-/// Between two of them.
+/// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A cut's name at the shards.
+/// The id of a cut at the shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CutName(pub u64);
 
-/// A cut.
 #[derive(Debug)]
 pub struct Cut {
-    /// To renew it and to end it.
+    /// The id by which it is renewed and ended.
     pub name: CutName,
-    /// T; zero where there is no shard.
+    /// The revision T; zero if there are no shards.
     pub revision: Revision,
-    /// The key space in key order: what is read at which revision.
+    /// The whole key space in key order, with the revision to read each range at.
     pub ranges: Vec<CutRange>,
 }
 
-/// Keys that are read at one revision.
+/// A range of keys that is read at one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CutRange {
-    /// The first key.
     pub start: Key,
-    /// The first one beyond.
+    /// The first key behind the range; `None` if it is unbounded.
     pub end: Option<Key>,
-    /// Where to read: T, or that of the stock etcd which serves it.
+    /// T, or the revision of the stock etcd that serves the range.
     pub revision: Revision,
-    /// That etcd; `None` for shards.
+    /// The name of that etcd; `None` for shards.
     pub etcd: Option<String>,
 }
 
@@ -68,7 +66,7 @@ impl App {
         self.stores.iter().filter(|store| store.is_shard() && !store.is_removed())
     }
 
-    /// Takes a cut of everything.
+    /// Takes a cut of the whole key space.
     ///
     /// # Errors
     /// `Unavailable` naming a store that serves keys and is away.
@@ -97,7 +95,7 @@ impl App {
         }
     }
 
-    /// Brings every shard to one revision, and keeps it there. A shard that serves nothing may be away.
+    /// Raises every shard to one revision and keeps it there. Shards that serve no keys may be away.
     async fn keep_everything(&self, name: CutName) -> Result<Revision, Status> {
         let routes = self.routes.load_full();
         let serves = |store: &Store| {
@@ -113,7 +111,7 @@ impl App {
         };
         let top = all_to(Revision::ZERO).await?.into_iter().max().unwrap_or(Revision::ZERO);
         for (store, current) in shards.iter().zip(all_to(top).await?) {
-            // A frozen unit shows less, and is read where it goes.
+            // A frozen unit shows less; its keys are read at the store that they move to.
             if current < top {
                 tracing::debug!(store = store.name(), %current, %top, "a unit of it is frozen below the cut");
             }
@@ -122,7 +120,7 @@ impl App {
         Ok(top)
     }
 
-    /// What is read at which revision, by the map in use.
+    /// The ranges of the cut with their revisions, by the present map.
     async fn cut_ranges(&self, revision: Revision) -> Result<Vec<CutRange>, Status> {
         let mut ranges: Vec<CutRange> = Vec::new();
         for mut range in self.runs() {
@@ -142,7 +140,8 @@ impl App {
         Ok(ranges)
     }
 
-    /// The key space as one read can go across it: what shards serve, and what each stock etcd does. The revisions are zero.
+    /// The longest ranges that one read can cross: those served by shards, and those of each stock etcd. Their
+    /// revisions are zero.
     #[must_use]
     pub fn runs(&self) -> Vec<CutRange> {
         let routes = self.routes.load_full();
@@ -164,8 +163,8 @@ impl App {
         runs
     }
 
-    /// Keeps a cut for its time again. A shard that has begun since the cut was taken, or has lost it, cannot: what is read
-    /// there says so. Names those.
+    /// Renews a cut; returns the shards that failed, with reasons. A shard that started after the cut was taken, or
+    /// that has lost it, cannot renew it; reads of the cut fail there.
     pub async fn renew_cut(&self, name: CutName, revision: Revision) -> Vec<String> {
         let kept = self.shards().map(|store| async move {
             let kept = keep(store, name, revision, KEPT).await;
@@ -174,11 +173,11 @@ impl App {
         join_all(kept).await.into_iter().flatten().collect()
     }
 
-    /// Ends a cut. What cannot be reached lets it go by itself.
+    /// Ends a cut. Shards that cannot be reached drop it when its time is over.
     pub async fn end_cut(&self, name: CutName) {
         let ended = self.shards().filter(|store| store.state().is_up());
         let ended = ended.map(|store| keep(store, name, Revision::ZERO, Duration::ZERO));
-        // An end that is lost is made up for by time.
+        // A lost end is made up for by the cut's expiry.
         let _ = join_all(ended).await;
     }
 }
@@ -199,7 +198,6 @@ async fn keep(store: &Store, name: CutName, revision: Revision, time: Duration) 
     }
 }
 
-/// The current revision of a stock etcd.
 pub(crate) async fn etcd_revision(store: &Store) -> Result<Revision, Status> {
     let request = pb::RangeRequest { key: Bytes::from_static(&[0]), count_only: true, ..Default::default() };
     let body = Bytes::from(request.encode_to_vec());

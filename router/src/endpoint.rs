@@ -1,4 +1,4 @@
-//! etcd's public API: one file a service. Each decodes no more than it must, calls, and answers.
+//! etcd's public API, one file a service. A service decodes no more than it must, calls, and answers.
 
 pub mod auth;
 pub mod cluster;

@@ -1,5 +1,5 @@
-//! Runs calls on stores. The only place that retries (R11): a read once after its connection was lost, a write only when
-//! it definitely never left this process.
+//! Runs calls on stores. Only this module retries (R11): a read once after its connection was lost, a write once if it
+//! certainly never left this process.
 
 pub mod compact;
 pub mod fan_out;
@@ -13,6 +13,7 @@ use kindred_partition_config::ids::Revision;
 use kindred_partition_config::unit::UnitBuckets;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
+use kindred_wire::protocol::{AT_LEAST, BUCKETS, MAP, PIN};
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
@@ -21,24 +22,17 @@ use crate::stores::Store;
 use crate::stores::failure::Failure;
 use crate::stores::lane::{Lane, LaneError, Op};
 
-/// Whether a call may change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// It may be sent again.
+    /// The call may be sent again.
     Read,
-    /// It may not, once it may have been received.
+    /// The call must not be sent again once a store may have received it.
     Write,
 }
 
-/// Time for a call whose client sets no deadline.
+/// Time limits of calls whose client sets no deadline.
 const READ_LIMIT: Duration = Duration::from_secs(60);
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
-
-/// Metadata beside a KV request to a shard; its API says what they mean.
-const AT_LEAST: &str = "kindred-at-least";
-const PIN: &str = "kindred-pin";
-const MAP: &str = "kindred-map";
-const BUCKETS: &str = "kindred-buckets";
 
 impl Effect {
     fn limit(self) -> Duration {
@@ -49,7 +43,7 @@ impl Effect {
     }
 }
 
-/// Until when the client waits.
+/// The time at which a call is given up.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline {
     at: Instant,
@@ -57,7 +51,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// From the client's `grpc-timeout`, else the limit for the kind of call.
+    /// The client's `grpc-timeout`, else the limit of the effect.
     #[must_use]
     pub fn of(metadata: &MetadataMap, effect: Effect) -> Self {
         let asked = grpc::header(metadata.as_ref(), "grpc-timeout");
@@ -65,13 +59,13 @@ impl Deadline {
         Self { at: Instant::now() + asked.unwrap_or(effect.limit()), from_client: asked.is_some() }
     }
 
-    /// A call of the router's own.
+    /// For a call that the router makes on its own behalf.
     #[must_use]
     pub fn within(limit: Duration) -> Self {
         Self { at: Instant::now() + limit, from_client: false }
     }
 
-    /// The request for a store with what is left of the time.
+    /// A request to a store, with the remaining time as its timeout.
     #[must_use]
     pub fn request<T>(self, message: T) -> Request<T> {
         let mut request = Request::new(message);
@@ -79,14 +73,13 @@ impl Deadline {
         request
     }
 
-    /// Until when the client waits.
     #[must_use]
     pub fn at(self) -> Instant {
         self.at
     }
 
-    /// The same for a read of a Kind on several stores: the store answers at or above `at_least` if it can, and what it
-    /// shows stays readable while the others are asked (R5), until the pin is released; 0 = without one.
+    /// A request like [`Deadline::at_least`] that also pins what the store shows: it stays readable while the other
+    /// stores are asked (R5), until the pin is released. `pin` 0 means no pin.
     #[must_use]
     pub fn pinned<T>(self, message: T, at_least: Revision, pin: u64) -> Request<T> {
         let mut request = self.at_least(message, at_least);
@@ -96,7 +89,7 @@ impl Deadline {
         request
     }
 
-    /// The same for one store of a Kind on several: a wish, which a store that cannot follow ignores (R8).
+    /// A request that asks the store to answer at or above a revision; a store that cannot follow ignores that (R8).
     #[must_use]
     pub fn at_least<T>(self, message: T, at_least: Revision) -> Request<T> {
         let mut request = self.request(message);
@@ -106,7 +99,8 @@ impl Deadline {
         request
     }
 
-    /// For one of many calls on behalf of one client: its own deadline where it gave one, else time for this call.
+    /// The deadline for one of many calls on behalf of one client: the client's own, or else the limit of the effect
+    /// from this moment on.
     #[must_use]
     pub fn renewed(self, effect: Effect) -> Self {
         if self.from_client { self } else { Self::within(effect.limit()) }
@@ -116,16 +110,13 @@ impl Deadline {
         self.at.saturating_duration_since(Instant::now())
     }
 
-    fn passed(self, effect: Effect) -> Status {
-        grpc::status(match (self.from_client, effect) {
-            (true, _) => EtcdError::DeadlineExceeded,
-            (false, _) => EtcdError::Timeout,
-        })
+    fn passed(self) -> Status {
+        grpc::status(if self.from_client { EtcdError::DeadlineExceeded } else { EtcdError::Timeout })
     }
 }
 
-/// The request of a span of keys, sent here by the map of this generation; 0 = by one that never changes. A store that
-/// knows of a later change refuses it.
+/// Adds the generation of the map by which a request for a span of keys was routed. A store that knows of a later
+/// change to these keys refuses it. 0 means a map that never changes.
 #[must_use]
 pub fn by_map<T>(mut request: Request<T>, generation: u64) -> Request<T> {
     if generation > 0 {
@@ -134,21 +125,21 @@ pub fn by_map<T>(mut request: Request<T>, generation: u64) -> Request<T> {
     request
 }
 
-/// The deletion of a range, of these buckets only. For shards; they refuse what they do not understand of it.
+/// Restricts a delete to these hash buckets. Shards only; a shard refuses buckets that it does not understand.
 #[must_use]
 pub fn of_buckets<T>(mut request: Request<T>, buckets: Option<&UnitBuckets>) -> Request<T> {
-    // Digits and a blank are always metadata.
+    // The text has digits and blanks only, which are always valid metadata.
     if let Some(text) = buckets.and_then(|buckets| buckets.to_string().parse().ok()) {
         request.metadata_mut().insert(BUCKETS, text);
     }
     request
 }
 
-/// Sends one call to a store; `send` makes a new attempt. Dropping the future cancels the call at the store.
+/// Sends one call to a store; each attempt calls `send`. Dropping the future cancels the call at the store.
 ///
 /// # Errors
-/// The store's own error as it is, `Unavailable` naming the store when nothing was executed, and etcd's "possibly due to
-/// connection lost" when a write may have been.
+/// The store's own error unchanged; `Unavailable` naming the store if nothing was executed; etcd's "possibly due to
+/// connection lost" if a write may have been; etcd's timeout when the deadline passes.
 pub async fn call<T, F, Fut>(store: &Store, effect: Effect, deadline: Deadline, send: F) -> Result<T, Status>
 where
     F: Fn() -> Fut,
@@ -158,7 +149,7 @@ where
     attempt(store, effect, deadline, send).await
 }
 
-/// The same for whatever tells by itself how it failed.
+/// Like [`call`], for a `send` that classifies its failures itself.
 ///
 /// # Errors
 /// As [`call`].
@@ -178,7 +169,7 @@ where
         let failure = match tokio::time::timeout_at(deadline.at, send()).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(failure)) => failure,
-            Err(_) => return Err(deadline.passed(effect)),
+            Err(_) => return Err(deadline.passed()),
         };
         match (&failure, effect) {
             (Failure::Answered(_), _) => {}
@@ -200,7 +191,7 @@ where
     }
 }
 
-/// The answer to an operation over a store's stream of batches; `None` when the store turns out not to have one, and
+/// Sends an operation over a store's stream of batches. `None` if the store turns out not to support batches; then
 /// nothing was executed.
 async fn over_lane(store: &Store, lane: &Lane, op: Op) -> Option<Result<Bytes, Failure>> {
     match lane.call(op).await {
@@ -213,7 +204,7 @@ async fn over_lane(store: &Store, lane: &Lane, op: Op) -> Option<Result<Bytes, F
     }
 }
 
-/// Whether this is etcd's answer to a revision that is still to come.
+/// Whether the status is etcd's answer to a revision in the future.
 fn is_future(status: &Status) -> bool {
     grpc::etcd_error(status) == Some(EtcdError::FutureRevision)
 }

@@ -7,16 +7,17 @@
 //!  the same from an older revision -> its ring ---- positions further back  a catch-up
 //! ```
 //!
-//! * A [`Feed`] has one task, which owns its merge, its upstream streams and what is written to its ring. Readers look at
-//!   the ring at positions of their own and are woken when there is more; nothing is queued for any of them, so a slow
-//!   client costs its position and nobody notices it.
-//! * The **live** feed of a key begins at a revision T that all its stores have promised (R8) and lives as long as it is
-//!   watched. A store whose stream breaks is opened again at its own position; the others go on, and what may not be
-//!   shown before it waits in the merge.
-//! * A **catch-up** is a feed that begins further back, for readers whose position the live ring has dropped. It is read
-//!   no faster than its fastest reader, shared where starts are near, and ends with its last reader.
-//! * History that a store has lost ends the feed's past: readers below the floor are told that it is compacted, and the
-//!   feed begins anew (R10).
+//! * A [`Feed`] has one task, which owns its merge and its upstream streams and alone writes to its ring. Readers look
+//!   into the ring at positions of their own and are woken when there is more. Nothing is queued for a reader, so a
+//!   slow client delays nobody else.
+//! * The **live** feed of a key begins at a revision T that all its stores have promised (R8), and lives as long as it
+//!   is watched. When a store's stream breaks, it is opened again at its own position. The other streams go on, and the
+//!   merge keeps the events that must not be shown before that store's events.
+//! * A **catch-up** is a feed that begins further back, for readers whose position the live ring has dropped. It is
+//!   shared by readers whose positions are near each other, advances no faster than its fastest reader, and ends with
+//!   its last reader.
+//! * When a store has lost history, readers whose positions are affected are told that they are compacted, and a feed
+//!   that stands in the gap begins anew (R10).
 
 pub mod bell;
 pub mod feed;
@@ -40,17 +41,17 @@ use bell::Bell;
 use feed::{Feed, Reader};
 use kindred_router_core::place::FeedKey;
 
-/// Bytes of recent events that a feed keeps.
 pub const RING_BYTES: usize = 16 << 20;
-/// How long a feed without readers is kept: clients that reconnect find it.
+/// How long a feed without readers is kept, so that clients that reconnect find it.
 pub const IDLE: Duration = Duration::from_secs(30);
-/// A reader this far ahead of a catch-up joins it rather than open its own: revisions of about ten seconds.
+/// A reader joins an existing catch-up that is at most this far behind it, instead of opening its own: revisions of
+/// about ten seconds.
 const NEAR: i64 = 10_000_000 << 10;
 
-/// What the operator may choose.
+/// Settings of the operator for feeds.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Bytes of recent events that a feed keeps.
+    /// Bytes of recent events that a feed keeps in its ring.
     pub ring_bytes: usize,
     /// How long a feed without readers is kept.
     pub idle: Duration,
@@ -62,18 +63,17 @@ impl Default for Options {
     }
 }
 
-/// What feeds have done since the router started.
+/// Counters since the router started.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Upstream streams opened, the ones opened again included.
+    /// Upstream streams opened, including reopened ones.
     pub opened: AtomicU64,
     /// Upstream streams that broke.
     pub broken: AtomicU64,
     /// Watermarks asked of stores.
     pub advances: AtomicU64,
-    /// Catch-ups begun.
     pub catch_ups: AtomicU64,
-    /// Looks of single watches: of those that were concerned by something, if all is well.
+    /// Reads of single watches. While all is well, only watches that an event concerns are read.
     pub turns: AtomicU64,
 }
 
@@ -83,43 +83,38 @@ impl Counts {
     }
 }
 
-/// The feeds that exist now.
+/// The feeds that exist at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Held {
-    /// Live feeds.
     pub live: usize,
-    /// Catch-ups.
     pub catch_ups: usize,
-    /// Bytes in their rings.
+    /// Bytes of events in their rings.
     pub bytes: usize,
 }
 
-/// The feeds of one key.
 #[derive(Debug, Default)]
 struct Group {
     live: Option<Arc<Feed>>,
     catch_ups: Vec<Arc<Feed>>,
 }
 
-/// All feeds of a router. A feed's task ends it; this only finds them.
+/// The registry of all feeds of a router. Each feed's own task runs it and ends it.
 #[derive(Debug)]
 pub struct Feeds {
     stores: Stores,
     options: Options,
     counts: Counts,
-    /// Never locked across an await, and before a feed's own lock.
+    /// Locked before a feed's own lock, and never across an await.
     groups: Mutex<HashMap<FeedKey, Group>>,
     killed: CancellationToken,
 }
 
 impl Feeds {
-    /// No feeds yet.
     #[must_use]
     pub fn new(stores: Stores, options: Options, killed: CancellationToken) -> Arc<Self> {
         Arc::new(Self { stores, options, counts: Counts::default(), groups: Mutex::default(), killed })
     }
 
-    /// What they have done.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         &self.counts
@@ -129,7 +124,7 @@ impl Feeds {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The live feed of a key, by the map of this generation; opened if it is not.
+    /// A reader of the live feed of a key, which is opened if it does not exist; the caller's map has this generation.
     #[must_use]
     pub fn live(self: &Arc<Self>, key: &FeedKey, generation: u64, bell: Arc<Bell>) -> Reader {
         let mut groups = self.groups();
@@ -143,7 +138,7 @@ impl Feeds {
         Reader::new(feed.clone(), bell)
     }
 
-    /// A feed that holds what comes at `position`.
+    /// A reader of a catch-up that holds the events from `position` on; joins one that is near, else begins one.
     #[must_use]
     pub fn catch_up(
         self: &Arc<Self>,
@@ -171,7 +166,7 @@ impl Feeds {
         tokio::spawn(async move { killed.run_until_cancelled(task::run(feeds, feed)).await });
     }
 
-    /// Takes a feed out that nobody reads; false when somebody does after all.
+    /// Removes and ends a feed that has no readers; returns false if it has got one meanwhile.
     fn retire(&self, feed: &Arc<Feed>) -> bool {
         let mut groups = self.groups();
         if feed.has_readers() {
@@ -181,7 +176,7 @@ impl Feeds {
         true
     }
 
-    /// Takes a feed out that its readers must leave.
+    /// Removes and ends a feed; its readers must look for another one.
     fn retire_ended(&self, feed: &Arc<Feed>) {
         Self::take_out(&mut self.groups(), feed);
     }
@@ -204,7 +199,6 @@ impl Feeds {
         }
     }
 
-    /// What exists now.
     #[must_use]
     pub fn held(&self) -> Held {
         let mut held = Held::default();
@@ -215,7 +209,7 @@ impl Feeds {
         held
     }
 
-    /// The stores that hold watches back, with how many feeds, and for how long.
+    /// The stores that hold watches back: for each, the number of feeds concerned and the longest time.
     #[must_use]
     pub fn lags(&self) -> Vec<(StoreIx, usize, Duration)> {
         let mut lags: Vec<(StoreIx, usize, Duration)> = Vec::new();

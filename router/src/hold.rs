@@ -1,13 +1,14 @@
-//! Requests that a store refused because their keys are moving wait here, and go again by a newer map (R11: a refusal for
-//! ownership is certain, nothing was executed).
+//! Requests that a store refused because their keys are moving wait here, and are sent again by a newer map. That is
+//! safe because a refusal for ownership is certain: nothing was executed (R11).
 //!
-//! What waits is bounded in number and bytes, writes apart from reads, so that a probe never stands behind held writes;
-//! a request waits no longer than its client, and never longer than [`HOLD_MAX`].
+//! Waiting requests are bounded in number and bytes, reads apart from writes, so that held writes leave no probe
+//! without room. A request waits at most until its client's deadline, and never longer than [`HOLD_MAX`].
 
 use std::time::Duration;
 
 use kindred_transport::grpc;
 use kindred_wire::peek;
+use kindred_wire::protocol::NOT_OWNED;
 use kindred_wire::refusal::KindredError;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
@@ -17,32 +18,30 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use crate::app::App;
 use crate::execute::Effect;
 
-/// How long a request waits for its keys to have an owner.
+/// The longest time that a request waits for its keys to get an owner.
 pub const HOLD_MAX: Duration = Duration::from_secs(5);
-/// Between two attempts while no newer map comes: a target opens, and an aborted switch ends, without one.
+/// The pause between two tries while no newer map comes: a target that opens, and an aborted switch, change no map.
 const AGAIN: Duration = Duration::from_millis(5);
-/// Most bytes that wait, for reads and writes each.
+/// The most bytes that may wait, for reads and for writes each.
 const BYTES_MAX: usize = 64 << 20;
-/// What a waiting request costs beside its bytes.
+/// The bytes that a waiting request counts beside its own.
 const REQUEST_BYTES: usize = 4 << 10;
-/// The metadata of a refusal for ownership.
-const NOT_OWNED: &str = "kindred-not-owned";
 
-/// A shard's refusal: it does not own the keys now.
+/// A refusal because the store does not own the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotOwned {
-    /// The generation of the map since which another store owns them; 0 while that is being decided.
+    /// The generation of the map since which another store owns the keys; 0 while that is being decided.
     pub epoch: u64,
 }
 
 impl NotOwned {
-    /// What the status says, if it is such a refusal.
+    /// Reads the refusal out of a status; `None` if the status is no such refusal.
     #[must_use]
     pub fn of(status: &Status) -> Option<Self> {
         Self::in_metadata(status.metadata())
     }
 
-    /// The refusal of a request that was to be executed elsewhere than at a shard, whose own says the same.
+    /// The status of such a refusal, for requests whose store is not a shard; a shard sends its own.
     #[must_use]
     pub fn status(self, key: Vec<u8>) -> Status {
         let mut status = grpc::refusal(&KindredError::NotOwned { key, epoch: self.epoch });
@@ -56,7 +55,7 @@ impl NotOwned {
     }
 }
 
-/// Where requests wait.
+/// The room for waiting requests.
 #[derive(Debug)]
 pub struct Hold {
     reads: Semaphore,
@@ -69,7 +68,7 @@ impl Default for Hold {
     }
 }
 
-/// One request that was refused at least once. Its room is given back with it.
+/// A request that was refused at least once. Dropping it gives its room back.
 #[derive(Debug)]
 pub struct Held<'h> {
     _room: SemaphorePermit<'h>,
@@ -79,7 +78,7 @@ pub struct Held<'h> {
 }
 
 impl Hold {
-    /// Room for a request of `bytes` that its client waits for until `deadline`.
+    /// Takes room for a request of `bytes` whose client waits until `deadline`.
     ///
     /// # Errors
     /// `ResourceExhausted` when too much waits already; nothing was executed.
@@ -97,18 +96,18 @@ impl Hold {
 }
 
 impl Held<'_> {
-    /// Waits for a map newer than `known`, or a little; false when the request has waited long enough.
+    /// Waits for a map newer than `known`, or for a short pause; false when the request has waited long enough.
     pub async fn wait(&mut self, known: u64, generation: &mut watch::Receiver<u64>) -> bool {
         self.attempts += 1;
         let now = Instant::now();
         if now >= self.until {
             return false;
         }
-        // Spread by what differs between requests anyway, so that they do not all come back at once.
+        // The time of arrival spreads the requests, so that they do not all come back at once.
         let spread = now.duration_since(self.since).subsec_nanos() % 5_000_000;
         let pause = AGAIN * self.attempts.min(4) + Duration::from_nanos(u64::from(spread));
         let newer = generation.wait_for(|generation| *generation > known);
-        // Without a newer map in time the same one is tried again; a sender that is gone never sends one.
+        // Without a newer map the present one is tried again. If the sender is gone, only the pause ends the wait.
         let _ = tokio::time::timeout_at(self.until.min(now + pause), async {
             if newer.await.is_err() {
                 std::future::pending::<()>().await;
@@ -118,14 +117,13 @@ impl Held<'_> {
         true
     }
 
-    /// How long the request has waited.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.since.elapsed()
     }
 }
 
-/// A request that may have to wait: nothing until it does.
+/// A request that may have to wait; it takes no room before it does.
 #[derive(Debug)]
 pub struct Waiting<'a> {
     app: &'a App,
@@ -135,17 +133,17 @@ pub struct Waiting<'a> {
 }
 
 impl<'a> Waiting<'a> {
-    /// Of a request whose client waits until `deadline`.
+    /// A request whose client waits until `deadline`.
     #[must_use]
     pub fn new(app: &'a App, effect: Effect, deadline: Instant) -> Self {
         Self { app, effect, deadline, held: None }
     }
 
-    /// Waits for a map newer than `known`, or a little, before the request goes again.
+    /// Waits for a map newer than `known`, or for a short pause, before the request is sent again.
     ///
     /// # Errors
-    /// [`KindredError::UnitMoving`] when it has waited long enough, `ResourceExhausted` when too much waits; nothing was
-    /// executed.
+    /// [`KindredError::UnitMoving`] when it has waited long enough, `ResourceExhausted` when too much waits; nothing
+    /// was executed.
     pub async fn wait(&mut self, known: u64, request: &[u8]) -> Result<(), Status> {
         let held = match &mut self.held {
             Some(held) => held,
@@ -154,7 +152,7 @@ impl<'a> Waiting<'a> {
         if held.wait(known, &mut self.app.generations()).await {
             return Ok(());
         }
-        // Every request begins with its key, or with a compare that does.
+        // Field 1 of every request is its key; of a Txn it is the first compare, encoded.
         let key = peek::RangeRequest::parse(request).map(|range| range.key.to_vec()).unwrap_or_default();
         Err(grpc::refusal(&KindredError::UnitMoving { key }))
     }

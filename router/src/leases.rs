@@ -1,7 +1,8 @@
-//! Leases over several stores (R12): the home owns a lease, other stores adopt it at the first write that carries it.
+//! Leases over several stores (R12). The home owns a lease; another store adopts it at the first write that carries it.
 //!
-//! Everything durable is at the home and at the adopting stores. The router only remembers which (lease, store) pairs
-//! it has seen attached, to save two round trips a write; losing that costs a repeated, idempotent attach.
+//! Everything durable is at the home and at the adopting stores. The router remembers only which (lease, store) pairs
+//! it has seen attached, to save two round trips per write. Losing a pair costs one repeated attach, which is
+//! idempotent.
 
 pub mod ended;
 pub mod heirs;
@@ -28,15 +29,15 @@ use crate::execute::{Deadline, Effect, call};
 use crate::hold::{NotOwned, Waiting};
 use crate::stores::Store;
 
-/// Most pairs remembered; beyond, all are forgotten and attached again as they come.
+/// The most pairs that are remembered; at that number all are forgotten.
 const ATTACHED_MAX: usize = 1 << 16;
 
 /// How long a store has to end a lease.
 const END_MAX: Duration = Duration::from_secs(5);
-/// How long the end of a lease waits for a move of its keys; beyond, whoever follows the home's list goes on.
+/// How long the end of a lease waits for a move of its keys; after that, the follower of the home's list tries again.
 const MOVING_MAX: Duration = Duration::from_secs(1);
 
-/// The pairs seen attached. A leaf cache, never locked across an await.
+/// The pairs seen attached: a leaf cache, never locked across an await.
 #[derive(Debug, Default)]
 pub struct Leases {
     attached: Mutex<HashSet<(LeaseId, StoreIx)>>,
@@ -44,7 +45,7 @@ pub struct Leases {
 
 impl Leases {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<(LeaseId, StoreIx)>> {
-        // A panic while it is held leaves a set, at worst one without its newest pair.
+        // After a panic with the lock held, the set lacks its newest pair at worst.
         self.attached.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -60,24 +61,24 @@ impl Leases {
         attached.insert((lease, store));
     }
 
-    /// The store no longer has the lease.
+    /// Forgets that the store has the lease.
     pub fn forget(&self, lease: LeaseId, store: StoreIx) {
         self.lock().remove(&(lease, store));
     }
 }
 
-/// Whether a write failed because the store does not know the lease: nothing of it was executed.
+/// Whether a write failed because the store does not know the lease; nothing of it was executed then.
 #[must_use]
 pub fn is_unknown_lease(status: &Status) -> bool {
     grpc::etcd_error(status) == Some(EtcdError::LeaseNotFound)
 }
 
 impl App {
-    /// Makes the store know these leases, as far as this router does not know that it does. One that no home has is
-    /// left to the store to refuse.
+    /// Attaches these leases to the store, except those that this router knows to be attached. A lease that no home has
+    /// is left to the store to refuse.
     ///
     /// # Errors
-    /// Why a home or the store cannot be asked.
+    /// When a home or the store cannot be asked.
     pub async fn attach_all(
         &self,
         leases: &[LeaseId],
@@ -92,7 +93,8 @@ impl App {
         Ok(())
     }
 
-    /// After a write was refused for want of a lease: attaches anew. Whether there is any point in sending it again.
+    /// Attaches the leases again after a write was refused because of an unknown lease. Returns whether the write is
+    /// worth sending again.
     ///
     /// # Errors
     /// As [`App::attach_all`].
@@ -114,8 +116,8 @@ impl App {
         store.slot().is_some_and(|slot| slot_of(lease) == Some(slot))
     }
 
-    /// Attaches at the home, then at the store. `false` when the home seems to be the store itself, or there is none. While
-    /// the home is changing it is asked for again.
+    /// Attaches the lease at its home and then at the store; asks again while the home is changing. `false` if the home
+    /// seems to be the store itself, or if no home has the lease.
     async fn attach(
         &self,
         lease: LeaseId,
@@ -152,7 +154,7 @@ impl App {
                 if not_at_home {
                     continue;
                 }
-                // Its own answer to the write tells whether it has the lease; if not, this is forgotten again.
+                // If the store does not have the lease, it refuses the write, and this pair is forgotten again.
                 self.leases.remember(lease, store.index);
                 return Ok(false);
             }
@@ -166,7 +168,7 @@ impl App {
                     self.leases.remember(lease, store.index);
                     return Ok(true);
                 }
-                // It was there; another one has it, or is about to.
+                // This home gave the lease away; another one has it or is about to have it.
                 Err(status) if NotOwned::of(&status).is_some() => moved = Some(status),
                 Err(status) => return Err(status),
             }
@@ -174,14 +176,14 @@ impl App {
         if let Some(moved) = moved {
             return Err(moved);
         }
-        // No home has it, so the store must not either, whatever it adopted before. The write then goes there all the
-        // same: only the store knows whether it is valid, and a txn may not take the branch that names the lease. A store
-        // that has it from a home of which this router does not know refuses (R12).
+        // No home has the lease, so the store must not have it either, even if it adopted it before. The write is still
+        // sent there: only the store can judge it, and a txn may not take the branch that names the lease. A store that
+        // adopted the lease from a home that this router does not know refuses to end it (R12).
         self.end_at(lease, store, homes.slots, deadline).await?;
         Ok(false)
     }
 
-    /// Attaches at one home that may have the lease; `false` when it does not.
+    /// Attaches the lease at one home that may have it; `false` if that home does not.
     async fn attach_at(
         &self,
         lease: LeaseId,
@@ -229,8 +231,8 @@ impl App {
         }
     }
 
-    /// The lease is over: the store deletes its keys. Idempotent. With `denied_slots` that is only what these stores say,
-    /// which do not know it.
+    /// Ends a lease at a store, which deletes the lease's keys. Idempotent. With `denied_slots` the lease is not known
+    /// to be over; only the stores with these slots have said that they do not know it.
     async fn end_at(
         &self,
         lease: LeaseId,
@@ -246,7 +248,7 @@ impl App {
         .map(|_| ())
     }
 
-    /// The same at a store of whose keys some may be moving: it refuses as long as another store may come to own them.
+    /// Ends a lease at a store of whose keys some may be moving; retries while the store refuses because of that.
     async fn end_moving_at(&self, lease: LeaseId, store: &Store) -> Result<(), Status> {
         let deadline = Deadline::within(END_MAX);
         let mut waiting = Waiting::new(self, Effect::Write, Instant::now() + MOVING_MAX);
@@ -263,7 +265,7 @@ impl App {
         }
     }
 
-    /// Whether the slot is that of a store that the configuration had.
+    /// Whether the slot belonged to a store that was removed from the configuration.
     fn was_removed(&self, slot: u32) -> bool {
         u16::try_from(slot).is_ok_and(|slot| self.cluster.state().is_removed_slot(slot))
     }
@@ -294,7 +296,7 @@ impl App {
         Ok(Homes { slots, stores })
     }
 
-    /// The stores as places for leases to come: without those that are being drained, while there are others.
+    /// The stores where new leases may live: without those that are drained, as long as a shard remains.
     pub fn lease_members(&self) -> Vec<Member> {
         let state = self.cluster.state();
         let members = self.stores.members();
@@ -307,20 +309,20 @@ impl App {
         if staying.iter().any(|member| member.kind == StoreKind::Shard) { staying } else { members }
     }
 
-    /// The slots of homes whose leases this store may have now.
+    /// The slots of the homes from which this store may have got leases.
     fn lease_slots_before(&self, home: &Store) -> Vec<u32> {
         let before = home.slot().map(|slot| self.cluster.state().lease_slots_before(slot.get()));
         before.unwrap_or_default().into_iter().map(u32::from).collect()
     }
 
-    /// Ends a lease at the stores that hold keys of it and drops its record at the home. Idempotent: several routers may
-    /// do it at once. `false` when a store could not be reached; the home keeps the record and tells again.
+    /// Ends a lease at all stores that hold keys of it, then drops its record at the home. Idempotent: several routers
+    /// may do it at once. `false` if a store could not be reached; then the home keeps the record and reports it again.
     pub async fn finish_lease(&self, lease: LeaseId, home: &Store, attached: &[u32]) -> bool {
-        // All at once: a store that moves keys away is done only when the one that takes them over is.
+        // All at once: a store whose keys move away is done only when the target has the lease ended too.
         let ends = attached.iter().map(|slot| async move {
             let Some(store) = self.stores.by_slot(*slot) else {
                 if self.was_removed(*slot) {
-                    // With all its keys, or lost with them (R14).
+                    // The store is gone with its keys, whether they moved away or were lost (R14).
                     return true;
                 }
                 tracing::warn!(%lease, slot, "a lease has keys on a store that the configuration does not have");
@@ -348,10 +350,10 @@ impl App {
     }
 }
 
-/// The stores that may be the home of a lease, the likeliest first.
+/// The possible homes of a lease, the likeliest first.
 #[derive(Debug)]
 pub struct Homes {
-    /// Their slots, those of removed ones, too.
+    /// The slots of all of them, removed stores included.
     pub slots: Vec<u32>,
     /// Those that can be asked.
     pub stores: Vec<StoreIx>,

@@ -1,12 +1,14 @@
 //! The cluster's state, kept in a meta store: any etcd v3 endpoints, apart from the stores that hold clients' keys.
 //!
-//! * Under `/kindred/` there are `state` (one [`ClusterState`], changed only by compare-and-swap), `moves/<id>`,
-//!   `coordinators/<id>` and `compaction` (the highest accepted client compaction).
-//! * Every router follows all of it ([`follow`]), swaps in newer maps ([`take`]) and keeps the last state in a file
-//!   ([`cache`]). The source at a start is, in this order: meta, the file, `--config`, the embedded default ([`start`]).
-//! * Meta down: traffic goes on with the last map; changes are refused with [`MetaError::Unavailable`].
-//! * A state counts only for the cluster of its lineage ([`lineage`]): another cluster's file or meta store is left alone.
-//! * A state is newer by its numbers, not by meta's revision: a meta store that comes back without its data, or with old
+//! * Under `/kindred/` are `state` (one [`ClusterState`], changed only by compare-and-swap), `moves/<id>`,
+//!   `coordinators/<id>` and `compaction` (the highest accepted compaction of a client).
+//! * Every router follows all of these keys ([`follow`]), swaps in newer maps ([`take`]) and keeps the last state in a
+//!   file ([`cache`]). A start takes the state from meta, else the file, else `--config`, else the embedded default
+//!   ([`start`]).
+//! * While meta is down, traffic goes on with the last map, and changes are refused with [`MetaError::Unavailable`].
+//! * A state counts only for the cluster of its lineage ([`lineage`]): the file or meta store of another cluster is
+//!   left alone.
+//! * States are ordered by their own numbers, not by meta's revision: a meta store that comes back empty, or with old
 //!   data, gets the newest state that a router has.
 
 pub mod cache;
@@ -32,87 +34,84 @@ use crate::app::App;
 use client::{Entries, Expect, MetaClient, Write};
 use lineage::Founding;
 
-/// Everything of kindred's is below.
+/// The prefix of all keys of kindred in meta.
 pub const PREFIX: &str = "/kindred/";
-/// The cluster's state.
 pub const STATE: &str = "/kindred/state";
-/// Records of moves.
+/// The prefix of the records of moves.
 pub const MOVES: &str = "/kindred/moves/";
-/// The highest client compaction that was accepted.
+/// The highest compaction of a client that was accepted.
 pub const COMPACTION: &str = "/kindred/compaction";
-/// What revisions of a stock etcd that is the default store mean to shards.
+/// Which shard revisions correspond to those of a default store that is a stock etcd.
 pub const REVISION_PAIRS: &str = "/kindred/revisions";
-/// How long a change waits until this router has heard of it from meta.
+/// How long a change waits until this router's follower has seen it in meta.
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
-/// How often a change is tried while others change the state, too.
+/// How often a change is tried when other changes of the state collide with it.
 const ATTEMPTS: usize = 32;
 
-/// Where meta is.
+/// How to reach meta, and with what a start begins.
 #[derive(Debug, Clone)]
 pub struct MetaSettings {
-    /// Its client addresses.
     pub endpoints: Vec<Endpoint>,
-    /// Where the last state is kept for a start without meta.
+    /// The file that keeps the last state, for a start without meta.
     pub cache: Option<PathBuf>,
-    /// `--store`: where stores listen, written to the state at the start.
+    /// `--store`: the addresses of stores, which are written to the state at the start.
     pub addresses: Vec<(StoreName, Vec<String>)>,
-    /// `--config`, if it was given.
+    /// `--config`, if given.
     pub config: Option<PathBuf>,
     /// `--cluster-id` and `--lineage`.
     pub founding: Founding,
 }
 
-/// Why meta did not do what was asked.
+/// Why a call to meta failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MetaError {
-    /// Nothing was changed.
+    /// Meta could not be used; nothing was changed.
     #[error("the meta store cannot be used: {0}; traffic goes on with the last map, changes have to wait")]
     Unavailable(String),
-    /// The connection was lost while a change was under way.
+    /// The answer to a change was lost, so it may have been made.
     #[error("the meta store's answer was lost ({0}): see whether the change was made before trying again")]
     Unknown(String),
-    /// It answered with an error.
+    /// Meta answered with an error.
     #[error("the meta store refused: {0}")]
     Refused(String),
-    /// The history asked for is gone there.
+    /// Meta has compacted the history that was asked for.
     #[error("the meta store has compacted what was asked for")]
     Compacted,
-    /// It is another cluster's.
+    /// The meta store belongs to another cluster.
     #[error("the meta store is another cluster's: {0}")]
     Foreign(String),
-    /// What it holds cannot be read.
+    /// The state in meta cannot be parsed.
     #[error("{STATE}: {0}")]
     State(#[from] StateError),
-    /// A state that no router could go by.
+    /// The new state would be invalid, so it was not written.
     #[error("the cluster state would not be sound after it, so nothing was written: {0}")]
     Unsound(String),
-    /// Others were faster every time.
+    /// Other changes came first at every try.
     #[error("the cluster state was changed by others {ATTEMPTS} times meanwhile; try again")]
     Contended,
-    /// This router has its map from a file.
+    /// This router has no meta store.
     #[error("this router has no meta store, its configuration is fixed; start it with --meta")]
     None,
 }
 
-/// Why a change was not made.
+/// Why the state was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError<E> {
-    /// The change itself is refused.
+    /// The change itself was refused.
     #[error("{0}")]
     Refused(E),
-    /// Meta did not take it.
+    /// Meta did not accept it.
     #[error(transparent)]
     Meta(#[from] MetaError),
 }
 
-/// A change: the state after it, and what else is written in the same transaction.
+/// A change: the new state, and what else the same transaction writes.
 #[derive(Debug)]
 pub struct Next {
-    /// The state.
     pub state: ClusterState,
-    /// Other keys, such as records of moves.
+    /// Writes of other keys, such as records of moves.
     pub writes: Vec<Write>,
-    /// What other keys must be for it, by their mod_revision.
+    /// Conditions on other keys.
     pub expects: Vec<Expect>,
 }
 
@@ -122,10 +121,10 @@ impl From<ClusterState> for Next {
     }
 }
 
-/// What writes a state. Every state goes to meta through here: one that is not sound is never written, whoever asks.
+/// The write of a state. Every write of a state comes from here, so that an invalid state is never written.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All that is wrong with the state.
 pub fn write(state: &ClusterState) -> Result<Write, MetaError> {
     match state.validated() {
         Ok(_) => Ok(Write::put(STATE, state.to_json())),
@@ -136,23 +135,23 @@ pub fn write(state: &ClusterState) -> Result<Write, MetaError> {
     }
 }
 
-/// The order of states of one cluster.
+/// What states of one cluster are ordered by; a higher pair is newer.
 #[must_use]
 pub fn order(state: &ClusterState) -> (u64, u64) {
     (state.generation.0, state.revision)
 }
 
-/// The connection to meta and what it last held.
+/// The connection to meta, and its keys as last seen.
 #[derive(Debug)]
 pub struct Meta {
-    /// For what is not here.
+    /// For direct calls.
     pub client: MetaClient,
     settings: MetaSettings,
     entries: watch::Sender<Arc<Entries>>,
     problem: watch::Sender<Option<String>>,
-    /// Whether it was this router's cluster's at any time.
+    /// Whether meta has ever held a state of this router's cluster.
     confirmed: AtomicBool,
-    /// Why nothing that this router goes by is to be used.
+    /// If set, the reason why this router must not use its state or any store.
     stray: watch::Sender<Option<String>>,
 }
 
@@ -165,14 +164,14 @@ impl Meta {
         Arc::new(Self { client, settings, entries: watch::Sender::default(), problem, confirmed, stray })
     }
 
-    /// All keys as last seen, the state's included; for those who follow other keys than the state.
+    /// All keys of kindred as last seen, the state included.
     #[must_use]
     pub fn entries(&self) -> watch::Receiver<Arc<Entries>> {
         self.entries.subscribe()
     }
 
-    /// Waits until everything up to a revision of meta is in [`Self::entries`], but not for ever: meta may have gone away
-    /// behind the answer that told of it.
+    /// Waits until [`Self::entries`] contains this revision of meta, for at most [`HEARD_WITHIN`]: meta may have gone
+    /// away right after it answered.
     async fn heard(&self, revision: i64) {
         let mut entries = self.entries();
         let heard = entries.wait_for(|entries| entries.revision >= revision);
@@ -181,15 +180,15 @@ impl Meta {
         }
     }
 
-    /// Why meta is not followed now; `None` while it is.
+    /// Why meta is not being followed; `None` while it is.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.problem.borrow().clone()
     }
 
-    /// Why this router may not use what it goes by: it began with a file, and the meta store, which was away then, turned out
-    /// to be of another cluster. `None` otherwise; a meta store that was this cluster's once changes nothing by becoming
-    /// another's.
+    /// Why this router must not use its state: it started from a file while meta was away, and meta turned out to
+    /// belong to another cluster. `None` otherwise. Once meta was found to be this cluster's, this stays `None`, even
+    /// if it changes later.
     #[must_use]
     pub fn stray(&self) -> Option<String> {
         self.stray.borrow().clone()
@@ -226,21 +225,20 @@ impl Meta {
     }
 }
 
-/// The state that this router goes by, and where it comes from.
+/// The state that this router uses, and its source.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The state that is in use.
     pub(crate) known: watch::Sender<Arc<ClusterState>>,
-    /// `None` with a map from a file.
+    /// `None` if the map comes from a file.
     pub meta: Option<Arc<Meta>>,
-    /// What is wrong with the state in use, so that a part of it is not gone by.
+    /// What is wrong with the state in use; the parts concerned are ignored.
     unsound: watch::Sender<Arc<[String]>>,
-    /// What stores own otherwise than the map says.
+    /// Where stores own other units than the map says.
     elsewhere: watch::Sender<Arc<[String]>>,
 }
 
 impl Cluster {
-    /// This state is in use.
+    /// Begins with this state.
     #[must_use]
     pub fn new(state: ClusterState, meta: Option<Arc<Meta>>) -> Self {
         let unsound = watch::Sender::new(Arc::default());
@@ -248,13 +246,14 @@ impl Cluster {
         Self { known: watch::Sender::new(Arc::new(state)), meta, unsound, elsewhere }
     }
 
-    /// What stores own otherwise than the map says, in words: the map in use is not the last one that was decided.
+    /// Where stores own other units than the map says, in words. Not empty means that the map in use is not the last
+    /// one that was decided.
     #[must_use]
     pub fn elsewhere(&self) -> Arc<[String]> {
         self.elsewhere.borrow().clone()
     }
 
-    /// Notes it, and says what is new in the log.
+    /// Stores these differences, and logs the new ones.
     pub(crate) fn note_elsewhere(&self, found: Vec<String>) {
         let before = self.elsewhere();
         for problem in found.iter().filter(|problem| !before.contains(problem)) {
@@ -269,19 +268,18 @@ impl Cluster {
         self.elsewhere.send_replace(found.into());
     }
 
-    /// What is wrong with the state in use; nothing, unless somebody wrote it past the routers.
+    /// What is wrong with the state in use; empty unless somebody wrote it without a router.
     #[must_use]
     pub fn unsound(&self) -> Arc<[String]> {
         self.unsound.borrow().clone()
     }
 
-    /// The state that is in use.
     #[must_use]
     pub fn state(&self) -> Arc<ClusterState> {
         self.known.borrow().clone()
     }
 
-    /// To hear of newer ones.
+    /// A receiver of the states that come into use.
     #[must_use]
     pub fn states(&self) -> watch::Receiver<Arc<ClusterState>> {
         self.known.subscribe()
@@ -289,18 +287,19 @@ impl Cluster {
 }
 
 impl App {
-    /// Changes the state by compare-and-swap. `change` is called anew with what others made of it meanwhile; when this
-    /// returns, this router goes by the new state, and knows what was written with it.
+    /// Changes the state by compare-and-swap. `change` is called again if another change came first. On return this
+    /// router uses the new state, and has seen the other keys of the transaction.
     ///
     /// # Errors
-    /// What `change` says, or why meta did not take it.
+    /// The refusal by `change`, or why meta did not accept it.
     pub async fn change_state<E>(
         self: &Arc<Self>,
         mut change: impl FnMut(&ClusterState) -> Result<Next, E>,
     ) -> Result<Arc<ClusterState>, ChangeError<E>> {
         let meta = self.cluster.meta.as_ref().ok_or(MetaError::None)?;
         for _ in 0..ATTEMPTS {
-            // Before it is asked: while the answer is under way this router may hear of a newer state than is in it.
+            // Read before asking meta: while the answer is under way, this router may learn of a newer state than the
+            // answer has.
             let known = order(&self.cluster.state());
             let Some(stored) = meta.client.get(STATE).await? else {
                 return Err(MetaError::Unavailable("it has no state yet".to_owned()).into());
@@ -313,7 +312,7 @@ impl App {
                 let why = "it has lost its latest data and gets it back from the routers";
                 return Err(MetaError::Unavailable(why.to_owned()).into());
             }
-            // What was written with it, such as a move that began, is to be known to who decides about the change.
+            // `change` must see the other keys that were written with this state, such as a move that began.
             meta.heard(stored.mod_revision).await;
             let Next { state: next, mut writes, mut expects } =
                 change(&state).map_err(ChangeError::Refused)?;
@@ -340,7 +339,7 @@ mod tests {
 
     use super::*;
 
-    /// A move that was answered with its number is there for whoever asks for it next.
+    /// A move whose number was in an answer is visible to whoever asks for it next.
     #[tokio::test]
     async fn a_change_is_over_when_this_router_has_heard_of_it() {
         let client =

@@ -1,4 +1,4 @@
-//! What the router counts: one definition for each metric, handles made once.
+//! The router's metrics: each is defined once, and its handles are made once.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,7 +15,6 @@ use crate::feeds::Feeds;
 use crate::stores::Stores;
 use crate::stores::state::Phase;
 
-/// One metric.
 struct Definition {
     name: &'static str,
     unit: Unit,
@@ -30,48 +29,31 @@ enum Kind {
     Histogram,
 }
 
-/// Requests of the KV service, by method and outcome. etcd's own name, from its gRPC library.
+/// etcd's own name, from its gRPC library.
 const HANDLED: &str = "grpc_server_handled_total";
-/// Time of KV calls on a store.
 const CONNECTIONS_CLOSED: &str = "kindred_connections_closed_total";
 const CALL_SECONDS: &str = "kindred_router_call_duration_seconds";
-/// Whether a store can be reached.
 const STORE_UP: &str = "kindred_router_store_up";
-/// What a store's handshakes say of it.
 const STORE_STATE: &str = "kindred_router_store_state";
-/// How far a store's clock is from the median of the stores' and the router's.
 const STORE_CLOCK: &str = "kindred_router_store_clock_offset_seconds";
-/// How far the router's own clock is.
 const OWN_CLOCK: &str = "kindred_router_clock_offset_seconds";
-/// Watch streams of clients. etcd's own name.
+/// etcd's own name.
 const WATCH_STREAMS: &str = "etcd_debugging_mvcc_watch_stream_total";
-/// Watches of clients. etcd's own name.
+/// etcd's own name.
 const WATCHERS: &str = "etcd_debugging_mvcc_watcher_total";
-/// Upstream watch streams opened again.
 const WATCH_REOPENED: &str = "kindred_router_watch_reopened_total";
-/// Watches that went on at another place because of a move.
 const WATCH_MOVED: &str = "kindred_router_watch_moved_total";
-/// How long requests waited because their keys were moving.
 const HELD_SECONDS: &str = "kindred_router_held_seconds";
-/// Merged streams of events, by whether they are live or catch up.
 const FEEDS: &str = "kindred_router_feeds";
-/// Recent events that feeds hold.
 const FEED_BYTES: &str = "kindred_router_feed_ring_bytes";
-/// How long a store has held feeds back.
 const FEED_LAG: &str = "kindred_router_feed_lag_seconds";
-/// Upstream streams of feeds.
 const FEED_STREAMS: &str = "kindred_router_feed_streams_opened_total";
-/// Upstream streams of feeds that broke.
 const FEED_BROKEN: &str = "kindred_router_feed_streams_broken_total";
-/// Watermarks asked of stores.
 const FEED_ADVANCES: &str = "kindred_router_feed_advances_total";
-/// Catch-ups begun.
 const FEED_CATCH_UPS: &str = "kindred_router_feed_catch_ups_total";
-/// Parts of the cluster's state that are not sound.
 const UNSOUND: &str = "kindred_router_cluster_state_problems";
-/// Ranges of keys that stores own otherwise than the map says.
 const ELSEWHERE: &str = "kindred_router_owners_elsewhere";
-/// Whether any store can be reached. etcd's own name.
+/// etcd's own name; here it is 1 while any store can be reached.
 const HAS_LEADER: &str = "etcd_server_has_leader";
 
 const DEFINITIONS: &[Definition] = &[
@@ -204,12 +186,12 @@ const DEFINITIONS: &[Definition] = &[
     },
 ];
 
-/// The name of every metric of a router.
+/// The names of all metrics of a router.
 pub fn names() -> impl Iterator<Item = &'static str> {
     DEFINITIONS.iter().map(|definition| definition.name)
 }
 
-/// Tells the recorder what the metrics mean. Once, after it is installed.
+/// Registers units and help texts. Call it once, after the recorder is installed.
 pub fn describe() {
     for definition in DEFINITIONS {
         let Definition { name, unit, help, kind } = definition;
@@ -221,7 +203,7 @@ pub fn describe() {
     }
 }
 
-/// The metrics with histograms, and their buckets in seconds. At 3 s a kube-apiserver gives up its cache (R17).
+/// The buckets of the histograms, in seconds. At 3 s a kube-apiserver gives up its watch cache (R17).
 pub const BUCKETS: &[(&str, &[f64])] = &[
     (
         CALL_SECONDS,
@@ -233,11 +215,10 @@ pub const BUCKETS: &[(&str, &[f64])] = &[
 /// The handles of one KV method.
 #[derive(Debug)]
 pub struct Method {
-    /// Answered.
+    /// Calls that succeeded.
     pub ok: Counter,
-    /// Refused or failed.
+    /// Calls that were refused or failed.
     pub failed: Counter,
-    /// How long.
     pub seconds: Histogram,
 }
 
@@ -252,7 +233,7 @@ impl Method {
     }
 }
 
-/// What feeds tell when they are asked.
+/// The handles for what feeds report when metrics are read.
 #[derive(Debug)]
 struct FeedMetrics {
     live: Gauge,
@@ -282,7 +263,7 @@ impl FeedMetrics {
         self.live.set(held.live as f64);
         self.catching_up.set(held.catch_ups as f64);
         self.bytes.set(held.bytes as f64);
-        // Stores come and go, and this runs only when somebody looks: these handles are made anew.
+        // These handles are made anew each time: stores come and go, and this runs only when metrics are read.
         let lags = feeds.lags();
         for store in stores.iter() {
             let lag =
@@ -301,7 +282,7 @@ impl FeedMetrics {
     }
 }
 
-/// What is told of one store.
+/// The handles of one store.
 #[derive(Debug)]
 struct StoreMetrics {
     up: Gauge,
@@ -317,7 +298,7 @@ impl StoreMetrics {
     }
 }
 
-/// An offset as shown.
+/// An offset in seconds; NaN if unknown.
 fn seconds(micros: Option<i64>) -> f64 {
     micros.map_or(f64::NAN, |micros| micros as f64 / 1e6)
 }
@@ -333,13 +314,13 @@ pub struct Metrics {
     own_clock: Gauge,
     feeds: FeedMetrics,
     has_leader: Gauge,
-    /// Watch streams of clients.
+    /// Open watch streams of clients.
     pub watch_streams: Gauge,
-    /// Watches of clients.
+    /// Open watches of clients.
     pub watchers: Gauge,
-    /// Upstream streams opened again.
+    /// Upstream watch streams that were opened again.
     pub watch_reopened: Counter,
-    /// Watches that went on at another place.
+    /// Watches that were placed elsewhere because of a move.
     pub watch_moved: Counter,
     held_reads: Histogram,
     held_writes: Histogram,
@@ -352,7 +333,6 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// The handles.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -373,7 +353,7 @@ impl Metrics {
         }
     }
 
-    /// A request has waited this long because its keys were moving.
+    /// Records how long a request waited because its keys were moving.
     pub fn held(&self, effect: Effect, waited: Duration) {
         let held = match effect {
             Effect::Read => &self.held_reads,
@@ -382,7 +362,6 @@ impl Metrics {
         held.record(waited.as_secs_f64());
     }
 
-    /// The handles of a method.
     #[must_use]
     pub fn method(&self, call: Call) -> &Method {
         match call {
@@ -394,13 +373,13 @@ impl Metrics {
         }
     }
 
-    /// Notes what is wrong with the cluster's state, and with its map, just before somebody looks.
+    /// Sets the numbers of problems of the cluster's state and of its map, before metrics are read.
     pub fn observe_state(&self, problems: usize, elsewhere: usize) {
         gauge!(UNSOUND).set(problems as f64);
         gauge!(ELSEWHERE).set(elsewhere as f64);
     }
 
-    /// Brings what is read from stores and feeds up to date, before it is shown.
+    /// Updates the metrics of stores and feeds, before metrics are read.
     pub fn observe(&self, stores: &Stores, feeds: &Feeds) {
         self.feeds.observe(stores, feeds);
         for why in GivenUp::ALL {

@@ -1,10 +1,10 @@
-//! Coordinates moves: one task for each move that this router has claimed. What to do is decided by
-//! [`kindred_router_core::moves::machine`]; here it is done.
+//! Coordinates moves: one task for each move that this router has claimed. [`kindred_router_core::moves::machine`]
+//! decides what to do; this module does it.
 //!
-//! Any router may coordinate. A move is claimed by a key under a lease of the router's in meta: when the router is gone,
-//! so is the key, and another one takes the move over where the record says that it is. Claims only keep routers out of
-//! each other's way; what keeps data safe is the term in the record, which fences whoever had the move before. While keys
-//! are held up nobody waits for a claim to end: every router is the [`watchdog`] of the others' moves.
+//! Any router may coordinate a move. It claims the move by a key in meta under its lease. When the router dies the key
+//! expires, and another router continues the move from its record. Claims only keep routers from duplicating work. Data
+//! is kept safe by the term in the record, which fences earlier coordinators. While keys are held, nobody waits for a
+//! claim to expire: every router is the `watchdog` of the other routers' moves.
 
 pub mod begin;
 pub mod past;
@@ -35,59 +35,58 @@ use crate::meta::{MOVES, Meta};
 use rate::Rate;
 use runner::Runner;
 
-/// Who coordinates a move, and how far it is: under a lease.
+/// Prefix of the claims, one key a move under its coordinator's lease; the value is the [`Progress`].
 pub const COORDINATORS: &str = "/kindred/coordinators/";
-/// What operators ask of moves, and the answers.
+/// Prefix of operators' requests, one key a move; the value is the request and, later, the answer.
 pub const REQUESTS: &str = "/kindred/requests/";
-/// How long a coordinator may be silent before another router takes over.
+/// How long a coordinator may be silent before its claims expire.
 const LEASE_TTL_S: i64 = 3;
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// How often claims are looked at when nothing changes in meta.
+/// How often moves are looked for when nothing changes in meta.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What may be chosen.
+/// Settings of moves.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// Of the coordinators.
+    /// Settings of the coordinators.
     pub machine: machine::Settings,
-    /// Bytes that this router copies in a second, over all moves; 0 = as fast as it goes.
+    /// Bytes per second that this router copies, over all moves; 0 for no limit.
     pub copy_bytes_per_second: u64,
 }
 
-/// How far a move is, by its coordinator.
+/// The progress of a move, as its coordinator reports it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// The router.
+    /// The name of the coordinating router.
     pub router: String,
-    /// Keys copied since it began.
+    /// Keys copied since this coordinator began.
     pub keys_copied: u64,
-    /// Bytes of keys and values copied, events that followed included.
+    /// Bytes of keys and values copied since then, including those of tailed events.
     pub bytes_copied: u64,
-    /// How far the furthest follower is behind, in microseconds; absent while one does not follow.
+    /// The largest lag of any follower in microseconds; absent while some unit is not followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag_micros: Option<u64>,
-    /// Of the last switch: from the first freeze to the last unit opened, in microseconds.
+    /// The pause of the last switch in microseconds: from the first freeze to the last unit opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_micros: Option<u64>,
-    /// Steps that failed when they were last tried, and are tried again.
+    /// Steps that failed when last tried, and are retried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failing: Vec<Failing>,
 }
 
-/// A step of a move that keeps failing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Failing {
-    /// Its name.
+    /// The name of the step.
     pub step: String,
-    /// How often since it last succeeded.
+    /// The number of failures since it last succeeded.
     pub times: u64,
-    /// Why, the last time.
+    /// The last error.
     pub reason: String,
 }
 
-/// The key of a record.
+/// The key of a move's record in meta.
 #[must_use]
 pub fn record_key(id: MoveId) -> String {
     format!("{MOVES}{}", id.0)
@@ -97,13 +96,13 @@ fn coordinator_key(id: MoveId) -> String {
     format!("{COORDINATORS}{}", id.0)
 }
 
-/// The key of what is asked of a move.
+/// The key of an operator's request for a move.
 #[must_use]
 pub fn request_key(id: MoveId) -> String {
     format!("{REQUESTS}{}", id.0)
 }
 
-/// All moves that meta knows of, by their numbers, with the version of each record.
+/// All moves in meta by number, each with its record and the record's mod revision.
 #[must_use]
 pub fn records(entries: &Entries) -> BTreeMap<MoveId, (MoveRecord, i64)> {
     let below = entries.keys.range(MOVES.to_owned()..).take_while(|(key, _)| key.starts_with(MOVES));
@@ -118,13 +117,13 @@ pub fn records(entries: &Entries) -> BTreeMap<MoveId, (MoveRecord, i64)> {
         .collect()
 }
 
-/// One of them.
+/// The record of one move.
 #[must_use]
 pub fn record(entries: &Entries, id: MoveId) -> Option<MoveRecord> {
     MoveRecord::from_json(&entries.keys.get(&record_key(id))?.value).ok()
 }
 
-/// What the coordinator of a move last said of it.
+/// The progress that a move's coordinator last reported.
 #[must_use]
 pub fn progress(entries: &Entries, id: MoveId) -> Option<Progress> {
     serde_json::from_slice(&entries.keys.get(&coordinator_key(id))?.value).ok()
@@ -141,7 +140,7 @@ struct Moves {
     ids: BTreeSet<MoveId>,
 }
 
-/// The lease of this router's claims, kept alive while this is there.
+/// The lease of this router's claims; kept alive until this is dropped.
 struct Lease {
     id: i64,
     ended: tokio::task::JoinHandle<()>,
@@ -153,12 +152,12 @@ impl Drop for Lease {
     }
 }
 
-/// Coordinates the moves that no other router does, and looks after the others, for as long as the router runs.
+/// Runs for ever: coordinates the moves that no other router has claimed, and watches over the others.
 pub async fn run(app: Arc<App>, meta: Arc<Meta>, settings: Settings) {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     app.copy_speed.limited(settings.copy_bytes_per_second);
     let moves = Moves {
-        // Every start is another coordinator: it knows nothing of what the one before had under way.
+        // Each start is a coordinator of its own, because it knows nothing of steps that an earlier one had under way.
         me: format!("{}-{:x}", app.identity.name, since_epoch.as_nanos()),
         rate: Arc::new(Rate::new(settings.copy_bytes_per_second)),
         app: app.clone(),
@@ -195,12 +194,13 @@ impl Moves {
     fn ended(&mut self, ended: Result<MoveId, tokio::task::JoinError>) {
         match ended {
             Ok(id) => drop(self.ids.remove(&id)),
-            // Which one is not known; claims that are held still keep the others.
+            // The id is lost with the task. The move stays in `ids`, and its claim keeps other routers away while the
+            // lease lives.
             Err(error) => tracing::error!(%error, "the coordinator of a move failed"),
         }
     }
 
-    /// Takes up what nobody coordinates.
+    /// Claims the moves that nobody coordinates, and starts their runners.
     async fn claim(&mut self, entries: &Entries) {
         for (id, (record, version)) in records(entries) {
             let taken = entries.keys.contains_key(&coordinator_key(id)) || self.ids.contains(&id);
@@ -228,7 +228,7 @@ impl Moves {
         }
     }
 
-    /// The lease of this router's claims, granted when there is none.
+    /// The lease of this router's claims; grants one if there is none or it was lost.
     async fn lease(&mut self) -> Option<i64> {
         if let Some(lease) = self.lease.as_ref().filter(|lease| !lease.ended.is_finished()) {
             return Some(lease.id);
@@ -243,7 +243,7 @@ impl Moves {
     }
 }
 
-/// Until the lease is lost.
+/// Keeps a lease alive; returns when it is lost.
 async fn keep_alive(meta: &Meta, id: i64) {
     let mut last = tokio::time::Instant::now();
     while last.elapsed() < Duration::from_secs(LEASE_TTL_S.unsigned_abs()) {
@@ -259,7 +259,7 @@ async fn keep_alive(meta: &Meta, id: i64) {
 
 async fn renewed(meta: &Meta, id: i64) -> Option<pb::LeaseKeepAliveResponse> {
     let (requests, queue) = mpsc::channel(1);
-    // The queue is empty, and its other end is below.
+    // The queue is empty and its receiver is used below, so this cannot fail.
     let _ = requests.try_send(pb::LeaseKeepAliveRequest { id });
     let answers = meta.client.lease().lease_keep_alive(ReceiverStream::new(queue)).await;
     answers.ok()?.into_inner().message().await.ok()?

@@ -1,4 +1,4 @@
-//! Start, serve, drain.
+//! Starts a router, serves, and drains it.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
@@ -32,19 +32,19 @@ use crate::metrics as own_metrics;
 use crate::moves;
 use crate::stores::{Stores, background};
 
-/// Time for clients to go elsewhere when the router stops.
+/// How long clients get to go elsewhere when the router stops.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long the first handshakes with the stores may hold up the start; one that is not there answers at once.
+/// How long the start waits for the first handshakes with the stores; an unreachable store usually fails at once.
 const FIRST_HANDSHAKES: Duration = Duration::from_secs(3);
 
-/// Runs a router until it is told to stop. Makes its own runtime.
+/// Runs a router until it is told to stop, in a runtime of its own.
 ///
 /// # Errors
 /// When the configuration is wrong, or an address cannot be bound.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let settings = args.settings()?;
     let filter = tracing_subscriber::EnvFilter::try_new(&args.log_level).context("--log-level")?;
-    // A process that embeds the router may have set up its own log.
+    // An embedding process may have set up a logger.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-/// Installs the recorder of this process; `None` when it has one already.
+/// Installs the metrics recorder of this process; `None` if there is one already.
 fn recorder() -> Option<PrometheusHandle> {
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in own_metrics::BUCKETS {
@@ -78,17 +78,16 @@ fn recorder() -> Option<PrometheusHandle> {
     Some(handle)
 }
 
-/// A router that listens.
+/// A router that accepts connections.
 pub struct Bound {
-    /// Where clients connect.
+    /// The addresses at which clients connect.
     pub listen: Vec<String>,
-    /// Where the admin server is.
+    /// The address of the admin server.
     pub admin: String,
-    /// Its state.
     pub app: Arc<App>,
 }
 
-/// Binds the addresses and starts everything in the background; [`Drain`] ends it.
+/// Binds the addresses and starts all tasks in the background; [`Drain`] ends them.
 ///
 /// # Errors
 /// When an address cannot be bound or a store's TLS cannot be set up.
@@ -153,7 +152,7 @@ pub async fn bind(
         app.take(app.cluster.state());
     }
     start_background(&app, settings.moves, recorder.clone());
-    // Clients wait in the listen queue meanwhile: a store that is there is never called unavailable at the start.
+    // Clients wait in the listen queue until then, so that no store that is there is reported unavailable at the start.
     let known = async {
         for store in app.stores.iter() {
             store.state().wait_known().await;
@@ -168,10 +167,10 @@ pub async fn bind(
     Ok(Bound { listen, admin, app })
 }
 
-/// Refuses addresses at which anybody would be served that should not be; who may ask the admin port.
+/// Refuses addresses that would be open to strangers; returns who may use the admin port.
 fn check_doors(settings: &Settings) -> anyhow::Result<AdminGuard> {
     let tls = settings.tls.as_ref();
-    // Another network's program knows who is there.
+    // A program that brings its own network knows who is on it.
     if matches!(settings.network, Network::System) && !settings.insecure_listen {
         for address in &settings.listen {
             who::check_clients("--listen", address, tls).map_err(anyhow::Error::msg)?;
@@ -180,14 +179,14 @@ fn check_doors(settings: &Settings) -> anyhow::Result<AdminGuard> {
     Ok(settings.admin_port.load("--admin", &settings.admin, tls, &settings.network)?)
 }
 
-/// Tasks that run as long as the router and have nothing to finish when it stops.
+/// Starts the tasks that run as long as the router and have nothing to finish when it stops.
 fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<PrometheusHandle>) {
     let until_stopped = |task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
         let killed = app.drain.killed();
         tokio::spawn(async move { killed.run_until_cancelled(task).await });
     };
     match app.cluster.meta.clone() {
-        // Its stores were started as they were taken.
+        // The stores' tasks were started when the state was taken.
         Some(meta) => {
             until_stopped(Box::pin(meta::follow::run(app.clone(), meta.clone())));
             until_stopped(Box::pin(moves::run(app.clone(), meta, moves)));
@@ -206,7 +205,7 @@ fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<Pro
     }
 }
 
-/// Serves etcd's API on one listener. A stop sends GOAWAY; watch sessions end with Unavailable by themselves.
+/// Serves etcd's API on one listener. A stop sends GOAWAY; watch sessions end themselves with Unavailable.
 fn serve_clients(app: &Arc<App>, workers: &Workers, listener: Listener, max_request_bytes: usize) {
     let kv = kv::Kv::new(app.clone(), max_request_bytes);
     let max_message = kv.message_bytes_max();

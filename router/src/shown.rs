@@ -1,13 +1,13 @@
-//! What was shown of Kinds on several stores (R4), across a change of maps.
+//! Keeps the revisions shown of spread Kinds, those on several stores, correct across changes of the map (R4).
 //!
-//! Of a Kind on one store nothing has to be noted: the store's own order suffices. When a map spreads it, the other stores
-//! must not answer below what that one has shown, and it goes on to show more until the last answer by the old map has left.
-//! So the highest revision that each store has shown is kept; a map that spreads a Kind begins with it, and an answer by an
-//! older map is noted by the present one. Both sides write first and look then, in one order of all threads (`SeqCst`):
-//! either the answer sees that the map has changed, or the change sees the answer.
+//! For a Kind on one store nothing is noted: the store's own order suffices. When a map spreads the Kind, the other
+//! stores must not answer below what the first one has shown, and that one goes on showing until the last answer by the
+//! old map has left. So the highest revision that each store has shown is kept: a map that spreads a Kind begins with
+//! it, and an answer by an older map is noted under the present one. Both sides write first and read afterwards, in one
+//! order of all threads (`SeqCst`): either the answer sees that the map has changed, or the change sees the answer.
 //!
-//! Nothing is shown of such a Kind below where the last of its stores began: what is shown can be watched from, and a store
-//! has no history from before its beginning.
+//! A spread Kind is never shown below the beginning of the youngest of its stores, because a watch may start at what
+//! was shown, and a store has no history from before its beginning.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,14 +21,14 @@ use kindred_router_core::routes::Routes;
 use crate::app::App;
 use crate::stores::Store;
 
-/// How far the present map is taken, by generations.
+/// How far the present map has been taken over; each field is a generation.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// Requests may go by it.
+    /// Requests may use this map.
     begun: AtomicU64,
-    /// Requests do.
+    /// New requests use this map.
     swapped: AtomicU64,
-    /// What was shown by the maps before is noted.
+    /// What was shown under earlier maps has been noted.
     settled: AtomicU64,
 }
 
@@ -40,7 +40,7 @@ impl Taken {
 }
 
 impl App {
-    /// Replaces the map; one at a time.
+    /// Replaces the map; calls must not overlap.
     pub(crate) fn replace(&self, routes: Routes) {
         let generation = routes.generation();
         let old = self.routes.load_full();
@@ -64,7 +64,7 @@ impl App {
         self.taken.settled.store(generation, Ordering::SeqCst);
     }
 
-    /// A shard is about to be up, and began at or below this revision.
+    /// Notes that a shard, which is about to be up, began at or below this revision.
     pub(crate) fn store_begun(&self, store: &Store, at: Revision) {
         store.has_begun(at);
         let routes = self.routes.load();
@@ -74,24 +74,24 @@ impl App {
         };
         let kinds: Vec<KindPrefix> =
             routes.spread_in(&KeyRange::everything()).into_iter().filter(has_part).collect();
-        // Of all, where one revision stands for everything.
+        // With an empty list this shows nothing, unless one revision stands for all Kinds.
         self.shown.show(&kinds, at);
     }
 
-    /// What a read of these spread Kinds by the present map is answered with at least; zero for no wish.
+    /// The revision that answers of a read of these spread Kinds must have at least; zero for none. By the present map.
     pub(crate) fn at_least(&self, spread: &[KindPrefix]) -> Revision {
         let shown = self.shown.of(spread);
         let settled = self.taken.settled.load(Ordering::SeqCst);
         if spread.is_empty() || self.taken.begun.load(Ordering::SeqCst) <= settled {
             return shown;
         }
-        // The map has just changed, and what was shown before is being noted: any store may have shown it.
+        // The map has just changed, and what was shown before is still being noted, so any store may have shown it.
         let shards = self.stores.iter().filter(|store| store.is_shard());
         shards.map(|store| store.highest_shown()).fold(shown, Revision::max)
     }
 
-    /// A header of a store goes to a client, by the map of this generation, under which `spread` are the Kinds on several
-    /// stores that it tells of; `now` tells them under another map. Before the bytes leave.
+    /// Notes that a header of a store goes to a client; call it before the bytes leave. The answer was made by the map
+    /// of this generation, under which `spread` are its Kinds on several stores; `now` computes them for another map.
     pub(crate) fn show(
         &self,
         store: &Store,

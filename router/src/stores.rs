@@ -1,8 +1,8 @@
-//! The stores behind the router: channels, handshake and state of each.
+//! The stores behind the router: the connections, the handshake and the state of each.
 //!
-//! A store that cannot be reached makes its own requests fail at once and nothing else: every store has connections and
-//! a monitor task of its own. Each class of traffic has its own ([`Link`]), so that nothing long stands before an answer, and
-//! no client can take the window of a connection from others, whatever it leaves unread ([`pool`]).
+//! Every store has its own connections and its own monitor task, so an unreachable store fails only the requests to
+//! itself, and those at once. Each class of traffic has its own connections (`Link`): nothing long delays a short
+//! answer, and a client that does not read takes no window from others ([`pool`]).
 
 pub mod background;
 pub mod clocks;
@@ -48,54 +48,52 @@ use pool::{Pool, Pooled};
 use releases::Releases;
 use state::{Phase, StateCell};
 
-/// What the configuration says of a store.
+/// The configuration of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreSpec {
-    /// Its name.
     pub name: StoreName,
-    /// What it is.
+    /// Whether it is a shard or a stock etcd.
     pub kind: StoreKind,
-    /// Its slot, for shards.
+    /// The slot; shards only.
     pub slot: Option<Slot>,
-    /// The UUID that it must have, when the configuration pins one.
+    /// The UUID that the store must have, if the configuration pins one.
     pub uuid: Option<String>,
-    /// When it opens, microseconds since the Unix epoch, if it is in the place of another store (R14).
+    /// For a replacement of a lost store, when it opens, in microseconds since the Unix epoch (R14).
     pub opens_at: Option<u64>,
-    /// Where it listens.
+    /// The addresses at which it listens.
     pub endpoints: Vec<Endpoint>,
 }
 
-/// With what stores are reached.
+/// What connections to stores are made with.
 #[derive(Debug)]
 struct Linking {
     connector: Connector,
     workers: Workers,
 }
 
-/// What is known of a store, and how it is reached now. Replaced as a whole when its address changes.
+/// A store's configuration and connections. Replaced as a whole when either changes.
 #[derive(Debug)]
 struct Link {
     spec: Arc<StoreSpec>,
     ways: Arc<Ways>,
 }
 
-/// The connections to a store.
+/// The connections to a store, by class of traffic.
 #[derive(Debug)]
 struct Ways {
-    /// Ends all of its connections.
+    /// Closes all of them.
     cut: Cut,
-    /// A connection for handshakes and short calls, and a lane, for each thread that serves clients: what is asked there is
-    /// answered there.
+    /// For handshakes and short calls: one per serving thread, so that a call and its answer stay on a thread.
     unary: PerThread<Channel>,
-    /// For long reads, and what else is read only as fast as a client takes it.
+    /// For long reads and other streams that are read only as fast as a client takes them.
     reads: PerThread<Pool>,
-    /// For watches, which wait for their clients.
+    /// For watches, which may wait for their clients.
     watches: Pool,
-    /// For feeds that are always read: nobody's slow client stands before their events.
+    /// For live feeds, which are always read, so that no slow client delays their events.
     feeds: Pool,
     /// For the data of units that move.
     bulk: Pool,
-    /// For small operations, which no list stands before. Of shards alone.
+    /// For batches of small operations, which no long answer delays; shards only.
     lane: Option<PerThread<Arc<Lane>>>,
 }
 
@@ -105,7 +103,7 @@ impl Link {
             StoreKind::Shard => connector,
             StoreKind::Etcd => &connector.without_secret(),
         };
-        // Without an address yet, every connect fails at once.
+        // A store without an address gets one to which every connect fails at once.
         let nowhere = [Endpoint::unix("/dev/null/no-address-yet")];
         let endpoints = if spec.endpoints.is_empty() { &nowhere[..] } else { &spec.endpoints };
         let (connector, cut) = &connector.with_cut();
@@ -125,29 +123,29 @@ impl Link {
     }
 }
 
-/// One store.
 #[derive(Debug)]
 pub struct Store {
-    /// Its position in the list of stores.
+    /// Its index in the list of stores.
     pub index: StoreIx,
     name: StoreName,
     kind: StoreKind,
     link: ArcSwap<Link>,
     state: StateCell,
-    /// Its UUID, while the cluster's state cannot be told of it: without a meta store, or as long as that is away.
+    /// The UUID that this router has met. It counts while the cluster's state has none: without a meta store, or while
+    /// that is away.
     met: Mutex<Option<String>>,
-    /// What it cannot do though it serves, as it said last.
+    /// What the store last said that it cannot do, although it serves; empty if nothing.
     trouble: Mutex<String>,
-    /// Held while the link is replaced, or a handshake over it is believed: never across an await.
+    /// Held while the link is replaced or a handshake over it is accepted; never across an await.
     relinking: Mutex<()>,
-    /// Ends its tasks; it serves no keys any more.
+    /// Cancelled when the store is removed; ends its tasks.
     removed: CancellationToken,
     releases: Releases,
     told: ToldCell,
     fence: FenceCell,
-    /// The highest revision that it has shown to clients.
+    /// The highest revision that clients were shown from this store.
     shown: AtomicI64,
-    /// A revision at or above the beginning of its present life.
+    /// A revision at or above the first one of its present incarnation.
     begun: AtomicI64,
 }
 
@@ -155,7 +153,7 @@ impl Store {
     /// A store that is not connected yet.
     ///
     /// # Errors
-    /// When TLS is asked for and cannot be set up.
+    /// When TLS is configured and cannot be set up.
     fn new(index: StoreIx, spec: StoreSpec, linking: &Linking) -> Result<Self, ConnectError> {
         Ok(Self {
             index,
@@ -175,20 +173,19 @@ impl Store {
         })
     }
 
-    /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name.0
     }
 
-    /// What the configuration says of it now.
+    /// The configuration of the store at this time.
     #[must_use]
     pub fn spec(&self) -> Arc<StoreSpec> {
         self.link.load().spec.clone()
     }
 
-    /// It is reached another way from now on. Requests are refused until the process there has said who it is (R1);
-    /// those under way end where they are.
+    /// Changes how the store is reached. New requests are refused until the process at the new address has identified
+    /// itself (R1); requests under way finish over the old connections.
     fn relink(&self, spec: StoreSpec, linking: &Linking) -> Result<(), ConnectError> {
         let link = Link::new(spec, linking)?;
         let _relinking = self.relinking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,8 +195,8 @@ impl Store {
         Ok(())
     }
 
-    /// Who it is becomes known, by this router's handshake or another's; it is reached as before. One that is up and was
-    /// found to be another is not used any more.
+    /// Takes over a changed UUID, found by this router's handshake or another's; the connections stay. If the store is
+    /// up under another UUID, it is set down until a handshake says who it is.
     fn learn(&self, spec: StoreSpec) {
         let _relinking = self.relinking.lock().unwrap_or_else(PoisonError::into_inner);
         let ways = self.link.load().ways.clone();
@@ -213,44 +210,44 @@ impl Store {
         self.state.suspect();
     }
 
-    /// The UUID that it had at its last good handshake with this router.
+    /// The UUID at its last accepted handshake with this router.
     #[must_use]
     pub fn met(&self) -> Option<String> {
         self.met.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notes who it is.
     pub(crate) fn meet(&self, uuid: &str) {
         *self.met.lock().unwrap_or_else(PoisonError::into_inner) = Some(uuid.to_owned());
     }
 
-    /// Whether what a handshake was begun with is still what is known of the store.
+    /// Whether `asked` is still the store's configuration, so that a handshake that began with it counts.
     #[must_use]
     pub fn is_current(&self, asked: &Arc<StoreSpec>) -> bool {
         Arc::ptr_eq(asked, &self.link.load().spec)
     }
 
-    /// Believes a handshake, unless the store's address has changed since it began; whether the kind of state changed.
+    /// Accepts the result of a handshake, unless the configuration has changed since it began. Returns whether the kind
+    /// of state changed.
     pub fn settle(&self, asked: &Arc<StoreSpec>, phase: Phase) -> bool {
         let _relinking = self.relinking.lock().unwrap_or_else(PoisonError::into_inner);
         let same = self.is_current(asked) && !self.removed.is_cancelled();
         same && self.state.set(phase)
     }
 
-    /// Ends its connections: it is silent, and those who wait for an answer learn that there is none. What was sent there may be
-    /// executed later, so a write is told that nobody knows, as after any lost connection (R11).
+    /// Closes the store's connections because it is silent, so that waiting calls fail. The store may still execute
+    /// what was sent, so writes end as after any lost connection (R11).
     pub fn cut(&self) {
         self.link.load().ways.cut.now();
     }
 
-    /// What it cannot do though it serves; `None` when it can do everything.
+    /// What the store said that it cannot do although it serves; `None` if it can do everything, or is not up.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
         let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         Some(trouble.clone()).filter(|trouble| !trouble.is_empty() && self.state.is_up())
     }
 
-    /// Notes what it said that it cannot do; whether that is news.
+    /// Notes what the store said that it cannot do; returns whether that is news.
     pub(crate) fn set_trouble(&self, said: &str) -> bool {
         let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         let news = *trouble != said;
@@ -258,13 +255,13 @@ impl Store {
         news
     }
 
-    /// Whether the configuration has it no more. It keeps its place in the list.
+    /// Whether the store was removed from the configuration. It keeps its place in the list.
     #[must_use]
     pub fn is_removed(&self) -> bool {
         self.removed.is_cancelled()
     }
 
-    /// Ends when it is removed.
+    /// Cancelled when the store is removed.
     #[must_use]
     pub fn removed(&self) -> &CancellationToken {
         &self.removed
@@ -276,39 +273,38 @@ impl Store {
         self.state.set(Phase::Refused("it was removed from the configuration".to_owned()));
     }
 
-    /// Its state, for those who wait for it or show it.
     #[must_use]
     pub fn state(&self) -> &StateCell {
         &self.state
     }
 
-    /// Pins to be released there.
+    /// The pins that are to be released at the store.
     #[must_use]
     pub fn releases(&self) -> &Releases {
         &self.releases
     }
 
-    /// What it has answered to the durability modes that it was told.
+    /// The store's answer to the durability modes that it was told.
     #[must_use]
     pub fn told(&self) -> &ToldCell {
         &self.told
     }
 
-    /// What is known of its fence; of stock etcds only.
+    /// What is known of its fence; stock etcds only.
     #[must_use]
     pub fn fence(&self) -> &FenceCell {
         &self.fence
     }
 
-    /// Whether requests may be sent to it.
+    /// Checks without waiting whether requests may be sent to it.
     ///
     /// # Errors
-    /// `Unavailable` with the store's name and why, at once.
+    /// `Unavailable` with the store's name and the reason.
     pub fn ready(&self) -> Result<(), Status> {
         if self.state.is_up() { Ok(()) } else { Err(self.unavailable(&self.state.reason())) }
     }
 
-    /// The answer for a request that was not executed because the store cannot be reached.
+    /// The status for a request that was not executed because the store cannot be reached.
     #[must_use]
     pub fn unavailable(&self, reason: &str) -> Status {
         let error =
@@ -316,13 +312,13 @@ impl Store {
         kindred_transport::grpc::refusal(&error)
     }
 
-    /// How the pure half sees it now.
+    /// A snapshot of the store for the pure crate.
     #[must_use]
     pub fn member(&self) -> Member {
         Member { index: self.index, slot: self.slot(), kind: self.kind, up: self.state.is_up() }
     }
 
-    /// The slot: the configured one, or what the shard said.
+    /// The configured slot, or else the one that the shard reported.
     #[must_use]
     pub fn slot(&self) -> Option<Slot> {
         let configured = self.link.load().spec.slot;
@@ -332,22 +328,23 @@ impl Store {
         })
     }
 
-    /// KV as bytes.
+    /// KV with raw bytes.
     #[must_use]
     pub fn kv(&self) -> KVClient<Channel> {
         KVClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
-    /// The same for a `RangeStream`, which is read as fast as its client reads.
+    /// KV for a `RangeStream`, which is read only as fast as its client reads.
     #[must_use]
     pub fn range_streams(&self) -> KVClient<Pooled> {
         KVClient::new(self.reads()).max_decoding_message_size(usize::MAX)
     }
 
-    /// One of KV's unary calls; its answer stays the pieces that it came in. A long one stands before no short one's.
+    /// Makes a unary call of KV; the answer stays in the pieces in which it arrived. A `long` call uses the connections
+    /// for long reads, so that it delays no short answer.
     ///
     /// # Errors
-    /// The store's, or what happened to the connection.
+    /// The store's own, or what happened to the connection.
     pub async fn ask(&self, method: Call, long: bool, request: Request<Bytes>) -> Result<Rope, Status> {
         let path = match method {
             Call::Range | Call::RangeStream => "/etcdserverpb.KV/Range",
@@ -362,7 +359,7 @@ impl Store {
         ask(self.unary(), path, request).await
     }
 
-    /// The stream of batches, when it is a shard that serves them.
+    /// The stream of batches; `None` for a store that does not serve them.
     #[must_use]
     pub fn lane(&self) -> Option<Arc<Lane>> {
         if self.state.has_batches() {
@@ -372,13 +369,13 @@ impl Store {
         }
     }
 
-    /// The same, when what a read over several stores asks may go over it.
+    /// The stream of batches, if the store also takes the questions of a read over several stores there.
     #[must_use]
     pub fn cut_lane(&self) -> Option<Arc<Lane>> {
         if self.state.has_batched_cuts() { self.lane() } else { None }
     }
 
-    /// Watch as bytes.
+    /// Watch with raw bytes.
     #[must_use]
     pub fn watch(&self) -> WatchClient<Pooled> {
         WatchClient::new(self.link.load().ways.watches.take()).max_decoding_message_size(usize::MAX)
@@ -392,7 +389,7 @@ impl Store {
         self.link.load().ways.reads.get().take()
     }
 
-    /// The shard's feeds: for a live one, or for one that waits for clients.
+    /// The shard's feeds; a `live` feed uses other connections than one that waits for its readers.
     #[must_use]
     pub fn feeds(&self, live: bool) -> FeedsClient<Pooled> {
         let link = self.link.load();
@@ -400,46 +397,38 @@ impl Store {
         FeedsClient::new(pool.take()).max_decoding_message_size(usize::MAX)
     }
 
-    /// etcd's leases.
     #[must_use]
     pub fn lease(&self) -> LeaseClient<Channel> {
         LeaseClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
-    /// etcd's maintenance.
     #[must_use]
     pub fn maintenance(&self) -> MaintenanceClient<Channel> {
         MaintenanceClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
-    /// The shard's own API. Only for stores of that kind.
+    /// The shard's own API; shards only.
     #[must_use]
     pub fn shard(&self) -> ShardClient<Channel> {
         ShardClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
-    /// The shard's leases whose home changes. Only for stores of that kind.
+    /// The API for leases whose home changes; shards only.
     #[must_use]
     pub fn leases(&self) -> LeasesClient<Channel> {
         LeasesClient::new(self.unary())
     }
 
-    /// The shard's units, for calls that say little. Only for stores of that kind.
+    /// The API for units, for calls with little data; shards only.
     #[must_use]
     pub fn units(&self) -> UnitsClient<Channel> {
         UnitsClient::new(self.unary()).max_decoding_message_size(usize::MAX)
     }
 
-    /// The same for calls that carry data, which stand before nobody's answer.
+    /// The API for units, for calls that carry data and must not delay short answers.
     #[must_use]
     pub fn units_in_bulk(&self) -> UnitsClient<Pooled> {
         UnitsClient::new(self.link.load().ways.bulk.take()).max_decoding_message_size(usize::MAX)
-    }
-
-    /// The feed of a unit that moves.
-    #[must_use]
-    pub fn feed_in_bulk(&self) -> FeedsClient<Pooled> {
-        FeedsClient::new(self.link.load().ways.bulk.take()).max_decoding_message_size(usize::MAX)
     }
 
     /// Whether it is a shard.
@@ -448,24 +437,24 @@ impl Store {
         self.kind == StoreKind::Shard
     }
 
-    /// Notes a revision that a client is shown, in the one order of [`crate::shown`].
+    /// Notes a revision that a client is shown from this store; ordered as [`crate::shown`] requires.
     pub(crate) fn shows(&self, revision: Revision) {
         if self.shown.load(Ordering::SeqCst) < revision.get() {
             self.shown.fetch_max(revision.get(), Ordering::SeqCst);
         }
     }
 
-    /// Notes a revision at or above its beginning, in the same order.
+    /// Notes a revision at or above the first one of its present incarnation; ordered likewise.
     pub(crate) fn has_begun(&self, at: Revision) {
         self.begun.fetch_max(at.get(), Ordering::SeqCst);
     }
 
-    /// A revision at or above its beginning; zero before the first handshake.
+    /// A revision at or above the first one of its present incarnation; zero before the first handshake.
     pub(crate) fn begun(&self) -> Revision {
         Revision(self.begun.load(Ordering::SeqCst))
     }
 
-    /// The highest revision that clients were shown of it.
+    /// The highest revision that clients were shown from this store.
     pub(crate) fn highest_shown(&self) -> Revision {
         Revision(self.shown.load(Ordering::SeqCst))
     }

@@ -1,23 +1,23 @@
-//! Watch streams of clients over upstream watch streams of stores.
+//! Watch streams of clients, served from the watches of stores.
 //!
-//! A watch over ranges of shards is a position on a feed ([`crate::feeds`]), which all clients of the router share. A
-//! watch on a stock etcd, or of one key, has a watch of its own on its store:
+//! A watch over ranges of shards reads a feed ([`crate::feeds`]), which all clients of the router share; the watch is a
+//! position on it. A watch of a single key, or on a stock etcd, has an upstream watch of its own at its store.
 //!
-//! Each client stream has one task, the [`session::Session`], which owns everything about it: its watches, their
-//! positions, and for every store that they are on one upstream stream ([`upstream`]). Messages pass as bytes; only the
-//! watch id and the header are rewritten.
+//! Each client stream has one task, the [`session::Session`]. It owns the watches of the stream, their positions, and
+//! one upstream stream ([`upstream`]) for each store that has upstream watches of its own. Messages pass as bytes; the
+//! router rewrites only the watch id and the header.
 //!
-//! * **Position.** The session knows for every watch the next revision that the client has not been given. When an
-//!   upstream stream breaks, its watches are created again there at their own positions while the client's stream, and
-//!   the watches on other stores, go on. What the store no longer has it answers with `compacted`, and that goes to the
-//!   client. So a dead store costs its own watches silence, and nobody an event.
-//! * **Order of `created`.** Answers to creates come in the order of the requests, also across stores, because clients
-//!   match them so: a create is sent to a store only when all creates before it, on other stores, are answered. One that
-//!   waits for a store that is down keeps waiting like on a slow server, for at most [`session::CREATE_WAIT`]; then it is
-//!   refused, so that later creates on live stores are not held up for ever.
-//! * **Slow clients.** A client that does not read stops its session from reading, and that its upstream streams. After
-//!   [`upstream::STALLED_MAX`] they are closed instead of holding the windows of a shared connection, and opened again at
-//!   the watches' positions when the client reads on.
+//! * **Position.** For every watch the session knows the next revision to deliver to the client. When an upstream
+//!   stream breaks, the session creates its watches again at their own positions; the client's stream and the watches
+//!   on other stores go on. If the store has compacted a position, it answers `compacted` and the client gets that
+//!   answer. So a dead store delays its own watches only, and no event is lost.
+//! * **Order of `created`.** Creates are answered in the order of the requests, also across stores, because clients
+//!   match answers to requests by order. So a create is sent to a store only when all earlier creates on other stores
+//!   are answered. A create that waits for a store that is down is refused after [`session::CREATE_WAIT`], so that it
+//!   does not block later creates on live stores for ever.
+//! * **Slow clients.** When a client does not read, its session stops reading its upstream streams. A stream that has
+//!   been left unread for [`upstream::STALLED_MAX`] is closed, because it holds the windows of a shared connection. It
+//!   is opened again at the positions of its watches when the client reads on.
 //! * **Progress** follows [`kindred_router_core::progress`].
 
 pub mod deliver;

@@ -1,5 +1,5 @@
-//! The stream of batches to a shard: whose an answer is, what is known of an operation when a stream ends (R11), and
-//! shards that have no such stream.
+//! The stream of batches to a shard: which answer belongs to which operation, what is known of an operation when a
+//! stream ends (R11), and shards that do not serve batches.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
@@ -205,7 +205,7 @@ async fn who_waits_for_room_gets_it_in_turn() {
     }
 }
 
-/// A router over one scripted store, which counts calls of their own.
+/// A router over one scripted store, which counts its unary calls.
 async fn router(features: u64, with_batches: bool) -> (Routed, mpsc::Receiver<Opened>) {
     let (service, streams) = scripted();
     let unary = Arc::new(AtomicUsize::new(0));

@@ -1,4 +1,4 @@
-//! R3: a store whose clock is wrong is not routed to, is named, and comes back by itself.
+//! R3: a store whose clock is wrong is not routed to, is reported, and comes back by itself.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
@@ -59,7 +59,7 @@ async fn r3_a_store_is_skewed_as_long_as_its_clock_is_wrong() {
         stores[1].set_wall_offset(0);
         until(&bound, ["up", "up", "up"]).await;
     }
-    // Where most clocks went, they are right: nobody is left out, and the shards hear what the cluster calls now.
+    // If most clocks are off they count as right: no store is left out, and their time becomes the reference.
     stores.iter().for_each(|store| store.set_wall_offset(HOUR));
     let own = || u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_micros()).unwrap();
     let hear = async {

@@ -1,11 +1,11 @@
-//! Watches that begin below a compaction.
+//! Watches that start below a compaction.
 
 mod support;
 
 use kindred_proto::etcdserverpb as pb;
 use support::{Shard, WatchStream, all_up, put, router, shard_binary};
 
-/// A feed that is open since before the compaction still holds the events; etcd would not have them, and says so.
+/// A feed that was opened before the compaction still holds the events, but etcd would cancel the watch.
 #[tokio::test]
 async fn a_watch_below_a_compaction_is_told_so_whatever_a_feed_still_holds() {
     let binary = shard_binary();

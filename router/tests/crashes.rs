@@ -1,4 +1,4 @@
-//! R10: what the watches of a feed are told when a store was killed and lost what it had shown.
+//! R10: watches of a feed after a store was killed and lost what it had shown.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
@@ -13,7 +13,7 @@ use kindred_router::run::Bound;
 use support::{WatchStream, all_up, router_with, spread_config};
 use tonic::transport::Channel;
 
-/// A key on each of the stores.
+/// A key on each store.
 const KEYS: [&str; 2] = ["/registry/pods/a/1", "/registry/pods/k/1"];
 
 struct World {
@@ -45,7 +45,7 @@ impl World {
     }
 }
 
-/// The next event, alone.
+/// The revision of the next event, which must come alone.
 async fn event(watch: &mut WatchStream) -> i64 {
     let response = watch.next().await;
     let revisions: Vec<_> =
@@ -88,7 +88,7 @@ async fn r10_a_watch_that_was_given_what_is_lost_is_told_and_no_other() {
     assert_eq!((event(&mut all).await, event(&mut narrow).await), (lost, lost));
     let until = world.stores[0].crash(kept);
     assert_eq!((compacted(&mut all).await, compacted(&mut narrow).await), (until, until));
-    // Who resumes behind what was kept goes on, and who resumes behind what was lost relists.
+    // A client that resumes within what was kept goes on; one that resumes inside the gap must relist.
     let mut spared = world.pods(kept + 1).await;
     let mut behind = world.pods(lost + 1).await;
     assert_eq!(compacted(&mut behind).await, until);
@@ -96,7 +96,7 @@ async fn r10_a_watch_that_was_given_what_is_lost_is_told_and_no_other() {
     assert_eq!(event(&mut spared).await, second);
     let third = world.stores[1].write(&[KEYS[1]]);
     assert_eq!((event(&mut other).await, event(&mut spared).await), (third, third));
-    // Now that what is shared has gone on past the gap, too.
+    // The same after the shared feed has passed the gap.
     assert_eq!(compacted(&mut world.pods(lost + 1).await).await, until);
     let mut relisted = world.pods(third).await;
     assert_eq!(event(&mut relisted).await, third);
@@ -110,7 +110,7 @@ async fn r10_what_was_not_shown_yet_is_forgotten_and_nobody_is_told() {
     assert_eq!(event(&mut all).await, kept);
     world.stores[1].mute(true);
     let lost = world.stores[0].write(&[KEYS[0]]);
-    // The router has it, and holds it for the other store.
+    // The router has the event, and holds it back for the other store.
     let held = async {
         while world.bound.app.feeds.lags().is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -133,7 +133,7 @@ async fn r10_crash_after_crash() {
     let mut last = world.stores[0].write(&[KEYS[0]]);
     assert_eq!(event(&mut all).await, last);
     for round in 0..40 {
-        // More gaps than are remembered.
+        // More gaps than a feed remembers.
         world.stores[round % 2].crash(world.stores[round % 2].current());
         last = world.stores[round % 2].write(&[KEYS[round % 2]]);
         assert_eq!(event(&mut all).await, last, "round {round}");

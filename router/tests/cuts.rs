@@ -1,4 +1,4 @@
-//! Reads over several shards by way of their streams of batches: what is asked of each, and when what it pins ends (R5).
+//! Reads over several shards through their streams of batches: the questions to each, and the release of pins (R5).
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
@@ -27,7 +27,7 @@ use tonic::{Code, Request, Status};
 
 const BOTH: u64 = FEATURE_BATCHES | FEATURE_BATCHED_CUTS;
 
-/// Pods by name on two scripted shards.
+/// Pods, by name, on two scripted shards.
 struct Cluster {
     channel: Channel,
     streams: [mpsc::Receiver<Opened>; 2],
@@ -57,7 +57,7 @@ impl Cluster {
         Self { channel, streams, unary, _bound: bound, _drain: drain }
     }
 
-    /// The probe of all pods.
+    /// Probes all pods.
     fn probe(&self, limit: Duration) -> Reading {
         let mut client = pb::kv_client::KvClient::new(self.channel.clone());
         let mut request = Request::new(pb::RangeRequest {
@@ -126,7 +126,7 @@ async fn r5_a_probe_is_one_round_of_operations_and_its_pins_are_released() {
     assert_eq!(released(&mut low).await, [first.pin]);
     assert_eq!(released(&mut high).await, [first.pin]);
 
-    // The next one wishes for what was shown. A store that is below the other is raised, and asked what has changed.
+    // The next probe asks for at least what was shown; the store below the other is raised and asked for changes.
     let reading = cluster.probe(PATIENCE);
     let (first, second) = (low.op().await, high.op().await);
     assert_eq!((first.at_least, second.at_least), (1009 << 10, 1009 << 10));
@@ -154,7 +154,7 @@ async fn a_client_that_waits_no_longer_ends_what_was_asked_of_every_shard() {
     let reading = cluster.probe(Duration::from_secs(3));
     let [mut low, mut high] = cluster.opened().await;
     let (first, second) = (low.op().await, high.op().await);
-    // One has answered; the other does not.
+    // One store has answered; the other does not.
     low.answer(first.id, &answer(9 << 10, 3, Some("/registry/pods/a"))).await;
     let status = in_time(reading).await.unwrap().unwrap_err();
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
@@ -172,7 +172,7 @@ async fn a_client_that_waits_no_longer_ends_what_was_asked_of_every_shard() {
     assert_eq!(released(&mut low).await, [first.pin]);
 }
 
-/// R4, R5: no read shares a round that began before it came.
+/// R4, R5: a read shares no round that began before it came.
 #[tokio::test]
 async fn who_probes_while_two_rounds_are_under_way_shares_the_next() {
     let mut cluster = Cluster::start(BOTH).await;
@@ -184,9 +184,9 @@ async fn who_probes_while_two_rounds_are_under_way_shares_the_next() {
     assert!(quiet.is_err(), "they wait: {quiet:?}");
     low.answer(first[0].id, &answer(9 << 10, 3, Some("/registry/pods/a"))).await;
     high.answer(second[0].id, &answer(9 << 10, 4, None)).await;
-    // One for all four; its stores are asked again, as something may have been written since.
+    // One round for all four. The stores are asked again, because something may have been written since.
     let (next, rest) = (next_range(&mut low).await, next_range(&mut high).await);
-    // Some of them go; the others are answered all the same.
+    // A client that goes away does not affect the others.
     later[0].abort();
     low.answer(next.id, &answer(15 << 10, 3, Some("/registry/pods/b"))).await;
     high.answer(rest.id, &answer(15 << 10, 5, None)).await;
@@ -238,6 +238,6 @@ async fn a_shard_that_would_not_pin_in_a_batch_gets_calls_of_their_own() {
     let cluster = Cluster::start(FEATURE_BATCHES).await;
     let read = in_time(cluster.probe(PATIENCE)).await.unwrap().unwrap();
     assert_eq!(read.header.unwrap().revision, 1);
-    // Of the first one there was nothing, so the second is asked for its first key.
+    // The first store had no pod, so the second is asked for its first key.
     assert_eq!(cluster.unary.load(Ordering::SeqCst), 3);
 }

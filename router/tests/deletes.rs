@@ -1,4 +1,4 @@
-//! Deletes over several shards of which some are handing keys over meanwhile: what was done is not repeated.
+//! Deletes over several shards while keys move between them: parts that are done are not repeated.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/moving.rs"]
@@ -26,8 +26,8 @@ async fn until_empty(world: &World, store: u16) {
     tokio::time::timeout(Duration::from_secs(60), empty).await.expect("the part is done");
 }
 
-/// The last of three shards is frozen while the first two are done. Before it thaws, keys are written again to these, and
-/// one of them moves: to the shard that is still to be asked, or to one that has been.
+/// The last of three shards is frozen while the first two are done. Before it is unfrozen, keys are written again to
+/// the first two, and one bucket of them moves: to the shard that is still to be asked, or to the one that is done.
 async fn written_after_its_part_was_done(to: u16) {
     let world = World::start().await;
     let names: Vec<String> = (0..60).map(|i| format!("{PODS}ns/p{i:02}")).collect();

@@ -1,4 +1,4 @@
-//! Watches over several stores that do what the test says: order, sharing, catching up, promises, lost stores.
+//! Watches over several fake stores: order, sharing, catching up, promises, lost stores.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
@@ -38,14 +38,14 @@ async fn world(flags: &[&str]) -> World {
     World { stores, bound, channel, _drain: drain }
 }
 
-/// A key on each of the stores.
+/// A key on each store.
 const KEYS: [&str; 3] = ["/registry/pods/a/1", "/registry/pods/k/1", "/registry/pods/z/1"];
 
 fn revisions(response: &pb::WatchResponse) -> Vec<i64> {
     response.events.iter().map(|event| event.kv.as_ref().unwrap().mod_revision).collect()
 }
 
-/// Reads `count` events, which are to come alone and with headers that cover them.
+/// Reads `count` events, which must come without other messages and with headers that cover them.
 async fn read(watch: &mut WatchStream, count: usize) -> Vec<i64> {
     let mut seen = Vec::new();
     while seen.len() < count {
@@ -65,7 +65,7 @@ async fn progress(watch: &mut WatchStream) -> i64 {
     answer.header.unwrap().revision
 }
 
-/// R7: a round in which one feed has come to the target and another one has not costs nothing while it waits.
+/// R7: while one feed has reached the target of a round and another has not, the session does not spin.
 #[tokio::test]
 async fn r7_a_round_that_waits_for_a_feed_does_nothing() {
     let world = world(&[]).await;
@@ -112,13 +112,13 @@ async fn r7_a_round_that_waits_for_a_feed_does_nothing() {
     assert!(answers.try_recv().is_err(), "a promise that the silent store has not made");
 }
 
-/// R7: one request is enough, also while a watch of the stream still catches up and nothing can be promised yet.
+/// R7: one request is enough even while a watch of the stream still catches up and nothing can be promised.
 #[tokio::test]
 async fn r7_a_request_while_a_watch_catches_up_is_answered_when_it_has() {
     let world = world(&[]).await;
     let written = world.stores[0].write(&[KEYS[0]]);
     let last = world.stores[1].write(&[KEYS[1]]);
-    // The catch-up waits for what this store has; the live feed begins behind both events.
+    // The catch-up waits for this store; the live feed begins after both events.
     world.stores[2].mute(true);
     let mut watch = pods(&world, written).await;
     watch.send(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
@@ -131,7 +131,7 @@ async fn r7_a_request_while_a_watch_catches_up_is_answered_when_it_has() {
     watch.nothing(300).await;
 }
 
-/// R7: a request whose round a store did not follow in time is answered when it does.
+/// R7: a request whose round timed out because of a slow store is answered once the store follows.
 #[tokio::test]
 async fn r7_a_request_outlives_a_round_that_is_given_up() {
     let world = world(&[]).await;
@@ -258,7 +258,7 @@ async fn progress_covers_what_every_store_shows() {
     watch.nothing(300).await;
 }
 
-/// R7: watches that asked for it hear that nothing happened, each under its own id, and nobody else does.
+/// R7: idle watches that asked for progress notifications get them, each under its own id; other watches do not.
 #[tokio::test]
 async fn periodic_progress_is_a_promise() {
     let world = world(&[]).await;
@@ -394,7 +394,7 @@ async fn filters_cancel_and_prev_kv() {
     watch.nothing(200).await;
 }
 
-/// F27: an event costs a session the watches that it concerns, however many others there are on the stream.
+/// F27: an event costs a session only the watches that it concerns, however many others the stream has.
 #[tokio::test]
 async fn f27_an_event_is_looked_at_by_the_watches_that_it_concerns() {
     const WATCHES: i64 = 2000;
@@ -407,7 +407,7 @@ async fn f27_an_event_is_looked_at_by_the_watches_that_it_concerns() {
     }
     watch.create("/registry/pods/", 0, WATCHES + 1).await;
     assert!(watch.next().await.created);
-    // All of them are where the feed is.
+    // All watches are at the feed's position.
     progress(&mut watch).await;
     let turns = || world.bound.app.feeds.counts().turns.load(Ordering::Relaxed);
     let before = turns();
@@ -420,10 +420,10 @@ async fn f27_an_event_is_looked_at_by_the_watches_that_it_concerns() {
     }
     let during = turns() - before;
     assert!(during < 100, "{during} looks for 3 events");
-    // What concerns none of them is none's.
+    // An event that concerns none of these watches wakes none of them.
     world.stores[1].write(&["/registry/pods/other/a"]);
     assert_eq!(read(&mut watch, 1).await.len(), 1);
-    // Each still has all there was, and only that: a promise covers them, and an event of each comes once.
+    // Each watch still gets everything exactly once: a promise covers it, and an event of its range comes once.
     let promised = progress(&mut watch).await;
     for id in [5, 777] {
         let revision = world.stores[1].write(&[&format!("/registry/pods/ns{id:05}/b")]);

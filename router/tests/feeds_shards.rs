@@ -1,4 +1,4 @@
-//! Watches of a Kind spread over real shards are what one etcd would give.
+//! Watches of a Kind over several real shards give what one etcd would give.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -12,7 +12,7 @@ use pb::watch_request::RequestUnion;
 use support::{Shard, WatchStream, all_up, put, router_with, shard_binary, spread_config};
 use tonic::transport::Channel;
 
-/// A key on each of three shards by name; a ring has them anywhere.
+/// By name, a key on each of three shards; in a ring, on any.
 const NAMES: [&str; 3] = ["a", "k", "z"];
 const ROUNDS: usize = 80;
 
@@ -35,7 +35,7 @@ async fn spread(count: u16, ring: bool) -> Spread {
 
 type Seen = Vec<(i64, Vec<u8>)>;
 
-/// Reads up to the event with this revision: in order, each revision whole in one message.
+/// Reads up to the event with this revision; checks the order, and that each revision is whole in one message.
 async fn read_to(watch: &mut WatchStream, last: i64) -> Seen {
     let mut seen = Seen::new();
     while seen.last().is_none_or(|(revision, _)| *revision < last) {
@@ -55,7 +55,7 @@ async fn read_to(watch: &mut WatchStream, last: i64) -> Seen {
     seen
 }
 
-/// Two keys of one shard in one revision.
+/// Writes two keys of one shard in one revision.
 async fn put_two(channel: &Channel, name: &str) -> i64 {
     let key = format!("/registry/pods/{name}/same");
     let op = |key: String| pb::RequestOp {
@@ -78,7 +78,7 @@ async fn pods(channel: &Channel, start: i64) -> (WatchStream, i64) {
     (watch, created.header.unwrap().revision)
 }
 
-/// Writers on all shards at once; what was written, by revision.
+/// Writes to all shards at once; returns the number of keys written at each revision.
 async fn write_everywhere(channel: &Channel, by_name: bool) -> BTreeMap<i64, usize> {
     let writers: Vec<_> = (0..6)
         .map(|writer| {
@@ -140,7 +140,7 @@ async fn a_ring_of_four_is_complete_and_in_order() {
     complete_and_in_order(&world, false).await;
 }
 
-/// What `etcdctl watch "" --prefix` asks, with progress over everything and a watch of one key beside it.
+/// The watch of `etcdctl watch "" --prefix`, with progress over everything, and a watch of one key beside it.
 #[tokio::test]
 async fn everything_is_watched_and_promised() {
     let world = spread(3, false).await;
@@ -171,7 +171,7 @@ async fn everything_is_watched_and_promised() {
     }
 }
 
-/// R8: what a watch on one shard showed, no read of the Kind falls behind, though another shard answers it.
+/// R8: no read of a Kind shows less than a watch on one shard has shown, even if another shard answers it.
 #[tokio::test]
 async fn a_read_shows_no_less_than_a_watch_of_the_same_kind() {
     let world = spread(3, false).await;
@@ -185,7 +185,7 @@ async fn a_read_shows_no_less_than_a_watch_of_the_same_kind() {
         let mut watch = WatchStream::open(&world.channel).await;
         watch.send(RequestUnion::CreateRequest(create)).await;
         assert!(watch.next().await.created);
-        // Behind the router's back: its own answer to a put would count too.
+        // Bypasses the router, because its own answer to a put would count as shown.
         put(&support::direct(&world.shards[1]).await, "/registry/pods/k/1").await;
         let shown = watch.next().await.header.unwrap().revision;
         let read = pb::RangeRequest { key: "/registry/pods/a/1".into(), ..Default::default() };
@@ -214,7 +214,7 @@ async fn a_killed_shard_delays_its_ranges_alone() {
     assert_eq!(world.bound.app.feeds.lags().len(), 1, "it shows");
     world.shards[1].again();
     all_up(&world.bound).await;
-    // Its data is in memory: what it may have lost is never passed over in silence.
+    // The shard keeps its data in memory; what it may have lost is never passed over silently.
     let canceled = all.next().await;
     if canceled.canceled {
         assert!(canceled.compact_revision > last, "{canceled:?}");

@@ -1,4 +1,4 @@
-//! R1: a store is who it was at its first handshake, and a cluster is the one that it began as.
+//! R1: a store stays the one of its first handshake, and a cluster keeps its lineage.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
@@ -63,7 +63,7 @@ async fn f02_an_emptied_store_is_not_routed_to_and_everybody_is_told() {
     let (bound, _drain, channel) = router_with(&two(&stores[0].url, &stores[1].url, "fsync"), &[]).await;
     all_up(&bound).await;
     assert!(get(&bound, "/readyz").await == "ok");
-    // The next process at the address, in its first incarnation as the one before.
+    // Another process at the address, also in its first incarnation.
     stores[1].be("uc", false);
     until("b is foreign", || word(&bound, "b") == "foreign").await;
     let told = stores[1].modes().len();
@@ -85,7 +85,7 @@ async fn f02_an_emptied_store_is_not_routed_to_and_everybody_is_told() {
     }
     assert_eq!(word(&bound, "a"), "up", "the others serve");
     assert_eq!(stores[1].modes().len(), told, "it is told nothing");
-    // Its old folder again.
+    // The store with its old folder again.
     stores[1].be("ub", false);
     all_up(&bound).await;
     assert_eq!(get(&bound, "/readyz").await, "ok");
@@ -104,7 +104,7 @@ async fn f02_a_store_in_memory_comes_back_empty_only_where_nothing_is_to_be_kept
         let told = stores[1].modes().len();
         stores[1].be("uc", true);
         match expected {
-            // It was told of the modes in each life, though both are the first incarnation of a store.
+            // It was told the modes in each life, although both lives are the first incarnation of a store.
             "up" => {
                 until("told again", || stores[1].modes().len() > told).await;
                 until("up", || word(&bound, "b") == "up").await;
@@ -154,7 +154,7 @@ impl Rig {
         router_with(&self.config(), &flags).await
     }
 
-    /// What the meta store holds.
+    /// The state in the meta store.
     async fn stored(&self) -> ClusterState {
         let mut meta = pb::kv_client::KvClient::new(direct(&self.meta).await);
         let get = pb::RangeRequest { key: STATE.into(), ..Default::default() };
@@ -167,7 +167,7 @@ fn uuid(state: &ClusterState, name: &str) -> Option<String> {
     state.store(&StoreName(name.to_owned())).unwrap().1.uuid.clone()
 }
 
-/// The disk of one of two stores is emptied, and later their folders are exchanged.
+/// The disk of one of two stores is emptied; later their folders are exchanged.
 #[tokio::test]
 async fn f02_f50_stores_are_known_by_every_router_and_in_every_life() {
     let mut rig = Rig::start();
@@ -187,7 +187,7 @@ async fn f02_f50_stores_are_known_by_every_router_and_in_every_life() {
     for bound in [&a, &b] {
         until("foreign", || word(bound, "b") == "foreign").await;
     }
-    // A router that begins now has not met the store that it was.
+    // A router that starts at this point has not met the original store.
     drain_a.kill();
     let (c, _drain_c, kv_c) = rig.router(&[]).await;
     until("foreign", || word(&c, "b") == "foreign").await;
@@ -196,13 +196,13 @@ async fn f02_f50_stores_are_known_by_every_router_and_in_every_life() {
         assert!(refused.message().contains("kindred store replace b"), "{refused}");
     }
     put(&kv_c, "/registry/secrets/x/1").await;
-    // The emptied one was told no time, so it serves nobody who asks it directly.
+    // The emptied store got no reference time, so it serves no client that asks it directly.
     let mut emptied = pb::kv_client::KvClient::new(direct(&rig.stores[1]).await);
     let read = pb::RangeRequest { key: "/registry/pods/x/1".into(), ..Default::default() };
     assert_eq!(emptied.range(read).await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(uuid(&rig.stored().await, "b"), uuid(&state, "b"));
 
-    // Exchanged folders: neither process starts.
+    // With exchanged folders neither process starts.
     for store in &mut rig.stores {
         store.kill().await;
     }
@@ -229,7 +229,7 @@ async fn f03_f36_two_clusters_of_one_configuration_never_touch_each_other() {
     all_up(&b).await;
     put(&kv_a, "/registry/pods/x/of-a").await;
     put(&kv_b, "/registry/pods/x/of-b").await;
-    // The first one's numbers are higher.
+    // The first cluster's state has higher numbers.
     for store in ["a", "b"] {
         let endpoints = one.stored().await.store(&StoreName(store.to_owned())).unwrap().1.endpoints.clone();
         let moved = |state: &ClusterState| {
@@ -245,7 +245,7 @@ async fn f03_f36_two_clusters_of_one_configuration_never_touch_each_other() {
     let before = other.stored().await;
     assert!(newest.revision > before.revision && newest.lineage != before.lineage);
 
-    // A second router of the second cluster begins with the first one's file.
+    // A second router of the second cluster starts with the first one's file.
     std::fs::copy(file("a.json"), file("c.json")).unwrap();
     let (c, _drain_c, kv_c) =
         other.router(&[&cluster[..], &["--meta-cache", &file("c.json")]].concat()).await;
@@ -256,14 +256,14 @@ async fn f03_f36_two_clusters_of_one_configuration_never_touch_each_other() {
     let aside = cache::read(std::path::Path::new(&file("c.json.foreign-1"))).unwrap();
     assert_eq!(aside.as_ref(), Some(&*newest), "the file is put aside");
 
-    // Routers of the second one are told the first one's addresses.
+    // Routers of the second cluster are given an address of the first.
     let lost = format!("a={}", one.stores[0].url());
     let (d, _drain_d, _) = other.router(&[&cluster[..], &["--store", &lost]].concat()).await;
     until("refused", || word(&d, "a") == "refused").await;
     let refused = d.app.stores.iter().next().unwrap().state().reason();
     let lineages = [&newest, &before].map(|state| state.lineage.as_ref().unwrap().to_string());
     assert!(lineages.iter().all(|lineage| refused.contains(lineage)), "{refused}");
-    // One without a meta store is of no cluster.
+    // A router without a meta store belongs to no cluster.
     let (e, _drain_e, _) = router_with(&one.config(), &[]).await;
     until("refused", || word(&e, "a") == "refused").await;
 }
@@ -280,7 +280,7 @@ async fn f03_a_router_that_began_with_another_clusters_file_uses_no_store() {
     let (a, _drain_a, _) = one.router(&[]).await;
     all_up(&a).await;
     let before = one.stored().await;
-    // The meta store is away as it begins, and then is another cluster's.
+    // Meta is away when the router starts, and then turns out to be another cluster's.
     one.meta.kill().await;
     let (c, _drain_c, kv_c) = one.router(&["--meta-cache", file.to_str().unwrap()]).await;
     one.meta.again();
@@ -294,7 +294,7 @@ async fn f03_a_router_that_began_with_another_clusters_file_uses_no_store() {
     assert!(error.contains("another cluster's"), "{error}");
 }
 
-/// A file of the same cluster, older than what another router has changed since, overwrites nothing; nor do new addresses.
+/// A file of the same cluster overwrites no later change by another router; nor do new addresses.
 #[tokio::test]
 async fn f51_a_restart_with_other_addresses_loses_nobodys_change() {
     let rig = Rig::start();
@@ -304,7 +304,7 @@ async fn f51_a_restart_with_other_addresses_loses_nobodys_change() {
     all_up(&a).await;
     until("the file", || cache::read(&file).ok().flatten().as_ref() == Some(&*a.app.cluster.state())).await;
     drain_a.kill();
-    // Elsewhere a store is added meanwhile.
+    // Meanwhile another router adds a store.
     let (b, _drain_b, _) = rig.router(&[]).await;
     let followed = || b.app.cluster.meta.as_ref().unwrap().problem().is_none();
     until("followed", followed).await;

@@ -1,4 +1,4 @@
-//! Leases whose keys are moving (R12): what a lease holds is told whole, or when it can be.
+//! Leases whose keys are moving (R12): the keys of a lease are reported completely, once that is possible.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/moving.rs"]
@@ -13,7 +13,7 @@ use kindred_proto::etcdserverpb::{self as pb, kv_client::KvClient, lease_client:
 use kindred_proto::shard_v1 as shard;
 use moving::{PODS, World, by, sealed, unit};
 
-/// Between the release of a key by its old owner and its opening at the new one no store has it.
+/// Between the release of a key by its old owner and its opening at the new one, no store has it.
 #[tokio::test]
 async fn the_keys_of_a_lease_are_told_when_what_moves_has_an_owner_again() {
     let world = World::start().await;
@@ -43,7 +43,7 @@ async fn the_keys_of_a_lease_are_told_when_what_moves_has_an_owner_again() {
     world.units(from).await.release(release).await.unwrap();
     pause().await;
     still("released and not opened");
-    // Who only asks how long it lives does not wait.
+    // A request for the TTL alone does not wait.
     let times = pb::LeaseTimeToLiveRequest { id: lease, keys: false };
     assert!(leases.lease_time_to_live(times).await.unwrap().into_inner().ttl > 0);
     world.units(to).await.open(shard::OpenRequest { r#move: by(1, set), epoch: 2 }).await.unwrap();
@@ -56,12 +56,12 @@ async fn the_keys_of_a_lease_are_told_when_what_moves_has_an_owner_again() {
     assert_eq!(asking.await.unwrap().unwrap().into_inner().keys, keys);
 }
 
-/// Long enough for a router to ask again several times; not for it to give up.
+/// Long enough for a router to retry several times, but not to give up.
 async fn pause() {
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
 }
 
-/// As a coordinator does before a switch.
+/// Attaches the lease to a store, as a coordinator does before a switch.
 async fn attached(world: &World, lease: i64, store: u16) {
     let home = world.bound.app.stores.get(world.bound.app.stores.default_store()).index.0 as u16;
     let client = async |store: u16| {

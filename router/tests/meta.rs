@@ -1,4 +1,4 @@
-//! Routers with a meta store: one state for all, changed by the admin API, and what happens while meta is away.
+//! Routers with a meta store: one state for all, changes by the admin API, and an unavailable meta store.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -58,7 +58,7 @@ async fn send(bound: &Bound, method: &str, path: &str, headers: &str, body: &str
     stream
 }
 
-/// Status and body, whatever it is.
+/// The status code and the body of an answer.
 async fn raw(bound: &Bound, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
     let mut stream = send(bound, method, path, headers, body).await;
     let mut text = String::new();
@@ -83,7 +83,7 @@ async fn reached(bound: &Bound, revision: u64) {
     tokio::time::timeout(Duration::from_secs(60), reached).await.expect("the change arrives").unwrap();
 }
 
-/// Changes are possible: meta is followed.
+/// Waits until meta is followed, so that changes are possible.
 async fn followed(bound: &Bound) {
     let meta = bound.app.cluster.meta.clone().unwrap();
     tokio::time::timeout(Duration::from_secs(60), async {
@@ -95,7 +95,7 @@ async fn followed(bound: &Bound) {
     .expect("meta is followed");
 }
 
-/// A router reads the state to change it, and hears of a newer one before it looks at the answer: nothing was lost.
+/// A router reads the state to change it, and learns of a newer one before it handles the answer: that is no lost data.
 #[tokio::test]
 async fn a_state_that_is_newer_than_an_answer_on_its_way_is_read_again() {
     let rig = Rig::start();
@@ -111,7 +111,7 @@ async fn a_state_that_is_newer_than_an_answer_on_its_way_is_read_again() {
     let mut changing = std::pin::pin!(a.app.change_state(next));
     let asks = poll_fn(|context| Poll::Ready(changing.as_mut().poll(context).is_pending())).await;
     assert!(asks, "it waits for meta's answer");
-    // Answers of one connection come in its order: the first one is there, too, and nobody looks at it.
+    // Answers of one connection come in order, so the first one has come too, but is not handled yet.
     a.app.cluster.meta.as_ref().unwrap().client.get(STATE).await.unwrap();
     let faster = b.app.change_state(next).await.unwrap();
     reached(&a, faster.revision).await;
@@ -122,7 +122,7 @@ async fn a_state_that_is_newer_than_an_answer_on_its_way_is_read_again() {
 #[tokio::test]
 async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     let rig = Rig::start();
-    // Each brings another configuration; one of them becomes the cluster's.
+    // Each router brings another configuration; one of them becomes the cluster's.
     let ((a, _drain_a, kv_a), (b, _drain_b, kv_b)) =
         tokio::join!(rig.router("none", &[]), rig.router("buffered", &[]));
     all_up(&a).await;
@@ -134,7 +134,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     followed(&a).await;
     followed(&b).await;
 
-    // A watch at B; the list begins it.
+    // A watch at router b that begins at the list.
     let (code, list) = ask(&b, "GET", CONFIGS, &Value::Null).await;
     assert_eq!(
         (code, list["kind"].as_str(), list["items"].as_array().unwrap().len()),
@@ -144,7 +144,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     let watch = send(&b, "GET", &format!("{CONFIGS}?watch=true&resourceVersion={from}"), "", "").await;
     let mut events = BufReader::new(watch).lines();
 
-    // Settings alone move nothing.
+    // A change of settings moves nothing.
     let mut pods = list["items"][0].clone();
     pods["durability"] = json!("fsync");
     let stale = pods.clone();
@@ -156,7 +156,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
         (409, Some("Conflict"), Some("Status"))
     );
 
-    // A config that says where keys are anyway changes the map, but nothing has to move.
+    // A config that confirms where keys are changes the map, but moves nothing.
     let yaml =
         "kind: DataPartitionConfig\nmetadata: {name: secrets}\nresource: secrets\nserviceGroupId: default\n";
     let (code, made) =
@@ -188,7 +188,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     let (code, gone) = ask(&b, "GET", &format!("{CONFIGS}?watch=1&resourceVersion=1"), &Value::Null).await;
     assert_eq!((code, gone["reason"].as_str()), (410, Some("Expired")));
 
-    // What is wrong is told by field, and changes nothing.
+    // Errors are reported by field, and nothing changes.
     let wrong = json!({"metadata": {"name": "x"}, "resource": "podz", "serviceGroupId": "nowhere"});
     let (code, status) = ask(&a, "POST", CONFIGS, &wrong).await;
     let causes = status["details"]["causes"].as_array().unwrap();
@@ -197,7 +197,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     assert_eq!(a.app.cluster.state().revision, revision);
     assert_eq!(ask(&a, "GET", &format!("{CONFIGS}/x"), &Value::Null).await.0, 404);
 
-    // A store comes to all routers, gets a slot, changes its address and goes.
+    // A store is added at all routers, gets a slot, changes its address and is removed.
     let third = Shard::start(&shard_binary(), 2);
     let group = json!({"metadata": {"name": "third"}, "endpoints": ["127.0.0.1:1"]});
     let (code, made) = ask(&a, "POST", GROUPS, &group).await;
@@ -243,7 +243,7 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
     assert!(code == 503 && status["reason"] == "ServiceUnavailable", "{status}");
     assert_eq!(ask(&b, "GET", CONFIGS, &Value::Null).await.1["items"].as_array().unwrap().len(), 2);
 
-    // The file is enough for a start, and wins over the configuration.
+    // The file suffices for a start, and wins over the configuration.
     for _ in 0..1200 {
         if kindred_router::meta::cache::read(&file).unwrap().as_ref() == Some(&*before) {
             break;
@@ -256,7 +256,7 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
     all_up(&c).await;
     put(&kv_c, "/registry/pods/x/2").await;
 
-    // Its data was in memory: the routers put the state back, and changes go on.
+    // Meta kept its data in memory: the routers write the state back, and changes are possible again.
     rig.meta.again();
     let changed = tokio::time::timeout(Duration::from_secs(60), async {
         loop {
@@ -274,7 +274,7 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
     assert_eq!(b.app.cluster.state().configs.len(), 3);
 }
 
-/// A move's claim is taken back by who holds it, whatever has become of its reports.
+/// A move's claim is deleted by its holder, whatever happened to its reports.
 #[tokio::test]
 async fn a_claim_goes_with_its_move_though_the_answer_to_a_report_was_lost() {
     let rig = Rig::start();
@@ -301,7 +301,7 @@ async fn a_claim_goes_with_its_move_though_the_answer_to_a_report_was_lost() {
     let get = pb::RangeRequest { key: "/kindred/coordinators/1".into(), ..Default::default() };
     let claim = meta.range(get.clone()).await.unwrap().into_inner().kvs.remove(0);
     assert_ne!(claim.lease, 0, "a claim ends with its router");
-    // A report that was made, of which its router knows nothing.
+    // A report that was written, without its router knowing.
     let report =
         pb::PutRequest { key: claim.key, value: claim.value, lease: claim.lease, ..Default::default() };
     meta.put(report).await.unwrap();

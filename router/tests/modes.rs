@@ -1,4 +1,4 @@
-//! R9: how durable each Kind is to be, as shards are told.
+//! R9: how shards are told the durability modes of the Kinds.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
@@ -13,7 +13,7 @@ use kindred_proto::shard_v1 as pb;
 use kindred_router::stores::modes::Modes;
 use support::{all_up, router_with};
 
-/// Waits until a store was told as often as this; every one of them.
+/// Waits until a store was told the modes this often; returns all of them.
 async fn told(store: &Fake, times: usize) -> Vec<pb::SetModesRequest> {
     let enough = async {
         while store.modes().len() < times {
@@ -56,11 +56,11 @@ async fn r9_a_shard_is_told_before_it_is_up_after_each_change_and_in_each_life()
     let shown = (&unmet[0].prefix[..], unmet[0].wanted, unmet[0].has, unmet.len());
     assert_eq!(shown, (&b"/registry/pods/"[..], Some(Durability::Fsync), Some(Durability::None), 1));
 
-    // A new life; it was told again before it is up again.
+    // In a new life it is told again before it is up.
     stores[1].crash(stores[1].current());
     assert_eq!(kinds(&told(&stores[1], 2).await[1]), expected);
 
-    // A change; an older configuration changes nothing.
+    // A change of the modes; an older configuration is ignored.
     let pods = bound.app.stores.modes().borrow().kinds[1].0.clone();
     bound.app.stores.set_modes(Modes { generation: 5, kinds: vec![(pods, Durability::Buffered)] });
     bound.app.stores.set_modes(Modes { generation: 4, kinds: vec![] });

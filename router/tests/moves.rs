@@ -1,4 +1,4 @@
-//! Watches whose keys move to another store while they are open (R16). The stores do what the test says.
+//! Watches of fake stores whose keys move while the watches are open (R16).
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
@@ -24,7 +24,7 @@ struct World {
     _drain: kindred_transport::Drain,
 }
 
-/// Three stores: pods below `m` are on the store `low`, the rest on `high`.
+/// A configuration of three stores: pods below `m` are on the store `low`, the others on `high`.
 fn config(urls: &[String], low: &str, high: &str) -> String {
     let mut text = "default: s1\nstores:\n".to_owned();
     for (at, url) in urls.iter().enumerate() {
@@ -60,7 +60,7 @@ impl World {
     }
 }
 
-/// Reads events until there are as many; nothing else may come between.
+/// Reads this many events; no other messages may come between.
 async fn read(watch: &mut WatchStream, count: usize) -> Vec<i64> {
     let mut seen = Vec::new();
     while seen.len() < count {
@@ -71,14 +71,14 @@ async fn read(watch: &mut WatchStream, count: usize) -> Vec<i64> {
     seen
 }
 
-/// D1, E5: each event once, in order, across a move of a whole Kind; the client's stream stays open.
+/// D1, E5: each event once and in order across a move of a whole Kind; the client's stream stays open.
 #[tokio::test]
 async fn a_watch_goes_on_at_the_new_store_at_its_own_position() {
     let world = World::start("s2", "s2").await;
     let [_, old, new] = &world.stores;
     let mut watch = world.pods(0).await;
     let mut expected: Vec<i64> = (0..20).map(|_| old.write(&[A])).collect();
-    // Nothing of it is read yet when the keys move.
+    // None of these events was read when the keys move.
     old.freeze(true);
     new.take_over(old);
     expected.extend((0..20).map(|_| new.write(&[Z])));
@@ -89,7 +89,7 @@ async fn a_watch_goes_on_at_the_new_store_at_its_own_position() {
     watch.nothing(100).await;
 }
 
-/// One of two ranges moves; a watch of both goes on in order, also while nothing is decided yet.
+/// One of two ranges moves; a watch of both goes on in order, even while nothing is decided.
 #[tokio::test]
 async fn a_merged_watch_goes_on_when_a_part_of_it_moves() {
     let world = World::start("s1", "s2").await;
@@ -110,9 +110,8 @@ async fn a_merged_watch_goes_on_when_a_part_of_it_moves() {
     assert_eq!(read(&mut watch, 2).await, expected);
 }
 
-/// What has ended at the old place is not begun anew by the new map: a store takes the router's word that all of a range is
-/// there, so a feed of a place that the map no longer names would miss what is written elsewhere, and be found by whoever
-/// comes back.
+/// A feed that ended at the old place is not opened again for a map that places no watch there. A store trusts the
+/// router that it has all of the range, so such a feed would miss writes elsewhere, and later watches would find it.
 #[tokio::test]
 async fn nothing_is_opened_by_a_map_that_places_no_watch_there() {
     let world = World::start("s1", "s2").await;
@@ -135,8 +134,8 @@ async fn nothing_is_opened_by_a_map_that_places_no_watch_there() {
     assert_eq!(high.asked().0, opened, "no other feed at the store that is left");
 }
 
-/// A watch whose turn was still to come when its keys moved has it at its new place, which others watch already, and is
-/// called there a second time: what comes after both is not missed.
+/// A watch has an unread turn when its keys move to a place that other watches already read, and gets a second turn
+/// there. Later events must not be missed.
 #[tokio::test]
 async fn a_watch_that_is_called_twice_by_a_move_hears_what_comes() {
     let world = World::start("s1", "s1").await;
@@ -146,7 +145,7 @@ async fn a_watch_that_is_called_twice_by_a_move_hears_what_comes() {
     world.bound.app.swap(routes);
     let mut watch = world.pods(0).await;
     let expected: Vec<i64> = (0..80).map(|_| low.write_sized(&[A], 100 << 10)).collect();
-    // Read as far as there is room for a client that reads nothing.
+    // The session reads until it has made as much as it may for a client that reads nothing.
     let turns = || world.bound.app.feeds.counts().turns.load(Ordering::Relaxed);
     let mut before = 0;
     while before == 0 || before != turns() {
@@ -160,7 +159,7 @@ async fn a_watch_that_is_called_twice_by_a_move_hears_what_comes() {
     assert_eq!(read(&mut watch, 1).await, [after]);
 }
 
-/// R15: an attempt that is given up leaves every watch where it was.
+/// R15: an attempt that is given up leaves every watch in place.
 #[tokio::test]
 async fn an_aborted_switch_loses_nothing() {
     let world = World::start("s1", "s2").await;
@@ -178,7 +177,7 @@ async fn an_aborted_switch_loses_nothing() {
     assert_eq!(read(&mut watch, 2).await, expected);
 }
 
-/// A watch that is being created while its keys move is answered from where they are then.
+/// A create during a move is answered by the new owner.
 #[tokio::test]
 async fn a_create_waits_for_the_new_owner() {
     let world = World::start("s2", "s2").await;
@@ -195,12 +194,12 @@ async fn a_create_waits_for_the_new_owner() {
     assert_eq!(read(&mut watch, 1).await, [first]);
 }
 
-/// A map that changes nothing for a watch, or an older one, leaves it alone.
+/// An older map, or one that changes nothing for a watch, leaves the watch alone.
 #[tokio::test]
 async fn an_unrelated_change_touches_no_watch() {
     let world = World::start("s1", "s2").await;
     let mut watch = world.pods(0).await;
-    // An event shows that the streams are open.
+    // An event proves that the streams are open.
     let first = world.stores[0].write(&[A]);
     assert_eq!(read(&mut watch, 1).await, [first]);
     let opened = world.stores[0].asked().0;

@@ -1,4 +1,4 @@
-//! Broken connections to a store, and promises under load.
+//! Broken connections to a store, and progress under load.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -18,7 +18,7 @@ async fn a_cut_connection_loses_and_repeats_nothing() {
     let binary = shard_binary();
     let (default, pods) = (Shard::start(&binary, 1), Shard::start(&binary, 4));
     let proxy = Proxy::start(&pods).await;
-    // The proxy's target listens a little later than it is started.
+    // The shard listens a little later than it is started.
     while tokio::net::UnixStream::connect(&pods.socket).await.is_err() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -136,14 +136,14 @@ async fn a_store_that_forgot_a_lease_gets_it_again() {
     for attempt in 0.. {
         match kv.put(put.clone()).await {
             Ok(_) => break,
-            // The store may not have been noticed as gone yet.
+            // The router may not have noticed yet that the store is gone.
             Err(status) if status.code() == tonic::Code::Unavailable && attempt < 3000 => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             Err(status) => panic!("{status:?}"),
         }
     }
-    // It expires at its home, and the router ends it at the other store.
+    // The lease expires at its home, and the router ends it at the other store.
     let range = pb::RangeRequest { key: "/registry/pods/l".into(), ..Default::default() };
     let mut gone = false;
     for _ in 0..1200 {

@@ -1,4 +1,4 @@
-//! R4 over a change of maps: a Kind that is split shows nothing lower than the store that had it alone has shown.
+//! R4 across a change of maps: a Kind that is split never shows less than its former only store has shown.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -31,14 +31,14 @@ async fn read(channel: &Channel, key: &str) -> i64 {
 #[tokio::test]
 async fn r4_a_kind_that_is_split_shows_no_less_than_its_store_has_shown() {
     let binary = shard_binary();
-    // Its clock is ahead of the other's, as far as clocks may be, so that what it shows the other has not come to.
+    // Its clock is ahead as far as clocks may be, so that the other store has not reached what it shows.
     let first = Shard::start_with(&binary, 1, &["--wall-clock-offset=4s"]);
     let second = Shard::start(&binary, 2);
     let urls = [first.url(), second.url()];
     let (bound, _drain, channel) = router_with(&config(&urls, "s1"), &[]).await;
     all_up(&bound).await;
     let mut watch = WatchStream::open(&channel).await;
-    // Of one key: such a watch has a stream on its store, whatever becomes of the Kind.
+    // A watch of one key has a stream at its store, whatever happens to the Kind.
     let create = pb::WatchCreateRequest { key: LOW.into(), ..Default::default() };
     watch.send(pb::watch_request::RequestUnion::CreateRequest(create)).await;
     assert!(watch.next().await.created);
@@ -50,7 +50,7 @@ async fn r4_a_kind_that_is_split_shows_no_less_than_its_store_has_shown() {
     let header = read(&channel, HIGH).await;
     assert!(header >= shown, "{header} after {shown} was shown");
 
-    // The watch stays where it is, and what it shows counts for the whole Kind from now on.
+    // The watch stays in place, but what it shows counts for the whole Kind from here on.
     tokio::time::sleep(Duration::from_millis(5)).await;
     put(&direct(&first).await, LOW).await;
     let event = watch.next().await;

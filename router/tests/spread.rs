@@ -1,4 +1,4 @@
-//! A Kind by name over three shards, and one by hash over four: what clients see is what one shard shows.
+//! A Kind by name over three shards and a Kind by hash over four: clients see what one shard would show.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -21,7 +21,7 @@ struct Cli {
     args: Args,
 }
 
-/// Pods by name on p1, p2, p3; events in a ring of r1 … r4; the rest on `default`, which is p1.
+/// Pods by name on p1, p2 and p3; events in a ring of r1 … r4; the rest on `default`, which is p1.
 struct Spread {
     shards: Vec<Shard>,
     channel: Channel,
@@ -84,7 +84,7 @@ fn keys(answer: &pb::RangeResponse) -> Vec<String> {
     answer.kvs.iter().map(|kv| String::from_utf8(kv.key.to_vec()).unwrap()).collect()
 }
 
-/// Revisions of one server in terms of the other's, by the keys that have them.
+/// Replaces revisions of one server by those of the other, by the keys that have them.
 fn translated(answer: &pb::RangeResponse, of: &BTreeMap<i64, i64>) -> Vec<(String, Vec<u8>, i64, i64, i64)> {
     let kv = |kv: &kindred_proto::mvccpb::KeyValue| {
         let key = String::from_utf8(kv.key.to_vec()).unwrap();
@@ -93,7 +93,7 @@ fn translated(answer: &pb::RangeResponse, of: &BTreeMap<i64, i64>) -> Vec<(Strin
     answer.kvs.iter().map(kv).collect()
 }
 
-/// Names over all partitions and buckets, each written once to three times, some deleted.
+/// Names in all partitions and buckets, each written one to three times; some deleted.
 fn history(prefix: &str) -> Vec<(String, Option<String>)> {
     let mut writes = Vec::new();
     for round in 0..3 {
@@ -171,7 +171,7 @@ async fn every_option_as_one_shard_answers() {
     }
 }
 
-/// Every option, and pairs of them; 1 stands for a revision in the middle.
+/// Requests with every option and with pairs of options; 1 stands for a revision in the middle.
 fn requests(prefix: &str) -> Vec<pb::RangeRequest> {
     let mut requests = Vec::new();
     for revision in [0, 1] {
@@ -278,17 +278,17 @@ async fn the_probe_covers_every_acknowledged_write_and_never_falls() {
             let answer = KvClient::new(through.clone()).range(probe).await.unwrap().into_inner();
             let shown = answer.header.unwrap().revision;
             assert!(answer.kvs.is_empty() && shown >= written && shown >= last, "{shown} {written} {last}");
-            // A read of one key, of any store, shows no less through the same router.
+            // A read of one key shows no less through the same router, whichever store has the key.
             let one = pb::RangeRequest { key: format!("{prefix}/z").into(), ..Default::default() };
             let one = KvClient::new(through.clone()).range(one).await.unwrap().into_inner();
             assert!(one.header.unwrap().revision >= shown);
-            // What was shown can be listed, through either router.
+            // What was shown can be listed through either router.
             for channel in [&spread.channel, &other] {
                 let at = pb::RangeRequest { revision: shown, ..all_of(&format!("{prefix}/")) };
                 let list = KvClient::new(channel.clone()).range(at).await.unwrap().into_inner();
                 assert!(keys(&list).contains(&key) && list.header.unwrap().revision >= shown);
             }
-            // Also of one key, of a store that may not have reached it yet.
+            // So can a single key, at a store that may not have reached the revision yet.
             let at = pb::RangeRequest { key: key.into(), revision: shown, ..Default::default() };
             assert_eq!(KvClient::new(other.clone()).range(at).await.unwrap().into_inner().kvs.len(), 1);
             last = shown;
@@ -298,7 +298,7 @@ async fn the_probe_covers_every_acknowledged_write_and_never_falls() {
     drop(second);
 }
 
-/// R4: what one router has shown of a Kind is no future to another one, whichever stores of the Kind it asks.
+/// R4: a revision that one router has shown is not in the future for another, whichever stores of the Kind that asks.
 #[tokio::test]
 async fn r4_a_revision_of_another_store_is_not_the_future() {
     let spread = Spread::start().await;
@@ -311,9 +311,9 @@ async fn r4_a_revision_of_another_store_is_not_the_future() {
     };
     put(&spread.channel, "/registry/pods/a").await;
     put(&spread.channel, "/registry/pods/k").await;
-    // The first two stores of three, and the second alone.
+    // Two of the three stores, and the second alone.
     for (part, expected) in [(pods("a", "p"), 2), (pods("i", "p"), 1)] {
-        // The third store's revision, of which the other two and the second router know nothing.
+        // The revision of the third store, unknown to the other two and to the second router.
         let revision = put(&spread.channel, "/registry/pods/z").await;
         let request = pb::RangeRequest { revision, ..part.clone() };
         let answer = KvClient::new(other.clone()).range(request).await.unwrap().into_inner();
@@ -393,7 +393,7 @@ async fn deletes_compaction_hash_and_a_dead_store() {
     spread.drain.begin();
 }
 
-/// However a list ends, a compaction does not wait for it: with what lists leave behind, these would take 5 s each.
+/// However a list ends, a compaction does not wait for it; with pins left behind, each of these would take 5 s.
 #[tokio::test]
 async fn r5_a_compaction_does_not_wait_for_lists_that_have_ended() {
     let spread = Spread::start().await;
@@ -414,7 +414,7 @@ async fn r5_a_compaction_does_not_wait_for_lists_that_have_ended() {
                     while chunks.message().await.unwrap().is_some() {}
                 }
                 3 => {
-                    // Probes go over the streams of batches; of these most clients go away before the answer.
+                    // Probes go over the streams of batches; most of these clients go away before the answer.
                     let probe = pb::RangeRequest { limit: 1, ..all_of("/registry/pods/") };
                     let probes: Vec<_> = (0..40)
                         .map(|_| {
@@ -431,7 +431,7 @@ async fn r5_a_compaction_does_not_wait_for_lists_that_have_ended() {
                     }
                 }
                 2 => {
-                    // Its client goes away after the first chunk.
+                    // The client goes away after the first chunk.
                     let list = spread.kv().range_stream(all_of("/registry/pods/")).await.unwrap();
                     assert!(list.into_inner().message().await.unwrap().is_some());
                 }

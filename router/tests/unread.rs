@@ -1,4 +1,4 @@
-//! Clients that do not read, and stores that stand still: what they hold is bounded, and nobody else notices.
+//! Clients that do not read and stores that hang: what they hold is bounded, and no other client is affected.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
@@ -22,17 +22,17 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-/// What a fake store gives at a time.
+/// The bytes that a fake store sends at a time.
 const CHUNK: usize = 256 << 10;
 
-/// KV of which every `RangeStream` goes on for ever, and other calls are answered at once, or not at all.
+/// A KV service whose `RangeStream`s never end, and whose other calls are answered at once or not at all.
 #[derive(Clone, Default)]
 struct Endless {
-    /// Bytes that were given to streams.
+    /// Bytes that were passed to streams.
     given: Arc<AtomicUsize>,
-    /// It answers nothing.
+    /// Whether no calls are answered.
     stuck: Arc<AtomicBool>,
-    /// Calls that it does not answer.
+    /// The number of unanswered calls.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -85,7 +85,7 @@ fn one_store(url: &str) -> String {
     format!("default: s1\nstores:\n- {{name: s1, slot: 1, endpoints: ['{url}']}}\n")
 }
 
-/// A client of its own, whose windows are HTTP/2's smallest.
+/// A client with a connection of its own and HTTP/2's smallest windows.
 fn client(listen: &str) -> pb::kv_client::KvClient<Channel> {
     let endpoint = Channel::from_shared(format!("http://{}", listen.trim_start_matches("http://"))).unwrap();
     let small = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
@@ -106,14 +106,14 @@ async fn f13_clients_that_do_not_read_take_a_store_from_nobody() {
     all_up(&bound).await;
     let mut unread = Vec::new();
     for _ in 0..CLIENTS {
-        // Each finds room at the store, though none before it reads.
+        // Each finds room at the store, although none before it reads.
         let asked = client(&bound.listen[0]).range_stream(keys("/registry/pods/", "/registry/pods0")).await;
         let mut chunks = asked.unwrap().into_inner();
         let first = in_time(chunks.message()).await.unwrap().unwrap();
         assert_eq!(first.range_response.unwrap().kvs[0].value.len(), CHUNK);
         unread.push(chunks);
     }
-    // Until the store has given what it can: all windows between it and the router are full.
+    // Wait until all windows between the store and the router are full.
     let full = async {
         while given.load(Ordering::SeqCst) < CLIENTS * (1 << 20) {
             tokio::task::yield_now().await;
@@ -125,7 +125,7 @@ async fn f13_clients_that_do_not_read_take_a_store_from_nobody() {
         in_time(others.range(keys("/registry/pods/a", ""))).await.unwrap();
         in_time(others.range(keys("/registry/pods/", "/registry/pods0"))).await.unwrap();
     }
-    // The handshake of the next second finds its way, too.
+    // Handshakes still get through.
     let before = fake.handshakes();
     let again = async {
         while fake.handshakes() < before + 2 {
@@ -134,7 +134,7 @@ async fn f13_clients_that_do_not_read_take_a_store_from_nobody() {
     };
     in_time(again).await;
     assert!(bound.app.stores.iter().all(|store| store.state().is_up()));
-    // What a client leaves unread is bounded: the windows on the way, and what each process has in its hands.
+    // What a client leaves unread is bounded: the windows on the way, and the buffers of each process.
     let each = given.load(Ordering::SeqCst) / CLIENTS;
     assert!(each <= 4 << 20, "{each} bytes were taken from the store for each client");
 }
@@ -171,7 +171,7 @@ async fn f14_a_store_that_stands_still_stops_no_watch_of_what_is_not_on_it() {
     nodes.create("/registry/minions/", 0, 1).await;
     assert!(nodes.next().await.created);
     hung.mute(true);
-    // Feeds of the Kinds on both stores take none of this further, and are paused.
+    // Feeds of Kinds on both stores cannot advance and are paused.
     for event in 0..EVENTS {
         healthy.write_sized(&[&format!("/registry/example.com/kind0/a/{event}")], BYTES);
         let node = healthy.write(&["/registry/minions/n"]);
@@ -179,7 +179,7 @@ async fn f14_a_store_that_stands_still_stops_no_watch_of_what_is_not_on_it() {
         assert_eq!(seen.events.len(), 1, "event {event}: {seen:?}");
         assert_eq!(seen.events[0].kv.as_ref().unwrap().mod_revision, node);
     }
-    // A watch that begins now finds a way to the healthy store as well.
+    // A new watch also gets a connection to the healthy store.
     let mut late = WatchStream::open(&channel).await;
     late.create("/registry/configmaps/", 0, 1).await;
     assert!(late.next().await.created);
@@ -188,7 +188,7 @@ async fn f14_a_store_that_stands_still_stops_no_watch_of_what_is_not_on_it() {
     assert_eq!(first.events[0].kv.as_ref().unwrap().key, "/registry/example.com/kind0/a/0");
 }
 
-/// R17: nobody waits for a store that stands still, though its connections are there and its kernel answers.
+/// R17: nobody waits for a store that hangs, although its connections stand and its kernel answers.
 #[tokio::test]
 async fn f48_calls_under_way_end_when_their_store_is_silent() {
     let endless = Endless::default();
@@ -211,7 +211,7 @@ async fn f48_calls_under_way_end_when_their_store_is_silent() {
     };
     in_time(under_way).await;
     fake.silence(true);
-    // A write may be executed yet, and says so (R11); a read is refused with the store's name.
+    // The write may still be executed, and its error says so (R11); a read is refused with the store's name.
     let write = in_time(write).await.unwrap().unwrap_err();
     assert_eq!(write.message(), "etcdserver: request timed out, possibly due to connection lost");
     for read in [read, list] {
@@ -222,14 +222,14 @@ async fn f48_calls_under_way_end_when_their_store_is_silent() {
     let refused = in_time(client.put(put())).await.unwrap_err();
     assert!(refused.message().contains("s1"), "{refused:?}");
     assert_eq!(endless.waiting.load(Ordering::SeqCst), 3, "nothing was sent to it since");
-    // It goes on as if nothing had been.
+    // The store continues as if nothing had happened.
     endless.stuck.store(false, Ordering::SeqCst);
     fake.silence(false);
     all_up(&bound).await;
     in_time(client.put(put())).await.unwrap();
 }
 
-/// Who comes while rounds of the same question wait for a store does not wait for them.
+/// A request that comes while rounds of its question hang does not wait for them.
 #[tokio::test]
 async fn f29_probes_do_not_wait_for_rounds_that_stand_still() {
     let kv: Vec<Endless> = (0..2).map(|_| Endless::default()).collect();
@@ -255,7 +255,7 @@ async fn f29_probes_do_not_wait_for_rounds_that_stand_still() {
     };
     in_time(both).await;
     kv[1].stuck.store(false, Ordering::SeqCst);
-    // Two rounds are under way, as many as there may be at a time, and never end.
+    // Two rounds, the most at a time, are under way and never end.
     for _ in 0..3 {
         in_time(client.clone().range(probe())).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! One client stream over watches on two stores.
+//! One client stream with watches on two stores.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -99,7 +99,7 @@ async fn a_dead_store_disturbs_only_its_own_kinds_and_resumes_without_loss() {
 
     pods.again();
     all_up(&bound).await;
-    // Its data is in memory: either the watch goes on, or the store says that it lost what the watch stands in.
+    // The store keeps its data in memory: either the watch goes on, or it is cancelled because it stands in a gap.
     let revision = put(&channel, "/registry/pods/b").await;
     let event = watch.next().await;
     assert_eq!(event.watch_id, 0, "{event:?}");

@@ -1,4 +1,4 @@
-//! Streams of client watches over a store that does what the test says: cancels, and very many watches.
+//! Client watch streams over a scripted store: cancels, and very many watches.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/fake.rs"]
@@ -25,7 +25,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status, Streaming};
 
-/// The store's side of a watch stream, in the hands of a test.
+/// The store's side of a watch stream, controlled by a test.
 struct Opened {
     requests: Streaming<Bytes>,
     responses: mpsc::Sender<Result<Bytes, Status>>,
@@ -95,15 +95,15 @@ async fn f29_a_cancel_is_answered_though_the_stream_breaks_behind_it() {
     drop(first);
     let answer = watch.next().await;
     assert_eq!((answer.watch_id, answer.canceled), (1, true), "{answer:?}");
-    // The other one is created again, alone.
+    // Only the other watch is created again.
     let mut second = in_time(streams.recv()).await.unwrap();
     assert_eq!(second.create().await.key, "/registry/pods/b");
-    // The client may use the number again.
+    // The client may use the id again.
     watch_key(&mut watch, "/registry/pods/c", 1).await;
     assert_eq!(second.create().await.key, "/registry/pods/c");
 }
 
-/// Creates that a client sends as fast as it may, of which it knows how many left.
+/// Sends creates as fast as the client may, and counts them.
 struct Creates {
     left: usize,
     sent: Arc<AtomicUsize>,
@@ -137,7 +137,7 @@ async fn f42_a_client_that_creates_very_many_watches_at_once_waits_for_room_and_
     let mut client = pb::watch_client::WatchClient::new(channel);
     let mut answers = in_time(client.watch(creates)).await.unwrap().into_inner();
     let mut store = in_time(streams.recv()).await.unwrap();
-    // The store answers nothing, until the client has sent all that it may.
+    // The store answers nothing until the client has sent all that it may.
     let (mut seen, mut still) = (0, 0);
     while still < 2000 || seen == 0 {
         tokio::task::yield_now().await;

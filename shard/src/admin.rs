@@ -1,4 +1,4 @@
-//! The admin port: probes, metrics, and what a crash would lose.
+//! The admin port: probes, metrics, and the durability status.
 
 use axum::{Json, response::IntoResponse as _, routing::get};
 use http::StatusCode;
@@ -11,7 +11,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::{durability::status::DurabilityStatus, etcd::Member, handle::Handle, metrics::render};
 
-/// Serves the admin port, to those whom the guard lets in, until the drain stops.
+/// Serves the admin port to the callers that the guard admits, until the drain stops.
 pub fn spawn(
     listener: Listener,
     guard: AdminGuard,
@@ -49,7 +49,7 @@ pub fn spawn(
                 let handle = durability.clone();
                 async move {
                     match handle.call(|core| core.durability.clone()).await {
-                        // Without a data directory all Kinds are of mode none.
+                        // Without a data directory all Kinds are in mode `none`.
                         Ok(status) => {
                             Json(status.unwrap_or_else(DurabilityStatus::of_memory)).into_response()
                         }

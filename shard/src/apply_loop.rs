@@ -1,9 +1,9 @@
-//! The one task that owns the engine.
+//! The task that owns the engine.
 //!
-//! Requests come over one bounded queue, which the loop owns and drains in batches: apply all, hand the batch to the logs,
-//! publish what need not wait for them, wake the watch streams, and answer (R9). What must be on disk first, with the
-//! answers that tell of it, waits in a queue, in its order, until its log says that it is; so do answers to writes of mode
-//! buffered until the system has what they wrote, so that it outlives this process. The loop goes on meanwhile and never
+//! Requests come over one bounded queue, which the loop drains in batches: it applies all of a batch, hands the records
+//! to the logs, publishes what need not wait for them, wakes the watch streams and answers (R9). Changes that must be
+//! on disk first wait, in order and with the answers that depend on them, until their log has them. Answers to writes
+//! of mode `buffered` wait until the kernel has the record, so that it outlives this process. The loop itself never
 //! waits for a disk. Long work (freeing compacted memory, expiring leases, checkpoints) is done in slices between
 //! batches, and long reads are produced chunk by chunk on request.
 
@@ -16,55 +16,57 @@ use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    core::{self, Core},
+    core::{self, Call, Core, Flushed},
     durability::{
         Logs,
         failpoint::{Point, Side, reach},
         waiting::Waiting,
     },
     etcd_status::KvError,
-    handle::{Handle, Refusing},
     metrics::LoopMetrics,
     wish::Wish,
 };
 
 mod request;
+mod requests;
 
-use self::request::{Answer, Waiter};
-pub(crate) use self::request::{Batched, BatchedCall, Call, Flushed, Raise, Request, Respond};
+pub(crate) use self::request::{Batched, BatchedCall, Raise, RaiseSince, Refusing, Request, Respond};
+use self::{
+    request::{Answer, Waiter},
+    requests::Requests,
+};
 
-/// Requests that may wait for the loop; further senders wait themselves.
+/// Requests that may wait in the queue; more senders wait for room.
 const QUEUE_MAX: usize = 4096;
-/// Requests of one batch, at most.
+/// Maximum requests of a batch.
 const BATCH_MAX: usize = 256;
-/// A batch ends after about this long, so that its first request is not held up by its last.
+/// A batch ends after about this time, so that its last request does not delay its first.
 const BATCH_TIME_MAX: Duration = Duration::from_micros(200);
 /// Versions freed in one slice.
 const SCRUB_SLICE: usize = 256;
-/// How often things of vanished clients are looked for.
+/// Interval of the search for resources of vanished clients.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Nothing else is executed while somebody waits for everything to be on disk, for so long at most.
+/// How long, at most, requests are held up by a call that waits for both logs to be flushed.
 const STALL_MAX: Duration = Duration::from_millis(500);
-/// Writes that may wait for the clock's ceiling (R2), and for how long.
+/// The number of writes that may wait for the clock's ceiling (R2), and for how long.
 const HELD_MAX: usize = 4096;
 const HELD_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Starts the loop. It ends, after everything in its queue, when `stop` is cancelled or every handle is gone.
-pub fn spawn(
+/// Starts the loop. It ends, after answering its queue, when `stop` is cancelled or every handle is dropped.
+pub(crate) fn spawn(
     core: Core,
     logs: Logs,
     progress_interval: Duration,
     stop: CancellationToken,
-) -> (Handle, JoinHandle<()>) {
+) -> (mpsc::Sender<Request>, Refusing, JoinHandle<()>) {
     let (sender, requests) = mpsc::channel(QUEUE_MAX);
     let now = Instant::now();
     let refusing = Refusing::default();
-    let handle = Handle::new(sender, refusing.clone());
     let apply_loop = ApplyLoop {
         core,
-        refusing,
+        refusing: refusing.clone(),
         logs,
-        requests,
+        requests: Requests::new(requests),
         answers: Vec::with_capacity(BATCH_MAX),
         late: Vec::new(),
         raised: Vec::new(),
@@ -78,45 +80,46 @@ pub fn spawn(
         expiring: false,
         metrics: LoopMetrics::new(),
     };
-    (handle, tokio::spawn(apply_loop.run(stop)))
+    (sender, refusing, tokio::spawn(apply_loop.run(stop)))
 }
 
 struct ApplyLoop {
     core: Core,
     refusing: Refusing,
     logs: Logs,
-    requests: mpsc::Receiver<Request>,
-    /// Those of this batch, and what each waits for.
+    requests: Requests,
+    /// The answers of this batch, and what each waits for.
     answers: Vec<(Answer, Waits)>,
     late: Vec<Call>,
-    /// What is to be raised first, and until when that waits for the clock's ceiling.
+    /// Calls that need a raise first, and until when that may wait for the clock's ceiling.
     raised: Vec<(Instant, Raise, Call)>,
-    /// What waits for the log of mode fsync.
+    /// Answers and calls that wait for a position of the fsync log.
     waiting: Waiting<Waiter>,
-    /// Answers that wait until the system has the log of mode buffered, and for where in the log of mode fsync then.
+    /// Answers that wait until the kernel has the buffered log, each with the position of the fsync log that it needs
+    /// then.
     unwritten: Waiting<(Answer, u64)>,
-    /// Who waits for both logs, and until when; nothing is taken from the queue meanwhile.
+    /// The call that waits for both logs, and until when. The queue is not read meanwhile.
     stalled: Option<(Instant, Flushed)>,
     /// Writes that wait for the clock's ceiling, and until when.
     held: VecDeque<(Instant, Request)>,
     progress_interval: Duration,
     progress_at: Instant,
     sweep_at: Instant,
-    /// More leases are due than one slice ended.
+    /// Whether more leases have expired than the last slice ended.
     expiring: bool,
     metrics: LoopMetrics,
 }
 
-/// What must be so before an answer is given.
+/// The logs that an answer waits for.
 #[derive(Debug, Clone, Copy, Default)]
 struct Waits {
-    /// The log of mode fsync is on disk: it tells of something in it.
+    /// The fsync log must be on disk, because the answer depends on a record in it.
     fsync: bool,
-    /// The system has the log of mode buffered: it is to a write in it.
+    /// The kernel must have the buffered log, because a write in it is answered.
     buffered: bool,
 }
 
-/// How much was logged when something was begun.
+/// The number of logged records when a call began.
 #[derive(Debug, Clone, Copy)]
 struct LoggedBefore {
     fsync: usize,
@@ -128,7 +131,7 @@ impl LoggedBefore {
         Self { fsync: core.engine.logged_fsync(), buffered: core.engine.logged_buffered() }
     }
 
-    /// What the answer to that waits for.
+    /// The logs that the answer to the call waits for.
     fn waits(self, core: &Core) -> Waits {
         let now = Self::of(core);
         Waits { fsync: now.fsync != self.fsync, buffered: now.buffered != self.buffered }
@@ -156,16 +159,16 @@ impl ApplyLoop {
             self.disk();
             self.timers();
             self.publish();
-            // Behind the logs: what it walks over is in them, or was before.
+            // After the logs: the walk must find only what is logged.
             self.logs.checkpoint_slice(&mut self.core);
             self.metrics.turn(began.elapsed());
-            // The tasks that were just answered come first, and fill the queue for the next batch.
+            // The tasks that were just answered run first, and fill the queue for the next batch.
             tokio::task::yield_now().await;
         }
         self.end().await;
     }
 
-    /// Executes what waits; answers when it began.
+    /// Executes the waiting requests. Returns when it began.
     fn batch(&mut self, first: Request) -> Instant {
         let began = Instant::now();
         self.execute(first);
@@ -194,7 +197,7 @@ impl ApplyLoop {
                 (Answer::Apply(answer, applied), waits)
             }
             Request::Read { query, wish, owner, answer } if core.waits(&query, wish) => {
-                // What is shown already is to be shown of all that the read spans.
+                // The read must show, for its whole range, what any of its Kinds already shows.
                 let to = wish.at_least.unwrap_or_else(|| core.engine.current_all());
                 let raise = Raise { ranges: vec![query.range.clone()], to, generation: wish.generation };
                 let read = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
@@ -230,7 +233,7 @@ impl ApplyLoop {
             if op.reply.is_wanted(now) {
                 self.execute(op.into());
             } else {
-                // Nobody waits for it, and it has done nothing yet.
+                // No client waits for it, and it has done nothing yet.
                 op.reply.send(Err(KvError::Invalid(EtcdError::Timeout)));
             }
         }
@@ -254,7 +257,7 @@ impl ApplyLoop {
         }
     }
 
-    /// Takes in what the disk did since the last time.
+    /// Handles what the logs have completed since the last call.
     fn disk(&mut self) {
         self.logs.settle(&mut self.core);
         let (written, durable) = (self.logs.written(), self.logs.durable());
@@ -342,8 +345,8 @@ impl ApplyLoop {
                 self.ask_ceiling(Some(raise.to));
                 self.raised.push((until, raise, late));
             } else if self.core.engine.unpublished_in(&raise.ranges) {
-                // What it is about to see is decided here: nothing that comes later is at or below it. A refusal comes
-                // again when it runs.
+                // The revision is fixed here: no later write is at or below it. A refusal comes again when the call
+                // runs.
                 let _ = self.core.raise(&raise.ranges, raise.to, raise.generation);
                 self.waiting.push(self.logs.position(), Waiter::Late(late));
             } else {
@@ -352,7 +355,8 @@ impl ApplyLoop {
         }
     }
 
-    /// Runs what waits for everything to be on disk, when it is, or when that takes too long; whether it ran.
+    /// Runs the call that waits for both logs, once they are flushed; fails it when that takes too long. Returns
+    /// whether it ran.
     fn run_stalled(&mut self) -> bool {
         let Some((until, call)) = self.stalled.take() else { return false };
         if self.logs.is_flushed() {
@@ -371,7 +375,7 @@ impl ApplyLoop {
         false
     }
 
-    /// What is due, a slice of each.
+    /// Does one slice of each kind of work that is due.
     fn timers(&mut self) {
         self.expiring = self.may_expire() && self.core.lease_expire();
         self.core.compact_due();
@@ -379,10 +383,10 @@ impl ApplyLoop {
         let now = Instant::now();
         if now >= self.progress_at {
             self.progress_at = now + self.progress_interval;
-            // Whatever this batch applied is published first, so the promise may cover it.
+            // The changes of this batch are published first, so that the promise may cover them.
             self.logs.append(&mut self.core.engine);
             self.core.engine.publish();
-            // A clock that nobody has confirmed promises nothing (R3).
+            // A clock that no handshake has confirmed promises nothing (R3).
             if self.core.clock.is_confirmed() {
                 self.core.engine.progress_tick(self.core.clock.wall());
             }
@@ -399,7 +403,7 @@ impl ApplyLoop {
         }
     }
 
-    /// Whether leases may end now, which writes.
+    /// Whether leases may be ended now, which writes.
     fn may_expire(&self) -> bool {
         self.stalled.is_none() && self.core.may_assign()
     }
@@ -409,7 +413,7 @@ impl ApplyLoop {
         if busy || self.logs.has_checkpoint_work() {
             return Instant::now();
         }
-        // What is due and waits for the ceiling is looked at when that is raised.
+        // While it waits for the ceiling, an expired lease sets no timer: raising the ceiling wakes the loop.
         let lease = self.core.engine.lease_deadline().filter(|_| self.may_expire());
         let lease = lease.map(|at| self.core.clock.instant(at));
         let compaction = self.core.compact_deadline().map(|at| self.core.clock.instant(at));
@@ -429,7 +433,7 @@ impl ApplyLoop {
         timers.into_iter().flatten().min().unwrap_or(self.sweep_at)
     }
 
-    /// Everything that was asked is answered, as far as the disk allows, and the logs are closed.
+    /// Answers all pending requests, as far as the disk allows, and closes the logs.
     async fn end(mut self) {
         for (_, request) in std::mem::take(&mut self.held) {
             refuse(request);
@@ -451,7 +455,7 @@ fn fits(core: &Core, op: &Op, wish: Wish) -> bool {
     core::is_read(op) || (core.may_assign() && wish.at_least.is_none_or(|wish| !core.waits_for_ceiling(wish)))
 }
 
-/// A write that could not be executed in time; it was not.
+/// Answers a write that could not be executed in time, and was not.
 fn refuse(request: Request) {
     if let Request::Apply { answer, .. } = request {
         answer.send(Err(KvError::DiskWait));

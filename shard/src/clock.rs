@@ -1,4 +1,4 @@
-//! The clocks of a shard, read in one place and handed to the engine.
+//! The clocks of a shard, which are read only here and passed to the engine.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use tokio::time::Instant;
 
 pub use kindred_transport::clock::WallClock;
 
-/// Wall clock and monotonic clock. The latter is the runtime's.
+/// The wall clock and the monotonic clock, which is the runtime's.
 #[derive(Debug, Clone)]
 pub struct Clock {
     start: Instant,
     wall: WallClock,
     trust: ClockTrust,
-    /// For tests: how far the wall clock is set wrong.
+    /// How far the wall clock is set wrong, for tests.
     wall_offset_micros: i64,
 }
 
@@ -27,33 +27,33 @@ impl Clock {
         Self { start: Instant::now(), wall, trust, wall_offset_micros: 0 }
     }
 
-    /// For tests: sets the wall clock wrong by this much.
+    /// Sets the wall clock wrong by this much, for tests.
     pub fn set_wall_offset(&mut self, micros: i64) {
         self.wall_offset_micros = micros;
     }
 
-    /// The present that revisions come from: the wall clock as far as it is trusted (R3). Before it is, there is none, and
-    /// this is the beginning of time, which moves no clock: a reading that may be wrong leaves no trace in what is assigned,
+    /// The present from which revisions are made: the wall clock as far as it is trusted (R3). Before the first
+    /// confirmation it is zero, which moves no clock: an unconfirmed reading leaves no trace in what is assigned,
     /// promised or stored as a ceiling.
     #[must_use]
     pub fn wall(&self) -> WallMicros {
         self.trust.now(self.mono(), self.reading()).unwrap_or(WallMicros(0))
     }
 
-    /// What the wall clock shows, trusted or not: microseconds since the Unix epoch; zero when it stands before it.
+    /// The wall clock's reading, trusted or not, in microseconds since the Unix epoch; zero if it is before that.
     #[must_use]
     pub fn reading(&self) -> WallMicros {
         WallMicros(self.wall.micros().saturating_add_signed(self.wall_offset_micros))
     }
 
-    /// A handshake brings what the cluster calls now (R3). Whether that made the clock trusted that was not.
+    /// Takes a handshake's reference time (R3). Returns whether it confirmed a clock that was not trusted before.
     pub fn confirm(&mut self, reference: WallMicros) -> bool {
         let before = self.trust.is_confirmed();
         let agrees = self.trust.confirm(self.mono(), self.reading(), reference);
         agrees && !before
     }
 
-    /// Whether there is a present to assign from.
+    /// Whether revisions may be assigned: the clock was confirmed, or needs no confirmation.
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
         self.trust.is_confirmed()

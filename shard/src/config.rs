@@ -1,8 +1,9 @@
-//! Flags and configuration file into settings; whatever is wrong is said at once, each with its field.
+//! Turns flags and configuration file into settings. All errors are reported at once, each with its field.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use kindred_partition_config::{
+    duration::parse_duration,
     ids::{Slot, parse_cluster_id},
     kind::{DEFAULT_ETCD_PREFIX, KindScheme},
 };
@@ -22,9 +23,9 @@ mod file;
 
 use self::{durability::DurabilitySettings, file::read_file};
 
-/// How old history may become that nobody compacts, in a cluster: six times what kube-apiserver leaves.
+/// The default age of history that no client compacts, in a cluster: six times what kube-apiserver leaves.
 const HISTORY_AGE_MAX: Duration = Duration::from_secs(30 * 60);
-/// The least: lists of any revision so young are read to their end (R5).
+/// The least age: lists at younger revisions must be readable to their end (R5).
 const HISTORY_AGE_MIN: Duration = Duration::from_secs(10);
 
 /// Flags of a shard, etcd's names where etcd has one.
@@ -153,14 +154,11 @@ pub struct Options {
 /// How revisions are assigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Revisions {
-    /// From a hybrid logical clock.
     Hlc,
-    /// As etcd does.
     Dense,
 }
 
 impl Revisions {
-    /// As on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -170,7 +168,6 @@ impl Revisions {
     }
 }
 
-/// Checked settings.
 #[derive(Debug, Clone)]
 #[allow(missing_docs, reason = "the flags' names; see `Options`")]
 pub struct Settings {
@@ -192,26 +189,25 @@ pub struct Settings {
     pub txn_ops_max: usize,
     pub streams_max: u32,
     pub progress_interval: Duration,
-    /// How old history may become that nobody compacts.
+    /// The age beyond which history is compacted automatically.
     pub history_age_max: Option<Duration>,
-    /// `None` = by the memory that there is.
+    /// `None` = derived from the available memory.
     pub quota_bytes: Option<u64>,
     pub memory_shared_by: u32,
-    /// How far the start is.
+    /// Shows the progress of the start.
     pub starting: Starting,
     pub threads: usize,
     pub log_level: String,
     pub tls: ServerTlsArgs,
     pub admin: AdminArgs,
-    /// Who the store is, in place of the one in the data directory; only an embedding program chooses.
+    /// The store's identity, instead of the one in the data directory; set only by an embedding program.
     pub identity: Option<Identity>,
-    /// Whose sockets; only an embedding program chooses.
+    /// Set only by an embedding program.
     pub network: Network,
-    /// Whose wall clock; only an embedding program chooses.
+    /// Set only by an embedding program.
     pub wall_clock: WallClock,
 }
 
-/// One wrong setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldError {
     /// The flag's name without dashes.
@@ -220,7 +216,6 @@ pub struct FieldError {
     pub problem: String,
 }
 
-/// All wrong settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<FieldError>);
 
@@ -245,7 +240,7 @@ impl Errors {
         self.0.push(FieldError { field: field.to_owned(), problem: problem.to_string() });
     }
 
-    /// The value, or a stand-in that is never used.
+    /// The value or, after noting the error, a stand-in that is never used.
     fn or<T, E: fmt::Display>(&mut self, field: &str, value: Result<T, E>, stand_in: T) -> T {
         value.unwrap_or_else(|error| {
             self.add(field, error);
@@ -255,10 +250,10 @@ impl Errors {
 }
 
 impl Settings {
-    /// Puts flags, file and defaults together.
+    /// Combines flags, file and defaults.
     ///
     /// # Errors
-    /// With everything that is wrong.
+    /// Lists everything that is wrong.
     pub fn resolve(args: Args) -> Result<Self, ConfigErrors> {
         let mut errors = Errors::default();
         let Args { options, mut tls, mut admin, config } = args;
@@ -278,7 +273,7 @@ impl Settings {
 }
 
 impl Options {
-    /// What is set here, else what is set there.
+    /// Takes each setting from `self`, else from `file`.
     fn or(self, file: Self) -> Self {
         Self {
             name: self.name.or(file.name),
@@ -316,7 +311,7 @@ impl Options {
         }
     }
 
-    /// By what the shard knows its routers.
+    /// How the shard recognizes its routers.
     fn routers(&self, tls: &ServerTlsArgs, errors: &mut Errors) -> Routers {
         let read = |path: &PathBuf| Secret::read("--cluster-secret-file", path).map(Some);
         let secret = self.cluster_secret_file.as_ref().map_or(Ok(None), read);
@@ -331,7 +326,7 @@ impl Options {
         Routers::new(errors.or("cluster-secret-file", secret, None), names)
     }
 
-    /// `None` only together with an error.
+    /// Checks and converts the settings. `None` is returned only together with an error.
     fn check(self, tls: ServerTlsArgs, admin: AdminArgs, errors: &mut Errors) -> Option<Settings> {
         let slot = Slot::try_from(self.slot.unwrap_or(1)).map_err(|problem| errors.add("slot", problem)).ok();
         let stand_in = || ListenAddr::tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
@@ -354,7 +349,7 @@ impl Options {
         let routers = self.routers(&tls, errors);
         let admin_listen = self.admin_listen.as_deref().map_or_else(|| Ok(stand_in()), str::parse);
         let interval =
-            self.watch_progress_notify_interval.as_deref().map_or(Ok(Duration::from_secs(5)), duration);
+            self.watch_progress_notify_interval.as_deref().map_or(Ok(Duration::from_secs(5)), parse_duration);
         let interval = errors.or("watch-progress-notify-interval", interval, Duration::from_secs(5));
         let offset = self.wall_clock_offset.as_deref().map_or(Ok(0), signed_micros);
         let revisions = errors.or("revisions", revisions(self.revisions.as_deref()), Revisions::Hlc);
@@ -363,7 +358,7 @@ impl Options {
         }
         let history_age_max = history_age_max(self.history_max_age.as_deref(), self.in_cluster, revisions);
         let bytes = self.max_request_bytes.unwrap_or(1_572_864);
-        // A gRPC message has a length of 32 bits.
+        // The length of a gRPC message has 32 bits.
         if !(1024..=(1 << 31)).contains(&bytes) {
             errors.add("max-request-bytes", "write between 1024 and 2147483648");
         }
@@ -403,7 +398,7 @@ impl Options {
             request_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
             txn_ops_max: self.max_txn_ops.unwrap_or(128) as usize,
             streams_max: self.max_concurrent_streams.unwrap_or(1 << 20),
-            // etcd raises it likewise.
+            // etcd has the same minimum.
             progress_interval: interval.max(Duration::from_millis(100)),
             history_age_max: errors.or("history-max-age", history_age_max, None),
             quota_bytes: self.quota_backend_bytes,
@@ -416,7 +411,7 @@ impl Options {
             identity: None,
             network: Network::System,
             wall_clock: WallClock::System,
-            // Last: whatever else is wrong is noted by now.
+            // Last, so that all other errors are noted before.
             slot: slot?,
         })
     }
@@ -426,7 +421,7 @@ fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|part| !part.is_empty())
 }
 
-/// How old history may become: revisions that are counted tell no age.
+/// The maximum age of history; dense revisions tell no age.
 fn history_age_max(
     text: Option<&str>,
     in_cluster: bool,
@@ -435,7 +430,7 @@ fn history_age_max(
     let Some(text) = text else {
         return Ok((in_cluster && revisions == Revisions::Hlc).then_some(HISTORY_AGE_MAX));
     };
-    let age = duration(text)?;
+    let age = parse_duration(text)?;
     if age.is_zero() {
         return Ok(None);
     }
@@ -457,37 +452,11 @@ fn revisions(text: Option<&str>) -> Result<Revisions, String> {
     }
 }
 
-/// A duration that may have a minus before it, in microseconds.
+/// A duration with an optional minus sign, in microseconds.
 fn signed_micros(text: &str) -> Result<i64, String> {
     let (sign, rest) = text.strip_prefix('-').map_or((1, text), |rest| (-1, rest));
-    let micros = duration(rest)?.as_micros();
+    let micros = parse_duration(rest)?.as_micros();
     i64::try_from(micros).map(|micros| sign * micros).map_err(|_| format!("{text:?} is too long"))
-}
-
-/// A duration as Go writes it: `5s`, `100ms`, `1m30s`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let problem = || format!("{text:?} is not a duration; write 5s, 100ms or 1m30s");
-    let mut rest = text.trim();
-    let mut total = Duration::ZERO;
-    if rest.is_empty() {
-        return Err(problem());
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(problem)?;
-        let number: u64 = rest[..digits].parse().map_err(|_| problem())?;
-        let unit_end =
-            rest[digits..].find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |end| digits + end);
-        let unit_ms: u64 = match &rest[digits..unit_end] {
-            "ms" => 1,
-            "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            _ => return Err(problem()),
-        };
-        total += Duration::from_millis(number.saturating_mul(unit_ms));
-        rest = &rest[unit_end..];
-    }
-    Ok(total)
 }
 
 #[cfg(test)]
@@ -534,13 +503,8 @@ mod tests {
     }
 
     #[test]
-    fn durations_as_go_writes_them() {
-        assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
-        assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("100ms"), Ok(Duration::from_millis(100)));
+    fn an_offset_may_be_negative() {
         assert_eq!((signed_micros("-30s"), signed_micros("1ms")), (Ok(-30_000_000), Ok(1000)));
-        for wrong in ["", "5", "s", "5 s", "1x"] {
-            assert!(duration(wrong).is_err(), "{wrong}");
-        }
+        assert!(signed_micros("--30s").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! etcd's requests into the engine's, after the checks of etcd's front door ([`check`]).
+//! Converts etcd's requests to the engine's, after etcd's own checks ([`check`]).
 
 use bytes::Bytes;
 use kindred_engine::ops::{
@@ -15,13 +15,13 @@ use kindred_proto::{
 };
 use kindred_wire::error::EtcdError;
 
-/// etcd's `checkRangeRequest`, then the conversion.
+/// Makes etcd's `checkRangeRequest`, then converts.
 pub fn range(request: pb::RangeRequest) -> Result<RangeQuery, EtcdError> {
     check::range(&request)?;
     Ok(read(request))
 }
 
-/// etcd's `checkRangeStreamRequest`, then the conversion.
+/// Makes etcd's `checkRangeStreamRequest`, then converts.
 pub fn range_stream(request: pb::RangeRequest) -> Result<RangeQuery, EtcdError> {
     check::range(&request)?;
     let natural = request.sort_order == SortOrder::None as i32
@@ -32,29 +32,29 @@ pub fn range_stream(request: pb::RangeRequest) -> Result<RangeQuery, EtcdError> 
     if has_filter(&request) {
         return Err(EtcdError::RangeStreamRevisionFilter);
     }
-    // With the order `NONE` the target does not matter to a stream.
+    // With the order `NONE` a stream ignores the target.
     Ok(RangeQuery { sort: None, ..read(request) })
 }
 
-/// etcd's `checkPutRequest`, then the conversion.
+/// Makes etcd's `checkPutRequest`, then converts.
 pub fn put(request: pb::PutRequest) -> Result<Put, EtcdError> {
     check::put(&request)?;
     Ok(put_op(request))
 }
 
-/// etcd's `checkDeleteRequest`, then the conversion.
+/// Makes etcd's `checkDeleteRequest`, then converts.
 pub fn delete(request: pb::DeleteRangeRequest) -> Result<Delete, EtcdError> {
     check::delete(&request)?;
     Ok(delete_op(request))
 }
 
-/// etcd's `checkTxnRequest` and `checkIntervals`, then the conversion.
+/// Makes etcd's `checkTxnRequest` and `checkIntervals`, then converts.
 pub fn txn(request: pb::TxnRequest, ops_max: usize) -> Result<Txn, EtcdError> {
     check::txn(&request, ops_max)?;
     Ok(txn_op(request))
 }
 
-/// Whether a txn is answered like a read (etcd's `IsTxnReadonly`): a nested txn counts as a write.
+/// Whether a txn is answered like a read (etcd's `IsTxnReadonly`); a nested txn counts as a write.
 #[must_use]
 pub fn is_read_only(txn: &Txn) -> bool {
     txn.success.iter().chain(&txn.failure).all(|op| matches!(op, Op::Range(_)))
@@ -69,11 +69,11 @@ fn has_filter(request: &pb::RangeRequest) -> bool {
 
 fn read(request: pb::RangeRequest) -> RangeQuery {
     let bound = |revision: i64| (revision != 0).then_some(Revision(revision));
-    // A limit below zero is none.
+    // A negative limit means none.
     let limit = usize::try_from(request.limit).unwrap_or(0);
     let contents = match request.sort_target() {
         _ if !request.keys_only => Contents::Whole,
-        // etcd has to look at the values then, and so has the leases.
+        // etcd then reads the stored values, and so has the leases.
         pb::range_request::SortTarget::Value => Contents::WithoutValue,
         _ => Contents::Index,
     };
@@ -93,8 +93,8 @@ fn read(request: pb::RangeRequest) -> RangeQuery {
     }
 }
 
-/// `None` for the natural order. A target other than the key without an order sorts upwards, and only what the limit let
-/// through.
+/// `None` for the natural order. A target other than the key, without an order, sorts ascending, and with a limit only
+/// the keys that it let through.
 fn sort(request: &pb::RangeRequest, limit: usize) -> Option<Sort> {
     let descending = request.sort_order == SortOrder::Descend as i32;
     let target = match request.sort_target() {
@@ -136,7 +136,8 @@ fn txn_op(request: pb::TxnRequest) -> Txn {
 fn op(op: pb::RequestOp) -> Option<Op> {
     Some(match op.request? {
         Request::RequestRange(range) => {
-            // Below zero is "current" for a read alone, but too old inside a txn, which checks first.
+            // A negative revision means the current one for a plain read. Inside a txn etcd checks it first, and it is
+            // too old.
             let negative = (range.revision < 0).then_some(Revision(range.revision));
             let mut query = read(range);
             query.revision = query.revision.or(negative);
@@ -148,13 +149,13 @@ fn op(op: pb::RequestOp) -> Option<Op> {
     })
 }
 
-/// `None` for a compare that always holds.
+/// Converts a compare; `None` if it always holds.
 fn compare(compare: pb::Compare) -> Option<Compare> {
     use pb::compare::CompareTarget as Wire;
     let Ok(target) = Wire::try_from(compare.target) else {
         return unknown_target(compare.result, compare.key, compare.range_end);
     };
-    // A number of another target counts as zero, as an absent one does.
+    // As in etcd, the value of another target counts as zero, like an absent one.
     let target = match (target, compare.target_union) {
         (Wire::Version, Some(TargetUnion::Version(version))) => CompareTarget::Version(version),
         (Wire::Version, _) => CompareTarget::Version(0),
@@ -172,7 +173,7 @@ fn compare(compare: pb::Compare) -> Option<Compare> {
         Ok(pb::compare::CompareResult::Greater) => CompareResult::Greater,
         Ok(pb::compare::CompareResult::Less) => CompareResult::Less,
         Ok(pb::compare::CompareResult::NotEqual) => CompareResult::NotEqual,
-        // An unknown result holds, except for the value of a key that is not there.
+        // An unknown result holds, except for the value of an absent key.
         Err(_) if matches!(target, CompareTarget::Value(_)) => {
             let range = KeyRange::from_wire(compare.key, compare.range_end);
             return Some(Compare {
@@ -186,13 +187,12 @@ fn compare(compare: pb::Compare) -> Option<Compare> {
     Some(Compare { range: KeyRange::from_wire(compare.key, compare.range_end), target, result })
 }
 
-/// An unknown target finds both sides equal.
+/// A compare with an unknown target, for which etcd finds both sides equal; `None` if it always holds.
 fn unknown_target(result: i32, key: Bytes, range_end: Bytes) -> Option<Compare> {
     use pb::compare::CompareResult as Wire;
     match Wire::try_from(result) {
         Ok(Wire::Greater | Wire::Less | Wire::NotEqual) => Some(Compare {
             range: KeyRange::from_wire(key, range_end),
-            // Never holds.
             target: CompareTarget::Version(i64::MIN),
             result: CompareResult::Less,
         }),

@@ -1,6 +1,6 @@
-//! What the apply loop owns: the engine, and what a server keeps beside it (alarms, long reads, watch streams).
+//! The state that the apply loop owns: the engine, and a server's alarms, long reads and streams.
 //!
-//! Everything here runs on the loop and returns at once; nothing waits.
+//! Everything here runs on the loop and returns at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -28,38 +28,34 @@ use tokio::{
 
 use kindred_wire::error::EtcdError;
 
-use crate::{
-    apply_loop::{Call, Flushed},
-    clock::Clock,
-    durability::{checkpoint::CheckpointWaiter, status::DurabilityStatus},
-    etcd_status::KvError,
-    wish::Wish,
-};
+use crate::{clock::Clock, durability::status::DurabilityStatus, etcd_status::KvError, wish::Wish};
 
+mod call;
 mod disk;
 pub(crate) mod feeds;
 mod leases;
 mod load;
 mod units;
 
-pub use self::disk::{Disk, LogState};
+pub(crate) use self::call::{AfterPublish, Call, Flushed};
+pub use self::disk::{CheckpointWaiter, Disk, LogState};
 use self::{leases::EndedWatcher, load::Written};
 
-/// Keys that one turn of the loop reads at most for a long read (R: nothing holds the loop for more than ~100 us).
+/// Keys that one turn of the loop reads for a long read, at most. Nothing may hold the loop for more than about 100 us.
 pub const CHUNK_KEYS: usize = 256;
-/// Bytes that one chunk of a long read holds, about.
+/// Approximate bytes of one chunk of a long read.
 pub const CHUNK_BYTES: usize = 256 << 10;
-/// A read up to this many keys is answered in one turn.
+/// A read of up to this many keys is answered in one turn.
 const WHOLE_KEYS: usize = 512;
-/// A pin older than this is dropped when a compaction has passed it (R5).
+/// The age beyond which a pin below the floor is dropped (R5).
 const PIN_MAX: Duration = Duration::from_secs(60);
 /// Compactions that may wait; more are refused.
 const COMPACTIONS_MAX: usize = 64;
-/// etcd's estimates of what a key and a lease cost beside their bytes.
+/// etcd's estimates of the cost of a key and of a lease beside their bytes.
 const KV_OVERHEAD: u64 = 256;
 const LEASE_OVERHEAD: u64 = 64;
 
-/// A long read that the loop holds a pin for.
+/// A long read for which the loop holds a pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CursorId(u64);
 
@@ -69,28 +65,24 @@ struct Cursor {
     since: Instant,
 }
 
-/// How a read was answered.
+/// The beginning of a read's answer.
 #[derive(Debug)]
 pub enum Started {
-    /// At once.
     Whole(RangeAnswer),
-    /// The first keys of a long read, in key order, without limit, sort or filter applied.
+    /// The first keys of a long read, in key order, before limit, sort and filter.
     Long {
-        /// The header's revision.
         header: Revision,
-        /// All keys of the range.
+        /// The number of keys in the range.
         count: u64,
-        /// The first of them.
         first: Vec<Version>,
-        /// Where the rest comes from; `None` when there is none.
+        /// The cursor for the rest; `None` when nothing is left.
         cursor: Option<CursorId>,
     },
 }
 
-/// What a feed is to carry.
+/// A feed to open.
 #[derive(Debug)]
 pub struct FeedWanted {
-    /// Of which keys.
     pub of: FeedOf,
     /// The first revision; `None` = from now on.
     pub start: Option<Revision>,
@@ -99,18 +91,18 @@ pub struct FeedWanted {
 /// The keys of a feed.
 #[derive(Debug)]
 pub enum FeedOf {
-    /// Those of some ranges, which are this shard's by the map of the generation (`None` = not checked).
+    /// Ranges that are this shard's by the map of `generation` (`None` = not checked).
     Ranges {
-        /// Not empty.
+        /// At least one range.
         ranges: Vec<KeyRange>,
         /// See [`Wish::generation`].
         generation: Option<u64>,
     },
-    /// Those of a unit that moves, whoever owns it: the tail of a copy.
+    /// A unit that moves, whoever owns it, for the tail of a copy.
     Unit(Unit),
 }
 
-/// Where the answer to a compaction goes.
+/// The receiver of a compaction's answer.
 pub type Answer = oneshot::Sender<Result<Revision, KvError>>;
 
 struct Compaction {
@@ -124,78 +116,73 @@ struct Stream {
     owner: Weak<()>,
 }
 
-/// What a core is told of its shard.
+/// The settings of a core.
 #[derive(Debug, Clone)]
 pub struct CoreSettings {
-    /// This member.
     pub member_id: u64,
-    /// The low bits of its revisions.
+    /// The low bits of this shard's revisions.
     pub slot: Slot,
-    /// Bytes above which NOSPACE is raised; 0 = none.
+    /// The quota in bytes, at which NOSPACE is raised; 0 = none.
     pub quota_bytes: u64,
-    /// The same for single Kinds, by their prefixes.
+    /// Quotas of single Kinds, by prefix.
     pub quotas: BTreeMap<Key, u64>,
-    /// Which keys belong to which Kind.
+    /// Tells which Kind a key belongs to.
     pub kinds: KindScheme,
 }
 
-/// What the loop owns.
 pub struct Core {
-    /// The data.
     pub engine: Engine,
-    /// The clocks.
     pub clock: Clock,
-    /// This member, for the alarms that it raises itself.
+    /// This member, for the alarms that the core raises itself.
     member_id: u64,
     slot: Slot,
-    /// Bytes above which NOSPACE is raised; 0 = none.
+    /// The quota in bytes, at which NOSPACE is raised; 0 = none.
     quota_bytes: u64,
     alarms: BTreeSet<(i32, u64)>,
     cursors: HashMap<CursorId, Cursor>,
     cursor_next: u64,
     streams: HashMap<StreamId, Stream>,
     feeds: feeds::Outlets,
-    /// Feeds that have more to say than they were given.
+    /// Feeds with more to send than they were given.
     feeds_behind: Vec<FeedId>,
     lease_last: i64,
     ended: Vec<EndedWatcher>,
-    /// Leases ended, or somebody new wants to know which did.
+    /// Whether leases ended, or a new watcher wants to hear of those that did.
     ended_news: bool,
-    /// What the disk takes.
+    /// Whether the logs take writes.
     pub disk: Disk,
     deferred: Vec<Call>,
-    /// What goes on when the logs are flushed again.
+    /// The call to run when the logs are flushed again.
     again: Option<Flushed>,
     checkpoint_waiters: Vec<CheckpointWaiter>,
-    /// The generation of modes that are in force once a checkpoint is on disk.
+    /// The generation of the modes that take effect once a checkpoint is on disk.
     pub modes_wait: Option<u64>,
-    /// How the logs stood at the last look; `None` without any.
+    /// The state of the logs at the last report; `None` without logs.
     pub durability: Option<DurabilityStatus>,
     kinds: KindScheme,
     quotas: BTreeMap<Key, u64>,
     written: Written,
-    /// There was no data at the start, and the clock may not have been right.
+    /// Whether the start found no data, so that the engine begins anew once the clock is confirmed.
     pub found_nothing: bool,
-    /// When it opens, if it is in the place of another store, as far as anybody has said (R14).
+    /// When a store that replaces another one may open, as far as known (R14).
     pub opens_at: WallMicros,
-    /// It has begun to serve.
+    /// Whether it has begun to serve.
     pub opened: bool,
-    /// There are logs.
+    /// Whether there are logs.
     pub keeps: bool,
     scrubbing: bool,
     scrub_waiters: Vec<Answer>,
-    /// Compactions that wait for what is held, and until when.
+    /// Compactions that wait for pins, and until when.
     compactions: Vec<(MonoMillis, Compaction)>,
-    /// Requests executed; etcd's raft index.
+    /// Requests executed, shown as etcd's raft index.
     pub applied: u64,
 }
 
 impl Core {
-    /// A core around an engine.
     #[must_use]
     pub fn new(engine: Engine, clock: Clock, settings: CoreSettings) -> Self {
         let CoreSettings { member_id, slot, quota_bytes, .. } = settings;
-        // Alone it has its own clock, which is right.
+        // A shard alone trusts its own clock.
         let opened = clock.is_confirmed();
         Self {
             engine,
@@ -234,7 +221,7 @@ impl Core {
 
     // ---- writes
 
-    /// Runs a write, or a txn of reads.
+    /// Executes a write, or a transaction of reads.
     pub fn apply(&mut self, op: Op, wish: Wish) -> Result<OpAnswer, KvError> {
         self.owns(&op, wish.generation)?;
         let cost = cost(&op);
@@ -259,7 +246,7 @@ impl Core {
         if corrupt { Err(KvError::Corrupt) } else { Ok(()) }
     }
 
-    /// etcd refuses what costs while NOSPACE is raised, and raises it itself when the request would not fit.
+    /// etcd's rule: refuses requests with a cost while NOSPACE is raised, and raises it when one would not fit.
     fn check_room(&mut self, cost: u64) -> Result<(), KvError> {
         self.check_corrupt()?;
         if self.quota_bytes > 0 && self.engine.stats().total_bytes.saturating_add(cost) >= self.quota_bytes {
@@ -269,8 +256,8 @@ impl Core {
         if raised { Err(KvError::NoSpace) } else { Ok(()) }
     }
 
-    /// Compacts; answers with the current revision, at once or when it is done: when nothing is held below `at` any more
-    /// (R5) and, if `physical`, the memory is free.
+    /// Compacts, and answers with the current revision once no pin is below `at` (R5) and, if `physical`, the memory is
+    /// free.
     pub fn compact(&mut self, at: Revision, physical: bool, answer: Answer) {
         if let Err(error) = self.check_corrupt() {
             return drop(answer.send(Err(error)));
@@ -279,8 +266,8 @@ impl Core {
         self.start_compaction(Compaction { at, physical, answer });
     }
 
-    /// Compacts what is older, by the clock that revisions are made of. Nothing happens where all is younger, or the clock
-    /// is not to be trusted.
+    /// Compacts revisions older than `age`, by the clock that makes revisions. It does nothing if none is older or the
+    /// clock is not trusted.
     pub fn compact_older(&mut self, age: Duration) {
         if self.check_corrupt().is_err() || self.check_clock().is_err() {
             return;
@@ -290,13 +277,13 @@ impl Core {
         let at =
             Revision(i64::try_from(micros).unwrap_or(i64::MAX >> SLOT_BITS).saturating_mul(1 << SLOT_BITS));
         if at > self.engine.floor() {
-            // Nobody waits for the answer.
+            // The answer is dropped.
             let (answer, _) = oneshot::channel();
             self.start_compaction(Compaction { at, physical: false, answer });
         }
     }
 
-    /// The caller of a compaction may be gone; the work is done all the same.
+    /// Starts a compaction. It is done even if its caller is gone.
     fn start_compaction(&mut self, compaction: Compaction) {
         let Compaction { at, physical, answer } = compaction;
         match self.engine.compact(self.clock.mono(), at) {
@@ -316,7 +303,7 @@ impl Core {
         }
     }
 
-    /// Goes on with the compactions that waited for what was held.
+    /// Retries the compactions whose wait for pins is over.
     pub fn compact_due(&mut self) {
         let now = self.clock.mono();
         let due: Vec<_> = self.compactions.extract_if(.., |(until, _)| *until <= now).collect();
@@ -325,7 +312,7 @@ impl Core {
         }
     }
 
-    /// What was pinned under these names need not stay readable any more (R5).
+    /// Releases pins: their revisions need not stay readable (R5).
     pub fn release(&mut self, pins: &[PinId]) {
         if self.engine.release(pins) {
             for (_, compaction) in std::mem::take(&mut self.compactions) {
@@ -334,13 +321,13 @@ impl Core {
         }
     }
 
-    /// When the next compaction that waits may go on.
+    /// When the next waiting compaction is retried.
     #[must_use]
     pub fn compact_deadline(&self) -> Option<MonoMillis> {
         self.compactions.iter().map(|(until, _)| *until).min()
     }
 
-    /// Frees a little of what was compacted; whether there is more to do.
+    /// Frees some of what was compacted. Returns whether there is more.
     pub fn scrub(&mut self, budget: usize) -> bool {
         if self.scrubbing && !self.engine.scrub(budget) {
             self.scrubbing = false;
@@ -351,7 +338,7 @@ impl Core {
         self.scrubbing
     }
 
-    /// A compaction is done when a restart remembers it.
+    /// Answers a compaction once it would survive a restart.
     fn compacted(&mut self, answer: Answer) {
         self.when_durable(Box::new(|core| {
             let current = core.engine.current_all();
@@ -367,7 +354,7 @@ impl Core {
 
     // ---- reads
 
-    /// Whether a read is to see more than is visible now, so that it has to wait for its batch.
+    /// Whether a read needs more than is visible now and has to wait for a raise.
     pub fn waits(&mut self, query: &RangeQuery, wish: Wish) -> bool {
         let ranges = std::slice::from_ref(&query.range);
         self.engine.read_waits(ranges, wish.at_least)
@@ -402,7 +389,7 @@ impl Core {
         }
     }
 
-    /// Begins a read that is produced chunk by chunk.
+    /// Begins a read that is produced in chunks.
     fn open(
         &mut self,
         query: &RangeQuery,
@@ -428,7 +415,7 @@ impl Core {
         Ok(Started::Long { header, count, first, cursor: Some(id) })
     }
 
-    /// The next keys of a long read, and whether it is at its end. `Compacted` when its pin was taken away.
+    /// The next keys of a long read, and whether it is at its end. `Compacted` when its pin was dropped.
     pub fn chunk(&mut self, id: CursorId) -> Result<(Vec<Version>, bool), KvError> {
         let Some(cursor) = self.cursors.get_mut(&id) else {
             return Err(EngineError::Compacted { floor: self.engine.floor() }.into());
@@ -446,15 +433,15 @@ impl Core {
     ) -> Result<Revision, KvError> {
         let wall = self.clock.wall();
         if generation.is_none() {
-            // Who has no map means the shard: a compaction does not fail because a unit is frozen.
+            // A request without a map means the whole shard: a frozen unit does not fail a compaction.
             return Ok(self.engine.raise_whole(wall, ranges, to)?);
         }
         self.engine.owns(ranges, generation)?;
         Ok(self.engine.raise(wall, ranges, to)?)
     }
 
-    /// The same, and tells whether anything there changed above `since`; with a `pin`, what it answers stays readable for a
-    /// while.
+    /// The same, and tells whether anything in the ranges changed above `since`. A `pin` keeps the returned revision
+    /// readable for a while.
     pub fn raise_since(
         &mut self,
         ranges: &[KeyRange],
@@ -467,12 +454,12 @@ impl Core {
         if let Some(pin) = pin {
             self.engine.hold(self.clock.mono(), current, pin);
         }
-        // Since the beginning, nobody asks.
+        // `since` zero: the answer is not used.
         let changed = since == Revision::ZERO || self.engine.changed(ranges, since);
         Ok((current, changed))
     }
 
-    /// Keeps a revision readable for a while, or for no time more (R5); see [`Engine::keep`].
+    /// Keeps a revision readable for `millis`, or with 0 lets it go (R5); see [`Engine::keep`].
     pub fn keep(&mut self, at: Revision, name: PinId, millis: u64) -> Result<(), KvError> {
         if millis > 0 {
             return Ok(self.engine.keep(self.clock.mono(), at, name, millis)?);
@@ -482,7 +469,6 @@ impl Core {
         Ok(())
     }
 
-    /// Ends a long read.
     pub fn close(&mut self, id: CursorId) {
         if let Some(cursor) = self.cursors.remove(&id) {
             self.engine.close_range(cursor.open);
@@ -492,21 +478,21 @@ impl Core {
 
     // ---- watch streams
 
-    /// A new client stream; `wake` is notified when it has something to say.
+    /// Opens a client's watch stream; `wake` is notified when it has something to send.
     pub fn watch_open(&mut self, wake: Arc<Notify>, owner: Weak<()>) -> StreamId {
         let id = self.engine.watch_open();
         self.streams.insert(id, Stream { wake, owner });
         id
     }
 
-    /// The client is gone.
+    /// Closes a client's watch stream.
     pub fn watch_close(&mut self, id: StreamId) {
         if self.streams.remove(&id).is_some() {
             self.engine.watch_close(id);
         }
     }
 
-    /// Tells streams that they have something to say.
+    /// Notifies the streams that have something to send.
     pub fn wake(&mut self) {
         for id in self.engine.take_wakes() {
             if let Some(stream) = self.streams.get(&id) {
@@ -515,8 +501,8 @@ impl Core {
         }
     }
 
-    /// Frees what belonged to clients that are gone (their own message may not have fitted into the queue), and pins
-    /// that a slow client held for too long.
+    /// Frees what belonged to clients that are gone, whose own message may not have fitted into the queue, and pins
+    /// that a slow client held too long.
     pub fn sweep(&mut self) {
         let floor = self.engine.floor();
         self.engine.unkeep_due(self.clock.mono());
@@ -543,7 +529,7 @@ impl Core {
         self.ended.retain(|watcher| !watcher.sender.is_closed());
     }
 
-    /// Long reads and watch streams that are open.
+    /// The numbers of open long reads and watch streams.
     #[must_use]
     pub fn open_counts(&self) -> (usize, usize) {
         (self.cursors.len(), self.streams.len())
@@ -551,32 +537,31 @@ impl Core {
 
     // ---- alarms
 
-    /// Raised alarms of a type (`AlarmType::None` = all), as (type, member).
+    /// The raised alarms of a type (`AlarmType::None` = all), as (type, member).
     #[must_use]
     pub fn alarms(&self, kind: i32) -> Vec<(i32, u64)> {
         let mut alarms = self.alarms.clone();
         if self.disk.is_failing() {
-            // Not in the set: it goes by itself.
+            // This alarm is not in the set, since it clears as soon as the disk works again.
             alarms.insert((AlarmType::Nospace as i32, self.member_id));
         }
         alarms.retain(|(alarm, _)| kind == AlarmType::None as i32 || *alarm == kind);
         alarms.into_iter().collect()
     }
 
-    /// Raises an alarm.
     pub fn alarm_raise(&mut self, kind: i32, member: u64) {
         self.applied += 1;
         self.alarms.insert((kind, member));
     }
 
-    /// Clears an alarm; whether it was raised.
+    /// Clears an alarm. Returns whether it was raised.
     pub fn alarm_clear(&mut self, kind: i32, member: u64) -> bool {
         self.applied += 1;
         self.alarms.remove(&(kind, member))
     }
 }
 
-/// etcd's estimate of what a request adds; 0 for what NOSPACE lets through.
+/// etcd's estimate of what a request adds; 0 for requests that NOSPACE does not refuse.
 fn cost(op: &Op) -> u64 {
     match op {
         Op::Put(put) => KV_OVERHEAD + put.key.len() as u64 + put.value.len() as u64,

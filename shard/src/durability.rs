@@ -1,8 +1,9 @@
-//! What of a shard outlives its process: both logs, checkpoints, the clock's ceiling, and what a start finds of them.
+//! The parts of a shard that outlive its process: two logs, checkpoints, the clock's ceiling, and recovery from them.
 //!
-//! The loop hands every batch to the logs and goes on ([`Logs::append`]); threads of the logs write, and tell the loop by one
-//! [`Notify`]; the loop then takes in what they did ([`Logs::settle`]). Positions in the log of mode fsync say which answers
-//! may go out; those to writes of mode buffered go out when the system has what they wrote. Nothing here waits for a disk but the start and the end.
+//! The loop hands every batch to the logs and continues ([`Logs::append`]). Threads of the logs write, and notify the
+//! loop through one [`Notify`]; the loop then handles what they completed ([`Logs::settle`]). Positions in the fsync
+//! log tell which answers may be sent; answers to writes of mode `buffered` are sent when the kernel has the record.
+//! Only the start and the stop wait for a disk.
 
 pub mod ceiling;
 pub mod checkpoint;
@@ -30,23 +31,21 @@ use crate::core::Core;
 
 use self::{kept::Kept, status::DurabilityStatus};
 
-/// The logs under a shard.
 #[derive(Debug)]
 pub enum Logs {
-    /// Nothing is kept: a restart is empty, and every revision of before is compacted.
+    /// Nothing is kept: after a restart the shard is empty and all earlier revisions are compacted.
     Memory(Arc<Notify>),
-    /// A data directory.
     Kept(Box<Kept>),
 }
 
 impl Logs {
-    /// Those of a shard that keeps nothing.
+    /// The logs of a shard that keeps nothing.
     #[must_use]
     pub fn memory() -> Self {
         Self::Memory(Arc::new(Notify::new()))
     }
 
-    /// Notified when there is something to [`Logs::settle`].
+    /// Notified when [`Logs::settle`] has something to do.
     #[must_use]
     pub fn changed(&self) -> Arc<Notify> {
         match self {
@@ -55,10 +54,10 @@ impl Logs {
         }
     }
 
-    /// Hands over what was applied since the last time.
+    /// Hands over what was applied since the last call.
     pub fn append(&mut self, engine: &mut Engine) {
         match self {
-            // It has nothing to say then.
+            // The records are dropped.
             Self::Memory(_) => {
                 let applied = engine.take_applied();
                 engine.publish_fsync(applied.mark);
@@ -67,7 +66,7 @@ impl Logs {
         }
     }
 
-    /// Where the log of mode fsync stands after the last [`Logs::append`].
+    /// The position of the fsync log after the last [`Logs::append`].
     #[must_use]
     pub fn position(&self) -> u64 {
         match self {
@@ -76,7 +75,7 @@ impl Logs {
         }
     }
 
-    /// Up to where that log is on disk and published.
+    /// The position up to which the fsync log is on disk and published.
     #[must_use]
     pub fn durable(&self) -> u64 {
         match self {
@@ -85,7 +84,7 @@ impl Logs {
         }
     }
 
-    /// Where the log of mode buffered stands after the last [`Logs::append`].
+    /// The position of the buffered log after the last [`Logs::append`].
     #[must_use]
     pub fn position_buffered(&self) -> u64 {
         match self {
@@ -94,7 +93,8 @@ impl Logs {
         }
     }
 
-    /// Up to where the system has that log: it outlives this process, though not yet the system.
+    /// The position up to which the kernel has the buffered log: it outlives this process, but not a crash of the
+    /// machine.
     #[must_use]
     pub fn written(&self) -> u64 {
         match self {
@@ -103,7 +103,7 @@ impl Logs {
         }
     }
 
-    /// Whether all that was appended to either log is on disk; makes haste when not.
+    /// Whether everything appended to either log is on disk; if not, hurries the flush.
     #[must_use]
     pub fn is_flushed(&self) -> bool {
         match self {
@@ -112,7 +112,7 @@ impl Logs {
         }
     }
 
-    /// Takes in what the threads did: publishes, raises the ceiling, notes what the disk takes.
+    /// Handles what the threads completed: publishes, raises the ceiling, and notes whether the logs take writes.
     pub fn settle(&mut self, core: &mut Core) {
         match self {
             Self::Memory(_) => {}
@@ -120,17 +120,17 @@ impl Logs {
         }
     }
 
-    /// The clock's ceiling is in the way of something that wants to assign, or to come to a revision.
+    /// Requests a higher ceiling for an assignment, or for a raise to `to`.
     pub fn ask_ceiling(&mut self, to: Option<Revision>) {
         if let Self::Kept(kept) = self {
             kept.ask_ceiling(to);
         }
     }
 
-    /// A slice of a checkpoint, if one is due or under way.
+    /// Does a slice of a checkpoint, if one is due or under way.
     pub fn checkpoint_slice(&mut self, core: &mut Core) {
         match self {
-            // Everything that there is to keep is kept.
+            // There is nothing to keep.
             Self::Memory(_) => {
                 core.checkpoint_waiters().into_iter().for_each(|waiter| drop(waiter.send(Ok(()))))
             }
@@ -138,7 +138,7 @@ impl Logs {
         }
     }
 
-    /// Whether a checkpoint has another slice to be taken now.
+    /// Whether a checkpoint has another slice to do at once.
     #[must_use]
     pub fn has_checkpoint_work(&self) -> bool {
         match self {
@@ -147,7 +147,7 @@ impl Logs {
         }
     }
 
-    /// When there is something to be done again.
+    /// When the loop must look at the logs again.
     #[must_use]
     pub fn next_timer(&self) -> Option<Instant> {
         match self {
@@ -156,7 +156,7 @@ impl Logs {
         }
     }
 
-    /// How the logs stand, for status and metrics; told to metrics, too.
+    /// The state of the logs, for status; also updates the metrics.
     pub fn report(&mut self, core: &Core) -> Option<DurabilityStatus> {
         match self {
             Self::Memory(_) => None,
@@ -164,7 +164,7 @@ impl Logs {
         }
     }
 
-    /// The end: everything appended is written, and the next start finds that nothing is missing.
+    /// Stops cleanly: everything appended is written, and the next start finds that nothing is missing.
     pub async fn close(self, core: &mut Core) {
         match self {
             Self::Memory(_) => {}

@@ -1,6 +1,6 @@
-//! Answers as protobuf bytes, written by hand around [`Version::encoded`], so that a value is never encoded again.
+//! Encodes answers as protobuf by hand around [`Version::encoded`], so that a value is encoded only once.
 //!
-//! The layouts are those of `etcdserverpb`; the tests compare each with what prost writes for the same message.
+//! The layouts are those of `etcdserverpb`; the tests compare each with prost's encoding of the same message.
 
 use bytes::Bytes;
 use kindred_engine::{
@@ -25,10 +25,10 @@ pub mod long;
 /// `WatchResponse.events`.
 const WATCH_EVENTS_FIELD: u32 = 11;
 
-/// Watch id of answers that concern no single watch.
+/// The watch id of answers that concern no single watch.
 pub const NO_WATCH: i64 = -1;
 
-/// What every header says of the server, whatever the revision.
+/// The ids of the server in every header.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerIds {
     /// The cluster's id, not zero.
@@ -40,7 +40,6 @@ pub struct ServerIds {
 }
 
 impl ServerIds {
-    /// The header of an answer at `revision`.
     #[must_use]
     pub fn header(&self, revision: Revision) -> ResponseHeader {
         ResponseHeader {
@@ -65,18 +64,17 @@ impl ServerIds {
     }
 }
 
-/// Most bytes that a header takes with its tag and length.
+/// Maximum bytes of a header with its tag and length.
 const HEADER_BYTES_MAX: usize = 46;
 
-/// Most bytes of `more` and `count`.
+/// Maximum bytes of `more` and `count`.
 const TAIL_BYTES_MAX: usize = 13;
 
-/// A count as the wire has it.
+/// A count as the protocol's signed type.
 fn signed(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// A `KeyValue` without its value.
 fn without_value(version: &Version, lease: i64) -> Vec<u8> {
     encode_key_value(&KeyValueRef {
         key: version.key(),
@@ -106,12 +104,12 @@ fn kvs_len(kvs: &[Version], contents: Contents) -> usize {
     kvs.iter().map(one).sum()
 }
 
-/// What stands around the keys of a range's answer.
+/// The fields behind the keys of a range's answer.
 #[derive(Debug, Clone, Copy)]
 pub struct RangeTail {
-    /// The limit cut keys off.
+    /// Whether the limit cut off keys.
     pub more: bool,
-    /// All keys of the range.
+    /// The number of keys in the range.
     pub count: u64,
 }
 
@@ -120,7 +118,6 @@ fn put_range(out: &mut Vec<u8>, kvs: &[Version], contents: Contents, tail: Range
     kv::put_range_end(out, tail.more, signed(tail.count));
 }
 
-/// A `RangeResponse`.
 #[must_use]
 pub fn range(ids: &ServerIds, answer: &RangeAnswer) -> Bytes {
     let room = HEADER_BYTES_MAX + kvs_len(&answer.kvs, answer.contents) + TAIL_BYTES_MAX;
@@ -131,7 +128,7 @@ pub fn range(ids: &ServerIds, answer: &RangeAnswer) -> Bytes {
     out.into()
 }
 
-/// A `RangeStreamResponse`: some keys, and in the last one (`end`) also header, `more` and `count`.
+/// A `RangeStreamResponse` with some keys; the last one (`end`) also has header, `more` and `count`.
 #[must_use]
 pub fn range_chunk(
     ids: &ServerIds,
@@ -150,7 +147,7 @@ pub fn range_chunk(
     out.into()
 }
 
-/// The answer to a Put, DeleteRange or Txn (or Range) as its own message.
+/// The answer to a Put, DeleteRange or Txn (or Range) as a message of its own.
 #[must_use]
 pub fn answer(ids: &ServerIds, answer: &OpAnswer) -> Bytes {
     let mut out = Vec::with_capacity(HEADER_BYTES_MAX + 64);
@@ -158,7 +155,7 @@ pub fn answer(ids: &ServerIds, answer: &OpAnswer) -> Bytes {
     out.into()
 }
 
-/// Appends the same to a message.
+/// Appends such an answer to a message.
 pub fn put_answer(out: &mut Vec<u8>, ids: &ServerIds, answer: &OpAnswer) {
     match answer {
         OpAnswer::Range(range) => {
@@ -194,7 +191,7 @@ fn put_txn(out: &mut Vec<u8>, txn: &TxnAnswer) {
     }
 }
 
-/// An answer inside a txn. etcd fills only the revision of these headers, and not even that one for a nested txn.
+/// An answer inside a txn. etcd fills only the revision of these headers, and leaves a nested txn's header empty.
 fn nested(response: &OpAnswer) -> (ResponseOp, Bytes) {
     let bare = ServerIds { cluster_id: 0, member_id: 0, raft_term: 0 };
     match response {
@@ -210,7 +207,7 @@ fn nested(response: &OpAnswer) -> (ResponseOp, Bytes) {
     }
 }
 
-/// A message that holds nothing but a header (`CompactionResponse`).
+/// A message with only a header (`CompactionResponse`).
 #[must_use]
 pub fn header_only(ids: &ServerIds, revision: Revision) -> Bytes {
     let mut out = Vec::with_capacity(HEADER_BYTES_MAX);
@@ -224,8 +221,8 @@ fn watch_message(head: &WatchHead<'_>, room: usize) -> Vec<u8> {
     out
 }
 
-/// A watch refused at its creation: as etcd, under no id, or under the one that was asked for, so that whoever has created
-/// several knows which.
+/// The refusal of a watch at its creation: without an id as in etcd, or under the requested id, so that a client that
+/// creates several watches can tell which one was refused.
 #[must_use]
 pub fn watch_refused(ids: &ServerIds, header: Revision, id: Option<WatchId>, reason: &str) -> Bytes {
     let head = WatchHead {
@@ -239,8 +236,8 @@ pub fn watch_refused(ids: &ServerIds, header: Revision, id: Option<WatchId>, rea
     watch_message(&head, 0).into()
 }
 
-/// What a watch stream has to say as `WatchResponse` messages; more than one only for a watch that asked for
-/// fragments, whose messages then stay below `fragment_bytes` (one event may be larger).
+/// The `WatchResponse` messages for an output of a watch stream. There are several only for a watch that asked for
+/// fragments; these stay below `fragment_bytes`, unless a single event is larger.
 pub fn watch(ids: &ServerIds, item: &WatchOut, fragment_bytes: usize, mut send: impl FnMut(Bytes)) {
     let head = |header: Revision, watch_id: i64| WatchHead {
         header: ids.wire(header),
@@ -255,7 +252,7 @@ pub fn watch(ids: &ServerIds, item: &WatchOut, fragment_bytes: usize, mut send: 
             send(watch_message(&WatchHead { canceled: true, ..head(*header, id.0) }, 0).into());
         }
         WatchOut::Compacted { id, floor } => {
-            // etcd's header says nothing here: a revision would read as a promise.
+            // As in etcd, the header has no revision: it would read as a promise.
             let compact_revision = floor.get();
             let head = WatchHead { canceled: true, compact_revision, ..head(Revision::ZERO, id.0) };
             send(watch_message(&head, 0).into());
@@ -276,7 +273,7 @@ pub fn watch(ids: &ServerIds, item: &WatchOut, fragment_bytes: usize, mut send: 
     }
 }
 
-/// An event, with the key-value before it if that is wanted.
+/// An event, with its previous version if that is wanted.
 fn stored(event: &Event, prev_kv: bool) -> StoredEvent<'_> {
     StoredEvent {
         event_type: if event.is_delete() { EventType::Delete } else { EventType::Put },
@@ -297,7 +294,7 @@ fn put_events(
     while events.peek().is_some() {
         let (mut bytes, mut taken) = (HEADER_BYTES_MAX + 40, Vec::new());
         while let Some(event) = events.peek() {
-            // A tag and a length of at most five bytes.
+            // A tag, and a length of at most five bytes.
             let event_bytes = event.encoded_len() + 6;
             if !taken.is_empty() && bytes + event_bytes >= fragment_bytes {
                 break;

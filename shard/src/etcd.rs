@@ -1,4 +1,4 @@
-//! etcd's services: decode, call the apply loop, encode.
+//! etcd's services. They decode requests, call the apply loop, and encode answers.
 
 pub mod auth;
 pub mod cluster;
@@ -21,19 +21,17 @@ use tonic::Status;
 use self::door::Door;
 use crate::{encode::ServerIds, etcd_status::KvError, handle::Handle};
 
-/// What every service of this member knows.
+/// The state that all services of this member share.
 #[derive(Clone)]
 pub struct Member(Arc<MemberInner>);
 
 /// The fields of [`Member`].
 pub struct MemberInner {
-    /// The apply loop.
     pub handle: Handle,
-    /// What headers say.
+    /// The ids in headers.
     pub ids: ServerIds,
-    /// The member's name.
     pub name: String,
-    /// What clients are told to connect to.
+    /// The URLs that clients are told to connect to.
     pub client_urls: Vec<String>,
     /// `--max-request-bytes`.
     pub request_bytes_max: usize,
@@ -41,29 +39,28 @@ pub struct MemberInner {
     pub txn_ops_max: usize,
     /// `--quota-backend-bytes`; 0 = none.
     pub quota_bytes: u64,
-    /// False in a cluster until a handshake has found the clock right (R3); then true for good.
+    /// In a cluster, false until a handshake has confirmed the clock (R3); then true for good.
     pub serves: AtomicBool,
-    /// Who may ask what.
+    /// Decides who may make which calls.
     pub door: Door,
-    /// Cancelled when the process stops: streams end with Unavailable.
+    /// Cancelled when the process stops; streams then end as Unavailable.
     pub stopping: CancellationToken,
 }
 
-/// What a gRPC message may be longer than a request, as in etcd.
+/// How much longer a gRPC message may be than a request, as in etcd.
 pub const OVERHEAD_BYTES: usize = 512 << 10;
 
-/// What etcd's own envelope adds to a request before it compares it with the limit: a header with a number of ten
-/// bytes, and the request's tag; its length comes on top.
+/// Bytes that etcd's envelope adds to a request before comparing it with the limit: a header with a ten-byte number,
+/// and the request's tag. The request's length field comes on top.
 const ENVELOPE_BYTES: usize = 15;
 
 impl Member {
-    /// Puts a member together.
     #[must_use]
     pub fn new(inner: MemberInner) -> Self {
         Self(Arc::new(inner))
     }
 
-    /// Whether anything but the handshake is answered (R3).
+    /// Whether calls other than the handshake are answered (R3).
     #[must_use]
     pub fn is_serving(&self) -> bool {
         self.serves.load(Ordering::Acquire)
@@ -75,7 +72,7 @@ impl Member {
         self.request_bytes_max.saturating_add(OVERHEAD_BYTES)
     }
 
-    /// etcd's limit on what goes through its log.
+    /// Enforces etcd's limit on what goes through its log.
     pub fn check_size(&self, request_bytes: usize) -> Result<(), Status> {
         let length_bytes = (usize::BITS - (request_bytes | 1).leading_zeros()).div_ceil(7) as usize;
         if request_bytes.saturating_add(ENVELOPE_BYTES + length_bytes) > self.request_bytes_max {

@@ -1,4 +1,4 @@
-//! The one place where a shard's refusals become etcd's errors, and those gRPC statuses.
+//! The only place where a shard's refusals become etcd's errors, and these become gRPC statuses.
 
 use kindred_engine::{
     durability::Durability,
@@ -9,53 +9,44 @@ use kindred_partition_config::key::Key;
 use kindred_proto::nested::NotATxn;
 use kindred_wire::{
     error::EtcdError,
+    protocol::{NOT_OWNED, STALE_TERM},
     refusal::{KeyOnStore, KindredError},
 };
 use tonic::{Status, metadata::MetadataValue};
 
-/// The metadata of a refusal for ownership: the generation of the map since which another store owns the keys, 0 while that
-/// is being decided.
-pub const NOT_OWNED: &str = "kindred-not-owned";
-
-/// Why a shard did not do what it was asked.
+/// Why a shard refused a request.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum KvError {
-    /// The engine refuses.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The shard does not own the keys now (R13); nothing was executed.
+    /// The shard does not own the keys at present (R13); nothing was executed.
     #[error(transparent)]
     NotOwned(#[from] NotOwned),
-    /// A call for a move is refused.
     #[error(transparent)]
     Unit(#[from] UnitError),
-    /// The request is one that etcd refuses before it looks at the data.
+    /// etcd refuses such a request before it looks at the data.
     #[error(transparent)]
     Invalid(#[from] EtcdError),
     /// The NOSPACE alarm is raised, or would be by this request.
     #[error("out of space")]
     NoSpace,
-    /// The CORRUPT alarm is raised.
     #[error("marked corrupt")]
     Corrupt,
-    /// The process is stopping; nothing was executed, or nobody can say.
+    /// The process is stopping; the request may or may not have been executed.
     #[error("stopping")]
     Stopped,
-    /// No handshake has confirmed the clock of this shard of a cluster yet (R3); nothing was executed.
+    /// No handshake has confirmed the clock of this shard in a cluster yet (R3); nothing was executed.
     #[error("waiting for a router to confirm this store's clock (R3)")]
     AwaitsClock,
-    /// The disk is too slow, or refuses, and the request cannot be executed before it does; nothing was.
+    /// The disk is too slow or refuses, and the request must wait for it; nothing was executed.
     #[error("waiting for the disk of --data-dir")]
     DiskWait,
-    /// The request's bytes do not decode.
     #[error("malformed request: {0}")]
     Malformed(String),
-    /// A call that is not served.
     #[error("{what} is not supported; {instead}")]
     Unsupported {
-        /// Which.
+        /// The call.
         what: &'static str,
-        /// What to do instead.
         instead: &'static str,
     },
 }
@@ -106,7 +97,6 @@ pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
     })
 }
 
-/// The gRPC status of a refusal.
 #[must_use]
 pub fn status(error: &KvError) -> Status {
     if let Some(etcd) = etcd_error(error) {
@@ -145,7 +135,7 @@ pub fn status(error: &KvError) -> Status {
     }
 }
 
-/// The refusal of keys that the shard does not own, as its text is told to requests and to watches.
+/// The refusal for keys that the shard does not own, as requests and watches get it.
 #[must_use]
 pub fn not_owned(refused: &NotOwned) -> KindredError {
     KindredError::NotOwned { key: refused.key.to_vec(), epoch: refused.epoch }
@@ -158,20 +148,19 @@ fn not_owned_status(refused: &NotOwned) -> Status {
     status
 }
 
-/// The status of a refused call for a move: `InvalidArgument` for what no state allows, `Unavailable` for what may be
-/// called again as it is, else `FailedPrecondition`.
+/// The status of a refused call for a move: `InvalidArgument` for what no state allows, `Unavailable` for a call that
+/// may be repeated unchanged, else `FailedPrecondition`.
 fn unit_status(refused: &UnitError) -> Status {
     match refused {
         UnitError::StaleTerm { id, term, seen } => {
-            kindred_transport::grpc::refusal(&KindredError::StaleTerm {
-                move_id: id.0,
-                term: term.0,
-                seen: seen.0,
-            })
+            let refusal = KindredError::StaleTerm { move_id: id.0, term: term.0, seen: seen.0 };
+            let mut status = kindred_transport::grpc::refusal(&refusal);
+            status.metadata_mut().insert(STALE_TERM, MetadataValue::from(seen.0));
+            status
         }
         UnitError::BadUnit => Status::invalid_argument(format!("kindred: {refused}")),
         UnitError::NotReady(_) | UnitError::Read { .. } => Status::unavailable(format!("kindred: {refused}")),
-        // A bug here: such calls run between batches.
+        // Indicates a bug in the shard, as such calls run between batches.
         UnitError::Unpublished => Status::internal(format!("kindred: {refused}")),
         UnitError::Unknown(_)
         | UnitError::State { .. }

@@ -1,8 +1,9 @@
-//! How everybody else talks to the apply loop: one cheap handle with a method for each request.
+//! The interface to the apply loop: a cheap handle with a method per request.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use kindred_engine::{
@@ -11,46 +12,44 @@ use kindred_engine::{
     version::Version,
 };
 use kindred_partition_config::ids::Revision;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::{
+    sync::{Notify, mpsc, oneshot},
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
-    apply_loop::{Batched, Call, Raise, Request, Respond},
+    apply_loop::{self, Batched, Raise, Refusing, Request, Respond},
     core::{
-        Core, CursorId, FeedWanted, Started,
+        Call, Core, CursorId, FeedWanted, Started,
         feeds::{Pushed, WAITING_MAX},
     },
+    durability::Logs,
     etcd_status::KvError,
     read,
     wish::Wish,
 };
 
-/// A handle on the apply loop.
+/// A handle to the apply loop.
 #[derive(Clone)]
 pub struct Handle {
     requests: mpsc::Sender<Request>,
     refusing: Refusing,
 }
 
-/// What the loop refuses, as it found at its last look.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Refusing(Arc<Mutex<Option<&'static str>>>);
-
-impl Refusing {
-    pub(crate) fn set(&self, what: Option<&'static str>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = what;
-    }
-
-    fn get(&self) -> Option<&'static str> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Starts the loop; see `apply_loop::spawn`.
+pub fn spawn(
+    core: Core,
+    logs: Logs,
+    progress_interval: Duration,
+    stop: CancellationToken,
+) -> (Handle, JoinHandle<()>) {
+    let (requests, refusing, apply_loop) = apply_loop::spawn(core, logs, progress_interval, stop);
+    (Handle { requests, refusing }, apply_loop)
 }
 
 impl Handle {
-    pub(crate) fn new(requests: mpsc::Sender<Request>, refusing: Refusing) -> Self {
-        Self { requests, refusing }
-    }
-
-    /// What is refused, and why; `None` when nothing is.
+    /// A description of the requests that the shard refuses, and why; `None` if it refuses none.
     #[must_use]
     pub fn refuses(&self) -> Option<&'static str> {
         self.refusing.get()
@@ -61,20 +60,20 @@ impl Handle {
         answer.await.map_err(|_| KvError::Stopped)
     }
 
-    /// A write, or a txn; its revision is above the one wished for if the clock may follow.
+    /// Executes a write or transaction. Its revision is above the wished one if the clock may follow to it.
     pub async fn apply(&self, op: Op, wish: Wish) -> Result<OpAnswer, KvError> {
         let (answer, answered) = oneshot::channel();
         self.send(Request::Apply { op, wish, answer: Respond::One(answer) }, answered).await?
     }
 
-    /// Operations that came in one message. Each is answered where its reply says, also when the loop has ended.
+    /// Sends operations that came in one message. Each is answered through its reply, even when the loop has ended.
     pub(crate) async fn batch(&self, ops: Vec<Batched>) {
-        // What is not taken is dropped, which answers.
+        // On an error the operations are dropped, which answers them.
         let _ = self.requests.send(Request::Batch(ops)).await;
     }
 
-    /// Runs something once everything before it, and in the same batch, is published; what it changes is on disk before
-    /// it is answered, where it must be.
+    /// Runs a call once everything before it, its own batch included, is published. Its changes are as durable as they
+    /// must be before the answer comes.
     pub async fn call_visible<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Core) -> T + Send + 'static,
@@ -83,8 +82,8 @@ impl Handle {
         self.send(Request::Late(answering(call, answer)), answered).await
     }
 
-    /// Runs something whose answer says that more has happened than it did itself: it comes when all that was executed by
-    /// then is on disk where it must be, and visible.
+    /// Runs a call whose answer depends on more than its own changes: the answer comes when everything executed so far
+    /// is visible and as durable as it must be.
     pub(crate) async fn call_durable<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Core) -> T + Send + 'static,
@@ -98,7 +97,7 @@ impl Handle {
         answered.await.map_err(|_| KvError::Stopped)
     }
 
-    /// Raises ranges and runs something once that is visible: also in a Kind whose writes wait for the disk.
+    /// Raises ranges and runs a call once the raise is visible, even in a Kind whose writes wait for the disk.
     pub(crate) async fn call_raised<T: Send + 'static>(
         &self,
         raise: Raise,
@@ -108,7 +107,7 @@ impl Handle {
         self.send(Request::Raised { raise, late: answering(call, answer) }, answered).await
     }
 
-    /// Runs something when everything that was applied is published and on disk, and before anything else is.
+    /// Runs a call when everything applied is published and on disk, and before anything else is executed.
     pub async fn call_flushed<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Core) -> T + Send + 'static,
@@ -121,8 +120,8 @@ impl Handle {
         self.send(Request::Flushed(Box::new(call)), answered).await?
     }
 
-    /// The same in two steps where the first one has no answer yet: the second one runs when what the first one logged is on
-    /// disk, and nothing is executed between them.
+    /// The same in two steps, if `first` returns no answer: `second` runs when what `first` logged is on disk, and
+    /// nothing is executed between them.
     pub(crate) async fn call_flushed_twice<T: Send + 'static>(
         &self,
         first: impl FnOnce(&mut Core) -> Option<T> + Send + 'static,
@@ -146,15 +145,15 @@ impl Handle {
         self.send(Request::Flushed(Box::new(call)), answered).await?
     }
 
-    /// Compacts; answers once nothing is held below `at` any more and, if `physical`, its memory is free.
+    /// Compacts. Answers once no pin is below `at` and, if `physical`, the memory is free.
     pub async fn compact(&self, at: Revision, physical: bool) -> Result<Revision, KvError> {
         let (answer, answered) = oneshot::channel();
         self.call(move |core| core.compact(at, physical, answer)).await?;
         answered.await.map_err(|_| KvError::Stopped)?
     }
 
-    /// Runs something on the loop; the answer comes once its batch is visible. For what is rare: it costs allocations,
-    /// and it must return at once.
+    /// Runs a call on the loop; the answer comes once its batch is visible. For rare calls, since it allocates. The
+    /// call must return at once.
     pub async fn call<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Core) -> T + Send + 'static,
@@ -163,7 +162,7 @@ impl Handle {
         self.send(Request::Call(answering(call, answer)), answered).await
     }
 
-    /// A whole read; long ones are collected chunk by chunk here, in the caller's task.
+    /// Executes a whole read; a long one is collected in chunks in the caller's task.
     pub async fn range(&self, query: RangeQuery, wish: Wish) -> Result<RangeAnswer, KvError> {
         let mut long = match self.start(query.clone(), wish).await? {
             Start::Whole(answer) => return Ok(answer),
@@ -179,7 +178,6 @@ impl Handle {
         Ok(RangeAnswer { header: long.header, kvs, more, count: long.count, contents: query.contents })
     }
 
-    /// Begins a read.
     pub async fn start(&self, query: RangeQuery, wish: Wish) -> Result<Start, KvError> {
         let alive = Arc::new(());
         let (answer, answered) = oneshot::channel();
@@ -196,7 +194,6 @@ impl Handle {
         })
     }
 
-    /// Opens a client's watch stream.
     pub async fn watch(&self) -> Result<WatchStream, KvError> {
         let (wake, alive) = (Arc::new(Notify::new()), Arc::new(()));
         let (notify, owner) = (wake.clone(), Arc::downgrade(&alive));
@@ -204,26 +201,23 @@ impl Handle {
         Ok(WatchStream { handle: self.clone(), id, wake, _alive: alive })
     }
 
-    /// Opens a feed.
     pub(crate) async fn feed(&self, wanted: FeedWanted) -> Result<(FeedStream, FeedMessages), KvError> {
         let (to, pushed) = mpsc::channel(WAITING_MAX);
         let id = self.call_visible(move |core| core.feed_open(wanted, to)).await??;
         Ok((FeedStream { handle: self.clone(), id }, FeedMessages { handle: self.clone(), id, pushed }))
     }
 
-    /// Whether the loop still takes requests.
     #[must_use]
     pub fn is_open(&self) -> bool {
         !self.requests.is_closed()
     }
 
-    /// The current revision of the whole shard.
     pub async fn current(&self) -> Result<Revision, KvError> {
         self.call(|core| core.engine.current_all()).await
     }
 }
 
-/// A call whose result is sent once it may be told.
+/// A call whose result is sent when the loop allows it.
 fn answering<T: Send + 'static>(
     call: impl FnOnce(&mut Core) -> T + Send + 'static,
     answer: oneshot::Sender<T>,
@@ -234,7 +228,7 @@ fn answering<T: Send + 'static>(
     })
 }
 
-/// A call that nobody waits for.
+/// A call without an answer.
 fn closing(close: impl FnOnce(&mut Core) + Send + 'static) -> Call {
     Box::new(move |core| {
         close(core);
@@ -242,26 +236,23 @@ fn closing(close: impl FnOnce(&mut Core) + Send + 'static) -> Call {
     })
 }
 
-/// How a read began.
+/// The beginning of a read.
 pub enum Start {
-    /// It is answered.
     Whole(RangeAnswer),
-    /// It goes on.
     Long(LongRead),
 }
 
-/// A read in key order, produced chunk by chunk at one revision. It ends where there is no further key, whatever was
-/// counted. Dropping it ends it.
+/// A read in key order at one revision, produced in chunks. It ends where there is no further key, whatever the count
+/// was. Dropping it ends it.
 pub struct LongRead {
-    /// The header's revision.
     pub header: Revision,
-    /// All keys of the range; for the answer, and for how much room it may need.
+    /// The number of keys in the range; also tells how much room the answer may need.
     pub count: u64,
     first: Vec<Version>,
     pin: Option<Pin>,
 }
 
-/// What the loop holds for a long read; the loop forgets it when this is dropped.
+/// The resources that the loop holds for a long read. Dropping it tells the loop to release them.
 struct Pin {
     handle: Handle,
     cursor: CursorId,
@@ -271,19 +262,19 @@ struct Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         let cursor = self.cursor;
-        // With a full queue the loop's sweep finds it.
+        // If the queue is full, the loop's sweep closes it.
         let _ = self.handle.requests.try_send(Request::Call(closing(move |core| core.close(cursor))));
     }
 }
 
 impl LongRead {
-    /// Whether every key was given; otherwise there is at least one more.
+    /// Whether every key was returned; otherwise at least one is left.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.first.is_empty() && self.pin.is_none()
     }
 
-    /// The next keys; none at the end.
+    /// The next keys; empty at the end.
     pub async fn next(&mut self) -> Result<Vec<Version>, KvError> {
         let first = std::mem::take(&mut self.first);
         if !first.is_empty() {
@@ -300,7 +291,7 @@ impl LongRead {
     }
 }
 
-/// A client's watch stream; dropping it frees its watches.
+/// A client's watch stream. Dropping it frees its watches.
 pub struct WatchStream {
     handle: Handle,
     id: StreamId,
@@ -311,18 +302,18 @@ pub struct WatchStream {
 impl Drop for WatchStream {
     fn drop(&mut self) {
         let id = self.id;
-        // With a full queue the loop's sweep finds it.
+        // If the queue is full, the loop's sweep closes it.
         let _ = self.handle.requests.try_send(Request::Call(closing(move |core| core.watch_close(id))));
     }
 }
 
 impl WatchStream {
-    /// Resolves when there may be something to pull.
+    /// Notified when there may be something to pull.
     pub fn woken(&self) -> Arc<Notify> {
         self.wake.clone()
     }
 
-    /// Adds a watch; on a refusal also the current revision, for the header of the refusal.
+    /// Adds a watch. A refusal comes with the current revision, for its header.
     pub async fn create(&self, spec: WatchSpec) -> Result<Result<WatchId, (KvError, Revision)>, KvError> {
         let id = self.id;
         self.handle
@@ -333,26 +324,25 @@ impl WatchStream {
             .await
     }
 
-    /// Ends a watch; whether there was one.
+    /// Cancels a watch. Returns whether it existed.
     pub async fn cancel(&self, watch: WatchId) -> Result<bool, KvError> {
         let id = self.id;
         self.handle.call(move |core| core.engine.watch_cancel(id, watch)).await
     }
 
-    /// Asks for a manual progress.
     pub async fn progress(&self) -> Result<(), KvError> {
         let id = self.id;
         self.handle.call(move |core| core.engine.watch_progress(id)).await
     }
 
-    /// What there is to say, about `bytes_max` of it.
+    /// The next messages, about `bytes_max`.
     pub async fn pull(&self, bytes_max: usize) -> Result<Vec<WatchOut>, KvError> {
         let (answer, answered) = oneshot::channel();
         self.handle.send(Request::Pull { stream: self.id, bytes_max, answer }, answered).await
     }
 }
 
-/// A router's feed; dropping it frees its place.
+/// A router's feed. Dropping it closes it.
 pub(crate) struct FeedStream {
     handle: Handle,
     id: FeedId,
@@ -361,7 +351,7 @@ pub(crate) struct FeedStream {
 impl Drop for FeedStream {
     fn drop(&mut self) {
         let id = self.id;
-        // With a full queue the loop's sweep finds it.
+        // If the queue is full, the loop's sweep closes it.
         let _ = self.handle.requests.try_send(Request::Late(closing(move |core| core.feed_close(id))));
     }
 }
@@ -370,14 +360,14 @@ impl FeedStream {
     /// Raises the ranges; the answer is a watermark in the feed.
     pub(crate) async fn advance(&self, to: Revision) -> Result<(), KvError> {
         let id = self.id;
-        // No range: the answer is in the feed, and only the clock must be able to come there.
+        // Without ranges: the answer comes in the feed, and only the clock must be able to reach the revision.
         let raise = Raise { ranges: Vec::new(), to, generation: None };
         let late = closing(move |core| core.feed_advance(id, to));
         self.handle.requests.send(Request::Raised { raise, late }).await.map_err(|_| KvError::Stopped)
     }
 }
 
-/// What a feed has to say, as it comes.
+/// The messages of a feed, as they come.
 pub(crate) struct FeedMessages {
     handle: Handle,
     id: FeedId,
@@ -400,7 +390,7 @@ impl FeedMessages {
         let request = Request::ResumeFeed(self.id);
         if let Err(mpsc::error::TrySendError::Full(request)) = self.handle.requests.try_send(request) {
             let requests = self.handle.requests.clone();
-            // A loop that has ended resumes nothing.
+            // If the loop has ended, there is nothing to resume.
             tokio::spawn(async move { drop(requests.send(request).await) });
         }
     }

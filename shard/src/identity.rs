@@ -1,5 +1,6 @@
-//! Who this store is: minted at the first start, kept in the data directory, random without one. The directory is one
-//! store's, with one name and slot, and from its first handshake with a cluster on that cluster's alone.
+//! The identity of a store: minted at the first start and kept in the data directory, or random without one. A
+//! directory belongs to one store with one name and slot and, from its first handshake with a cluster on, to that
+//! cluster alone.
 
 use std::{
     fs, io,
@@ -13,25 +14,24 @@ use serde::{Deserialize, Serialize};
 /// The file in the data directory.
 const FILE: &str = "identity.json";
 
-/// Who a store is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// UUID of the store, as text.
+    /// The store's UUID, as text.
     pub uuid: String,
     /// Minted with the store; `--cluster-id` overrides it.
     pub cluster_id: u64,
     /// Minted with the store.
     pub member_id: u64,
-    /// Grows with every start (nothing in memory survives one). In the file it is that of the first one, or of the last one of a version
-    /// that counted there; the file of the clock has it now, which is written in place.
+    /// Grows with every start (nothing in memory survives one). The file holds that of the first start, or of the last
+    /// start of a version that counted there. Later starts are counted in the clock's file, which is written in place.
     pub incarnation: u64,
-    /// `--name` of the first start; directories of earlier versions get that of the next.
+    /// `--name` of the first start that kept it; earlier versions did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// `--slot`, likewise: revisions with it are in the directory.
+    /// `--slot` of that start: the directory contains revisions with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Slot>,
-    /// Of the cluster whose routers met it first.
+    /// The lineage of the cluster whose routers joined it first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Lineage>,
 }
@@ -39,47 +39,45 @@ pub struct Identity {
 /// Why the identity cannot be read or kept.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The file system refuses.
+    /// An error of the file system.
     #[error("cannot {doing} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         doing: &'static str,
-        /// Where.
         path: PathBuf,
-        /// Why not.
         source: io::Error,
     },
-    /// The file is not what was written.
+    /// The file is not in a form that this version writes.
     #[error("{path} is not an identity ({source}); restore it, or remove it to start as a new store")]
     Malformed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// The directory is another store's.
+    /// The directory belongs to another store.
     #[error(
         "{path}: the directory is that of {kept}, and this process is started as {given}: start each store with its own \
          --data-dir (were two exchanged?), --name and --slot; a store that begins anew, as in a lost one's place, gets an \
          empty directory"
     )]
     Another {
-        /// Which file says so.
+        /// The identity's file.
         path: PathBuf,
-        /// Whose it is.
+        /// The store to which it belongs.
         kept: String,
-        /// Who came.
+        /// The store that was started.
         given: String,
     },
 }
 
 impl Identity {
-    /// A new one, first incarnation.
+    /// A new identity, with the first incarnation.
     #[must_use]
     pub fn random() -> Self {
         Self {
             uuid: uuid_of(random(), random()),
-            // Zero means "none" on the wire.
+            // Zero means "none" in the protocol.
             cluster_id: random().max(1),
             member_id: random().max(1),
             incarnation: 1,
@@ -89,26 +87,26 @@ impl Identity {
         }
     }
 
-    /// That of a process that keeps nothing: as it cannot count its starts, its incarnation is random, so that nobody takes
-    /// the next process on the same address for this one.
+    /// The identity of a process that keeps nothing. It cannot count its starts, so its incarnation is random: the next
+    /// process at the same address must not be taken for this one.
     #[must_use]
     pub fn of_process() -> Self {
         Self { incarnation: (random() >> 32).max(2), ..Self::random() }
     }
 
-    /// Of a store that has nothing of what the one before had.
+    /// The identity of a store that has lost everything: another store.
     #[must_use]
     pub fn with_new_uuid(self) -> Self {
         Self { uuid: uuid_of(random(), random()), ..self }
     }
 
-    /// Whether the directory says for which name and slot it is.
+    /// Whether name and slot are kept.
     #[must_use]
     pub fn is_named(&self) -> bool {
         self.name.is_some() && self.slot.is_some()
     }
 
-    /// For this name and slot, where it does not say.
+    /// Adds name and slot where they are not kept yet.
     #[must_use]
     pub fn named(mut self, name: &str, slot: Slot) -> Self {
         self.name.get_or_insert_with(|| name.to_owned());
@@ -116,10 +114,11 @@ impl Identity {
         self
     }
 
-    /// Whether a process of this name and slot is the store's. What an earlier version did not keep is not compared.
+    /// Checks that a process with this name and slot may use the store. What an earlier version did not keep is not
+    /// compared.
     ///
     /// # Errors
-    /// When it is another one's.
+    /// When the directory belongs to another store.
     pub fn check(&self, directory: &Path, name: &str, slot: Slot) -> Result<(), IdentityError> {
         let same_name = self.name.as_deref().is_none_or(|kept| kept == name);
         let same_slot = self.slot.is_none_or(|kept| kept == slot);
@@ -134,7 +133,7 @@ impl Identity {
         })
     }
 
-    /// The identity kept in `directory`, if there is one. How often it has started since is in the file of the clock.
+    /// The identity in `directory`, if there is one. The clock's file counts the starts since.
     ///
     /// # Errors
     /// When the file cannot be read or is damaged.
@@ -150,7 +149,7 @@ impl Identity {
         }
     }
 
-    /// Keeps it in `directory`: written beside and renamed, so that a crash leaves the old one or the new one.
+    /// Keeps it in `directory`: writes a new file and renames it, so that a crash leaves the old or the new one.
     ///
     /// # Errors
     /// When the file system refuses.

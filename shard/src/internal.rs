@@ -1,4 +1,4 @@
-//! `kindred.shard.v1`: what a router asks of a shard beside etcd's API.
+//! `kindred.shard.v1`: the calls of a router to a shard beside etcd's API.
 
 use std::{
     path::PathBuf,
@@ -21,7 +21,7 @@ use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use crate::{
-    apply_loop::Raise,
+    apply_loop::{Raise, RaiseSince},
     core::Core,
     etcd::Member,
     etcd_status::{KvError, status},
@@ -36,16 +36,14 @@ pub mod leases;
 pub mod modes;
 pub mod units;
 
-/// The version of this protocol.
 pub const PROTOCOL_VERSION: u32 = 1;
-/// Optional parts of the protocol that this shard knows.
+/// Optional parts of the protocol that this shard supports.
 pub const FEATURES: u64 = kindred_proto::FEATURE_BATCHES | kindred_proto::FEATURE_BATCHED_CUTS;
-/// Pins that one call may release: it looks at all that are held.
+/// Pins that one call may release; each release searches all that are held.
 pub(crate) const RELEASES_MAX: usize = 4096;
-/// Ended leases that wait for a listener; one that is further behind asks anew.
+/// Ended leases that may wait for a listener. One that is further behind asks again.
 const ENDED_MAX: usize = 1024;
 
-/// The service.
 #[derive(Clone)]
 pub struct ShardService {
     member: Member,
@@ -53,42 +51,41 @@ pub struct ShardService {
     joining: Arc<Joining>,
 }
 
-/// Who this store is among others.
+/// This store among the others of a cluster.
 #[derive(Debug, Clone)]
 pub struct Joined {
-    /// The cluster that it was told to belong to.
+    /// The configured cluster.
     pub cluster_id: Option<u64>,
-    /// Who it is.
     pub identity: Identity,
-    /// The low bits of its revisions.
+    /// The low bits of this store's revisions.
     pub slot: Slot,
     /// `hlc` or `dense`.
     pub revisions: &'static str,
-    /// How durable each Kind is of which routers say nothing.
+    /// The modes for Kinds that routers do not mention.
     pub modes: KindModes,
     /// Where the identity is kept.
     pub directory: Option<PathBuf>,
-    /// Whether the next start finds nothing of what is written now, whatever the modes.
+    /// Whether a restart loses everything, whatever the modes.
     pub in_memory: bool,
 }
 
 impl ShardService {
-    /// The service of a member.
     #[must_use]
     pub fn new(member: Member, joined: Joined) -> Self {
         let joining = Joining::new(joined.identity.clone(), joined.directory.clone());
         Self { member, joined, joining: Arc::new(joining) }
     }
 
-    /// New after every unclean start.
+    /// Grows with every start; see [`Identity::incarnation`].
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.joined.identity.incarnation
     }
 }
 
-/// A handshake's part on the loop (R3, R14): takes the caller's time as the cluster's, where the own clock agrees, and
-/// opens when it is time. What the wall clock shows, and whether the shard still serves nothing.
+/// The part of a handshake that runs on the loop (R3, R14): takes over the caller's reference time if the own clock
+/// agrees, and opens the shard when it is time. Returns the wall clock's reading, and whether the shard still serves
+/// nothing.
 fn meet(
     core: &mut Core,
     reference: Option<WallMicros>,
@@ -98,11 +95,11 @@ fn meet(
         tracing::info!("a handshake confirmed the clock");
     }
     if !core.opened {
-        // A caller that does not know of it yet opens nothing early.
+        // A caller that does not know of `opens_at` must not open the shard early.
         core.opens_at = core.opens_at.max(opens_at);
         if core.clock.is_confirmed() && core.clock.wall() >= core.opens_at {
             core.opened = true;
-            // Nothing was served yet. Begun at a time that is right, its floor is too.
+            // The shard has served nothing yet. The engine begins at a confirmed time, so its floor is right too.
             core.begin();
             tracing::info!("serving");
         }
@@ -117,7 +114,7 @@ fn meet(
     Ok((core.clock.reading(), !core.opened))
 }
 
-/// Below every revision that a clock assigns at this moment.
+/// A revision below all that a clock assigns at this time.
 fn first_of(at: WallMicros) -> Revision {
     Revision(i64::try_from(at.0).map_or(i64::MAX, |micros| micros.saturating_mul(1 << SLOT_BITS)))
 }
@@ -127,36 +124,14 @@ fn slot(number: u32) -> Result<Slot, Status> {
     slot.ok_or_else(|| Status::invalid_argument(format!("kindred: slot {number} is not 0..={}", Slot::MAX)))
 }
 
-/// What `RaiseSince` asks, as a call of its own or in a batch.
-#[derive(Debug, Clone)]
-pub(crate) struct RaiseSince {
-    ranges: Vec<KeyRange>,
-    to: Revision,
-    since: Revision,
-    pin: Option<PinId>,
-    generation: Option<u64>,
-}
-
-impl RaiseSince {
-    fn of(request: pb::RaiseSinceRequest) -> Self {
-        let pb::RaiseSinceRequest { ranges, to, since, pin, generation } = request;
-        Self {
-            ranges: key_ranges(ranges),
-            to: Revision(to),
-            since: Revision(since),
-            pin: pin_id(pin),
-            generation: checked(generation),
-        }
-    }
-
-    /// What is to be visible before it runs.
-    pub(crate) fn first(&self) -> Raise {
-        Raise { ranges: self.ranges.clone(), to: self.to, generation: self.generation }
-    }
-
-    /// The current revision, raised, and whether something has changed.
-    pub(crate) fn run(&self, core: &mut Core) -> Result<(Revision, bool), KvError> {
-        core.raise_since(&self.ranges, self.to, self.since, self.pin, self.generation)
+fn raise_since(request: pb::RaiseSinceRequest) -> RaiseSince {
+    let pb::RaiseSinceRequest { ranges, to, since, pin, generation } = request;
+    RaiseSince {
+        ranges: key_ranges(ranges),
+        to: Revision(to),
+        since: Revision(since),
+        pin: pin_id(pin),
+        generation: checked(generation),
     }
 }
 
@@ -170,7 +145,7 @@ fn pins(request: pb::ReleasePinsRequest) -> Result<Vec<PinId>, Status> {
     Ok(pins.into_iter().filter_map(pin_id).collect())
 }
 
-/// Ranges as the engine has them.
+/// Converts ranges.
 fn key_ranges(ranges: Vec<pb::KeyRange>) -> Vec<KeyRange> {
     ranges.into_iter().map(|range| KeyRange::from_wire(range.key, range.range_end)).collect()
 }
@@ -195,7 +170,7 @@ impl Shard for ShardService {
                 "kindred: this store belongs to cluster {own:#x}, the caller to {cluster_id:#x}; see --cluster-id"
             )));
         }
-        // Whoever means another store gets to know this one, and no more.
+        // A caller that means another store learns this one's identity, and changes nothing.
         let is_meant = store_uuid.is_empty() || store_uuid == identity.uuid;
         let caller = (!lineage.is_empty()).then_some(Lineage(lineage));
         let lineage = self.joining.admit(caller, is_meant).await?;
@@ -246,7 +221,7 @@ impl Shard for ShardService {
         &self,
         request: Request<pb::RaiseSinceRequest>,
     ) -> Result<Response<pb::RaiseSinceResponse>, Status> {
-        let raise = RaiseSince::of(request.into_inner());
+        let raise = raise_since(request.into_inner());
         let (first, call) = (raise.first(), move |core: &mut Core| raise.run(core));
         let (current, changed) = self.member.handle.call_raised(first, call).await??;
         Ok(Response::new(pb::RaiseSinceResponse { current: current.get(), changed }))
@@ -336,7 +311,7 @@ impl Shard for ShardService {
             let attached_slots = attached.into_iter().map(|slot| u32::from(slot.get())).collect();
             Ok(pb::LeaseEndedResponse { id: id.get(), attached_slots })
         });
-        // The loop drops a listener that is too far behind: Unavailable tells it to ask anew.
+        // The loop drops a listener that is too far behind: Unavailable tells it to ask again.
         let end = tokio_stream::once(Err(status(&KvError::Stopped)));
         let answers = futures_util::StreamExt::take_until(answers, stopping.cancelled_owned());
         Ok(Response::new(Box::pin(answers.chain(end))))

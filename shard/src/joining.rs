@@ -1,5 +1,5 @@
-//! Which cluster this store belongs to: that of the first router with a lineage that says hello, from then on and through
-//! restarts. Routers of any other are refused, so that nobody writes here by another cluster's map.
+//! Binds this store to a cluster: that of the first router with a lineage whose handshake joins it, also after
+//! restarts. Routers of any other cluster are refused, so that none writes here by another cluster's map.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,9 @@ use tonic::Status;
 
 use crate::identity::Identity;
 
-/// The store's part in a cluster.
 #[derive(Debug)]
 pub struct Joining {
-    /// Where the identity is kept; a store without a directory belongs to a cluster as long as it runs.
+    /// Where the identity is kept. A store without a directory stays bound only while it runs.
     directory: Option<PathBuf>,
     kept: Mutex<Kept>,
 }
@@ -20,11 +19,11 @@ pub struct Joining {
 #[derive(Debug)]
 struct Kept {
     identity: Identity,
-    /// The lineage is in force, and not on the disk yet.
+    /// The lineage is in force but not on disk yet.
     unwritten: bool,
 }
 
-/// Why a caller is refused.
+/// Why a caller is refused, if it is.
 fn refusal(own: Option<&Lineage>, caller: Option<&Lineage>) -> Option<String> {
     let own = own?;
     match caller {
@@ -40,13 +39,13 @@ fn refusal(own: Option<&Lineage>, caller: Option<&Lineage>) -> Option<String> {
 }
 
 impl Joining {
-    /// The part of a store of this identity.
     #[must_use]
     pub fn new(identity: Identity, directory: Option<PathBuf>) -> Self {
         Self { directory, kept: Mutex::new(Kept { identity, unwritten: false }) }
     }
 
-    /// Lets a caller of this lineage in, or of none, and belongs to it from now on if it `joins`; the lineage that it belongs to.
+    /// Admits a caller of this lineage, or of none. With `joins`, a store without a lineage takes over the caller's.
+    /// Returns the store's lineage.
     ///
     /// # Errors
     /// `FailedPrecondition` for a caller of another cluster.
@@ -69,7 +68,7 @@ impl Joining {
         Ok(kept.identity.lineage.clone())
     }
 
-    /// Whether it is on the disk. A disk that refuses stops nobody who only reads; the next handshake tries again.
+    /// Returns whether the identity is on disk. A failing disk refuses no caller; the next handshake tries again.
     async fn write(&self, identity: &Identity) -> bool {
         let Some(directory) = self.directory.clone() else { return true };
         let identity = identity.clone();

@@ -1,23 +1,22 @@
-//! How much memory there is for a store that lives in it, and which part of that a shard may fill when no flag says so:
-//! writes are refused as NOSPACE before the kernel ends the process.
+//! Finds how much memory a shard may use, and chooses its quota if no flag does: writes are refused as NOSPACE before
+//! the kernel would kill the process.
 
 use std::path::Path;
 
-/// Of all memory the data may take so many hundredths: indexes, answers on their way and the allocator need the rest.
+/// Percentage of the memory for data. Indexes, answers in transit and the allocator need the rest.
 const DATA_PERCENT: u64 = 60;
-/// No shard gets less by itself: a quota that small would be a riddle.
+/// The least quota chosen, since a smaller one would hardly be useful.
 const QUOTA_MIN: u64 = 64 << 20;
 
-/// Where a number of bytes comes from.
+/// An amount of memory, and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
-    /// How many there are.
     pub bytes: u64,
-    /// Who says so: a file of the kernel.
+    /// The kernel's file that states it.
     pub says: String,
 }
 
-/// The memory of this process' cgroup if that has a limit, else the machine's; `None` when nobody says.
+/// The memory limit of this process' cgroup or the machine's memory, whichever is lower; `None` if neither is known.
 #[must_use]
 pub fn available() -> Option<Memory> {
     let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -25,13 +24,13 @@ pub fn available() -> Option<Memory> {
     limit(&cgroups, read).into_iter().chain(machine(read)).min_by_key(|memory| memory.bytes)
 }
 
-/// The quota of one of `shards` that share this memory.
+/// The quota of each of `shards` that share this memory.
 #[must_use]
 pub fn quota(memory: &Memory, shards: u32) -> u64 {
     (memory.bytes / 100 * DATA_PERCENT / u64::from(shards.max(1))).max(QUOTA_MIN)
 }
 
-/// The lowest limit on the way from this process' cgroup up to the root, of either version.
+/// The lowest limit from this process' cgroup up to the root, for cgroups of either version.
 fn limit(cgroups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<Memory> {
     let mut lowest: Option<Memory> = None;
     for line in cgroups.lines() {
@@ -46,7 +45,7 @@ fn limit(cgroups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<Memory
             }
             _ => continue,
         };
-        // In a container the path may be that of the host, of which only the root is seen.
+        // In a container the path may be that of the host, of which only the root is visible.
         let inner = Path::new(path.trim_start_matches('/'));
         for dir in inner.ancestors() {
             let at = Path::new(root).join(dir).join(file);
@@ -94,7 +93,7 @@ mod tests {
         ];
         let says = "/sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes".to_owned();
         assert_eq!(limit_of("5:cpu:/docker/x\n4:memory:/docker/x\n", &first), Some((700, says)));
-        // Inside a container only the root of the tree is there.
+        // Inside a container only the root of the tree is visible.
         let seen = [("/sys/fs/cgroup/memory.max", "800")];
         assert_eq!(
             limit_of("0::/system.slice/x", &seen),

@@ -1,4 +1,5 @@
-//! Every metric of a shard: name, unit, help and kind in one place, under etcd's own names where etcd has one.
+//! All metrics of a shard, defined in one place with name, unit, help and kind. Where etcd has a metric, its name is
+//! used.
 
 use std::{
     collections::HashMap,
@@ -21,27 +22,20 @@ use tonic::Code;
 
 use crate::durability::status::DurabilityStatus;
 
-/// What a metric is.
+/// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows.
     Counter,
-    /// Goes up and down.
     Gauge,
-    /// A distribution.
     Histogram,
 }
 
-/// One metric.
 #[derive(Debug)]
 pub struct Metric {
     /// The name on `/metrics`.
     pub name: &'static str,
-    /// What it is.
     pub kind: Kind,
-    /// What its numbers are.
     pub unit: Unit,
-    /// What it says.
     pub help: &'static str,
 }
 
@@ -52,7 +46,7 @@ macro_rules! metrics {
             pub const $constant: Metric =
                 Metric { name: $name, kind: Kind::$kind, unit: Unit::$unit, help: $help };
         )*
-        /// All of them.
+        /// All metrics.
         pub const ALL: &[Metric] = &[$($constant),*];
     };
 }
@@ -97,7 +91,7 @@ fn histogram(metric: &Metric) -> Histogram {
     metrics::histogram!(metric.name)
 }
 
-/// Starts to collect, once a process; `None` when somebody else in this process already does.
+/// Installs the recorder, once per process; `None` if the process has another one.
 pub fn recorder() -> Option<&'static PrometheusHandle> {
     static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
     RECORDER.get_or_init(install).as_ref()
@@ -131,10 +125,10 @@ fn install() -> Option<PrometheusHandle> {
     Some(handle)
 }
 
-/// The longest turn of the loop since [`render`], in nanoseconds.
+/// The longest turn of the loop since the last [`render`], in nanoseconds.
 static TURN_NANOS_MAX: AtomicU64 = AtomicU64::new(0);
 
-/// What is collected, as text.
+/// The metrics as text.
 #[must_use]
 pub fn render(recorder: &PrometheusHandle) -> String {
     gauge(&TURN_SECONDS_MAX).set(TURN_NANOS_MAX.swap(0, Ordering::Relaxed) as f64 / 1e9);
@@ -144,7 +138,7 @@ pub fn render(recorder: &PrometheusHandle) -> String {
     recorder.render()
 }
 
-/// What the apply loop reports.
+/// The metrics of the apply loop.
 pub struct LoopMetrics {
     sizes: [Gauge; 9],
     units: [Gauge; UNIT_STATES.len()],
@@ -152,10 +146,10 @@ pub struct LoopMetrics {
     batch_seconds: Histogram,
 }
 
-/// States of a unit's record, as labels.
+/// The states of a unit's record, as labels.
 const UNIT_STATES: [&str; 6] = ["tracked", "frozen", "following", "owned", "dropping", "gone"];
 
-/// Its place in [`UNIT_STATES`].
+/// A state's index in [`UNIT_STATES`].
 fn state_index(state: UnitState) -> usize {
     match state {
         UnitState::Tracked { .. } => 0,
@@ -174,7 +168,7 @@ impl Default for LoopMetrics {
 }
 
 impl LoopMetrics {
-    /// Handles on the metrics; [`recorder`] comes first.
+    /// Creates the handles; [`recorder`] must be called before.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -196,13 +190,13 @@ impl LoopMetrics {
         }
     }
 
-    /// A batch was applied.
+    /// Records an applied batch.
     pub fn batch(&self, requests: usize, took: Duration) {
         self.batch_requests.record(requests as f64);
         self.batch_seconds.record(took.as_secs_f64());
     }
 
-    /// The loop took a turn.
+    /// Records a turn of the loop.
     pub fn turn(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         if nanos > TURN_NANOS_MAX.load(Ordering::Relaxed) {
@@ -210,7 +204,7 @@ impl LoopMetrics {
         }
     }
 
-    /// How many records there are in each state.
+    /// Sets the number of unit records in each state.
     pub fn units(&self, records: &[UnitRecord]) {
         let mut counts = [0_u32; UNIT_STATES.len()];
         for record in records {
@@ -221,7 +215,7 @@ impl LoopMetrics {
         }
     }
 
-    /// How much there is, in the order of [`Self::new`].
+    /// Sets the sizes, in the order of [`Self::new`].
     pub fn sizes(&self, stats: &EngineStats, applied: u64, long_reads: usize, streams: usize) {
         let numbers = [
             stats.total_bytes,
@@ -240,7 +234,7 @@ impl LoopMetrics {
     }
 }
 
-/// What a log reports.
+/// The metrics of a log.
 pub struct LogMetrics {
     fsync: Histogram,
     written: Counter,
@@ -248,7 +242,6 @@ pub struct LogMetrics {
 }
 
 impl LogMetrics {
-    /// Those of a log.
     #[must_use]
     pub fn new(kind: LogKind) -> Self {
         let log = kind.name();
@@ -259,18 +252,18 @@ impl LogMetrics {
         }
     }
 
-    /// So much was written and synced.
+    /// Records a write and sync.
     pub fn synced(&self, bytes: u64, took: Duration) {
         self.fsync.record(took.as_secs_f64());
         self.written.increment(bytes);
     }
 
-    /// Whether the disk refuses.
+    /// Sets whether the disk refuses.
     pub fn failing(&self, failing: bool) {
         self.failing.set(f64::from(u8::from(failing)));
     }
 
-    /// What waits, and how much there is.
+    /// Sets the sizes of both logs and of what waits.
     pub fn report(status: &DurabilityStatus) {
         for log in &status.logs {
             let name = log.mode.clone();
@@ -281,13 +274,13 @@ impl LogMetrics {
     }
 }
 
-/// A checkpoint was finished.
+/// Records a finished checkpoint.
 pub fn checkpoint_done(took: Duration, bytes: u64) {
     histogram(&CHECKPOINT_SECONDS).record(took.as_secs_f64());
     gauge(&CHECKPOINT_BYTES).set(bytes as f64);
 }
 
-/// What service `Units` reports.
+/// The metrics of service `Units`.
 pub struct UnitMetrics {
     keys_copied: Counter,
     keys_imported: Counter,
@@ -295,7 +288,7 @@ pub struct UnitMetrics {
 }
 
 impl UnitMetrics {
-    /// Those of the process; [`recorder`] comes first.
+    /// The metrics of the process; [`recorder`] must be called before.
     #[must_use]
     pub fn get() -> &'static Self {
         static METRICS: LazyLock<UnitMetrics> = LazyLock::new(|| UnitMetrics {
@@ -306,19 +299,17 @@ impl UnitMetrics {
         &METRICS
     }
 
-    /// Keys were given to a copy.
     pub fn copied(&self, keys: usize) {
         self.keys_copied.increment(keys as u64);
     }
 
-    /// Keys and events were taken in.
     pub fn imported(&self, keys: usize, events: usize) {
         self.keys_imported.increment(keys as u64);
         self.events_imported.increment(events as u64);
     }
 }
 
-/// A call was refused for ownership.
+/// Counts a call that was refused because the shard does not own its keys.
 pub fn not_owned() {
     static REFUSED: LazyLock<Counter> = LazyLock::new(|| metrics::counter!(NOT_OWNED.name));
     REFUSED.increment(1);
@@ -329,7 +320,7 @@ pub fn has_leader(has: bool) {
     gauge(&HAS_LEADER).set(f64::from(u8::from(has)));
 }
 
-/// Counters of one method.
+/// The counters of one method.
 pub struct CallMetrics {
     started: Counter,
     handled: [Counter; CODES],
@@ -373,12 +364,11 @@ impl CallMetrics {
         }
     }
 
-    /// A call came in.
     pub fn started(&self) {
         self.started.increment(1);
     }
 
-    /// It was answered, or its stream opened.
+    /// Counts a call that was answered, or whose stream was opened.
     pub fn handled(&self, code: Code) {
         if let Some(counter) = usize::try_from(code as i32).ok().and_then(|code| self.handled.get(code)) {
             counter.increment(1);
@@ -386,7 +376,7 @@ impl CallMetrics {
     }
 }
 
-/// Paths that are counted by name; all others count together, so that a client cannot grow the table.
+/// Paths with counters of their own. All others share one, so that a client cannot grow the table.
 const PATHS: [&str; 23] = [
     "/etcdserverpb.KV/Range",
     "/etcdserverpb.KV/RangeStream",
@@ -413,7 +403,6 @@ const PATHS: [&str; 23] = [
     "/kindred.shard.v1.Feeds/Feed",
 ];
 
-/// The counters of a path.
 pub fn call_metrics(path: &str) -> &'static CallMetrics {
     static CALLS: LazyLock<HashMap<&'static str, CallMetrics>> =
         LazyLock::new(|| PATHS.iter().map(|path| (*path, CallMetrics::new(path))).collect());

@@ -1,4 +1,4 @@
-//! What is left of a long read once its keys are there: filter, sort, cut.
+//! Finishes a long read when its keys are there: filters, sorts and cuts them.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,6 @@ use kindred_engine::{
     version::Version,
 };
 
-/// Whether a key passes the filter.
 #[must_use]
 pub fn passes(filter: &RevisionFilter, kv: &Version) -> bool {
     let (modified, created) = (kv.mod_revision(), kv.create_revision());
@@ -17,7 +16,7 @@ pub fn passes(filter: &RevisionFilter, kv: &Version) -> bool {
         && filter.max_create.is_none_or(|max| created <= max)
 }
 
-/// Sorts keys that are in key order; equal ones stay so.
+/// Sorts keys that are in key order; the sort is stable.
 fn sort(kvs: &mut [Version], sort: Sort) {
     let compare = |a: &Version, b: &Version| -> Ordering {
         match sort.target {
@@ -35,7 +34,7 @@ fn sort(kvs: &mut [Version], sort: Sort) {
     }
 }
 
-/// How many filtered keys in key order are enough to answer; all of them when they are sorted before they are cut.
+/// How many filtered keys in key order suffice for the answer; all, if they are sorted before they are cut.
 #[must_use]
 pub fn enough(query: &RangeQuery) -> usize {
     if query.limit == 0 || query.sort.is_some_and(|sort| !sort.late) {
@@ -45,7 +44,7 @@ pub fn enough(query: &RangeQuery) -> usize {
     }
 }
 
-/// Sorts and cuts the filtered keys of a range; whether the limit cut any off.
+/// Sorts and cuts the filtered keys of a range. Returns them, and whether the limit cut off any.
 #[must_use]
 pub fn finish(query: &RangeQuery, mut kvs: Vec<Version>) -> (Vec<Version>, bool) {
     kvs.truncate(enough(query));

@@ -1,7 +1,8 @@
 //! The answers of one stream of batches, on their way from the apply loop to the connection.
 //!
-//! Whoever executes an operation holds its [`Reply`], and every reply is given once, whatever happens to its holder: so
-//! what was read and not yet taken by the connection is counted, and bounded by not reading more.
+//! The code that executes an operation holds its `Reply`, and every reply is given exactly once, even if it is
+//! dropped. So all operations that were read and whose answers were not taken yet are counted, and bounded by reading
+//! no more.
 
 use std::{
     collections::BTreeSet,
@@ -29,18 +30,18 @@ use crate::{
     metrics::CallMetrics,
 };
 
-/// Operations of one stream that are read and not answered, at most.
+/// Operations of one stream that may be read and not answered.
 const OPS_MAX: usize = 4096;
-/// Bytes of their requests.
+/// Bytes of the requests of these operations.
 const BYTES_MAX: usize = 16 << 20;
-/// Bytes after which a message of answers is not added to.
+/// The size at which a message of answers is complete.
 const MESSAGE_BYTES: usize = 128 << 10;
-/// Cancellations that are remembered: those of operations that were just answered are never needed.
+/// Cancellations that are remembered. Those of operations that were just answered are never needed.
 const CANCELLED_MAX: usize = 1024;
 
 type Answered = Result<Given, Box<Status>>;
 
-/// What an operation is answered with.
+/// The content of an answer.
 enum Given {
     Op(OpAnswer),
     Raised(RaiseSinceResponse),
@@ -58,27 +59,27 @@ impl Given {
     }
 }
 
-/// See the module.
+/// The state of one stream; see the module's documentation.
 #[derive(Default)]
 pub(crate) struct Replies {
     state: Mutex<State>,
-    /// Some operations are not wanted any more.
+    /// Whether some operations may no longer be wanted.
     unwanted: AtomicBool,
-    /// There is room again, or the connection is gone.
+    /// Notified when there is room again, or the connection is gone.
     changed: Notify,
 }
 
 #[derive(Default)]
 struct State {
     ready: Vec<(u64, Answered)>,
-    /// Operations that are read, and whose answers the connection has not taken.
+    /// Operations that were read and whose answers the connection has not taken.
     open_ops: usize,
-    /// Bytes of requests that are not answered.
+    /// Bytes of the requests that are not answered.
     open_bytes: usize,
     cancelled: BTreeSet<u64>,
-    /// To be told: the last operation that was read.
+    /// The last operation that was read, until the router is told of it.
     last: Option<u64>,
-    /// How it ends once all is answered; `None` while more may be read.
+    /// How the stream ends once everything is answered; `None` while more may be read.
     end: Option<Result<(), Status>>,
     gone: bool,
     connection: Option<Waker>,
@@ -95,14 +96,14 @@ impl Replies {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// So many operations were read, of so many bytes.
+    /// Counts operations that were read, and their bytes.
     pub(crate) fn begun(&self, ops: usize, bytes: usize) {
         let mut state = self.state();
         state.open_ops += ops;
         state.open_bytes += bytes;
     }
 
-    /// Waits until more may be read; false when nobody is there to be answered.
+    /// Waits until more may be read; false when the connection is gone.
     pub(crate) async fn room(&self) -> bool {
         loop {
             let changed = self.changed.notified();
@@ -119,7 +120,7 @@ impl Replies {
         }
     }
 
-    /// Nobody waits for an operation any more.
+    /// Notes that no client waits for an operation any more.
     pub(crate) fn cancel(&self, id: u64) {
         let mut state = self.state();
         if state.open_ops > 0 {
@@ -131,7 +132,8 @@ impl Replies {
         }
     }
 
-    /// Nothing is read any more, and nothing behind `last` was where that is said. When all is answered the stream ends.
+    /// Ends the reading. With `last`, the router is told that no later operation was read. The stream ends once all is
+    /// answered.
     pub(crate) fn end(&self, last: Option<u64>, with: Result<(), Status>) {
         let wake = {
             let mut state = self.state();
@@ -174,7 +176,7 @@ impl Replies {
     }
 }
 
-/// The one answer that an operation gets.
+/// The only answer of an operation. Dropped, it answers that the shard is stopping.
 pub(crate) struct Reply {
     replies: Arc<Replies>,
     id: u64,
@@ -185,7 +187,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Of an operation that was counted by [`Replies::begun`], with its bytes; not needed after `until`.
+    /// The reply to an operation counted by [`Replies::begun`] with its bytes; no client waits for it after `until`.
     pub(crate) fn new(
         replies: &Arc<Replies>,
         id: u64,
@@ -197,12 +199,11 @@ impl Reply {
         Self { replies: replies.clone(), id, bytes, until, calls, given: false }
     }
 
-    /// Whether anybody waits for it. An operation that nobody waits for need not be executed.
+    /// Whether a client still waits for it; otherwise the operation need not be executed.
     pub(crate) fn is_wanted(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until) && self.replies.is_wanted(self.id)
     }
 
-    /// Gives it.
     pub(crate) fn send(self, answer: Result<OpAnswer, KvError>) {
         match answer {
             Ok(answer) => self.give(Ok(Given::Op(answer))),
@@ -210,7 +211,7 @@ impl Reply {
         }
     }
 
-    /// Gives the answer to a raise: the current revision, and whether something has changed.
+    /// Answers a raise with the current revision, and whether something changed.
     pub(crate) fn raised(self, raised: Result<(Revision, bool), KvError>) {
         match raised {
             Ok((current, changed)) => {
@@ -220,12 +221,11 @@ impl Reply {
         }
     }
 
-    /// Says that pins are released.
+    /// Answers a release of pins.
     pub(crate) fn released(self) {
         self.give(Ok(Given::Released));
     }
 
-    /// Gives a refusal.
     pub(crate) fn refuse(self, status: Status) {
         self.give(Err(Box::new(status)));
     }
@@ -246,11 +246,11 @@ impl Drop for Reply {
     }
 }
 
-/// The messages of a stream: what is ready when the connection asks for more.
+/// The messages of a stream: each has the answers that are ready when the connection asks for more.
 pub struct Answers {
     replies: Arc<Replies>,
     ids: ServerIds,
-    /// Taken, in the order in which they became ready, and not in a message yet.
+    /// Taken in the order in which they became ready, and not yet in a message.
     taken: std::vec::IntoIter<(u64, Answered)>,
 }
 

@@ -1,4 +1,4 @@
-//! A shard from its settings to its end: bind, start the loop, serve, drain.
+//! Runs a shard from its settings to its end: binds, starts the loop, serves and drains.
 
 use std::{
     io::{IsTerminal as _, Write as _},
@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    admin, apply_loop,
+    admin,
     clock::Clock,
     config::{Args, Revisions, Settings},
     core::{Core, CoreSettings},
@@ -36,19 +36,19 @@ use crate::{
     },
     encode::ServerIds,
     etcd::{Member, MemberInner, door::Door, front::Front},
-    handle::Handle,
+    handle::{self, Handle},
     identity::Identity,
     internal::{Joined, ShardService},
     memory, metrics,
 };
 
-/// How long clients have to finish when the process is asked to stop.
+/// The time that clients have to finish when the process is asked to stop.
 const GRACE: Duration = Duration::from_secs(10);
-/// R3: a raise may go this far above the shard's own now, and that as far from the cluster's.
+/// R3: how far a raise may be above the shard's present, and that from the cluster's.
 const CLOCK_OFFSET_MAX: Duration = Duration::from_secs(10);
-/// etcd's shortest TTL with its default election settings.
+/// etcd's shortest TTL with its default election settings, in seconds.
 const LEASE_TTL_MIN_S: i64 = 2;
-/// Samples of histograms are folded together this often.
+/// The interval at which histogram samples are merged.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
 /// Runs a shard until it is stopped.
@@ -74,11 +74,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 /// Logs to standard error; the first caller in a process wins.
 ///
 /// # Errors
-/// When the level is no filter.
+/// When the level is not a valid filter.
 pub fn init_logging(level: &str) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_new(level)
         .with_context(|| format!("log-level: {level:?} is not a level or filter"))?;
-    // Somebody else set logging up: theirs stays.
+    // If logging is set up already, that stays.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
@@ -87,21 +87,18 @@ pub fn init_logging(level: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A shard that serves.
 pub struct Running {
     /// Where clients connect.
     pub listen: Vec<Endpoint>,
-    /// Where the admin port is.
+    /// The admin port.
     pub admin: Endpoint,
-    /// Stops it.
     pub drain: Drain,
-    /// The apply loop.
     pub handle: Handle,
     apply_loop: JoinHandle<()>,
     stop_loop: CancellationToken,
 }
 
-/// Starts a shard.
+/// Starts a shard. Returns when clients can connect.
 ///
 /// # Errors
 /// When an address cannot be bound, or the data directory not used.
@@ -124,7 +121,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     if settings.data_dir.is_none() && settings.identity.is_none() {
         tracing::warn!("no --data-dir: nothing is kept, and every start of this shard is an empty store");
     }
-    // Before anything in it is read or counted up.
+    // Before anything in it is read or changed.
     let kept = settings.data_dir.as_deref().map(Directory::take).transpose()?;
     let identity = match (&settings.identity, &kept) {
         (Some(identity), _) => identity.clone(),
@@ -134,7 +131,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         }
         (None, None) => Identity::of_process(),
     };
-    // Whose data ends with the process is another store in the next.
+    // If the data is lost with the process, the next process is another store.
     let in_memory = kept.is_none() || keeps_nothing(&settings);
     let identity = match in_memory && settings.identity.is_none() {
         true => identity.with_new_uuid(),
@@ -156,7 +153,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     };
     let stop_loop = CancellationToken::new();
     let (core, logs) = open_core(&settings, quota_bytes, ids.member_id, kept).await?;
-    let (handle, apply_loop) = apply_loop::spawn(core, logs, settings.progress_interval, stop_loop.clone());
+    let (handle, apply_loop) = handle::spawn(core, logs, settings.progress_interval, stop_loop.clone());
     let member = Member::new(MemberInner {
         handle: handle.clone(),
         serves: AtomicBool::new(!settings.in_cluster),
@@ -209,9 +206,9 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     Ok(Running { listen, admin: admin_endpoint, drain, handle, apply_loop, stop_loop })
 }
 
-/// Refuses addresses at which anybody would be served that should not be.
+/// Refuses listen addresses that would admit clients which must not be served.
 fn check_doors(settings: &Settings, tls: Option<&ServerTls>) -> anyhow::Result<()> {
-    // Another network's program knows who is there.
+    // With another network, the embedding program controls who connects.
     if matches!(settings.network, Network::Other(_)) {
         return Ok(());
     }
@@ -228,7 +225,8 @@ fn check_doors(settings: &Settings, tls: Option<&ServerTls>) -> anyhow::Result<(
     Ok(())
 }
 
-/// The bytes above which NOSPACE is raised: a store that lives in memory always has such a number, unless a flag says 0.
+/// The quota in bytes, at which NOSPACE is raised. A store in memory always has one, unless a flag sets 0 or the memory
+/// is unknown.
 fn quota(settings: &Settings) -> u64 {
     if let Some(chosen) = settings.quota_bytes {
         return chosen;
@@ -248,7 +246,7 @@ fn quota(settings: &Settings) -> u64 {
     bytes
 }
 
-/// The engine with what the data directory holds, and the logs under it.
+/// The engine with the data directory's contents, and its logs.
 async fn open_core(
     settings: &Settings,
     quota_bytes: u64,
@@ -290,7 +288,8 @@ async fn open_core(
     }
 }
 
-/// Dense revisions that are not kept begin anew, as those of a new etcd; the directory is for the identity then.
+/// Whether nothing is kept: dense revisions that are not kept begin anew, as in a new etcd, and the directory holds
+/// only the identity.
 fn keeps_nothing(settings: &Settings) -> bool {
     settings.revisions == Revisions::Dense && settings.durability.default == Durability::None
 }
@@ -302,10 +301,10 @@ fn client_urls(settings: &Settings, listen: &[Endpoint]) -> Vec<String> {
     }
 }
 
-/// The longest time between two looks for history that is too old.
+/// The longest interval between two searches for history that is too old.
 const HISTORY_LOOKS_MAX: Duration = Duration::from_secs(60);
 
-/// As it may be given to `--listen`: `host:port` without its scheme, or a Unix socket with it.
+/// An address in the form of `--listen`: `host:port` without a scheme, or a Unix socket with it.
 fn bare(endpoint: &Endpoint) -> String {
     if endpoint.is_unix() { endpoint.to_string() } else { endpoint.authority() }
 }
@@ -317,7 +316,7 @@ fn serve(front: &Front, workers: &Workers, listener: Listener, streams_max: u32,
 }
 
 impl Running {
-    /// One line on standard output: who waits for it may connect now.
+    /// Writes one line to standard output, which tells that clients may connect.
     fn announce(&self) -> std::io::Result<()> {
         let listen: Vec<_> = self.listen.iter().map(bare).collect();
         let (listen, admin, pid) = (listen.join(","), bare(&self.admin), std::process::id());
@@ -329,7 +328,7 @@ impl Running {
     /// Waits until the shard is asked to stop, lets clients finish, and ends the loop last.
     ///
     /// # Errors
-    /// When the apply loop ended by itself: nothing can be served without it.
+    /// When the apply loop ended without being asked to: nothing can be served without it.
     pub async fn finish(mut self) -> anyhow::Result<()> {
         let stopping = self.drain.stopping();
         tokio::select! {

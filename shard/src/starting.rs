@@ -1,5 +1,5 @@
-//! How far a start is, told on standard output while it lasts: who waits for it (`kindred up`) knows where the shard will
-//! listen, and that a start which takes long goes on.
+//! Reports the progress of a start on standard output, so that `kindred up` knows where the shard will listen, and that
+//! a long start makes progress.
 
 use std::{
     fmt::Display,
@@ -11,34 +11,34 @@ use std::{
     time::Duration,
 };
 
-/// How often it is told.
+/// The interval of the reports.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// A start.
+/// The progress of a start, shared with the reporting thread.
 #[derive(Debug, Clone, Default)]
 pub struct Starting(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Where clients will be served; empty before that is known.
+    /// Where clients will be served; empty until that is known.
     listen: Mutex<String>,
     records: AtomicU64,
     is_over: AtomicBool,
 }
 
 impl Starting {
-    /// Clients can connect, though nobody answers yet.
+    /// Notes that the addresses are bound: clients can connect, but get no answers yet.
     pub(crate) fn bound(&self, listen: &[impl Display]) {
         let listen: Vec<String> = listen.iter().map(ToString::to_string).collect();
         *self.0.listen.lock().unwrap_or_else(PoisonError::into_inner) = listen.join(",");
     }
 
-    /// One more record of logs or checkpoints was read.
+    /// Counts a record read from logs or checkpoints.
     pub(crate) fn read_one(&self) {
         self.0.records.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The line that says how far it is; `None` while there is nothing to say, and when it is over.
+    /// The report; `None` before the addresses are known and after the end of the start.
     fn line(&self) -> Option<String> {
         let listen = self.0.listen.lock().unwrap_or_else(PoisonError::into_inner);
         let records = self.0.records.load(Ordering::Relaxed);
@@ -46,7 +46,7 @@ impl Starting {
         tells.then(|| format!("kindred-shard starting listen={listen} records={records}"))
     }
 
-    /// Tells, on a thread of its own, until it is over or `self` is dropped.
+    /// Reports from a thread of its own until the returned guard is dropped.
     pub(crate) fn tell(&self) -> std::io::Result<Telling> {
         let (shared, over) = (self.clone(), self.clone());
         let thread = std::thread::Builder::new().name("starting".to_owned()).spawn(move || {
@@ -54,7 +54,7 @@ impl Starting {
                 std::thread::park_timeout(EVERY);
                 let Some(line) = shared.line() else { continue };
                 let mut out = std::io::stdout().lock();
-                // Nobody may be reading.
+                // There may be no reader.
                 let _ = writeln!(out, "{line}").and_then(|()| out.flush());
             }
         })?;
@@ -62,7 +62,7 @@ impl Starting {
     }
 }
 
-/// Dropped when the start is over, well or not.
+/// Dropped at the end of the start, successful or not; ends the reports.
 #[derive(Debug)]
 pub(crate) struct Telling {
     starting: Starting,

@@ -1,23 +1,14 @@
-//! What a router says beside a request, in the call's metadata: wishes, which are fulfilled or ignored (R5, R8), and by which
-//! map it came here (R13).
+//! The additions of a router to a request in the call's metadata: wishes, which are fulfilled or ignored (R5, R8), and
+//! the generation of the map by which it routed the request (R13).
 
 use kindred_engine::engine::PinId;
 use kindred_partition_config::{ids::Revision, unit::UnitBuckets};
 use kindred_transport::grpc;
+use kindred_wire::protocol::{AT_LEAST, BUCKETS, MAP, PIN};
 use tonic::metadata::MetadataMap;
 
 use crate::etcd_status::KvError;
 
-/// The answer's revision is to be at or above this, that of a write above it.
-pub const AT_LEAST: &str = "kindred-at-least";
-/// A name, not 0: the answer's header revision is to stay readable for a while, or until that name is released.
-pub const PIN: &str = "kindred-pin";
-/// The generation of the map by which a request over a span of keys was sent here.
-pub const MAP: &str = "kindred-map";
-/// Of a `DeleteRange`: it is for these buckets of the range only. No wish: what is not understood is refused.
-pub const BUCKETS: &str = "kindred-buckets";
-
-/// The wishes of one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wish {
     /// See [`AT_LEAST`].
@@ -29,7 +20,7 @@ pub struct Wish {
 }
 
 impl Wish {
-    /// The wishes in a call's metadata; what is no revision is none.
+    /// The wishes in a call's metadata. A value that does not parse is ignored.
     #[must_use]
     pub fn of(metadata: &MetadataMap) -> Self {
         let text = |name| grpc::header(metadata.as_ref(), name)?.to_str().ok();
@@ -44,7 +35,7 @@ impl Wish {
     }
 }
 
-/// The buckets that a deletion is for; `None` for all.
+/// The buckets to which a deletion is restricted; `None` = all.
 pub fn buckets(metadata: &MetadataMap) -> Result<Option<UnitBuckets>, KvError> {
     let Some(value) = metadata.get(BUCKETS) else { return Ok(None) };
     let malformed = |reason: String| KvError::Malformed(format!("the metadata {BUCKETS}: {reason}"));
@@ -52,13 +43,13 @@ pub fn buckets(metadata: &MetadataMap) -> Result<Option<UnitBuckets>, KvError> {
     text.parse().map(Some).map_err(malformed)
 }
 
-/// A pin's name as it is on the wire; 0 is none.
+/// A pin's name in the protocol; 0 is none.
 #[must_use]
 pub fn pin_id(pin: u64) -> Option<PinId> {
     (pin != 0).then_some(PinId(pin))
 }
 
-/// A generation as the wire has it; 0 is that of a map that never changes, so that nothing is to be checked.
+/// A generation in the protocol; 0 stands for a map that never changes, so nothing is checked.
 #[must_use]
 pub fn checked(generation: u64) -> Option<u64> {
     (generation != 0).then_some(generation)

@@ -1,4 +1,4 @@
-//! Service `Batches` of a shard: every operation is answered as by a call of its own.
+//! Service `Batches` of a shard: every operation is answered as if it were a call of its own.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -34,7 +34,7 @@ impl Batches {
         self.send_pinning(ops, 0).await;
     }
 
-    /// The same, all with one pin.
+    /// Sends operations in one message, all with the same pin.
     async fn send_pinning(&mut self, ops: &[(BatchMethod, Vec<u8>)], pin: u64) {
         let ops = ops.iter().map(|(method, request)| {
             let id = self.next_id;
@@ -51,7 +51,7 @@ impl Batches {
         message.unwrap().map(|message| shard::BatchResponse::decode(message).unwrap())
     }
 
-    /// The answers to as many operations, by their ids.
+    /// Waits for this many answers, and returns them by the ids of their operations.
     async fn answers(&mut self, count: usize) -> BTreeMap<u64, shard::BatchAnswer> {
         let mut answers = BTreeMap::new();
         while answers.len() < count {
@@ -174,7 +174,7 @@ async fn a_shard_that_stops_says_what_it_has_read_and_waits_for_no_router() {
     tokio::time::timeout(PATIENCE, shard.running.finish()).await.expect("in time").unwrap();
 }
 
-/// What a read over several shards asks of each (R5).
+/// The calls that a read over several shards makes to each of them (R5).
 #[tokio::test]
 async fn r5_pins_raises_and_releases_come_in_batches_too() {
     let shard = Shard::start().await;

@@ -1,4 +1,4 @@
-//! Who gets to a shard and to what it keeps.
+//! Which clients get access to a shard, and which users to its files.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
@@ -22,7 +22,8 @@ use kindred_transport::{ConnectOptions, Connector, tls::ServerTlsArgs, who::Secr
 use prost::Message as _;
 use tonic::Code;
 
-/// Everything below a folder that others than its owner may read, write or enter.
+/// Finds everything below a folder that users other than its owner may read, write or enter. Answers how many entries
+/// it saw.
 fn open_to_others(folder: &Path, found: &mut Vec<String>) -> usize {
     let mut seen = 0;
     for entry in fs::read_dir(folder).unwrap() {
@@ -36,7 +37,7 @@ fn open_to_others(folder: &Path, found: &mut Vec<String>) -> usize {
     seen
 }
 
-/// Also in a folder that an earlier version, or systemd, made for all to read.
+/// This also holds in a folder that an earlier version, or systemd, made readable for all users.
 #[tokio::test]
 async fn f34_nothing_of_a_store_is_open_to_other_users() {
     let directory = tempfile::tempdir().unwrap();
@@ -52,7 +53,7 @@ async fn f34_nothing_of_a_store_is_open_to_other_users() {
         let mut found = Vec::new();
         assert!(open_to_others(directory.path(), &mut found) > 6);
         assert_eq!(found, [""; 0]);
-        // As an earlier version left it.
+        // An earlier version left the folder like this.
         fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).unwrap();
         for inner in ["wal/buffered", "wal/fsync"] {
             fs::set_permissions(data.join(inner), fs::Permissions::from_mode(0o755)).unwrap();
@@ -66,7 +67,7 @@ fn micros() -> u64 {
     u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_micros()).unwrap()
 }
 
-/// Reads that an etcd client makes, all of which it may.
+/// Makes reads that an etcd client makes, all of which it may.
 async fn reads(stranger: tonic::transport::Channel) {
     let mut kv = KVClient::new(stranger.clone());
     let range = Bytes::from(range_request("/registry/pods/a", "").encode_to_vec());
@@ -84,7 +85,7 @@ async fn reads(stranger: tonic::transport::Channel) {
     LeaseClient::new(stranger).lease_leases(pb::LeaseLeasesRequest {}).await.unwrap();
 }
 
-/// All that changes something, and all internal calls: the codes of their answers.
+/// Makes all calls that change something, and all internal calls. Returns the codes of their answers.
 async fn changes(stranger: tonic::transport::Channel) -> Vec<(&'static str, Code)> {
     let mut kv = KVClient::new(stranger.clone());
     let encoded = |request: &dyn Fn() -> Vec<u8>| Bytes::from(request());
@@ -138,7 +139,7 @@ async fn started(options: Options, tls: ServerTlsArgs) -> anyhow::Result<server:
     server::start(Settings::resolve(Args { options, tls, ..Args::default() })?).await
 }
 
-/// Serves: a router has found its clock right.
+/// Makes the shard serve: a router confirms its clock.
 async fn met(router: &Channel) {
     let hello = shard::HelloRequest { protocol_version: 1, reference_micros: micros(), ..Default::default() };
     let mut shard = ShardClient::new(router.clone());
@@ -171,7 +172,7 @@ async fn f33_a_secret_is_asked_of_routers_in_a_cluster_or_not() {
         let router = connector.router_channel(&[running.url().parse().unwrap()]).unwrap();
         met(&router).await;
         Client { channel: router }.put("/registry/pods/a", "router").await;
-        // One that says that it is a router, and does not know the secret.
+        // A client that says that it is a router but does not know the secret.
         let pretender = running.client().await;
         let put = pretender.put_request(put_request("/registry/pods/a", "x")).await.unwrap_err();
         assert_eq!(put.code(), Code::PermissionDenied, "{put:?}");
@@ -184,7 +185,7 @@ async fn f33_a_secret_is_asked_of_routers_in_a_cluster_or_not() {
     }
 }
 
-/// Of the certificates of one CA, only the routers' may write; without one there is no connection.
+/// Of the certificates of one CA, only those of routers may write; without a certificate there is no connection.
 #[tokio::test]
 async fn f33_a_shard_knows_its_routers_by_their_certificates_names() {
     use kindred_transport::{auto_tls, tls::ClientTls};
@@ -208,7 +209,7 @@ async fn f33_a_shard_knows_its_routers_by_their_certificates_names() {
     let router = router.router_channel(&url).unwrap();
     met(&router).await;
     Client { channel: router }.put("/registry/pods/a", "router").await;
-    // An apiserver's, say; it may read by a router as well.
+    // For example an apiserver's certificate; its owner may also read as if it were a router.
     let client = connector(Some((made.client_cert.clone(), made.client_key.clone())));
     reads(client.channel_any(&url).unwrap()).await;
     refused(&changes(client.channel_any(&url).unwrap()).await);
@@ -249,7 +250,8 @@ async fn f33_a_shard_does_not_listen_for_everybody_by_mistake() {
     assert!(said(started(names, ServerTlsArgs::default()).await).contains("--trusted-ca-file"));
 }
 
-/// Nobody who is let in by mistake, and no router that is wrong, keeps later ones out for good.
+/// Neither a client that is let in by mistake nor a faulty router can keep later ones out for good with a very high
+/// number.
 #[tokio::test]
 async fn f33_a_number_that_no_cluster_counts_to_is_refused() {
     let directory = tempfile::tempdir().unwrap();

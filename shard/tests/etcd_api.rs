@@ -1,4 +1,4 @@
-//! etcd's API as a client meets it: checks, limits, streams of ranges, leases, alarms, the end of a process.
+//! etcd's API as a client sees it: checks, limits, streams of ranges, leases, alarms, the end of a process.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
@@ -147,7 +147,7 @@ async fn watches_fragment_filter_cancel_and_refuse() {
     assert_eq!(watcher.create(empty).await.cancel_reason, "mvcc: watcher range is empty");
     let negative = watcher.create(watch_prefix("p/", -1)).await;
     assert_eq!(negative.cancel_reason, EtcdError::Compacted.message());
-    // Inside a txn it is as good as none while nothing is compacted, as in etcd.
+    // Inside a txn such a revision is as good as none while nothing is compacted, as in etcd.
     let of = |revision| pb::RangeRequest { revision, ..range_request("q", "") };
     let nested = |revision| vec![op(Request::RequestRange(of(revision)))];
     client.put("q", "").await;
@@ -168,7 +168,7 @@ async fn watches_fragment_filter_cancel_and_refuse() {
     watcher.cancel(43).await;
     watcher.silent().await;
 
-    // A start in the future says nothing before it.
+    // A watch that starts in the future sends nothing before its start.
     let now = client.put("p/a", "3").await;
     watcher.create(watch_prefix("p/", now + 3)).await;
     client.put("p/a", "4").await;
@@ -263,7 +263,7 @@ async fn alarms_refuse_what_etcd_refuses() {
     let member = status.header.unwrap().member_id;
     assert_eq!(status.errors, [format!("memberID:{member} alarm:NOSPACE")]);
     is(&client.put_request(put_request("c", "small")).await.unwrap_err(), EtcdError::NoSpace);
-    // Reads and deletes go on.
+    // Reads and deletes are still served.
     assert_eq!(client.range(range_request("a", "")).await.unwrap().kvs.len(), 1);
     assert_eq!(client.delete("a", "").await.unwrap().deleted, 1);
     let clear = pb::AlarmRequest { action: 2, member_id: member, alarm: 1 };
@@ -331,10 +331,10 @@ async fn a_stop_ends_streams_with_unavailable_and_answers_what_came_before() {
     tokio::time::timeout(PATIENCE, shard.running.finish()).await.expect("in time").unwrap();
 }
 
-/// A put in so many txns, as bytes: prost does not read such an answer either.
+/// A put nested in this many txns, as bytes: prost cannot read such an answer either.
 fn nested_put(depth: usize, key: &str) -> Bytes {
     let mut txn = pb::TxnRequest { success: vec![put_op(key, "v")], ..Default::default() }.encode_to_vec();
-    // Written from its end on.
+    // The bytes are written from the end to the beginning.
     txn.reverse();
     for _ in 0..depth {
         for tag in [4 << 3 | 2, 2 << 3 | 2] {
@@ -347,7 +347,8 @@ fn nested_put(depth: usize, key: &str) -> Bytes {
     txn.into()
 }
 
-/// etcd takes as many levels as there may be operations, as each has one; nothing that is deeper ends the process.
+/// etcd accepts as many levels as there may be operations, as each level has one. A deeper txn does not end the
+/// process.
 #[tokio::test]
 async fn f38_txns_are_nested_as_deep_as_etcd_takes_them() {
     let shard = Shard::start().await;
@@ -364,7 +365,7 @@ async fn f38_txns_are_nested_as_deep_as_etcd_takes_them() {
     }
     shard.stop().await;
 
-    // More operations make more levels, up to what every stack has room for.
+    // A higher limit of operations allows more levels, up to what every stack has room for.
     let shard = Shard::with(Options { max_txn_ops: Some(5000), ..Options::default() }).await;
     let mut kv = KVClient::new(shard.channel().await);
     kv.txn(nested_put(256, "k")).await.unwrap();

@@ -57,7 +57,7 @@ impl Feed {
         self.try_next().await.unwrap().expect("the feed goes on")
     }
 
-    /// Everything up to a watermark at or above `to`: the events and the watermark.
+    /// Reads everything up to a watermark at or above `to`: the events and the watermark.
     async fn until(&mut self, to: i64) -> (Vec<Event>, i64) {
         let (mut events, mut last) = (Vec::new(), 0);
         loop {
@@ -135,7 +135,7 @@ async fn a_feed_of_several_kinds_is_one_order_and_splits_no_revision() {
             assert_eq!(message.watermark, last);
             break;
         }
-        // The next message begins with another revision: two events of one txn are together.
+        // The next message begins with another revision: the two events of a txn come together.
         let pair = revisions.iter().filter(|revision| Some(*revision) == revisions.last()).count();
         let txn = got.iter().filter(|(revision, _)| Some(revision) == revisions.last()).count();
         assert_eq!(pair, txn);
@@ -162,7 +162,7 @@ async fn r6_an_advance_is_answered_by_a_watermark_behind_its_events() {
     let (events, watermark) = feed.until(written + 5).await;
     assert_eq!((keys(&events), watermark), (vec!["/registry/pods/a".to_owned()], written + 5));
 
-    // Further than clocks may be apart: what it can, and it goes on.
+    // Asked to go further than clocks may be apart, the shard goes as far as it can, and continues.
     feed.send(advance(i64::MAX)).await;
     let answer = feed.next().await;
     assert!((written + 5..to + (10_000_000 << 10)).contains(&answer.watermark), "{answer:?}");
@@ -195,7 +195,7 @@ async fn b6_a_slow_reader_slows_nobody_and_loses_nothing() {
         let put = client.put(format!("/registry/pods/{i:04}"), vec![b'x'; 100_000]);
         last = tokio::time::timeout(PATIENCE, put).await.expect("not held up");
     }
-    // Whoever comes later is not behind it.
+    // A feed that is opened later does not wait for the slow one.
     let mut quick = Feed::begin(&shard, open(&["/registry/pods/"], 0)).await;
     assert_eq!(quick.next().await.watermark, last);
     let (events, _) = slow.until(last).await;
@@ -224,7 +224,7 @@ async fn a_feed_ends_where_the_history_does_and_refuses_what_makes_no_sense() {
     assert_eq!(feed.try_next().await.unwrap_err().code(), Code::InvalidArgument);
 }
 
-/// F29: a Kind that is split many times is followed as one that is not.
+/// F29: a Kind that is split many times can be followed like one that is not.
 #[tokio::test]
 async fn f29_a_feed_of_very_many_ranges_is_served() {
     let shard = Shard::start().await;

@@ -1,4 +1,5 @@
-//! A disk that is full: what needs it is refused as etcd refuses it, all else goes on, and it ends by itself.
+//! A full disk: what needs the disk is refused as etcd refuses it, everything else continues, and the trouble ends
+//! without help.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
@@ -44,7 +45,7 @@ impl SmallDisk {
         self.at.path().join("data")
     }
 
-    /// Takes all the room there is.
+    /// Fills all the space that is left.
     fn fill(&self) -> PathBuf {
         let path = self.at.path().join("filler");
         let mut file = std::fs::File::create(&path).unwrap();
@@ -65,7 +66,7 @@ async fn alarms(client: &Client) -> usize {
     MaintenanceClient::new(client.channel.clone()).alarm(request).await.unwrap().into_inner().alarms.len()
 }
 
-/// What its handshakes say that it cannot do.
+/// What the shard's handshakes say that it cannot do.
 async fn trouble(client: &Client) -> String {
     let mut shard = ShardClient::new(client.channel.clone());
     shard.hello(HelloRequest::default()).await.unwrap().into_inner().trouble
@@ -85,7 +86,7 @@ async fn a_full_disk_refuses_what_needs_it_and_nothing_else() {
     let big = || put_request(format!("{SECRETS}big"), vec![b'x'; 1 << 20]);
     let mut refused = None;
     for _ in 0..200 {
-        // One that waits for the disk is given up by its client, and may be executed later.
+        // A put that waits for the disk is given up by its client, and may be executed later.
         match tokio::time::timeout(std::time::Duration::from_secs(2), client.put_request(big())).await {
             Ok(Ok(answer)) => acknowledged.push(answer.header.unwrap().revision),
             Ok(Err(status)) => {
@@ -100,7 +101,7 @@ async fn a_full_disk_refuses_what_needs_it_and_nothing_else() {
     assert!(refused.message().contains("database space exceeded"), "{refused}");
     assert_eq!(alarms(&client).await, 1);
     assert_eq!(trouble(&client).await, "cannot write its log of mode fsync: see its disk", "f51");
-    // Reads, watches, and the Kinds that need no disk go on.
+    // Reads, watches, and the Kinds that need no disk continue.
     assert_eq!(client.range(range_request(&format!("{SECRETS}0"), "")).await.unwrap().kvs.len(), 1);
     let mut watcher = client.watch().await;
     watcher.create(watch_prefix(PODS, 0)).await;
@@ -127,7 +128,7 @@ async fn a_full_disk_refuses_what_needs_it_and_nothing_else() {
     process.kill();
 }
 
-/// A start writes nothing that takes room: what is there is served, and writes are refused until there is room.
+/// A start writes nothing that needs space: what is there is served, and writes are refused until there is space.
 #[tokio::test]
 async fn f47_a_start_on_a_full_disk_serves_what_is_there() {
     let Some(disk) = SmallDisk::mount("96m") else { return };
@@ -154,7 +155,7 @@ async fn f47_a_start_on_a_full_disk_serves_what_is_there() {
     process.kill();
 }
 
-/// Old logs go with a checkpoint, for which there is room also on a full disk; what clients write is taken again then.
+/// A checkpoint, for which there is space even on a full disk, removes old logs; then writes are accepted again.
 #[tokio::test]
 async fn f31_a_full_disk_frees_itself_by_a_checkpoint() {
     let Some(disk) = SmallDisk::mount("160m") else { return };
@@ -163,13 +164,13 @@ async fn f31_a_full_disk_frees_itself_by_a_checkpoint() {
     let client = process.client().await;
     let big = || put_request(format!("{SECRETS}big"), vec![b'x'; 1 << 20]);
     let mut acknowledged = client.put(format!("{SECRETS}0"), "v").await;
-    // The same megabyte again and again: some 60 of log, one of data. Then others fill the disk.
+    // The same megabyte is written again and again: about 60 MB of log for one of data. Then other files fill the disk.
     for _ in 0..60 {
         acknowledged = client.put_request(big()).await.unwrap().header.unwrap().revision;
         compact(&client, acknowledged).await;
     }
     let filler = disk.fill();
-    // By itself as soon as a log finds no room, and as often as that happens.
+    // The checkpoint begins without help whenever a log finds no space.
     for _ in 0..3 {
         let mut refused = 0;
         for _ in 0..40 {

@@ -37,7 +37,7 @@ async fn hello_and_raise() {
         .unwrap()
         .into_inner();
     assert!(raised.current >= to);
-    // The next write is above what was promised, and a clock far off is refused.
+    // The next write is above what was promised, and a clock that is far off is refused.
     assert!(first.client().await.put("/registry/pods/a", "v").await > raised.current);
     let far = to + ((3600_i64 * 1_000_000) << 10);
     let refused =
@@ -59,7 +59,8 @@ fn micros() -> u64 {
     u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_micros()).unwrap()
 }
 
-/// R1, R3: nothing before a router of its own cluster has agreed with its clock, and no wrong time after.
+/// R1, R3: nothing is served before a router of the shard's own cluster has confirmed its clock, and no wrong time is
+/// used after that.
 #[tokio::test]
 async fn r3_a_shard_of_a_cluster_serves_once_its_clock_is_confirmed_and_never_follows_a_wrong_one() {
     const HOUR: u64 = 3_600_000_000;
@@ -79,7 +80,7 @@ async fn r3_a_shard_of_a_cluster_serves_once_its_clock_is_confirmed_and_never_fo
     let foreign = shard.hello(hello(micros(), 43)).await.unwrap_err();
     assert_eq!(foreign.code(), Code::FailedPrecondition);
     assert!(foreign.message().contains("0x2b"), "{foreign:?}");
-    // It shows its clock, and is not served by a reference that it does not agree with.
+    // The shard shows its clock, and does not serve for a reference that its clock does not agree with.
     for reference in [0, micros()] {
         let met = shard.hello(hello(reference, 42)).await.unwrap().into_inner();
         assert!(met.awaits_clock && met.now_micros.abs_diff(micros() + HOUR) < 60_000_000, "{met:?}");
@@ -92,7 +93,7 @@ async fn r3_a_shard_of_a_cluster_serves_once_its_clock_is_confirmed_and_never_fo
     let wrong = |revision: i64| (revision >> 10).unsigned_abs().abs_diff(micros()) > 60_000_000;
     let first = client.put("/registry/pods/a", "v").await;
     assert!(!wrong(first), "nothing of the wrong hour is left");
-    // A wall clock that steps away is shown and not followed, whatever a router that is wrong too says.
+    // A wall clock that steps away is reported and not followed, even if a router that is wrong too confirms it.
     for step in [3_600_000_000, -3_600_000_000] {
         set_wrong(step).await.unwrap();
         let revision = client.put("/registry/pods/a", "v").await;
@@ -102,7 +103,7 @@ async fn r3_a_shard_of_a_cluster_serves_once_its_clock_is_confirmed_and_never_fo
     }
     let last = client.put("/registry/pods/a", "v").await;
     assert!(last > first && !wrong(last));
-    // Together with the cluster it goes on an hour.
+    // When the whole cluster is an hour ahead, the shard follows.
     set_wrong(3_600_000_000).await.unwrap();
     shard.hello(hello(micros() + HOUR, 42)).await.unwrap();
     assert!(wrong(client.put("/registry/pods/a", "v").await));
@@ -134,7 +135,7 @@ async fn a_lease_over_two_stores_ends_at_its_home_first() {
     let told = ended.message().await.unwrap().unwrap();
     assert_eq!((told.id, told.attached_slots), (id, vec![2]));
     assert_eq!(at_home.lease_attach(attach).await.unwrap_err().code(), Code::NotFound);
-    // A second listener hears first of what waits.
+    // A second listener first hears of the leases that wait.
     let mut late = at_home.lease_ended(shard::LeaseEndedRequest {}).await.unwrap().into_inner();
     assert_eq!(late.message().await.unwrap().unwrap().id, id);
 
@@ -174,7 +175,7 @@ async fn r5_a_pinned_revision_stays_readable_and_says_what_changed() {
     let changed = shard.raise_since(raise(first, 0)).await.unwrap().into_inner();
     assert_eq!((changed.current, changed.changed), (second, true));
 
-    // A compaction above the pin waits for it, and for nothing that is pinned since.
+    // A compaction above the pin waits for it, but not for pins that came later.
     let began = std::time::Instant::now();
     let compacting = tokio::spawn({
         let client = client.clone();
@@ -216,7 +217,7 @@ async fn r5_a_compaction_goes_on_once_what_it_waits_for_is_released() {
     common::eventually("the compaction waits", waits).await;
     let at_first = || pb::RangeRequest { revision: first, ..range_request("/registry/pods/a", "") };
     let release = |pins: &[u64]| shard::ReleasePinsRequest { pins: pins.to_vec() };
-    // One of two, and what nobody pinned.
+    // Releases one of the two pins, and ids that are not pinned.
     shard.release_pins(release(&[7, 99, 0])).await.unwrap();
     assert_eq!(client.range(at_first()).await.unwrap().kvs[0].value, "1");
     shard.release_pins(release(&[8])).await.unwrap();
@@ -244,7 +245,7 @@ async fn r8_wishes_are_fulfilled_or_ignored() {
     }
     let shown = header(kv.range(wishing(range(), &[at_least(ahead(1))])).await.unwrap().into_inner());
     assert_eq!(shown, ahead(1));
-    // What was shown is readable, also in a stream.
+    // A revision that was shown is readable, also in a stream.
     let at_shown = pb::RangeRequest { revision: shown, ..range_request("/registry/pods/a", "") };
     let request = wishing(Bytes::from(at_shown.encode_to_vec()), &[("kindred-pin", "1".to_owned())]);
     let chunk = kv.range_stream(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
@@ -260,7 +261,7 @@ async fn r8_wishes_are_fulfilled_or_ignored() {
     assert_eq!(pb::TxnResponse::decode(answer).unwrap().header.unwrap().revision, ahead(3));
     assert_eq!(header(kv.range(range()).await.unwrap().into_inner()), ahead(3), "what was shown stays");
 
-    // A dense shard counts for itself.
+    // A dense shard does not follow the revision that it is asked for.
     let dense = Shard::dense().await;
     let mut kv = KVClient::new(dense.channel().await);
     assert_eq!(header(kv.range(wishing(range(), &[at_least(5)])).await.unwrap().into_inner()), 1);
@@ -292,7 +293,7 @@ async fn load_tells_what_a_move_would_find() {
     }
     client.put("/registry/pods/0", "x".repeat(500)).await;
     client.put("/registry/leases/l", "y").await;
-    // About once a second the loop looks at its logs.
+    // The loop looks at its logs about once a second.
     eventually("a time of the disk", || async { load("\0", "\0").await.fsync_p99_micros > 0 }).await;
     let after = load("/registry/pods/5", "").await;
     let modes: Vec<_> = after.logs.iter().map(shard::LogLoad::mode).collect();
@@ -311,13 +312,13 @@ async fn load_tells_what_a_move_would_find() {
     let mut prefixes: Vec<_> = all.kinds.iter().map(|kind| kind.prefix.clone()).collect();
     prefixes.sort();
     assert_eq!(prefixes, ["", "/registry/leases/", "/registry/minions/", "/registry/pods/"]);
-    // As an operator does, or a full disk.
+    // An operator can raise the alarm like this, or a full disk.
     running.running.handle.call(|core| core.alarm_raise(pb::AlarmType::Nospace as i32, 1)).await.unwrap();
     assert!(load("\0", "\0").await.full);
     running.stop().await;
 }
 
-/// R14: a store in the place of one that was lost begins when the lost one's clock cannot have been there, not before.
+/// R14: a store that replaces a lost one begins when the lost one's clock cannot have got further, and not before.
 #[tokio::test]
 async fn r14_a_store_in_the_place_of_another_opens_when_its_own_clock_is_there() {
     let directory = tempfile::tempdir().unwrap();
@@ -339,7 +340,7 @@ async fn r14_a_store_in_the_place_of_another_opens_when_its_own_clock_is_there()
     assert!(met.awaits_clock && met.now_micros < opens_at, "{met:?}");
     let refused = client.put_request(put_request("/registry/pods/a", "v")).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable);
-    // A router that knows nothing of it does not open it early.
+    // A router that does not know of this does not open the store early.
     assert!(meet(shard.clone(), 0).await.unwrap().awaits_clock);
     eventually("the time", || async { !meet(shard.clone(), opens_at).await.unwrap().awaits_clock }).await;
     assert!(micros() >= opens_at);
@@ -350,12 +351,12 @@ async fn r14_a_store_in_the_place_of_another_opens_when_its_own_clock_is_there()
         ..range_request("/registry/pods/a", "")
     };
     assert!(client.range(before).await.unwrap_err().message().contains("compacted"));
-    // A store that began earlier may not stand in for one.
+    // A store that began earlier may not replace a lost one.
     let refused = meet(shard.clone(), micros() + 1).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("without data"), "{refused}");
     running.stop().await;
-    // What it has said once it is asked again after every restart.
+    // After a restart the store gives the same answer when it is asked again.
     let again = Shard::with(options()).await;
     let shard = ShardClient::new(again.channel().await);
     assert!(!meet(shard, opens_at).await.unwrap().awaits_clock);

@@ -62,7 +62,8 @@ async fn pitfall_a3_list_then_watch_is_complete() {
     assert!(lists > 0);
 }
 
-/// Many watches on one stream, each with its own id; a compacted start is canceled with the floor, not an EOF.
+/// Many watches on one stream each have their own id; a watch with a compacted start is canceled with the floor, not by
+/// an EOF.
 #[tokio::test]
 async fn pitfall_a6_many_watches_on_a_stream_and_a_compacted_start() {
     const WATCHES: i64 = 1000;
@@ -92,7 +93,7 @@ async fn pitfall_a6_many_watches_on_a_stream_and_a_compacted_start() {
     assert_eq!((canceled.watch_id, canceled.canceled), (created.watch_id, true));
     assert_eq!(canceled.compact_revision, floor);
     assert_eq!(canceled.header.unwrap().revision, 0, "no promise, as in etcd");
-    // The stream lives on.
+    // The stream continues.
     client.put("/registry/pods/7/x", "v").await;
     assert_eq!(watcher.next().await.watch_id, 7);
 }
@@ -137,7 +138,7 @@ async fn pitfall_a8_an_empty_value_is_a_put() {
     assert_eq!(watcher.events(1).await[0].r#type(), mvccpb::event::EventType::Delete);
 }
 
-/// A client that reads nothing stops neither writes nor other watches (A9, B6), loses nothing (B3), and is forgotten
+/// A client that reads nothing stops neither writes nor other watches (A9, B6), loses no event (B3), and is forgotten
 /// when it goes.
 #[tokio::test]
 async fn pitfall_a9_b3_b6_a_slow_watcher_slows_nobody_and_loses_nothing() {
@@ -184,7 +185,7 @@ async fn pitfall_a9_half_closed_and_vanished_clients() {
     eventually("everything is freed", gone).await;
 }
 
-/// Compares, ranges and counts of the odd kind.
+/// Unusual compares, ranges and counts.
 #[tokio::test]
 async fn pitfall_a10_compares_and_odd_ranges() {
     let shard = Shard::dense().await;
@@ -213,7 +214,7 @@ async fn pitfall_a10_compares_and_odd_ranges() {
     client.delete("/registry/pods/a", "").await.unwrap();
     let count = pb::RangeRequest { count_only: true, ..range_request("/registry/pods/", "/registry/pods0") };
     assert_eq!(client.range(count).await.unwrap().count, 1);
-    // Too old and too new say so.
+    // Revisions that are too old or too new are refused as such.
     let at = |revision| pb::RangeRequest { revision, ..range_request("/registry/pods/a", "") };
     assert_eq!(client.range(at(1000)).await.unwrap_err().code(), Code::OutOfRange);
     assert_eq!(client.range(at(-5)).await.unwrap().count, 0, "below zero is the current revision");
@@ -271,7 +272,7 @@ async fn pitfall_b1_progress_is_in_step_with_the_stream() {
         }
     }
     writing.await.unwrap();
-    // Idle watchers are promised the present, again and again.
+    // Idle watchers are promised the present again and again.
     let first = watcher.next().await.header.unwrap().revision;
     tokio::time::sleep(Duration::from_millis(10)).await;
     let mut later = watcher.next().await;
@@ -281,7 +282,8 @@ async fn pitfall_b1_progress_is_in_step_with_the_stream() {
     assert!(later.events.is_empty() && later.header.unwrap().revision > first);
 }
 
-/// A client that stops in the middle of a big list holds nothing: not the loop, not the pin, not the memory of the rest.
+/// For a client that stops in the middle of a big list nothing is kept: not the loop, not the pin, not the memory for
+/// the rest.
 #[tokio::test]
 async fn pitfall_b9_a_big_list_that_nobody_reads() {
     let shard = Shard::start().await;
@@ -295,7 +297,7 @@ async fn pitfall_b9_a_big_list_that_nobody_reads() {
     assert!(list.message().await.unwrap().is_some());
     let open = || async { shard.running.handle.call(|core| core.open_counts().0).await.unwrap() };
     eventually("the list waits for its reader", || async { open().await == 1 }).await;
-    // Writes go on, and the list does not see them.
+    // Writes continue, and the list does not see them.
     let newest = client.put("/registry/pods/zzz", "new").await;
     client.compact(newest, true).await.unwrap();
     drop(list);

@@ -1,5 +1,5 @@
-//! What is there after a restart: after a stop in good order, after kill -9 in each mode, after a checkpoint, and with
-//! files that are torn or damaged.
+//! What is there after a restart: after a clean stop, after kill -9 in each mode, after a checkpoint, and with files
+//! that are torn or damaged.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
@@ -34,7 +34,7 @@ fn options(directory: &Path, mode: &str) -> Options {
     Options { data_dir: Some(directory.to_owned()), durability: Some(mode.to_owned()), ..Options::default() }
 }
 
-/// Everything about every key: value, create and mod revision, version, lease.
+/// The header's revision, and everything about every key: value, create and mod revision, version, lease.
 async fn all(client: &Client) -> (i64, BTreeMap<String, (String, i64, i64, i64, i64)>) {
     let answer = client.range(range_request("\0", "\0")).await.unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -78,7 +78,7 @@ async fn a_clean_stop_keeps_everything() {
         let (again, after) = all(&client).await;
         assert_eq!(after, before, "{mode}");
         assert!(again >= revision, "{mode}: {again} after {revision}");
-        // History, from the floor on.
+        // The history is there, from the floor on.
         let at = |revision| pb::RangeRequest { revision, ..range_request(PODS, PODS_END) };
         assert_eq!(client.range(at(floor)).await.unwrap().kvs[0].value, "2");
         assert_eq!(client.range(at(first)).await.unwrap_err().code(), Code::OutOfRange);
@@ -88,7 +88,7 @@ async fn a_clean_stop_keeps_everything() {
         let last = events.iter().map(|event| event.kv.as_ref().unwrap().mod_revision).max();
         assert_eq!(last, Some(before[&format!("{PODS}b")].2));
         assert_eq!(events.iter().filter(|event| event.r#type() == EventType::Delete).count(), 1);
-        // Leases, and what ends with them.
+        // Leases are there, and their end deletes their keys.
         let mut leases = LeaseClient::new(client.channel.clone());
         let ask = pb::LeaseTimeToLiveRequest { id: lease, keys: true };
         let view = leases.lease_time_to_live(ask).await.unwrap().into_inner();
@@ -133,7 +133,7 @@ async fn a_dense_shard_counts_on_where_it_was() {
 /// What was acknowledged: the key's number and its revision.
 type Acknowledged = Arc<Mutex<Vec<(usize, i64)>>>;
 
-/// Writers that remember what was acknowledged, until the shard is gone.
+/// Starts writers that remember what was acknowledged, and kills the shard.
 async fn write_until_killed(process: ShardProcess, kind: &'static str) -> Vec<(usize, i64)> {
     let acknowledged = Acknowledged::default();
     let mut writers = Vec::new();
@@ -148,7 +148,7 @@ async fn write_until_killed(process: ShardProcess, kind: &'static str) -> Vec<(u
             }
         }));
     }
-    // Long enough for a flush or more, however fast the machine is.
+    // This is long enough for at least one flush, however fast the machine is.
     let some_flushes = Instant::now() + Duration::from_millis(100);
     eventually("writes", || {
         let acknowledged = acknowledged.clone();
@@ -168,7 +168,7 @@ fn key(kind: &str, number: usize) -> String {
     format!("{kind}{number:06}")
 }
 
-/// The machine loses power, too: of the log of mode buffered what was not synced is gone.
+/// Lets the machine lose power, too: what was not synced of the log of mode buffered is gone.
 fn lose_power(directory: &Path) {
     let path = files(directory, "wal/buffered").pop().unwrap();
     let (clock, _) = ClockFile::open(&RealDisk, &directory.join("clock")).unwrap().unwrap();
@@ -184,7 +184,7 @@ fn lose_power(directory: &Path) {
     std::fs::write(&path, bytes).unwrap();
 }
 
-/// A shard in mode `buffered` whose machine lost power, with acknowledged writes, and that was started again.
+/// A shard in mode `buffered` that has acknowledged writes, whose machine lost power, and that was started again.
 struct Lossy {
     directory: tempfile::TempDir,
     process: ShardProcess,
@@ -193,7 +193,8 @@ struct Lossy {
     kept: i64,
 }
 
-/// Ends a shard until that costs something: an end that comes right behind a flush loses nothing, and there is nothing to tell then.
+/// Kills shards until some writes are lost: a kill right after a flush loses nothing, and then there is nothing to
+/// test.
 async fn ended_with_a_loss(flags: &[&str]) -> Lossy {
     for _ in 0..10 {
         let directory = tempfile::tempdir().unwrap();
@@ -210,7 +211,8 @@ async fn ended_with_a_loss(flags: &[&str]) -> Lossy {
     panic!("power was lost ten times, and nothing else");
 }
 
-/// Of mode buffered the system has what is acknowledged, and only the process dies, however long ago the last flush was.
+/// In mode buffered the operating system has everything that is acknowledged, and here only the process dies, however
+/// long ago the last flush was.
 #[tokio::test]
 async fn f11_kill_9_in_mode_buffered_loses_nothing_acknowledged_and_no_watch_relists() {
     nothing_acknowledged_is_lost(&["--durability=buffered", "--flush-interval=1s"]).await;
@@ -231,7 +233,7 @@ async fn nothing_acknowledged_is_lost(flags: &[&str]) {
         let kv = found.get(&key(PODS, *number)).unwrap_or_else(|| panic!("{number} is lost"));
         assert_eq!((kv.0.as_str(), kv.2), (number.to_string().as_str(), *written));
     }
-    // Every revision that a client has seen can be gone on from.
+    // A client can continue from every revision that it has seen.
     let (_, last) = *acknowledged.last().unwrap();
     let at = pb::RangeRequest { revision: last, ..range_request(PODS, PODS_END) };
     assert!(client.range(at).await.unwrap().kvs.len() >= acknowledged.len());
@@ -258,7 +260,7 @@ async fn lost_power_in_mode_buffered_leaves_a_beginning_and_says_so() {
             "{number} at {written}, kept to {kept}"
         );
     }
-    // Who has seen more than that is told, and not told nothing.
+    // A watcher that has seen more than that is told so, rather than nothing.
     let mut watcher = client.watch().await;
     watcher.send(watch_request::RequestUnion::CreateRequest(watch_prefix(PODS, last + 1))).await;
     assert!(watcher.next().await.created);
@@ -266,7 +268,7 @@ async fn lost_power_in_mode_buffered_leaves_a_beginning_and_says_so() {
     assert!(canceled.canceled && canceled.compact_revision > last, "{canceled:?}");
     let at = pb::RangeRequest { revision: last, ..range_request(PODS, PODS_END) };
     assert_eq!(client.range(at).await.unwrap_err().code(), Code::OutOfRange);
-    // s itself is readable, and watches go on from it.
+    // Revision s itself is readable, and watches can continue from it.
     let at = pb::RangeRequest { revision, ..range_request(PODS, PODS_END) };
     assert_eq!(client.range(at).await.unwrap().kvs.len(), found.len());
     process.kill();
@@ -304,7 +306,7 @@ async fn a_gap_moves_with_its_unit() {
     assert!(watcher.next().await.created);
     let canceled = watcher.next().await;
     assert!(canceled.canceled && canceled.compact_revision > last, "{canceled:?}");
-    // What was kept is all there, from the first write on.
+    // Everything that was kept is there, from the first write on.
     let first = acknowledged[0].1;
     let at = pb::RangeRequest { revision: first, ..range_request(PODS, PODS_END) };
     assert_eq!(client.range(at).await.unwrap().kvs.len(), 1);
@@ -321,7 +323,7 @@ async fn a_kind_of_mode_none_comes_back_empty_and_its_watchers_relist() {
     client.put(format!("{PODS}a"), "v").await;
     let last = client.put(format!("{leases}a"), "v").await;
     let mut maintenance = MaintenanceClient::new(client.channel.clone());
-    // On disk, so that the kill takes the lease object only.
+    // The defragmentation brings the data to disk, so that the kill only loses the lease object.
     maintenance.defragment(pb::DefragmentRequest {}).await.unwrap();
     process.kill();
     let process = ShardProcess::start(directory.path(), &[]);
@@ -362,7 +364,7 @@ async fn f41_a_stop_in_good_order_keeps_the_kinds_of_mode_none_for_one_start() {
     let client = second.client().await;
     assert_eq!(leases_of(&client).await.kvs, before.kvs);
     assert_eq!(client.range(range_request("/registry/events/e", "")).await.unwrap().count, 1);
-    // Nothing is missing of the history either: a watch goes on where it was.
+    // Nothing is missing from the history either: a watch continues where it was.
     let mut watcher = client.watch().await;
     let start = before.kvs[0].create_revision + 1;
     watcher.send(watch_request::RequestUnion::CreateRequest(watch_prefix("/registry/leases/", start))).await;
@@ -370,7 +372,7 @@ async fn f41_a_stop_in_good_order_keeps_the_kinds_of_mode_none_for_one_start() {
     let seen: Vec<i64> =
         watcher.events(3).await.iter().map(|event| event.kv.as_ref().unwrap().mod_revision).collect();
     assert!(seen.len() == 3 && seen.is_sorted() && seen[2] == last, "{seen:?}");
-    // A crash is another matter: what was kept over the stop is of a time before it.
+    // A crash is different: what was kept over the clean stop dates from before it.
     client.put("/registry/leases/a", "3").await;
     drop((client, watcher));
     let copy = tempfile::tempdir().unwrap();
@@ -381,7 +383,7 @@ async fn f41_a_stop_in_good_order_keeps_the_kinds_of_mode_none_for_one_start() {
     crashed.kill();
 }
 
-/// The files as they are at this moment: what a crash would leave.
+/// Copies the files as they are at this moment: this is what a crash would leave.
 fn copied(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap() {
         let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
@@ -415,7 +417,7 @@ async fn a_checkpoint_and_the_log_behind_it_are_everything() {
             let put = pb::PutRequest { lease, ..put_request(key(PODS, number), format!("{round}")) };
             client.put_request(put).await.unwrap();
         }
-        // Writes go on while it is made.
+        // Writes continue while the checkpoint is made.
         let (written, made) = tokio::join!(
             client.put(key(PODS, 900 + round), "meanwhile"),
             maintenance.defragment(pb::DefragmentRequest {}),
@@ -437,7 +439,7 @@ async fn a_checkpoint_and_the_log_behind_it_are_everything() {
     process.kill();
 }
 
-/// A shard with some hundred acknowledged writes in its log, killed.
+/// Makes a shard with a hundred or so acknowledged writes in its log, and kills it.
 async fn written(directory: &Path) -> BTreeMap<String, (String, i64, i64, i64, i64)> {
     let process = ShardProcess::start(directory, &["--durability=fsync"]);
     let client = process.client().await;
@@ -468,13 +470,13 @@ async fn damage_refuses_the_start_and_names_the_file_and_the_way_on() {
     let before = written(directory.path()).await;
     let log = files(directory.path(), "wal/fsync").pop().unwrap();
     let mut bytes = std::fs::read(&log).unwrap();
-    // Among the first frames: the file is longer than what is written of it.
+    // The damage is among the first frames, because the file is longer than what is written of it.
     bytes[2000] ^= 0x40;
     std::fs::write(&log, &bytes).unwrap();
     let refused = ShardProcess::refused(directory.path(), &["--durability=fsync"]);
     let name = log.file_name().unwrap().to_str().unwrap();
     assert!(refused.contains(name) && refused.contains("--accept-data-loss"), "{refused}");
-    // Nothing was changed by that.
+    // The refused start changed nothing.
     assert_eq!(std::fs::read(&log).unwrap(), bytes);
     let process = ShardProcess::start(directory.path(), &["--durability=fsync", "--accept-data-loss"]);
     let client = process.client().await;
@@ -514,7 +516,7 @@ async fn a_kind_that_is_full_stops_its_own_writes_only() {
     assert!((3..5).contains(&taken), "{taken}");
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
     client.put(format!("{PODS}a"), "x".repeat(30_000)).await;
-    // Room comes back by what etcd frees room by.
+    // Space is freed by the same requests as in etcd.
     let deleted = client.delete("/registry/events/", "/registry/events0").await.unwrap();
     client.compact(deleted.header.unwrap().revision, true).await.unwrap();
     eventually("room", || async { client.put_request(event(9)).await.is_ok() }).await;

@@ -1,5 +1,5 @@
-//! Units over real sockets: moves between two shards by calls alone, what everybody else is told meanwhile, and that a
-//! shard without records is what it was.
+//! Units over real sockets: moves between two shards that are made by calls alone, the answers that all other clients
+//! get meanwhile, and that a shard without unit records behaves as before.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
@@ -35,7 +35,7 @@ fn pod(i: usize) -> String {
     format!("{PODS}{i:05}")
 }
 
-/// The generation of a refusal for ownership.
+/// The generation in a refusal for ownership.
 fn not_owned(refused: &Status) -> u64 {
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
     assert!(refused.message().starts_with("kindred: "), "{refused:?}");
@@ -49,7 +49,7 @@ fn by_map<T>(message: T, generation: u64) -> tonic::Request<T> {
     request
 }
 
-/// A client that knows two shards and a map, as a router does.
+/// A client that knows two shards and a map, like a router.
 #[derive(Clone)]
 struct Routed {
     stores: [KVClient<Channel>; 2],
@@ -63,7 +63,7 @@ impl Routed {
         Self { stores: [client(source).await, client(target).await], generation: Arc::new(AtomicU64::new(1)) }
     }
 
-    /// Map 1 has the unit on the first store, and each newer one on the other.
+    /// Makes the next map. Map 1 has the unit on the first store, and each newer map has it on the other store.
     fn decide(&self) -> u64 {
         self.generation.fetch_add(1, Ordering::SeqCst) + 1
     }
@@ -73,7 +73,7 @@ impl Routed {
         (generation, self.stores[usize::from(generation.is_multiple_of(2))].clone())
     }
 
-    /// Sends until it is not refused for ownership (R11: a refusal is certain).
+    /// Sends a put until it is not refused for ownership (R11: a refused request is certainly not executed).
     async fn put(&self, key: &str, value: &str) -> i64 {
         loop {
             let (generation, mut store) = self.map();
@@ -128,7 +128,7 @@ async fn ranged(
 async fn feed(shard: &Shard, generation: u64) -> Streaming<shard::FeedResponse> {
     let open = shard::FeedOpen { ranges: vec![prefix(PODS)], generation, ..Default::default() };
     let open = shard::FeedRequest { request: Some(feed_request::Request::Open(open)) };
-    // Half-closed, a feed goes on.
+    // A feed continues when its requests are half-closed.
     FeedsClient::new(shard.channel().await).feed(tokio_stream::once(open)).await.unwrap().into_inner()
 }
 
@@ -136,10 +136,10 @@ fn all_pods() -> pb::RangeRequest {
     range_request(PODS, "/registry/pods0")
 }
 
-/// What was acknowledged: for each revision the key and the value, `None` for a deletion.
+/// What was acknowledged: for each revision the key and the value, or `None` for a deletion.
 type Written = Arc<Mutex<BTreeMap<i64, (String, Option<String>)>>>;
 
-/// Writes, deletes and reads pods until it is stopped; one after another, so that it knows what must be there.
+/// Writes, deletes and reads pods until it is stopped, one request after another, so that it knows what must be there.
 async fn writer(routed: Routed, written: Written, stop: Arc<AtomicBool>, first: usize) {
     let mut i = 0;
     while !stop.load(Ordering::SeqCst) {
@@ -148,7 +148,7 @@ async fn writer(routed: Routed, written: Written, stop: Arc<AtomicBool>, first: 
             6 => (routed.delete(&key).await, None),
             _ => (routed.put(&key, &i.to_string()).await, Some(i.to_string())),
         };
-        // A deletion of what was not there has no revision of its own.
+        // A deletion of a missing key has no revision of its own.
         let there = routed.range(range_request(&key, "")).await;
         assert_eq!(there.kvs.first().map(|kv| kv.value.to_vec()), value.clone().map(String::into_bytes));
         assert!(there.header.unwrap().revision >= revision);
@@ -162,10 +162,10 @@ async fn writer(routed: Routed, written: Written, stop: Arc<AtomicBool>, first: 
     }
 }
 
-/// A key, the last that is written.
+/// The key that is written last.
 const END: &str = "/registry/pods/end";
 
-/// Follows the pods from `start` on over both stores as a router does, until it has seen [`END`].
+/// Follows the pods from `start` on over both stores, as a router does, until it has seen [`END`].
 async fn follow(routed: Routed, shards: [Client; 2], start: i64) -> Vec<(i64, String, Option<String>)> {
     let (mut seen, mut next, mut over) = (Vec::new(), start, false);
     while !over {
@@ -208,7 +208,7 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     let routed = Routed::new(&source, &target).await;
     let written: Written = Written::default();
     let mut first = 0;
-    // More than one chunk of everything, with history.
+    // There are more keys than fit into one chunk, and they have a history.
     for i in 0..1500 {
         let revision = routed.put(&pod(1000 + i), "old").await;
         first = if i == 0 { revision } else { first };
@@ -225,7 +225,7 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     let shards = [source.client().await, target.client().await];
     let following = tokio::spawn(follow(routed.clone(), shards, first));
 
-    // There.
+    // The unit moves there.
     let there = moved(1, 1, PODS);
     let tracking = track(&mut at_source, &there).await;
     assert!(tracking.keys >= 1500 && tracking.bytes > 1500 * 30 && tracking.events >= 1650, "{tracking:?}");
@@ -260,11 +260,11 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     assert_eq!(records(&mut at_source).await[0].0, shard::UnitState::Following);
     assert_eq!(records(&mut at_target).await[0].0, shard::UnitState::Owned);
 
-    // What was current at the end is still to be read at that revision.
+    // What was current at the final revision can still be read at that revision.
     let at_last = pb::RangeRequest { revision: last, limit: 2, ..all_pods() };
     let answer = ranged(&mut routed.stores[1].clone(), at_last, epoch).await.unwrap();
     assert!(answer.count >= 1500 && answer.kvs.len() == 2, "{}", answer.count);
-    // A router that has not heard of it is told.
+    // A router that does not know of the switch gets the generation of the newer map.
     let mut old = routed.stores[0].clone();
     assert_eq!(not_owned(&ranged(&mut old, all_pods(), 1).await.unwrap_err()), 2);
     assert_eq!(not_owned(&ranged(&mut old, range_request(&pod(1000), ""), 1).await.unwrap_err()), 2);
@@ -274,9 +274,10 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     let since = shard::RaiseSinceRequest { ranges: vec![prefix(PODS)], generation: 1, ..Default::default() };
     assert_eq!(not_owned(&raises.raise_since(since).await.unwrap_err()), 2);
     assert_eq!(not_owned(&feed(&source, 1).await.message().await.unwrap_err()), 2);
-    // So is who asks how far the Kind is.
+    // So does a request for the Kind's revision.
     assert_eq!(not_owned(&ranged(&mut old, range_request("/registry/pods", ""), 1).await.unwrap_err()), 2);
-    // But what was settled it reads here as it would there (R13): as a whole, by pages, counted and key by key.
+    // But what was settled such a router can read here as it would there (R13): as a whole, by pages, counted and key
+    // by key.
     let settled = pb::RangeRequest { revision: last, ..all_pods() };
     let mut new = routed.stores[1].clone();
     for asked in [
@@ -293,11 +294,11 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
         assert!(here.header.unwrap().revision <= last, "nothing above is promised");
     }
     assert_eq!(not_owned(&ranged(&mut old, settled, 2).await.unwrap_err()), 2, "it ought to know");
-    // One that has may ask for more than the unit.
+    // A router that knows of the switch may ask for more than the unit.
     let nodes = ranged(&mut old, range_request("/registry/", "/registry0"), 2).await.unwrap();
     assert_eq!(nodes.kvs.iter().map(|kv| text(&kv.key)).collect::<Vec<_>>(), ["/registry/minions/n"]);
 
-    // And back, behind what is written there meanwhile.
+    // The unit moves back, with everything that is written there meanwhile.
     let back = moved(1, 2, PODS);
     track(&mut at_target, &back).await;
     let mut tail = Tail::begin(&target, at_source.clone(), &back, last).await;
@@ -339,7 +340,7 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     assert_eq!(listed, live);
     assert_eq!(list.count, live.len() as i64);
 
-    // The other forgets it all, and goes on refusing who does not know.
+    // The other store forgets everything, and still refuses requests by an old map.
     drop_unit(&mut at_target, &back, epoch).await;
     assert_eq!(records(&mut at_target).await, [(shard::UnitState::Gone, epoch, 0)]);
     let keys = target.running.handle.call(|core| core.engine.stats().keys).await.unwrap();
@@ -349,7 +350,7 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     assert_eq!(ranged(&mut routed.stores[1].clone(), more, epoch).await.unwrap().count, 0);
 }
 
-/// A tracked unit with a few keys, copied to the other store.
+/// Tracks a unit with a few keys, and copies it to the other store.
 async fn copied(source: &Shard, target: &Shard, by: &shard::UnitMove) -> (Units, Units, i64) {
     let client = source.client().await;
     for i in 0..10 {
@@ -401,7 +402,7 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     let at_last = client.range(pb::RangeRequest { revision: last, ..all_pods() }).await.unwrap();
     assert_eq!((at_last.count, at_last.header.unwrap().revision <= last), (10, true));
     client.put("/registry/minions/n", "served").await;
-    // A raise of the whole shard, as a compaction needs, is not held up; one of the unit is.
+    // A raise of the whole shard, which a compaction needs, is not held up; a raise of the unit is.
     let mut raises = ShardClient::new(source.channel().await);
     let raise = |range, generation| shard::RaiseRequest { ranges: vec![range], to: last + 5, generation };
     let all = shard::KeyRange { key: Bytes::from_static(&[0]), range_end: Bytes::from_static(&[0]) };
@@ -411,7 +412,8 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     assert!(at_last.header.unwrap().revision <= last);
     client.compact(last, false).await.unwrap();
 
-    // The watch of the unit ends under its own id, the other goes on; a new one is refused under the id that it wants.
+    // The watch of the unit ends under its own id, and the other continues; a new one is refused under the id that it
+    // wants.
     let (mut ended, mut minion) = (None, None);
     while ended.is_none() || minion.is_none() {
         let answer = watch.next().await;
@@ -440,7 +442,7 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     at_source.forget(shard::ForgetRequest { r#move: Some(next.clone()) }).await.unwrap();
     assert_eq!(client.range(all_pods()).await.unwrap().count, 10);
 
-    // Who was taken over is told so, whatever the call.
+    // Every call of a coordinator whose move was taken over is refused.
     let stale = at_source
         .freeze(shard::FreezeRequest { r#move: Some(by.clone()), ..Default::default() })
         .await
@@ -452,8 +454,8 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     assert_eq!(stale.message().await.unwrap_err().code(), Code::FailedPrecondition);
 }
 
-/// The clock's ceiling of a target whose clock is some seconds behind is below the source's final revision, and is raised for
-/// the seal, to the maximum offset and not beyond (R2, R3).
+/// A target whose clock is some seconds behind has a ceiling below the source's final revision. The ceiling is raised
+/// for the seal, up to the maximum offset and not further (R2, R3).
 #[tokio::test]
 async fn f21_a_target_whose_clock_is_behind_is_sealed() {
     let directory = tempfile::tempdir().unwrap();
@@ -476,7 +478,7 @@ async fn f21_a_target_whose_clock_is_behind_is_sealed() {
         at_target.import(import(ahead(seconds))).await.unwrap();
         seal(&mut at_target, &by, ahead(seconds)).await.unwrap();
     }
-    // Further than a clock may be raised: refused, and the ceiling stays where it is.
+    // A seal further ahead than a clock may be raised is refused, and the ceiling stays where it is.
     at_target.import(import(ahead(3_600))).await.unwrap();
     let refused = seal(&mut at_target, &by, ahead(3_600)).await.unwrap_err();
     assert!(refused.message().contains("further above"), "{refused:?}");
@@ -491,7 +493,7 @@ async fn a_list_that_began_before_the_switch_ends_before_the_unit_is_dropped() {
     let by = moved(1, 1, PODS);
     let (mut at_source, mut at_target) = (units(&source).await, units(&target).await);
     let client = source.client().await;
-    // More than what fits into the buffers on the way.
+    // The list is larger than what fits into the buffers on the way.
     let value = "v".repeat(400_000);
     for i in 0..100 {
         client.put(pod(i), &value).await;
@@ -541,7 +543,7 @@ async fn a_seal_wants_all_events_and_all_leases() {
     let last = freeze(&mut at_source, &by).await;
     let behind = seal(&mut at_target, &by, last).await.unwrap_err();
     assert_eq!(behind.code(), Code::FailedPrecondition, "{behind:?}");
-    // Frozen, it cannot delete what it may not own any more: the end of the lease waits.
+    // The frozen source cannot delete keys that it may not own any more, so the end of the lease waits.
     let waits = at_home.lease_revoke(pb::LeaseRevokeRequest { id }).await.unwrap_err();
     assert_eq!(not_owned(&waits), 0);
 
@@ -566,7 +568,7 @@ async fn calls_that_make_no_sense_are_refused_and_without_records_all_is_as_it_w
     let client = shard.client().await;
     client.put(pod(1), "v").await;
     assert_eq!(records(&mut here).await, []);
-    // Whatever map a request was sent by.
+    // The shard answers whatever map a request was sent by.
     let mut kv = KVClient::new(shard.channel().await);
     assert_eq!(ranged(&mut kv, all_pods(), 1_000).await.unwrap().count, 1);
     let mut raises = ShardClient::new(shard.channel().await);
@@ -585,7 +587,7 @@ async fn calls_that_make_no_sense_are_refused_and_without_records_all_is_as_it_w
     assert_eq!(seal(&mut here, &by, 0).await.unwrap_err().code(), Code::InvalidArgument);
     let open = shard::OpenRequest { r#move: Some(by.clone()), epoch: 0 };
     assert_eq!(here.open(open).await.unwrap_err().code(), Code::InvalidArgument);
-    // Of what is not there, or is already.
+    // Calls about units that are not there, or that are already there.
     let unknown = here
         .freeze(shard::FreezeRequest { r#move: Some(by.clone()), ..Default::default() })
         .await
@@ -602,8 +604,8 @@ async fn calls_that_make_no_sense_are_refused_and_without_records_all_is_as_it_w
     client.put(pod(1), "still").await;
 }
 
-/// The calls about all units of a leg in one: each has its own answer, one that is refused stops none of the others, and
-/// all of it may be repeated.
+/// One call can hold the calls about all units of a leg: each has its own answer, one that is refused stops none of the
+/// others, and all of it may be repeated.
 #[tokio::test]
 async fn f18_calls_about_many_units_are_made_as_one() {
     use shard::{unit_answer::Answer, unit_call::Call};
@@ -630,7 +632,7 @@ async fn f18_calls_about_many_units_are_made_as_one() {
     }
     let last = client.put(&format!("{PODS}200/a"), "v").await;
 
-    // What nobody tracks cannot be frozen; the others are.
+    // A unit that nobody tracks cannot be frozen; the others are frozen.
     let freeze = |by| Call::Freeze(shard::FreezeRequest { r#move: by, ..Default::default() });
     let mut calls = each(&freeze);
     calls.insert(5, freeze(Some(moved(1, 1, "/registry/nodes/"))));
@@ -647,7 +649,7 @@ async fn f18_calls_about_many_units_are_made_as_one() {
     assert!(finals.iter().all(|revision| *revision >= last && last > written));
     assert_eq!(made(&mut from, each(&freeze)).await, frozen, "asked again, it is the same");
 
-    // One question tells what has happened in all of them.
+    // One question asks for the state of all of them.
     let look = |by| Call::Look(shard::LookRequest { r#move: by });
     let tails = made(&mut to, each(&look)).await.into_iter().zip(&parts).map(|(answer, by)| {
         let Answer::Look(look) = answer else { panic!("{answer:?}") };
@@ -689,7 +691,7 @@ async fn f18_calls_about_many_units_are_made_as_one() {
         assert!(opened.iter().all(|answer| matches!(answer, Answer::Open(_))), "{opened:?}");
     }
     assert_eq!(client.range(all_pods()).await.count, 2);
-    // A coordinator that another has followed is refused everything.
+    // A coordinator whose move another has taken over is refused everything.
     let mut later = parts[0].clone();
     later.term = 2;
     made(&mut to, vec![look(Some(later.clone())), Call::Track(shard::TrackRequest { r#move: Some(later) })])

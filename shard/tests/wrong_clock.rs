@@ -21,7 +21,7 @@ use kindred_shard::{
     server,
 };
 
-/// 2026-01-01, microseconds.
+/// 2026-01-01 in microseconds.
 const T0: u64 = 1_767_225_600_000_000;
 const SECOND: u64 = 1_000_000;
 const HOUR: u64 = 3_600 * SECOND;
@@ -56,13 +56,13 @@ async fn start(dir: &Path, wall: &Wall, in_cluster: bool) -> Shard {
     Shard { running: server::start(settings).await.unwrap() }
 }
 
-/// What the loop does at each tick.
+/// Does what the loop does at each tick.
 async fn tick(shard: &Shard) {
     let tick = |core: &mut kindred_shard::core::Core| core.engine.progress_tick(core.clock.wall());
     shard.running.handle.call(tick).await.unwrap();
 }
 
-/// A router that has the right time.
+/// Makes the handshake of a router that has the right time.
 async fn hello(shard: &Shard, reference_micros: u64) {
     let mut client = ShardClient::new(shard.channel().await);
     client.hello(HelloRequest { reference_micros, ..HelloRequest::default() }).await.unwrap();
@@ -90,7 +90,7 @@ async fn f45_a_clock_that_is_not_confirmed_promises_nothing() {
         assert!(refused.message().contains("clock"), "{refused:?}");
         hello(&shard, T0 + 7 * SECOND).await;
         tick(&shard).await;
-        // Set right: all goes on at once, at the right time.
+        // The wall clock is set right: everything continues at once, at the right time.
         wall.set(T0 + 7 * SECOND);
         hello(&shard, T0 + 7 * SECOND).await;
         near(shard.client().await.put("/registry/pods/a", "3").await, T0 + 7 * SECOND);

@@ -320,7 +320,7 @@ fn a_restore_brings_back_what_is_named_and_nothing_else() {
         let target = dir.join("backup");
         let path = target.to_str().context("path")?;
         let said = cli.ok(&["backup", "--to", path]).await?;
-        ensure!(said.contains(&format!("{} keys and 1 leases at revision", before.len())), "{said}");
+        ensure!(said.contains(&format!("{} keys and 1 lease at revision", before.len())), "{said}");
 
         // As if it had never been: all is the same, and nothing is written.
         let same = cli.ok(&["restore", path]).await?;
@@ -395,7 +395,7 @@ fn a_restore_brings_back_what_is_named_and_nothing_else() {
         let (address, alone) = (format!("http://{}", one.address), one.client().await?);
         let nobody = Cli::new("127.0.0.1:1")?;
         let restored = nobody.ok(&["restore", path, "--endpoints", &address]).await?;
-        ensure!(restored.contains("1 leases granted"), "{restored}");
+        ensure!(restored.contains("1 lease granted"), "{restored}");
         ensure!(content(&all(&alone, "").await?) == before, "a shard alone");
         let (ttl, keys) = keys_of(&alone, lease).await?;
         ensure!((2_000..=3_000).contains(&ttl) && keys.len() == 3, "TTL {ttl}, {keys:?}");
@@ -509,7 +509,7 @@ fn an_interrupted_backup_is_recognised() {
         );
         ensure!(cli.refused(&["restore", other]).await?.contains("nothing was restored"));
         ensure!(all(&client, "/registry/pods/").await?.is_empty());
-        ensure!(cli.ok(&["restore", other, "--kind", "pods"]).await?.contains("1 keys restored"));
+        ensure!(cli.ok(&["restore", other, "--kind", "pods"]).await?.contains("1 key restored"));
         report("backup: killed, recognised, run again; a flipped bit named");
         Ok(())
     });

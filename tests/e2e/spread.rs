@@ -6,9 +6,10 @@ use anyhow::{Context, ensure};
 use bytes::Bytes;
 use kindred_proto::etcdserverpb::{PutRequest, RangeRequest};
 use kindred_tests::{
+    admin::Admin,
     client::Client,
     etcdctl::Etcdctl,
-    scenario::{self, report},
+    scenario::{self, report, wait_for},
     servers::Up,
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -196,6 +197,39 @@ fn f44_the_key_of_a_kind_is_answered_after_any_merge_and_split() {
         early.kill().await?;
         past.kill().await?;
         report("the keys of Kinds were answered after each of the steps");
+        Ok(())
+    });
+}
+
+/// What a read of one key shows of a Kind on several shards is above the beginning of each of them, so its watch begins there.
+#[test]
+fn f25_a_kind_that_was_never_written_is_watched_from_the_header_of_a_get() {
+    scenario::run("spread-unwritten", LIMIT, |dir| async move {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/spread.yaml");
+        let up = Up::start(&dir, "spread", &[format!("--config={}", config.display())]).await?;
+        let (client, etcdctl) = (up.client().await?, Etcdctl::new(&up.address));
+        let addresses = up.addresses("admin")?;
+        let admin = Admin::at(addresses.first().context("an admin port")?);
+        wait_for("all stores", LINE_LIMIT, async || {
+            Ok((!admin.ask("GET", "/readyz?verbose", "").await?.1.contains("[!]store-")).then_some(()))
+        })
+        .await?;
+        for (key, prefix) in [
+            ("/registry/pods/", "/registry/pods/"),
+            ("/registry/leases/kube-node-lease/node-1", "/registry/leases/"),
+        ] {
+            let read = etcdctl.json(&["get", key]).await?;
+            let shown = read["header"]["revision"].as_i64().context("header")?;
+            let from = format!("--rev={}", shown + 1);
+            let mut child = etcdctl.start(&["watch", prefix, "--prefix", &from, "-w", "json"])?;
+            let mut lines = BufReader::new(child.stdout.take().context("stdout")?).lines();
+            let written = put(&client, &format!("{prefix}ns/new")).await?;
+            ensure!(written > shown, "{written} is behind {shown}");
+            let line = tokio::time::timeout(LINE_LIMIT, lines.next_line()).await??;
+            let line = line.with_context(|| format!("the watch of {prefix} from {from} was canceled"))?;
+            let response: serde_json::Value = serde_json::from_str(&line)?;
+            ensure!(response["Events"][0]["kv"]["mod_revision"].as_i64() == Some(written), "{line}");
+        }
         Ok(())
     });
 }

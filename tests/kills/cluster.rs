@@ -4,6 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
 use anyhow::{Context, ensure};
@@ -16,8 +17,10 @@ use kindred_tests::{
     client::Client,
     process::{Process, Spec, our_binary},
     proxy::Link,
+    scenario::wait_for,
     servers::Shard,
 };
+use kindred_wire::protocol::NOT_OWNED;
 use serde_json::Value;
 
 use crate::writers::{PODS, PODS_END};
@@ -25,8 +28,7 @@ use crate::writers::{PODS, PODS_END};
 const CONFIG: &str = include_str!("configs/pair.yaml");
 const CLUSTER: &str = "--cluster-id=0x1ee7";
 const MOVES: &str = "/kindred/moves/";
-/// The metadata of a shard's refusal for ownership.
-const NOT_OWNED: &str = "kindred-not-owned";
+const REACH_LIMIT: Duration = Duration::from_secs(60);
 /// The meta store's name, beside those of the stores.
 pub const META: &str = "meta";
 /// The router that lives through all.
@@ -229,6 +231,16 @@ impl Cluster {
             ensure!(found == expected, "store {name} shows {found} pods instead of {expected}");
         }
         Ok(())
+    }
+
+    /// Until the surviving router reaches all stores. A store that comes back is up for its routers at different times, and
+    /// a move that goes on with one of them may make the other wait for it.
+    pub async fn reaches_all(&self) -> anyhow::Result<()> {
+        wait_for("the survivor to reach all stores", REACH_LIMIT, || async {
+            let (_, checks) = self.survivor.admin.ask("GET", "/readyz?verbose", "").await?;
+            Ok((!checks.contains("[!]store-")).then_some(()))
+        })
+        .await
     }
 
     /// A connection to the surviving router.

@@ -65,6 +65,7 @@ impl Case {
                 }
                 self.strike(cluster, &victim, (owner, to)).await?;
                 if fault.is_felt() {
+                    cluster.reaches_all().await?;
                     writers.outage_ends().await.with_context(|| format!("the record was {before}"))?;
                 }
             }

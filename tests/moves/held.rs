@@ -8,11 +8,10 @@ use kindred_proto::{
     shard_v1::{UnitState, UnitsListRequest},
 };
 use kindred_tests::{client::Client, servers::Up, workload::keys::KINDS};
+use kindred_wire::protocol::NOT_OWNED;
 
 /// Where the meta store has the state of the cluster.
 const STATE: &str = "/kindred/state";
-/// The metadata of a shard's refusal for ownership.
-const NOT_OWNED: &str = "kindred-not-owned";
 
 /// Every record of every shard is settled, and each key is where the map in the meta store says. How many keys there are.
 ///

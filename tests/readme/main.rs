@@ -1,42 +1,86 @@
-//! The README's tour, run as it stands there: every `$ command` of its `console` blocks, and what it must print.
-//! `…` in an expected line stands for anything.
+//! The documentation, run as it stands: every `$ command` of the `console` blocks in `README.md` and `docs/*.md`, and what it
+//! must print. A comment before a block says which cluster it and the blocks behind it run against: `<!-- kindred up -->`, or
+//! with flags behind it; files are those of the repository. `…` in an expected line stands for anything, a line that is only
+//! `…` for any number of lines.
 
-use std::{path::Path, process::Stdio, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use kindred_tests::{peers::peer, process::our_binary, scenario, servers::Up};
 use tokio::process::Command;
 
-/// From here on, the README runs `kindred up --config deploy/spread.yaml`.
-const SPREAD: &str = "\n## A Kind over several shards\n";
-/// Longer than the tour's longest command, a watch of five seconds.
-const COMMAND_LIMIT: Duration = Duration::from_secs(20);
+/// Longer than the longest command: a store that is added is waited for.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+/// How a page says that its next blocks run against a cluster of their own.
+const CLUSTER: (&str, &str) = ("<!-- kindred up", "-->");
 
+/// A command of a page.
+#[derive(Debug, PartialEq, Eq)]
 struct Step {
+    /// Where it stands, from 1.
+    line: usize,
     command: String,
     expected: Vec<String>,
 }
 
-/// The commands of the `console` blocks, with the lines that follow each.
-fn steps(readme: &str) -> Vec<Step> {
-    let mut steps: Vec<Step> = Vec::new();
-    let mut in_block = false;
-    for line in readme.lines() {
-        match line {
-            "```console" => in_block = true,
-            "```" => in_block = false,
-            _ if !in_block => {}
-            _ => match (line.strip_prefix("$ "), steps.last_mut()) {
-                (Some(command), _) => steps.push(Step { command: command.to_owned(), expected: Vec::new() }),
-                (None, Some(step)) => step.expected.push(line.to_owned()),
-                (None, None) => {}
-            },
-        }
-    }
-    steps
+/// A cluster of a page.
+#[derive(Debug, PartialEq, Eq)]
+struct Part {
+    /// The flags of its `kindred up`.
+    flags: Vec<String>,
+    steps: Vec<Step>,
 }
 
-/// Whether a line is what the README shows.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The commands of the `console` blocks, with the lines that follow each, by cluster.
+fn parts(page: &str) -> anyhow::Result<Vec<Part>> {
+    let mut parts: Vec<Part> = Vec::new();
+    let mut in_block = false;
+    for (number, line) in (1..).zip(page.lines()) {
+        if !in_block && let Some(rest) = line.strip_prefix(CLUSTER.0) {
+            let flags =
+                rest.strip_suffix(CLUSTER.1).with_context(|| format!("line {number}: no {}", CLUSTER.1))?;
+            let flags = flags.split_whitespace().map(str::to_owned).collect();
+            parts.push(Part { flags, steps: Vec::new() });
+            continue;
+        }
+        match line {
+            "```console" => {
+                anyhow::ensure!(
+                    !parts.is_empty(),
+                    "line {number}: no {} … {} says where it runs",
+                    CLUSTER.0,
+                    CLUSTER.1
+                );
+                in_block = true;
+            }
+            "```" => in_block = false,
+            _ if !in_block => {}
+            _ => {
+                let steps = &mut parts.last_mut().context("a block is in a part")?.steps;
+                match (line.strip_prefix("$ "), steps.last_mut()) {
+                    (Some(command), _) => {
+                        let command = command.to_owned();
+                        steps.push(Step { line: number, command, expected: Vec::new() });
+                    }
+                    (None, Some(step)) => step.expected.push(line.to_owned()),
+                    (None, None) => {}
+                }
+            }
+        }
+    }
+    Ok(parts)
+}
+
+/// Whether a line is what the page shows.
 fn matches(expected: &str, line: &str) -> bool {
     let mut parts = expected.split('…');
     let Some(rest) = parts.next().and_then(|first| line.strip_prefix(first)) else { return false };
@@ -48,6 +92,18 @@ fn matches(expected: &str, line: &str) -> bool {
         rest = &rest[at + part.len()..];
     }
     rest.is_empty() || (last_empty && expected.contains('…'))
+}
+
+/// Whether all lines are.
+fn all_match(expected: &[String], lines: &[&str]) -> bool {
+    match (expected.split_first(), lines.split_first()) {
+        (Some((any, rest)), _) if any == "…" => {
+            (0..=lines.len()).any(|skipped| all_match(rest, &lines[skipped..]))
+        }
+        (Some((first, rest)), Some((line, lines))) => matches(first, line) && all_match(rest, lines),
+        (None, None) => true,
+        (None, Some(_)) | (Some(_), None) => false,
+    }
 }
 
 async fn run(step: &Step, dir: &Path, up: &Up) -> anyhow::Result<String> {
@@ -75,37 +131,66 @@ async fn run(step: &Step, dir: &Path, up: &Up) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Runs the commands of a part of the README.
-async fn tour(part: &str, at_least: usize, dir: &Path, up: &Up) -> anyhow::Result<usize> {
-    let steps = steps(part);
-    anyhow::ensure!(steps.len() >= at_least, "the README has only {} commands here", steps.len());
-    for step in &steps {
-        let printed = run(step, dir, up).await.with_context(|| format!("$ {}", step.command))?;
-        let lines: Vec<&str> = printed.lines().collect();
-        let same = lines.len() == step.expected.len()
-            && step.expected.iter().zip(&lines).all(|(expected, line)| matches(expected, line));
-        anyhow::ensure!(
-            same,
-            "$ {}\nprinted:\n{printed}\nthe README shows:\n{}",
-            step.command,
-            step.expected.join("\n")
-        );
+/// Runs a page from its beginning; how many commands it has.
+async fn tour(name: &str, page: &str, dir: &Path) -> anyhow::Result<usize> {
+    let mut commands = 0;
+    for (number, Part { flags, steps }) in (1..).zip(parts(page)?) {
+        let flags: Vec<String> = flags
+            .into_iter()
+            .map(|flag| {
+                let file = root().join(&flag);
+                if file.is_file() { file.display().to_string() } else { flag }
+            })
+            .collect();
+        let cluster = format!("{}-{number}", name.trim_end_matches(".md"));
+        let up = Up::start(dir, &cluster, &flags).await?;
+        let dir = dir.join(format!("{cluster}-work"));
+        fs::create_dir(&dir)?;
+        for step in &steps {
+            let place = || format!("{name}:{}: $ {}", step.line, step.command);
+            let printed = run(step, &dir, &up).await.with_context(place)?;
+            let lines: Vec<&str> = printed.lines().collect();
+            anyhow::ensure!(
+                all_match(&step.expected, &lines),
+                "{}\nprinted:\n{printed}\nthe page shows:\n{}",
+                place(),
+                step.expected.join("\n")
+            );
+        }
+        commands += steps.len();
     }
-    Ok(steps.len())
+    Ok(commands)
+}
+
+/// The README and the pages of `docs/`, in the order of their names.
+fn pages() -> anyhow::Result<Vec<PathBuf>> {
+    let mut pages = vec![root().join("README.md")];
+    let entries = fs::read_dir(root().join("docs"))?.collect::<Result<Vec<_>, _>>()?;
+    let mut docs: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
+    docs.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    docs.sort();
+    pages.append(&mut docs);
+    Ok(pages)
 }
 
 #[test]
-fn the_tour_is_as_the_readme_shows_it() {
-    scenario::run("readme", Duration::from_secs(120), |dir| async move {
-        let readme = include_str!("../../README.md");
-        let (first, spread) =
-            readme.split_once(SPREAD).context("the section on Kinds over several shards")?;
-        let up = Up::start(&dir, "tour", &[]).await?;
-        let mut commands = tour(first, 15, &dir, &up).await?;
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/spread.yaml");
-        let up = Up::start(&dir, "spread", &[format!("--config={}", config.display())]).await?;
-        commands += tour(spread, 8, &dir, &up).await?;
-        println!("readme: commands={commands} differences=0");
+fn the_pages_show_what_the_commands_print() {
+    scenario::run("readme", Duration::from_secs(300), |dir| async move {
+        let (mut commands, mut toured) = (0, Vec::new());
+        for path in pages()? {
+            let name = path.file_name().context("a page has a name")?.to_string_lossy().into_owned();
+            let page = fs::read_to_string(&path)?;
+            let run = tour(&name, &page, &dir).await.with_context(|| name.clone())?;
+            if run > 0 {
+                commands += run;
+                toured.push(name);
+            }
+        }
+        println!("readme: pages={} commands={commands} differences=0", toured.join(","));
+        for page in ["README.md", "concepts.md", "moving-kinds.md", "backup.md"] {
+            anyhow::ensure!(toured.iter().any(|name| name == page), "{page} has no commands any more");
+        }
+        anyhow::ensure!(commands >= 35, "the pages have only {commands} commands");
         Ok(())
     });
 }
@@ -125,4 +210,37 @@ fn ellipses_stand_for_anything_and_nothing_else_does() {
     ] {
         assert_eq!(matches(expected, line), same, "{expected:?} {line:?}");
     }
+}
+
+#[test]
+fn a_line_of_an_ellipsis_stands_for_any_lines() {
+    for (expected, printed, same) in [
+        (&["a", "…", "b"][..], &["a", "b"][..], true),
+        (&["a", "…", "b"], &["a", "x", "y", "b"], true),
+        (&["a", "…", "b"], &["a", "x", "b", "y"], false),
+        (&["…"], &[], true),
+        (&["…", "b …"], &["b", "b 1"], true),
+        (&["a"], &[], false),
+        (&[], &["a"], false),
+    ] {
+        let expected: Vec<String> = expected.iter().map(|line| (*line).to_owned()).collect();
+        assert_eq!(all_match(&expected, printed), same, "{expected:?} {printed:?}");
+    }
+}
+
+#[test]
+fn pages_say_which_cluster_they_run_against() {
+    let page = "<!-- kindred up -->\n```console\n$ a\nA\n$ b\n```\n<!-- kindred up --x y -->\n```console\n$ c\n```\n";
+    let step = |line, command: &str, expected: &[&str]| Step {
+        line,
+        command: command.to_owned(),
+        expected: expected.iter().map(|line| (*line).to_owned()).collect(),
+    };
+    let wanted = [
+        Part { flags: Vec::new(), steps: vec![step(3, "a", &["A"]), step(5, "b", &[])] },
+        Part { flags: vec!["--x".to_owned(), "y".to_owned()], steps: vec![step(9, "c", &[])] },
+    ];
+    assert_eq!(parts(page).unwrap(), wanted);
+    assert!(parts("```console\n$ a\n```\n").is_err());
+    assert!(parts("```text\n$ a\n```\n").unwrap().is_empty());
 }

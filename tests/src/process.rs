@@ -1,6 +1,7 @@
 //! One server process: started, watched until its ready line, killed by its id, started again on the same addresses.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File, OpenOptions},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
@@ -9,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use parking_lot::Mutex;
 
 use crate::scenario::wait_for;
 
@@ -82,6 +84,11 @@ impl Process {
         }
         let logs = self.logs();
         let spec = &self.spec;
+        for (name, _) in
+            spec.env.iter().filter(|(name, value)| name.ends_with("FAILPOINTS") && !value.is_empty())
+        {
+            has_failpoints(&spec.program, name)?;
+        }
         self.offsets = logs.clone().map(|log| fs::metadata(log).map_or(0, |m| m.len()));
         let mut command = Command::new(&spec.program);
         command
@@ -261,6 +268,25 @@ impl Drop for Process {
     }
 }
 
+/// Fails unless the program was built with failpoints, and so knows the variable that arms them.
+fn has_failpoints(program: &Path, variable: &str) -> anyhow::Result<()> {
+    /// Programs that were looked at. They are large.
+    static KNOWN: Mutex<BTreeSet<(PathBuf, String)>> = Mutex::new(BTreeSet::new());
+    let known = (program.to_owned(), variable.to_owned());
+    if KNOWN.lock().contains(&known) {
+        return Ok(());
+    }
+    let content = fs::read(program).with_context(|| format!("reading {}", program.display()))?;
+    if memchr::memmem::find(&content, variable.as_bytes()).is_none() {
+        bail!(
+            "{} has no failpoints, for which {variable} is set: this test needs a dev build, not a release build",
+            program.display()
+        );
+    }
+    KNOWN.lock().insert(known);
+    Ok(())
+}
+
 fn append(path: &Path) -> anyhow::Result<File> {
     OpenOptions::new()
         .create(true)
@@ -300,4 +326,24 @@ pub fn our_binary(name: &str) -> anyhow::Result<PathBuf> {
         );
     }
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_program_without_failpoints_is_not_started_with_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = |value: &str| Spec {
+            name: "release".to_owned(),
+            program: PathBuf::from("/bin/echo"),
+            args: vec!["ready".to_owned()],
+            env: vec![("KINDRED_FAILPOINTS".to_owned(), value.to_owned())],
+            ready: "ready".to_owned(),
+        };
+        let error = Process::start(dir.path(), spec("freeze.before=exit")).await.unwrap_err();
+        assert!(error.to_string().contains("needs a dev build"), "{error}");
+        Process::start(dir.path(), spec("")).await.unwrap();
+    }
 }

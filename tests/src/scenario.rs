@@ -24,7 +24,7 @@ const SLOWER: u32 = 10;
 /// the logs in it are printed.
 ///
 /// # Panics
-/// When the body fails or is not done within [`SLOWER`] times `limit`: this is how a test fails.
+/// When the body fails or is not done within `SLOWER` times `limit`: this is how a test fails.
 pub fn run<F, Fut>(name: &str, limit: Duration, body: F)
 where
     F: FnOnce(PathBuf) -> Fut,
@@ -110,7 +110,7 @@ pub fn report(line: &str) {
     let _ = out.flush();
 }
 
-/// Polls until `condition` gives a value; fails with `what` after [`SLOWER`] times `limit`.
+/// Polls until `condition` gives a value; fails with `what` after `SLOWER` times `limit`.
 pub async fn wait_for<T, F, Fut>(what: &str, limit: Duration, mut condition: F) -> anyhow::Result<T>
 where
     F: FnMut() -> Fut,

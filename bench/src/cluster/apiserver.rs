@@ -1,5 +1,5 @@
-//! What an apiserver asks of its store beside writes: one watch of each Kind, the current revision of a Kind again and
-//! again, and lists by pages.
+//! The requests of an apiserver other than writes: one watch of each Kind, repeated probes for a Kind's current
+//! revision, and paginated lists.
 
 use std::time::{Duration, Instant};
 
@@ -22,15 +22,14 @@ use crate::{
     pace,
 };
 
-/// Keys of a page.
+/// The number of keys in a page.
 const PAGE: i64 = 500;
-/// How long the last events may take.
+/// The silence after which the last events have arrived.
 const QUIET: Duration = Duration::from_millis(500);
 
 /// The times of one kind of operation, in microseconds.
 pub type Times = (String, Vec<u32>);
 
-/// The watches of an apiserver.
 pub struct Apiserver {
     watches: JoinSet<anyhow::Result<Times>>,
     stop: watch::Sender<bool>,
@@ -45,7 +44,7 @@ fn end_of(prefix: &str) -> Bytes {
 }
 
 impl Apiserver {
-    /// Watches these Kinds, each on a connection of its own, as kube-apiserver does.
+    /// Watches these Kinds, each on its own connection, as kube-apiserver does.
     pub async fn start(endpoint: &str, kinds: &[&'static str], origin: Instant) -> anyhow::Result<Self> {
         let (stop, stopped) = watch::channel(false);
         let mut watches = JoinSet::new();
@@ -92,7 +91,7 @@ impl Apiserver {
         Ok(Self { watches, stop })
     }
 
-    /// Ends it once no event has come for a while.
+    /// Stops the watches when no event has come for a while; returns the times.
     pub async fn stop(mut self) -> anyhow::Result<Vec<Times>> {
         self.stop.send_replace(true);
         let mut all = Vec::new();
@@ -103,7 +102,7 @@ impl Apiserver {
     }
 }
 
-/// Asks for the current revisions of these Kinds in turn: a key that never exists, as kube-apiserver does.
+/// Probes these Kinds' current revisions in turn, by reading a key that never exists, as kube-apiserver does.
 pub async fn probes(
     channels: Vec<Channel>,
     kinds: &'static [&'static str],
@@ -132,7 +131,7 @@ pub async fn probes(
     Ok(("probe".to_owned(), times))
 }
 
-/// Lists pods by pages, all at the revision of the first, again and again, ten pages a second.
+/// Lists pods repeatedly, ten pages per second; all pages of a list are at the revision of its first.
 pub async fn lists(channels: Vec<Channel>, limit: Duration) -> anyhow::Result<Times> {
     let (prefix, began) = ("/registry/pods/", Instant::now());
     let mut kv = KvClient::new(channels[0].clone()).max_decoding_message_size(usize::MAX);

@@ -1,5 +1,5 @@
-//! Everything that writes one Kind, at its pace: each write is Kubernetes' optimistic update, and its value begins with
-//! when it was due, by which a watcher tells how late its event is.
+//! The writers of one Kind at its pace. Each write is Kubernetes' optimistic update. A value begins with the time
+//! when its write was due, from which watchers compute the delay of its event.
 
 use std::{
     sync::{
@@ -17,22 +17,21 @@ use tonic::transport::Channel;
 
 use crate::{load, pace};
 
-/// Due writes that the runtime has not taken yet.
+/// The capacity of the queue of due writes.
 const DUE_MAX: usize = 1 << 16;
 
-/// The writers of a Kind.
 #[derive(Clone)]
 pub struct Writer {
-    /// As in its keys.
+    /// The name in the Kind's keys.
     pub kind: &'static str,
-    /// What is known of each key; empty where every write makes a new one.
+    /// The known revision of each key; empty if every write creates a new key.
     revisions: Arc<Vec<AtomicI64>>,
     value_bytes: usize,
     rate: u64,
     made: Arc<AtomicI64>,
 }
 
-/// The microseconds from `origin` until `at`, at the beginning of a value.
+/// A value that begins with the microseconds from `origin` to `at`.
 fn value(origin: Instant, at: Instant, bytes: usize) -> Bytes {
     let due = u64::try_from(at.saturating_duration_since(origin).as_micros()).unwrap_or(u64::MAX);
     pace::value(due, bytes)
@@ -70,7 +69,6 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes every key once.
     pub async fn fill(&self, channels: &[Channel], in_flight: usize) -> anyhow::Result<()> {
         let now = Instant::now();
         let mut tasks = JoinSet::new();
@@ -89,7 +87,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes at the pace of the Kind for this long; the times of all, in microseconds from when each was due.
+    /// Writes at the Kind's pace for `limit`; returns all times, in microseconds from when each write was due.
     pub async fn run(
         self,
         channels: Vec<Channel>,
@@ -123,7 +121,7 @@ impl Writer {
     }
 }
 
-/// Whole microseconds, as many as fit.
+/// Whole microseconds, saturating.
 pub fn micros(time: Duration) -> u32 {
     u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
 }

@@ -1,25 +1,24 @@
-//! Lease objects as kubelets write them, in the bytes that kube-apiserver stores: protobuf behind `k8s\0`. A renewal changes
-//! nothing but its time.
+//! Lease objects as kubelets write them, encoded as kube-apiserver stores them: protobuf after `k8s\0`. A renewal
+//! changes only the time.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// Where the leases of nodes are.
+/// The prefix of the nodes' leases.
 pub const PREFIX: &str = "/registry/leases/kube-node-lease/";
-/// How long a kubelet's lease is good for.
+/// The duration of a kubelet's lease.
 const SECONDS: u64 = 40;
-/// When every lease was made.
+/// The creation time of every lease.
 const CREATED: u64 = 1_700_000_000;
 
-/// The key of a node's lease.
 pub fn key(node: usize) -> Bytes {
     format!("{PREFIX}node-{node:07}").into()
 }
 
-/// A node's lease as it is after so many renewals.
+/// A node's lease after this many renewals.
 pub fn object(node: usize, renewals: u64) -> Bytes {
     let name = format!("node-{node:07}");
     let uid = format!("{node:08x}-7d3a-4c51-9a4e-0242ac120002");
-    // Kubelets renew every ten seconds; microseconds are not even ones.
+    // Kubelets renew every ten seconds, at odd microseconds.
     let renewed = time(CREATED + renewals * 10, 123_456_000);
     let owner = Message::default().text(1, "Node").text(3, &name).text(4, &uid).text(5, "v1");
     let fields = format!(
@@ -56,7 +55,7 @@ fn time(seconds: u64, nanos: u64) -> Message {
     Message::default().number(1, seconds).number(2, nanos)
 }
 
-/// A protobuf message that is being written.
+/// A protobuf message under construction.
 #[derive(Default)]
 struct Message(BytesMut);
 
@@ -95,7 +94,7 @@ impl Message {
 mod tests {
     use super::*;
 
-    /// The fields of a message: numbers, and for those with a length their bytes.
+    /// The fields of a message: their numbers, and the bytes of length-delimited ones.
     fn fields(mut bytes: &[u8]) -> Vec<(u64, &[u8])> {
         fn varint(bytes: &mut &[u8]) -> u64 {
             let (mut value, mut shift) = (0, 0);
@@ -139,7 +138,7 @@ mod tests {
         let (one, two) = (object(42, 7), object(42, 8));
         assert_eq!(one.len(), two.len());
         let differ = one.iter().zip(&two).filter(|(a, b)| a != b).count();
-        // In the spec, and in what the apiserver notes of it.
+        // In the spec, and in the apiserver's managed fields.
         assert!((2..=4).contains(&differ), "{differ} bytes differ");
         assert!((470..490).contains(&one.len()), "{} bytes, and the table says about 480", one.len());
         assert_ne!(object(42, 7), object(43, 7));

@@ -1,6 +1,6 @@
-//! How operations follow each other. Closed loop: a number of calls is in flight, and the next begins when one ends. Open
-//! loop: each begins when it is due, whatever became of those before it, and is timed from when it was *due*, so that a
-//! server that stalls is charged for every operation that it kept waiting (no coordinated omission).
+//! The order of operations. In a closed loop, a fixed number of calls is in flight and the next begins when one
+//! ends. In an open loop each begins when it is due, regardless of earlier ones, and is timed from when it was
+//! *due*, so that a stalled server is charged for every operation that it delayed (no coordinated omission).
 
 use std::{
     sync::{
@@ -16,20 +16,19 @@ use tokio::{sync::mpsc, task::JoinSet};
 use super::{Kind, Target, scatter};
 use crate::pace;
 
-/// Operations that are due and that the runtime has not taken yet: more than any run has.
+/// The capacity of the queue of due operations, which is more than any run has.
 const DUE_MAX: usize = 1 << 22;
 
-/// What a run measured.
+/// The measurements of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
-    /// How long each operation took, in nanoseconds, in no order.
+    /// The time of each operation in nanoseconds, unsorted.
     pub nanos: Vec<u64>,
-    /// Updates that were refused.
+    /// The number of refused updates.
     pub refused: u64,
 }
 
 impl Outcome {
-    /// How many operations there were.
     pub fn ops(&self) -> u64 {
         self.nanos.len() as u64
     }
@@ -44,17 +43,17 @@ fn nanos_since(at: Instant) -> u64 {
     u64::try_from(at.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The keys of one of `workers`: each has its own, so that optimistic updates succeed.
+/// The keys of one of `workers` workers. Each has its own, so that optimistic updates succeed.
 fn own(worker: usize, workers: usize, keys: usize) -> Vec<usize> {
     if worker < keys { (worker..keys).step_by(workers).collect() } else { vec![worker % keys] }
 }
 
 impl Target {
-    /// Does `ops` operations, one after the other on each of the calls in flight.
+    /// Makes `ops` operations in a closed loop.
     pub async fn closed(&self, kind: Kind, ops: u64) -> anyhow::Result<Outcome> {
         let next = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
-        // Where the runs before ended, of each worker's turns.
+        // Where the previous run ended, in turns of each worker.
         let turns = usize::try_from(ops)?.div_ceil(self.shape.in_flight);
         let from = self.scattered.as_ref().map(|taken| taken.fetch_add(turns, Ordering::Relaxed));
         for worker in 0..self.shape.in_flight {
@@ -89,11 +88,11 @@ impl Target {
         Ok(all)
     }
 
-    /// Does `ops` operations, `rate` a second.
+    /// Makes `ops` operations in an open loop, `rate` per second.
     pub async fn open(&self, kind: Kind, ops: u64, rate: u64) -> anyhow::Result<Outcome> {
         anyhow::ensure!(ops > 0 && rate > 0, "no operation is ever due");
         let (to, mut due) = mpsc::channel(DUE_MAX);
-        // The runtime's timer has steps of a millisecond; a thread of its own keeps time better.
+        // The runtime's timer has steps of a millisecond; a separate thread is more precise.
         let clock = std::thread::spawn(move || pace::tick(rate, ops, &to));
         let callers: Vec<_> = (0..self.channels.len()).map(|number| self.caller(number)).collect();
         let (mut running, mut outcome, mut number) = (JoinSet::new(), Outcome::default(), 0);

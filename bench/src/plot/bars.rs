@@ -1,11 +1,11 @@
-//! Panels of bars, each panel with a scale of its own: what they compare differs a hundredfold from one to the next.
+//! Bar charts in panels. Each panel has its own scale, because the values of different panels differ a hundredfold.
 
 use super::{Anchor, Svg};
 
 const MARGIN: f64 = 12.0;
 const HEAD: f64 = 30.0;
 const COLUMNS: usize = 2;
-/// Of a panel: the names, the longest bar, what is written behind it.
+/// The widths of a panel's names, longest bar and labels.
 const NAMES: f64 = 176.0;
 const LONGEST: f64 = 220.0;
 const BEHIND: f64 = 130.0;
@@ -15,36 +15,31 @@ const BAR: f64 = 14.0;
 const GAP: f64 = 16.0;
 const FOOT: f64 = 20.0;
 
-/// Bars of the same subjects, in panels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bars {
-    /// What is compared.
+    /// The title of the picture.
     pub title: String,
-    /// What is to be known of the picture.
+    /// A note below the panels.
     pub note: String,
-    /// Names and colours of the bars of every panel.
+    /// The names and colours of the bars, the same in every panel.
     pub subjects: Vec<(String, String)>,
-    /// The panels.
     pub panels: Vec<Panel>,
 }
 
-/// Bars that share a scale.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Panel {
-    /// What they are of.
     pub title: String,
-    /// One for each subject, where there is one.
+    /// The bar of each subject, if it has one.
     pub bars: Vec<Option<Bar>>,
 }
 
-/// A bar.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
-    /// What it is made up of, the first in full colour, what follows paler.
+    /// The lengths of the bar's parts; the first has the full colour, the others are paler.
     pub parts: Vec<f64>,
-    /// Where its mark of spread begins and ends.
+    /// The ends of the mark for the spread.
     pub spread: (f64, f64),
-    /// What is written behind it.
+    /// The text after the bar.
     pub label: String,
 }
 
@@ -55,7 +50,6 @@ impl Bar {
 }
 
 impl Bars {
-    /// The picture.
     pub fn svg(&self) -> String {
         let panel_height = TITLE + ROW * self.subjects.len() as f64 + GAP;
         let panel_width = NAMES + LONGEST + BEHIND;
@@ -140,7 +134,7 @@ mod tests {
     #[test]
     fn the_longest_bar_of_each_panel_is_as_long_as_can_be() {
         let svg = bars().svg();
-        // 44 is the longest of the first panel, 2 of the second.
+        // The longest is 44 in the first panel, and 2 in the second.
         let widths: Vec<f64> = svg
             .lines()
             .filter(|line| line.contains("fill=\"#777777\"") || line.contains("fill=\"#009e73\""))

@@ -1,45 +1,38 @@
-//! Lines over steps that are named, with a logarithmic scale.
+//! Line charts over named steps, with a logarithmic scale.
 
 use super::{Anchor, GRID, Svg, digits};
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 380.0;
-/// Where the first and the last step are, and the ends of the scale.
+/// The positions of the first and the last step, and the ends of the scale.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 590.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 330.0;
 const LEGEND: f64 = 614.0;
 
-/// Lines over the same steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lines {
-    /// What is shown.
+    /// The title of the picture.
     pub title: String,
-    /// What the steps are.
+    /// The label of the steps.
     pub below: String,
-    /// What the values are.
+    /// The label of the values.
     pub beside: String,
-    /// The steps.
     pub steps: Vec<String>,
-    /// The lines.
     pub lines: Vec<Line>,
 }
 
-/// A line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// What it is.
     pub name: String,
-    /// Its colour.
     pub colour: String,
-    /// Whether it is dashed.
     pub dashed: bool,
-    /// At each step, where there is one; only what is above zero can be shown.
+    /// The value at each step, if there is one. Values that are not positive cannot be shown.
     pub values: Vec<Option<f64>>,
 }
 
-/// The powers of ten between which all values are.
+/// The powers of ten that enclose all values.
 fn decades(values: impl Iterator<Item = f64>) -> (i32, i32) {
     let (low, high) =
         values.fold((f64::MAX, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
@@ -51,7 +44,6 @@ fn decades(values: impl Iterator<Item = f64>) -> (i32, i32) {
 }
 
 impl Lines {
-    /// The picture.
     pub fn svg(&self) -> String {
         let shown = |value: &f64| value.is_finite() && *value > 0.0;
         let all = self.lines.iter().flat_map(|line| line.values.iter().flatten().copied());
@@ -123,7 +115,7 @@ mod tests {
     fn powers_of_ten_are_equally_far_apart() {
         let svg = lines().svg();
         assert!(svg.contains("points=\"64,330 327,187 590,44\""), "{svg}");
-        // What is not there or cannot be shown is left out.
+        // Missing values, and values that cannot be shown, are left out.
         assert!(svg.contains("points=\"64,286.95\""), "{svg}");
     }
 

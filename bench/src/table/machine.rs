@@ -1,24 +1,19 @@
-//! Where and with what a table was made.
+//! Describes the machine and the programs behind a table.
 
 use std::{fs, path::Path, process::Command};
 
-/// The machine that measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
-    /// The processor's name.
     pub cpu: String,
-    /// Cores that this process may use.
+    /// The number of cores that this process may use.
     pub cores: usize,
-    /// Memory, in MiB.
     pub memory_mib: u64,
-    /// The kernel's release.
     pub kernel: String,
 }
 
 const UNKNOWN: &str = "unknown";
 
 impl Machine {
-    /// This one.
     pub fn here() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Self {
@@ -30,7 +25,7 @@ impl Machine {
     }
 }
 
-/// `model name` of the first processor; not every architecture has one.
+/// The `model name` of the first processor, or the architecture if there is none.
 fn cpu_model(cpuinfo: &str) -> String {
     let named = |line: &str| {
         let (field, value) = line.split_once(':')?;
@@ -49,14 +44,14 @@ fn word(text: &str) -> String {
     text.split_whitespace().next().unwrap_or(UNKNOWN).to_owned()
 }
 
-/// The commit that is checked out here, and whether files differ from it.
+/// The commit that is checked out, and whether files differ from it.
 pub fn commit() -> String {
     let git = |words: &[&str]| {
         let output =
             Command::new("git").args(words).output().ok().filter(|output| output.status.success())?;
         String::from_utf8(output.stdout).ok()
     };
-    // Results of an earlier run are no change of what is measured.
+    // Results of an earlier run do not change what is measured.
     let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results"]);
     match git(&["rev-parse", "--short=12", "HEAD"]) {
         None => UNKNOWN.to_owned(),
@@ -67,7 +62,7 @@ pub fn commit() -> String {
     }
 }
 
-/// The version that a program says it is.
+/// The version that a program reports.
 pub fn version(program: &Path) -> String {
     let output = Command::new(program).arg("--version").output();
     output.map_or_else(
@@ -76,13 +71,13 @@ pub fn version(program: &Path) -> String {
     )
 }
 
-/// The first word that begins with a digit, or with a `v` before one: `etcd Version: 3.7.3`, `mem_etcd 0.1.0`.
+/// The first word that begins with a digit, or with `v` and a digit: `etcd Version: 3.7.3`, `mem_etcd 0.1.0`.
 fn version_in(text: &str) -> Option<String> {
     let is_version = |word: &&str| word.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit());
     text.split_whitespace().find(is_version).map(|word| word.trim_start_matches('v').to_owned())
 }
 
-/// The words of this program's command line as others can use them: of absolute paths only the last name.
+/// This program's command line without the folders of absolute paths, so that others can reuse it.
 pub fn command_line(words: impl Iterator<Item = String>) -> String {
     let name = |path: &str| match Path::new(path).file_name() {
         Some(name) if path.starts_with('/') => name.to_string_lossy().into_owned(),

@@ -1,4 +1,4 @@
-//! The measurements as Markdown and plots. Pure: the same numbers give the same text.
+//! Renders the measurements as Markdown and plots. The same numbers produce the same text.
 
 use crate::{
     measure::Sample,
@@ -8,21 +8,20 @@ use crate::{
 
 use super::{machine::Machine, subject::Subject, workload::Workload};
 
-/// A subject, with the version of its program.
+/// A subject with its program's version.
 #[derive(Debug, Clone)]
 pub struct Column {
-    /// Who.
     pub subject: Subject,
-    /// As it says itself; kindred's is the commit.
+    /// The version that the program reports; for kindred, the commit.
     pub version: String,
 }
 
-/// A workload on one subject.
+/// The result of a workload on one subject.
 #[derive(Debug, Clone, Default)]
 pub struct Cell {
-    /// By round.
+    /// The samples of the rounds.
     pub samples: Vec<Sample>,
-    /// Why there are no more of them.
+    /// Why there are no further samples.
     pub failed: Option<String>,
 }
 
@@ -31,14 +30,14 @@ impl Cell {
         Spread::of(&self.samples.iter().map(Sample::cpu).collect::<Vec<_>>())
     }
 
-    /// Medians by role.
+    /// The median CPU of each role.
     fn roles(&self) -> Vec<(String, f64)> {
         let Some(first) = self.samples.first() else { return Vec::new() };
         let of = |at: usize| median(self.samples.iter().map(|sample| sample.cpu_us[at].1).collect());
         first.cpu_us.iter().enumerate().map(|(at, (role, _))| (role.clone(), of(at))).collect()
     }
 
-    /// Medians; of the longest the longest.
+    /// The medians over the rounds, but the maximum of the longest times.
     fn latency(&self) -> Latency {
         let of =
             |of: fn(&Latency) -> f64| median(self.samples.iter().map(|sample| of(&sample.latency)).collect());
@@ -51,56 +50,51 @@ impl Cell {
     }
 }
 
-/// A workload on all subjects.
+/// The results of a workload on all subjects.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// Which.
     pub workload: Workload,
-    /// One for each subject.
     pub cells: Vec<Cell>,
 }
 
-/// Latencies of optimistic updates with more and more calls in flight.
+/// Latencies of optimistic updates at increasing numbers of concurrent calls.
 #[derive(Debug, Clone, Default)]
 pub struct Curve {
-    /// The numbers of calls in flight.
+    /// The numbers of concurrent calls.
     pub in_flight: Vec<usize>,
-    /// For each subject, for each number.
+    /// The results for each subject and number.
     pub cells: Vec<Vec<Cell>>,
 }
 
-/// All of a run.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// Of the files, without what tells them apart.
+    /// The common prefix of the files' names.
     pub name: String,
-    /// The load, in words.
+    /// A description of the load.
     pub load: String,
-    /// Operations a second, when they were due at fixed times.
+    /// The operations per second in an open loop.
     pub rate: Option<u64>,
-    /// Watchers of watched writes.
+    /// The number of watchers of watched writes.
     pub watchers: usize,
-    /// The machine.
     pub machine: Machine,
-    /// How to repeat it.
+    /// The command that repeats the run.
     pub command: String,
-    /// Whether the programs are not optimised.
+    /// Whether the programs were built without optimisation.
     pub debug: bool,
-    /// Who was measured.
     pub columns: Vec<Column>,
-    /// What was measured.
+    /// The results of the workloads.
     pub rows: Vec<Row>,
-    /// Of a closed loop.
+    /// The latency curve of a closed loop.
     pub curve: Option<Curve>,
 }
 
-/// The head of a table with a column for each subject.
+/// A table head with a column for each subject.
 pub fn head(first: &str, columns: &[Column]) -> String {
     let names: Vec<&str> = columns.iter().map(|column| column.subject.name()).collect();
     format!("| {first} | {} |\n|{}", names.join(" | "), " --- |".repeat(names.len() + 1))
 }
 
-/// A row of the table of CPU.
+/// A row of the CPU table.
 pub fn cpu_row(row: &Row, columns: &[Column], watchers: usize) -> String {
     let peers: Vec<(&str, f64)> = peers(row, columns);
     let cell = |(column, cell): (&Column, &Cell)| {
@@ -124,7 +118,7 @@ pub fn cpu_row(row: &Row, columns: &[Column], watchers: usize) -> String {
     format!("| {} | {} |", row.workload.name(watchers), cells.join(" | "))
 }
 
-/// What the peers used.
+/// The CPU of each peer.
 fn peers<'a>(row: &Row, columns: &'a [Column]) -> Vec<(&'a str, f64)> {
     let is_peer =
         |column: &Column| matches!(column.subject, Subject::Etcd | Subject::MemEtcd | Subject::Echo);
@@ -133,7 +127,7 @@ fn peers<'a>(row: &Row, columns: &'a [Column]) -> Vec<(&'a str, f64)> {
     peers.map(|(column, cell)| (column.subject.name(), cell.cpu().median)).collect()
 }
 
-/// A row of the table of latencies; what a router adds is told beside a shard alone.
+/// A row of the latency table. A router's cell shows what it adds to a shard alone.
 fn latency_row(row: &Row, columns: &[Column], watchers: usize, open: bool) -> String {
     let alone = columns.iter().zip(&row.cells).find(|(column, _)| column.subject == Subject::Shard);
     let alone = alone.map(|(_, cell)| cell.latency());
@@ -157,7 +151,7 @@ fn latency_row(row: &Row, columns: &[Column], watchers: usize, open: bool) -> St
 }
 
 impl Report {
-    /// The names of the plots' files, and the plots.
+    /// The plots with their file names.
     pub fn plots(&self) -> Vec<(String, String)> {
         let mut plots = vec![(format!("{}-cpu.svg", self.name), self.bars().svg())];
         let latency = match (&self.curve, self.rate) {
@@ -169,7 +163,6 @@ impl Report {
         plots
     }
 
-    /// The table of latencies.
     pub fn latencies(&self) -> String {
         let first = if self.rate.is_some() { "p50, p99, p99.9, longest" } else { "p50, p99" };
         let rows =
@@ -178,7 +171,6 @@ impl Report {
         lines.join("\n")
     }
 
-    /// The whole text.
     pub fn markdown(&self) -> String {
         let loop_name = match self.rate {
             None => "closed loop".to_owned(),
@@ -244,7 +236,7 @@ impl Report {
                 let spread = cell.failed.is_none().then(|| cell.cpu())?;
                 let ratio = etcd.filter(|_| column.subject != Subject::Etcd);
                 let ratio = ratio.map(|(name, us)| format!(" ({:.2} of {name})", spread.median / us));
-                // Medians of the parts need not add up to the median of the sums.
+                // The medians of the parts may not add up to the median of the sums.
                 let parts: Vec<f64> = cell.roles().into_iter().map(|(_, us)| us).collect();
                 let sum: f64 = parts.iter().sum();
                 let fit = if sum > 0.0 { spread.median / sum } else { 1.0 };
@@ -295,7 +287,7 @@ impl Report {
         }
     }
 
-    /// The tail of the first workload that there is.
+    /// The tail latencies of the first workload.
     fn tail_lines(&self, rate: u64) -> Option<Lines> {
         let row = self.rows.iter().find(|row| row.workload == Workload::TxnPut).or(self.rows.first())?;
         let line = |((name, colour), cell): ((String, String), &Cell)| {

@@ -1,4 +1,4 @@
-//! Who is measured.
+//! The servers that the table compares.
 
 use std::path::PathBuf;
 
@@ -6,36 +6,36 @@ use anyhow::Context;
 
 use crate::servers::{self, Server};
 
-/// A server, as it is named on the command line.
+/// A server, as named on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Subject {
     /// A stock etcd.
     Etcd,
-    /// A mem_etcd, of which the user has the binary.
+    /// A mem_etcd, if the user provides the binary.
     MemEtcd,
-    /// A server that holds a page and answers with it: what sending it takes. Of pages alone, and only when it is asked for.
+    /// A server that answers with a fixed page, which shows the cost of just sending it. For pages only, and only
+    /// on request.
     Echo,
     /// A kindred shard alone.
     Shard,
     /// A kindred router and a shard.
     Router,
-    /// The same with certificates on both sides of every connection.
+    /// A router and a shard, with certificates on both sides of every connection.
     RouterMtls,
-    /// The same on one machine, the router on a Unix socket of the shard.
+    /// A router and a shard on one machine, connected by a Unix socket.
     RouterUnix,
 }
 
-/// Another's programs.
+/// The programs of other projects.
 #[derive(Debug, Clone)]
 pub struct Peers {
-    /// An etcd.
     pub etcd: Option<PathBuf>,
-    /// A mem_etcd.
     pub mem_etcd: Option<PathBuf>,
 }
 
 impl Subject {
-    /// In the order of the tables: `asked` if any are, else all but those on Unix sockets.
+    /// The subjects to measure, in the order of the table: those in `asked`, or if it is empty all except those
+    /// that are measured only on request.
     pub fn chosen(asked: &[Self], mem_etcd: bool) -> anyhow::Result<Vec<Self>> {
         if asked.contains(&Self::MemEtcd) {
             anyhow::ensure!(mem_etcd, "where mem_etcd's program is, --mem-etcd or MEM_ETCD has to say");
@@ -52,14 +52,14 @@ impl Subject {
         all.retain(|one| match one {
             one if !asked.is_empty() => asked.contains(one),
             Self::MemEtcd => mem_etcd,
-            // These are compared with others when they are asked for.
+            // Measured only on request.
             Self::Echo | Self::RouterUnix => false,
             _ => true,
         });
         Ok(all)
     }
 
-    /// The head of its column.
+    /// The title of the column.
     pub fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -72,7 +72,7 @@ impl Subject {
         }
     }
 
-    /// Its colour in plots: told apart by those who see no red or no green, too.
+    /// The colour in plots. The colours are distinguishable with red-green blindness.
     pub fn colour(self) -> &'static str {
         match self {
             Self::Etcd => "#777777",
@@ -85,7 +85,7 @@ impl Subject {
         }
     }
 
-    /// How it is run.
+    /// Describes how the subject is run.
     pub fn how(self) -> &'static str {
         match self {
             Self::Etcd => "`--unsafe-no-fsync`, its data in memory (`/dev/shm`)",
@@ -105,7 +105,6 @@ impl Subject {
         }
     }
 
-    /// Starts it.
     pub fn start(self, peers: &Peers, value_bytes: usize) -> anyhow::Result<Server> {
         let program = |path: &Option<PathBuf>| path.clone().context("its program is not known");
         match self {

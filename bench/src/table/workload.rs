@@ -1,30 +1,25 @@
-//! What is measured.
+//! The workloads of the table.
 
 use crate::load::Kind;
 
-/// A load, as it is named on the command line; in the order of the tables.
+/// A workload, as named on the command line; in the order of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Workload {
-    /// Puts.
     Put,
-    /// Kubernetes' optimistic updates.
     TxnPut,
-    /// The same of nodes' Lease objects.
+    /// Optimistic updates of nodes' Lease objects.
     LeaseFlood,
-    /// Gets of one key.
     Get,
-    /// `limit=1` over the whole Kind.
+    /// A `limit=1` range over the whole Kind.
     Probe,
-    /// Pages of 500 keys.
     List500,
-    /// Of all that.
+    /// A mix of the workloads above.
     Mixed,
-    /// Events at watchers. The last one: a router goes on reading what was watched for some time.
+    /// Events at watchers. It comes last, because a router keeps reading what was watched for some time.
     Watch,
 }
 
 impl Workload {
-    /// All, in order.
     pub const ALL: [Self; 8] = [
         Self::Put,
         Self::TxnPut,
@@ -36,7 +31,7 @@ impl Workload {
         Self::Watch,
     ];
 
-    /// The operation; none where events are counted.
+    /// The type of operation; `None` if events are counted.
     pub fn kind(self) -> Option<Kind> {
         match self {
             Self::Put => Some(Kind::Put),
@@ -50,17 +45,17 @@ impl Workload {
         }
     }
 
-    /// The part of all operations that it has; a watched write has many events.
+    /// The divisor for the number of operations; a watched write has many events.
     pub fn part(self) -> u64 {
         self.kind().map_or(4, Kind::part)
     }
 
-    /// The head of its row.
+    /// The title of the row.
     pub fn name(self, watchers: usize) -> String {
         self.kind().map_or_else(|| format!("watch, {watchers} watchers"), |kind| kind.name().to_owned())
     }
 
-    /// What one operation is, for those who read the table.
+    /// Describes one operation to readers of the table.
     pub fn what(self) -> &'static str {
         match self {
             Self::Put => "put of one of the keys",

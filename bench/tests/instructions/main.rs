@@ -1,6 +1,6 @@
-//! Instructions of the hot paths in the tests' own build: a fixed script of calls, in one thread, without a clock, a socket
-//! or a disk, so that what is counted is a function of the code and of nothing else. `make instructions` counts whole
-//! servers of a release build.
+//! Counts the instructions of the hot paths in the tests' own build. The script makes a fixed sequence of calls in
+//! one thread, without a clock, socket or disk, so that the counts depend only on the code. `make instructions`
+//! counts whole servers of a release build.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests are tests")]
 
 mod script;
@@ -14,15 +14,15 @@ use std::{
 
 use script::{CALLS, PATHS};
 
-/// The file says in its first line whose code it is about, and then how many instructions each path takes.
+/// The file of limits. Its first line names the compiler; the others have the instructions of each path.
 const LIMITS: &str = "instructions.debug";
-/// Hash tables are seeded anew in every process, so that two runs differ by a little.
+/// Hash tables have a new seed in every process, so runs differ slightly.
 const TOLERANCE_PERCENT: u64 = 5;
 
-/// Instructions for one call, by path.
+/// Instructions per call, by path.
 type Counts = BTreeMap<String, u64>;
 
-/// The compiler and its target: another one makes other code.
+/// The compiler and its target. Another compiler generates other code.
 fn compiler() -> String {
     let told = Command::new("rustc").arg("-vV").output().unwrap();
     let told = String::from_utf8(told.stdout).unwrap();
@@ -30,21 +30,21 @@ fn compiler() -> String {
     format!("{} {host}", told.lines().next().unwrap())
 }
 
-/// Instructions of functions of the script with all that they call, by their names, from a profile of callgrind.
+/// The inclusive instructions of the script's counted functions, by name, from a callgrind profile.
 fn spent(profile: &str) -> HashMap<&str, u64> {
     let mut names: HashMap<&str, &str> = HashMap::new();
     let mut spent = HashMap::new();
     let (mut called, mut is_call) = ("", false);
     for line in profile.lines() {
         if let Some(named) = line.strip_prefix("fn=").or_else(|| line.strip_prefix("cfn=")) {
-            // `(12) name` the first time, `(12)` from then on.
+            // A name is `(12) name` the first time and `(12)` after that.
             let (id, name) = named.split_once(' ').unwrap_or((named, ""));
             if !name.is_empty() {
                 names.insert(id, name);
             }
             called = names.get(id).copied().unwrap_or_default();
         } else if line.starts_with("calls=") {
-            // The next line has what the called function took.
+            // The next line has the cost of the callee.
             is_call = true;
         } else if std::mem::take(&mut is_call)
             && let Some((_, name)) = called.split_once("script::counted_")
@@ -85,7 +85,7 @@ fn limits(text: &str) -> Counts {
     lines.map(limit).collect()
 }
 
-/// The file as it is to be after a change that is worth what it costs.
+/// The new content of the file, for a change that is worth its cost.
 fn written(counts: &Counts) -> String {
     let lines = counts.iter().map(|(path, count)| format!("{path} {count}\n"));
     let head = format!(
@@ -95,7 +95,7 @@ fn written(counts: &Counts) -> String {
     head + &lines.collect::<String>()
 }
 
-/// The script that is counted below gets the answers that it expects.
+/// Runs the counted script and checks its answers.
 #[test]
 fn the_script_is_answered() {
     script::run();
@@ -104,7 +104,7 @@ fn the_script_is_answered() {
 #[test]
 fn f52_no_hot_path_takes_more_instructions_than_before() {
     let Some(counts) = counted() else {
-        // Not everybody can install valgrind; `make test` tries to.
+        // Valgrind is optional; `make test` tries to install it.
         eprintln!("skipped: instructions are counted by valgrind, and there is none");
         return;
     };

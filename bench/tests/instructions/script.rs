@@ -1,6 +1,6 @@
-//! The script: what a shard and a router do with a call between the bytes that came and the bytes that go.
+//! The counted script: the work of a shard and a router for a call, between the received and the sent bytes.
 //!
-//! Each path is a function of its own that is never inlined, so that a profile tells what it took.
+//! Each path is a separate function that is never inlined, so that a profile shows its cost.
 
 use std::hint::black_box;
 
@@ -31,9 +31,9 @@ use kindred_shard::{
 use kindred_wire::{patch::HeaderPatch, peek::header_revision};
 use prost::Message as _;
 
-/// Calls of each path that are counted.
+/// The number of counted calls of each path.
 pub const CALLS: u64 = 200;
-/// The paths, by the names of their functions.
+/// The paths, named after their functions.
 pub const PATHS: [&str; 9] = [
     "engine page of 1",
     "router get",
@@ -48,7 +48,7 @@ pub const PATHS: [&str; 9] = [
 
 const PODS: &str = "/registry/pods/";
 const KEYS: u64 = 1_000;
-/// One key of so many is read: no step depends on how many there are.
+/// The number of keys in the engine of `page of 1`; the cost must not depend on it.
 const MANY: u64 = 20_000;
 const PAGE: i64 = 500;
 const OPS_MAX: usize = 128;
@@ -112,7 +112,7 @@ fn engine(keys: u64) -> Engine {
     engine
 }
 
-/// A shard's part: executed, published, encoded.
+/// A shard's part of a call: execute, publish, encode.
 fn executed(engine: &mut Engine, op: Op) -> Bytes {
     let answer = engine.apply(NOW, op).unwrap();
     drop(engine.take_applied());
@@ -123,7 +123,7 @@ fn executed(engine: &mut Engine, op: Op) -> Bytes {
 #[inline(never)]
 fn counted_shard_put(engine: &mut Engine, requests: &[Bytes]) -> i64 {
     let answers = requests.iter().map(|request| {
-        // Half of them as clients of etcd do it, half as kube-apiserver does.
+        // One half as etcd clients write, the other as kube-apiserver does.
         let put = PutRequest::decode(request.clone()).unwrap();
         let revision =
             header_revision(&executed(engine, Op::Put(convert::put(put.clone()).unwrap()))).unwrap();
@@ -173,7 +173,7 @@ fn counted_shard_event(engine: &mut Engine, stream: StreamId, requests: &[Bytes]
     bytes
 }
 
-/// A router's part: planned, and its ids in the answer's header.
+/// A router's part of a call: plan it, and put its ids in the answer's header.
 fn routed(routes: &Routes, call: Call, requests: &[Bytes]) -> usize {
     let patch = HeaderPatch {
         cluster_id: Some(IDS.cluster_id),
@@ -240,7 +240,7 @@ fn watched(engine: &mut Engine) -> StreamId {
     stream
 }
 
-/// Every path, `CALLS` times, behind a shorter run that warms tables and the allocator.
+/// Calls every path `CALLS` times, after a shorter run that warms up tables and the allocator.
 pub fn run() {
     let calls = usize::try_from(CALLS).unwrap();
     let (puts, gets) = (messages(put), messages(get));

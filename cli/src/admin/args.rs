@@ -1,71 +1,74 @@
-//! The command line of the commands that talk to a router.
+//! The command line of the commands that talk to a router. The doc comments of arguments are the help texts.
 
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
+use kindred_partition_config::duration::parse_duration;
 use kindred_transport::tls::ClientTlsArgs;
 
 use super::backup::args::{BackupArgs, RestoreArgs, Through};
 
-/// The commands.
+/// The commands of the admin API.
 #[derive(Debug, Subcommand)]
 pub enum AdminCommand {
     /// Show objects: partition configs, stores, moves, partitions.
     Get(GetArgs),
-    /// Create or update the objects of a file, all or none; Kinds whose store changes are moved, live.
+    /// Create or update the objects of a file, all or none. Kinds whose store changes are moved while they are in
+    /// use.
     Apply(ApplyArgs),
-    /// Delete an object; what a config held goes to the default store, live.
+    /// Delete an object. The keys of a deleted config move to the default store while they are in use.
     Delete(DeleteArgs),
-    /// Change objects in $EDITOR; what is refused is shown there again with the reasons.
+    /// Change objects in $EDITOR. A refused change is shown there again with the reasons.
     Edit(EditArgs),
-    /// Say what applying a file would move: keys, bytes, time and write pause. Changes nothing.
+    /// Show what applying a file would move: keys, bytes, time and write pause. Changes nothing.
     Plan(PlanArgs),
-    /// Move a Kind to a store while it is used; or ask of a move: status, reverse, complete, abort.
+    /// Move a Kind to a store while it is in use; or operate on a move: status, reverse, complete, abort.
     #[command(visible_alias = "moves")]
     Move(MoveArgs),
-    /// Give the names of a Kind from a name on to another store.
+    /// Split a range of a Kind: another store serves the names from a given one on.
     Split(SplitArgs),
-    /// Make ranges of a Kind one again.
+    /// Merge ranges of a Kind into one.
     Merge(MergeArgs),
-    /// Empty a store: all that it serves goes elsewhere.
+    /// Empty a store: everything that it serves moves to other stores.
     Drain(DrainArgs),
-    /// Show stores, who serves what, and the moves under way.
+    /// Show the stores, the map, and the moves in progress.
     Status(StatusArgs),
-    /// Add or remove stores.
+    /// Add, replace, remove or list stores.
     Store(StoreArgs),
-    /// Compare the map with what the stores own, say what differs, and with --apply repair it: for a meta store that has lost
-    /// data.
+    /// Compare the map with what the stores own and show the differences; repair them with --apply. For a meta
+    /// store that has lost data.
     Reconcile(ReconcileArgs),
-    /// Write all keys, as they are at one revision, to a folder; or verify one that was written.
+    /// Write all keys at one revision to a folder; or verify an existing backup.
     Backup(BackupArgs),
-    /// Put keys of a backup back into a running cluster: all, one Kind, or one namespace.
+    /// Restore keys of a backup to a running cluster: all, one Kind, or one namespace.
     Restore(RestoreArgs),
-    /// Show keys, bytes and a hash of each Kind, as all is at one revision: equal where keys and values are.
+    /// Show the number of keys, the bytes and a hash of each Kind at one revision. Equal keys and values have equal
+    /// hashes.
     Verify(Through),
 }
 
-/// Where a router's admin port is.
+/// Where a router's admin port is, and how to authenticate there.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Connection")]
 pub struct Connect {
-    /// Admin port of a router, as http://HOST:PORT; of several, comma-separated, the first that answers
-    /// [env: KINDRED_ADMIN; then the context file; then http://127.0.0.1:2381].
+    /// URL of a router's admin port, http://HOST:PORT. Several may be given, comma-separated; the first that
+    /// answers is used [env: KINDRED_ADMIN; then the context file; then http://127.0.0.1:2381].
     #[arg(long, value_name = "URL[,URL]")]
     pub admin: Option<String>,
-    /// A context of the context file [env: KINDRED_CONFIG, or ~/.config/kindred/config.yaml].
+    /// A named context of the context file [env: KINDRED_CONFIG, or ~/.config/kindred/config.yaml].
     #[arg(long, value_name = "NAME", conflicts_with = "admin")]
     pub context: Option<String>,
-    /// TLS towards an https:// admin port.
+    /// TLS for an https:// admin port.
     #[command(flatten)]
     pub tls: ClientTlsArgs,
-    /// File with a token for the admin port (the first word in it) [env: KINDRED_TOKEN_FILE; those of TLS are KINDRED_CACERT,
-    /// KINDRED_CERT and KINDRED_KEY].
+    /// File whose first word is a token for the admin port [env: KINDRED_TOKEN_FILE; the TLS files also have
+    /// KINDRED_CACERT, KINDRED_CERT and KINDRED_KEY].
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }
 
 impl Connect {
-    /// These, and where they say nothing, those that stand before the command.
+    /// These options, completed with those given before the command.
     #[must_use]
     pub fn over(&self, outer: &Self) -> Self {
         let named = self.admin.is_some() || self.context.is_some();
@@ -84,7 +87,7 @@ impl Connect {
         }
     }
 
-    /// Whether nothing was given.
+    /// Whether no option was given.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let tls = &self.tls;
@@ -98,37 +101,37 @@ impl Connect {
     }
 }
 
-/// How to print.
+/// The output format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// Columns.
+    /// Columns, like kubectl.
     #[default]
     Table,
-    /// JSON, as the API has it.
+    /// JSON, as in the API.
     Json,
     /// YAML, as `apply` reads it.
     Yaml,
 }
 
-/// What there are objects of.
+/// A type of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Resource {
-    /// Who serves which Kind, or range of a Kind.
+    /// The stores that serve each Kind or range of a Kind.
     #[value(name = "datapartitionconfigs", aliases = ["datapartitionconfig", "dpc", "configs", "config"])]
     Configs,
     /// Stores.
     #[value(name = "servicegroups", aliases = ["servicegroup", "sg", "stores", "store"])]
     Groups,
-    /// Moves, over ones included.
+    /// Moves, including finished ones.
     #[value(name = "moves", aliases = ["move"])]
     Moves,
-    /// The map in use: every range of keys with its store.
+    /// The map in use: every key range with its store.
     #[value(name = "partitions", aliases = ["partition", "map"])]
     Partitions,
 }
 
 impl Resource {
-    /// As in paths of the API.
+    /// The name in the API's paths.
     #[must_use]
     pub fn plural(self) -> &'static str {
         match self {
@@ -143,149 +146,150 @@ impl Resource {
 /// How a change is made.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Run {
-    /// Only say what would be done.
+    /// Only show what would be done.
     #[arg(long)]
     pub dry_run: bool,
-    /// Return as soon as the moves have begun, not when they have switched.
+    /// Return when the moves have begun, before they have switched.
     #[arg(long, conflicts_with = "dry_run")]
     pub no_wait: bool,
     /// How long to wait, as 90s, 10m or 1h; then exit with 5, and the move goes on [default: as long as it takes].
-    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "no_wait")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "no_wait")]
     pub timeout: Option<Duration>,
-    /// How to print.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
-    /// Whom to ask.
+    /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
 }
 
-/// `kindred get`.
 #[derive(Debug, Args)]
 pub struct GetArgs {
-    /// What.
+    /// The type of the objects.
     #[arg(value_enum)]
     pub resource: Resource,
-    /// Which; all unless given.
+    /// The name of one object; all unless given.
     pub name: Option<String>,
-    /// How to print.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
-    /// Whom to ask.
+    /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
 }
 
-/// `kindred apply`.
 #[derive(Debug, Args)]
 pub struct ApplyArgs {
-    /// YAML or JSON: objects (several documents, or a List), or a whole configuration as `kindred up --config` reads it;
-    /// `-` is standard input.
+    /// YAML or JSON file with objects (several documents, or a List), or with a whole configuration as for `kindred
+    /// up --config`; `-` is standard input.
     #[arg(short, long, value_name = "FILE")]
     pub filename: PathBuf,
-    /// How.
+    /// How the change is made.
     #[command(flatten)]
     pub run: Run,
 }
 
-/// `kindred delete`.
 #[derive(Debug, Args)]
 pub struct DeleteArgs {
-    /// datapartitionconfigs or servicegroups.
+    /// Type of the object: datapartitionconfigs or servicegroups.
     #[arg(value_enum)]
     pub resource: Resource,
-    /// Which.
+    /// The object's name.
     pub name: String,
-    /// How.
+    /// How the change is made.
     #[command(flatten)]
     pub run: Run,
 }
 
-/// `kindred edit`.
 #[derive(Debug, Args)]
 pub struct EditArgs {
-    /// datapartitionconfigs or servicegroups.
+    /// Type of the objects: datapartitionconfigs or servicegroups.
     #[arg(value_enum)]
     pub resource: Resource,
-    /// Which; all in one file unless given.
+    /// The object's name; all in one file unless given.
     pub name: Option<String>,
-    /// How.
+    /// How the change is made.
     #[command(flatten)]
     pub run: Run,
 }
 
-/// `kindred plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// As for `apply`.
+    /// File as for `apply`.
     #[arg(short, long, value_name = "FILE")]
     pub filename: PathBuf,
-    /// How to print.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
-    /// Whom to ask.
+    /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
 }
 
-/// `kindred move`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct MoveArgs {
-    /// Of a move that was begun.
+    /// Operations on a move that has begun.
     #[command(subcommand)]
     pub existing: Option<Existing>,
     /// The Kind: pods, leases.coordination.k8s.io, or the prefix of its keys.
     #[arg(required = true)]
     pub kind: Option<String>,
-    /// The store that is to serve it.
+    /// The store that will serve the Kind.
     #[arg(long, value_name = "STORE", required = true)]
     pub to: Option<String>,
-    /// How.
+    /// How the change is made.
     #[command(flatten)]
     pub run: Run,
 }
 
-/// `kindred move status` and so on.
+/// The operations on a move that has begun.
 #[derive(Debug, Subcommand)]
 pub enum Existing {
     /// How far moves are.
-    Status(OfMove),
+    Status(MoveStatusArgs),
     /// Switch back to the old store; as live as the way there. A move that is being aborted goes on instead.
     Reverse(OfMove),
-    /// Close the way back: the old store drops its copy.
+    /// Complete a move: the old store drops its copy, and there is no way back.
     Complete(OfMove),
-    /// Give a move up that has not switched yet, or the way back of one that is being reversed.
+    /// Give up a move that has not switched yet, or the reversal of one.
     Abort(OfMove),
 }
 
 impl Existing {
-    /// What was given.
-    #[must_use]
-    pub fn of(&self) -> &OfMove {
-        match self {
-            Self::Status(of) | Self::Reverse(of) | Self::Complete(of) | Self::Abort(of) => of,
-        }
-    }
-
     /// Whom to ask.
     #[must_use]
     pub fn connect(&self) -> &Connect {
-        &self.of().run.connect
+        match self {
+            Self::Status(args) => &args.connect,
+            Self::Reverse(of) | Self::Complete(of) | Self::Abort(of) => &of.run.connect,
+        }
     }
+}
+
+/// `kindred move status`.
+#[derive(Debug, Args)]
+pub struct MoveStatusArgs {
+    /// Its number; all unless given.
+    pub id: Option<u64>,
+    /// How to print.
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: Output,
+    /// Whom to ask.
+    #[command(flatten)]
+    pub connect: Connect,
 }
 
 /// A move.
 #[derive(Debug, Args)]
 pub struct OfMove {
-    /// Its number; may be left out while no other move is under way.
+    /// The move's number; optional if there is only one move in progress.
     pub id: Option<u64>,
-    /// How.
+    /// How the operation is made.
     #[command(flatten)]
     pub run: Run,
 }
 
-/// `kindred split`.
 #[derive(Debug, Args)]
 pub struct SplitArgs {
     /// The Kind.
@@ -293,91 +297,85 @@ pub struct SplitArgs {
     /// The first name of the new range: NAMESPACE/NAME, or NAME.
     #[arg(long, value_name = "NAME")]
     pub at: String,
-    /// The store that is to serve it.
+    /// The store that will serve the new range.
     #[arg(long, value_name = "STORE")]
     pub to: String,
-    /// How.
+    /// How the change is made.
     #[command(flatten)]
     pub run: Run,
 }
 
-/// `kindred merge`.
 #[derive(Debug, Args)]
 pub struct MergeArgs {
     /// The Kind.
     pub kind: String,
-    /// Only the two ranges that meet at this name; all of the Kind unless given.
+    /// Merge only the two ranges that meet at this name [default: all ranges of the Kind].
     #[arg(long, value_name = "NAME")]
     pub at: Option<String>,
-    /// The store that is to serve them; that of the first one unless given.
+    /// The store that will serve the merged range [default: the store of the first range].
     #[arg(long, value_name = "STORE")]
     pub to: Option<String>,
-    /// How.
+    /// How the change is made.
     #[command(flatten)]
     pub run: Run,
 }
 
-/// `kindred drain`.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
-    /// The store.
+    /// The store to empty.
     pub store: String,
-    /// Where all goes that no ring takes; the default store unless given.
+    /// The store for everything that no ring takes over [default: the default store].
     #[arg(long, value_name = "STORE")]
     pub to: Option<String>,
-    /// How.
+    /// How the change is made.
     #[command(flatten)]
     pub run: Run,
 }
 
-/// `kindred status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// How to print.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
-    /// Whom to ask.
+    /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
 }
 
-/// `kindred reconcile`.
 #[derive(Debug, Args)]
 pub struct ReconcileArgs {
-    /// Repair it. The only copy of anything is never dropped.
+    /// Repair the differences. The only copy of any data is never dropped.
     #[arg(long)]
     pub apply: bool,
-    /// How to print.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
-    /// Whom to ask.
+    /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
 }
 
-/// `kindred store`.
 #[derive(Debug, Args)]
 pub struct StoreArgs {
-    /// What to do.
+    /// The operation.
     #[command(subcommand)]
     pub command: StoreCommand,
 }
 
-/// `kindred store add` and so on.
 #[derive(Debug, Subcommand)]
 pub enum StoreCommand {
-    /// Make a store known; with --local `kindred up` starts its process.
+    /// Add a store; with --local, `kindred up` starts its process.
     Add(StoreAdd),
-    /// Put a new, empty store in the place of one that is lost with all that it held.
+    /// Replace a store that is lost with all its data by a new, empty one.
     Replace(StoreReplace),
-    /// Forget a store that owns nothing any more.
+    /// Remove a store that owns no keys.
     Remove(StoreRemove),
     /// Show the stores (the same as `get servicegroups`).
     List(StatusArgs),
 }
 
 impl StoreCommand {
-    /// Whom to ask.
+    /// The router to ask.
     #[must_use]
     pub fn connect(&self) -> &Connect {
         match self {
@@ -389,72 +387,56 @@ impl StoreCommand {
     }
 }
 
-/// `kindred store add`.
 #[derive(Debug, Args)]
 pub struct StoreAdd {
-    /// Its name.
+    /// The store's name.
     pub name: String,
-    /// A shard process of `kindred up`, started by it.
+    /// The store is a shard process that `kindred up` starts.
     #[arg(long, conflicts_with = "endpoint", required_unless_present = "endpoint")]
     pub local: bool,
-    /// Where it listens; several of a stock etcd.
+    /// The store's address; a stock etcd may have several.
     #[arg(long, value_name = "URL[,URL]", value_delimiter = ',')]
     pub endpoint: Vec<String>,
-    /// It is a stock etcd, not a shard.
+    /// The store is a stock etcd, not a shard.
     #[arg(long, requires = "endpoint", conflicts_with = "local")]
     pub etcd: bool,
-    /// Do not wait until it can be reached.
+    /// Do not wait until the store can be reached.
     #[arg(long)]
     pub no_wait: bool,
-    /// Whom to ask.
+    /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
 }
 
-/// `kindred store replace`.
 #[derive(Debug, Args)]
 pub struct StoreReplace {
-    /// The store that is lost; the new one gets its name.
+    /// The lost store; the new one gets its name.
     pub name: String,
-    /// The new one is a shard process of `kindred up`, started by it.
+    /// The new store is a shard process that `kindred up` starts.
     #[arg(long, conflicts_with = "endpoint", required_unless_present = "endpoint")]
     pub local: bool,
-    /// Where the new one listens. Start it with its new slot and --in-cluster.
+    /// The address of the new store. Start it with its new slot and --in-cluster.
     #[arg(long, value_name = "URL")]
     pub endpoint: Vec<String>,
-    /// The lost one's process is dead and stays so. Without this it is refused.
+    /// Assert that the lost store's process is dead and stays so; required.
     #[arg(long)]
     pub force: bool,
-    /// Say what it would change.
+    /// Only show what would be changed.
     #[arg(long)]
     pub dry_run: bool,
-    /// Do not wait until it has opened.
+    /// Do not wait until the new store has opened.
     #[arg(long)]
     pub no_wait: bool,
-    /// Whom to ask.
+    /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
 }
 
-/// `kindred store remove`.
 #[derive(Debug, Args)]
 pub struct StoreRemove {
-    /// Its name.
+    /// The store's name.
     pub name: String,
-    /// Whom to ask.
+    /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no time; write 90s, 10m or 1h");
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let seconds = match &text[digits.len()..] {
-        "" | "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(wrong)
 }

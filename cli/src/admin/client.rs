@@ -1,4 +1,5 @@
-//! HTTP to an admin port: one connection a request, everything with a deadline, errors as the API says them.
+//! An HTTP client for admin ports: one connection for each request, everything with a deadline, errors in the API's
+//! words.
 
 use std::time::Duration;
 
@@ -12,34 +13,33 @@ use serde_json::Value;
 
 use super::{Failure, context::Address};
 
-/// For a whole request: the router itself waits for its meta store and its stores, a few seconds each.
+/// The deadline of a request. The router itself waits for its meta store and its stores, a few seconds each.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// What an answer may have at most.
+/// The maximum length of an answer.
 const BODY_MAX: usize = 64 << 20;
 
-/// How the answer is wanted.
+/// The form of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// The objects.
     Objects,
-    /// A table of them, as `kubectl` asks for it.
+    /// A table, as `kubectl` requests it.
     Table,
 }
 
-/// The admin ports of a cluster.
+/// A client of a cluster's admin ports.
 #[derive(Debug)]
 pub struct Client {
     endpoints: Vec<Endpoint>,
     connector: Connector,
-    /// What it shows, if it has a token.
+    /// The Authorization header, if there is a token.
     authorization: Option<HeaderValue>,
 }
 
 impl Client {
-    /// A client; connects at each request.
+    /// A client that connects at each request.
     ///
     /// # Errors
-    /// When an address is none, or a TLS file cannot be used.
+    /// When an address is invalid or a TLS file is unusable.
     pub fn new(address: &Address) -> Result<Self, Failure> {
         let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
         let urls = address.urls.split(',').map(str::trim).filter(|url| !url.is_empty());
@@ -64,26 +64,26 @@ impl Client {
         Ok(Self { endpoints, connector: Connector::with_tls(tls), authorization })
     }
 
-    /// Reads.
+    /// Sends a GET.
     ///
     /// # Errors
-    /// When nobody answers, or the answer is an error.
+    /// When no router answers, or the answer is an error.
     pub async fn get(&self, path: &str, form: Form) -> Result<Value, Failure> {
         self.send(Method::GET, path, form, None).await
     }
 
-    /// Changes.
+    /// Sends a change.
     ///
     /// # Errors
-    /// When nobody answers, or the change is refused.
+    /// When no router answers, or the change is refused.
     pub async fn change(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         self.send(method, path, Form::Objects, body).await
     }
 
-    /// The text of an answer, and its status, whatever it is.
+    /// The status and the text of an answer, even of an error.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When no router answers.
     pub async fn text(&self, path: &str) -> Result<(StatusCode, String), Failure> {
         let (_, status, bytes) = self.exchange(Method::GET, path, Form::Objects, None).await?;
         Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
@@ -108,7 +108,8 @@ impl Client {
         body: Option<&Value>,
     ) -> Result<(&Endpoint, StatusCode, Bytes), Failure> {
         let mut failed = None;
-        // Another router is asked only when one could not even be connected to: it may have done what it was asked.
+        // Tries another router only after a failed connect, because otherwise the first may have executed the
+        // request.
         for endpoint in &self.endpoints {
             let connection = match self.connector.connect(endpoint).await {
                 Ok(connection) => connection,
@@ -162,7 +163,7 @@ async fn exchange(
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(body.map(|body| Bytes::from(body.to_string())).unwrap_or_default()))?;
     request.headers_mut().extend(authorization);
-    // Ends with the answer; what it says beyond that is of no use.
+    // The connection task ends with the answer; its result does not matter.
     let driven = tokio::spawn(connection);
     let answer = sender.send_request(request).await?;
     let status = answer.status();
@@ -171,7 +172,7 @@ async fn exchange(
     Ok((status, bytes))
 }
 
-/// The answer's object, or why it is none.
+/// The object in an answer, or the error that it reports.
 fn understood(status: StatusCode, bytes: &[u8], endpoint: &Endpoint) -> Result<Value, Failure> {
     let value: Option<Value> = serde_json::from_slice(bytes).ok();
     match (status.is_success(), value) {
@@ -198,7 +199,7 @@ fn understood(status: StatusCode, bytes: &[u8], endpoint: &Endpoint) -> Result<V
     }
 }
 
-/// A name as part of a path.
+/// Percent-encodes a name as a path segment.
 #[must_use]
 pub fn escaped(name: &str) -> String {
     use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Which admin port is meant: flag, named context, environment, current context, default, in this order.
+//! Chooses the admin port: flag, named context, environment, current context, default, in this order.
 
 use std::path::PathBuf;
 
@@ -8,53 +8,58 @@ use serde::Deserialize;
 
 use super::{Failure, args::Connect};
 
-/// Where a router listens unless something else is said.
+/// A router's default admin port.
 const DEFAULT: &str = "http://127.0.0.1:2381";
 
-/// The context file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Contexts {
-    /// The one that is meant when none is named.
+    /// The context to use if none is named.
     #[serde(default)]
     current_context: Option<String>,
+    /// The clusters that can be named.
     #[serde(default)]
     contexts: Vec<Context>,
 }
 
-/// A cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Context {
+    /// By which `--context` and `currentContext` name it.
     name: String,
+    /// Admin ports of its routers, comma-separated.
     admin: String,
+    /// CA bundle (PEM) by which its routers are verified; otherwise the system's.
     #[serde(default)]
     cacert: Option<PathBuf>,
+    /// Certificate to show (PEM).
     #[serde(default)]
     cert: Option<PathBuf>,
+    /// Key of `cert` (PEM).
     #[serde(default)]
     key: Option<PathBuf>,
+    /// Do not verify its routers (for tests only).
     #[serde(default)]
     insecure_skip_tls_verify: bool,
+    /// File with a token for the admin port.
     #[serde(default)]
     token_file: Option<PathBuf>,
 }
 
-/// Where to connect, and how.
+/// An admin port, and how to authenticate there.
 #[derive(Debug, Clone)]
 pub struct Address {
-    /// URLs, comma-separated.
+    /// Comma-separated URLs.
     pub urls: String,
-    /// TLS.
     pub tls: ClientTlsArgs,
-    /// The file with the token to show.
+    /// The file with the bearer token.
     pub token_file: Option<PathBuf>,
 }
 
-/// What the arguments, the environment and the context file say.
+/// Combines the arguments, the environment and the context file.
 ///
 /// # Errors
-/// When the file cannot be read, or has no such context.
+/// When the file cannot be read, or lacks the named context.
 pub fn address(connect: &Connect) -> Result<Address, Failure> {
     let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let file = match named("KINDRED_CONFIG") {
@@ -77,7 +82,8 @@ pub fn address(connect: &Connect) -> Result<Address, Failure> {
 }
 
 impl Address {
-    /// What the environment says, where neither flag nor context does. A certificate and its key come from one place.
+    /// Fills in from the environment what neither flags nor the context set. A certificate and its key must have
+    /// the same source.
     fn with_environment(mut self, named: &impl Fn(&str) -> Option<String>) -> Self {
         let file = |name: &str| named(name).map(PathBuf::from);
         self.tls.cacert = self.tls.cacert.or_else(|| file("KINDRED_CACERT"));
@@ -89,10 +95,10 @@ impl Address {
         self
     }
 
-    /// The token to show, if one is meant.
+    /// The bearer token, if one is configured.
     ///
     /// # Errors
-    /// When its file cannot be read, or has none.
+    /// When its file cannot be read or has no token.
     pub fn token(&self) -> Result<Option<String>, Failure> {
         let Some(path) = &self.token_file else { return Ok(None) };
         let wrong = |problem: &dyn std::fmt::Display| {
@@ -191,7 +197,7 @@ mod tests {
         };
         let address = |connect: &Connect| choose(connect, None, file).unwrap().with_environment(&env);
         let plain = address(&Connect::default());
-        // The context has a CA of its own.
+        // The CA comes from the context.
         assert_eq!(
             (plain.tls.cacert.clone(), plain.tls.cert.clone()),
             (Some("/ca.pem".into()), Some("/env/cert".into()))

@@ -1,5 +1,5 @@
-//! Files as `apply`, `plan` and `edit` read them: objects in YAML or JSON, several documents, Lists, or a whole configuration
-//! as `kindred up --config` takes it.
+//! Files for `apply`, `plan` and `edit`: objects in YAML or JSON, several documents, Lists, or a whole
+//! configuration as for `kindred up --config`.
 
 use std::{io::Read as _, path::Path};
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::Failure;
 
-/// What a file asks for.
+/// The content of a file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Document {
-    /// Objects to create or update.
+    /// The objects to create or update.
     pub items: Vec<Value>,
-    /// Of a whole configuration: its default store. Configs that it does not have are deleted.
+    /// The default store, if the file is a whole configuration. Configs that it lacks are then deleted.
     pub whole: Option<String>,
 }
 
@@ -21,7 +21,7 @@ impl Document {
     /// Reads a file; `-` is standard input.
     ///
     /// # Errors
-    /// When it cannot be read or understood; the message names file and line.
+    /// When it cannot be read or parsed. The message names file and line.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let name = path.display();
         let text = if path.as_os_str() == "-" {
@@ -34,7 +34,7 @@ impl Document {
         Self::parse(&text).map_err(|error| Failure::Usage(format!("{name}: {error}")))
     }
 
-    /// Reads a text.
+    /// Parses a text.
     ///
     /// # Errors
     /// What is wrong, and where.
@@ -42,7 +42,7 @@ impl Document {
         let mut document = Self::default();
         for (line, part) in parts(text) {
             let value: Value = parse::parse_object(&part).map_err(|error| {
-                // Lines are counted from the beginning of the file.
+                // Line numbers count from the beginning of the file.
                 format!("line {}, column {}: {}", line + error.line as usize, error.column, error.message)
             })?;
             document.take(value).map_err(|error| format!("document at line {}: {error}", line + 1))?;
@@ -72,7 +72,7 @@ impl Document {
         Ok(())
     }
 
-    /// A configuration file: its stores become service groups.
+    /// Takes a configuration file; its stores become service groups.
     fn take_whole(&mut self, value: &Value) -> Result<(), String> {
         let config: kindred_partition_config::model::KindredConfig =
             serde_json::from_value(value.clone()).map_err(|error| error.to_string())?;
@@ -95,7 +95,7 @@ impl Document {
         Ok(())
     }
 
-    /// As the API takes it.
+    /// The body of the API request.
     #[must_use]
     pub fn body(&self) -> Value {
         let mut body = json!({ "items": self.items });
@@ -107,7 +107,8 @@ impl Document {
     }
 }
 
-/// The documents of a stream, each with the number of lines before it. Empty ones and comments alone are left out.
+/// The documents of a YAML stream, each with the number of lines before it. Leaves out documents that are empty or
+/// only comments.
 fn parts(text: &str) -> Vec<(usize, String)> {
     let mut parts = vec![(0, String::new())];
     for (at, line) in text.lines().enumerate() {

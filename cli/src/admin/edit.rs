@@ -1,4 +1,5 @@
-//! `kindred edit`: objects in the user's editor, and what is refused there again with the reasons on top.
+//! `kindred edit` opens objects in the user's editor. A refused change is shown there again, with the reasons on
+//! top.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -19,7 +20,6 @@ const HEAD: &str = "\
 # An empty file, or one without a change, ends this without one.
 ";
 
-/// `kindred edit`.
 pub async fn edit(client: &Client, args: &EditArgs) -> Result<(), Failure> {
     if matches!(args.resource, Resource::Moves | Resource::Partitions) {
         return Err(Failure::Usage(format!(
@@ -73,12 +73,12 @@ pub async fn edit(client: &Client, args: &EditArgs) -> Result<(), Failure> {
     }
 }
 
-/// What to do with a text that comes back from the editor.
+/// The reaction to the text that the editor returns.
 #[derive(Debug, PartialEq, Eq)]
 enum Decision {
-    /// As it was, or empty.
+    /// The text is unchanged or empty.
     Nothing,
-    /// As it was refused: the user does not want to correct it.
+    /// The refused text came back unchanged, so the user gave up.
     GaveUp,
     Ask,
 }
@@ -93,7 +93,7 @@ fn decide(before: &str, shown: &str, edited: &str, refused: bool) -> Decision {
     }
 }
 
-/// One object, or several as documents.
+/// One object, or several documents.
 fn yaml(value: &Value) -> Result<String, Failure> {
     let items = match value["items"].as_array() {
         Some(items) => items.clone(),
@@ -125,7 +125,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
     Failure::Refused(format!("{}: {error}", path.display()))
 }
 
-/// The editor may be a command with arguments, as a shell reads it.
+/// Runs the editor through a shell, because it may be a command with arguments.
 fn open(editor: &str, path: &Path) -> Result<(), Failure> {
     let status = Command::new("sh").arg("-c").arg(format!("{editor} \"$1\"")).arg("sh").arg(path).status();
     match status {

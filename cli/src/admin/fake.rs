@@ -1,4 +1,4 @@
-//! Commands against a small admin API in this process: what they send, what they print, how they end.
+//! Tests of commands against a fake admin API in this process: what they send, what they print, how they end.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::{Failure, args::Connect, client::Client, context, dispatch, output, store};
 use crate::cli::{Cli, Command};
 
-/// What the fake has been asked, and what it answers next to each request line.
+/// The requests that the fake received, and its next answers for each request line.
 #[derive(Debug, Default)]
 struct Script {
     asked: Vec<(String, Value)>,
@@ -30,7 +30,7 @@ struct Fake {
 }
 
 impl Fake {
-    /// Answers to request lines, in order; the last one again and again.
+    /// Starts a fake with answers for request lines, in order; the last one repeats.
     async fn start(answers: &[(&str, &[(u16, Value)])]) -> Self {
         let answers = answers.iter().map(|(line, all)| ((*line).to_owned(), all.iter().cloned().collect()));
         let script = Arc::new(Mutex::new(Script { asked: Vec::new(), answers: answers.collect() }));
@@ -42,7 +42,7 @@ impl Fake {
         Self { url, script }
     }
 
-    /// Runs a command; what it printed.
+    /// Runs a command and returns its output.
     async fn run(&self, words: &[&str]) -> (Result<(), Failure>, String) {
         run(&self.url, words).await
     }
@@ -195,7 +195,7 @@ async fn the_ends_of_a_wait_have_their_exit_status() {
     };
     let (ended, _) = run(&closed, &["status"]).await;
     assert_eq!(ended.unwrap_err().code(), 3);
-    // The first that answers.
+    // The first address that answers is used.
     let (ended, _) = run(&format!("{closed},{}", slow.url), &["get", "moves", "7", "-o", "json"]).await;
     assert_eq!(ended, Ok(()));
 }
@@ -416,6 +416,7 @@ fn command_lines() {
         "move pods --to b",
         "move status",
         "moves status 3",
+        "move status 3 -o json --admin http://h:1",
         "move reverse 3 --timeout 10m",
         "move --to b leases.coordination.k8s.io",
         "split pods --at m --to b",
@@ -439,6 +440,9 @@ fn command_lines() {
         "move pods",
         "move --to b",
         "move pods --to b status",
+        "move status --dry-run",
+        "move status 3 --no-wait",
+        "move status --timeout 1m",
         "split pods --to b",
         "drain",
         "apply",

@@ -12,7 +12,6 @@ use super::{
     verbs,
 };
 
-/// `kindred get`.
 pub async fn get(client: &Client, args: &GetArgs) -> Result<(), Failure> {
     if args.resource == Resource::Partitions {
         return partitions(client, args).await;
@@ -24,7 +23,6 @@ pub async fn get(client: &Client, args: &GetArgs) -> Result<(), Failure> {
     shown(client, &path, args.output).await
 }
 
-/// Prints what is at a path.
 pub async fn shown(client: &Client, path: &str, output: Output) -> Result<(), Failure> {
     if output != Output::Table {
         let value = client.get(path, Form::Objects).await?;
@@ -48,7 +46,6 @@ async fn partitions(client: &Client, args: &GetArgs) -> Result<(), Failure> {
     }
 }
 
-/// The map as a table.
 #[must_use]
 pub fn map(value: &Value) -> Table {
     let mut table = Table::new(&["start", "end", "stores", "ring", "epoch"]);
@@ -66,20 +63,17 @@ pub fn map(value: &Value) -> Table {
     table
 }
 
-/// `kindred apply`.
 pub async fn apply(client: &Client, args: &ApplyArgs) -> Result<(), Failure> {
     let document = Document::read(&args.filename)?;
     verbs::change(client, "/api/v1/apply", &document.body(), &args.run).await
 }
 
-/// `kindred plan`.
 pub async fn plan(client: &Client, args: &PlanArgs) -> Result<(), Failure> {
     let document = Document::read(&args.filename)?;
     let run = Run { dry_run: true, output: args.output, ..Run::default() };
     verbs::change(client, "/api/v1/plan", &document.body(), &run).await
 }
 
-/// `kindred delete`.
 pub async fn delete(client: &Client, args: &DeleteArgs) -> Result<(), Failure> {
     match args.resource {
         Resource::Configs => {

@@ -1,4 +1,4 @@
-//! What is printed: tables, JSON, YAML, and figures as people read them.
+//! Output: tables, JSON, YAML, and readable numbers.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use super::{Failure, args::Output};
 
-/// Rows under a header.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     header: Vec<String>,
@@ -16,18 +15,16 @@ pub struct Table {
 }
 
 impl Table {
-    /// No rows yet.
     #[must_use]
     pub fn new(header: &[&str]) -> Self {
         Self { header: header.iter().map(|name| name.to_uppercase()).collect(), rows: Vec::new() }
     }
 
-    /// One more row.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 
-    /// What the API answers to `as=Table`.
+    /// Reads the API's answer to `as=Table`.
     #[must_use]
     pub fn of(value: &Value) -> Option<Self> {
         let columns = value["columnDefinitions"].as_array()?;
@@ -37,7 +34,7 @@ impl Table {
         Some(Self { header, rows })
     }
 
-    /// Columns with three spaces between them, as `kubectl` prints them.
+    /// Formats columns with three spaces between them, like `kubectl`.
     #[must_use]
     pub fn render(&self) -> String {
         let all = || std::iter::once(&self.header).chain(&self.rows);
@@ -55,7 +52,7 @@ impl Table {
     }
 }
 
-/// A cell.
+/// The text of a cell.
 #[must_use]
 pub fn text(value: &Value) -> String {
     match value {
@@ -67,14 +64,14 @@ pub fn text(value: &Value) -> String {
 
 #[cfg(test)]
 thread_local! {
-    /// What commands under test have printed.
+    /// The output of commands under test.
     pub static CAPTURED: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
 }
 
-/// Prints to standard output. A reader that has gone ends the program quietly.
+/// Prints to standard output. If the reader has gone, the program ends quietly.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When writing fails otherwise.
 pub fn print(text: &str) -> Result<(), Failure> {
     #[cfg(test)]
     CAPTURED.with_borrow_mut(|captured| captured.push_str(text));
@@ -85,15 +82,15 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints a line to standard error. Nobody can be told that it cannot be written.
+/// Prints a line to standard error, and ignores errors, because they cannot be reported.
 pub fn print_error(line: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
-/// An object as JSON or YAML.
+/// Formats an object as JSON or YAML.
 ///
 /// # Errors
-/// When it cannot be written as such.
+/// When the object cannot be represented.
 pub fn rendered(value: &Value, output: Output) -> Result<String, Failure> {
     let failed = |error: String| Failure::Refused(format!("cannot be printed: {error}"));
     match output {
@@ -114,6 +111,12 @@ pub fn count(number: u64) -> String {
         grouped.push(digit);
     }
     grouped
+}
+
+/// `1 key`, `1,234 keys`.
+#[must_use]
+pub fn counted(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
 /// `12.3 MiB`.
@@ -164,6 +167,7 @@ mod tests {
     #[test]
     fn figures() {
         assert_eq!([0, 999, 1000, 200_000, 1_234_567].map(count).join(" "), "0 999 1,000 200,000 1,234,567");
+        assert_eq!([0, 1, 1001].map(|keys| counted(keys, "key")).join(", "), "0 keys, 1 key, 1,001 keys");
         assert_eq!([5, 2048, 221_500_000].map(bytes).join(" "), "5 B 2.0 KiB 211.2 MiB");
         let times = [18, 999, 12_400, 200_000, 7_500_000].map(|millis| time(Duration::from_millis(millis)));
         assert_eq!(times.join(" "), "18.0 ms 999.0 ms 12.4 s 3m20s 2h05m");

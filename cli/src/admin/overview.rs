@@ -11,12 +11,12 @@ use super::{
     output::{self, Table, bytes, count, text, time},
 };
 
-/// Stores, who serves what, moves under way.
+/// Prints the stores, the map and the moves in progress.
 pub async fn status(client: &Client, args: &StatusArgs) -> Result<(), Failure> {
     let stores = client.get("/api/v1/stores", Form::Objects).await?;
     let map = client.get("/api/v1/partitions", Form::Objects).await?;
     let moves = client.get("/api/v1/moves", Form::Objects).await;
-    // A router without a meta store has no moves, and no way to make them.
+    // A router without a meta store has no moves and cannot make any.
     let (moves, fixed) = match moves {
         Ok(moves) => (moves, None),
         Err(Failure::Refused(why)) => (json!({ "items": [] }), Some(why)),
@@ -65,7 +65,7 @@ fn list_stores(value: &Value) -> Table {
     table
 }
 
-/// What is wrong with the cluster as a whole, in lines.
+/// The problems of the cluster as a whole, as lines.
 fn problems(value: &Value) -> String {
     let lines =
         value["problems"].as_array().into_iter().flatten().map(|line| format!("Problem: {}\n", text(line)));
@@ -73,7 +73,7 @@ fn problems(value: &Value) -> String {
     if lines.is_empty() { lines } else { lines + "\n" }
 }
 
-/// What stores cannot keep as it is to be kept, in lines.
+/// The durability that stores cannot provide, as lines.
 fn unmet(value: &Value) -> String {
     let mut lines = String::new();
     for store in value["stores"].as_array().into_iter().flatten() {
@@ -91,7 +91,7 @@ fn unmet(value: &Value) -> String {
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
-/// How durable each Kind is, and what a crash of its store would take of it now.
+/// The durability of each Kind, and what a crash of its store would lose at present.
 fn losses(value: &Value, now: SystemTime) -> Table {
     let mut table =
         Table::new(&["kind", "store", "mode", "keys", "a crash takes", "write-ahead log", "checkpoint"]);
@@ -141,7 +141,7 @@ fn losses(value: &Value, now: SystemTime) -> Table {
     table
 }
 
-/// The logs that cannot be written, in lines.
+/// The logs that cannot be written, as lines.
 fn failing(value: &Value) -> String {
     let mut lines = String::new();
     for store in value["stores"].as_array().into_iter().flatten() {
@@ -155,7 +155,7 @@ fn failing(value: &Value) -> String {
     lines
 }
 
-/// Who serves which names of each Kind; `get partitions` shows every key.
+/// The stores that serve the names of each Kind. `get partitions` shows every key range.
 fn by_kind(map: &Value) -> Table {
     let mut table = Table::new(&["kind", "from", "up to", "stores", "epoch"]);
     let mut rest: Vec<String> = Vec::new();
@@ -166,7 +166,7 @@ fn by_kind(map: &Value) -> Table {
             continue;
         };
         let name = |bound: &Value| bound.as_str().and_then(|key| key.strip_prefix(kind)).map(str::to_owned);
-        // The pseudo-key by which kube-apiserver asks for a Kind's revision goes with the Kind.
+        // A Kind's pseudo-key belongs to the Kind, so it gets no row.
         let Some(from) = name(&partition["start"]) else { continue };
         let up_to = name(&partition["end"]).filter(|name| !name.is_empty());
         let open = |name: String| if name.is_empty() { "<open>".to_owned() } else { name };
@@ -182,7 +182,7 @@ fn by_kind(map: &Value) -> Table {
     table
 }
 
-/// The moves that are not over; `None` when there are none.
+/// The moves that are not over; `None` if there are none.
 fn list_moves(value: &Value) -> Option<Table> {
     let mut table = Table::new(&["move", "kind", "from", "to", "phase", "goal", "router"]);
     let mut any = false;

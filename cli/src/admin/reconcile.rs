@@ -10,7 +10,7 @@ use super::{
     output::{self, text},
 };
 
-/// Says what the stores own otherwise than the map says, and with `--apply` repairs it.
+/// Prints where the stores' ownership differs from the map, and repairs it with `--apply`.
 pub async fn reconcile(client: &Client, args: &ReconcileArgs) -> Result<(), Failure> {
     let answer =
         client.change(Method::POST, "/api/v1/reconcile", Some(&json!({ "apply": args.apply }))).await?;

@@ -14,13 +14,12 @@ use super::{
     verbs,
 };
 
-/// How long a new store may take to answer the router.
+/// The time in which a new store must answer the router.
 const UP_WITHIN: Duration = Duration::from_secs(30);
 
-/// The same of one that opens twice the largest offset of clocks from now (R14).
+/// The same for a replacement store, which opens only after twice the maximum clock offset (R14).
 const OPEN_WITHIN: Duration = Duration::from_secs(60);
 
-/// Does it.
 pub async fn run(client: &Client, command: &StoreCommand) -> Result<(), Failure> {
     match command {
         StoreCommand::Add(args) => add(client, args).await,
@@ -39,7 +38,7 @@ async fn add(client: &Client, args: &StoreAdd) -> Result<(), Failure> {
         "apiVersion": "v1", "kind": "ServiceGroup", "metadata": { "name": args.name },
         "type": if args.etcd { "etcd" } else { "shard" },
     });
-    // A store without an address is one that `kindred up` runs.
+    // `kindred up` runs the stores without an address.
     if !args.local {
         group["endpoints"] = json!(args.endpoint);
     }
@@ -73,7 +72,7 @@ async fn replace(client: &Client, args: &StoreReplace) -> Result<(), Failure> {
     wait_up(client, name, args.local, OPEN_WITHIN, &what_to_do).await
 }
 
-/// What is waited for, said before anybody wonders.
+/// Says what the command waits for.
 fn waits(store: &Value, local: bool, within: Duration) -> String {
     let endpoints: Vec<_> = store["endpoints"].as_array().into_iter().flatten().map(text).collect();
     let for_what = match endpoints.as_slice() {
@@ -84,7 +83,7 @@ fn waits(store: &Value, local: bool, within: Duration) -> String {
     format!("waiting up to {} s for {for_what} (--no-wait does not)\n", within.as_secs())
 }
 
-/// Waits until a router says that a store is up.
+/// Waits until a router reports that a store is up.
 pub(super) async fn wait_up(
     client: &Client,
     name: &str,

@@ -1,11 +1,11 @@
-//! Changes as people mean them, and what is asked of moves that have begun.
+//! Changes as verbs (move, split, merge, drain), and operations on moves that have begun.
 
 use http::Method;
 use serde_json::{Value, json};
 
 use super::{
     Failure,
-    args::{DrainArgs, Existing, MergeArgs, MoveArgs, OfMove, Output, Run, SplitArgs},
+    args::{DrainArgs, Existing, MergeArgs, MoveArgs, MoveStatusArgs, Output, Run, SplitArgs},
     client::{Client, Form},
     objects,
     output::{self, Table, bytes, count, text, time},
@@ -17,25 +17,22 @@ pub async fn move_kind(client: &Client, args: &MoveArgs) -> Result<(), Failure> 
     change(client, "/api/v1/move", &json!({ "kind": args.kind, "to": args.to }), &args.run).await
 }
 
-/// `kindred split`.
 pub async fn split(client: &Client, args: &SplitArgs) -> Result<(), Failure> {
     let body = json!({ "kind": args.kind, "at": args.at, "to": args.to });
     change(client, "/api/v1/split", &body, &args.run).await
 }
 
-/// `kindred merge`.
 pub async fn merge(client: &Client, args: &MergeArgs) -> Result<(), Failure> {
     let body = json!({ "kind": args.kind, "at": args.at, "to": args.to });
     change(client, "/api/v1/merge", &body, &args.run).await
 }
 
-/// `kindred drain`.
 pub async fn drain(client: &Client, args: &DrainArgs) -> Result<(), Failure> {
     let body = json!({ "store": args.store, "to": args.to });
     change(client, "/api/v1/drain", &body, &args.run).await
 }
 
-/// Asks for a change, says what it does, and waits for its moves.
+/// Requests a change, prints what it does, and waits for its moves.
 pub async fn change(client: &Client, path: &str, body: &Value, run: &Run) -> Result<(), Failure> {
     let query = if run.dry_run { "?dryRun=All" } else { "" };
     let answer = client.change(Method::POST, &format!("{path}{query}"), Some(body)).await?;
@@ -63,7 +60,7 @@ pub async fn change(client: &Client, path: &str, body: &Value, run: &Run) -> Res
     wait::all(client, waited, Until::Switched, run).await
 }
 
-/// What a change does, or would do.
+/// Describes what a change does or would do.
 #[must_use]
 pub fn said(answer: &Value) -> String {
     let dry = answer["dryRun"].as_bool() == Some(true);
@@ -86,7 +83,7 @@ pub fn said(answer: &Value) -> String {
                     .map_or_else(|| "unknown".to_owned(), |number| format!("~{}", form(number)))
             };
             let millis = |millis| time(std::time::Duration::from_millis(millis));
-            // More is written than can be copied.
+            // More is written than can be copied, so the copy would never finish.
             let never = leg["keys"].is_u64() && leg["millis"].is_null();
             let unlimited = leg["limited"] == false;
             table.row(vec![
@@ -115,7 +112,7 @@ pub fn said(answer: &Value) -> String {
     out
 }
 
-/// By what the time was told, a line.
+/// A line about the copy rate behind the estimate.
 fn rate(rate: &Value) -> String {
     let Some(at) = rate["bytesPerSecond"].as_u64().map(bytes) else { return String::new() };
     let why = match rate["from"].as_str() {
@@ -128,13 +125,12 @@ fn rate(rate: &Value) -> String {
 
 /// `kindred move status|reverse|complete|abort`.
 pub async fn existing(client: &Client, existing: &Existing) -> Result<(), Failure> {
-    let (verb, until) = match existing {
-        Existing::Status(of) => return status(client, of).await,
-        Existing::Reverse(_) => ("reverse", Until::Back),
-        Existing::Complete(_) => ("complete", Until::Done),
-        Existing::Abort(_) => ("abort", Until::Aborted),
+    let (verb, until, of) = match existing {
+        Existing::Status(args) => return status(client, args).await,
+        Existing::Reverse(of) => ("reverse", Until::Back, of),
+        Existing::Complete(of) => ("complete", Until::Done, of),
+        Existing::Abort(of) => ("abort", Until::Aborted, of),
     };
-    let of = existing.of();
     if of.run.dry_run {
         return Err(Failure::Usage(format!(
             "--dry-run: there is nothing to plan for {verb}; see kindred move status"
@@ -145,7 +141,7 @@ pub async fn existing(client: &Client, existing: &Existing) -> Result<(), Failur
         None => the_one(client, verb).await?,
     };
     let before = client.get(&format!("/api/v1/moves/{id}"), Form::Objects).await?;
-    // Reversed once more, it goes there again.
+    // Reversing a reversal switches to the target again.
     let until = if until == Until::Back && before["goal"] == "back" { Until::Switched } else { until };
     client.change(Method::POST, &format!("/api/v1/moves/{id}/{verb}"), None).await?;
     if of.run.no_wait {
@@ -154,14 +150,14 @@ pub async fn existing(client: &Client, existing: &Existing) -> Result<(), Failur
     wait::all(client, vec![(id, None)], until, &of.run).await
 }
 
-async fn status(client: &Client, of: &OfMove) -> Result<(), Failure> {
-    match of.id {
-        Some(id) => objects::shown(client, &format!("/api/v1/moves/{id}"), of.run.output).await,
-        None => objects::shown(client, "/api/v1/moves", of.run.output).await,
+async fn status(client: &Client, args: &MoveStatusArgs) -> Result<(), Failure> {
+    match args.id {
+        Some(id) => objects::shown(client, &format!("/api/v1/moves/{id}"), args.output).await,
+        None => objects::shown(client, "/api/v1/moves", args.output).await,
     }
 }
 
-/// The move that is meant when none is named.
+/// The only open move, when none is named.
 async fn the_one(client: &Client, verb: &str) -> Result<u64, Failure> {
     let list = client.get("/api/v1/moves", Form::Objects).await?;
     let open = list["items"].as_array().into_iter().flatten().filter(|item| item["over"] != true);

@@ -1,4 +1,4 @@
-//! Waits for moves and shows how far they are: a bar on a terminal, plain lines in a pipe.
+//! Waits for moves and shows their progress: a bar on a terminal, plain lines in a pipe.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
@@ -9,40 +9,39 @@ use super::{
     Failure,
     args::{Output, Run},
     client::{Client, Form},
-    output::{self, bytes, count, text, time},
+    output::{self, bytes, count, counted, text, time},
 };
 
-/// How often to ask.
+/// The polling interval.
 const EVERY: Duration = Duration::from_millis(250);
-/// How often a pipe gets a line while the phase stays.
+/// The interval between lines in a pipe while the phase stays the same.
 const LINE_EVERY: Duration = Duration::from_secs(5);
-/// How long no router may be reached before the wait is given up.
+/// How long all routers may be unreachable before the wait is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// How long the figures of a switch are waited for.
+/// How long to wait for the figures of a switch.
 const FIGURES_WITHIN: Duration = Duration::from_secs(3);
 const BAR: usize = 24;
 
-/// What is waited for.
+/// The condition to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
-    /// The keys are at their new stores.
+    /// The keys are at their target stores.
     Switched,
-    /// They are back.
+    /// The keys are back at their source stores.
     Back,
-    /// The way back is closed.
+    /// The move is complete and cannot be reversed.
     Done,
-    /// It is aborted.
     Aborted,
 }
 
-/// How a move stands with regard to what is waited for.
+/// A move's state in relation to the condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     On,
     Reached,
-    /// Aborted though that was not asked for.
+    /// The move was aborted, but that was not requested.
     Aborted,
-    /// Over in another way.
+    /// The move ended in another way.
     Missed,
 }
 
@@ -57,15 +56,15 @@ fn standing(shown: &Value, until: Until) -> Standing {
         (Until::Back, _) if settled && goal == "back" => Standing::Reached,
         (Until::Done, "Done") => Standing::Reached,
         (_, "Done") => Standing::Missed,
-        // A move that had switched in part is back when it was aborted, and ends so.
+        // An aborted move that had partly switched goes back first, and then ends as aborted.
         _ => Standing::On,
     }
 }
 
-/// Waits for all of them; each comes with the number of keys that it was planned to move.
+/// Waits for all moves; each comes with its planned number of keys.
 ///
 /// # Errors
-/// When one is aborted, the time is over, or no router answers any more.
+/// When a move is aborted, the timeout passes, or no router answers.
 pub async fn all(
     client: &Client,
     moves: Vec<(u64, Option<u64>)>,
@@ -106,7 +105,7 @@ async fn one(
                 screen.progress(&shown);
                 match standing(&shown, until) {
                     Standing::On => {}
-                    // The figures of the switch come right behind it.
+                    // The figures of the switch follow shortly.
                     Standing::Reached
                         if shown["phase"] == "Switched"
                             && screen.progress["pauseMicros"].is_null()
@@ -132,7 +131,7 @@ async fn one(
                 screen.clear();
                 return Err(Failure::Unreachable(format!("{why}; move {id} goes on without this command")));
             }
-            // A router that restarts, or one behind another address: the move has been taken over meanwhile.
+            // A router is restarting or is another one; the move has been taken over meanwhile.
             Err(Failure::Unreachable(_)) => {}
             Err(failure) => {
                 screen.clear();
@@ -151,7 +150,7 @@ async fn one(
     }
 }
 
-/// True when the user does not want to wait any longer.
+/// Waits for the next poll; true if the user interrupts.
 async fn paused() -> bool {
     tokio::select! {
         () = tokio::time::sleep(EVERY) => false,
@@ -165,7 +164,7 @@ fn left(shown: &Value) -> String {
     let mut owners = Vec::new();
     for leg in legs {
         let owner = text(if leg["moved"] == true { &leg["to"] } else { &leg["from"] });
-        // Stores of a ring give to the same one.
+        // Several stores of a ring may give to the same store.
         if !owners.contains(&owner) {
             owners.push(owner);
         }
@@ -173,16 +172,16 @@ fn left(shown: &Value) -> String {
     format!("{} is on {}", text(&shown["resource"]), owners.join(", "))
 }
 
-/// What has been shown of one move.
+/// What was shown of one move.
 struct Screen {
     id: u64,
     keys: Option<u64>,
     began: Instant,
-    /// `None` when nothing is to be shown on the way.
+    /// Whether to show a bar; `None` shows no progress.
     bar: Option<bool>,
     phase: String,
     line_at: Option<Instant>,
-    /// Kept, as a move that is over has no coordinator to say them.
+    /// Kept, because a finished move has no coordinator that reports them.
     progress: Value,
 }
 
@@ -224,8 +223,10 @@ impl Screen {
         let progress = &self.progress;
         let mut words = vec![format!("move {}: {phase}", self.id)];
         if let Some(copied) = progress["keysCopied"].as_u64() {
-            let of = self.keys.map(|keys| format!(" of ~{}", count(keys))).unwrap_or_default();
-            words.push(format!("{}{of} keys", count(copied)));
+            words.push(match self.keys {
+                Some(keys) => format!("{} of ~{}", count(copied), counted(keys, "key")),
+                None => counted(copied, "key"),
+            });
         }
         words.extend(progress["bytesCopied"].as_u64().map(bytes));
         words.extend(
@@ -245,7 +246,7 @@ impl Screen {
         }
     }
 
-    /// The last line: what it cost.
+    /// The last line, with the cost of the move.
     fn figures(&self, shown: &Value, until: Until) -> String {
         let mut line = match until {
             Until::Switched | Until::Back => format!("move {}: {}", self.id, left(shown)),
@@ -255,7 +256,7 @@ impl Screen {
         if let (Some(keys), Some(size)) =
             (self.progress["keysCopied"].as_u64(), self.progress["bytesCopied"].as_u64())
         {
-            line += &format!("; {} keys, {}", count(keys), bytes(size));
+            line += &format!("; {}, {}", counted(keys, "key"), bytes(size));
         }
         line += &format!(" in {}", time(self.began.elapsed()));
         if let Some(pause) = self.progress["pauseMicros"].as_u64() {
@@ -283,7 +284,7 @@ impl Screen {
     }
 }
 
-/// Progress is no result: that it cannot be written is none either.
+/// Errors are ignored, because progress is not a result.
 fn write(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

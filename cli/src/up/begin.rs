@@ -1,5 +1,5 @@
-//! The processes with data, from their first start on: each is started, started again when it ends, and stopped in order.
-//! One that takes long, or does not start at all, keeps no other from serving.
+//! The processes that have data: each is started, restarted when it ends, and stopped in order. A process that
+//! starts slowly or fails to start delays no other.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -15,15 +15,15 @@ use super::{
     supervise::{keep, listen_of},
 };
 
-/// A store that has not started by then is left to itself, and the others are served without it.
+/// After this time a starting store is no longer waited for, and the others are served without it.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// One that failed at its first start is tried again after this long: its message has been read by then.
+/// The delay before a failed first start is retried, so that its message can be read.
 const AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// How far the first start of a process is.
+/// The progress of a process's first start.
 #[derive(Debug, Clone, Default)]
 pub struct First {
-    /// Where it listens, or will.
+    /// The address where it listens or will listen.
     listen: Option<SocketAddr>,
     state: State,
 }
@@ -36,15 +36,15 @@ enum State {
     Failed(String),
 }
 
-/// A process that was told to start, and is kept running from then on.
+/// A process that is being started and is then kept running.
 #[derive(Debug)]
 pub struct Begun {
     first: watch::Receiver<First>,
-    /// Ends when the process was told to stop, and has.
+    /// Ends when the process has been stopped.
     pub kept: JoinHandle<()>,
 }
 
-/// Has a process started, on a port of its choice.
+/// Starts a process on a port that it chooses.
 pub fn begin(
     spec_of: impl Fn(SocketAddr) -> Spec + Send + Sync + 'static,
     stop: CancellationToken,
@@ -71,7 +71,7 @@ async fn begun(
     };
     let started = stop.run_until_cancelled(spec.start_telling(early)).await;
     let failed = match started {
-        // It has nothing that a stop in good order would keep: it has not served yet.
+        // It has not served yet, so a clean stop would keep nothing.
         None => return,
         Some(Err(failed)) => failed.to_string(),
         Some(Ok((running, ready))) => match listen_of(&ready) {
@@ -82,7 +82,7 @@ async fn begun(
             Err(error) => format!("{}: {error:#}", spec.name),
         },
     };
-    // Routers are told now where it will be, once it can be started.
+    // Fix the address now, so that routers know where the store will be.
     let known = told.borrow().listen;
     let Some(listen) = known.or_else(|| free_port().ok()) else {
         error!("{failed}; no port is free for another try");
@@ -96,7 +96,7 @@ async fn begun(
     }
 }
 
-/// Tries until it runs; `None` when told to stop meanwhile.
+/// Retries until the process runs; `None` if it is stopped meanwhile.
 async fn until_started(spec: &Spec, stop: &CancellationToken) -> Option<Running> {
     let mut backoff = Backoff::new(Instant::now());
     loop {
@@ -112,14 +112,14 @@ async fn until_started(spec: &Spec, stop: &CancellationToken) -> Option<Running>
     }
 }
 
-/// A port that nobody listens on.
+/// An unused port.
 fn free_port() -> std::io::Result<SocketAddr> {
     TcpListener::bind(("127.0.0.1", 0))?.local_addr()
 }
 
 impl Begun {
-    /// Where it listens, once it serves, has failed, or has taken so long that nobody waits for it any more; and why it
-    /// failed, if it has. `None` when it was told to stop.
+    /// The process's address, once it serves, has failed, or has exceeded the patience; and the error if it failed.
+    /// `None` if it was stopped.
     pub async fn settled(&mut self) -> Option<(SocketAddr, Option<String>)> {
         let patience = tokio::time::sleep(PATIENCE);
         tokio::pin!(patience);
@@ -139,10 +139,10 @@ impl Begun {
         }
     }
 
-    /// Where it listens once it serves, however long that takes.
+    /// The process's address once it serves, however long that takes.
     ///
     /// # Errors
-    /// Why it does not.
+    /// Why it does not serve.
     pub async fn ready(&mut self) -> anyhow::Result<SocketAddr> {
         let settled = |first: &First| first.state != State::Starting;
         let First { listen, state } = self.first.wait_for(settled).await?.clone();
@@ -184,7 +184,7 @@ mod tests {
         let stop = CancellationToken::new();
         let starting = "echo kindred-shard starting listen=127.0.0.1:7 records=1; read line";
         let mut begun = begin(move |_| script(starting.to_owned()), stop.clone(), &TaskTracker::new());
-        // The time of the test goes on when all that there is to do is done.
+        // The paused clock advances when there is nothing left to do.
         let settled = begun.settled().await.unwrap();
         assert_eq!(settled, (([127, 0, 0, 1], 7).into(), None));
         stop.cancel();

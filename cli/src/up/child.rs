@@ -1,4 +1,5 @@
-//! One supervised child process: started, watched for its ready line, restarted with backoff, stopped with grace.
+//! A supervised child process: started, watched for its ready line, restarted with backoff, stopped with a grace
+//! period.
 
 use std::{
     io,
@@ -14,24 +15,22 @@ use tokio::{
 
 use super::child_log::ChildLog;
 
-/// A child that is starting is given up when it has done nothing at all for so long: neither said that it is further, nor
-/// used its processor. However long a start takes, it is waited for while it goes on.
+/// A starting child is given up after this time without progress: it has neither reported any nor used the
+/// processor. A start that progresses may take any time.
 const STALLED_AFTER: Duration = Duration::from_secs(600);
-/// How often that is looked at.
+/// The interval between checks of a starting child.
 const LOOK: Duration = Duration::from_secs(5);
-/// How often a start that takes long is told of.
+/// The interval between messages about a slow start.
 const TELL_EVERY: Duration = Duration::from_secs(30);
 
-/// What to run.
+/// The command of a child.
 #[derive(Debug, Clone)]
 pub struct Spec {
     /// The name in messages: `shard pods`, `router`.
     pub name: String,
-    /// The executable.
     pub program: PathBuf,
-    /// Its arguments.
     pub args: Vec<String>,
-    /// The word that its ready line begins with (`kindred-shard ready`).
+    /// The words with which its ready line begins (`kindred-shard ready`).
     pub ready_prefix: &'static str,
 }
 
@@ -40,38 +39,35 @@ pub struct Spec {
 pub struct Ready(String);
 
 impl Ready {
-    /// The value of one word.
+    /// The value of a key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.0.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
     }
 }
 
-/// Why a child did not come up.
+/// Why a child did not become ready.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
-    /// The operating system refused.
+    /// The operating system could not start it.
     #[error("{name}: cannot start {program}: {source}")]
     Spawn {
-        /// Which child.
         name: String,
-        /// What was run.
+        /// The executable.
         program: String,
-        /// Why.
         source: io::Error,
     },
-    /// It ended before it was ready; its own messages stand on standard error.
+    /// It ended before it was ready. Its own messages are on standard error.
     #[error("{name}: ended with {status} before it was ready; its message is above")]
     Ended {
-        /// Which child.
         name: String,
-        /// How.
+        /// Its exit status.
         status: String,
     },
-    /// It stands still.
+    /// It made no progress for too long.
     #[error("{name}: not ready, and it has done nothing for {} s; it is ended", STALLED_AFTER.as_secs())]
     NotReady {
-        /// Which child.
+        /// Its name in messages.
         name: String,
     },
 }
@@ -79,28 +75,29 @@ pub enum ChildError {
 /// A running child. Dropping it kills the process.
 pub struct Running {
     child: Child,
-    /// Held open for as long as the child is to live; taken out of `child` because waiting for it would close it.
+    /// Kept open while the child should live. Taken out of `child`, because waiting for the child would close it.
     _stdin: Option<ChildStdin>,
     stdout: Lines<BufReader<ChildStdout>>,
     log: ChildLog,
 }
 
 impl Spec {
-    /// Starts the process and waits for its ready line, as [`Spec::start_telling`].
+    /// Starts the process and waits for its ready line, as [`Spec::start_telling`] does.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When it does not become ready.
     pub async fn start(&self) -> Result<(Running, Ready), ChildError> {
         self.start_telling(|_| {}).await
     }
 
-    /// Starts the process and waits for its ready line for as long as it goes on; what it says before is told as it comes.
+    /// Starts the process and waits for its ready line while it makes progress. Earlier lines are passed to `told`
+    /// as they come.
     ///
-    /// The child's standard input is a pipe that this process holds open: a child started with
-    /// `--exit-with-parent` ends when the pipe closes, so even a `kill -9` of the supervisor leaves no orphan.
+    /// The child's standard input is a pipe that this process holds open. A child started with `--exit-with-parent`
+    /// ends when the pipe closes, so even a `kill -9` of the supervisor leaves no orphan.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When it does not become ready.
     pub async fn start_telling(&self, mut told: impl FnMut(&Ready)) -> Result<(Running, Ready), ChildError> {
         let failed = |source| ChildError::Spawn {
             name: self.name.clone(),
@@ -113,7 +110,8 @@ impl Spec {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(stderr)
-            // Of its own process group: Ctrl-C in the terminal goes to the supervisor, which stops in order.
+            // A process group of its own: Ctrl-C in the terminal reaches only the supervisor, which stops the
+            // children in order.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -134,7 +132,7 @@ impl Spec {
                 }
                 Ok(Ok(None) | Err(_)) => {
                     let status = child.wait().await.map_or_else(|e| e.to_string(), |s| s.to_string());
-                    // Its message stands above what is said of it.
+                    // Show the child's own messages before the error about it.
                     log.ended().await;
                     return Err(ChildError::Ended { name: self.name.clone(), status });
                 }
@@ -151,7 +149,7 @@ impl Spec {
     }
 }
 
-/// What shows that a child which is starting goes on.
+/// The evidence that a starting child makes progress.
 #[derive(Debug)]
 struct Life {
     said: Option<Ready>,
@@ -165,14 +163,14 @@ impl Life {
         Self { said: None, processor_time: 0, advanced: now, told: now }
     }
 
-    /// It has said a line. The same line again is no news.
+    /// Notes a line that the child printed. A repeated line is no progress.
     fn said(&mut self, now: Instant, line: Ready) {
         if self.said.as_ref() != Some(&line) {
             (self.said, self.advanced) = (Some(line), now);
         }
     }
 
-    /// Whether it has done nothing for too long.
+    /// Whether the child has made no progress for too long.
     fn stands_still(&mut self, now: Instant, processor_time: Option<u64>) -> bool {
         if processor_time.is_some_and(|time| time > self.processor_time) {
             (self.processor_time, self.advanced) = (processor_time.unwrap_or_default(), now);
@@ -180,7 +178,7 @@ impl Life {
         now.duration_since(self.advanced) >= STALLED_AFTER
     }
 
-    /// What to say of it, when it is time.
+    /// The next message about the start, when it is due.
     fn news(&mut self, now: Instant) -> Option<String> {
         if now.duration_since(self.told) < TELL_EVERY {
             return None;
@@ -191,23 +189,23 @@ impl Life {
     }
 }
 
-/// The processor time of a process so far, in the kernel's ticks; `None` where the kernel does not tell.
+/// The processor time of a process in kernel ticks; `None` if the kernel does not report it.
 fn processor_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program, in parentheses, may hold anything.
+    // The program's name in parentheses may contain any characters.
     let fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let times: Vec<u64> = fields.take(2).filter_map(|ticks| ticks.parse().ok()).collect();
     (times.len() == 2).then(|| times.iter().sum())
 }
 
 impl Running {
-    /// The process id; `None` once it has ended and been reaped.
+    /// The process id; `None` after it has ended and been reaped.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 
-    /// Waits for the end, draining standard output so that the child never blocks on it.
+    /// Waits for the child's end. Drains its standard output, so that it never blocks on it.
     pub async fn ended(&mut self) -> String {
         loop {
             tokio::select! {
@@ -218,12 +216,12 @@ impl Running {
         self.child.wait().await.map_or_else(|e| e.to_string(), |s| s.to_string())
     }
 
-    /// Asks it to stop (SIGTERM), and kills it when it has not within `grace`.
+    /// Asks the child to stop (SIGTERM), and kills it after `grace`.
     pub async fn stop(mut self, grace: Duration) {
         if let Some(pid) =
             self.pid().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)
         {
-            // An error means that it is gone already, which `ended` then finds.
+            // An error means that the child is gone, which `ended` then finds.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         if tokio::time::timeout(grace, self.ended()).await.is_err() {
@@ -233,7 +231,8 @@ impl Running {
     }
 }
 
-/// Delays between restarts: 100 ms, doubled at each quick death up to 2 s, back to 100 ms after 10 s of life.
+/// The delay before a restart: 100 ms, doubled up to 2 s while the child dies quickly, and 100 ms again after it
+/// has lived 10 s.
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,
@@ -245,13 +244,12 @@ impl Backoff {
     const LAST: Duration = Duration::from_secs(2);
     const STABLE: Duration = Duration::from_secs(10);
 
-    /// For a child that has just been started.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { next: Self::FIRST, started: now }
     }
 
-    /// The child has ended: how long to wait before the next start.
+    /// The delay before the next start, after the child has ended.
     pub fn after_end(&mut self, now: Instant) -> Duration {
         if now.duration_since(self.started) >= Self::STABLE {
             self.next = Self::FIRST;
@@ -261,7 +259,7 @@ impl Backoff {
         wait
     }
 
-    /// The child has been started again.
+    /// Records that the child was started again.
     pub fn started(&mut self, now: Instant) {
         self.started = now;
     }
@@ -296,7 +294,8 @@ mod tests {
             |records: u64| Ready(format!("kindred-shard starting listen=127.0.0.1:7 records={records}"));
         let began = Instant::now();
         let at = |minutes: u64| began + Duration::from_secs(60 * minutes);
-        // Hours of it, by what it says, or by its processor time where it says nothing.
+        // A start of many hours is accepted while the child reports progress, or uses its processor without a
+        // report.
         let mut life = Life::new(began);
         for minute in (0..600).step_by(9) {
             life.said(at(minute), line(minute));
@@ -308,7 +307,7 @@ mod tests {
             life.said(at(minute), line(594));
             assert!(!life.stands_still(at(minute), Some(minute)), "after {minute} minutes");
         }
-        // Neither: it is given up.
+        // With neither, the child is given up.
         life.said(at(1205), line(594));
         assert!(!life.stands_still(at(1203), Some(1194)));
         assert!(life.stands_still(at(1205), Some(1194)));

@@ -1,4 +1,5 @@
-//! What a child writes to standard error, line by line behind its name: the logs of all processes come out of one `up`.
+//! Copies a child's standard error line by line, prefixed with its name, so that one `up` prints the logs of all
+//! processes.
 
 use std::{
     io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write},
@@ -7,39 +8,39 @@ use std::{
 
 use tokio::sync::oneshot;
 
-/// A longer line is cut into several.
+/// Longer lines are split.
 const LINE_MAX: u64 = 64 << 10;
-/// What has inherited the pipe may outlive the child.
+/// How long to wait for the end of the log, because a process that inherited the pipe may outlive the child.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
-/// The log of one child, copied on a thread of its own until its end, so that nothing here keeps a child from writing.
+/// The log of a child. A separate thread copies it to its end, so that nothing blocks the child's writes.
 #[derive(Debug)]
 pub struct ChildLog(oneshot::Receiver<()>);
 
 impl ChildLog {
-    /// The log, and what is to be the child's standard error.
+    /// Returns the log, and the pipe to use as the child's standard error.
     ///
     /// # Errors
-    /// When there is no pipe or no thread for it.
+    /// When the pipe or the thread cannot be created.
     pub fn begin(name: &str) -> io::Result<(Self, PipeWriter)> {
         let (from, to) = io::pipe()?;
         let (tell, ended) = oneshot::channel();
         let name = name.to_owned();
         std::thread::Builder::new().name("log".to_owned()).spawn(move || {
             copy(&name, from, io::stderr);
-            // Nobody waits for it any more.
+            // The receiver may be gone.
             let _ = tell.send(());
         })?;
         Ok((Self(ended), to))
     }
 
-    /// Waits, behind the end of the child, until all that it wrote has been copied.
+    /// Waits until everything that the ended child wrote has been copied, up to a time limit.
     pub async fn ended(self) {
         let _ = tokio::time::timeout(END_WITHIN, self.0).await;
     }
 }
 
-/// Each line is one write, so that those of several children do not mix.
+/// Copies each line with one write, so that lines of several children do not mix.
 fn copy<W: Write>(name: &str, from: PipeReader, to: impl Fn() -> W) {
     let (mut from, mut line) = (BufReader::new(from), Vec::new());
     loop {
@@ -52,7 +53,7 @@ fn copy<W: Write>(name: &str, from: PipeReader, to: impl Fn() -> W) {
         if !line.ends_with(b"\n") {
             line.push(b'\n');
         }
-        // A log that nobody can read must not stop the child.
+        // A failing standard error must not block the child.
         let _ = to().write_all(&line);
     }
 }

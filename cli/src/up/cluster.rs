@@ -1,5 +1,5 @@
-//! Which cluster a folder of `kindred up` is: an id and a lineage of its own, minted at the first start. It outlives the
-//! meta store and the routers' files, so that the shards know their routers again when both are lost.
+//! The identity of the cluster of a `kindred up` folder: an id and a lineage, minted at the first start. It
+//! survives the loss of the meta store and of the routers' files, so that the shards still recognise their routers.
 
 use std::{
     fs,
@@ -15,22 +15,22 @@ use kindred_partition_config::{
 use kindred_transport::random;
 use serde::{Deserialize, Serialize};
 
-/// The file in the folder.
+/// The name of the file in the folder.
 const FILE: &str = "cluster.json";
 
-/// What is kept.
+/// The content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Cluster {
-    /// In headers and handshakes.
+    /// The id in headers and handshakes.
     pub cluster_id: ClusterId,
-    /// Absent in the folder of an earlier version until its routers have minted one.
+    /// Absent in a folder of an earlier version, until its routers have minted one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Lineage>,
 }
 
 impl Cluster {
-    /// What the folder's file says, if it has one.
+    /// Reads the folder's file, if there is one.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -45,16 +45,17 @@ impl Cluster {
         }
     }
 
-    /// Whether a state that a router kept in the folder may be the cluster's.
+    /// Whether a state in the folder may belong to this cluster.
     #[must_use]
     pub fn may_have(&self, state: &ClusterState) -> bool {
         self.lineage.is_none() || state.lineage.is_none() || self.lineage == state.lineage
     }
 
-    /// The cluster of a folder; `last` is the newest state that its routers kept, `used` whether an `up` has run there.
+    /// The cluster of a folder. `last` is the newest state that its routers kept; `used` says whether an `up` has
+    /// run there.
     ///
     /// # Errors
-    /// When the file cannot be read or written, or `--cluster-id` is another one than the folder's.
+    /// When the file cannot be read or written, or `--cluster-id` differs from the folder's id.
     pub fn of(
         folder: &Path,
         flag: Option<u64>,
@@ -81,7 +82,7 @@ impl Cluster {
         let lineage = lineage.or_else(|| last.and_then(|state| state.lineage.clone()));
         match kept.map(|kept| kept.cluster_id).or(of_state) {
             Some(cluster_id) => Self { cluster_id, lineage },
-            // Of an earlier version: its shards were told the one id that all had.
+            // A folder of an earlier version, whose shards were started with the default id.
             None if used => Self { cluster_id: ClusterId(flag.unwrap_or(DEFAULT_CLUSTER_ID)), lineage },
             None => Self {
                 cluster_id: ClusterId(flag.unwrap_or_else(|| random::bits().max(1))),
@@ -90,7 +91,7 @@ impl Cluster {
         }
     }
 
-    /// Written beside and renamed, so that a crash leaves the old one or the new one.
+    /// Writes the file atomically.
     fn write(&self, path: &Path) -> io::Result<()> {
         let new = path.with_extension("new");
         let mut file = fs::File::create(&new)?;

@@ -1,4 +1,4 @@
-//! Where the routers of an `up` are to listen: looked at before anything is made or started.
+//! Checks the addresses of the routers before anything is created or started.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use kindred_transport::{
 
 use super::{UpArgs, layout};
 
-/// Refuses addresses at which anybody would be served that should not be, before a router does.
+/// Refuses addresses where unknown clients would be served, before a router does.
 pub fn check(args: &UpArgs) -> anyhow::Result<()> {
     let tls = args.tls.load()?;
     for address in args.listen.split(',').filter(|_| !args.insecure_listen) {
@@ -25,7 +25,7 @@ pub fn check(args: &UpArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses addresses that another process has, or that two of the routers would have.
+/// Refuses addresses that another process uses, or that two of the routers would share.
 pub async fn check_free(args: &UpArgs) -> anyhow::Result<()> {
     let mut held = Vec::new();
     for router in 0..args.routers {
@@ -34,7 +34,7 @@ pub async fn check_free(args: &UpArgs) -> anyhow::Result<()> {
                 let address = ListenAddr::parse_field(flag, address.trim())?;
                 match Reserved::of(&address).await {
                     Ok(reserved) => held.push(reserved),
-                    // The folder of a Unix socket may be one that is made.
+                    // The folder of a Unix socket may not have been created yet.
                     Err(ListenError::Bind { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
                     Err(taken) => return Err(anyhow::Error::new(taken).context(flag)),
                 }

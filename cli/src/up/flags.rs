@@ -1,6 +1,6 @@
-//! The section `up` of the configuration: flags of the processes that `kindred up` starts, by the names that these have on
-//! the command line of `kindred shard` and `kindred router`. What there is to be given is read off those command lines, so
-//! that no flag can be forgotten here.
+//! The section `up` of the configuration: flags of the processes that `kindred up` starts, with their names on the
+//! command lines of `kindred shard` and `kindred router`. The available flags are derived from those command lines,
+//! so that none can be forgotten.
 
 use clap::{ArgAction, Args as _, Command};
 use kindred_partition_config::model::{Flags, UpConfig};
@@ -8,21 +8,18 @@ use serde_json::Value;
 
 use crate::cli::{RouterCommand, ShardCommand};
 
-/// The name under which flags of the meta store are given.
+/// The name of the meta store in flags and in the section.
 pub const META: &str = "meta";
 
-/// Which process a flag is of.
+/// The process that a flag belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Process {
-    /// A shard that serves Kinds.
     Shard,
-    /// The meta store.
     Meta,
-    /// A router.
     Router,
 }
 
-/// Flags that `kindred up` gives itself, with what to do instead.
+/// Flags that only `kindred up` may set, with the alternative.
 const OF_SHARDS: [(&str, &str); 26] = [
     ("cluster-secret-file", "it is made in the data directory"),
     ("insecure-listen", "shards listen on this machine alone"),
@@ -100,7 +97,7 @@ impl Process {
         }
     }
 
-    /// What to do instead of giving this flag, if `up` gives it.
+    /// The alternative to this flag, if only `up` may set it.
     fn instead(self, flag: &str) -> Option<&'static str> {
         let own = match self {
             Self::Shard | Self::Meta => &OF_SHARDS[..],
@@ -110,7 +107,7 @@ impl Process {
         own.iter().chain(of_meta).find(|(name, _)| *name == flag).map(|(_, instead)| *instead)
     }
 
-    /// The flags that the section may give.
+    /// The flags that the section may set.
     pub fn settable(self) -> Vec<String> {
         let command = self.command();
         let all = command.get_arguments().filter_map(|arg| arg.get_long());
@@ -120,10 +117,10 @@ impl Process {
     }
 }
 
-/// The words of the flags of one process, in the order of their names.
+/// The command-line words for the flags of a process, sorted by flag.
 ///
 /// # Errors
-/// With everything that is wrong, each with its field.
+/// Every error, with its field.
 fn words(field: &str, process: Process, flags: &Flags) -> Result<Vec<String>, Vec<String>> {
     let (mut words, mut errors) = (Vec::new(), Vec::new());
     let command = process.command();
@@ -154,7 +151,7 @@ fn words(field: &str, process: Process, flags: &Flags) -> Result<Vec<String>, Ve
     if errors.is_empty() { Ok(words) } else { Err(errors) }
 }
 
-/// A value as on the command line; lists with commas, `KIND: VALUE` as `KIND=VALUE`.
+/// A value as on the command line: a list with commas, an object `KIND: VALUE` as `KIND=VALUE`.
 fn text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
@@ -172,7 +169,7 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// The flags of one store: what is said of it, and of all where nothing is.
+/// The flags of a store: those of all shards, overridden by its own.
 fn of_store(section: &UpConfig, name: &str) -> Flags {
     let mut flags = section.shard.clone();
     flags.extend(section.stores.get(name).cloned().unwrap_or_default());
@@ -182,7 +179,7 @@ fn of_store(section: &UpConfig, name: &str) -> Flags {
 /// The words for a shard.
 ///
 /// # Errors
-/// As [`check`] has found.
+/// Those that [`check`] reports.
 pub fn of_shard(section: &UpConfig, name: &str) -> Result<Vec<String>, Vec<String>> {
     let field =
         if section.stores.contains_key(name) { format!("up.stores.{name}") } else { "up.shard".to_owned() };
@@ -192,7 +189,7 @@ pub fn of_shard(section: &UpConfig, name: &str) -> Result<Vec<String>, Vec<Strin
 /// The words for the meta store.
 ///
 /// # Errors
-/// As [`check`] has found.
+/// Those that [`check`] reports.
 pub fn of_meta(section: &UpConfig) -> Result<Vec<String>, Vec<String>> {
     words("up.meta", Process::Meta, &section.meta)
 }
@@ -200,12 +197,12 @@ pub fn of_meta(section: &UpConfig) -> Result<Vec<String>, Vec<String>> {
 /// The words for a router.
 ///
 /// # Errors
-/// As [`check`] has found.
+/// Those that [`check`] reports.
 pub fn of_router(section: &UpConfig) -> Result<Vec<String>, Vec<String>> {
     words("up.router", Process::Router, &section.router)
 }
 
-/// Everything that is wrong with the names in a section; `stores` are those that run here.
+/// All errors in the names of a section; `stores` are the local ones.
 #[must_use]
 pub fn check(section: &UpConfig, stores: &[String]) -> Vec<String> {
     let mut errors = Vec::new();
@@ -226,10 +223,10 @@ pub fn check(section: &UpConfig, stores: &[String]) -> Vec<String> {
     errors
 }
 
-/// Whether a shard would take these words (without the first, the subcommand), and what is wrong if not.
+/// Checks whether a shard would accept these words; the first is the subcommand.
 ///
 /// # Errors
-/// The shard's own.
+/// The shard's own error.
 pub fn try_shard(words: &[String]) -> Result<(), String> {
     #[derive(clap::Parser)]
     struct Shard {
@@ -240,10 +237,10 @@ pub fn try_shard(words: &[String]) -> Result<(), String> {
     kindred_shard::config::Settings::resolve(parsed.shard.args).map(drop).map_err(|error| error.to_string())
 }
 
-/// The same of a router, as far as its values can be told without its files.
+/// The same for a router, as far as its files are not needed.
 ///
 /// # Errors
-/// The router's own.
+/// The router's own error.
 pub fn try_router(words: &[String]) -> Result<(), String> {
     #[derive(clap::Parser)]
     struct Router {
@@ -268,7 +265,7 @@ mod tests {
         parse::parse_object(text).unwrap()
     }
 
-    /// A new flag of a shard or router can be given at once, unless it is written down here that `up` gives it.
+    /// Every flag of a shard or router can be set, unless it is listed as one that only `up` sets.
     #[test]
     fn f40_every_flag_is_given_by_up_or_can_be_given() {
         for process in [Process::Shard, Process::Meta, Process::Router] {
@@ -306,7 +303,7 @@ mod tests {
         ] {
             assert!(router.iter().any(|one| one == flag), "{flag}");
         }
-        // What `up` is said to give is a flag, or clap's own.
+        // Every listed flag exists, or is clap's own.
         for (process, own) in [
             (Process::Shard, &OF_SHARDS[..]),
             (Process::Meta, &OF_META[..]),
@@ -357,7 +354,7 @@ mod tests {
             ]
         );
         assert!(errors[0].contains("durability, "), "{}", errors[0]);
-        // Values are the process' own to judge.
+        // The process itself validates the values.
         let words = |text: &[&str]| text.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         assert!(
             try_shard(&words(&["shard", "--durability=fync", "--data-dir=d"])).unwrap_err().contains("fync")

@@ -1,4 +1,4 @@
-//! Pure: which processes `kindred up` runs, with which arguments.
+//! Determines, without I/O, the processes that `kindred up` runs and their arguments.
 
 use std::{
     net::SocketAddr,
@@ -14,19 +14,20 @@ use kindred_transport::{Endpoint, address::AddressError, admin::AdminArgs, auto_
 
 use super::{UpArgs, child::Spec, flags};
 
-/// Certificates for the connections between the router and its own shards.
+/// The certificates for connections between the routers and the local stores.
 #[derive(Debug, Clone)]
 pub struct InternalTls {
-    /// The CA of all of them.
+    /// The common CA.
     pub ca: PathBuf,
-    /// What shards show.
+    /// The certificate and key of shards.
     pub server: (PathBuf, PathBuf),
-    /// What routers show, and whoever else asks meta here.
+    /// The certificate and key of routers, and of this process when it connects to meta.
     pub router: (PathBuf, PathBuf),
 }
 
 impl InternalTls {
-    /// Who may ask an admin port: whoever has the admin's certificate may change things, others of the CA may look.
+    /// The authentication of admin ports: the holder of the admin certificate may change things, other clients of
+    /// the CA may read.
     #[must_use]
     pub fn admin_port(&self) -> AdminArgs {
         AdminArgs {
@@ -39,7 +40,6 @@ impl InternalTls {
     }
 }
 
-/// The flags of an admin port.
 fn admin_flags(words: &mut Vec<String>, admin: &AdminArgs) {
     for (flag, file) in [
         ("--admin-cert-file", &admin.admin_cert_file),
@@ -57,30 +57,29 @@ fn admin_flags(words: &mut Vec<String>, admin: &AdminArgs) {
     }
 }
 
-/// The secret that routers show to the shards and the meta store that run here.
+/// The file with the secret that routers show to the local shards and the meta store.
 #[must_use]
 pub fn secret_file(data_dir: &Path) -> PathBuf {
     data_dir.join("cluster-secret")
 }
 
-/// Held by the `kindred up` of the folder.
+/// The file that a running `kindred up` locks.
 #[must_use]
 pub fn lock_file(data_dir: &Path) -> PathBuf {
     data_dir.join("lock")
 }
 
-/// A store that `kindred up` runs itself.
+/// A store that `kindred up` runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalShard {
-    /// Index in the configuration's list of stores.
+    /// The index in the configuration's list of stores.
     pub index: usize,
-    /// Name in the configuration.
     pub name: String,
-    /// Slot of its revisions; validated to be given.
+    /// The slot; validation ensures that it is given.
     pub slot: u32,
 }
 
-/// The stores without endpoints: those are run here; the others run elsewhere already.
+/// The stores without endpoints, which `up` runs; all others run elsewhere.
 #[must_use]
 pub fn local_shards(config: &KindredConfig) -> Vec<LocalShard> {
     config
@@ -96,18 +95,18 @@ pub fn local_shards(config: &KindredConfig) -> Vec<LocalShard> {
         .collect()
 }
 
-/// Which stores there are, and which of them are run here.
+/// The stores, divided into local and external ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// kube-apiserver's `--etcd-prefix`.
     pub prefix: String,
-    /// Run here.
+    /// The stores that `up` runs.
     pub local: Vec<LocalShard>,
-    /// Run elsewhere, with their endpoints.
+    /// The stores that run elsewhere, with their endpoints.
     pub external: Vec<(String, Vec<String>)>,
 }
 
-/// At the first start.
+/// The plan of the first start.
 #[must_use]
 pub fn plan_of_config(config: &KindredConfig) -> Plan {
     let external = config.stores.iter().filter(|store| !store.endpoints.is_empty());
@@ -118,8 +117,8 @@ pub fn plan_of_config(config: &KindredConfig) -> Plan {
     }
 }
 
-/// By the last state. It has an address for every store, so a store is run here if it has a folder here, or stands in the
-/// configuration without one.
+/// The plan by the last state. That state has an address for every store, so a store is local if it has a folder
+/// here, or if the configuration gives it no endpoints.
 #[must_use]
 pub fn plan_of_state(
     state: &ClusterState,
@@ -146,7 +145,7 @@ pub fn plan_of_state(
     plan
 }
 
-/// Where a router keeps the last state; routers are counted from 0.
+/// The file in which a router keeps the last state. Routers are numbered from 0.
 #[must_use]
 pub fn state_file(data_dir: &Path, router: u16) -> PathBuf {
     data_dir.join(format!("{}.state.json", router_name(router)))
@@ -156,10 +155,10 @@ fn router_name(router: u16) -> String {
     if router == 0 { "router".to_owned() } else { format!("router-{}", router + 1) }
 }
 
-/// The address of the router counted from 0: every port that many higher, port 0 as it is.
+/// The addresses of a router, numbered from 0: each port plus that number, except port 0.
 ///
 /// # Errors
-/// For a Unix socket, or when the ports do not suffice.
+/// For a Unix socket, or when a port would exceed 65535.
 pub fn nth_address(flag: &str, list: &str, router: u16) -> anyhow::Result<String> {
     if router == 0 {
         return Ok(list.to_owned());
@@ -179,7 +178,7 @@ pub fn nth_address(flag: &str, list: &str, router: u16) -> anyhow::Result<String
     Ok(addresses?.join(","))
 }
 
-/// The meta store's process: counts densely, is no store of the map, and no router passes clients on to it.
+/// The meta store's process. It counts densely, is not in the map, and no router forwards clients to it.
 #[must_use]
 pub fn meta(program: &Path, args: &UpArgs, listen: SocketAddr, tls: Option<&InternalTls>) -> Spec {
     let mut words: Vec<String> = ["shard", "--exit-with-parent"].map(str::to_owned).to_vec();
@@ -204,13 +203,13 @@ pub fn meta(program: &Path, args: &UpArgs, listen: SocketAddr, tls: Option<&Inte
     }
 }
 
-/// What `up` adds to the flags that the configuration gives.
+/// Adds the flags that `up` sets to those of the configuration.
 fn also(words: &mut Vec<String>, args: &UpArgs, name: &str, listen: SocketAddr) {
     let given = |words: &[String], flag: &str| words.iter().any(|word| word.starts_with(flag));
     if !given(words, "--memory-shared-by") {
         words.push(format!("--memory-shared-by={}", args.local_stores.max(1)));
     }
-    // Of the first start only, which is the one without a port: what is found damaged later has not been accepted.
+    // Only at the first start, which has no port yet: damage that is found later has not been accepted.
     let accepts = listen.port() == 0 && args.accept_data_loss.iter().any(|store| store == name);
     if accepts && !given(words, "--accept-data-loss") {
         words.push("--accept-data-loss".to_owned());
@@ -229,25 +228,23 @@ fn shard_tls(words: &mut Vec<String>, tls: Option<&InternalTls>) {
     admin_flags(words, &tls.admin_port());
 }
 
-/// What routers are told of the processes beside them.
+/// The local processes that a router must know.
 #[derive(Debug, Clone)]
 pub struct Beside {
-    /// The meta store.
     pub meta: SocketAddr,
-    /// The stores that are run here.
     pub stores: Vec<(String, SocketAddr)>,
 }
 
-/// The Unix socket of a shard that runs here, with `--unix`.
+/// The Unix socket of a local shard, if `--unix` is set.
 ///
 /// # Errors
-/// When the path is too long for one.
+/// When its path is too long.
 pub fn socket(args: &UpArgs, name: &str) -> Result<Option<Endpoint>, AddressError> {
     let Some(dir) = &args.sockets else { return Ok(None) };
     Endpoint::parse_field("--unix", &format!("unix://{}", dir.join(name).display())).map(Some)
 }
 
-/// Where routers reach a shard that runs here. One whose socket would not fit is reached by TCP alone.
+/// The URLs of a local shard for routers. A shard whose socket path is too long is reachable by TCP only.
 #[must_use]
 pub fn urls(args: &UpArgs, name: &str, listen: SocketAddr, tls: bool) -> Vec<String> {
     let scheme = if tls { "https" } else { "http" };
@@ -255,8 +252,8 @@ pub fn urls(args: &UpArgs, name: &str, listen: SocketAddr, tls: bool) -> Vec<Str
     socket.into_iter().chain([format!("{scheme}://{listen}")]).collect()
 }
 
-/// The process of one shard, listening on `listen` (port 0 at the first start, then the port that it got, so that a
-/// restarted shard is where the router looks for it), and on its Unix socket if it has one.
+/// The process of a shard. It listens on `listen` and on its Unix socket if it has one. The port is 0 at the first
+/// start, and later the port that it got, so that routers find a restarted shard.
 #[must_use]
 pub fn shard(
     program: &Path,
@@ -273,7 +270,7 @@ pub fn shard(
     if let Some(cluster) = &args.cluster {
         flag("cluster-id", cluster.cluster_id.to_string());
     }
-    // Whoever finds the one finds the other.
+    // A client that finds one of the two addresses also finds the other.
     let socket = socket(args, &shard.name).ok().flatten().map(|socket| format!("{socket},"));
     flag("listen", format!("{}{listen}", socket.unwrap_or_default()));
     flag("admin-listen", "127.0.0.1:0".to_owned());
@@ -293,7 +290,7 @@ pub fn shard(
     }
 }
 
-/// The configuration with the addresses of the shards that run here filled in, as the router reads it.
+/// The configuration for a router, with the addresses of the local shards filled in.
 #[must_use]
 pub fn with_endpoints(
     config: &KindredConfig,
@@ -308,7 +305,7 @@ pub fn with_endpoints(
     config
 }
 
-/// The process of the router counted from 0.
+/// The process of a router, numbered from 0.
 #[must_use]
 pub fn router(
     program: &Path,

@@ -1,6 +1,6 @@
-//! Stores that come and go while `kindred up` runs (`kindred store add NAME --local`, `kindred store remove NAME`): a shard
-//! without an address in the cluster's state is one to start here, and gets the address that it listens on; one that was
-//! removed there is stopped.
+//! Starts and stops stores while `kindred up` runs (`kindred store add NAME --local`, `kindred store remove NAME`).
+//! A shard without an address in the cluster's state is started here, and its address is written there. A shard
+//! that is removed from the state is stopped.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -28,12 +28,12 @@ use super::{
     supervise::{keep, listen_of},
 };
 
-/// How often the state is looked at.
+/// The interval between checks of the state.
 const EVERY: Duration = Duration::from_millis(500);
-/// How often an address is written again when others change the state, too.
+/// How often writing an address is retried when others change the state as well.
 const ATTEMPTS: usize = 16;
 
-/// The shards that run here, by their slots: never given to another store.
+/// The local shards, keyed by their slots, which are never reused.
 pub struct Local {
     pub program: PathBuf,
     pub args: UpArgs,
@@ -43,7 +43,7 @@ pub struct Local {
     pub running: BTreeMap<u32, Shard>,
 }
 
-/// One that runs.
+/// A running shard.
 pub struct Shard {
     pub name: String,
     pub listen: SocketAddr,
@@ -52,7 +52,7 @@ pub struct Shard {
 }
 
 impl Local {
-    /// Until all are to stop; they have stopped when it returns.
+    /// Runs until all shards should stop, and returns when they have stopped.
     pub async fn run(mut self) {
         let client = match self.client() {
             Ok(client) => Some(client),
@@ -64,7 +64,7 @@ impl Local {
         let mut said = String::new();
         while self.stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
             let Some(client) = &client else { continue };
-            // Meta may be away for a while; what stays wrong is said once.
+            // Meta may be unavailable for a while, so a lasting problem is logged only once.
             let problem = self.look(client).await.err().map(|error| format!("{error:#}")).unwrap_or_default();
             if problem != said && !problem.is_empty() {
                 warn!("stores that were added or removed: {problem}");
@@ -72,7 +72,7 @@ impl Local {
             said = problem;
         }
         for (_, shard) in std::mem::take(&mut self.running) {
-            // Each was told by the token that all share; an error is a task that has ended before.
+            // The common token stops them. An error means that the task has already ended.
             let _ = shard.kept.await;
         }
     }
@@ -100,7 +100,7 @@ impl Local {
             self.stop_one(shard).await;
         }
         for shard in to_start(&state) {
-            // One that runs, and whose address was not written.
+            // A shard that runs already needs only its address written.
             let listen = match self.running.get(&shard.slot) {
                 Some(running) => running.listen,
                 None => self.start(&state, &shard).await.with_context(|| format!("store {}", shard.name))?,
@@ -110,7 +110,7 @@ impl Local {
         Ok(())
     }
 
-    /// The slots of those that were removed.
+    /// The slots of running shards that were removed.
     fn to_stop(&self, state: &ClusterState) -> Vec<u32> {
         let removed = state.stores.iter().filter(|store| store.state == StoreState::Removed);
         let slots = removed.filter_map(|store| store.slot.map(u32::from));
@@ -122,7 +122,7 @@ impl Local {
         shard.stop.cancel();
         let _ = shard.kept.await;
         info!("store {} was removed, its process has stopped", shard.name);
-        // A later store of this name is another one, and does not begin with its identity.
+        // A later store of this name is another store and must not reuse this one's identity.
         let dir = self.args.data_dir.join("stores");
         let (from, to) = (dir.join(&shard.name), dir.join(format!("{}.removed-{slot}", shard.name)));
         if let Err(error) = std::fs::rename(&from, &to) {
@@ -150,7 +150,7 @@ impl Local {
         Ok(listen)
     }
 
-    /// Writes where it listens, so that routers connect.
+    /// Writes a shard's address to the state, so that routers connect.
     async fn announce(
         &self,
         client: &MetaClient,
@@ -177,7 +177,7 @@ impl Local {
     }
 }
 
-/// Shards that have no address yet.
+/// The shards that have no address yet.
 fn to_start(state: &ClusterState) -> Vec<LocalShard> {
     let stores = state.stores.iter().enumerate();
     let waiting = stores.filter(|(_, store)| {

@@ -1,4 +1,4 @@
-//! The supervisor: starts every child, says so once all serve, restarts what dies, stops all in order.
+//! The supervisor: starts every child, announces when all serve, restarts those that end, and stops all in order.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use super::{
     local::{Local, Shard},
 };
 
-/// Everything that runs, and how it is stopped.
+/// All processes and the means to stop them.
 #[derive(Default)]
 struct Processes {
     routers: TaskTracker,
@@ -35,7 +35,7 @@ struct Processes {
 }
 
 impl Processes {
-    /// The routers first, so that clients are told to go elsewhere while the shards still answer what is under way.
+    /// Stops the routers first, so that clients reconnect elsewhere while the shards still answer pending requests.
     async fn stop(self) {
         self.routers.close();
         self.stop_routers.cancel();
@@ -51,7 +51,7 @@ pub async fn run(args: UpArgs, plan: Plan, tls: Option<InternalTls>) -> anyhow::
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let running = Processes::default();
-    // A start may take long: it can be ended as all else can.
+    // A slow start can be interrupted as well.
     let ended = tokio::select! {
         failed = serve(&args, &plan, tls.as_ref(), &running) => failed.map(|never| match never {}),
         _ = terminate.recv() => {
@@ -67,7 +67,7 @@ pub async fn run(args: UpArgs, plan: Plan, tls: Option<InternalTls>) -> anyhow::
     ended
 }
 
-/// Starts everything, and goes on for ever.
+/// Starts everything, then waits for ever.
 async fn serve(
     args: &UpArgs,
     plan: &Plan,
@@ -93,7 +93,7 @@ async fn serve(
         let admin = layout::nth_address("--admin", &args.admin, router)?;
         let first = layout::router(&program, args, (router, &listen, &admin), &beside, tls);
         let (child, ready) = first.start().await?;
-        // A restarted router listens where the first one did, also when the flags said port 0.
+        // A restarted router listens at the same address, even if the flags said port 0.
         let (listen, admin) = (resolved(&ready, "listen", &listen), resolved(&ready, "admin", &admin));
         let again = layout::router(&program, args, (router, &listen, &admin), &beside, tls);
         running.routers.spawn(keep(again, child, running.stop_routers.clone()));
@@ -119,7 +119,7 @@ async fn start_meta(
         .with_context(|| format!("nothing is served without the meta store; {}", accept(flags::META)))
 }
 
-/// What can be done where a message says that data is damaged.
+/// The hint for a message about damaged data.
 fn accept(store: &str) -> String {
     format!(
         "if it says that data is damaged, and the loss is to be accepted: `kindred up --accept-data-loss {store}`, with the \
@@ -127,7 +127,7 @@ fn accept(store: &str) -> String {
     )
 }
 
-/// Where each store listens; one that does not start keeps no other from serving.
+/// Starts the shards and returns their addresses. A shard that does not start delays no other.
 async fn start_shards(
     local: &mut Local,
     plan: &Plan,
@@ -168,7 +168,7 @@ async fn start_shards(
     }
 }
 
-/// Where a shard says that it listens by TCP.
+/// The TCP address in a shard's ready line.
 pub fn listen_of(ready: &Ready) -> anyhow::Result<SocketAddr> {
     let listen = ready.get("listen").context("the shard's ready line names no listen address")?;
     let mut addresses = listen.split(',').filter_map(|address| address.parse().ok());
@@ -179,7 +179,7 @@ fn resolved(ready: &Ready, key: &str, flag: &str) -> String {
     ready.get(key).unwrap_or(flag).to_owned()
 }
 
-/// Waits for the child's end and starts it again, until told to stop.
+/// Waits for the child's end and restarts it, until it is told to stop.
 pub async fn keep(spec: Spec, mut running: child::Running, stop: CancellationToken) {
     let mut backoff = Backoff::new(Instant::now());
     loop {
@@ -193,7 +193,7 @@ pub async fn keep(spec: Spec, mut running: child::Running, stop: CancellationTok
     }
 }
 
-/// Tries until it runs; `None` when told to stop meanwhile.
+/// Retries until the child runs; `None` if it is told to stop meanwhile.
 async fn restart(spec: &Spec, backoff: &mut Backoff, stop: &CancellationToken) -> Option<child::Running> {
     loop {
         let wait: Duration = backoff.after_end(Instant::now());
@@ -216,7 +216,7 @@ async fn restart(spec: &Spec, backoff: &mut Backoff, stop: &CancellationToken) -
     }
 }
 
-/// The one line that says everything serves, after a few that say what.
+/// Prints what is served, and as the last line that everything serves.
 fn announce(args: &UpArgs, plan: &Plan, listen: &str, admin: &str, beside: &Beside) -> anyhow::Result<()> {
     let mut stores: Vec<String> = beside.stores.iter().map(|(name, at)| format!("{name}={at}")).collect();
     stores.extend(plan.external.iter().map(|(name, urls)| format!("{name}={}", urls.join(","))));
@@ -240,7 +240,7 @@ fn announce(args: &UpArgs, plan: &Plan, listen: &str, admin: &str, beside: &Besi
     lines += &format!("kindred ready listen={listen} admin={admin} stores={stores} meta={meta}\n");
     let mut out = std::io::stdout().lock();
     match out.write_all(lines.as_bytes()).and_then(|()| out.flush()) {
-        // It serves, whoever has stopped reading.
+        // It serves even if the reader has gone.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("standard output"),
     }

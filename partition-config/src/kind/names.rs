@@ -1,14 +1,15 @@
-//! The names of Kinds that people write in a config, and the Kind prefixes that they mean.
+//! Translates the names of Kinds in a config to Kind prefixes and back.
 //!
-//! A name is `<resource>` or `<resource>.<group>`, as `kubectl api-resources` prints it (`nodes`, `leases`,
-//! `leases.coordination.k8s.io`, `foos.example.com`), or the Kind prefix itself (`/registry/minions/`). The table holds
-//! what Kubernetes 1.37 stores; a resource that is newer than the table is written as its prefix.
+//! A name is `<resource>` or `<resource>.<group>` as `kubectl api-resources` prints it (`nodes`, `leases`,
+//! `leases.coordination.k8s.io`, `foos.example.com`), or the Kind prefix itself (`/registry/minions/`). The table
+//! lists what Kubernetes 1.37 stores. A built-in resource that is newer than the table must be written as its
+//! prefix.
 
 use std::{borrow::Cow, sync::LazyLock};
 
 use super::{KindPrefix, KindScheme};
 
-/// Group and resources that Kubernetes itself stores, without a group segment in the key.
+/// API groups and their resources that Kubernetes stores without a group segment in the key.
 const BUILTIN: &[(&str, &[&str])] = &[
     (
         "",
@@ -28,7 +29,7 @@ const BUILTIN: &[(&str, &[&str])] = &[
             "secrets",
             "serviceaccounts",
             "services",
-            // Not resources: what the apiserver keeps for itself. Written as their path.
+            // Internal records of the apiserver, not API resources. Their name is their path.
             "masterleases",
             "peerserverleases",
             "ranges",
@@ -86,11 +87,11 @@ const BUILTIN: &[(&str, &[&str])] = &[
     ("storagemigration.k8s.io", &["storageversionmigrations"]),
 ];
 
-/// Built in, yet with the group in the key: they are stored the way custom resources are.
+/// Built-in resources whose keys include the group, as those of custom resources do.
 const BUILTIN_WITH_GROUP: &[(&str, &[&str])] =
     &[("apiextensions.k8s.io", &["customresourcedefinitions"]), ("apiregistration.k8s.io", &["apiservices"])];
 
-/// Resources that are stored under another path than their name (`SpecialDefaultResourcePrefixes` of Kubernetes).
+/// Resources whose path differs from their name (`SpecialDefaultResourcePrefixes` in Kubernetes).
 const SPECIAL_PATHS: &[(&str, &str)] = &[
     ("endpoints", "services/endpoints"),
     ("ingresses", "ingress"),
@@ -99,50 +100,50 @@ const SPECIAL_PATHS: &[(&str, &str)] = &[
     ("services", "services/specs"),
 ];
 
-/// Why a name is not a Kind.
+/// Why a name does not identify a Kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KindNameError {
-    /// Empty, or with characters that no name of a resource has.
+    /// The name is empty, or has characters that a resource name cannot have.
     #[error(
         "{name:?} is not a Kind: write its plural and group as kubectl does, such as nodes or foos.example.com"
     )]
     Malformed {
-        /// As written.
+        /// The name as written.
         name: String,
     },
-    /// Begins with a slash and is not exactly a Kind prefix.
+    /// The name begins with a slash but is not exactly a Kind prefix.
     #[error(
         "{name:?} is not a Kind prefix: write such as {root}pods/ or {root}example.com/foos/, with the last slash"
     )]
     NotAPrefix {
-        /// As written.
+        /// The name as written.
         name: String,
-        /// The etcd prefix with both slashes.
+        /// The etcd prefix with a slash at both ends.
         root: String,
     },
-    /// No resource of Kubernetes, and not close to one.
+    /// Kubernetes has no such resource, and none with a similar name.
     #[error(
         "Kubernetes has no {name:?}: write <plural>.<group> for a custom resource, or the prefix of its keys"
     )]
     Unknown {
-        /// As written.
+        /// The name as written.
         name: String,
     },
-    /// Close to a name that exists.
+    /// The name resembles a known one.
     #[error("Kubernetes has no {name:?}: did you mean {suggestion:?}?")]
     Misspelt {
-        /// As written.
+        /// The name as written.
         name: String,
-        /// What it is close to.
+        /// The known name that it resembles.
         suggestion: String,
     },
 }
 
 impl KindScheme {
-    /// The Kind that a person means by `name`.
+    /// Resolves a Kind name written by a person.
     ///
     /// # Errors
-    /// When the name is malformed, unknown, or close to one that exists (then with that one).
+    /// When the name is malformed or unknown. If it resembles a known name, the error suggests that one.
     pub fn resolve(&self, name: &str) -> Result<KindPrefix, KindNameError> {
         if name.starts_with('/') {
             return self.kind_prefix(name.as_bytes()).ok_or_else(|| KindNameError::NotAPrefix {
@@ -156,8 +157,8 @@ impl KindScheme {
         path_of(name)?.and_then(|path| self.below(&path)).ok_or_else(|| unknown(name))
     }
 
-    /// The name of a Kind as a person writes it, in its shortest form; [`KindScheme::resolve`] leads back. A Kind that
-    /// has no name is called by its prefix.
+    /// The shortest name of a Kind that [`KindScheme::resolve`] maps back to it. A Kind without such a name is
+    /// called by its prefix.
     #[must_use]
     pub fn name_of(&self, kind: &KindPrefix) -> String {
         let path = String::from_utf8_lossy(kind.stem().get(self.root().len()..).unwrap_or_default());
@@ -171,7 +172,7 @@ impl KindScheme {
     }
 }
 
-/// The path below the etcd prefix of a well-formed name; `None` for a resource that Kubernetes does not have.
+/// The path below the etcd prefix for a well-formed name; `None` if Kubernetes has no such resource.
 fn path_of(name: &str) -> Result<Option<Cow<'static, str>>, KindNameError> {
     let (resource, group) = match name.split_once('.') {
         Some((resource, group)) => (resource, Some(group)),
@@ -191,7 +192,7 @@ fn path_of(name: &str) -> Result<Option<Cow<'static, str>>, KindNameError> {
     }
     let Some(group) = group else { return Ok(None) };
     let is_builtin = BUILTIN.iter().chain(BUILTIN_WITH_GROUP).any(|(of, _)| *of == group);
-    // The group of a custom resource is a domain with at least one dot, and in lower case.
+    // A custom resource's group is a lower-case domain with at least one dot.
     if is_builtin || !group.contains('.') {
         return Ok(None);
     }
@@ -204,7 +205,7 @@ fn path_of(name: &str) -> Result<Option<Cow<'static, str>>, KindNameError> {
     }
 }
 
-/// Letters, digits and dashes in parts between dots, none of them empty.
+/// Whether every part between dots is non-empty and has only letters, digits and dashes.
 fn is_name(name: &str) -> bool {
     name.split('.')
         .all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'))
@@ -218,10 +219,10 @@ fn unknown(name: &str) -> KindNameError {
     }
 }
 
-/// A custom resource this close to a built-in one is taken for a slip of the finger.
+/// A custom resource name at most this many edits from a built-in one is treated as a misspelling.
 const CUSTOM_DISTANCE_MAX: usize = 2;
 
-/// The name of a resource of Kubernetes that `name` was probably meant to be.
+/// The Kubernetes resource that the writer of `name` probably meant.
 #[must_use]
 pub fn suggest(name: &str) -> Option<String> {
     let lower = name.to_ascii_lowercase();
@@ -238,7 +239,7 @@ pub fn suggest(name: &str) -> Option<String> {
         .map(|(_, known)| known.to_owned())
 }
 
-/// `<resource>.<group>` of everything built in that has a group.
+/// `<resource>.<group>` for every built-in resource that has a group.
 fn full_names() -> &'static [String] {
     static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {
         BUILTIN
@@ -253,19 +254,20 @@ fn full_names() -> &'static [String] {
     &NAMES
 }
 
-/// How many letters to insert, delete, replace or swap with their neighbour to make `b` of `a`, if at most `most`.
+/// The number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`, if at most
+/// `most`.
 ///
-/// A state of a thousand configs of custom resources compares each of their names with every name that is built in,
-/// several times a change, so unlike names must be told apart after a few letters: only the cells of the table that are
-/// at most `most` off its diagonal are filled, and it ends with the first row that has nothing so low any more.
+/// Each change of a state with a thousand custom resources compares each name with all built-in names several
+/// times, so a mismatch must be found early. Only cells at most `most` off the diagonal are filled, and the search
+/// stops once two successive rows have no cell of at most `most`.
 fn distance_within(a: &str, b: &str, most: usize) -> Option<usize> {
     Distance::new(a, b, most)?.find(|_| {})
 }
 
-/// The cells of a row of the table: one more than the longest name that is built in has letters, with some to spare.
+/// The length of a table row: more than the longest built-in name plus one.
 const ROW: usize = 80;
 
-/// The table of a comparison, row by row.
+/// The table of an edit distance, computed row by row.
 struct Distance<'s> {
     a: &'s [u8],
     b: &'s [u8],
@@ -273,7 +275,7 @@ struct Distance<'s> {
 }
 
 impl<'s> Distance<'s> {
-    /// `None` where the lengths alone tell: no name that is built in is as long as a row of the table.
+    /// `None` if the lengths differ by more than `most`, or `b` is too long for a row, which no built-in name is.
     fn new(a: &'s str, b: &'s str, most: usize) -> Option<Self> {
         (b.len() + 1 < ROW && a.len().abs_diff(b.len()) <= most).then_some(Self {
             a: a.as_bytes(),
@@ -282,7 +284,7 @@ impl<'s> Distance<'s> {
         })
     }
 
-    /// The distance; `row` hears the number of each row that is filled.
+    /// The distance; calls `row` with the number of each row that is filled.
     fn find(&self, mut row: impl FnMut(usize)) -> Option<usize> {
         let Self { a, b, most } = *self;
         let far = most + 1;
@@ -301,7 +303,7 @@ impl<'s> Distance<'s> {
                 }
                 next[j] = cell.min(far);
             }
-            // The next row reads one cell beyond this one's, and a swap reads two rows back.
+            // The next row reads one cell beyond this row's, and a swap reads two rows back.
             next[to + 1] = far;
             let alive = |row: &[usize]| row[from - 1..=to].iter().any(|cell| *cell <= most);
             if !alive(&next) && !alive(&last) {
@@ -400,12 +402,13 @@ mod tests {
         assert_eq!(scheme.name_of(&scheme.resolve("/a/services/specs/").unwrap()), "services");
         assert_eq!(scheme.name_of(&scheme.resolve("leases.coordination.k8s.io").unwrap()), "leases");
         assert_eq!(scheme.name_of(&scheme.resolve("/a/newthings/").unwrap()), "/a/newthings/");
-        // A group segment where Kubernetes writes none: the name would mean another prefix.
+        // Kubernetes writes no group segment for leases, so the name `leases.coordination.k8s.io` would mean
+        // another prefix.
         let odd = scheme.resolve("/a/coordination.k8s.io/leases/").unwrap();
         assert_eq!(scheme.name_of(&odd), "/a/coordination.k8s.io/leases/");
     }
 
-    /// All of the table, as it stands in books.
+    /// The distance computed from the whole table.
     fn whole_distance(a: &str, b: &str) -> usize {
         distance_within(a, b, a.len().max(b.len())).expect("no distance is more than the longer length")
     }
@@ -427,7 +430,7 @@ mod tests {
 
     #[test]
     fn a_distance_is_found_within_its_bound_or_not_at_all() {
-        // All pairs of short words of three letters: every shape of insertions, deletions, replacements and swaps.
+        // All pairs of words over three letters, which covers insertions, deletions, replacements and swaps.
         let mut words = vec![String::new()];
         for len in 0..5 {
             let longer: Vec<_> = words.iter().filter(|word| word.len() == len).cloned().collect();

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What `key` is, in one word and with what was found.
+/// The classification of `key` as one word and the part that was found.
 fn located(scheme: &KindScheme, key: &str) -> String {
     match scheme.locate(key.as_bytes()) {
         Located::Object { kind } => format!("object {}", kind.escape_ascii()),
@@ -91,7 +91,7 @@ fn prefixes_are_checked() {
     assert_eq!(scheme.kind_of(b"/registry/health"), None);
 }
 
-/// Keys made of the pieces that the scheme cares about.
+/// Keys made of the segments that the scheme treats specially.
 fn key() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         4 => prop::sample::select(vec!["/", "/registry/", "pods", "services", "specs", "endpoints", "a.b", "health", "."]).prop_map(str::to_owned),

@@ -1,4 +1,5 @@
-//! The map as text: keys escaped as in Rust's byte strings, so that any bytes survive and most stay readable.
+//! The serialised form of the map. Keys are escaped as in Rust's byte strings: all bytes survive and most stay
+//! readable.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,17 +11,16 @@ use crate::{
     ring::BucketTable,
 };
 
-/// One partition as JSON or YAML.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct PartitionRepr {
     start: String,
-    /// Absent for no upper bound.
+    /// Absent if there is no upper bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     end: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     kind: Option<String>,
-    /// The one store, or the owners of a ring's buckets.
+    /// Exactly one of `store` and `ring` is present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     store: Option<StoreIdx>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

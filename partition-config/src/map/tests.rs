@@ -65,7 +65,7 @@ fn ranges_find_their_stores() {
     let map = map();
     let stores = |range: &KeyRange| map.overlapping(range).map(single).collect::<Vec<_>>();
     assert_eq!(stores(&kind("pods").range()), [1]);
-    // `--prefix /registry/pods`: the pseudo-key, other Kinds with the same beginning, the pods.
+    // `--prefix /registry/pods` covers the pseudo-key, other Kinds with the same beginning, and the pods.
     let prefix = KeyRange::prefix(Key::from("/registry/pods"));
     assert_eq!(prefix, span("/registry/pods", "/registry/podt"));
     assert_eq!(stores(&prefix), [1, 0, 1, 0]);
@@ -141,7 +141,7 @@ fn what_a_read_of_a_spread_kind_asks() {
     assert_eq!(units(&kind("pods").range()), [[1, 2]]);
     assert_eq!(units(&one("/registry/pods")), [[1, 2]], "of the whole Kind");
     assert_eq!(units(&one("/registry/pods/ns/a")).concat().len(), 1);
-    // Pseudo-key, gap, Kind: the stores of the Kind are asked once.
+    // The pseudo-key, the gap and the Kind are touched; the Kind's stores are asked once.
     let prefix = KeyRange::prefix(Key::from("/registry/pods"));
     assert_eq!(units(&prefix), [vec![1], vec![0], vec![1, 2], vec![0]]);
     assert_eq!(map.spread_in(&KeyRange::everything()), [kind("pods")]);
@@ -209,7 +209,7 @@ proptest! {
     }
 }
 
-/// The key alone means the Kind; a range that holds it is of the store that keeps it.
+/// The pseudo-key alone means the whole Kind; a range that contains it asks only the store that holds it.
 #[test]
 fn f44_a_range_with_a_pseudo_key_asks_its_keeper_for_it() {
     let [pseudo, mut low] = whole("pods", 1);

@@ -1,4 +1,4 @@
-//! Sets of buckets: half of what a unit is.
+//! Sets of buckets. A unit is a key range and a bucket set.
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr, Sub};
@@ -7,15 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::Bucket;
 
-/// A set of buckets. As text: 64 hexadecimal digits, the highest bucket first.
+/// A set of buckets. Its text form is 64 hexadecimal digits, the highest bucket first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct BucketSet([u64; 4]);
 
 impl BucketSet {
-    /// No bucket.
     pub const EMPTY: Self = Self([0; 4]);
-    /// Every bucket: what a partition without a ring has.
+    /// Every bucket, which is what a partition without a ring has.
     pub const ALL: Self = Self([u64::MAX; 4]);
 
     fn place(bucket: Bucket) -> (usize, u64) {
@@ -26,44 +25,39 @@ impl BucketSet {
         Self(std::array::from_fn(|word| join(self.0[word], other.0[word])))
     }
 
-    /// Adds a bucket.
     pub fn insert(&mut self, bucket: Bucket) {
         let (word, bit) = Self::place(bucket);
         self.0[word] |= bit;
     }
 
-    /// Takes a bucket out.
     pub fn remove(&mut self, bucket: Bucket) {
         let (word, bit) = Self::place(bucket);
         self.0[word] &= !bit;
     }
 
-    /// Whether it holds the bucket.
     #[must_use]
     pub fn contains(&self, bucket: Bucket) -> bool {
         let (word, bit) = Self::place(bucket);
         self.0[word] & bit != 0
     }
 
-    /// How many buckets it holds, 0 to 256.
+    /// The number of buckets in the set, 0 to 256.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether it holds none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::EMPTY
     }
 
-    /// Whether the two share no bucket.
     #[must_use]
     pub fn is_disjoint(&self, other: &Self) -> bool {
         (*self & *other).is_empty()
     }
 
-    /// Bit n % 8 of byte n / 8 for bucket n.
+    /// The wire form: bucket n is bit n % 8 of byte n / 8.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; 32] {
         let mut bytes = [0; 32];
@@ -85,7 +79,6 @@ impl BucketSet {
         set
     }
 
-    /// Its buckets, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Bucket> {
         let set = *self;
         Bucket::all().filter(move |bucket| set.contains(*bucket))

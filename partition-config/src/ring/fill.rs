@@ -1,9 +1,9 @@
-//! Who gets which bucket.
+//! Assigns buckets to the stores of a ring.
 //!
-//! [`hashed`] is a function of the stores' names and weights alone: a consistent-hash ring, so that a store that joins
-//! takes buckets only for itself, about one in n, and one that leaves gives up only its own. What it cannot do is to be
-//! even: 256 buckets thrown at n stores scatter, whatever throws them. Measured over 200 sets of names (busiest store
-//! over the mean, average and worst; the test `balance_of_256_buckets` repeats it in small):
+//! [`hashed`] depends only on the stores' names and weights. It is a consistent-hash ring: a store that joins takes
+//! about one bucket in n, all for itself, and a store that leaves gives up only its own. It cannot be even, because
+//! 256 buckets thrown at n stores scatter under any hash. The table shows the busiest store over the mean, average
+//! and worst of 200 sets of names; the test `balance_of_256_buckets` repeats the measurement on a small scale:
 //!
 //! | stores | ring, 512 vnodes | ring, 4096 | rendezvous | [`levelled`] |
 //! | --- | --- | --- | --- | --- |
@@ -12,9 +12,9 @@
 //! | 8 | 1.26, 1.50 | 1.27, 1.53 | 1.26, 1.53 | 1.00 |
 //! | 16 | 1.46, 1.88 | 1.49, 1.94 | 1.48, 1.81 | 1.00 |
 //!
-//! More vnodes or rendezvous hashing change nothing at this size (all three move the same share, only to the new store),
-//! so the ring stays, and evenness comes from [`levelled`]: it starts from a table, gives every store its exact share,
-//! and moves no more than that needs. Its result depends on the table that it starts from, so keep it with the map.
+//! More vnodes or rendezvous hashing gain nothing at this size; all three move the same share, only to the new
+//! store. [`levelled`] provides evenness: it starts from a table, gives every store its exact share, and moves no
+//! more than that needs. Its result depends on the table that it starts from, so the table is stored in the map.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
@@ -24,44 +24,42 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::{BUCKETS, Bucket, BucketTable};
 use crate::map::StoreIdx;
 
-/// Points on the hash ring for each unit of weight. Frozen: another number is another table.
+/// Points on the hash ring per unit of weight. Frozen: another number gives another table.
 pub const VNODES_PER_WEIGHT: usize = 512;
-/// Most weight of all stores of a ring together; building the ring is quadratic in it.
+/// The maximum total weight of a ring's stores. Building the ring takes quadratic time in it.
 pub const TOTAL_WEIGHT_MAX: usize = 128;
 
-/// A store of a ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Its name, which decides its place: a renamed store is another one.
+    /// The store's name. It decides the store's points on the ring, so a renamed store counts as another store.
     pub name: String,
-    /// Its place in the configuration, which decides nothing.
+    /// The store's index in the configuration. It does not affect the assignment.
     pub store: StoreIdx,
-    /// Its share relative to others; 1 where all are alike.
+    /// The store's share relative to the others; 1 if all are alike.
     pub weight: u16,
 }
 
-/// Why there is no table.
+/// Why no table could be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FillError {
-    /// No store at all.
     #[error("a ring needs at least one store")]
     NoStore,
-    /// A weight of zero: drain the store by leaving it out.
+    /// A weight is zero. To drain a store, leave it out.
     #[error("store {0:?} has no weight")]
     NoWeight(String),
-    /// Too much weight.
+    /// The total weight exceeds [`TOTAL_WEIGHT_MAX`].
     #[error("the weights of a ring add up to {0}, more than {TOTAL_WEIGHT_MAX}")]
     TooHeavy(usize),
-    /// Two members of one name or one place.
+    /// Two members have the same name or the same index.
     #[error("store {0:?} is listed twice")]
     Twice(String),
-    /// Two names whose points on the ring meet: possible, and never seen.
+    /// Points of two names collide on the ring. This is possible in theory and has never been seen.
     #[error("two stores of the ring collide: rename one")]
     Collision,
 }
 
-/// The only hasher of the ring. Only whole 64-bit numbers go in, because what `Hash` writes for anything else is not
-/// promised to stay.
+/// The only hasher of the ring. It accepts only whole `u64` values, because the bytes that `Hash` writes for other
+/// types may change.
 struct RingHashV1 {
     state: u64,
 }
@@ -111,7 +109,7 @@ impl Hash for RingKey {
     }
 }
 
-/// The members in the order of their names, which no list order can change.
+/// The validated members sorted by name, so that the order of the list does not matter.
 fn checked(members: &[Member]) -> Result<Vec<&Member>, FillError> {
     if members.is_empty() {
         return Err(FillError::NoStore);
@@ -136,10 +134,10 @@ fn checked(members: &[Member]) -> Result<Vec<&Member>, FillError> {
     }
 }
 
-/// The table that the names and weights alone make, by a consistent-hash ring.
+/// The table that a consistent-hash ring of the names and weights gives.
 ///
 /// # Errors
-/// When the members make no ring.
+/// When the members do not form a valid ring.
 pub fn hashed(members: &[Member]) -> Result<BucketTable, FillError> {
     let members = checked(members)?;
     let mut builder = RingBuilder::new(BuildRingHashV1);
@@ -150,7 +148,7 @@ pub fn hashed(members: &[Member]) -> Result<BucketTable, FillError> {
         vnodes += of_member;
         builder = builder.weighted_node(node, of_member);
     }
-    // Built once and read only: changing a ring of this library may remove what it should not.
+    // The ring is never modified: removing a node from a ring of this library may remove points of other nodes.
     let ring = builder.build();
     if ring.vnodes() != vnodes {
         return Err(FillError::Collision);
@@ -163,7 +161,7 @@ pub fn hashed(members: &[Member]) -> Result<BucketTable, FillError> {
     Ok(BucketTable::new(owners))
 }
 
-/// A member's claim while a table is levelled.
+/// A member's current and target number of buckets.
 struct Share {
     store: StoreIdx,
     point: u64,
@@ -171,11 +169,11 @@ struct Share {
     quota: usize,
 }
 
-/// `table` with every member at its exact share (among equal weights, no two differ by more than one bucket), moved as
-/// little as that needs: only from stores above their share or no longer members, only to stores below theirs.
+/// Gives every member its exact share of `table`: members of equal weight differ by at most one bucket. It moves as
+/// few buckets as possible, only from stores above their share or no longer members to stores below theirs.
 ///
 /// # Errors
-/// When the members make no ring.
+/// When the members do not form a valid ring.
 pub fn levelled(table: &BucketTable, members: &[Member]) -> Result<BucketTable, FillError> {
     let mut shares = shares(table, &checked(members)?);
     let mut owners: [StoreIdx; BUCKETS] = std::array::from_fn(|at| table.owner(Bucket(at as u8)));
@@ -191,7 +189,7 @@ pub fn levelled(table: &BucketTable, members: &[Member]) -> Result<BucketTable, 
     loose.sort_unstable();
     for bucket in loose {
         let wanting = shares.iter_mut().filter(|share| share.held < share.quota);
-        // Quotas add up to all buckets, so there is one for each loose bucket.
+        // The quotas sum to all buckets, so every loose bucket finds a taker.
         let Some(taker) = wanting.max_by_key(|share| liking(share.point, bucket)) else { continue };
         taker.held += 1;
         owners[usize::from(bucket.0)] = taker.store;
@@ -199,13 +197,15 @@ pub fn levelled(table: &BucketTable, members: &[Member]) -> Result<BucketTable, 
     Ok(BucketTable::new(owners))
 }
 
-/// Which buckets a store gives up last and gets first: any fixed scatter will do.
+/// A store's preference for a bucket: it gives up the least preferred first and takes the most preferred. Any fixed
+/// scatter works.
 fn liking(point: u64, bucket: Bucket) -> u64 {
     xxh3_64_with_seed(&[bucket.0], point)
 }
 
-/// What each member has and should have: its weight's part of all buckets, rounded so that all are given. Among equal
-/// remainders, who holds more keeps more, so that rounding moves nothing.
+/// Each member's held buckets and quota. The quota is the weight's part of all buckets, rounded so that the quotas
+/// sum to all of them. Among equal remainders the member that holds more is rounded up, so that rounding moves
+/// nothing.
 fn shares(table: &BucketTable, members: &[&Member]) -> Vec<Share> {
     let total: usize = members.iter().map(|member| usize::from(member.weight)).sum();
     let mut rounding: Vec<(usize, usize, u64, usize)> = Vec::new();

@@ -21,7 +21,8 @@ fn counts(table: &BucketTable, members: &[Member]) -> Vec<usize> {
     members.iter().map(|member| table.of(member.store).len()).collect()
 }
 
-/// Frozen: a change here moves keys of every ring in the world. The empty input's hash is in the specification of XXH3.
+/// Frozen: a change here would move keys of every existing ring. The hash of the empty input is in the XXH3
+/// specification.
 #[test]
 fn golden_buckets() {
     assert_eq!(xxh3_64(b""), 0x2d06_8005_38d3_94c2);
@@ -39,7 +40,7 @@ fn golden_buckets() {
     assert_eq!(found, golden);
 }
 
-/// Frozen as well: the configuration names stores, and every router must make the same table of them.
+/// Frozen as well: every router must compute the same table from the stores' names.
 #[test]
 fn golden_tables() {
     let fingerprint = |table: &BucketTable| {
@@ -62,11 +63,11 @@ fn names_spread_over_buckets() {
     for node in 0..100_000 {
         seen[usize::from(RingHash::V1.bucket(format!("node-{node:06}").as_bytes()).0)] += 1;
     }
-    // 390 in the mean, with a deviation of 20.
+    // The mean is 390 with a deviation of 20.
     assert!(seen.iter().all(|count| (280..500).contains(count)), "{seen:?}");
 }
 
-/// The measurement behind the choice in [`fill`], in small.
+/// The measurement behind the choice in [`fill`], on a small scale.
 #[test]
 fn balance_of_256_buckets() {
     let rendezvous = |members: &[Member]| {
@@ -151,7 +152,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Growth by hash: buckets move only to the new store, about one in n; the order of the list changes nothing.
+    /// A ring that grows by hash moves buckets only to the new store, about one in n. The order of the list does
+    /// not matter.
     #[test]
     fn a_new_store_takes_its_part_and_nothing_else_moves(set in 0..1000u32, count in 1..10usize, weight in 1..4u16) {
         let mut grown = numbered(set, count + 1);
@@ -168,7 +170,7 @@ proptest! {
         prop_assert_eq!(hashed(&grown).unwrap(), after);
     }
 
-    /// Growth and shrinking of a levelled table: exact shares, and no bucket moves that need not.
+    /// A levelled table that grows or shrinks has exact shares, and no bucket moves without need.
     #[test]
     fn a_levelled_table_moves_the_minimum(set in 0..1000u32, count in 1..20usize, gone in any::<prop::sample::Index>()) {
         let all = numbered(set, count + 1);
@@ -190,7 +192,7 @@ proptest! {
         prop_assert!(after.transfers(&shrunk).iter().all(|(from, _, _)| *from == gone), "only from the one that leaves");
     }
 
-    /// Weights: each store gets its part, rounded; transfers are exactly the difference.
+    /// Each store gets its weight's share, rounded, and the transfers are exactly the difference.
     #[test]
     fn shares_follow_weights(set in 0..1000u32, weights in prop::collection::vec(1..8u16, 1..10)) {
         let mut members = numbered(set, weights.len());

@@ -1,4 +1,4 @@
-//! Changes of partition configs: as the API makes them, and as people mean them (move, split, merge).
+//! Changes of partition configs: as API requests, and as the operations move, split and merge.
 
 use super::{Change, ClusterState, Touched, config_path, refused};
 use crate::{
@@ -8,29 +8,29 @@ use crate::{
     validate::{Errors, FieldError, no_history_max},
 };
 
-/// A change of one config, or of all.
+/// A change of one config, or the replacement of all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConfigChange {
-    /// A new one; it has no resourceVersion yet.
+    /// Adds a config, which must not have a resourceVersion.
     Create(DataPartitionConfig),
-    /// In place of the one of its name. With a resourceVersion only if that is still the object's.
+    /// Replaces the config of the same name. A given resourceVersion must match the existing object's.
     Update(DataPartitionConfig),
-    /// Without the one of this name; what it held is the default's, unless another one of the change holds it.
+    /// Deletes a config. Its keys go to the default store unless another config of the same change covers them.
     Delete {
-        /// Its name.
         name: String,
-        /// Only if this is still the object's.
+        /// If given, must match the existing object's.
         resource_version: Option<String>,
     },
-    /// These and no others. Those with a resourceVersion only if it is still the object's; what is equal stays as it is.
+    /// Replaces all configs. A given resourceVersion must match the existing object's; configs that are equal stay
+    /// unchanged.
     Replace(Vec<DataPartitionConfig>),
 }
 
 impl ClusterState {
-    /// These changes of configs, all or none.
+    /// Applies these changes of configs, all or none.
     ///
     /// # Errors
-    /// Everything that is wrong with the objects, with the changes, or with the configuration that they lead to.
+    /// Every error in the objects, in the changes, or in the resulting configuration.
     pub fn apply_configs(&self, changes: &[ConfigChange]) -> Result<Change, Vec<FieldError>> {
         let mut errors = Errors::default();
         let mut next = self.clone();
@@ -68,10 +68,10 @@ impl ClusterState {
         }
     }
 
-    /// The change after which one store serves all of a Kind. Its ranges stay.
+    /// Moves a whole Kind to one store. Its ranges stay.
     ///
     /// # Errors
-    /// When Kind or store are unknown, or the store cannot serve the Kind.
+    /// When the Kind or the store is unknown, or the store cannot serve the Kind.
     pub fn move_kind(&self, kind: &str, to: &StoreName) -> Result<Change, Vec<FieldError>> {
         let prefix = self.resolve(kind)?;
         self.known(to)?;
@@ -79,15 +79,15 @@ impl ClusterState {
         for at in next.of_kind(&prefix) {
             serve(&mut next.configs[at], to);
         }
-        // Also where the configs say so already, and the map does not.
+        // The Kind counts as touched even if the configs already name `to`, because the map may not.
         self.configured_with(next, Some(prefix))
     }
 
-    /// The change after which another store serves the Kind's names from `at` on, up to the end of the range that they
-    /// are in. The rest of the range stays where it is.
+    /// Splits the range that contains `at`: another store serves it from `at` to its end. The part below `at` stays
+    /// where it is.
     ///
     /// # Errors
-    /// When Kind or store are unknown, or `at` is where a range begins.
+    /// When the Kind or the store is unknown, or a range already begins at `at`.
     pub fn split(&self, kind: &str, at: &str, to: &StoreName) -> Result<Change, Vec<FieldError>> {
         let prefix = self.resolve(kind)?;
         self.known(to)?;
@@ -124,11 +124,11 @@ impl ClusterState {
         self.configured(next)
     }
 
-    /// The change after which ranges of a Kind are one: the two that meet at `at`, or all. They are served as the first
-    /// of them is, or by `to`.
+    /// Merges ranges of a Kind into one: the two that meet at `at`, or all. `to` serves the result; by default it
+    /// is served as the first of them was.
     ///
     /// # Errors
-    /// When Kind or store are unknown, no two ranges meet at `at`, or the Kind is one range already.
+    /// When the Kind or the store is unknown, no two ranges meet at `at`, or the Kind is one range already.
     pub fn merge(
         &self,
         kind: &str,
@@ -172,12 +172,12 @@ impl ClusterState {
         self.configured(next)
     }
 
-    /// The change to `next`, whose configs differ: each that does gets a new resourceVersion.
+    /// The change that leads to the configs of `next`. Each config that differs gets a new resourceVersion.
     fn configured(&self, next: Self) -> Result<Change, Vec<FieldError>> {
         self.configured_with(next, None)
     }
 
-    /// The same, with what `also` needs to be where the configs want it.
+    /// As [`Self::configured`], and also moves the Kind `also` to where the configs want it.
     fn configured_with(&self, mut next: Self, also: Option<KindPrefix>) -> Result<Change, Vec<FieldError>> {
         let scheme = self.scheme();
         let mut touched = Touched { kinds: also.into_iter().collect(), ..Touched::default() };
@@ -229,7 +229,7 @@ impl ClusterState {
         }
     }
 
-    /// Where the object is, when it is there and of the version asked for.
+    /// The index of a config, if it exists and has the expected version; otherwise adds an error.
     fn found(&self, next: &Self, name: &str, version: Option<&str>, errors: &mut Errors) -> Option<usize> {
         let path = config_path(name);
         let Some(at) = next.configs.iter().position(|config| config.metadata.name == name) else {
@@ -253,7 +253,7 @@ impl ClusterState {
         })
     }
 
-    /// The places of a Kind's configs, in the order of their ranges.
+    /// The indices of a Kind's configs, in the order of their ranges.
     fn of_kind(&self, kind: &KindPrefix) -> Vec<usize> {
         let scheme = self.scheme();
         let is_it = |i: &usize| scheme.resolve(&self.configs[*i].resource).as_ref() == Ok(kind);
@@ -275,7 +275,8 @@ impl ClusterState {
         }
     }
 
-    /// The document in which the Kind has a config, if need be one that leaves it on the default store.
+    /// The document with a config for the Kind. If it has none, one is added that leaves the Kind on the default
+    /// store.
     fn with_kind(&self, kind: &KindPrefix) -> Self {
         let mut next = self.clone();
         if next.of_kind(kind).is_empty() {
@@ -284,7 +285,7 @@ impl ClusterState {
         next
     }
 
-    /// A config, of a name that is free, that has a store serve all of a Kind.
+    /// A config with an unused name by which `store` serves all of a Kind.
     pub(super) fn on_store(&self, kind: &KindPrefix, store: &StoreName) -> DataPartitionConfig {
         let resource = self.scheme().name_of(kind);
         let name = match self.config(&resource) {
@@ -307,7 +308,7 @@ impl ClusterState {
         }
     }
 
-    /// `base-2`, or the next number that is free.
+    /// `base-2`, or the same with the next unused number.
     pub(super) fn fresh_name(&self, base: &str) -> String {
         let stem = match base.rsplit_once('-') {
             Some((stem, number)) if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => stem,
@@ -321,7 +322,7 @@ impl ClusterState {
     }
 }
 
-/// Lets one store serve the config's range.
+/// Lets one store serve the config's range, in place of any ring.
 fn serve(config: &mut DataPartitionConfig, store: &StoreName) {
     config.ring = None;
     config.service_group_id = Some(store.clone());

@@ -1,4 +1,4 @@
-//! What the configuration says when a move was given up, and what of a document that is not sound is used.
+//! What the configuration says after a move was given up, and which parts of an unsound document are used.
 
 use super::*;
 use crate::{model::Durability, parse::parse_config};
@@ -21,8 +21,8 @@ fn kind(state: &ClusterState, name: &str) -> KindPrefix {
 const TWO: &str = "- {metadata: {name: pods}, resource: pods, serviceGroupId: b}\n\
                    - {metadata: {name: secrets}, resource: secrets, serviceGroupId: b}\n";
 
-/// The move of one Kind of a drained store is aborted: the store keeps the Kind, so it is not drained any more. The move of
-/// the other Kind goes on.
+/// One Kind's move off a drained store is aborted: the store keeps that Kind and becomes active again. The other
+/// Kind's move goes on.
 #[test]
 fn f12_a_drain_whose_move_is_aborted_leaves_a_sound_document() {
     let before = state(TWO);
@@ -34,7 +34,7 @@ fn f12_a_drain_whose_move_is_aborted_leaves_a_sound_document() {
     let says = |name: &str| back.state.config(name).unwrap().service_group_id.clone().unwrap();
     assert_eq!((says("pods"), says("secrets")), (name("b"), name("c")));
     assert_eq!(back.state.store(&name("b")).unwrap().1.state, StoreState::Active);
-    // The drain may be asked for again, and takes all of it with it.
+    // A second drain moves both Kinds.
     let again = back.state.drain_store(&name("b"), Some(&name("c"))).unwrap();
     assert_eq!(again.by_kind().len(), 2);
 }
@@ -45,7 +45,7 @@ fn f12_a_drain_of_the_default_store_whose_move_is_aborted_leaves_a_sound_documen
     let drained = before.drain_store(&name("a"), Some(&name("c"))).unwrap().state;
     let back = drained.with_said_of(None, &before.said_of(None)).unwrap();
     assert_eq!((back.state.default.clone(), back.active_again), (name("a"), vec![name("a")]));
-    // A Kind that no config named was the default's, which is another store by now.
+    // A Kind without configs was on the former default store.
     let nodes = kind(&before, "nodes");
     let moved = before.move_kind("nodes", &name("b")).unwrap().state;
     let mut drained = moved.clone();
@@ -72,7 +72,7 @@ fn f12_rings_and_ranges_of_a_drained_store_come_back_sound() {
     assert_eq!(back.active_again, [name("b")]);
 }
 
-/// What it leads to is refused as a whole, not written.
+/// A restore whose result would be invalid is refused as a whole.
 #[test]
 fn f12_what_would_not_be_sound_is_refused() {
     let before = state(TWO);
@@ -87,7 +87,7 @@ fn f12_what_would_not_be_sound_is_refused() {
     );
 }
 
-/// A document as finding 12 had it: a config names a store that is being drained.
+/// The document of finding 12: a config names a store that is being drained.
 #[test]
 fn f12_what_is_sound_of_a_bad_document_is_used() {
     let mut bad = state(
@@ -102,9 +102,9 @@ fn f12_what_is_sound_of_a_bad_document_is_used() {
     assert_eq!((&used.map, used.default), (&bad.map, StoreIdx(0)));
     let modes: Vec<_> = used.kinds.iter().map(|kind| kind.durability).collect();
     assert_eq!(modes, [Some(Durability::Fsync), Some(Durability::Buffered)]);
-    // The repair is an ordinary change.
+    // An ordinary change repairs the document.
     bad.activate_store(&name("b")).unwrap().validated().unwrap();
-    // Configs of a Kind that do not agree: the stronger mode. A default that is gone: another store.
+    // Conflicting configs of a Kind give the stronger mode; a missing default gives another store.
     let mut worse = bad.clone();
     let mut more = worse.configs[0].clone();
     (more.metadata.name, more.durability) = ("more".to_owned(), Some("fsync".to_owned()));
@@ -117,7 +117,7 @@ fn f12_what_is_sound_of_a_bad_document_is_used() {
     assert_eq!((Ok(sound), none), (state(TWO).validated(), Vec::new()));
 }
 
-/// Placement is the move's, and nothing else.
+/// A restore changes the placement and nothing else.
 #[test]
 fn f05_what_else_was_edited_meanwhile_stays() {
     let before =
@@ -133,19 +133,19 @@ fn f05_what_else_was_edited_meanwhile_stays() {
     assert_eq!(config.durability.as_deref(), Some("fsync"));
     assert_eq!((config.metadata.name.as_str(), config.is_range_end_valid), ("pods", false));
     assert_eq!(config.metadata.resource_version.as_deref(), Some("3"), "it is another object now");
-    // Two ranges come back of one, each with what is said of the Kind now.
+    // One range becomes two again, each with the Kind's present settings.
     let split = before.split("pods", "m", &name("c")).unwrap().state;
     let mut merged = split.merge("pods", None, None).unwrap().state;
     merged.configs[0].durability = Some("none".to_owned());
     let back = merged.with_said_of(Some(&pods), &split.said_of(Some(&pods))).unwrap().state;
     assert!(back.configs.len() == 2 && back.wants_as(&split, Some(&pods)));
     assert!(back.configs.iter().all(|config| config.durability.as_deref() == Some("none")));
-    // Nothing is touched that is as it was.
+    // Nothing changes if the placement did not change.
     let same = before.with_said_of(Some(&pods), &before.said_of(Some(&pods))).unwrap().state;
     assert_eq!(same.configs, before.configs);
 }
 
-/// Finding 10: the decision for a target that was removed meanwhile.
+/// Finding 10: a move is decided after its target was removed.
 #[test]
 fn f10_a_map_that_names_a_removed_store_is_not_sound() {
     let before = state(TWO);
@@ -165,7 +165,7 @@ fn f28_a_state_that_has_a_history_max_is_read_and_says_so() {
     let old = ClusterState::from_json(&old.to_json()).unwrap();
     assert!(old.validated().is_ok());
     assert_eq!(old.without_effect(), ["datapartitionconfigs/pods.historyMax"]);
-    // Changes of anything else go on; a config that is written anew is without it.
+    // Changes of other objects work; a config that is written again must drop the field.
     assert!(old.move_kind("pods", &name("c")).is_ok());
     let mut config = old.configs[0].clone();
     let refused = old.apply_configs(&[ConfigChange::Update(config.clone())]).unwrap_err();

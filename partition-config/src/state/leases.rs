@@ -1,9 +1,10 @@
-//! Where leases have their home (R12), also after it changed.
+//! The home stores of leases (R12), also after a home has changed.
 //!
-//! The slot in the low bits of a generated id names the store that granted it; ids that clients chose are the default
-//! store's. A store that is drained or lost has an *heir*, and so may the heir: what a store granted is at home there or
-//! at one of those behind it in that chain. A default store that is default no more keeps the leases that it has, and is
-//! remembered. So every state names all stores that may have a lease, and who has asked them all knows.
+//! The slot in the low bits of a generated id names the store that granted the lease. The default store grants
+//! leases with ids that clients chose. A drained or lost store has an *heir*, and so may the heir: a lease lives at
+//! the store that granted it or at one further down its chain of heirs. A former default store keeps its leases,
+//! and the document remembers it. So every document names all possible homes of a lease, and a router that has
+//! asked them all knows whether the lease exists.
 
 use super::{ClusterState, StoreObject, StoreState};
 use crate::{
@@ -22,8 +23,8 @@ impl ClusterState {
         self.stores.iter().filter(is_shard).filter(move |store| store.state == state)
     }
 
-    /// The slot of the store that keeps leases whose ids clients choose: the default store, unless it is a stock etcd and
-    /// there is a shard.
+    /// The slot of the store that keeps leases with client-chosen ids: the default store, or another shard if the
+    /// default store is a stock etcd.
     #[must_use]
     pub fn lease_home(&self) -> Option<u16> {
         let default = self.store(&self.default).map(|(_, store)| store);
@@ -32,8 +33,8 @@ impl ClusterState {
         default.or_else(others)?.slot
     }
 
-    /// The document behind a change, with what it needs to know of the one before: the home of chosen ids, if it is
-    /// another one now.
+    /// The new document, completed with what it must remember of `before`: the home of client-chosen ids, if it
+    /// changed.
     #[must_use]
     pub fn after(mut self, before: &Self) -> Self {
         if let Some(home) = before.lease_home().filter(|home| self.lease_home() != Some(*home)) {
@@ -43,7 +44,8 @@ impl ClusterState {
         self
     }
 
-    /// Who takes over the leases of a store: the store that takes over the rest, if it is a shard, or another.
+    /// The store that inherits the leases of `of`: `heir` if that is an active shard, else the default store, else
+    /// any active shard.
     pub(super) fn heir_of_leases(&self, of: StoreIdx, heir: Option<&StoreName>) -> Option<u16> {
         let own = self.stores.get(usize::from(of.0))?.slot?;
         let others = || self.shards(StoreState::Active).filter(move |store| store.slot != Some(own));
@@ -51,23 +53,33 @@ impl ClusterState {
         heir.and_then(named).or_else(|| named(&self.default)).or_else(|| others().next())?.slot
     }
 
-    /// A slot, its heir, the heir's heir and so on, each once.
+    /// A slot, its heir, the heir's heir and so on; then the former heirs of all these with their own chains.
+    /// Without duplicates.
     #[must_use]
     pub fn lease_chain(&self, slot: u16) -> Vec<u16> {
-        let mut chain = vec![slot];
-        let mut last = slot;
-        while let Some(heir) = self.by_slot(last).and_then(|store| store.lease_heir) {
-            if chain.contains(&heir) {
-                break;
-            }
-            chain.push(heir);
-            last = heir;
+        let mut chain = Vec::new();
+        self.chain_on(&mut chain, slot);
+        // `chain` grows during the loop.
+        let mut at = 0;
+        while let Some(slot) = chain.get(at) {
+            let before = self.by_slot(*slot).map(|store| store.lease_heirs_before.as_slice());
+            before.unwrap_or_default().iter().rev().for_each(|heir| self.chain_on(&mut chain, *heir));
+            at += 1;
         }
         chain
     }
 
-    /// The store to which the leases of a store that goes, or is gone, are to go now: the next in its chain that stays, or
-    /// is at least there.
+    fn chain_on(&self, chain: &mut Vec<u16>, slot: u16) {
+        let mut next = Some(slot).filter(|slot| !chain.contains(slot));
+        while let Some(slot) = next {
+            chain.push(slot);
+            let heir = self.by_slot(slot).and_then(|store| store.lease_heir);
+            next = heir.filter(|heir| !chain.contains(heir));
+        }
+    }
+
+    /// The store that should inherit the leases of a draining or removed store: the next active one in its chain,
+    /// or else the next draining one.
     #[must_use]
     pub fn lease_heir(&self, slot: u16) -> Option<u16> {
         let chain = self.lease_chain(slot);
@@ -78,15 +90,15 @@ impl ClusterState {
         in_state(StoreState::Active).or_else(|| in_state(StoreState::Draining))
     }
 
-    /// The slots whose leases may have come to have their home at this one.
+    /// The slots of other stores whose leases may have been inherited by this one.
     #[must_use]
     pub fn lease_slots_before(&self, home: u16) -> Vec<u16> {
         let slots = self.stores.iter().filter_map(|store| store.slot).filter(|slot| *slot != home);
         slots.filter(|slot| self.lease_chain(*slot).contains(&home)).collect()
     }
 
-    /// The slots of all stores that may be the home of a lease, the likeliest first; removed ones, too, where nobody can
-    /// be asked.
+    /// The slots of all stores that may be the home of a lease, the likeliest first. Includes removed stores, which
+    /// cannot be asked.
     #[must_use]
     pub fn lease_candidates(&self, id: LeaseId) -> Vec<u16> {
         let low = id.get() & ((1 << SLOT_BITS) - 1);
@@ -96,7 +108,7 @@ impl ClusterState {
         for slot in generated.into_iter().chain(self.lease_home()).chain(former) {
             let mut chain = self.lease_chain(slot);
             if self.by_slot(slot).is_some_and(|store| store.state != StoreState::Active) {
-                // It has few left, if any.
+                // A store that is not active has handed most of its leases to its heirs, so they come first.
                 chain.rotate_left(1);
             }
             candidates.extend(chain);
@@ -106,13 +118,11 @@ impl ClusterState {
         candidates
     }
 
-    /// Whether the store of this slot is removed.
     #[must_use]
     pub fn is_removed_slot(&self, slot: u16) -> bool {
         self.by_slot(slot).is_some_and(|store| store.state == StoreState::Removed)
     }
 
-    /// The slots of all stores that are removed.
     #[must_use]
     pub fn removed_slots(&self) -> Vec<u16> {
         let removed = self.stores.iter().filter(|store| store.state == StoreState::Removed);
@@ -138,7 +148,7 @@ mod tests {
         StoreName(name.to_owned())
     }
 
-    /// Drained, its moves done.
+    /// Drains a store and completes its moves.
     fn drained(state: &ClusterState, of: &str, to: &str) -> ClusterState {
         let change = state.drain_store(&name(of), Some(&name(to))).unwrap();
         let next = ClusterState { map: change.desired, ..change.state };
@@ -159,7 +169,7 @@ mod tests {
         assert_eq!(candidates(&state, 2), [3, 2, 1], "the heir first");
         let state = state.remove_store(&name("b")).unwrap();
         assert_eq!((state.lease_heir(2), candidates(&state, 2)), (Some(3), vec![3, 2, 1]));
-        // The heir goes, too.
+        // The heir is drained as well.
         let state = drained(&state, "c", "a");
         assert_eq!((state.lease_heir(2), state.lease_heir(3)), (Some(1), Some(1)));
         assert_eq!(candidates(&state, 2), [3, 1, 2]);
@@ -179,6 +189,28 @@ mod tests {
     }
 
     #[test]
+    fn f04_leases_that_went_to_an_heir_are_found_when_there_is_another() {
+        let twice = |state: ClusterState| {
+            let state = drained(&state, "b", "c").activate_store(&name("b")).unwrap();
+            drained(&state, "b", "a")
+        };
+        let state = twice(three());
+        assert_eq!((state.lease_heir(2), candidates(&state, 2)), (Some(1), vec![1, 3, 2]));
+        assert_eq!(state.lease_slots_before(3), [2], "it may say where the lease was");
+        let read = ClusterState::from_json(&state.to_json()).unwrap();
+        assert_eq!(read, state);
+        // The first heir hands over to a store that is not in the second heir's chain.
+        let later = drained(&state, "c", "a");
+        assert_eq!((later.lease_heir(3), candidates(&later, 2)), (Some(1), vec![1, 3, 2]));
+        // Draining to and fro leaves no duplicates in the chain.
+        let again = twice(state.activate_store(&name("b")).unwrap());
+        assert_eq!((again.lease_heir(2), candidates(&again, 2)), (Some(1), vec![1, 3, 2]));
+        // A lost store and its replacement stay in the chain.
+        let (state, _) = state.replace_store(&name("b"), vec![], 7).unwrap();
+        assert_eq!((state.lease_heir(2), candidates(&state, 2)), (Some(1), vec![4, 1, 3, 2]));
+    }
+
+    #[test]
     fn f04_a_former_default_store_is_asked_for_chosen_ids() {
         let before = three();
         let mut next = before.clone();
@@ -187,7 +219,7 @@ mod tests {
         assert_eq!((next.lease_home(), candidates(&next, 900)), (Some(2), vec![2, 1]));
         let back = ClusterState { default: name("a"), ..next.clone() }.after(&next);
         assert_eq!(candidates(&back, 900), [1, 2]);
-        // Drained, it is asked through its heir.
+        // A former default store that was drained is asked through its heir.
         let next = drained(&before, "a", "b");
         assert_eq!((next.lease_home(), candidates(&next, 900)), (Some(2), vec![2, 1]));
         let etcd = state(

@@ -1,21 +1,20 @@
-//! Which cluster a document is of: nothing of one cluster is ever written over, or used in the place of, another's.
+//! Tells which cluster a document belongs to, so that no cluster's document replaces another's.
 
 use super::ClusterState;
 use crate::ids::{ClusterId, Lineage};
 
-/// How two documents are related.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kinship {
-    /// They are of one cluster: the newer one counts.
+    /// Both documents belong to one cluster, and the newer one counts.
     Same,
-    /// One of them, or both, does not say: written by an earlier version.
+    /// At least one document has no lineage, because an earlier version wrote it.
     Unknown,
-    /// They are of two clusters, and have nothing to do with each other.
+    /// The documents belong to two different clusters.
     Foreign,
 }
 
 impl ClusterState {
-    /// The document with a cluster id and a lineage, where it has none yet; as old as it was.
+    /// The document with a cluster id and a lineage if it had none. Its revision does not change.
     #[must_use]
     pub fn founded(mut self, cluster_id: ClusterId, lineage: &Lineage) -> Self {
         self.cluster_id.get_or_insert(cluster_id);
@@ -23,14 +22,13 @@ impl ClusterState {
         self
     }
 
-    /// The same as a change of a document that others have, too: one revision on, unless it lacks nothing.
+    /// Like [`ClusterState::founded`], for a shared document: increments the revision if anything was added.
     #[must_use]
     pub fn with_lineage(&self, cluster_id: ClusterId, lineage: &Lineage) -> Self {
         let next = self.clone().founded(cluster_id, lineage);
         if next == *self { next } else { Self { revision: self.revision + 1, ..next } }
     }
 
-    /// How this document is related to another one.
     #[must_use]
     pub fn kinship(&self, other: &Self) -> Kinship {
         match (&self.lineage, &other.lineage) {
@@ -40,7 +38,7 @@ impl ClusterState {
         }
     }
 
-    /// The cluster in words, for logs and errors.
+    /// Describes the cluster for logs and errors.
     #[must_use]
     pub fn cluster_in_words(&self) -> String {
         let id = self.cluster_id.map_or_else(|| "without an id".to_owned(), |id| id.to_string());

@@ -1,4 +1,4 @@
-//! The document brought into accord with what stores own, when meta has lost what was decided.
+//! Corrects the document to match what stores own, after meta has lost decisions.
 
 use super::{ClusterState, refused};
 use crate::{
@@ -11,11 +11,11 @@ use crate::{
 };
 
 impl ClusterState {
-    /// The document in which these transfers have happened, by a map of this generation, and whose configs say so. What
-    /// else is said of the Kinds stays; stores that own keys are not drained.
+    /// The document after these transfers, with a map of this generation and with configs that match it. Other
+    /// settings of the Kinds stay. Draining stores that the matching configs name become active.
     ///
     /// # Errors
-    /// When the map is another one, or what comes out is not sound; nothing is to be written then.
+    /// When the transfers do not apply to the map, or the result is not valid and must not be written.
     pub fn with_owners(&self, transfers: &[Transfer], generation: Epoch) -> Result<Self, Vec<FieldError>> {
         let map = transfers::with_transfers(&self.map, transfers, generation).map_err(|error| {
             refused("map", error.to_string(), "look again: the map has changed meanwhile")
@@ -34,7 +34,7 @@ impl ClusterState {
         Ok(next)
     }
 
-    /// The one store of the keys of no Kind.
+    /// The one store that owns all keys of no Kind.
     fn owner_of_the_rest(&self) -> Result<StoreName, Vec<FieldError>> {
         let rest = self.map.partitions().iter().filter(|partition| partition.kind.is_none());
         let mut owners: Vec<StoreIdx> = rest.flat_map(|partition| partition.placement.stores()).collect();
@@ -50,7 +50,7 @@ impl ClusterState {
         }
     }
 
-    /// Replaces the configs of a Kind by ones that want it where the map has it.
+    /// Replaces a Kind's configs with configs that match the map.
     fn says_what_the_map_does(&mut self, kind: &KindPrefix) {
         let before: Vec<_> =
             self.configs.iter().filter(|config| self.is_of(config, Some(kind))).cloned().collect();
@@ -120,7 +120,7 @@ mod tests {
         ClusterState::bootstrap(&parse_config(text).unwrap()).unwrap()
     }
 
-    /// Whatever was decided of a Kind, the configs that are made of the map lead to that map.
+    /// Configs made from the map lead to the same map, whatever was decided about the Kind.
     #[test]
     fn f49_configs_say_what_the_map_does() {
         let before = state();
@@ -157,7 +157,7 @@ mod tests {
         before.stores[2].state = super::super::StoreState::Draining;
         let next = before.with_owners(&change.transfers, Epoch(5)).unwrap();
         assert_eq!(next.stores[2].state, super::super::StoreState::Active);
-        // Not twice.
+        // The same transfers cannot apply twice.
         assert_eq!(next.with_owners(&change.transfers, Epoch(6)).unwrap_err()[0].path, "map");
     }
 }

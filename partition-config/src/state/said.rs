@@ -1,6 +1,6 @@
-//! What the configuration says of where a Kind is: noted when a move begins, said again when it ends where it began.
+//! Remembers where the configuration placed a Kind when a move began, and restores that when the move is undone.
 //!
-//! Only that. Whatever else was changed meanwhile, such as the Kind's durability, is no part of a move and stays.
+//! Other settings that were changed meanwhile, such as the Kind's durability, are not part of a move and stay.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,26 +12,23 @@ use crate::{
     validate::FieldError,
 };
 
-/// What a document said of a Kind before a change.
+/// The placement of a Kind in a document before a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Said {
-    /// The default store.
     pub default: StoreName,
-    /// The Kind's configs.
     pub configs: Vec<DataPartitionConfig>,
 }
 
-/// A document that says of a Kind what it said before.
+/// The result of restoring a Kind's placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SaidOutcome {
-    /// The document.
     pub state: ClusterState,
-    /// Stores that were being drained, and are not any more: what was said names them.
+    /// Draining stores that became active again because the restored placement names them.
     pub active_again: Vec<StoreName>,
 }
 
-/// The fields of a config that say where keys are.
+/// The fields of a config that place keys.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Place<'c> {
     start: Option<&'c str>,
@@ -41,20 +38,20 @@ struct Place<'c> {
 }
 
 impl ClusterState {
-    /// What the document says of a Kind, or of the keys of no Kind, to be said again when a move of them is given up.
+    /// Records the placement of a Kind, or of the keys of no Kind, for [`ClusterState::with_said_of`].
     #[must_use]
     pub fn said_of(&self, kind: Option<&KindPrefix>) -> Said {
         let configs = self.configs.iter().filter(|config| self.is_of(config, kind)).cloned().collect();
         Said { default: self.default.clone(), configs }
     }
 
-    /// Whether both documents want the keys of a Kind, or of no Kind, at the same places.
+    /// Whether both documents place the keys of a Kind, or of no Kind, the same way.
     #[must_use]
     pub fn wants_as(&self, other: &Self, kind: Option<&KindPrefix>) -> bool {
         self.wanted(kind) == other.wanted(kind)
     }
 
-    /// The default counts where no config says otherwise.
+    /// The places that configs ask for; and the default store if it matters, that is if no config says otherwise.
     fn wanted(&self, kind: Option<&KindPrefix>) -> (Vec<Place<'_>>, Option<&StoreName>) {
         let mut places: Vec<_> =
             self.configs.iter().filter(|config| self.is_of(config, kind)).map(place).collect();
@@ -63,11 +60,11 @@ impl ClusterState {
         (places, default)
     }
 
-    /// The document that wants the keys of a Kind where this says, as the map does, or does again; all else that is said of
-    /// the Kind stays. Stores that it names are not drained any more: they are to keep the keys. One revision on.
+    /// Restores the placement `said` of a Kind and keeps all its other settings. Draining stores that it names
+    /// become active, because they are to keep the keys. Increments the revision.
     ///
     /// # Errors
-    /// Everything that is wrong with what it leads to, which is not to be written then.
+    /// Every error in the resulting document, which must not be written then.
     pub fn with_said_of(
         &self,
         kind: Option<&KindPrefix>,
@@ -79,7 +76,8 @@ impl ClusterState {
         }
         let now: Vec<_> = self.configs.iter().filter(|config| self.is_of(config, kind)).collect();
         next.configs.retain(|config| !self.is_of(config, kind));
-        // Without configs it was the default's, which may be another store by now: then a config says which one it was.
+        // A Kind without configs was on the default store of that time. If that is another store now, the Kind
+        // needs a config.
         let of_default = kind.filter(|_| said.configs.is_empty() && said.default != next.default);
         let of_default = of_default.map(|kind| next.on_store(kind, &said.default));
         for before in said.configs.iter().chain(&of_default) {
@@ -87,10 +85,10 @@ impl ClusterState {
             let mut config = placed_as(before, of_name.or(now.first()).copied());
             let same = of_name.filter(|there| place(there) == place(before));
             if let Some(there) = same {
-                // As it is, its version included.
+                // The config did not change its place, so it stays as it is, including its resourceVersion.
                 config = (*there).clone();
             } else {
-                // Its name may be another config's by now.
+                // Another config may have taken the name.
                 if next.config(&config.metadata.name).is_some() {
                     config.metadata.name = next.fresh_name(&config.metadata.name);
                 }
@@ -104,7 +102,7 @@ impl ClusterState {
         Ok(SaidOutcome { state: next, active_again })
     }
 
-    /// Ends the draining of what is named of a Kind.
+    /// Makes every draining store active that the configs of a Kind name, and returns those stores.
     pub(super) fn activate_named(&mut self, kind: Option<&KindPrefix>) -> Vec<StoreName> {
         let of_kind: Vec<_> =
             self.configs.iter().filter(|config| self.is_of(config, kind)).cloned().collect();
@@ -126,7 +124,7 @@ impl ClusterState {
     }
 }
 
-/// Where the config wants its keys. The order of a ring's stores says nothing.
+/// The place that a config asks for. The order of a ring's stores does not matter.
 fn place(config: &DataPartitionConfig) -> Place<'_> {
     let ring = config.ring.as_ref().map(|RingConfig { stores }| {
         let mut stores: Vec<_> = stores.iter().collect();
@@ -141,7 +139,7 @@ fn place(config: &DataPartitionConfig) -> Place<'_> {
     }
 }
 
-/// The config as it was as to where keys are, and as it is now in all else.
+/// The place of `before` with the other settings of `now`.
 fn placed_as(before: &DataPartitionConfig, now: Option<&DataPartitionConfig>) -> DataPartitionConfig {
     let before = before.clone();
     let Some(now) = now else { return before };

@@ -1,7 +1,7 @@
-//! Whether a document is sound, and what of one that is not can be used all the same.
+//! Checks whether a document is sound, and salvages the usable parts of one that is not.
 //!
-//! A document that [`ClusterState::validated`] refuses is never written. Should a router read one nevertheless, it goes by
-//! what of it is sound, as one Kind that is configured wrongly must not take the others with it.
+//! A document that [`ClusterState::validated`] refuses is never written. A router that reads one anyway uses its
+//! sound parts, because one misconfigured Kind must not stop the others.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::{
 };
 
 impl ClusterState {
-    /// What a router needs of the document: the map in use, every store (removed ones keep their place), and what the
-    /// configs say of Kinds.
+    /// What a router needs of the document: the map in use, every store (removed stores keep their index), and the
+    /// settings of Kinds.
     ///
     /// # Errors
-    /// Everything that is wrong with it. No change here leads to such a document, and none is ever written.
+    /// Every error in the document. No change in this module leads to such a document.
     pub fn validated(&self) -> Result<Validated, Vec<FieldError>> {
         let mut errors = self.lost_owners();
         match self.placed() {
@@ -31,9 +31,9 @@ impl ClusterState {
         }
     }
 
-    /// The same, and of a document that is not sound what can be used of it, with everything that is wrong: the map as it
-    /// is, keys of a store that was removed included, which nobody serves until that is repaired; and of Kinds whose
-    /// configs do not agree the stronger durability.
+    /// The usable parts of any document, with its errors. The map is taken as it is, so keys of a removed store
+    /// have no server until the map is repaired. Where the configs of a Kind disagree, the stronger durability
+    /// counts.
     #[must_use]
     pub fn salvaged(&self) -> (Validated, Vec<FieldError>) {
         let errors = match self.validated() {
@@ -46,8 +46,8 @@ impl ClusterState {
         (self.used(default.unwrap_or(StoreIdx(0)), self.said_settings()), errors)
     }
 
-    /// Fields of configs that earlier versions took, and that nothing is done with: they stay until the config is written
-    /// anew.
+    /// The configured fields that have no effect: earlier versions accepted them, and they stay until their config
+    /// is written again.
     #[must_use]
     pub fn without_effect(&self) -> Vec<String> {
         let with_it = self.configs.iter().filter(|config| config.history_max.is_some());
@@ -64,7 +64,7 @@ impl ClusterState {
         }
     }
 
-    /// Stores that own keys by the map and are not there any more.
+    /// An error for each removed store that still owns keys in the map.
     fn lost_owners(&self) -> Vec<FieldError> {
         let mut errors = Errors::default();
         for (at, store) in self.stores.iter().enumerate() {
@@ -81,7 +81,7 @@ impl ClusterState {
         errors.0
     }
 
-    /// What the configs say of each Kind, as far as it can be read.
+    /// The settings of each Kind, from the configs that can be parsed.
     fn said_settings(&self) -> Vec<KindSettings> {
         let scheme = self.scheme();
         let mut kinds: BTreeMap<KindPrefix, KindSettings> = BTreeMap::new();
@@ -96,7 +96,7 @@ impl ClusterState {
     }
 }
 
-/// The one of which a crash takes less.
+/// The mode that loses less in a crash.
 fn stronger(one: Option<Durability>, other: Option<Durability>) -> Option<Durability> {
     let rank = |mode: Option<Durability>| match mode {
         None => 0,

@@ -1,4 +1,5 @@
-//! Stores as objects: they come, are drained and go, but their places are for ever.
+//! Stores as objects of the document. Stores are added, drained and removed, but their index in the list never
+//! changes.
 
 use std::collections::BTreeSet;
 
@@ -19,60 +20,68 @@ use crate::{
 pub struct StoreObject {
     /// Unique among the stores that are not removed.
     pub name: StoreName,
-    /// What it is.
     #[serde(rename = "type")]
     pub store_type: StoreType,
-    /// Of a shard: the low bits of its revisions (R1). Never given to another store, as nobody here knows its ceiling.
+    /// A shard's slot: the low bits of its revisions (R1). Never given to another store, because meta does not know
+    /// the store's ceiling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<u16>,
-    /// Where it listens; may be empty where another part of kindred starts it and knows.
+    /// Where the store listens. May be empty if the part of kindred that starts the store knows the address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<String>,
-    /// Who it is, from its first handshake.
+    /// The store's UUID, recorded at its first handshake.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// When it opens, microseconds since the Unix epoch, if it is in the place of a store that was lost (R14).
+    /// When the store opens, in microseconds since the Unix epoch, if it replaces a lost store (R14).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opens_at: Option<u64>,
-    /// The slot of the store that takes over the leases which have their home here (R12), once it was to be drained, or is
-    /// lost. What was taken over stays there, so this stays, too.
+    /// The slot of the store that inherits this store's leases (R12), set when the store is drained or lost. It is
+    /// kept after that, because the heir keeps what it inherited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_heir: Option<u16>,
-    /// Whether configs may name it.
+    /// The slots of earlier heirs, the latest last. They keep what they inherited.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lease_heirs_before: Vec<u16>,
     pub state: StoreState,
-    /// The document's revision at its last change.
+    /// The document's revision at the last change of this object.
     pub resource_version: u64,
 }
 
-/// A store's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreState {
-    /// Configs may name it.
     Active,
-    /// Nothing names it any more; it may still own data that is on its way out.
+    /// Configs may not name it. It may still own keys that are being moved away.
     Draining,
-    /// Not there; its place stays.
+    /// The store is gone; its index stays taken.
     Removed,
 }
 
 impl StoreObject {
+    /// Sets the heir of this store's leases and remembers the previous one.
+    fn leave_leases_to(&mut self, heir: Option<u16>) {
+        let before = std::mem::replace(&mut self.lease_heir, heir);
+        self.lease_heirs_before.retain(|known| Some(*known) != before && Some(*known) != heir);
+        self.lease_heirs_before.extend(before.filter(|before| Some(*before) != heir));
+    }
+
     pub(super) fn new(config: StoreConfig, resource_version: u64) -> Self {
         Self {
             name: config.name,
             store_type: config.store_type,
-            // Checked to be at most `Slot::MAX` by then.
+            // Validation has checked that the slot is at most `Slot::MAX`.
             slot: config.slot.and_then(|slot| u16::try_from(slot).ok()),
             endpoints: config.endpoints,
             uuid: None,
             opens_at: None,
             lease_heir: None,
+            lease_heirs_before: Vec::new(),
             state: StoreState::Active,
             resource_version,
         }
     }
 
-    /// As in a configuration file.
+    /// The store as an entry of a configuration file.
     #[must_use]
     pub fn config(&self) -> StoreConfig {
         StoreConfig {
@@ -85,11 +94,11 @@ impl StoreObject {
 }
 
 impl ClusterState {
-    /// The document with one more store, at the end of the list. A shard without a slot gets the lowest that no store
-    /// ever had (R1).
+    /// Adds a store at the end of the list. A shard without a slot gets the lowest slot that no store has ever had
+    /// (R1).
     ///
     /// # Errors
-    /// Everything that is wrong with it: name, slot, endpoints.
+    /// Every error in its name, slot and endpoints.
     pub fn add_store(&self, mut store: StoreConfig) -> Result<(Self, StoreIdx), Vec<FieldError>> {
         let path = store_path(&store.name);
         let mut errors = Errors::default();
@@ -133,10 +142,10 @@ impl ClusterState {
         Ok((next, place))
     }
 
-    /// The document with what a store said of itself at its first handshake.
+    /// Records the UUID that a store reported at its first handshake.
     ///
     /// # Errors
-    /// When there is no such store, or it was another one before.
+    /// When there is no such store, it already has another UUID, or another store has this UUID.
     pub fn identify_store(&self, name: &StoreName, uuid: &str) -> Result<Self, Vec<FieldError>> {
         let (at, object) = self.known(name)?;
         match &object.uuid {
@@ -158,10 +167,10 @@ impl ClusterState {
         }
     }
 
-    /// The document in which a store that keeps nothing is what its process of now says, in place of the one before.
+    /// Replaces the UUID of a store that keeps nothing on disk after its process was started again.
     ///
     /// # Errors
-    /// When there is no such store, another one was met meanwhile, or it is meant to keep what it holds.
+    /// When there is no such store, another UUID was recorded meanwhile, or the store should keep its data.
     pub fn renew_store(&self, name: &StoreName, before: &str, uuid: &str) -> Result<Self, Vec<FieldError>> {
         let (at, object) = self.known(name)?;
         if object.uuid.as_deref() != Some(before) || before == uuid || !self.holds_only_none(at) {
@@ -170,8 +179,8 @@ impl ClusterState {
         Ok(self.with_store(at, |store| store.uuid = Some(uuid.to_owned())))
     }
 
-    /// Whether all that the store holds, or is configured to hold, is of mode none: then a process that comes back with
-    /// nothing is what was asked for (R9, R10).
+    /// Whether the store holds, and is configured to hold, only Kinds of mode none. Such a store may come back
+    /// empty (R9, R10).
     #[must_use]
     pub fn holds_only_none(&self, at: StoreIdx) -> bool {
         let Some(store) = self.stores.get(usize::from(at.0)) else { return false };
@@ -198,10 +207,10 @@ impl ClusterState {
         self.default != store.name && !owns_kept && !is_to_keep
     }
 
-    /// The document with other endpoints for a store.
+    /// Replaces a store's endpoints.
     ///
     /// # Errors
-    /// When there is no such store, or an endpoint is none.
+    /// When there is no such store, or an endpoint is invalid.
     pub fn readdress_store(&self, name: &StoreName, endpoints: Vec<String>) -> Result<Self, Vec<FieldError>> {
         let (at, object) = self.known(name)?;
         let mut errors = Errors::default();
@@ -214,12 +223,12 @@ impl ClusterState {
         }
     }
 
-    /// The change after which nothing names the store: rings do without it, and what it serves alone, the default's part
-    /// included, goes to `to`, or to the default store unless that is the one. It owns nothing once the transfers are
-    /// done, and can be removed then.
+    /// Drains a store: rings drop it, and everything that it serves alone, the default's part included, goes to
+    /// `to`. Without `to`, it goes to the default store, if that is another store. The store owns nothing after the
+    /// transfers and can then be removed.
     ///
     /// # Errors
-    /// Everything that cannot be: no other store to go to, a ring without stores, an etcd beside shards.
+    /// Every obstacle: no other store to take the keys, a ring left without stores, a stock etcd beside shards.
     pub fn drain_store(&self, name: &StoreName, to: Option<&StoreName>) -> Result<Change, Vec<FieldError>> {
         let (at, _) = self.known(name)?;
         if to == Some(name) {
@@ -237,7 +246,7 @@ impl ClusterState {
         let lease_heir = self.heir_of_leases(at, heir);
         let mut next = self.with_store(at, |store| {
             store.state = StoreState::Draining;
-            store.lease_heir = lease_heir.or(store.lease_heir);
+            store.leave_leases_to(lease_heir.or(store.lease_heir));
         });
         let mut touched = Touched::default();
         let scheme = self.scheme();
@@ -256,7 +265,7 @@ impl ClusterState {
             }
             touched.rest = true;
         }
-        // What else it owns: moves that were aborted left it there, and it must not stay.
+        // Also moves keys that only the map gives to the store, as aborted moves leave them.
         for partition in self.map.partitions().iter().filter(|p| p.placement.stores().contains(&at)) {
             match &partition.kind {
                 Some(kind) => drop(touched.kinds.insert(kind.clone())),
@@ -269,7 +278,7 @@ impl ClusterState {
         self.change_to(next, &touched)
     }
 
-    /// The document in which the store is configured again after [`ClusterState::drain_store`]; nothing moves back.
+    /// Makes a draining store active again after [`ClusterState::drain_store`]. No keys move back.
     ///
     /// # Errors
     /// When there is no such store.
@@ -278,10 +287,10 @@ impl ClusterState {
         Ok(self.with_store(at, |store| store.state = StoreState::Active))
     }
 
-    /// The document without a store; its place and its slot stay taken.
+    /// Removes a store. Its index and its slot stay taken.
     ///
     /// # Errors
-    /// When it owns keys, or a config or the default names it: everything that does.
+    /// Everything that still holds it: keys that it owns, configs and a default that name it.
     pub fn remove_store(&self, name: &StoreName) -> Result<Self, Vec<FieldError>> {
         let (at, _) = self.known(name)?;
         let mut errors = Errors::default();
@@ -303,7 +312,7 @@ impl ClusterState {
             errors.add("default", format!("it is store {:?}", name.0), "drain the store first");
         }
         if errors.0.is_empty() {
-            // Of one that cannot be asked any more, other stores may know leases.
+            // Other stores may know leases of a store that can no longer be asked.
             let lease_heir = self.heir_of_leases(at, Some(&self.default));
             Ok(self.with_store(at, |store| {
                 store.state = StoreState::Removed;
@@ -314,12 +323,12 @@ impl ClusterState {
         }
     }
 
-    /// The document in which a new, empty store of the same name stands wherever a shard did that is lost, with all that it
-    /// owned (R14). It has a slot of its own and opens at `opens_at`, microseconds since the Unix epoch; the old one is
-    /// removed. Who asks says that its process is dead.
+    /// Replaces a lost shard with a new, empty store of the same name, which takes its place throughout the map
+    /// (R14). The new store gets a slot of its own and opens at `opens_at`, microseconds since the Unix epoch. The
+    /// caller asserts that the process of the lost store is dead.
     ///
     /// # Errors
-    /// When there is no such shard, no slot is left, or an endpoint is none.
+    /// When there is no such shard, no slot is left, or an endpoint is invalid.
     pub fn replace_store(
         &self,
         name: &StoreName,
@@ -343,12 +352,13 @@ impl ClusterState {
             store.resource_version = next.revision;
             store.opens_at = Some(opens_at);
             store.state = object.state;
-            // Where it hands its own to, it hands these to as well.
+            // A draining store's leases go to its heir; so do those that its replacement inherits.
             store.lease_heir = object.lease_heir;
+            store.lease_heirs_before.clone_from(&object.lease_heirs_before);
         }
         let slot = next.stores.get(usize::from(place.0)).and_then(|store| store.slot);
         if let Some(store) = next.stores.get_mut(usize::from(lost.0)) {
-            store.lease_heir = slot;
+            store.leave_leases_to(slot);
         }
         let generation = Epoch(self.generation.0 + 1);
         let map = transfers::in_place_of(&self.map, lost, place, generation).map_err(|error| {
@@ -389,7 +399,7 @@ fn names(config: &DataPartitionConfig, store: &StoreName) -> bool {
         || config.ring.as_ref().is_some_and(|ring| ring.stores.contains(store))
 }
 
-/// Takes the store out of the config; false when no other is left.
+/// Removes the store from the config, in favour of `heir` where it was the only one. False if no store is left.
 fn give_up(config: &mut DataPartitionConfig, store: &StoreName, heir: Option<&StoreName>) -> bool {
     match (&mut config.ring, heir) {
         (Some(ring), heir) => {

@@ -10,7 +10,7 @@ fn name(text: &str) -> StoreName {
     StoreName(text.to_owned())
 }
 
-/// Stores a, b, c and an etcd e, default a, with these partitions in YAML flow style.
+/// A document with shards a, b, c and an etcd e, the default a, and these partitions in YAML flow style.
 fn state(partitions: &[&str]) -> ClusterState {
     let mut text = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}, {name: c, slot: 5}, \
                     {name: e, type: etcd, endpoints: ['http://h:1']}]\npartitions:\n"
@@ -41,7 +41,7 @@ fn brief(change: &Change) -> Vec<String> {
     change.transfers.iter().map(one).collect()
 }
 
-/// The document after everything has moved.
+/// The document after all transfers of a change.
 fn done(change: &Change) -> ClusterState {
     change.state.with_transfers(&change.transfers).unwrap()
 }
@@ -98,7 +98,7 @@ fn a_config_edited_moves_the_kind() {
     let after = done(&change);
     assert_eq!((after.generation, owner(&after, "/registry/pods/x")), (Epoch(2), "c".to_owned()));
     assert_eq!(transfers::transfers(&after.map, &change.desired), []);
-    // The version that was edited is not the object's any more.
+    // The edited version is outdated.
     let again = after.apply_configs(&[ConfigChange::Update(edited)]);
     assert_eq!(paths(again), ["datapartitionconfigs/p0.metadata.resourceVersion"]);
 }
@@ -131,7 +131,7 @@ fn a_move_that_is_given_up_leaves_the_configs_as_they_were() {
     assert_eq!(says(&back), says(&before));
     assert_eq!((back.revision, back.generation), (split.revision + 1, split.generation));
     assert_eq!(back.configured_map(), before.map);
-    // The rest of the keys is the default's.
+    // A move of the keys of no Kind restores the default store.
     let mut moved = before.clone();
     moved.default = name("c");
     assert_eq!(moved.with_said_of(None, &before.said_of(None)).unwrap().state.default, name("a"));
@@ -143,7 +143,7 @@ fn a_move_under_way_is_left_alone_by_other_changes() {
     let moving = before.move_kind("pods", &name("c")).unwrap();
     let change = moving.state.move_kind("nodes", &name("b")).unwrap();
     assert_eq!(brief(&change), ["/registry/minions a>b", "/registry/minions/ a>b"]);
-    // Either may be switched first.
+    // The two moves may be switched in either order.
     let after = done(&change).with_transfers(&moving.transfers).unwrap();
     assert_eq!([owner(&after, "/registry/pods"), owner(&after, "/registry/minions")], ["c", "b"]);
     assert_eq!(after.generation, Epoch(3));
@@ -278,7 +278,7 @@ fn splits_and_merges() {
     assert_eq!(error[0].what_to_do, r#"they meet at "m", "t""#);
     assert_eq!(paths(before.merge("pods", None, None)), ["kind"]);
     assert_eq!(paths(before.merge("nodes", None, None)), ["kind"]);
-    // A Kind that no config names gets its configs by the way.
+    // A split of a Kind without configs creates them.
     let named = before.split("leases", "m", &name("c")).unwrap();
     assert_eq!(brief(&named), ["/registry/leases/m a>c"]);
     assert_eq!(named.state.configs[1].metadata.name, "leases");
@@ -373,13 +373,13 @@ fn a_store_is_drained_of_everything() {
     }
     assert_eq!((after.default.0.as_str(), owner(&after, "/registry/configmaps/x").as_str()), ("c", "c"));
     assert!(after.remove_store(&name("a")).is_ok());
-    // One move for each Kind, and one for the keys of none.
+    // Each Kind moves on its own, and so do the keys of no Kind.
     assert_eq!(default.by_kind().len(), 2);
     let back = change.state.activate_store(&name("b")).unwrap();
     assert_eq!(back.stores[1].state, StoreState::Active);
 }
 
-/// One of what people do.
+/// An operator's action.
 #[derive(Debug, Clone)]
 enum Act {
     Move(&'static str, &'static str),
@@ -435,7 +435,7 @@ proptest! {
             let Ok(change) = run(&state, act) else { continue };
             let after = done(&change);
             prop_assert_eq!(ClusterState::from_json(&after.to_json()), Ok(after.clone()));
-            // Nothing is left to do for what was changed, nor for anything else.
+            // No transfers are left.
             let (_, _, wanted) = after.placed().unwrap();
             prop_assert_eq!(transfers::transfers(&after.map, &wanted), [], "{:?}", act);
             prop_assert_eq!(transfers::transfers(&after.map, &change.desired), []);
@@ -451,7 +451,7 @@ proptest! {
     }
 }
 
-/// R14: a new store with a slot of its own has all that the lost one had, and the lost one nothing.
+/// R14: a new store with its own slot gets everything that the lost store owned, and the lost store keeps nothing.
 #[test]
 fn a_store_that_is_lost_is_replaced() {
     let before = state(&[
@@ -484,11 +484,11 @@ fn a_store_that_is_lost_is_replaced() {
     }
     assert_eq!(ClusterState::from_json(&after.to_json()).as_ref(), Ok(&after));
     after.validated().unwrap();
-    // The configs name it as before: nothing is to be moved.
+    // The configs still name the store, so nothing moves.
     let again = after.apply_configs(&[]).unwrap();
     assert_eq!((again.transfers, again.state.map), (Vec::new(), after.map.clone()));
 
-    // Once more, and a default that is lost.
+    // A second loss, and the loss of the default store.
     let (twice, newer) = after.replace_store(&name("b"), Vec::new(), 99).unwrap();
     assert!(twice.stores.iter().filter(|store| store.name == name("b")).count() == 3 && newer != new);
     let (default, at) = before.replace_store(&before.default.clone(), Vec::new(), 1).unwrap();
@@ -516,7 +516,7 @@ fn f02_only_a_store_of_mode_none_may_come_back_with_nothing() {
         assert!(!state.holds_only_none(state.store(&name(kept)).unwrap().0), "{kept}");
     }
     assert_eq!(only_none(&state), 2, "b, and the etcd, which holds nothing");
-    // What is to move there counts before it is there.
+    // Keys that are planned to move to a store count before they arrive.
     let change = state.apply_configs(&[ConfigChange::Update(config(
         "metadata: {name: p1}\nresource: secrets\nserviceGroupId: b\n",
     ))]);
@@ -553,7 +553,7 @@ fn f30_a_slot_is_given_once_and_the_end_of_them_is_told() {
     assert!(again[0].message.contains("which is removed"), "{}", again[0]);
     let (added, _) = removed.add_store(shard(None)).unwrap();
     assert_eq!(added.store(&new).unwrap().1.slot, Some(slot + 1));
-    // All the others were there once.
+    // Every other slot was used by a store that is removed.
     for slot in 1..=Slot::MAX {
         if state.stores.iter().all(|store| store.slot != Some(slot)) {
             let mut store = StoreObject::new(shard(Some(slot.into())), 1);
@@ -566,7 +566,8 @@ fn f30_a_slot_is_given_once_and_the_end_of_them_is_told() {
     assert_eq!(refused[0].message, "all 1023 slots have been given away");
 }
 
-/// A plan of more units than are known to be switched in time is refused, with the way to do it; neighbours count as one.
+/// A plan with more units than are known to switch in time is refused with a remedy. Adjacent ranges count as one
+/// unit.
 #[test]
 fn f18_more_units_than_switch_in_time_are_moved_in_parts() {
     let ranges = 2 * UNITS_OF_A_MOVE_MAX + 2;
@@ -597,7 +598,7 @@ fn f18_more_units_than_switch_in_time_are_moved_in_parts() {
     assert!(error.what_to_do.starts_with("move it in parts: change at most 256 ranges at a time"), "{error}");
     let most = moved(&|at| at % 2 == 1 && at < ranges - 2).unwrap();
     assert_eq!(most.transfers.len(), UNITS_OF_A_MOVE_MAX);
-    // All of them at once are one unit.
+    // All ranges together are one unit.
     assert_eq!(
         moved(&|_| true)
             .unwrap()

@@ -1,4 +1,4 @@
-//! A transfer as text: keys escaped as in the map.
+//! The serialised form of a transfer. Keys are escaped as in the map.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,15 +11,14 @@ use crate::{
     unit::{Unit, UnitBuckets},
 };
 
-/// A transfer as JSON or YAML.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct TransferRepr {
     start: String,
-    /// Absent for no upper bound.
+    /// Absent if there is no upper bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     end: Option<String>,
-    /// Absent for all.
+    /// Absent for all buckets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     buckets: Option<BucketSet>,
     from: StoreIdx,

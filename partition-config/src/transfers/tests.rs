@@ -16,7 +16,7 @@ fn ring(stores: &[u16]) -> Placement {
     Placement::Ring(Box::new(BucketTable::new(std::array::from_fn(owner))))
 }
 
-/// A Kind whose ranges begin at these names.
+/// A Kind with ranges that begin at these names.
 fn ranges(name: &str, ranges: &[(&str, Placement)]) -> Vec<Partition> {
     let kind = kind(name);
     let [pseudo, objects] = areas(&kind);
@@ -83,7 +83,7 @@ fn what_keeps_its_store_does_not_move() {
     assert_eq!((transfers(&whole, &two), transfers(&two, &whole)), (vec![], vec![]));
     let split = map(&[ranges("pods", &[("", single(1)), ("m", single(2)), ("t", single(2))])], 0);
     assert_eq!(brief(&transfers(&whole, &split)), ["/registry/pods/m../registry/pods0 1>2"]);
-    // A ring in which one store has everything.
+    // One store owns every bucket of the ring.
     assert_eq!(transfers(&whole, &map(&[ranges("pods", &[("", ring(&[1]))])], 0)), []);
 }
 
@@ -197,7 +197,7 @@ proptest! {
             if left.is_empty() { break }
             let one = left.remove(pick.index(left.len()));
             map = with_transfers(&map, std::slice::from_ref(&one), Epoch(at as u64 + 2)).unwrap();
-            // And back again, and once more.
+            // The transfers also apply backwards and then forwards again.
             let back = with_transfers(&map, &[one.reversed()], Epoch(9)).unwrap();
             prop_assert_eq!(transfers(&with_transfers(&back, &[one], Epoch(9)).unwrap(), &map), []);
         }

@@ -1,5 +1,5 @@
-//! Who serves a range: one store, or a ring of several. A Kind on several stores has no stock etcd among them: an etcd
-//! can neither be raised to another store's revision nor read at it.
+//! Finds the placement of a range: one store or a ring. A Kind on several stores must not include a stock etcd,
+//! because an etcd can neither be raised to another store's revision nor read at it.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ use crate::{
     },
 };
 
-/// The placement that a partition asks for; `None` after errors were added. Without a range, which is then wrong itself,
-/// a ring's table is of no use and only its stores are checked.
+/// The placement that a partition asks for; `None` after an error. Without a valid range, a ring's table would be
+/// useless, so only its stores are checked.
 pub(super) fn of(
     config: &DataPartitionConfig,
     path: &str,
@@ -72,7 +72,8 @@ fn of_ring(
     if errors.0.len() > before {
         return None;
     }
-    // Even, and a function of what all routers know: of the names alone, or of them and the map in use.
+    // The table is even and depends only on what all routers know: the stores' names, and the map in use if there
+    // is one.
     let from = match input.in_use.zip(range).and_then(|(map, range)| table_in_use(map, range)) {
         Some(table) => Ok(table),
         None => fill::hashed(&stores),
@@ -86,8 +87,8 @@ fn of_ring(
     }
 }
 
-/// Who has the buckets of a range now, so that a ring moves no more than it must. Where the range was several partitions,
-/// a ring among them counts, else the first: any table is a right one to start from, only not as cheap.
+/// The current owners of a range's buckets, so that a ring moves no more than it must. If the range spans several
+/// partitions, a ring among them counts, else the first one. Any table is a correct start; this one saves moves.
 fn table_in_use(map: &PartitionMap, (kind, start, end): &KindRange) -> Option<BucketTable> {
     let end = end.clone().unwrap_or_else(|| kind.end());
     let span = &KeyRange::Span { start: start.clone(), end: Some(end) };
@@ -101,7 +102,7 @@ fn table_in_use(map: &PartitionMap, (kind, start, end): &KindRange) -> Option<Bu
     })
 }
 
-/// Refuses a durability that a stock etcd does not have: all its writes are on disk before they are acknowledged.
+/// Refuses any durability but fsync on a stock etcd, which always writes to disk before it acknowledges.
 pub(super) fn asks_no_etcd(ranges: &[Range<'_>], stores: &[StoreConfig], errors: &mut Errors) {
     for range in ranges {
         let Some(mode) = range.durability else { continue };
@@ -116,7 +117,7 @@ pub(super) fn asks_no_etcd(ranges: &[Range<'_>], stores: &[StoreConfig], errors:
     }
 }
 
-/// Refuses a stock etcd in a ring, or beside another store of a Kind.
+/// Refuses a stock etcd in a ring or beside another store of the same Kind.
 pub(super) fn joins_no_etcd(
     kind: &KindPrefix,
     ranges: &[Range<'_>],

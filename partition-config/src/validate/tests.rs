@@ -6,7 +6,7 @@ use crate::{
     parse::{DEFAULT_CONFIG, parse_config},
 };
 
-/// Stores a (1), b (2), default a, and these partitions in YAML flow style.
+/// A configuration with stores a (slot 1) and b (slot 2), the default a, and these partitions in YAML flow style.
 fn config(partitions: &[&str]) -> KindredConfig {
     let mut text = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}]\npartitions:\n".to_owned();
     if partitions.is_empty() {
@@ -121,7 +121,7 @@ fn a_named_kind_is_covered_whole() {
     );
     assert_eq!(paths(&config(&[low, middle, middle, high])), ["partitions[2].rangeStart"]);
     assert_eq!(paths(&config(&["resource: pods, serviceGroupId: a", middle])), ["partitions[1].rangeStart"]);
-    // Two names of one Kind.
+    // Both names mean the same Kind.
     let twice = ["resource: events, serviceGroupId: a", "resource: events.events.k8s.io, serviceGroupId: a"];
     assert_eq!(paths(&config(&twice)), ["partitions[1].rangeStart"]);
 }
@@ -218,7 +218,7 @@ fn a_stock_etcd_shares_no_kind() {
     assert_eq!(in_ring.iter().map(|e| e.path.as_str()).collect::<Vec<_>>(), ["partitions[0].ring.stores"]);
 }
 
-/// A partition in YAML: of few Kinds, with few bounds, so that many a list is valid.
+/// A partition in YAML. Few Kinds and few bounds, so that many lists are valid.
 fn partition() -> impl Strategy<Value = String> {
     let kind = prop::sample::select(vec![
         ("pods", "a"),

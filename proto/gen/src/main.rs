@@ -1,18 +1,19 @@
-//! Generates `proto/src/gen/` from the `.proto` files, without a `protoc` on the machine (protox parses them).
-//! `--check` writes nothing and fails when the checked-in code is stale; `make verify` runs it.
+//! Generates `proto/src/gen/` from the `.proto` files. It parses them with protox, so the machine needs no
+//! `protoc`. `--check` writes nothing and fails if the checked-in code is stale; `make verify` runs it.
 //!
-//! KV, Watch, Feeds and Batches are generated twice over: typed messages by prost, and *raw* services whose requests and answers are the
-//! protobuf bytes themselves, because neither the router nor the shard's hot path wants a decoded value.
+//! KV, Watch, Feeds and Batches are generated twice: as typed messages by prost, and as *raw* services whose
+//! requests and answers stay protobuf bytes, because neither the router nor the shard's hot path needs decoded
+//! values.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, bail};
 use tonic_build::manual::{Method, Service};
 
-/// The name in Rust, the name on the wire, whether the client streams, whether the server does.
+/// The method's name in Rust and on the wire, whether the client streams, and whether the server streams.
 type RawMethod = (&'static str, &'static str, bool, bool);
 
-/// The services whose payload stays bytes: package, service, methods.
+/// The services with raw payloads: package, service, methods.
 const RAW: [(&str, &str, &[RawMethod]); 4] = [
     (
         "etcdserverpb",
@@ -71,7 +72,7 @@ fn generate(proto_dir: &Path, out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every generated file below `dir`, as (name, text), sorted.
+/// Every generated file below `dir` as (name, text), sorted.
 fn files(dir: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     for sub in ["", "raw"] {

@@ -1,5 +1,6 @@
-//! As much of `protoc` as prost's build scripts call: `-o FILE`, `-I DIR`, `--include_imports`, `--include_source_info`
-//! and the files. A test peer (the etcd-client crate) insists on running one; this spares the machine an installation.
+//! Implements the subset of `protoc` that prost's build scripts call: `-o FILE`, `-I DIR`, `--include_imports`,
+//! `--include_source_info` and the files. A test peer (the etcd-client crate) requires a `protoc`; this saves the
+//! installation.
 
 use anyhow::Context;
 

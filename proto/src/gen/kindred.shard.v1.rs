@@ -904,6 +904,9 @@ pub struct UnitRefusal {
     pub code: u32,
     #[prost(string, tag = "2")]
     pub message: ::prost::alloc::string::String,
+    /// The highest term that the shard has seen of the move, where that is why.
+    #[prost(uint64, optional, tag = "3")]
+    pub stale_term: ::core::option::Option<u64>,
 }
 /// Target, after a committed abort of the attempt: requests that touch the unit do not wait for a decision any more. Nothing
 /// happens where it is not sealed.

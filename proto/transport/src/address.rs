@@ -1,16 +1,16 @@
-//! Addresses as people write them in flags and configuration.
+//! Addresses as written in flags and configuration.
 //!
-//! A host name stays a name here: it is resolved at every connect, so that a peer that moved is found again.
+//! Host names stay unresolved here: every connect resolves them again, so that a peer that moved is found.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Whether an address asks for TLS.
+/// The scheme of an address, which decides on TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// No scheme was written: TLS if TLS is configured.
+    /// No scheme: TLS if TLS is configured.
     Unspecified,
     /// `http://` or `unix:`: never TLS.
     Plain,
@@ -18,44 +18,39 @@ pub enum Scheme {
     Tls,
 }
 
-/// A host as written: an address, or a name that DNS resolves.
+/// A host as written.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Host {
-    /// An IPv4 or IPv6 literal.
     Ip(IpAddr),
-    /// A host name.
     Name(String),
 }
 
-/// What stands behind the scheme.
+/// The part of an address after the scheme.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// A TCP host and port.
     Tcp {
-        /// The host.
+        /// An address or a name.
         host: Host,
-        /// The port.
         port: u16,
     },
-    /// A Unix socket.
     Unix(PathBuf),
 }
 
-/// Where to connect to.
+/// An address to connect to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     scheme: Scheme,
     target: Target,
 }
 
-/// Where to listen.
+/// An address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ListenAddr {
     scheme: Scheme,
     target: Target,
 }
 
-/// An address that cannot be used; the text says what to write instead.
+/// An unusable address. The text says what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{text:?}: {problem}", prefix(.field.as_deref()))]
 pub struct AddressError {
@@ -73,7 +68,7 @@ impl AddressError {
         Self { field: None, text: text.to_owned(), problem: problem.into() }
     }
 
-    /// Names the flag or configuration field that held the address.
+    /// Names the flag or configuration field of the address in the error.
     #[must_use]
     pub fn in_field(mut self, field: &str) -> Self {
         self.field = Some(field.to_owned());
@@ -82,20 +77,18 @@ impl AddressError {
 }
 
 impl Endpoint {
-    /// A TCP endpoint without scheme.
     #[must_use]
     pub fn tcp(address: SocketAddr) -> Self {
         let target = Target::Tcp { host: Host::Ip(address.ip()), port: address.port() };
         Self { scheme: Scheme::Unspecified, target }
     }
 
-    /// A Unix socket without TLS.
     #[must_use]
     pub fn unix(path: impl Into<PathBuf>) -> Self {
         Self { scheme: Scheme::Plain, target: Target::Unix(path.into()) }
     }
 
-    /// Parses `text`; an error names `field`, for instance `--store`.
+    /// Parses `text`. An error names `field`, such as `--store`.
     ///
     /// # Errors
     /// When the text is not an address of a peer.
@@ -103,33 +96,30 @@ impl Endpoint {
         text.parse().map_err(|error: AddressError| error.in_field(field))
     }
 
-    /// The same endpoint with another scheme.
     #[must_use]
     pub fn with_scheme(mut self, scheme: Scheme) -> Self {
         self.scheme = scheme;
         self
     }
 
-    /// Whether the endpoint asks for TLS.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// What stands behind the scheme.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// Whether it is a socket of this machine, which no other can reach.
+    /// Whether this is a Unix socket, which other machines cannot reach.
     #[must_use]
     pub fn is_unix(&self) -> bool {
         matches!(self.target, Target::Unix(_))
     }
 
-    /// Of all that a server listens on, what others are told to connect to: its TCP addresses, and Unix sockets only where
-    /// there is nothing else, because who asks may be on another machine.
+    /// The addresses that a server advertises of those it listens on: its TCP addresses, or its Unix sockets if
+    /// there are no others, because clients may be on other machines.
     #[must_use]
     pub fn advertised(listening: &[Self]) -> Vec<String> {
         let only_unix = listening.iter().all(Self::is_unix);
@@ -137,7 +127,7 @@ impl Endpoint {
         shown.map(ToString::to_string).collect()
     }
 
-    /// The name that the peer's certificate must carry, and the host part of `:authority`.
+    /// The name that the peer's certificate must contain, and the host part of `:authority`.
     #[must_use]
     pub fn server_name(&self) -> String {
         match &self.target {
@@ -147,7 +137,7 @@ impl Endpoint {
         }
     }
 
-    /// `:authority` of requests to this endpoint.
+    /// The `:authority` of requests to this endpoint.
     #[must_use]
     pub fn authority(&self) -> String {
         match &self.target {
@@ -158,26 +148,24 @@ impl Endpoint {
 }
 
 impl ListenAddr {
-    /// A TCP address without scheme; port 0 asks for any free port.
+    /// A TCP address without scheme. Port 0 selects any free port.
     #[must_use]
     pub fn tcp(address: SocketAddr) -> Self {
         let target = Target::Tcp { host: Host::Ip(address.ip()), port: address.port() };
         Self { scheme: Scheme::Unspecified, target }
     }
 
-    /// Any free port on the loopback interface.
     #[must_use]
     pub fn any_local_port() -> Self {
         Self::tcp(SocketAddr::from(([127, 0, 0, 1], 0)))
     }
 
-    /// A Unix socket without TLS.
     #[must_use]
     pub fn unix(path: impl Into<PathBuf>) -> Self {
         Self { scheme: Scheme::Plain, target: Target::Unix(path.into()) }
     }
 
-    /// Parses `text`; an error names `field`, for instance `--listen`.
+    /// Parses `text`. An error names `field`, such as `--listen`.
     ///
     /// # Errors
     /// When the text is not an address to listen on.
@@ -185,19 +173,17 @@ impl ListenAddr {
         text.parse().map_err(|error: AddressError| error.in_field(field))
     }
 
-    /// Whether the address asks for TLS.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// What stands behind the scheme.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// Whether only processes of this machine reach it.
+    /// Whether only processes of this machine can reach the address.
     #[must_use]
     pub fn is_local(&self) -> bool {
         match &self.target {
@@ -265,8 +251,8 @@ fn unix(text: &str, path: &str) -> Result<Target, AddressError> {
     if path.is_empty() {
         return Err(AddressError::new(text, "names no socket file; write unix:///run/kindred.sock"));
     }
-    // sun_path holds 108 bytes with the final zero; the system's own error does not say so. `partition-config` has the
-    // same limit for what stands in a cluster's state.
+    // `sun_path` has 108 bytes including the final zero, and the system's own error does not say so.
+    // `partition-config` applies the same limit to addresses in a cluster's state.
     if path.len() > 107 {
         let problem = format!("the path has {} bytes and a Unix socket's at most 107", path.len());
         return Err(AddressError::new(text, problem));

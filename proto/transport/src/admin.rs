@@ -1,7 +1,7 @@
-//! The HTTP server of the admin port: probes, version, metrics, and the routes of others.
+//! The HTTP server of the admin port: probes, version, metrics, and the routes of other modules.
 //!
-//! `/health` and `/version` answer in etcd's own words, `/livez` and `/readyz` in Kubernetes' (`?verbose`,
-//! `?exclude=<check>`), so that manifests written for etcd fit.
+//! `/health` and `/version` answer like etcd, `/livez` and `/readyz` like Kubernetes (`?verbose`,
+//! `?exclude=<check>`), so that manifests written for etcd work.
 
 use std::fmt::Write as _;
 use std::pin::pin;
@@ -31,34 +31,33 @@ mod origin;
 pub use guard::{AdminArgs, AdminGuard, GuardError, Role};
 pub use origin::REQUEST_HEADER;
 
-/// How long a connection may be silent between requests, or in the middle of one's headers.
+/// The maximum silence of a connection between requests, or within the headers of one.
 const QUIET_MAX: Duration = Duration::from_secs(30);
-/// How long a client has to answer whether it lives.
+/// The time in which a client must answer a keepalive ping.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Requests at a time over one connection.
+/// The maximum number of concurrent requests on a connection.
 const STREAMS_MAX: u32 = 256;
 
 /// The etcd version whose API kindred serves. kube-apiserver turns features off below it.
 pub const ETCD_VERSION: &str = "3.7.0";
 
-/// One line of a probe.
+/// The result of one check of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
     /// A short name, such as `meta`.
     pub name: String,
-    /// `Err` says why not, for the operator.
+    /// `Err` tells the operator why the check failed.
     pub result: Result<(), String>,
-    /// What is wrong though the check passes: the process serves, and somebody has to look at this.
+    /// A problem to report although the check passes: the process serves, but an operator should look at it.
     pub warning: Option<String>,
 }
 
 impl Check {
-    /// A check that passed, or why it did not.
     pub fn new(name: impl Into<String>, result: Result<(), impl Into<String>>) -> Self {
         Self { name: name.into(), result: result.map_err(Into::into), warning: None }
     }
 
-    /// A check that passed, with what is wrong all the same.
+    /// A check that passed with a warning.
     pub fn warning(name: impl Into<String>, what: impl Into<String>) -> Self {
         Self { name: name.into(), result: Ok(()), warning: Some(what.into()) }
     }
@@ -67,7 +66,7 @@ impl Check {
 type Checks = Arc<dyn Fn() -> Vec<Check> + Send + Sync>;
 type Text = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// What the routes of every process show. The closures must not block.
+/// The content of the routes that every process has. The closures must not block.
 #[derive(Clone)]
 pub struct Admin {
     live: Checks,
@@ -82,34 +81,34 @@ impl Default for Admin {
 }
 
 impl Admin {
-    /// Live, ready, and without metrics.
+    /// An admin that is live and ready and has no metrics.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What `/livez` checks: a failure means that only a restart helps.
+    /// Sets the checks of `/livez`. A failure means that only a restart helps.
     #[must_use]
     pub fn live(mut self, checks: impl Fn() -> Vec<Check> + Send + Sync + 'static) -> Self {
         self.live = Arc::new(checks);
         self
     }
 
-    /// What `/readyz` and `/health` check.
+    /// Sets the checks of `/readyz` and `/health`.
     #[must_use]
     pub fn ready(mut self, checks: impl Fn() -> Vec<Check> + Send + Sync + 'static) -> Self {
         self.ready = Arc::new(checks);
         self
     }
 
-    /// What `/metrics` shows, in Prometheus' text format.
+    /// Sets the content of `/metrics`, in Prometheus' text format.
     #[must_use]
     pub fn metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {
         self.metrics = Arc::new(render);
         self
     }
 
-    /// The routes; merge further ones into them.
+    /// The routes, into which callers may merge others.
     pub fn routes(self) -> Router {
         Router::new()
             .route("/livez", get(livez))
@@ -121,8 +120,8 @@ impl Admin {
     }
 }
 
-/// Serves the routes, to those whom the guard lets in, until the drain stops, then lets requests that run finish. Handlers
-/// can extract `ConnectInfo<ConnectionInfo>`.
+/// Serves the routes to clients that the guard admits. When the drain stops, finishes the running requests and
+/// returns. Handlers can extract `ConnectInfo<ConnectionInfo>`.
 pub async fn serve(listener: Listener, routes: Router, guard: &AdminGuard, drain: &Drain) {
     guard.follow();
     let routes = routes.layer(middleware::from_fn_with_state(guard.clone(), guard::guarded));
@@ -139,7 +138,7 @@ pub async fn serve(listener: Listener, routes: Router, guard: &AdminGuard, drain
     connections.wait().await;
 }
 
-/// A client that sends half a request, or nothing more, does not keep its connection.
+/// The connection settings: clients that send half a request, or fall silent, lose their connection.
 fn settings() -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(QUIET_MAX);
@@ -218,7 +217,7 @@ fn probe(probe: &str, checks: Vec<Check>, query: &str) -> Response {
         let with = if warnings.is_empty() { "" } else { ", with warnings" };
         format!("{text}{probe} check passed{with}\n").into_response()
     } else {
-        // Also who asks only this much is told.
+        // The short answer includes the warnings as well.
         format!("{warnings}ok").into_response()
     }
 }

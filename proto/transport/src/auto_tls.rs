@@ -1,8 +1,9 @@
-//! Certificates for a first try: a CA, and certificates of a server, its clients, routers and admins under one directory.
+//! Certificates for trying kindred out: a CA, and certificates for a server, its clients, routers and admins in one
+//! directory.
 //!
-//! They are made once and used again; a certificate that is about to expire, or does not name a host that is asked
-//! for, is made anew by the same CA, so that clients which trust the CA go on. Not for production: the key of the CA
-//! lies beside the certificates.
+//! They are created once and then reused. A certificate that expires soon, or lacks a requested host, is created
+//! again by the same CA, so that clients which trust the CA keep working. Not for production: the CA's key lies
+//! beside the certificates.
 
 use std::fs;
 use std::io;
@@ -24,46 +25,39 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const CA_NAME: &str = "kindred auto-tls CA";
 /// The common name of the client certificate.
 pub const CLIENT_NAME: &str = "kindred-client";
-/// That of the routers, by which stores know them.
+/// The common name of the routers' certificate, by which stores recognise them.
 pub const ROUTER_NAME: &str = "kindred-router";
-/// That of who may change things at admin ports.
+/// The common name of the certificate for admins of admin ports.
 pub const ADMIN_NAME: &str = "kindred-admin";
 
-/// The files of [`create`].
+/// The paths of the files that [`create`] makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AutoTls {
     /// The CA that clients and servers trust.
     pub ca_cert: PathBuf,
-    /// The server's certificate.
     pub server_cert: PathBuf,
-    /// Its key.
     pub server_key: PathBuf,
-    /// A client's certificate, named [`CLIENT_NAME`].
+    /// A client's certificate, with the name [`CLIENT_NAME`].
     pub client_cert: PathBuf,
-    /// Its key.
     pub client_key: PathBuf,
-    /// The routers' certificate towards stores, named [`ROUTER_NAME`].
+    /// The certificate that routers show to stores, with the name [`ROUTER_NAME`].
     pub router_cert: PathBuf,
-    /// Its key.
     pub router_key: PathBuf,
-    /// A certificate for admin ports, named [`ADMIN_NAME`].
+    /// A certificate for admin ports, with the name [`ADMIN_NAME`].
     pub admin_cert: PathBuf,
-    /// Its key.
     pub admin_key: PathBuf,
 }
 
-/// Certificates cannot be made or written.
+/// Why certificates cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum AutoTlsError {
-    /// A file cannot be read or written.
     #[error("--auto-tls: {path}: {source}", path = .path.display())]
     File {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// A certificate cannot be made, for instance for a name that is no host name.
+    /// A certificate cannot be created, for instance because a host name is invalid.
     #[error("--auto-tls: {0}")]
     Certificate(#[from] rcgen::Error),
 }
@@ -83,14 +77,14 @@ impl AutoTls {
         }
     }
 
-    /// Settings of a server that accepts only clients of this CA.
+    /// The settings of a server that accepts only clients of this CA.
     #[must_use]
     pub fn server_settings(&self) -> ServerTlsSettings {
         let trusted_ca_file = Some(self.ca_cert.clone());
         ServerTlsSettings { trusted_ca_file, ..ServerTlsSettings::new(&self.server_cert, &self.server_key) }
     }
 
-    /// Settings of a client of such a server.
+    /// The settings of a client of that server.
     #[must_use]
     pub fn client_settings(&self) -> ClientTlsSettings {
         ClientTlsSettings {
@@ -101,11 +95,11 @@ impl AutoTls {
     }
 }
 
-/// Makes what is missing or about to expire under `directory`. The server's certificate names localhost, the loopback
-/// addresses, this machine and `hosts`.
+/// Creates the files under `directory` that are missing or expire soon. The server's certificate names localhost,
+/// the loopback addresses, this machine and `hosts`.
 ///
 /// # Errors
-/// When a file cannot be read or written, or a host is no name.
+/// When a file cannot be read or written, or a host name is invalid.
 pub fn create(directory: &Path, hosts: &[String]) -> Result<AutoTls, AutoTlsError> {
     private::make(directory).map_err(|source| AutoTlsError::File { path: directory.to_owned(), source })?;
     let files = AutoTls::in_directory(directory);
@@ -133,7 +127,7 @@ pub fn create(directory: &Path, hosts: &[String]) -> Result<AutoTls, AutoTlsErro
         if ca_is_new || !key.exists() || !lasts(cert, 30 * DAY, names) {
             let made_key = KeyPair::generate()?;
             let made = leaf_params(name, names)?.signed_by(&made_key, &ca)?;
-            // The key first: a process that follows the files sees the pair when the certificate arrives.
+            // The key first: a process that follows the files has the pair complete when the certificate appears.
             write_private(key, &made_key.serialize_pem())?;
             write_private(cert, &made.pem())?;
         }
@@ -161,7 +155,7 @@ fn leaf_params(name: &str, names: &[String]) -> Result<CertificateParams, rcgen:
     Ok(params)
 }
 
-/// From yesterday, for machines whose clock is behind.
+/// Starts the validity a day ago, for machines with slow clocks.
 fn validity(params: &mut CertificateParams, length: Duration) {
     let now = SystemTime::now();
     params.not_before = (now - DAY).into();
@@ -181,7 +175,7 @@ fn read_ca(cert: &Path, key: &Path) -> Option<KeyPair> {
     (ours && same_key).then_some(key)
 }
 
-/// Whether the certificate is there, stays valid for that long, and names all hosts.
+/// Whether the certificate exists, stays valid for `margin`, and names all hosts.
 fn lasts(cert: &Path, margin: Duration, hosts: &[String]) -> bool {
     let Ok(text) = fs::read(cert) else { return false };
     let Ok((_, pem)) = parse_x509_pem(&text) else { return false };
@@ -209,7 +203,7 @@ fn this_host() -> Option<String> {
     (!name.is_empty() && name != "(none)").then_some(name)
 }
 
-/// Writes a file that only its owner may read, whole or not at all.
+/// Writes a file that only its owner may read, atomically.
 fn write_private(path: &Path, text: &str) -> Result<(), AutoTlsError> {
     private::write(path, text.as_bytes())
         .map_err(|source| AutoTlsError::File { path: path.to_owned(), source })
@@ -237,14 +231,14 @@ mod tests {
         create(&directory, &[]).unwrap();
         assert_eq!(before, all.map(|file| fs::read(file).unwrap()));
 
-        // A new host: another server certificate by the same CA, the client's stays.
+        // A new host changes the server certificate, but not the CA or the client certificate.
         create(&directory, &["kindred.example".to_owned()]).unwrap();
         let after = all.map(|file| fs::read(file).unwrap());
         assert_eq!((&before[0], &before[3]), (&after[0], &after[3]));
         assert_ne!(before[1], after[1]);
         assert!(lasts(&files.server_cert, 390 * DAY, &["kindred.example".to_owned()]));
 
-        // Half a directory is completed.
+        // An incomplete directory is completed.
         fs::remove_file(directory.join("ca.key")).unwrap();
         create(&directory, &[]).unwrap();
         assert_ne!(before[0], fs::read(&files.ca_cert).unwrap());

@@ -1,4 +1,4 @@
-//! Whose wall clock a process reads.
+//! The wall clock of a process, which a simulation can replace.
 
 use std::{
     fmt,
@@ -6,18 +6,18 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Whose wall clock.
+/// A source of wall-clock time.
 #[derive(Clone, Default)]
 pub enum WallClock {
-    /// This machine's.
+    /// The machine's clock.
     #[default]
     System,
-    /// One that an embedding program keeps, for instance a simulated one.
+    /// A clock of the embedding program, such as a simulated one.
     Other(Arc<dyn Fn() -> SystemTime + Send + Sync>),
 }
 
 impl WallClock {
-    /// Microseconds since the Unix epoch; zero when the clock stands before it.
+    /// Microseconds since the Unix epoch; zero for times before it.
     #[must_use]
     pub fn micros(&self) -> u64 {
         let now = match self {

@@ -1,25 +1,25 @@
-//! Gathers small socket writes: many HTTP/2 frames, one system call.
+//! Combines small socket writes, so that many HTTP/2 frames leave in one system call.
 //!
-//! h2 flushes after every DATA frame, so each frame costs a `writev`. [`Coalesce`] keeps what is written in a buffer,
-//! answers a flush at once, wakes its own task and drains on that task's next turn. Tasks that are ready meanwhile
-//! write too, so that batches grow under load and nothing waits when there is none. It belongs *above* TLS: then also
-//! a TLS record carries many frames.
+//! h2 flushes after every DATA frame, so each frame would cost a `writev`. [`Coalesce`] buffers writes,
+//! acknowledges a flush at once, wakes its own task and drains on that task's next turn. Other ready tasks write in
+//! the meantime, so batches grow under load, and without load nothing waits. It belongs *above* TLS, so that a TLS
+//! record carries many frames as well.
 //!
-//! Answering a flush early is a promise to drain without being asked, so this holds after every call:
+//! Acknowledging a flush early is a promise to drain without being asked. So this invariant holds after every call:
 //!
 //! **Flushed bytes in the buffer imply that the task will be polled again**: either it was woken (`poll_flush`
 //! deferred), or the inner writer is pending and holds its waker (a drain got stuck).
 //!
-//! And on that turn the bytes move whatever the task calls: `poll_read` and `poll_shutdown` drain; `poll_flush`
-//! drains from the third call on that follows a write (h2 flushes at most twice in one turn, after its last frame
-//! and at its end, so a third flush comes from a task that does not read); `poll_write` drains when the buffer is full.
-//! A long write is not gathered: it takes what was along.
+//! On that next turn the bytes move whatever the task calls. `poll_read` and `poll_shutdown` drain. `poll_flush`
+//! drains from the third call after a write: h2 flushes at most twice in one turn, after its last frame and at its
+//! end, so a third flush comes from a task that does not read. `poll_write` drains when the buffer is full. A long
+//! write is not buffered, and takes the buffered bytes with it.
 //!
-//! The limit: one task must own the connection and come back to it, as h2's and hyper's connection tasks do. A task that
-//! flushes once and then never calls again, or halves of a split connection in two tasks, would keep bytes back.
+//! Limitation: one task must own the connection and come back to it, as the connection tasks of h2 and hyper do. A
+//! task that flushes once and never calls again, or two tasks that share a split connection, would hold bytes back.
 //!
-//! An error while draining on the read side is kept for the next write, flush or shutdown: what the peer sent before it
-//! closed must still be read.
+//! An error of a drain on the read side is kept for the next write, flush or shutdown, because what the peer sent
+//! before it closed must still be read.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -28,27 +28,29 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop;
 
-/// Above this a write drains first: what backpressure on the socket can leave in memory for a connection is at most
-/// this and one write.
+/// The buffer size from which a write drains first. Backpressure on the socket leaves at most this and one write in
+/// memory for a connection.
 const FULL: usize = 128 << 10;
-/// A buffer that grew beyond this is given back once batches are small again.
+/// A buffer that grew beyond this is freed once batches are small again.
 const KEEP: usize = 32 << 10;
-/// A write of this much goes out at once, together with what was gathered before it: to gather it, too, would copy all of it
-/// to save one system call. HTTP/2 frames are as long only where the peer takes such, as a router does from its stores.
+/// A write of at least this length goes out at once with the buffered bytes, because buffering it would copy all of
+/// it to save one system call. HTTP/2 frames are this long only if the peer allows it, as a router does for its
+/// stores.
 const DIRECT: usize = 64 << 10;
-/// Slices of such a write that go out together; h2 has two, or a few more of a message in pieces.
+/// The maximum number of slices in such a write. h2 has two, or a few more for a message in pieces.
 const DIRECT_SLICES: usize = 16;
-/// Flushes after a write that are answered without draining.
+/// The number of flushes after a write that are acknowledged without draining.
 const DEFERRED_FLUSHES: u8 = 2;
 
-/// So many bytes take as much of what a task may do in a turn as one small write; tokio has 128 of these. A task with a long
-/// answer for a client that takes megabytes at once would hold up all others on its thread for milliseconds.
+/// Each time this many bytes are written, one unit of the task's budget for a turn is charged; tokio grants 128.
+/// Otherwise a long answer for a client that takes megabytes at once would delay all other tasks of the thread for
+/// milliseconds.
 const STEP: usize = 4 << 10;
 
-/// Takes bytes that were written from what the task may do in this turn.
+/// Charges written bytes to the task's budget for this turn.
 fn pay(cx: &mut Context<'_>, bytes: usize) {
     for _ in 0..bytes / STEP {
-        // When nothing is left, the next write is pending, and wakes the task.
+        // With the budget used up, the next write is pending and wakes the task.
         if !coop::has_budget_remaining() {
             return;
         }
@@ -58,40 +60,37 @@ fn pay(cx: &mut Context<'_>, bytes: usize) {
     }
 }
 
-/// A connection whose writes are gathered; see the module.
+/// A connection whose writes are coalesced; see the module's documentation.
 #[derive(Debug)]
 pub struct Coalesce<T> {
     inner: T,
-    /// Bytes accepted; those before `sent` are written to `inner`.
+    /// The accepted bytes; those before `sent` are written to `inner`.
     buffer: Vec<u8>,
     sent: usize,
-    /// Bytes went to `inner` since its last complete flush.
+    /// Whether `inner` has received bytes since its last complete flush.
     inner_dirty: bool,
-    /// Flushes since the last write.
+    /// The number of flushes since the last write.
     flushes: u8,
-    /// What a drain on the read side met.
+    /// The error of a drain on the read side.
     error: Option<io::Error>,
 }
 
 impl<T> Coalesce<T> {
-    /// Wraps a connection.
     pub fn new(inner: T) -> Self {
         Self { inner, buffer: Vec::new(), sent: 0, inner_dirty: false, flushes: 0, error: None }
     }
 
-    /// The connection inside.
     pub fn get_ref(&self) -> &T {
         &self.inner
     }
 
-    /// Bytes accepted and not yet written.
+    /// The number of bytes that are accepted and not yet written.
     pub fn buffered(&self) -> usize {
         self.buffer.len() - self.sent
     }
 }
 
 impl<T: AsyncWrite + Unpin> Coalesce<T> {
-    /// Writes until the buffer is empty, without flushing.
     fn poll_write_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.buffer.len() {
             match ready!(Pin::new(&mut self.inner).poll_write(cx, &self.buffer[self.sent..])) {
@@ -113,7 +112,6 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes and flushes everything.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_out(cx))?;
         if self.inner_dirty {
@@ -124,13 +122,14 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes what was gathered and as much of `slices` as goes out; how much of them that is. Pending if it is nothing.
+    /// Writes the buffered bytes and then as much of `slices` as possible; returns how much of `slices`. Pending if
+    /// that is nothing.
     fn poll_write_direct(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         loop {
             let gathered = self.buffer.len() - self.sent;
             let mut all = [IoSlice::new(&[]); DIRECT_SLICES];
             let parts = std::iter::once(&self.buffer[self.sent..]).chain(slices.iter().map(|slice| &**slice));
-            // No more than what is gathered at most: a turn is not to be long, however much the peer takes at once.
+            // Bounded like the buffer, so that a turn stays short however much the peer takes at once.
             let (mut filled, mut left) = (0, 2 * FULL);
             for (slot, part) in all.iter_mut().zip(parts.filter(|part| !part.is_empty())) {
                 *slot = IoSlice::new(&part[..part.len().min(left)]);
@@ -159,7 +158,7 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
         }
     }
 
-    /// After an error nothing can be delivered: the buffer is dropped, so that no task is kept awake for it.
+    /// Drops the buffer after an error, because nothing can be delivered and the task must not stay awake for it.
     fn fail(&mut self, error: io::Error) -> io::Error {
         self.buffer = Vec::new();
         self.sent = 0;
@@ -167,13 +166,13 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
         error
     }
 
-    /// Room for a write; drains when there is none.
+    /// The room for a write; drains if there is none.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if let Some(error) = self.error.take() {
             return Poll::Ready(Err(error));
         }
         if self.buffered() >= FULL {
-            // Part of the buffer going out is enough to go on; if it is not, the inner writer has our waker.
+            // It suffices that a part of the buffer goes out. Otherwise the inner writer has the task's waker.
             match self.poll_write_out(cx) {
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending if self.buffered() >= FULL => return Poll::Pending,
@@ -249,7 +248,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.buffered() > 0 || this.inner_dirty {
-            // Pending is fine: the inner writer holds our waker, and reading goes on meanwhile.
+            // If pending, the inner writer has the task's waker, and reading continues meanwhile.
             if let Poll::Ready(Err(error)) = this.poll_drain(cx) {
                 this.error = Some(error);
                 cx.waker().wake_by_ref();

@@ -1,11 +1,11 @@
-//! Connecting: tonic channels over our own sockets, TLS and coalesced writes.
+//! Outgoing connections: tonic channels over kindred's own sockets, TLS and coalesced writes.
 //!
-//! A channel connects at its first request and again after every loss. A peer that refuses makes the request fail at
-//! once with `Unavailable`; a peer that vanished without closing is noticed by keepalive. Names are resolved at every
-//! connect.
+//! A channel connects at its first request, and again after every loss. If the peer refuses, the request fails at
+//! once with `Unavailable`; keepalive detects a peer that vanished. Names are resolved at every connect.
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 use hyper_util::rt::TokioIo;
+use kindred_wire::protocol::ROUTER;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
@@ -30,31 +31,31 @@ use crate::coalesce::Coalesce;
 use crate::network::Network;
 use crate::stream::{Stream, forward};
 use crate::tls::{ClientTls, ClientTlsSettings, TlsError};
-use crate::who::{ROUTER_HEADER, Secret};
+use crate::who::Secret;
 
-/// Streams that may be left unread on one connection with the default windows. Who opens streams for others, who may
-/// not read them, spreads more of them over several connections.
+/// The maximum number of unread streams on a connection with the default windows. A process that opens more for
+/// clients which may not read them needs several connections.
 pub const STREAMS_MAX: usize = 1000;
 
-/// How to connect.
+/// The options of outgoing connections.
 #[derive(Debug, Clone)]
 pub struct ConnectOptions {
-    /// TLS settings; endpoints without scheme use TLS if there are any, `https://` ones the system's roots if not.
+    /// The TLS settings. If there are any, endpoints without scheme use TLS; if there are none, `https://`
+    /// endpoints use the system's roots.
     pub tls: Option<ClientTls>,
-    /// Time for name, TCP and TLS together, for each endpoint.
+    /// The time limit for DNS, TCP and TLS together, for each endpoint.
     pub connect_timeout: Duration,
-    /// Silence after which the peer is asked whether it lives.
+    /// The silence after which a keepalive ping is sent.
     pub keepalive_interval: Duration,
-    /// Time for its answer.
+    /// The time limit for the answer to a ping.
     pub keepalive_timeout: Duration,
-    /// Bytes that the peer may send ahead on all streams together. What nobody reads of one stream is missing to all others,
-    /// so this is to be well above [`STREAMS_MAX`] times the next.
+    /// The flow-control window of a connection. Bytes that one stream leaves unread are missing to all others, so
+    /// this must be well above [`STREAMS_MAX`] times `stream_window`.
     pub connection_window: u32,
-    /// Bytes that the peer may send ahead on one stream.
+    /// The flow-control window of a stream.
     pub stream_window: u32,
-    /// What a router shows to the stores of its cluster (see [`crate::who`]).
+    /// The secret that a router shows to the stores of its cluster (see [`crate::who`]).
     pub secret: Option<Secret>,
-    /// Whose sockets.
     pub network: Network,
 }
 
@@ -63,10 +64,10 @@ impl Default for ConnectOptions {
         Self {
             tls: None,
             connect_timeout: Duration::from_secs(3),
-            // etcd closes connections that ask more often than every 5 s.
+            // etcd closes connections that ping more often than every 5 s.
             keepalive_interval: Duration::from_secs(10),
             keepalive_timeout: Duration::from_secs(5),
-            // The largest that there is.
+            // The maximum that HTTP/2 allows.
             connection_window: (1 << 31) - 1,
             stream_window: 1 << 20,
             secret: None,
@@ -75,32 +76,28 @@ impl Default for ConnectOptions {
     }
 }
 
-/// An endpoint to which no channel can be built.
+/// Why no channel can be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No endpoint was given.
     #[error("no endpoint to connect to")]
     NoEndpoint,
-    /// The TLS settings cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The endpoint is no valid authority.
+    /// The endpoint is not a valid authority.
     #[error("{endpoint}: {problem}")]
     Endpoint {
-        /// The endpoint.
+        /// As it was given.
         endpoint: Endpoint,
-        /// What is wrong with it.
         problem: String,
     },
 }
 
-/// Ends the connections of a [`Connector`] from aside, for instance when their peer is silent. Who waits for an answer over
-/// them learns at once that the connection is lost; the next request makes a new one.
+/// Closes all connections of a [`Connector`], for instance when the peer is silent. Pending calls fail at once as
+/// on a lost connection, and the next request opens a new one.
 #[derive(Debug, Clone, Default)]
 pub struct Cut(Arc<Mutex<CancellationToken>>);
 
 impl Cut {
-    /// Ends all that there are.
     pub fn now(&self) {
         let ended = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         ended.cancel();
@@ -111,7 +108,6 @@ impl Cut {
     }
 }
 
-/// Builds channels and connections.
 #[derive(Debug, Clone, Default)]
 pub struct Connector {
     options: ConnectOptions,
@@ -119,48 +115,48 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// A connector with these options.
     #[must_use]
     pub fn new(options: ConnectOptions) -> Self {
         Self { options, cut: None }
     }
 
-    /// The same, and what ends the connections that this one makes.
+    /// A connector with the same options, and the [`Cut`] that closes its connections.
     #[must_use]
     pub fn with_cut(&self) -> (Self, Cut) {
         let cut = Cut::default();
         (Self { options: self.options.clone(), cut: Some(cut.clone()) }, cut)
     }
 
-    /// A connector with default options and this TLS.
+    /// A connector with default options except for TLS.
     #[must_use]
     pub fn with_tls(tls: Option<ClientTls>) -> Self {
         Self::new(ConnectOptions { tls, ..ConnectOptions::default() })
     }
 
-    /// The same for peers that are not of the cluster, which are not to know its secret.
+    /// A connector without the secret, for peers outside the cluster.
     #[must_use]
     pub fn without_secret(&self) -> Self {
         Self::new(ConnectOptions { secret: None, ..self.options.clone() })
     }
 
-    /// A channel to one peer. It needs a tokio runtime, and connects at its first request.
+    /// A channel to one peer. It connects at its first request, and needs a tokio runtime.
     ///
     /// # Errors
-    /// When TLS is asked for and cannot be set up.
+    /// When TLS is required and cannot be set up.
     pub fn channel(&self, endpoint: &Endpoint) -> Result<Channel, ConnectError> {
         self.channel_any(std::slice::from_ref(endpoint))
     }
 
-    /// A channel to whichever of these peers answers, for instance the members of one etcd, or one shard by its Unix socket
-    /// and its TCP address. It stays with one peer until the connection is lost, then tries the Unix sockets, which
-    /// are there or not at once, and then the others in turn.
+    /// A channel to any of several endpoints, such as the members of an etcd, or the Unix socket and the TCP
+    /// address of one shard. It keeps a connection until that is lost. Then it tries the Unix sockets first,
+    /// because they succeed or fail at once, and the other endpoints in turn.
     ///
     /// # Errors
-    /// When there is no endpoint, or TLS is asked for and cannot be set up.
+    /// When there is no endpoint, or TLS is required and cannot be set up.
     pub fn channel_any(&self, endpoints: &[Endpoint]) -> Result<Channel, ConnectError> {
         let dialers = Arc::new(Dialers::new(self, endpoints)?);
-        // A Unix socket has no name of its own, and no server looks at the one that it is given there.
+        // A TCP endpoint names the channel if there is one: a Unix socket has no name, and servers there ignore the
+        // one they are given.
         let named = dialers.others.first().or(dialers.unix.first()).ok_or(ConnectError::NoEndpoint)?;
         let (first, tls) = (named.endpoint.clone(), named.tls.is_some());
         let bad = |error: &dyn fmt::Display| ConnectError::Endpoint {
@@ -179,7 +175,8 @@ impl Connector {
             .keep_alive_timeout(self.options.keepalive_timeout)
             .keep_alive_while_idle(true)
             .max_frame_size(1 << 20)
-            // Counted over the life of a connection: a client that cancels many streams must not lose its watches.
+            // The limit counts over the life of a connection, and a client that cancels many streams must not lose
+            // its watches.
             .http2_max_local_error_reset_streams(None);
         Ok(settings.connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
             let dialers = dialers.clone();
@@ -187,7 +184,7 @@ impl Connector {
         })))
     }
 
-    /// The same as a router of the cluster, which shows that it is one.
+    /// As [`Connector::channel_any`], for a router, which identifies itself as one.
     ///
     /// # Errors
     /// As [`Connector::channel_any`].
@@ -196,7 +193,7 @@ impl Connector {
         Ok(RouterChannel { channel: self.channel_any(endpoints)?, shows })
     }
 
-    /// One connection, for protocols other than gRPC. Its writes are coalesced: what was flushed leaves at the next
+    /// A single connection for protocols other than gRPC. Writes are coalesced: flushed bytes leave at the next
     /// read or shutdown at the latest (see [`crate::coalesce`]), so one task must both write and read.
     ///
     /// # Errors
@@ -227,7 +224,7 @@ impl Connector {
     }
 }
 
-/// A channel of a router to a store: every request shows that it comes from a router (see [`crate::who`]).
+/// A router's channel to a store. Every request identifies the router (see [`crate::who`]).
 #[derive(Debug, Clone)]
 pub struct RouterChannel {
     channel: Channel,
@@ -244,12 +241,12 @@ impl Service<http::Request<Body>> for RouterChannel {
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> ResponseFuture {
-        request.headers_mut().insert(HeaderName::from_static(ROUTER_HEADER), self.shows.clone());
+        request.headers_mut().insert(HeaderName::from_static(ROUTER), self.shows.clone());
         self.channel.call(request)
     }
 }
 
-/// Everything that a connect to one endpoint needs.
+/// The settings for connecting to one endpoint.
 #[derive(Debug)]
 struct Dialer {
     endpoint: Endpoint,
@@ -259,14 +256,14 @@ struct Dialer {
     cut: Option<Cut>,
 }
 
-/// The dialers of one channel.
+/// The dialers of a channel.
 #[derive(Debug)]
 struct Dialers {
-    /// Unix sockets, as they were written.
+    /// Unix sockets, in the given order.
     unix: Vec<Dialer>,
-    /// All others, as they were written.
+    /// Other endpoints, in the given order.
     others: Vec<Dialer>,
-    /// Which of the others worked last.
+    /// The index of the endpoint in `others` that worked last.
     next: AtomicUsize,
 }
 
@@ -277,7 +274,7 @@ impl Dialers {
         Ok(Self { unix, others, next: AtomicUsize::new(0) })
     }
 
-    /// Tries every endpoint once: the Unix sockets, then the others, beginning with the one that worked last.
+    /// Tries every endpoint once: the Unix sockets, then the others from the one that worked last.
     async fn dial_any(&self) -> io::Result<ClientConnection> {
         let mut failed = io::Error::other("no endpoint");
         let mut note = |dialer: &Dialer, error| {
@@ -319,7 +316,7 @@ impl Dialer {
             Target::Tcp { host, port } if let Network::Other(network) = &self.network => {
                 Stream::Other(network.connect(&host.to_string(), *port).await?)
             }
-            Target::Tcp { host: Host::Ip(ip), port } => Stream::Tcp(TcpStream::connect((*ip, *port)).await?),
+            Target::Tcp { host: Host::Ip(ip), port } => Stream::Tcp(by_address((*ip, *port).into()).await?),
             Target::Tcp { host: Host::Name(name), port } => Stream::Tcp(by_name(name, *port).await?),
             Target::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
         };
@@ -337,16 +334,32 @@ impl Dialer {
     }
 }
 
-/// Tries all addresses of a name, as they are now.
+/// Resolves a name and tries all of its addresses.
 async fn by_name(name: &str, port: u16) -> io::Result<TcpStream> {
     let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     for address in lookup_host((name, port)).await? {
-        match TcpStream::connect(address).await {
+        match by_address(address).await {
             Ok(stream) => return Ok(stream),
             Err(error) => failed = error,
         }
     }
     Err(failed)
+}
+
+async fn by_address(address: SocketAddr) -> io::Result<TcpStream> {
+    not_to_itself(TcpStream::connect(address).await?)
+}
+
+/// Refuses a connection of a socket to itself. If nothing listens on a port of this host, the kernel may choose
+/// that very port as the source of a connection to it. The socket is then connected to itself, and the returning
+/// server finds its port taken. Go's dialer refuses this as well (`net/tcpsock_posix.go`, `selfConnect`).
+fn not_to_itself(stream: TcpStream) -> io::Result<TcpStream> {
+    if stream.local_addr()? == stream.peer_addr()? {
+        // Without this the kernel would keep the port for another minute.
+        stream.set_zero_linger()?;
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    Ok(stream)
 }
 
 #[derive(Debug)]
@@ -357,7 +370,7 @@ enum Transport {
 
 forward!(Transport, Transport::Plain, Transport::Tls);
 
-/// A connection to a peer, with coalesced writes.
+/// A client's connection, with coalesced writes.
 pub struct ClientConnection {
     io: Coalesce<Transport>,
     cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
@@ -379,7 +392,7 @@ impl AsyncRead for ClientConnection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let read = Pin::new(&mut this.io).poll_read(cx, into);
-        // A connection that has more to say is not silent.
+        // Checked only when nothing can be read: a connection with pending data is not silent.
         if read.is_pending() && this.is_cut(cx) {
             return Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::ConnectionAborted,
@@ -413,5 +426,23 @@ impl AsyncWrite for ClientConnection {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_that_is_connected_to_itself_is_no_server() {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let itself = socket.local_addr().unwrap();
+        let stream = socket.connect(itself).await.expect("so does the kernel");
+        assert_eq!(not_to_itself(stream).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let server = TcpListener::bind(itself).await.expect("its port is free again");
+        assert!(by_address(server.local_addr().unwrap()).await.is_ok());
     }
 }

@@ -1,6 +1,7 @@
-//! How a stream that a task produces ends. The task's end of the channel is dropped when it has said all, and just as well
-//! when it panics in the middle: to the reader both look like the end. So the good end is said: a stream whose producer
-//! goes away without saying it ends as `Unavailable`, and nobody takes the part that came for the whole.
+//! Distinguishes the proper end of a stream from a producer that panicked. A task that produces a stream drops its
+//! end of the channel when it is done, but also when it panics, and the reader cannot tell the two apart. So the
+//! producer must declare the proper end. Without that declaration the stream ends as `Unavailable`, and no client
+//! takes a part for the whole.
 
 use std::{
     pin::Pin,
@@ -14,25 +15,25 @@ use std::{
 use tokio_stream::Stream;
 use tonic::Status;
 
-/// What a stream is told whose producer went away in the middle.
+/// The status of a stream whose producer disappeared before its end.
 #[must_use]
 pub fn broken_off() -> Status {
     Status::unavailable("kindred: the answer broke off in the middle and is not whole; ask again")
 }
 
-/// The producer's: to be said behind the last message, before its end of the channel is dropped.
+/// The producer's half, to be used after the last message and before its end of the channel is dropped.
 #[derive(Debug)]
 #[must_use = "without it the stream ends as broken off"]
 pub struct GoodEnd(Arc<AtomicBool>);
 
 impl GoodEnd {
-    /// All was said that there is to say.
+    /// Declares that all messages were sent.
     pub fn reached(self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
-/// The reader's: passes messages on, and ends as the producer did.
+/// The reader's half: forwards the messages, and ends as the producer declared.
 #[derive(Debug)]
 pub struct Produced<S> {
     messages: S,
@@ -40,7 +41,7 @@ pub struct Produced<S> {
     is_over: bool,
 }
 
-/// Makes the end of `messages` one that has to be said.
+/// Requires the end of `messages` to be declared.
 pub fn produced<S>(messages: S) -> (GoodEnd, Produced<S>) {
     let good = Arc::new(AtomicBool::new(false));
     (GoodEnd(good.clone()), Produced { messages, good, is_over: false })
@@ -58,7 +59,7 @@ where
             return Poll::Ready(None);
         }
         let next = ready!(Pin::new(&mut this.messages).poll_next(cx));
-        // Behind a status nothing comes. It was stored before the channel was closed, so it is seen here.
+        // Nothing follows a status. The declaration was stored before the channel closed, so it is visible here.
         this.is_over = !matches!(next, Some(Ok(_)));
         match next {
             None if !this.good.load(Ordering::Acquire) => Poll::Ready(Some(Err(broken_off()))),
@@ -81,7 +82,7 @@ mod tests {
     ) -> Said {
         let (to, messages) = tokio::sync::mpsc::channel(4);
         let (good, stream) = produced(ReceiverStream::new(messages));
-        // A panic in the task is what is tested, so it is not passed on.
+        // The test makes the task panic, so the panic is not propagated.
         let tasks = tokio::task::LocalSet::new();
         let task = tasks.spawn_local(produce(to, good));
         let _ = tasks.run_until(task).await;

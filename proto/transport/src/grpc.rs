@@ -1,4 +1,4 @@
-//! Errors to gRPC status: the one place where this happens. And how long a client waits.
+//! Converts errors to gRPC statuses, and parses gRPC timeouts.
 
 use std::time::Duration;
 
@@ -6,46 +6,45 @@ use kindred_wire::error::{Code, EtcdError};
 use kindred_wire::refusal::KindredError;
 use tonic::Status;
 
-/// The status that an etcd client must get for this error, text to the byte.
+/// The status that an etcd client must see for this error, byte for byte.
 #[must_use]
 pub fn status(error: EtcdError) -> Status {
     Status::new(code(error.grpc_code()), error.message())
 }
 
-/// The status of a refusal of our own.
+/// The status for an error of kindred's own.
 #[must_use]
 pub fn refusal(error: &KindredError) -> Status {
     Status::new(code(error.grpc_code()), error.message())
 }
 
-/// tonic's name of a code.
 #[must_use]
 pub fn code(code: Code) -> tonic::Code {
     tonic::Code::from_i32(i32::from(code.number()))
 }
 
-/// Which of etcd's errors a status is, by its text as etcd's own clients decide; `None` for any other.
+/// The etcd error in a status, identified by its text as in etcd's own clients; `None` for any other status.
 #[must_use]
 pub fn etcd_error(status: &Status) -> Option<EtcdError> {
     EtcdError::from_message(status.message())
 }
 
-/// What a call may have done whose answer never came.
+/// The possible effect of a call whose answer was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lost {
-    /// No connection could be made: the request was never on the wire and may be sent again (R11).
+    /// No connection could be made: the request was never on the wire, and may be resent (R11).
     NeverSent,
     /// The connection broke: the request may have been executed.
     MayHaveRun,
 }
 
-/// Whether a status was made on this side because the connection failed, rather than sent by the peer.
+/// Whether this side made the status because the connection failed, rather than the peer having sent it.
 ///
-/// Its code does not tell: a broken connection is `Unknown`, `Internal`, `Cancelled` or `Unavailable`, depending on
-/// where in HTTP/2 it broke, and a peer may send each of them too.
+/// The code cannot tell: a broken connection gives `Unknown`, `Internal`, `Cancelled` or `Unavailable`, depending
+/// on where in HTTP/2 it broke, and a peer may send any of these.
 #[must_use]
 pub fn lost(status: &Status) -> Option<Lost> {
-    // Only statuses that tonic makes of an error of its own have a source; those of a peer come from trailers.
+    // Only statuses that tonic makes from its own errors have a source; those of a peer come from trailers.
     let mut source = std::error::Error::source(status)?;
     loop {
         if source.is::<tonic::ConnectError>() {
@@ -58,13 +57,14 @@ pub fn lost(status: &Status) -> Option<Lost> {
     }
 }
 
-/// A header by its name in lower case. A request has a handful of them: to look at each is cheaper than to hash the name.
+/// Finds a header by its lower-case name. For the few headers of a request, comparing names is cheaper than
+/// hashing.
 #[must_use]
 pub fn header<'h>(headers: &'h http::HeaderMap, name: &str) -> Option<&'h http::HeaderValue> {
     headers.iter().find_map(|(key, value)| (key.as_str() == name).then_some(value))
 }
 
-/// The value of `grpc-timeout`: at most eight digits and one of `HMSmun`.
+/// Parses a `grpc-timeout`: at most eight digits and one of `HMSmun`.
 #[must_use]
 pub fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

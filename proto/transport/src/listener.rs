@@ -1,9 +1,9 @@
-//! Accepting connections: TCP and Unix sockets, plain and TLS, as a stream that tonic and axum serve.
+//! Accepts TCP and Unix connections, plain or TLS, as a stream that tonic and axum can serve.
 //!
-//! TLS handshakes run in tasks of their own. They, and connections that have not sent the beginning of HTTP yet, are limited in
-//! time and number, so that clients that say nothing delay nobody (`door`).
-//! [`Incoming`] owns the socket: dropping it closes the port at once, while accepted connections live on until their
-//! server ends them or [`Drain::killed`] closes them.
+//! TLS handshakes run in their own tasks. Handshakes, and connections that have not sent the beginning of HTTP, are
+//! limited in time and number, so that silent clients delay no others (`door`). [`Incoming`] owns the socket.
+//! Dropping it closes the port at once; accepted connections live on until their server ends them or
+//! [`Drain::killed`] closes them.
 
 mod connection;
 mod door;
@@ -37,20 +37,20 @@ pub use share::HandsOut;
 use socket::Socket;
 use source::Source;
 
-/// How to listen.
+/// The options of a listener.
 #[derive(Debug, Clone)]
 pub struct ListenOptions {
-    /// TLS; without it only plain connections.
+    /// The TLS settings; `None` accepts only plain connections.
     pub tls: Option<ServerTls>,
-    /// Connections that the kernel keeps until they are accepted.
+    /// The length of the kernel's queue of connections to accept.
     pub backlog: u32,
-    /// Time for a TLS handshake, and again for the beginning of HTTP.
+    /// The time limit for a TLS handshake, and again for the beginning of HTTP.
     pub handshake_timeout: Duration,
-    /// Connections at a time that have not got so far; for a further one, one that says nothing is closed.
+    /// The maximum number of connections before the beginning of HTTP. Beyond it, a silent one is closed for each
+    /// new one.
     pub handshakes_max: usize,
-    /// TCP keepalive: idle time before the first probe.
+    /// The idle time before the first TCP keepalive probe.
     pub keepalive: Option<Duration>,
-    /// Whose sockets.
     pub network: Network,
 }
 
@@ -68,43 +68,40 @@ impl Default for ListenOptions {
 }
 
 impl ListenOptions {
-    /// The defaults with this TLS.
+    /// The defaults with these TLS settings.
     #[must_use]
     pub fn with_tls(tls: Option<ServerTls>) -> Self {
         Self { tls, ..Self::default() }
     }
 
-    /// The same on this network.
+    /// The same options on this network.
     #[must_use]
     pub fn on(self, network: &Network) -> Self {
         Self { network: network.clone(), ..self }
     }
 
-    /// The defaults for an admin port, which is plain HTTP unless its address begins with `https://`: then it has the
-    /// clients' TLS.
+    /// The defaults for an admin port: plain HTTP, or the clients' TLS if its address begins with `https://`.
     #[must_use]
     pub fn of_admin(address: &ListenAddr, tls: Option<ServerTls>) -> Self {
         Self::with_tls(tls.filter(|_| address.scheme() == Scheme::Tls))
     }
 }
 
-/// Listening failed; the text names the address and what to do.
+/// Why listening failed. The text names the address and a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The socket cannot be bound.
     #[error("cannot listen on {address}: {source}{}", hint(.source))]
     Bind {
-        /// The address.
+        /// The address to listen on.
         address: ListenAddr,
-        /// Why.
         source: io::Error,
     },
-    /// TLS is asked for and not configured.
+    /// The address requires TLS, which is not configured.
     #[error(
         "{address} asks for TLS, but there is no certificate: give --cert-file and --key-file, or write http://"
     )]
     NoCertificate {
-        /// The address.
+        /// The address to listen on.
         address: ListenAddr,
     },
 }
@@ -119,7 +116,6 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// A bound socket.
 #[derive(Debug)]
 pub struct Listener {
     socket: Socket,
@@ -131,7 +127,7 @@ impl Listener {
     /// Binds the address.
     ///
     /// # Errors
-    /// When it cannot be bound, or asks for TLS without a certificate.
+    /// When it cannot be bound, or requires TLS without a certificate.
     pub async fn bind(address: &ListenAddr, mut options: ListenOptions) -> Result<Self, ListenError> {
         match address.scheme() {
             Scheme::Tls if options.tls.is_none() => {
@@ -160,19 +156,19 @@ impl Listener {
         Ok(Self { socket, options, local: local.with_scheme(scheme) })
     }
 
-    /// Where clients connect to; the port is the one that was bound.
+    /// The address for clients, with the port that was bound.
     #[must_use]
     pub fn local_endpoint(&self) -> &Endpoint {
         &self.local
     }
 
-    /// The TCP address that was bound.
+    /// The TCP address that was bound; `None` for a Unix socket.
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Starts to accept. [`Drain::killed`] closes the connections.
+    /// Starts to accept connections. [`Drain::killed`] closes them.
     #[must_use]
     pub fn incoming(self, drain: &Drain) -> Incoming {
         Incoming {
@@ -186,7 +182,8 @@ impl Listener {
     }
 }
 
-/// An address at which nobody else can listen while this lives, and from which nothing is accepted.
+/// An address that is kept free: no other process can listen there while this value lives, and no connection is
+/// accepted.
 #[derive(Debug)]
 pub struct Reserved(#[allow(dead_code, reason = "frees the address when dropped")] Socket);
 
@@ -201,20 +198,21 @@ impl Reserved {
     }
 }
 
-/// The stream of accepted connections; it yields no error, and ends only as a share of another ([`Incoming::split`]) does.
+/// The stream of accepted connections. It yields no errors, and ends only if it is a share of another one
+/// ([`Incoming::split`]).
 #[derive(Debug)]
 pub struct Incoming {
     source: Source,
     options: ListenOptions,
     door: Door,
-    /// Until there may be a place at the door.
+    /// Fires when there may be a place at the door.
     full: Option<Pin<Box<Sleep>>>,
     handshakes: JoinSet<Option<Connection>>,
     killed: CancellationToken,
 }
 
 impl Incoming {
-    /// Accepts until something is ready to be served; TLS handshakes are started and come back through `handshakes`.
+    /// Accepts until a connection can be served. Starts TLS handshakes, whose connections come from `handshakes`.
     fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Option<Connection>> {
         loop {
             std::task::ready!(self.poll_room(cx));
@@ -235,8 +233,8 @@ impl Incoming {
         }
     }
 
-    /// Ready when another connection has a place at the door. While there is none, others wait in the kernel; a handshake
-    /// that ends wakes us through `poll_join_next`.
+    /// Ready when there is a place at the door for another connection. Until then, connections wait in the kernel.
+    /// A finished handshake wakes the task through `poll_join_next`.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if let Some(full) = &mut self.full {
@@ -260,7 +258,7 @@ impl Stream for Incoming {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         loop {
-            // Finished handshakes first: they make room for new ones.
+            // Finished handshakes first, because they free places.
             match this.handshakes.poll_join_next(cx) {
                 Poll::Ready(Some(Ok(Some(connection)))) => return Poll::Ready(Some(Ok(connection))),
                 Poll::Ready(Some(Ok(None))) => continue,
@@ -279,12 +277,12 @@ impl Stream for Incoming {
             if this.handshakes.len() == before {
                 return Poll::Pending;
             }
-            // A handshake that was just started has not seen our waker yet.
+            // A handshake that was just started does not have the task's waker yet, so poll again.
         }
     }
 }
 
-/// A connection that was accepted, and nothing else yet.
+/// A connection that was accepted and has sent nothing yet.
 struct Begins {
     peer: Peer,
     killed: CancellationToken,
@@ -319,7 +317,7 @@ impl Begins {
         match stream.first_byte().await {
             Ok(Some(TLS_HANDSHAKE)) => {}
             Ok(Some(_)) if tls.settings().allow_plaintext => return Some(self.plain(stream)),
-            // Not TLS: rustls says so.
+            // Not TLS; rustls reports the error.
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return None,
         }

@@ -1,18 +1,20 @@
-//! How the system gives a process its memory, and gets it back.
+//! Sets up how a process gets memory from the system and returns it.
 
 mod purge;
 
-/// Sets up the memory of this process as every server of ours wants it: small pages, given back from a thread aside.
+/// Sets up memory as kindred's servers need it: small pages, and a thread that returns freed memory.
 pub fn set_up() {
     small_pages();
     purge::aside();
 }
 
-/// Memory comes in pages of 4 KiB from now on, also to the process' children, rather than in transparent huge pages of 2 MiB.
+/// Disables transparent huge pages of 2 MiB for this process and its children, so that memory comes in pages of 4
+/// KiB.
 ///
-/// Those are cleared when they are first touched, 2 MiB at a time, by the thread that happens to touch them: a shard's only one, which then
-/// does nothing else for milliseconds on a virtual machine. With them the 99th percentile of writes to a growing shard was three times as long
-/// and a write cost a fifth more; reads of 500,000 keys cost the same (`bench/`). Where the system refuses, or is not Linux, all stays as it was.
+/// The thread that first touches a huge page clears all 2 MiB of it. A shard has a single thread, which on a
+/// virtual machine was then blocked for milliseconds. With huge pages the 99th percentile of writes to a growing
+/// shard was three times as long, and a write cost a fifth more; reads of 500,000 keys cost the same (`bench/`).
+/// Does nothing if the system refuses or is not Linux.
 fn small_pages() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {

@@ -1,8 +1,8 @@
-//! Whose sockets: this machine's, or those of another network that an embedding program brings.
+//! The network that a server uses: the machine's, or one of an embedding program.
 //!
-//! The other network is how the same servers run over a simulated one (`tests/netsim`). It is chosen once, in
-//! [`ListenOptions`](crate::ListenOptions) and [`ConnectOptions`](crate::ConnectOptions); the rest of a server, TLS and
-//! coalesced writes included, does not know which it is.
+//! With another network the same servers run in a simulation (`tests/netsim`). It is set once in
+//! [`ListenOptions`](crate::ListenOptions) and [`ConnectOptions`](crate::ConnectOptions). The other code, including
+//! TLS and coalesced writes, does not depend on it.
 
 use std::fmt;
 use std::io;
@@ -13,32 +13,30 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Whose sockets are used.
 #[derive(Debug, Clone, Default)]
 pub enum Network {
-    /// This machine's.
+    /// The machine's network.
     #[default]
     System,
-    /// Another network's. It knows no Unix sockets.
+    /// Another network, without Unix sockets.
     Other(Arc<dyn OtherNetwork>),
 }
 
-/// A network that is not the machine's: TCP without the operating system.
+/// A network outside the operating system, with the semantics of TCP.
 pub trait OtherNetwork: fmt::Debug + Send + Sync {
     /// Listens at `host:port`.
     ///
     /// # Errors
-    /// As binding a TCP socket.
+    /// Those of binding a TCP socket.
     fn listen(&self, host: &str, port: u16) -> io::Result<Box<dyn OtherListener>>;
 
-    /// Connects to `host:port`; the caller limits the time.
+    /// Connects to `host:port`. The caller limits the time.
     ///
     /// # Errors
-    /// As connecting a TCP socket.
+    /// Those of connecting a TCP socket.
     fn connect(&self, host: &str, port: u16) -> Connecting;
 }
 
-/// A connection that is being made.
 pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn OtherStream>>> + Send>>;
 
 /// A listening socket of another network.
@@ -49,7 +47,7 @@ pub trait OtherListener: fmt::Debug + Send + Sync {
     /// When the socket is gone.
     fn local_addr(&self) -> io::Result<SocketAddr>;
 
-    /// The next connection and who is at its other end.
+    /// The next connection with its remote address.
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Box<dyn OtherStream>, SocketAddr)>>;
 }
 

@@ -1,33 +1,33 @@
-//! Folders and files that only their owner may read: whatever a store keeps holds the cluster's secrets.
+//! Folders and files that only their owner may read, because a store's data includes the cluster's secrets.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
-/// The mode of a folder.
+/// The mode of private folders.
 pub const FOLDER: u32 = 0o700;
-/// The mode of a file.
+/// The mode of private files.
 pub const FILE: u32 = 0o600;
-/// What others than the owner may do.
+/// The permission bits of group and others.
 const OTHERS: u32 = 0o077;
-/// A folder that many write to, such as `/tmp`.
+/// The sticky bit, which shared folders such as `/tmp` have.
 const STICKY: u32 = 0o1000;
 
-/// Makes a folder and those above it that are missing, for the owner alone. One that was there keeps its mode.
+/// Creates a private folder and its missing parents. An existing folder keeps its mode.
 ///
 /// # Errors
-/// When it cannot be made.
+/// When it cannot be created.
 pub fn make(folder: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(FOLDER).create(folder)
 }
 
-/// Makes a data folder, or takes one that is there: that is closed to others when it is evidently ours, because it is empty or
-/// has an entry of one of these names, and belongs to this user. Another one, say `/tmp`, keeps its mode, and it is said
-/// when others can read it.
+/// Creates a data folder, or accepts an existing one. An existing folder is made private if it evidently is a data
+/// folder: it belongs to this user, and is empty or has an entry named in `ours`. Any other folder, such as `/tmp`,
+/// keeps its mode, and a warning is logged if others can read it.
 ///
 /// # Errors
-/// When it cannot be made or read.
+/// When it cannot be created or read.
 pub fn take(folder: &Path, ours: &[&str]) -> io::Result<()> {
     make(folder)?;
     let found = fs::metadata(folder)?;
@@ -51,32 +51,32 @@ pub fn take(folder: &Path, ours: &[&str]) -> io::Result<()> {
     Ok(())
 }
 
-/// A new, empty file for the owner alone; one of that name is emptied and closed to others.
+/// Creates an empty private file. An existing file is emptied and made private.
 ///
 /// # Errors
-/// When it cannot be made.
+/// When it cannot be created.
 pub fn create(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(FILE).open(path)?;
-    // One that was there has kept its mode.
+    // An existing file keeps its mode at `open`.
     if file.metadata()?.mode() & OTHERS != 0 {
         file.set_permissions(Permissions::from_mode(FILE))?;
     }
     Ok(file)
 }
 
-/// A file for the owner alone, at a name that nothing has yet.
+/// Creates a private file at an unused path.
 ///
 /// # Errors
-/// When something is there, or it cannot be made.
+/// When the path exists, or the file cannot be created.
 pub fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(FILE).open(path)
 }
 
-/// Writes a file for the owner alone, by way of a file beside it with `.new` behind its name: after a crash there is the old one
-/// or the new one, whole.
+/// Writes a private file atomically, through a temporary file with the suffix `.new`: after a crash the old or the
+/// new content is there, complete.
 ///
 /// # Errors
-/// When the file system refuses.
+/// When the file system fails.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
@@ -110,7 +110,7 @@ mod tests {
         let file = data.join("f");
         drop(create_new(&file).unwrap());
         assert_eq!(mode(&file), 0o600);
-        // One of an earlier version.
+        // An earlier version created this file.
         open_to_all(&file, 0o644);
         drop(create(&file).unwrap());
         assert_eq!(mode(&file), 0o600);

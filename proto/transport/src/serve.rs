@@ -1,4 +1,4 @@
-//! How a process stops.
+//! Stops a process gracefully.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// How a process stops: first asked (streams end with Unavailable), then, after the grace period, made to.
+/// Controls the stop of a process: first tasks are asked to end (streams end with Unavailable), and after the grace
+/// period they are forced to.
 ///
 /// Clones share one state.
 #[derive(Debug, Clone)]
@@ -18,17 +19,17 @@ pub struct Drain {
     grace: Duration,
 }
 
-/// How a stop ended.
+/// The outcome of a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {
     /// All tasks ended by themselves.
     Cleanly,
-    /// The grace period ended, or a second signal came, with this many tasks still there.
+    /// The grace period passed, or a second signal came, with this many tasks left.
     Forced(usize),
 }
 
 impl Drain {
-    /// A process that runs, and that is given `grace` to stop.
+    /// A running process with this grace period for its stop.
     #[must_use]
     pub fn new(grace: Duration) -> Self {
         Self {
@@ -39,36 +40,33 @@ impl Drain {
         }
     }
 
-    /// Cancelled when the process is asked to stop: accept nothing new, end streams with Unavailable.
+    /// Cancelled when the process should stop: accept nothing new, and end streams with Unavailable.
     #[must_use]
     pub fn stopping(&self) -> CancellationToken {
         self.stop.clone()
     }
 
-    /// Cancelled when the grace period is over: connections are closed, whatever they carry.
+    /// Cancelled when the grace period ends: connections are then closed, whatever they carry.
     #[must_use]
     pub fn killed(&self) -> CancellationToken {
         self.kill.clone()
     }
 
-    /// Whether the process was asked to stop.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stop.is_cancelled()
     }
 
-    /// Asks to stop.
     pub fn begin(&self) {
         self.stop.cancel();
     }
 
-    /// Ends the grace period at once.
     pub fn kill(&self) {
         self.stop.cancel();
         self.kill.cancel();
     }
 
-    /// Runs a task that a stop waits for.
+    /// Spawns a task that a stop waits for.
     pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
@@ -77,7 +75,7 @@ impl Drain {
         self.tasks.spawn(task)
     }
 
-    /// The same, on this runtime.
+    /// As [`Drain::spawn`], on this runtime.
     pub fn spawn_on<F>(&self, task: F, runtime: &Handle) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
@@ -86,7 +84,7 @@ impl Drain {
         self.tasks.spawn_on(task, runtime)
     }
 
-    /// Stops on SIGINT or SIGTERM; a second signal ends the grace period.
+    /// Begins a stop at SIGINT or SIGTERM. A second signal ends the grace period.
     ///
     /// # Errors
     /// When the signal handlers cannot be installed.
@@ -114,7 +112,7 @@ impl Drain {
         Ok(())
     }
 
-    /// Waits until a stop is asked for, then for the tasks, at most for the grace period.
+    /// Waits for a stop to begin, and then for the tasks, for the grace period at most.
     pub async fn finish(&self) -> Drained {
         self.stop.cancelled().await;
         self.tasks.close();
@@ -129,7 +127,7 @@ impl Drain {
             return Drained::Cleanly;
         }
         let left = self.tasks.len();
-        // Closed connections end their tasks at once; a task that ignores both tokens is left behind.
+        // Tasks end when their connections close. A task that ignores both tokens is left behind.
         let _ = tokio::time::timeout(Duration::from_millis(500), self.tasks.wait()).await;
         Drained::Forced(left)
     }

@@ -1,4 +1,4 @@
-//! The gRPC server of an etcd port: connections, the settings of their HTTP/2, and how they end.
+//! The gRPC server of an etcd port: it configures HTTP/2, serves connections and ends them.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -24,19 +24,19 @@ use crate::listener::{Connection, GivenUp, Incoming};
 use crate::unary::{self, UnaryCalls, answer::AnswerBody};
 use crate::unread::Unread;
 
-/// Streams of one connection, where nothing else is asked for: no limit in practice, since a kube-apiserver holds hundreds of
-/// watches and calls on one connection.
+/// The default maximum number of streams on a connection. It is practically unlimited, because a kube-apiserver
+/// holds hundreds of watches and calls on one connection.
 pub const STREAMS_MAX: u32 = 1 << 20;
 
-/// Settings of an etcd port. Message limits belong to the services.
+/// The HTTP/2 settings of an etcd port. Message limits belong to the services.
 ///
-/// Small messages that wait to be read count against a budget of half the connection's window (h2's guard against a flood of
-/// small frames, which closes the connection), so a stream's window is a small part of it: a client that creates 100,000
-/// watches on one stream waits for room, as with etcd, and is not cut off.
+/// h2 closes a connection when unread small messages exceed half of its window, to guard against floods of small
+/// frames. So a stream's window is a small part of the connection's: a client that creates 100,000 watches on one
+/// stream waits for room, as with etcd, and is not disconnected.
 ///
-/// A client that cancels many streams must not lose its watches, so resets are not limited either. No date is sent, as by
-/// etcd. A peer that is gone is noticed by TCP's keepalive: HTTP/2's own reads the clock several times for each call. A
-/// connection that carries nothing is asked to go by [`Sweep`].
+/// The number of resets is not limited, because a client that cancels many streams must not lose its watches. Like
+/// etcd, it sends no date. TCP's keepalive detects a vanished peer, because HTTP/2's own reads the clock several
+/// times for each call. [`Sweep`] closes idle connections.
 fn settings(streams_max: u32) -> http2::Builder<TokioExecutor> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
@@ -50,8 +50,8 @@ fn settings(streams_max: u32) -> http2::Builder<TokioExecutor> {
     builder
 }
 
-/// Serves connections until `stopping` is cancelled: then nothing is accepted any more, clients are told to go elsewhere
-/// (GOAWAY), and this returns when the last connection has ended. `calls` are answered here, all else by `services`.
+/// Serves connections until `stopping` is cancelled. Then it accepts no more, sends clients GOAWAY, and returns
+/// when the last connection has ended. `calls` are answered here, all other requests by `services`.
 pub async fn serve<U, S>(
     incoming: Incoming,
     calls: U,
@@ -98,44 +98,44 @@ pub async fn serve<U, S>(
                 None => break,
             }
         }
-        // The listening socket closes here: who comes now is refused at once rather than left waiting.
+        // This closes the listening socket, so new connections are refused at once and do not wait.
     }
     connections.close();
     connections.wait().await;
 }
 
-/// How often connections are looked at.
+/// The interval between checks for idle connections.
 const SWEEP: Duration = Duration::from_secs(30);
-/// A connection that carries no stream and says nothing for so many looks is told to go. Clients that ask in between whether
-/// the server lives, as routers do, are heard.
+/// After this many checks without streams or received bytes, a connection gets GOAWAY. Keepalive pings of the
+/// client, as routers send them, count as received bytes.
 const QUIET_MAX: u32 = 4;
 
-/// A stream of a connection, while its answer is not sent.
+/// A token for an open stream, held until its answer is sent.
 pub(crate) type Open = Arc<()>;
 
-/// What is known of a connection while it is served.
+/// The state of a connection while it is served.
 #[derive(Debug)]
 struct Watched {
-    /// One, and one for each open stream.
+    /// The token, cloned once for each open stream.
     streams: Open,
     heard: Arc<AtomicBool>,
-    /// Tells the client to go elsewhere.
+    /// Sends the client GOAWAY.
     leave: CancellationToken,
     /// Closes the connection.
     closed: CancellationToken,
 }
 
 impl Watched {
-    /// Whether it carries nothing, and said nothing since the last look.
+    /// Whether the connection has no streams and has received nothing since the last check.
     fn is_quiet(&self) -> bool {
-        // Held here and by the service of the connection.
+        // One reference is held here and one by the connection's service.
         let idle = Arc::strong_count(&self.streams) <= 2;
         !self.heard.swap(false, Ordering::Relaxed) && idle
     }
 }
 
-/// Ends connections that carry nothing. Their client is told to go elsewhere (GOAWAY), which every gRPC client does at its next
-/// call without losing one, and which asks whether it lives; one that does not answer that until the next look is closed.
+/// Closes idle connections. First the client gets GOAWAY, after which every gRPC client reconnects at its next call
+/// without losing one, and a ping. If it does not answer until the next check, the connection is closed.
 #[derive(Debug, Default)]
 struct Sweep(Vec<(Weak<Watched>, u32)>);
 
@@ -185,7 +185,7 @@ async fn serve_one<U, S>(
         match unary::method_of(&calls, &request) {
             Some(method) => {
                 let headers = std::mem::take(request.headers_mut());
-                // In a box: a task is moved several times before it runs, and with all that a call keeps it is large.
+                // Boxed, because a task is moved several times before it runs, and the state of a call is large.
                 let unread = unread.clone();
                 Either::Left(Box::pin(unary::serve(
                     calls.clone(),

@@ -1,4 +1,4 @@
-//! A socket of either kind, and reading and writing through an enum of connections.
+//! Sockets of all kinds, and a macro that forwards reads and writes to the variants of an enum.
 
 use std::io;
 use std::time::Duration;
@@ -7,20 +7,19 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::network::OtherStream;
 
-/// First byte of a TLS connection: a record of type handshake. No HTTP request begins with it.
+/// The first byte of a TLS connection: a handshake record. No HTTP request begins with it.
 pub(crate) const TLS_HANDSHAKE: u8 = 0x16;
 
-/// A socket without TLS.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
-    /// Of [`Network::Other`](crate::network::Network::Other).
+    /// A stream of [`Network::Other`](crate::network::Network::Other).
     Other(Box<dyn OtherStream>),
 }
 
 impl Stream {
-    /// Settings of a new connection; one that is already closed again fails at its first read.
+    /// Configures a new connection. If it is closed already, its first read will fail.
     pub fn prepare(&self, keepalive: Option<Duration>) {
         if let Self::Tcp(stream) = self {
             let _ = stream.set_nodelay(true);
@@ -31,7 +30,7 @@ impl Stream {
         }
     }
 
-    /// The first byte, left in the socket; `None` at the end. Where nobody can peek (Unix sockets), always TLS.
+    /// Peeks at the first byte; `None` at the end. Sockets without peek count as TLS.
     pub async fn first_byte(&self) -> io::Result<Option<u8>> {
         match self {
             Self::Tcp(stream) => {
@@ -43,7 +42,7 @@ impl Stream {
     }
 }
 
-/// Forwards reading and writing to whatever variant there is.
+/// Implements reading and writing for an enum by its variants.
 macro_rules! forward {
     ($type:ty, $($variant:path),+) => {
         impl tokio::io::AsyncRead for $type {

@@ -1,9 +1,9 @@
-//! TLS settings with etcd's flag names and meaning, and configurations that follow the files on disk.
+//! TLS settings with etcd's flag names and meaning, which follow the files on disk.
 //!
-//! As in etcd: `--trusted-ca-file` alone already means that clients must show a certificate of that CA;
-//! `--client-cert-auth` says the same and therefore needs the CA. Certificates, keys and CAs may be replaced while the
-//! process runs: new handshakes use the new files, open connections stay. A new file that cannot be used changes
-//! nothing and is logged with its name.
+//! As in etcd, `--trusted-ca-file` alone requires clients to show a certificate of that CA. `--client-cert-auth`
+//! means the same and so needs the CA. Certificates, keys and CAs may be replaced while the process runs: new
+//! handshakes use the new files, and open connections stay. If a new file is unusable, the old ones stay in use and
+//! the log names it.
 
 mod client;
 mod files;
@@ -20,33 +20,29 @@ pub use client::{ClientTls, ClientTlsArgs, ClientTlsSettings, StoreTlsArgs};
 pub use peer::ClientIdentity;
 pub use server::{ServerFlags, ServerTls, ServerTlsArgs, ServerTlsSettings};
 
-/// How often the files are read again; they are a few kilobytes.
+/// The reload interval; the files are only a few kilobytes.
 pub(crate) const RELOAD_EVERY: Duration = Duration::from_secs(5);
 
-/// TLS settings or files that cannot be used.
+/// Why TLS settings or files are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// Flags that contradict each other or miss a partner.
+    /// Flags contradict each other, or one lacks its partner.
     #[error("{0}")]
     Flags(String),
-    /// A file that cannot be read.
     #[error("{flag} {path}: {source}", path = .path.display())]
     Read {
-        /// The flag that named the file.
+        /// The flag that names the file.
         flag: &'static str,
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
-    /// A file whose content is of no use.
+    /// The content of a file is unusable.
     #[error("{flag} {path}: {problem}", path = .path.display())]
     Content {
-        /// The flag that named the file.
+        /// The flag that names the file.
         flag: &'static str,
-        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the content.
         problem: String,
     },
 }
@@ -57,7 +53,7 @@ impl TlsError {
     }
 }
 
-/// Lowest TLS version that is spoken.
+/// The minimum TLS version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum TlsVersion {
     /// TLS 1.2 and 1.3.
@@ -80,13 +76,13 @@ impl TlsVersion {
     }
 }
 
-/// The cryptography of this process, ring, also installed as rustls' default for code that does not name one.
+/// The process's crypto provider, ring. It also becomes rustls' default, for code that does not name one.
 #[must_use]
 pub fn crypto_provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     let provider = PROVIDER.get_or_init(|| {
         let provider = rustls::crypto::ring::default_provider();
-        // Somebody was first: rustls then uses theirs where none is named, and ours here.
+        // If another default is installed already, rustls keeps that one, and this function still returns ring.
         let _ = provider.clone().install_default();
         Arc::new(provider)
     });

@@ -1,9 +1,9 @@
-//! Unary calls without tonic: the few methods that make up nearly all calls of an etcd port.
+//! Serves the most frequent unary calls of an etcd port without tonic.
 //!
-//! tonic wraps a call into a dozen boxes and copies its message twice; here the message of a request is a slice of what was
-//! read from the socket, and an answer is handed to HTTP/2 as it is. Clients see no difference: what is not an ordinary
-//! call (an encoding, another verb than POST) is left to tonic, and what is refused is refused with tonic's status.
-//! [`ask`] is the other side: calls whose answers stay the pieces that they came in.
+//! tonic wraps a call in a dozen boxes and copies its message twice. Here a request's message is a slice of the
+//! bytes that were read, and an answer goes to HTTP/2 unchanged. Clients see no difference: tonic handles calls
+//! that are out of the ordinary (an encoding, a verb other than POST), and refusals have tonic's status. [`ask`] is
+//! the client side, whose answers stay in the pieces that arrived.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -32,38 +32,37 @@ use crate::unread::Unread;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// Methods that are answered here.
+/// The methods that are served without tonic.
 pub trait UnaryCalls: Clone + Send + Sync + 'static {
-    /// Which of them.
     type Method: Copy + Send + Sync + 'static;
 
-    /// The method of a path; `None` leaves the call to the other services.
+    /// The method of a path; `None` passes the call to the other services.
     fn method(&self, path: &str) -> Option<Self::Method>;
 
-    /// What answers those of one connection.
+    /// The server of one connection's calls.
     #[must_use]
     fn of_connection(&self, _from: &ConnectionInfo) -> Self {
         self.clone()
     }
 
-    /// Most bytes of a request's message.
+    /// The maximum length of a request's message.
     fn message_bytes_max(&self) -> usize;
 
-    /// Answers a request. Dropped when the client goes away.
+    /// Answers a request. The future is dropped when the client goes away.
     fn call(
         &self,
         method: Self::Method,
         request: tonic::Request<Bytes>,
     ) -> impl Future<Output = Result<Message, Status>> + Send;
 
-    /// A call came in.
+    /// Called when a call begins.
     fn began(&self, _method: Self::Method) {}
 
-    /// It was answered.
+    /// Called when a call has been answered.
     fn ended(&self, _method: Self::Method, _code: Code) {}
 }
 
-/// Nothing is answered here.
+/// Serves no methods.
 impl UnaryCalls for () {
     type Method = Infallible;
 
@@ -80,7 +79,7 @@ impl UnaryCalls for () {
     }
 }
 
-/// The method of a request that can be answered here.
+/// The method of a request that can be served here.
 pub(crate) fn method_of<U: UnaryCalls, B>(calls: &U, request: &Request<B>) -> Option<U::Method> {
     let method = calls.method(request.uri().path())?;
     let encoding = grpc::header(request.headers(), "grpc-encoding");
@@ -88,7 +87,6 @@ pub(crate) fn method_of<U: UnaryCalls, B>(calls: &U, request: &Request<B>) -> Op
     (plain && request.method() == Method::POST).then_some(method)
 }
 
-/// Answers one request.
 pub(crate) async fn serve<U: UnaryCalls>(
     calls: U,
     unread: Unread,
@@ -122,12 +120,12 @@ pub(crate) async fn serve<U: UnaryCalls>(
     })
 }
 
-/// How long the client waits, if it says so.
+/// The client's timeout, if it sent one.
 pub(crate) fn time_limit(headers: &HeaderMap) -> Option<Duration> {
     grpc::parse_timeout(grpc::header(headers, "grpc-timeout")?.to_str().ok()?)
 }
 
-/// What the future gives, or tonic's answer to a call whose time is over.
+/// Runs the future within a time limit; at the limit, fails as tonic does.
 pub(crate) async fn within<T>(
     limit: Option<Duration>,
     future: Pin<&mut impl Future<Output = Result<T, Status>>>,
@@ -140,7 +138,7 @@ pub(crate) async fn within<T>(
     }
 }
 
-/// An answer of headers only.
+/// An answer that consists of headers only.
 pub(crate) fn refused(status: Status) -> Response<AnswerBody> {
     status.into_http::<()>().map(|()| AnswerBody::none())
 }
@@ -150,13 +148,13 @@ async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Status> {
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
         match frame {
             Ok(frame) => {
-                // Trailers of a request say nothing.
+                // Trailers of a request carry no information.
                 if let Ok(data) = frame.into_data() {
                     reader.push(data)?;
                 }
             }
             Err(error) => match Status::from_error(Box::new(error)) {
-                // Nobody waits any more: as for tonic, what came is all.
+                // The client has given up. Like tonic, use what has arrived.
                 status if status.code() == Code::Cancelled => break,
                 status => return Err(status),
             },

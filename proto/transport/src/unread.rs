@@ -1,9 +1,9 @@
-//! Answers that their clients have not taken yet: what they hold is bounded, and nobody holds it for ever.
+//! Bounds the memory and the time that answers hold while their clients do not read them.
 //!
-//! A long answer goes to HTTP/2 piece by piece, as its client makes room. Of what is still to come this keeps count. One whose
-//! client takes nothing for [`Limits::patience`] is given up, with all that it holds: memory here, what it pins in an engine,
-//! the stream to a store behind it. Where all of them together hold more than [`Limits::bytes`], those that have stood longest
-//! are given up after [`Limits::grace`]. An answer that waits for what it is made of waits for nobody's fault, and is left alone.
+//! A long answer goes to HTTP/2 piece by piece, as its client makes room. This module accounts for the rest. If a
+//! client takes nothing for [`Limits::patience`], its answer is given up with all that it holds: memory here, pins
+//! in an engine, the stream to a store. If all answers together hold more than [`Limits::bytes`], those that have
+//! stalled longest are given up after [`Limits::grace`]. An answer that waits for its own source is never given up.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -20,23 +20,23 @@ use tonic::body::Body;
 
 use crate::unary::long::LongMessage;
 
-/// How often those that stand are looked at.
+/// The interval between checks.
 const TICK: Duration = Duration::from_secs(1);
-/// What a stream counts for: the window of the stream behind it and a few chunks.
+/// The estimated memory of a stream: the window of the stream behind it and a few chunks.
 const STREAM_BYTES: usize = 2 << 20;
 
-/// Put among the extensions of a response: its stream is a long read, whose client may stop reading it.
+/// A response extension that marks its stream as a long read, whose client may stop reading.
 #[derive(Debug, Clone, Copy)]
 pub struct LongRead;
 
-/// What unread answers may hold, and for how long.
+/// The limits of unread answers.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// How long an answer may stand.
+    /// How long an answer may stall.
     pub patience: Duration,
-    /// What all of them may hold.
+    /// The maximum memory of all answers, in bytes.
     pub bytes: usize,
-    /// How long one may stand even then.
+    /// How long an answer may stall while that maximum is exceeded.
     pub grace: Duration,
 }
 
@@ -46,7 +46,7 @@ impl Default for Limits {
     }
 }
 
-/// The long answers of a server that are under way. Clones are the same.
+/// A server's long answers in progress. Clones share one state.
 #[derive(Debug, Clone, Default)]
 pub struct Unread(Arc<Mutex<Answers>>);
 
@@ -55,18 +55,17 @@ struct Answers {
     limits: Limits,
     held: HashMap<u64, Weak<Answer>>,
     next: u64,
-    /// A task looks at them.
+    /// Whether the checking task runs.
     watched: bool,
 }
 
-/// One answer.
 #[derive(Debug)]
 struct Answer(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
     source: Source,
-    /// Since when its client has not taken the next piece; none while that is still to be made.
+    /// When the present piece was ready for the client; `None` while it is still being produced.
     since: Option<Instant>,
 }
 
@@ -74,7 +73,7 @@ struct State {
 enum Source {
     Message(LongMessage),
     Stream(Body),
-    /// It was given up, which its client is to be told.
+    /// The answer was given up, and the client must get this status.
     Cut(Status),
     Over,
 }
@@ -96,7 +95,7 @@ impl Answer {
 }
 
 impl Unread {
-    /// With other limits than the default ones.
+    /// Uses other limits than the defaults.
     #[must_use]
     pub fn with(limits: Limits) -> Self {
         Self(Arc::new(Mutex::new(Answers { limits, ..Answers::default() })))
@@ -106,12 +105,12 @@ impl Unread {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The body of an answer of one long message.
+    /// The body of an answer with one long message.
     pub(crate) fn message(&self, message: LongMessage) -> UnreadBody {
         self.hold(Source::Message(message))
     }
 
-    /// The body of a stream.
+    /// The body of a streaming answer.
     pub(crate) fn stream(&self, body: Body) -> UnreadBody {
         self.hold(Source::Stream(body))
     }
@@ -128,7 +127,7 @@ impl Unread {
         UnreadBody { unread: self.clone(), id, answer }
     }
 
-    /// Looks at them until there are none.
+    /// Checks the answers until none are left.
     async fn watch(self) {
         loop {
             tokio::time::sleep(TICK).await;
@@ -170,13 +169,13 @@ impl Unread {
             let mut state = held[at].lock();
             let source = std::mem::replace(&mut state.source, Source::Cut(status));
             drop(state);
-            // Not under the lock: with it go streams and pins.
+            // Outside the lock, because this also drops streams and pins.
             drop(source);
         }
     }
 }
 
-/// An answer whose client takes nothing.
+/// An answer that its client does not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Standing {
     at: usize,
@@ -184,7 +183,7 @@ struct Standing {
     bytes: usize,
 }
 
-/// Which of them are given up, where all answers hold `bytes`.
+/// The answers to give up, where all answers together hold `bytes`.
 fn given_up(mut standing: Vec<Standing>, mut bytes: usize, limits: Limits) -> Vec<Standing> {
     standing.sort_by_key(|answer| std::cmp::Reverse(answer.stood));
     standing.retain(|answer| {
@@ -196,7 +195,7 @@ fn given_up(mut standing: Vec<Standing>, mut bytes: usize, limits: Limits) -> Ve
     standing
 }
 
-/// The body of a long answer. When it is dropped, all of it is.
+/// The body of a long answer. Dropping it frees everything that it holds.
 #[derive(Debug)]
 pub struct UnreadBody {
     unread: Unread,
@@ -211,7 +210,7 @@ impl Drop for UnreadBody {
 }
 
 impl UnreadBody {
-    /// The next frame. It is asked for when HTTP/2 has room for one.
+    /// The next frame, polled when HTTP/2 has room for one.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let mut state = self.answer.lock();
         let next = match &mut state.source {
@@ -290,7 +289,7 @@ mod tests {
         assert!(next(&mut body).await.unwrap().unwrap().is_data());
         tokio::time::sleep(Limits::default().patience + 2 * TICK).await;
         assert_eq!(body.answer.lock().source.bytes(), 0);
-        // A status of resource exhausted, never an end that looks like success.
+        // The client gets resource exhausted (8), never an end that looks like success.
         assert_eq!(code(next(&mut body).await.unwrap().unwrap()).as_deref(), Some("8"));
         assert!(next(&mut body).await.is_none() && body.is_end());
     }
@@ -301,13 +300,13 @@ mod tests {
         let (to, messages) = tokio::sync::mpsc::channel::<Result<Frame<Bytes>, Status>>(1);
         let stream = tokio_stream::wrappers::ReceiverStream::new(messages);
         let mut body = unread.stream(Body::new(http_body_util::StreamBody::new(stream)));
-        // Nothing is there yet, and the client waits for it.
+        // The client waits, but nothing is there yet.
         assert!(poll_fn(|cx| Poll::Ready(body.poll_next(cx).is_pending())).await);
         tokio::time::sleep(10 * Limits::default().patience).await;
         to.send(Ok(Frame::data(Bytes::from_static(b"x")))).await.unwrap();
         assert!(next(&mut body).await.unwrap().unwrap().is_data());
         to.send(Ok(Frame::data(Bytes::from_static(b"y")))).await.unwrap();
-        // It is not taken: whoever makes the stream is told.
+        // The client does not take it, so the producer is cancelled.
         tokio::time::timeout(Limits::default().patience + 2 * TICK, to.closed()).await.unwrap();
         assert_eq!(code(next(&mut body).await.unwrap().unwrap()).as_deref(), Some("8"));
     }
@@ -318,7 +317,7 @@ mod tests {
         let unread = Unread::with(limits);
         let mut bodies: Vec<_> = (0..6).map(|_| unread.message(long(2 * FRAME_BYTES))).collect();
         tokio::time::sleep(limits.grace - TICK).await;
-        // One of them is read.
+        // The client of the first one reads.
         assert!(next(&mut bodies[0]).await.unwrap().unwrap().is_data());
         tokio::time::sleep(3 * TICK).await;
         let held = |body: &UnreadBody| body.answer.lock().source.bytes();
@@ -340,7 +339,7 @@ mod tests {
         let three = vec![standing(0, 6, 4), standing(1, 50, 4), standing(2, 4, 4)];
         assert_eq!(gone(three.clone(), 12), [1]);
         assert_eq!(gone(three.clone(), 10), [0; 0]);
-        // Who stands for a moment only is not to blame for others.
+        // An answer that stalled only for a moment is not given up for others.
         assert_eq!(gone(three, 40), [1, 0]);
         assert_eq!(gone(vec![standing(0, 100, 1)], 1), [0]);
     }

@@ -1,9 +1,10 @@
-//! Who is at the other end of a store's port, and what that one may do there.
+//! Identifies the clients of a store's port and decides what they may do.
 //!
-//! A shard of a cluster takes writes and internal calls from routers alone: what anybody else writes would go past the map,
-//! the leases and the watches of the cluster. A router is known by its certificate's name, by the cluster's secret, or by
-//! both where both are set up. Where neither is, which is allowed on the loopback interface alone, a router is whoever says
-//! so: that keeps an `etcdctl put` at the wrong port out, and no local user who means it.
+//! A shard of a cluster accepts writes and internal calls only from routers, because any other write would bypass
+//! the cluster's map, leases and watches. A router is identified by its certificate's name, by the cluster's
+//! secret, or by both if both are configured. If neither is, which is allowed on the loopback interface only, any
+//! client that claims to be a router is one. That stops an accidental `etcdctl put` at the wrong port, but no
+//! malicious local user.
 
 use std::fmt;
 use std::hint::black_box;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue};
+use kindred_wire::protocol::ROUTER;
 
 use crate::address::{ListenAddr, Scheme};
 use crate::grpc;
@@ -19,15 +21,13 @@ use crate::listener::{ConnectionInfo, Peer};
 use crate::private;
 use crate::tls::ServerTls;
 
-/// The header by which a router shows who it is: the cluster's secret, or [`NO_SECRET`].
-pub const ROUTER_HEADER: &str = "kindred-router";
-/// What a router shows that has no secret.
+/// The header value of a router without a secret.
 const NO_SECRET: HeaderValue = HeaderValue::from_static("-");
-/// The shortest secret: 16 bytes of the keyboard are more than anybody tries.
+/// The minimum length of a secret: 16 typed characters are more than can be guessed.
 const SECRET_BYTES_MIN: usize = 16;
 const SECRET_BYTES_MAX: usize = 1024;
 
-/// Compares in a time that does not tell how much is equal.
+/// Compares in constant time for equal lengths, so that the timing does not reveal a common prefix.
 #[must_use]
 pub fn equal(one: &[u8], other: &[u8]) -> bool {
     let mut unlike = one.len() ^ other.len();
@@ -37,11 +37,11 @@ pub fn equal(one: &[u8], other: &[u8]) -> bool {
     unlike == 0
 }
 
-/// What routers and shards of a cluster know, and nobody else. Never shown.
+/// A secret that only the routers and shards of a cluster know. Never printed.
 #[derive(Clone)]
 pub struct Secret(HeaderValue);
 
-/// A file with a secret that cannot be used.
+/// Why a secret's file is unusable.
 #[derive(Debug, thiserror::Error)]
 #[error("{flag} {path}: {problem}", path = .path.display())]
 pub struct SecretError {
@@ -54,17 +54,17 @@ impl Secret {
     /// Reads a file that holds a secret in one line.
     ///
     /// # Errors
-    /// When it cannot be read, or is no secret; the flag is named.
+    /// When the file cannot be read or holds no valid secret. The error names the flag.
     pub fn read(flag: &'static str, path: &Path) -> Result<Self, SecretError> {
         let wrong = |problem: String| SecretError { flag, path: path.to_owned(), problem };
         let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
         Self::of(text.trim()).map_err(wrong)
     }
 
-    /// Makes a file with a new secret, which only its owner may read, unless there is one.
+    /// Creates a file with a new secret that only its owner may read, unless the file exists.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn make(path: &Path) -> io::Result<()> {
         if path.exists() {
             return Ok(());
@@ -75,10 +75,10 @@ impl Secret {
         private::write(path, format!("{text}\n").as_bytes())
     }
 
-    /// That of this text.
+    /// Makes a secret of a text.
     ///
     /// # Errors
-    /// When it is too short, or of other bytes than a header may have.
+    /// When the text is too short or too long, or has characters that are not allowed.
     pub fn of(text: &str) -> Result<Self, String> {
         if !(SECRET_BYTES_MIN..=SECRET_BYTES_MAX).contains(&text.len()) {
             return Err(format!(
@@ -95,13 +95,13 @@ impl Secret {
         Ok(Self(value))
     }
 
-    /// Whether it is this one.
+    /// Whether `shown` is this secret.
     #[must_use]
     pub fn is(&self, shown: &[u8]) -> bool {
         equal(self.0.as_bytes(), shown)
     }
 
-    /// What a router shows, with a secret or without.
+    /// The header value that a router shows, with or without a secret.
     #[must_use]
     pub fn shown(secret: Option<&Self>) -> HeaderValue {
         secret.map_or(NO_SECRET, |secret| secret.0.clone())
@@ -114,18 +114,18 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What somebody may do at a store.
+/// A client's rights at a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
-    /// Nothing.
+    /// May do nothing.
     Stranger,
-    /// Read by etcd's API.
+    /// May read through etcd's API.
     Reader,
-    /// Everything.
+    /// May do everything.
     Router,
 }
 
-/// By what a store knows the routers of its cluster. Clones are cheap.
+/// How a store identifies the routers of its cluster. Clones are cheap.
 #[derive(Debug, Clone, Default)]
 pub struct Routers {
     secret: Option<Secret>,
@@ -133,43 +133,43 @@ pub struct Routers {
 }
 
 impl Routers {
-    /// Those that show this secret, over connections whose certificate has one of these names; each where it is given.
+    /// Routers must show this secret, and a certificate with one of these names, as far as each is configured.
     #[must_use]
     pub fn new(secret: Option<Secret>, names: Vec<String>) -> Self {
         Self { secret, names: names.into() }
     }
 
-    /// Whether a router has to prove that it is one.
+    /// Whether routers must authenticate.
     #[must_use]
     pub fn are_known(&self) -> bool {
         self.secret.is_some() || !self.names.is_empty()
     }
 
-    /// Whether they show a secret.
+    /// Whether routers must show a secret.
     #[must_use]
     pub fn have_secret(&self) -> bool {
         self.secret.is_some()
     }
 
-    /// What the sender of a request may do.
+    /// The rights of a request's sender.
     #[must_use]
     pub fn standing(&self, from: &ConnectionInfo, headers: &HeaderMap) -> Standing {
         if self.is_router(from, headers) {
             return Standing::Router;
         }
-        // A port without TLS that others reach tells them nothing.
+        // A port without TLS reveals nothing to other machines.
         let local = !from.tls && from.peer.is_this_machine();
         if local || from.client.is_some() { Standing::Reader } else { Standing::Stranger }
     }
 
     fn is_router(&self, from: &ConnectionInfo, headers: &HeaderMap) -> bool {
-        let shown = grpc::header(headers, ROUTER_HEADER);
+        let shown = grpc::header(headers, ROUTER);
         if !self.are_known() {
             return shown.is_some();
         }
         let secret =
             self.secret.as_ref().is_none_or(|secret| shown.is_some_and(|shown| secret.is(shown.as_bytes())));
-        // The file of a Unix socket lets nobody in but this user, and no certificate is shown there.
+        // Only this user can open the Unix socket's file, and clients show no certificates there.
         let named = self.names.is_empty()
             || from.peer == Peer::Unix
             || from.client.as_ref().is_some_and(|client| client.has_any(&self.names));
@@ -177,7 +177,7 @@ impl Routers {
     }
 }
 
-/// Whether a client at an address must show a certificate.
+/// Whether clients at an address must show a certificate.
 fn demands_certificates(address: &ListenAddr, tls: Option<&ServerTls>) -> bool {
     address.scheme() != Scheme::Plain
         && tls.is_some_and(|tls| {
@@ -186,10 +186,10 @@ fn demands_certificates(address: &ListenAddr, tls: Option<&ServerTls>) -> bool {
         })
 }
 
-/// Refuses to listen for clients where other machines connect and nobody is asked who it is.
+/// Refuses to listen for clients where other machines can connect and no authentication is required.
 ///
 /// # Errors
-/// What to do; `flag` names the address.
+/// Says what to do; `flag` names the address.
 pub fn check_clients(flag: &str, address: &ListenAddr, tls: Option<&ServerTls>) -> Result<(), String> {
     if address.is_local() || demands_certificates(address, tls) {
         return Ok(());
@@ -199,10 +199,10 @@ pub fn check_clients(flag: &str, address: &ListenAddr, tls: Option<&ServerTls>) 
     ))
 }
 
-/// Refuses to listen as a shard of a cluster where other machines connect and routers are not known.
+/// Refuses to listen as a shard of a cluster where other machines can connect and routers do not authenticate.
 ///
 /// # Errors
-/// What to do; `flag` names the address.
+/// Says what to do; `flag` names the address.
 pub fn check_cluster(
     flag: &str,
     address: &ListenAddr,
@@ -237,7 +237,7 @@ mod tests {
 
     fn headers(shown: Option<&str>) -> HeaderMap {
         shown
-            .map(|shown| (http::HeaderName::from_static(ROUTER_HEADER), shown.parse().unwrap()))
+            .map(|shown| (http::HeaderName::from_static(ROUTER), shown.parse().unwrap()))
             .into_iter()
             .collect()
     }
@@ -264,7 +264,7 @@ mod tests {
             (&secret, HERE, false, None, Some(SECRET), Router),
             (&secret, FAR, false, None, Some(SECRET), Router),
             (&secret, FAR, false, None, Some("-"), Stranger),
-            // Encrypted, and nobody knows who it is.
+            // Encrypted, but the client is unknown.
             (&secret, HERE, true, None, None, Stranger),
             (&secret, FAR, true, Some("apiserver"), None, Reader),
             (&named, HERE, true, None, Some("-"), Stranger),

@@ -1,7 +1,7 @@
-//! Threads that serve connections, each with a runtime of its own.
+//! Threads that serve connections, each with its own runtime.
 //!
-//! A connection stays on the thread that it was given to, and so does what is done for it: no task of one thread is ever
-//! taken by another, and no lock of HTTP/2 is contended. Several workers on one runtime cost each call half as much again.
+//! A connection and all work for it stay on one thread. No thread steals tasks of another, and HTTP/2's locks are
+//! never contended. Several workers on one runtime would make a call half as expensive again.
 
 use std::cell::Cell;
 use std::io;
@@ -14,20 +14,20 @@ use crate::listener::Incoming;
 use crate::serve::Drain;
 
 thread_local! {
-    /// Which worker this thread is, from 1; 0 for all other threads.
+    /// The index of this worker thread, from 1; 0 on all other threads.
     static INDEX: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Threads that serve connections. Clones are the same threads.
+/// A set of threads that serve connections. Clones share the same threads.
 #[derive(Debug, Clone, Default)]
 pub struct Workers {
-    /// None when the runtime that accepts serves as well.
+    /// Empty if the accepting runtime also serves.
     runtimes: Arc<[Handle]>,
 }
 
 impl Workers {
-    /// Starts `threads` of them, until `ended`. One is none: connections are then served where they are accepted, which is
-    /// the cheapest for each call.
+    /// Starts `threads` threads, which run until `ended`. With 1 it starts none: the accepting thread then also
+    /// serves, which is the cheapest for each call.
     ///
     /// # Errors
     /// When a thread cannot be started.
@@ -40,7 +40,7 @@ impl Workers {
         Ok(Self { runtimes: runtimes?.into() })
     }
 
-    /// Serves connections by `serve`, on this runtime or, in turns, on the workers. A stop waits for all of it.
+    /// Serves connections with `serve`, on this runtime or in turn on the workers. A stop waits for all of them.
     pub fn serve<F>(&self, incoming: Incoming, drain: &Drain, serve: impl Fn(Incoming) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -53,14 +53,14 @@ impl Workers {
         for (runtime, share) in self.runtimes.iter().zip(shares) {
             drain.spawn_on(serve(share), runtime);
         }
-        // With it the socket closes: who comes then is refused at once rather than left waiting.
+        // Dropping the acceptor closes the socket, so new connections are refused at once and do not wait.
         drain.spawn(drain.stopping().run_until_cancelled_owned(hands_out.run()));
     }
 
-    /// One for each worker, made there, and one for all other threads.
+    /// Creates one value for each worker, inside its runtime, and one for all other threads.
     ///
     /// # Errors
-    /// The first of `make`.
+    /// The first error of `make`.
     pub fn each<T, E>(&self, mut make: impl FnMut() -> Result<T, E>) -> Result<PerThread<T>, E> {
         let elsewhere = make()?;
         let of_workers = self.runtimes.iter().map(|runtime| {
@@ -82,7 +82,7 @@ fn worker(index: usize, ended: CancellationToken) -> io::Result<Handle> {
     Ok(handle)
 }
 
-/// Something of which each worker has its own.
+/// A value for each worker.
 #[derive(Debug)]
 pub struct PerThread<T> {
     elsewhere: T,
@@ -90,7 +90,7 @@ pub struct PerThread<T> {
 }
 
 impl<T> PerThread<T> {
-    /// That of the thread which asks.
+    /// The value of the current thread.
     #[must_use]
     pub fn get(&self) -> &T {
         let index = INDEX.get();

@@ -1,4 +1,4 @@
-//! Answers read in place: what a router needs to merge ranges and watches. Key-values and events stay bytes.
+//! Reads answers in place: what a router needs to merge ranges and watches. Key-values and events stay encoded.
 
 use crate::{
     flat::FromField,
@@ -6,21 +6,20 @@ use crate::{
     scan::{Fields, WireError},
 };
 
-/// The scalars of a `RangeResponse`.
+/// The scalar fields of a `RangeResponse`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RangeResponse {
-    /// The header, when there is one.
     pub header: Option<ResponseHeader>,
-    /// More keys in the range than the limit let through.
+    /// Whether the limit left out keys of the range.
     pub more: bool,
-    /// Keys in the range, the limit aside.
+    /// The number of keys in the range, regardless of the limit.
     pub count: i64,
-    /// How many key-values the message holds.
+    /// The number of key-values in the message.
     pub kvs: usize,
 }
 
 impl RangeResponse {
-    /// Reads the message, skipping over the key-values.
+    /// Parses the message without parsing the key-values.
     ///
     /// # Errors
     /// When the bytes are not such a message.
@@ -48,10 +47,10 @@ pub fn range_kvs(message: &[u8]) -> impl Iterator<Item = Result<&[u8], WireError
     repeated(message, 2)
 }
 
-/// The `RangeResponse` inside a `RangeStreamResponse`; empty when there is none.
+/// The `RangeResponse` inside a `RangeStreamResponse`; empty if there is none.
 ///
 /// # Errors
-/// When the bytes are not such a message, or hold the response in several pieces (no server writes that).
+/// When the bytes are not such a message, or hold the response in several pieces, which no server writes.
 pub fn range_of_stream(message: &[u8]) -> Result<&[u8], WireError> {
     let mut pieces = repeated(message, 1);
     let first = pieces.next().transpose()?.unwrap_or_default();
@@ -62,7 +61,7 @@ pub fn range_of_stream(message: &[u8]) -> Result<&[u8], WireError> {
     }
 }
 
-/// Everything of a `WatchResponse` but its events.
+/// All fields of a `WatchResponse` except its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "etcd's own names")]
 pub struct WatchResponse<'a> {
@@ -73,12 +72,12 @@ pub struct WatchResponse<'a> {
     pub compact_revision: i64,
     pub cancel_reason: &'a [u8],
     pub fragment: bool,
-    /// How many events the message holds.
+    /// The number of events in the message.
     pub events: usize,
 }
 
 impl<'a> WatchResponse<'a> {
-    /// Reads the message, skipping over the events.
+    /// Parses the message without parsing the events.
     ///
     /// # Errors
     /// When the bytes are not such a message.
@@ -104,8 +103,8 @@ impl<'a> WatchResponse<'a> {
         Ok(read)
     }
 
-    /// Whether the message is a promise: no event at or below the header's revision is still to come (etcd's clients
-    /// take it for one under exactly these conditions).
+    /// Whether the message is a progress notification: it promises that no event at or below the header's revision
+    /// is still to come. etcd's clients use exactly these conditions.
     #[must_use]
     pub fn is_progress(&self) -> bool {
         self.events == 0
@@ -121,7 +120,7 @@ pub fn watch_events(message: &[u8]) -> impl Iterator<Item = Result<&[u8], WireEr
     repeated(message, 11)
 }
 
-/// All occurrences of a field of bytes.
+/// All occurrences of a length-delimited field.
 fn repeated(message: &[u8], number: u32) -> impl Iterator<Item = Result<&[u8], WireError>> {
     Fields::new(message).filter_map(move |field| match field {
         Ok(field) => (field.number == number).then(|| field.bytes()),

@@ -1,11 +1,12 @@
-//! The messages of `kindred.shard.v1.Batches`, written once around the bytes that they carry and read in place.
+//! The messages of `kindred.shard.v1.Batches`: encoded around the bytes that they carry without another copy, and
+//! parsed in place.
 
 use crate::{
     flat::flat,
     scan::{Fields, Value, WireError, put_bytes, put_len, put_number, put_varint, varint_len, varints},
 };
 
-/// What an operation is. The numbers are those of the wire.
+/// The method of an operation, with its number on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Method {
@@ -24,7 +25,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// From the wire; `None` for what this version does not know.
+    /// Decodes a method number; `None` if this version does not know it.
     #[must_use]
     pub const fn from_wire(number: i32) -> Option<Self> {
         match number {
@@ -53,7 +54,7 @@ flat! {
 }
 
 impl BatchOp<'_> {
-    /// The length of its field in a `BatchRequest`, in bytes.
+    /// The encoded length of this operation as a field of a `BatchRequest`.
     #[must_use]
     pub fn field_len(&self) -> usize {
         let inner = self.inner_len();
@@ -80,7 +81,7 @@ impl BatchOp<'_> {
             + request
     }
 
-    /// Appends it to a `BatchRequest`.
+    /// Appends the operation to a `BatchRequest`.
     pub fn put(&self, message: &mut Vec<u8>) {
         put_len(message, 1, self.inner_len());
         for (field, number) in self.numbers() {
@@ -92,15 +93,15 @@ impl BatchOp<'_> {
     }
 }
 
-/// Appends the cancellation of an operation to a `BatchRequest`.
+/// Appends the cancellation of operation `id` to a `BatchRequest`.
 pub fn put_cancel(message: &mut Vec<u8>, id: u64) {
     put_number(message, 2, id);
 }
 
-/// Shows the operations and cancellations of a `BatchRequest`, each in the order of the bytes.
+/// Passes the operations of a `BatchRequest` to `op` and its cancellations to `cancel`, in the order of the bytes.
 ///
 /// # Errors
-/// When the bytes are not such a message; what comes before the error has been shown.
+/// When the bytes are not such a message. Everything before the error has been passed on.
 pub fn read_request<'a>(
     message: &'a [u8],
     mut op: impl FnMut(BatchOp<'a>),
@@ -122,10 +123,10 @@ pub fn read_request<'a>(
     Ok(())
 }
 
-/// Bytes of a length that is written before it is known. A varint may have leading zeros.
+/// The space reserved for a length that is written before it is known. A varint may be padded.
 const LENGTH_BYTES: usize = 5;
 
-/// Appends an answer to a `BatchResponse`; `write` appends the response of the operation.
+/// Appends an answer to a `BatchResponse`. `write` appends the operation's response.
 pub fn put_answer(message: &mut Vec<u8>, id: u64, write: impl FnOnce(&mut Vec<u8>)) {
     let outer = begin_len(message, 1);
     put_number(message, 1, id);
@@ -135,7 +136,7 @@ pub fn put_answer(message: &mut Vec<u8>, id: u64, write: impl FnOnce(&mut Vec<u8
     end_len(message, outer);
 }
 
-/// A field of bytes whose length comes later; gives where its content begins.
+/// Begins a length-delimited field whose length is set later; returns the offset of its content.
 fn begin_len(message: &mut Vec<u8>, field: u32) -> usize {
     put_varint(message, u64::from(field << 3 | 2));
     message.extend_from_slice(&[0; LENGTH_BYTES]);
@@ -150,21 +151,19 @@ fn end_len(message: &mut [u8], content: usize) {
     }
 }
 
-/// A gRPC status as it is carried.
+/// A gRPC status as an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Refusal<'a> {
-    /// gRPC's code, not 0.
+    /// The gRPC status code, not 0.
     pub code: i32,
-    /// Its text.
     pub message: &'a [u8],
-    /// Its details.
     pub details: &'a [u8],
-    /// Its metadata, names and values.
+    /// The names and values of the status metadata.
     pub metadata: Vec<(&'a [u8], &'a [u8])>,
 }
 
 impl<'a> Refusal<'a> {
-    /// Appends it to a `BatchResponse` as the answer of an operation.
+    /// Appends the status to a `BatchResponse` as the answer to an operation.
     pub fn put(&self, message: &mut Vec<u8>, id: u64) {
         let outer = begin_len(message, 1);
         put_number(message, 1, id);
@@ -209,26 +208,26 @@ impl<'a> Refusal<'a> {
     }
 }
 
-/// Appends to a `BatchResponse` that nothing behind the operation `last` was or will be executed on this stream.
+/// Appends to a `BatchResponse` that no operation after `last` was or will be executed on this stream.
 pub fn put_last(message: &mut Vec<u8>, last: u64) {
     put_number(message, 2, last);
 }
 
-/// What a `BatchResponse` says.
+/// An item of a `BatchResponse`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// The response of an operation.
+    /// The response to an operation, by its id.
     Response(u64, &'a [u8]),
-    /// An operation was refused.
+    /// The refusal of an operation, by its id.
     Refused(u64, Refusal<'a>),
     /// See [`put_last`].
     Last(u64),
 }
 
-/// Shows what a `BatchResponse` says, in the order of its bytes.
+/// Passes the items of a `BatchResponse` to `show`, in the order of its bytes.
 ///
 /// # Errors
-/// When the bytes are not such a message; what comes before the error has been shown.
+/// When the bytes are not such a message. Everything before the error has been passed on.
 pub fn read_response<'a>(message: &'a [u8], mut show: impl FnMut(Answer<'a>)) -> Result<(), WireError> {
     for field in Fields::new(message) {
         let field = field?;

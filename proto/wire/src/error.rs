@@ -1,12 +1,12 @@
-//! The errors that an etcd 3.7 client can meet: code and text of each, in one table.
+//! The errors that a client of etcd 3.7 can meet, with code and text, in one table.
 //!
-//! Clients compare texts: the Go client turns the text, not the code, back into its typed error. So a text here is
-//! etcd's to the byte (source: `rpctypes` of etcd's API module, 3.7.3), and nothing of our own begins with
-//! `etcdserver: `. What kindred itself refuses is in [`crate::refusal`].
+//! Clients compare texts: the Go client maps the text, not the code, back to its typed error. So each text here
+//! equals etcd's byte for byte (source: `rpctypes` of etcd's API module, 3.7.3), and no text of kindred's own
+//! begins with `etcdserver: `. [`crate::refusal`] has kindred's own errors.
 
 use std::fmt;
 
-/// The status codes of gRPC with their numbers on the wire.
+/// The gRPC status codes, with their numbers on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "gRPC's own names")]
@@ -38,17 +38,16 @@ impl Code {
     }
 }
 
-/// Writes the enum, its list, its codes, its texts and the way back from the text out of one table.
+/// Generates the enum, the list of its variants, their codes and texts, and the lookup by text from one table.
 macro_rules! etcd_errors {
     ($($(#[$doc:meta])* $name:ident = $code:ident, $text:literal;)*) => {
-        /// An error of etcd's, as a client sees it.
+        /// An error as an etcd client sees it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum EtcdError {
             $($(#[$doc])* $name,)*
         }
 
         impl EtcdError {
-            /// Every error of the table.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
             /// The gRPC status code.
@@ -59,7 +58,7 @@ macro_rules! etcd_errors {
                 }
             }
 
-            /// The gRPC status message, to the byte as etcd sends it.
+            /// The gRPC status message, byte for byte as etcd sends it.
             #[must_use]
             pub const fn message(self) -> &'static str {
                 match self {
@@ -67,7 +66,7 @@ macro_rules! etcd_errors {
                 }
             }
 
-            /// The error with exactly this status message; `None` for a text that is not etcd's.
+            /// The error with exactly this status message; `None` if it is not one of etcd's.
             #[must_use]
             pub fn from_message(text: &str) -> Option<Self> {
                 match text {
@@ -80,101 +79,100 @@ macro_rules! etcd_errors {
 }
 
 etcd_errors! {
-    /// A request without a key.
+    /// The request has no key.
     EmptyKey = InvalidArgument, "etcdserver: key is not provided";
-    /// An empty operation in a txn, or `ignore_value`/`ignore_lease` on a key that does not exist.
+    /// A txn has an empty operation, or `ignore_value` or `ignore_lease` names a key that does not exist.
     KeyNotFound = InvalidArgument, "etcdserver: key not found";
-    /// `ignore_value` together with a value.
+    /// `ignore_value` is set and a value is given.
     ValueProvided = InvalidArgument, "etcdserver: value is provided";
-    /// `ignore_lease` together with a lease.
+    /// `ignore_lease` is set and a lease is given.
     LeaseProvided = InvalidArgument, "etcdserver: lease is provided";
-    /// More compares or operations than `--max-txn-ops`.
+    /// A txn has more compares or operations than `--max-txn-ops`.
     TooManyOps = InvalidArgument, "etcdserver: too many operations in txn request";
-    /// A txn that changes one key twice.
+    /// A txn changes one key twice.
     DuplicateKey = InvalidArgument, "etcdserver: duplicate key given in txn request";
-    /// Metadata `client-api-version` that does not parse.
+    /// The metadata `client-api-version` does not parse.
     InvalidClientApiVersion = InvalidArgument, "etcdserver: invalid client api version";
-    /// An unknown sort order or target.
+    /// The sort order or target is unknown.
     InvalidSortOption = InvalidArgument, "etcdserver: invalid sort option";
-    /// A read or watch start below the compacted revision, or a compaction at or below it.
+    /// A read or a watch starts below the compacted revision, or a compaction is at or below it.
     Compacted = OutOfRange, "etcdserver: mvcc: required revision has been compacted";
-    /// A read or compaction above the current revision.
+    /// A read or a compaction is above the current revision.
     FutureRevision = OutOfRange, "etcdserver: mvcc: required revision is a future revision";
     /// The NOSPACE alarm is raised.
     NoSpace = ResourceExhausted, "etcdserver: mvcc: database space exceeded";
-    /// A lease that was never granted, is revoked or has expired.
+    /// The lease was never granted, was revoked or has expired.
     LeaseNotFound = NotFound, "etcdserver: requested lease not found";
-    /// A grant with an id that is in use.
+    /// A grant uses an id that is taken.
     LeaseExists = FailedPrecondition, "etcdserver: lease already exists";
-    /// A TTL above 9,000,000,000 s.
+    /// The TTL is above 9,000,000,000 s.
     LeaseTtlTooLarge = OutOfRange, "etcdserver: too large lease TTL";
-    /// The watch was cancelled.
     WatchCanceled = Canceled, "etcdserver: watch canceled";
-    /// Member ids must be new.
+    /// A new member has the id of another one.
     MemberExists = FailedPrecondition, "etcdserver: member ID already exist";
-    /// Peer URLs must be new.
+    /// A new member has the peer URLs of another one.
     PeerUrlExists = FailedPrecondition, "etcdserver: Peer URLs already exists";
-    /// A change of members that would lose quorum.
+    /// The change of members would lose quorum.
     MemberNotEnoughStarted = FailedPrecondition, "etcdserver: re-configuration failed due to not enough started members";
-    /// URLs that do not parse.
+    /// A member's URLs do not parse.
     MemberBadUrls = InvalidArgument, "etcdserver: given member URLs are invalid";
-    /// No such member.
+    /// No member has this id.
     MemberNotFound = NotFound, "etcdserver: member not found";
-    /// Promotion of a voter.
+    /// The member to promote is not a learner.
     MemberNotLearner = FailedPrecondition, "etcdserver: can only promote a learner member";
-    /// Promotion of a learner that is behind.
+    /// The learner to promote is behind the leader.
     LearnerNotReady = FailedPrecondition, "etcdserver: can only promote a learner member which is in sync with leader";
-    /// More learners than allowed.
+    /// There are as many learners as allowed.
     TooManyLearners = FailedPrecondition, "etcdserver: too many learner members in cluster";
-    /// A peer of another cluster.
+    /// The peer belongs to another cluster.
     ClusterIdMismatch = FailedPrecondition, "etcdserver: cluster ID mismatch";
-    /// More bytes than `--max-request-bytes` (1.5 MiB).
+    /// The request is longer than `--max-request-bytes` (1.5 MiB).
     RequestTooLarge = InvalidArgument, "etcdserver: request is too large";
-    /// Too many requests are waiting. A stock etcd sends code Unknown with this text; its Go client restores ResourceExhausted.
+    /// Too many requests are waiting. A stock etcd sends this text with code Unknown; its Go client maps it to
+    /// ResourceExhausted.
     TooManyRequests = ResourceExhausted, "etcdserver: too many requests";
-    /// Auth needs a root user.
+    /// Auth requires a root user.
     RootUserNotExist = FailedPrecondition, "etcdserver: root user does not exist";
-    /// Auth needs a root role.
+    /// Auth requires the root user to have the root role.
     RootRoleNotExist = FailedPrecondition, "etcdserver: root user does not have root role";
-    /// User names must be new.
+    /// Another user has this name.
     UserAlreadyExists = FailedPrecondition, "etcdserver: user name already exists";
-    /// A user name is needed; also a request without a user while auth is on.
+    /// A user name is required; also sent for a request without a user while auth is on.
     UserEmpty = InvalidArgument, "etcdserver: user name is empty";
-    /// No such user.
+    /// No user has this name.
     UserNotFound = FailedPrecondition, "etcdserver: user name not found";
-    /// Role names must be new.
+    /// Another role has this name.
     RoleAlreadyExists = FailedPrecondition, "etcdserver: role name already exists";
-    /// No such role.
+    /// No role has this name.
     RoleNotFound = FailedPrecondition, "etcdserver: role name not found";
-    /// A role name is needed.
+    /// A role name is required.
     RoleEmpty = InvalidArgument, "etcdserver: role name is empty";
-    /// Wrong user or password.
+    /// The user name or the password is wrong.
     AuthFailed = InvalidArgument, "etcdserver: authentication failed, invalid user ID or password";
-    /// A permission is needed.
+    /// A permission is required.
     PermissionNotGiven = InvalidArgument, "etcdserver: permission not given";
-    /// The user may not do this.
+    /// The user lacks the permission.
     PermissionDenied = PermissionDenied, "etcdserver: permission denied";
     /// The user does not have the role.
     RoleNotGranted = FailedPrecondition, "etcdserver: role is not granted to the user";
     /// The role does not have the permission.
     PermissionNotGranted = FailedPrecondition, "etcdserver: permission is not granted to the role";
-    /// Auth is off; what a server without users answers to Authenticate.
+    /// Auth is off. A server without users answers so to Authenticate.
     AuthNotEnabled = FailedPrecondition, "etcdserver: authentication is not enabled";
     /// The token is unknown or has expired.
     InvalidAuthToken = Unauthenticated, "etcdserver: invalid auth token";
-    /// For instance revoking the role of root.
+    /// The change is not allowed, such as revoking the role of root.
     InvalidAuthMgmt = InvalidArgument, "etcdserver: invalid auth management";
-    /// The token is older than the last change of auth.
+    /// The token is older than the last change of the auth settings.
     AuthOldRevision = InvalidArgument, "etcdserver: revision of auth store is old";
-    /// There is no leader (asked for with metadata `hasleader`).
+    /// There is no leader, and the request's metadata `hasleader` requires one.
     NoLeader = Unavailable, "etcdserver: no leader";
-    /// Only the leader does this.
+    /// Only the leader serves this call.
     NotLeader = FailedPrecondition, "etcdserver: not leader";
     /// The leader changed while the request waited.
     LeaderChanged = Unavailable, "etcdserver: leader changed";
-    /// The cluster is too old for this call.
+    /// The cluster's version is too old for this call.
     NotCapable = FailedPrecondition, "etcdserver: not capable";
-    /// The server is stopping.
     Stopped = Unavailable, "etcdserver: server stopped";
     /// The request may or may not have been executed.
     Timeout = Unavailable, "etcdserver: request timed out";
@@ -182,38 +180,38 @@ etcd_errors! {
     TimeoutDueToLeaderFail = Unavailable, "etcdserver: request timed out, possibly due to previous leader failure";
     /// The request may or may not have been executed: the answer when an executed write may hide behind a failure (R11).
     TimeoutDueToConnectionLost = Unavailable, "etcdserver: request timed out, possibly due to connection lost";
-    /// A linearizable read waited too long.
+    /// A linearizable read timed out.
     TimeoutWaitAppliedIndex = Unavailable, "etcdserver: request timed out, waiting for the applied index took too long";
-    /// A change of members on an unhealthy cluster.
+    /// The members of an unhealthy cluster cannot be changed.
     Unhealthy = Unavailable, "etcdserver: unhealthy cluster";
     /// The CORRUPT alarm is raised.
     Corrupt = DataLoss, "etcdserver: corrupt cluster";
-    /// A learner serves only a few calls.
+    /// A learner does not serve this call.
     NotSupportedForLearner = FailedPrecondition, "etcdserver: rpc not supported for learner";
-    /// MoveLeader to a member that cannot lead.
+    /// MoveLeader names a member that cannot lead.
     BadLeaderTransferee = FailedPrecondition, "etcdserver: bad leader transferee";
-    /// A downgrade target that does not parse.
+    /// The target version of a downgrade does not parse.
     WrongDowngradeVersionFormat = InvalidArgument, "etcdserver: wrong downgrade target version format";
-    /// Downgrades go down by one minor.
+    /// The target version is not one minor version below the current one.
     InvalidDowngradeTargetVersion = InvalidArgument, "etcdserver: invalid downgrade target version";
-    /// The version of the cluster is not known yet.
+    /// The cluster's version is not known yet.
     ClusterVersionUnavailable = FailedPrecondition, "etcdserver: cluster version not found during downgrade";
-    /// One downgrade at a time.
+    /// Another downgrade is in progress.
     DowngradeInProcess = FailedPrecondition, "etcdserver: cluster has a downgrade job in progress";
-    /// No downgrade to cancel.
+    /// There is no downgrade to cancel.
     NoInflightDowngrade = FailedPrecondition, "etcdserver: no inflight downgrade job";
-    /// The server gave the request up.
+    /// The server gave up the request.
     Canceled = Canceled, "etcdserver: request canceled";
     /// The deadline passed on the server.
     DeadlineExceeded = DeadlineExceeded, "etcdserver: context deadline exceeded";
-    /// RangeStream with a sort order other than the key's; the client falls back to Range.
+    /// RangeStream with a sort order other than by key; the client falls back to Range.
     RangeStreamSortOrder = Unimplemented, "RangeStream does not support custom sort orders";
-    /// RangeStream with a minimal or maximal revision; the client falls back to Range.
+    /// RangeStream with a minimum or maximum revision; the client falls back to Range.
     RangeStreamRevisionFilter = Unimplemented, "RangeStream does not support revision filters";
 }
 
 impl EtcdError {
-    /// Whether an error with this text may hide an executed write (R11): the client cannot know, nor can we.
+    /// Whether an error with this text may hide an executed write (R11). Neither the client nor kindred can tell.
     #[must_use]
     pub const fn may_hide_a_write(self) -> bool {
         matches!(
@@ -228,8 +226,8 @@ impl EtcdError {
         )
     }
 
-    /// The text that a cancelled watch carries in `cancel_reason`. The Go server prints the status there for errors of
-    /// auth (`rpc error: code = … desc = …`), and the bare text for all others.
+    /// The text of this error in a cancelled watch's `cancel_reason`. The Go server writes the whole status for
+    /// auth errors (`rpc error: code = … desc = …`) and the plain text for all others.
     #[must_use]
     pub fn cancel_reason(self) -> String {
         match self {
@@ -249,20 +247,20 @@ impl fmt::Display for EtcdError {
 
 impl std::error::Error for EtcdError {}
 
-/// Why etcd refuses a watch at its creation: the text of `cancel_reason` beside `created` and `canceled`, watch id -1.
-/// These never are the status of a call. (An unknown id in a cancel request is ignored without an answer.)
+/// Why etcd refuses to create a watch. The text is the `cancel_reason` of an answer with `created`, `canceled` and
+/// watch id -1, and never the status of a call. (A cancel request with an unknown id gets no answer.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WatchRefusal {
-    /// `range_end` is at or below `key`.
+    /// `range_end` is not above `key`.
     EmptyRange,
-    /// The client chose a watch id that is in use on this stream.
+    /// The client chose a watch id that this stream already uses.
     DuplicateId,
-    /// A negative start revision.
+    /// The start revision is negative.
     NegativeStart,
 }
 
 impl WatchRefusal {
-    /// The text, to the byte as etcd sends it.
+    /// The text, byte for byte as etcd sends it.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {

@@ -1,8 +1,9 @@
-//! Requests to a stock etcd behind its fence key (R13): each is nested in a txn that compares the key's mod revision, so
-//! that etcd itself executes it only as long as nothing has changed there; and the answers out of the txn's.
+//! Fenced requests to a stock etcd (R13). Each request is nested in a txn that compares the mod revision of a fence
+//! key, so etcd itself executes it only while the ownership there is unchanged. This module also extracts the
+//! answers.
 //!
-//! What a client gets is what etcd would have answered to the request alone: the nested answer as it is, with the header
-//! of the txn, as etcd leaves nested headers empty but for some revisions.
+//! The client gets what etcd would have answered to the plain request: the nested answer with the header of the
+//! txn, because etcd leaves nested headers empty except for some revisions.
 
 use crate::{
     answer,
@@ -12,14 +13,14 @@ use crate::{
     scan::{Fields, WireError, put_bytes, put_len, put_number, varint_len},
 };
 
-/// The key that every request compares: the first one that there is, so that a range that begins with it can begin behind
-/// it instead, and no client ever sees it.
+/// The key that every request compares. It is the first possible key, so a range that begins with it can begin
+/// after it instead, and no client ever sees it.
 pub const FENCE_KEY: &[u8] = &[0];
 
-/// The key that comes next.
+/// The first key after the fence key.
 pub const BEHIND_FENCE: &[u8] = &[0, 0];
 
-/// What is nested.
+/// The kind of a nested request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nested {
     /// A `RangeRequest`.
@@ -33,7 +34,7 @@ pub enum Nested {
 }
 
 impl Nested {
-    /// The field of a `RequestOp`, and of a `ResponseOp`.
+    /// The field number in a `RequestOp` and in a `ResponseOp`.
     const fn field(self) -> u32 {
         match self {
             Self::Range => 1,
@@ -44,15 +45,15 @@ impl Nested {
     }
 }
 
-/// etcd's numbers: `Compare.result` EQUAL, `Compare.target` MOD.
+/// etcd's numbers of `Compare.result` EQUAL and `Compare.target` MOD.
 const EQUAL: u64 = 0;
 const MOD: u64 = 2;
 
-/// What is sent in place of a request: a txn that executes it if the fence key still has this mod revision (0: if it does
-/// not exist), and reads the fence key if not.
+/// Nests a request in a txn that executes it if the fence key has this mod revision (0: if it does not exist), and
+/// otherwise reads the fence key.
 ///
-/// A range of keys begins behind the fence key, and a read is linearizable, as the compare must be: a serializable one may
-/// be carried out by a member that has not heard of the fence.
+/// A range that begins with the fence key is changed to begin after it. A serializable read becomes linearizable
+/// like the compare, because a member that has not seen the fence change could execute it.
 #[must_use]
 pub fn nest(nested: Nested, request: &[u8], mod_revision: i64) -> Vec<u8> {
     let tail = override_of(nested, request);
@@ -75,7 +76,7 @@ pub fn nest(nested: Nested, request: &[u8], mod_revision: i64) -> Vec<u8> {
     txn
 }
 
-/// Fields that are to override those of a request, to be appended to it.
+/// The fields to append to a request, where they override its own.
 fn override_of(nested: Nested, request: &[u8]) -> Vec<u8> {
     let mut tail = Vec::new();
     let span = match nested {
@@ -98,13 +99,13 @@ fn override_of(nested: Nested, request: &[u8]) -> Vec<u8> {
     tail
 }
 
-/// Where a range of keys begins instead when it begins with the fence key.
+/// The start of a range that would begin with the fence key; `None` for other ranges.
 #[must_use]
 pub fn begins_behind(key: &[u8], range_end: &[u8]) -> Option<&'static [u8]> {
     (key == FENCE_KEY && !range_end.is_empty()).then_some(BEHIND_FENCE)
 }
 
-/// A `RangeRequest` for a stream that reads what was there at a revision, and nothing of the fence.
+/// A `RangeRequest` for a stream that reads at a revision and leaves out the fence key.
 #[must_use]
 pub fn streamed_at(request: &[u8], revision: i64) -> Vec<u8> {
     let mut streamed = request.to_vec();
@@ -113,35 +114,34 @@ pub fn streamed_at(request: &[u8], revision: i64) -> Vec<u8> {
     streamed
 }
 
-/// What became of a nested request.
+/// The result of a nested request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unnested<'a> {
     /// It was executed.
     Executed {
-        /// Its answer, without the header that is to be appended.
+        /// The answer. The header must be appended to it.
         answer: &'a [u8],
-        /// The header of its answer.
+        /// The header of the txn.
         header: ResponseHeader,
     },
-    /// The fence has changed: it was not executed.
+    /// The fence has changed, so the request was not executed.
     Refused(Fence<'a>),
 }
 
-/// The fence key as it is.
+/// The present state of the fence key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fence<'a> {
-    /// Its mod revision; 0 where it does not exist.
+    /// Its mod revision; 0 if it does not exist.
     pub mod_revision: i64,
-    /// Its value.
     pub value: &'a [u8],
-    /// The etcd's current revision then.
+    /// The etcd's current revision at that time.
     pub revision: i64,
 }
 
-/// Reads the answer to a nested request.
+/// Parses the answer to a nested request.
 ///
 /// # Errors
-/// When the bytes are no answer to one.
+/// When the bytes are not such an answer.
 pub fn unnest(nested: Nested, answer: &[u8]) -> Result<Unnested<'_>, WireError> {
     let (mut header, mut succeeded, mut op) = (ResponseHeader::default(), false, &[][..]);
     for field in Fields::new(answer) {
@@ -161,7 +161,7 @@ pub fn unnest(nested: Nested, answer: &[u8]) -> Result<Unnested<'_>, WireError> 
             inner = Some(field.bytes()?);
         }
     }
-    // gogo leaves a message without content out of a list, never out of a oneof.
+    // gogo omits an empty message from a repeated field, but never from a oneof.
     let inner = inner.ok_or(WireError::Truncated)?;
     if succeeded {
         return Ok(Unnested::Executed { answer: inner, header });
@@ -169,10 +169,10 @@ pub fn unnest(nested: Nested, answer: &[u8]) -> Result<Unnested<'_>, WireError> 
     Ok(Unnested::Refused(fence_of(inner, header.revision)?))
 }
 
-/// The fence key out of the answer to a range of it, at this revision.
+/// Extracts the fence key from the answer to a range over it; `revision` is that of the header.
 ///
 /// # Errors
-/// When the bytes are no such answer.
+/// When the bytes are not such an answer.
 pub fn fence_of(range: &[u8], revision: i64) -> Result<Fence<'_>, WireError> {
     let Some(kv) = answer::range_kvs(range).next().transpose()? else {
         return Ok(Fence { mod_revision: 0, value: &[], revision });
@@ -181,7 +181,7 @@ pub fn fence_of(range: &[u8], revision: i64) -> Result<Fence<'_>, WireError> {
     Ok(Fence { mod_revision: kv.mod_revision, value: kv.value, revision })
 }
 
-/// The answer of its own: the nested one with the header.
+/// The answer to the plain request: the nested answer with the header.
 #[must_use]
 pub fn with_header(answer: &[u8], header: ResponseHeader) -> Vec<u8> {
     let mut own = Vec::with_capacity(answer.len() + 32);
@@ -190,10 +190,10 @@ pub fn with_header(answer: &[u8], header: ResponseHeader) -> Vec<u8> {
     own
 }
 
-/// Whether a request names the fence key itself: alone, or in a txn also as the first of a range.
+/// Whether a request names the fence key: alone or, inside a txn, also as the start of a range.
 ///
 /// # Errors
-/// When the bytes are no such request.
+/// When the bytes are not such a request.
 pub fn touches_fence(nested: Nested, request: &[u8]) -> Result<bool, WireError> {
     let alone = |key: &[u8], range_end: &[u8]| key == FENCE_KEY && range_end.is_empty();
     Ok(match nested {

@@ -1,8 +1,8 @@
-//! Messages of scalars: the struct, `parse` and `merge` out of one list of fields.
+//! A macro for messages of scalars: it generates the struct, `parse` and `merge` from a list of fields.
 
 use crate::scan::{Field, WireError};
 
-/// A scalar or bytes field as it is read from the wire.
+/// A field that can be read from the wire.
 pub(crate) trait FromField<'a>: Sized {
     fn from_field(field: &Field<'a>) -> Result<Self, WireError>;
 }
@@ -25,7 +25,7 @@ impl FromField<'_> for u64 {
     }
 }
 
-/// An enum: the low 32 bits.
+/// Enums: the low 32 bits of the varint.
 impl FromField<'_> for i32 {
     fn from_field(field: &Field<'_>) -> Result<Self, WireError> {
         Ok(field.varint()? as i32)
@@ -51,7 +51,7 @@ macro_rules! flat {
             }
 
             impl $(<$life>)? $name $(<$life>)? {
-                /// Reads the message.
+                /// Parses the message.
                 ///
                 /// # Errors
                 /// When the bytes are not such a message.
@@ -61,7 +61,7 @@ macro_rules! flat {
                     Ok(read)
                 }
 
-                /// Reads one more piece of the same message over this one.
+                /// Merges another piece of the same message into this one.
                 ///
                 /// # Errors
                 /// When the bytes are not such a message.

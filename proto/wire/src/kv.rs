@@ -1,5 +1,5 @@
-//! Key-values, events and the fixed parts of answers, encoded by hand: the same bytes as prost and Go write (fields in
-//! the order of their numbers, defaults omitted). The engine stores key-values encoded, and answers are put together
+//! Encodes key-values, events and the fixed parts of answers by hand, with the same bytes as prost and Go: fields
+//! in the order of their numbers, defaults omitted. The engine stores encoded key-values, and answers are assembled
 //! from them without decoding.
 
 use crate::{
@@ -21,7 +21,6 @@ flat! {
 }
 
 impl KeyValueRef<'_> {
-    /// The length of the encoded message, in bytes.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         bytes_len(self.key)
@@ -32,7 +31,6 @@ impl KeyValueRef<'_> {
             + bytes_len(self.value)
     }
 
-    /// Appends the encoded message.
     pub fn encode_into(&self, out: &mut Vec<u8>) {
         non_empty(out, 1, self.key);
         non_zero(out, 2, self.create_revision.cast_unsigned());
@@ -43,7 +41,7 @@ impl KeyValueRef<'_> {
     }
 }
 
-/// The encoded message, in a vector of exactly its length.
+/// The encoded message, in a vector without spare capacity.
 #[must_use]
 pub fn encode_key_value(kv: &KeyValueRef<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(kv.encoded_len());
@@ -54,28 +52,25 @@ pub fn encode_key_value(kv: &KeyValueRef<'_>) -> Vec<u8> {
 /// `mvccpb.Event.EventType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventType {
-    /// The key was written.
     Put,
-    /// The key was deleted.
     Delete,
 }
 
-/// An `mvccpb.Event` whose key-values stay encoded.
+/// A parsed `mvccpb.Event` with encoded key-values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventRef<'a> {
-    /// What happened.
     pub event_type: EventType,
-    /// The encoded key-value after it; of a delete only key and mod_revision.
+    /// The encoded key-value after the event; for a delete only its key and mod_revision are set.
     pub kv: &'a [u8],
-    /// The encoded key-value before it, when it is known and was asked for.
+    /// The encoded key-value before the event, if it was requested and is known.
     pub prev_kv: Option<&'a [u8]>,
 }
 
 impl<'a> EventRef<'a> {
-    /// Reads the message. A type that is neither is taken for a put, as prost's accessor does.
+    /// Parses the message. An unknown event type counts as a put, as in prost's accessor.
     ///
     /// # Errors
-    /// When the bytes are not such a message, or hold a key-value in several pieces (no server writes that).
+    /// When the bytes are not such a message, or hold a key-value in several pieces, which no server writes.
     pub fn parse(message: &'a [u8]) -> Result<Self, WireError> {
         let (mut event_type, mut kv, mut prev_kv) = (EventType::Put, None, None);
         for field in Fields::new(message) {
@@ -100,19 +95,17 @@ impl<'a> EventRef<'a> {
         StoredEvent { event_type, kv: kv.into(), prev_kv: prev_kv.map(Pieces::from) }
     }
 
-    /// The length of the encoded message, in bytes.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         self.stored().encoded_len()
     }
 
-    /// Appends the encoded message.
     pub fn encode_into(&self, out: &mut Vec<u8>) {
         self.stored().encode_into(out);
     }
 }
 
-/// Encoded bytes that are held in two pieces, of which the second one may be empty.
+/// Encoded bytes in two pieces, of which the second may be empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pieces<'a>(pub [&'a [u8]; 2]);
 
@@ -133,7 +126,7 @@ impl Pieces<'_> {
         self.0[0].len() + self.0[1].len()
     }
 
-    /// What they add as a part with a field number below 16.
+    /// The encoded length as a length-delimited field with a number below 16.
     #[must_use]
     pub fn part_len(self) -> usize {
         field_len(self.len())
@@ -146,26 +139,23 @@ impl Pieces<'_> {
     }
 }
 
-/// An `mvccpb.Event` of key-values that are held encoded, to be written.
+/// An `mvccpb.Event` to encode, with encoded key-values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredEvent<'a> {
-    /// What happened.
     pub event_type: EventType,
-    /// The encoded key-value after it; of a delete only key and mod_revision.
+    /// The encoded key-value after the event; for a delete only its key and mod_revision are set.
     pub kv: Pieces<'a>,
-    /// The encoded key-value before it, when it is known and was asked for.
+    /// The encoded key-value before the event, if it was requested and is known.
     pub prev_kv: Option<Pieces<'a>>,
 }
 
 impl StoredEvent<'_> {
-    /// The length of the encoded message, in bytes.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         let kind = if self.event_type == EventType::Delete { 2 } else { 0 };
         kind + self.kv.part_len() + self.prev_kv.map_or(0, Pieces::part_len)
     }
 
-    /// Appends the encoded message.
     pub fn encode_into(&self, out: &mut Vec<u8>) {
         non_zero(out, 1, u64::from(self.event_type == EventType::Delete));
         self.kv.put(out, 2);
@@ -176,7 +166,7 @@ impl StoredEvent<'_> {
 }
 
 impl ResponseHeader {
-    /// The length of the encoded message, in bytes, without its tag.
+    /// The length of the encoded message without its tag.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         [self.cluster_id, self.member_id, self.revision.cast_unsigned(), self.raft_term]
@@ -185,7 +175,7 @@ impl ResponseHeader {
             .sum()
     }
 
-    /// Appends the header as field 1 of any response.
+    /// Appends the header as field 1 of a response.
     pub fn put(&self, response: &mut Vec<u8>) {
         put_len(response, 1, self.encoded_len());
         non_zero(response, 1, self.cluster_id);
@@ -195,43 +185,43 @@ impl ResponseHeader {
     }
 }
 
-/// Appends one encoded key-value to a `RangeResponse` (after the header).
+/// Appends an encoded key-value to a `RangeResponse` (after the header).
 pub fn put_range_kv<'a>(response: &mut Vec<u8>, kv: impl Into<Pieces<'a>>) {
     kv.into().put(response, 2);
 }
 
-/// Ends a `RangeResponse`: `more` and `count`.
+/// Completes a `RangeResponse` with `more` and `count`.
 pub fn put_range_end(response: &mut Vec<u8>, more: bool, count: i64) {
     non_zero(response, 3, u64::from(more));
     non_zero(response, 4, count.cast_unsigned());
 }
 
-/// A `RangeStreamResponse` around an encoded `RangeResponse`.
+/// Wraps an encoded `RangeResponse` in a `RangeStreamResponse`.
 pub fn put_range_stream(message: &mut Vec<u8>, response: &[u8]) {
     put_bytes(message, 1, response);
 }
 
-/// Ends a `PutResponse` (after the header): the encoded key-value before the put.
+/// Appends the encoded key-value before the put to a `PutResponse` (after the header).
 pub fn put_put_prev_kv<'a>(response: &mut Vec<u8>, prev_kv: impl Into<Pieces<'a>>) {
     prev_kv.into().put(response, 2);
 }
 
-/// Continues a `DeleteRangeResponse` after the header: how many keys were deleted.
+/// Appends the number of deleted keys to a `DeleteRangeResponse` (after the header).
 pub fn put_deleted(response: &mut Vec<u8>, deleted: i64) {
     non_zero(response, 2, deleted.cast_unsigned());
 }
 
-/// Appends one encoded deleted key-value to a `DeleteRangeResponse` (after `deleted`).
+/// Appends an encoded deleted key-value to a `DeleteRangeResponse` (after `deleted`).
 pub fn put_deleted_prev_kv<'a>(response: &mut Vec<u8>, prev_kv: impl Into<Pieces<'a>>) {
     prev_kv.into().put(response, 3);
 }
 
-/// Continues a `TxnResponse` after the header: which branch ran.
+/// Appends to a `TxnResponse` which branch ran (after the header).
 pub fn put_txn_succeeded(response: &mut Vec<u8>, succeeded: bool) {
     non_zero(response, 2, u64::from(succeeded));
 }
 
-/// Which response a `ResponseOp` holds.
+/// The kind of a `ResponseOp`, with its field number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ResponseOp {
@@ -245,13 +235,13 @@ pub enum ResponseOp {
     Txn = 4,
 }
 
-/// Appends one encoded response to a `TxnResponse` (after `succeeded`).
+/// Appends an encoded response to a `TxnResponse` (after `succeeded`).
 pub fn put_txn_response(response: &mut Vec<u8>, op: ResponseOp, inner: &[u8]) {
     put_len(response, 3, part_len(inner));
     put_bytes(response, op as u32, inner);
 }
 
-/// Everything of a `WatchResponse` that comes before its events.
+/// All fields of a `WatchResponse` except its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "etcd's own names")]
 pub struct WatchHead<'a> {
@@ -265,7 +255,7 @@ pub struct WatchHead<'a> {
 }
 
 impl WatchHead<'_> {
-    /// Begins a `WatchResponse`.
+    /// Appends the fields, to which [`put_watch_event`] then adds the events.
     pub fn put(&self, response: &mut Vec<u8>) {
         self.header.put(response);
         non_zero(response, 2, self.watch_id.cast_unsigned());
@@ -277,12 +267,12 @@ impl WatchHead<'_> {
     }
 }
 
-/// Appends one encoded event to a `WatchResponse`.
+/// Appends an encoded event to a `WatchResponse`.
 pub fn put_watch_event(response: &mut Vec<u8>, event: &[u8]) {
     put_bytes(response, 11, event);
 }
 
-/// What [`put_watch_event`] and the other parts with a field number below 16 add for a part of this length.
+/// The encoded length of `part` as a length-delimited field with a number below 16.
 #[must_use]
 pub fn part_len(part: &[u8]) -> usize {
     field_len(part.len())
@@ -292,12 +282,12 @@ fn field_len(bytes: usize) -> usize {
     1 + varint_len(bytes as u64) + bytes
 }
 
-/// Length of a field of bytes with a number below 16 that is omitted when empty.
+/// The encoded length of such a field that is omitted when empty.
 fn bytes_len(bytes: &[u8]) -> usize {
     if bytes.is_empty() { 0 } else { part_len(bytes) }
 }
 
-/// Length of a varint field with a number below 16 that is omitted when zero.
+/// The encoded length of a varint field with a number below 16 that is omitted when zero.
 fn number_len(number: i64) -> usize {
     if number == 0 { 0 } else { 1 + varint_len(number.cast_unsigned()) }
 }

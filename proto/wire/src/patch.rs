@@ -1,20 +1,21 @@
-//! Rewrites a few fields of encoded messages and leaves every other byte alone.
+//! Changes a few fields of encoded messages and leaves all other bytes alone.
 //!
-//! Two ways, because implementations of protobuf differ:
+//! There are two ways, because protobuf implementations differ:
 //!
-//! * **Append**: fields at the end of a message override earlier ones: the last scalar wins, and occurrences of a
-//!   message that is no oneof merge, in prost and in both Go implementations (gogo, which etcd used up to 3.6, too). So
-//!   a patch of the header, `more`, `count` or `watch_id` is a few bytes behind the answer, whose own bytes need not be
-//!   looked at, moved or copied.
-//! * **Rewrite**: a message inside a oneof merges in prost, but *replaces* in gogo. Requests on a watch stream (small:
-//!   no values) are therefore written anew, with the inner message's bytes as they are and the patch behind them.
+//! * **Append**: a field at the end of a message overrides an earlier one. The last scalar wins, and a repeated
+//!   occurrence of a message outside a oneof merges, in prost and in both Go implementations (including gogo, which
+//!   etcd used up to 3.6). So a patch of the header, `more`, `count` or `watch_id` is a few bytes after the answer,
+//!   which need not be parsed, moved or copied.
+//! * **Rewrite**: a repeated message inside a oneof merges in prost but *replaces* the earlier one in gogo.
+//!   Requests on a watch stream are small and have no values, so they are written anew: the inner message's bytes,
+//!   followed by the patch.
 
 use crate::{
     peek::{ResponseHeader, WatchRequest},
     scan::{Fields, WireError, put_bytes, put_len, put_number, varint_len},
 };
 
-/// New values for fields of a response's header; `None` keeps what is there.
+/// New values for fields of a response header; `None` keeps a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "etcd's own names")]
 pub struct HeaderPatch {
@@ -25,7 +26,7 @@ pub struct HeaderPatch {
 }
 
 impl HeaderPatch {
-    /// Sets every field: a new header in place of the old one, whatever that was.
+    /// Sets every field, so that any old header is replaced.
     #[must_use]
     pub const fn all(header: ResponseHeader) -> Self {
         Self {
@@ -36,13 +37,12 @@ impl HeaderPatch {
         }
     }
 
-    /// Sets only the revision.
     #[must_use]
     pub const fn revision(revision: i64) -> Self {
         Self { cluster_id: None, member_id: None, revision: Some(revision), raft_term: None }
     }
 
-    /// Appends the patch to any response but RangeStream's.
+    /// Appends the patch to any response except a `RangeStreamResponse`.
     pub fn append_to(&self, response: &mut Vec<u8>) {
         let numbers =
             [self.cluster_id, self.member_id, self.revision.map(i64::cast_unsigned), self.raft_term];
@@ -52,7 +52,7 @@ impl HeaderPatch {
         }
         put_len(response, 1, len);
         for (field, number) in (1..).zip(numbers) {
-            // Zeros, too: a default that overrides must be spelled out.
+            // Zeros must be written as well, to override the old value.
             if let Some(number) = number {
                 put_number(response, field, number);
             }
@@ -70,7 +70,6 @@ pub struct RangePatch {
 }
 
 impl RangePatch {
-    /// Appends the patch to a `RangeResponse`.
     pub fn append_to(&self, response: &mut Vec<u8>) {
         self.header.append_to(response);
         if let Some(more) = self.more {
@@ -81,7 +80,6 @@ impl RangePatch {
         }
     }
 
-    /// Appends the patch to a `RangeStreamResponse`.
     pub fn append_to_stream(&self, message: &mut Vec<u8>) {
         let mut inner = Vec::new();
         self.append_to(&mut inner);
@@ -100,7 +98,6 @@ pub struct WatchPatch {
 }
 
 impl WatchPatch {
-    /// Appends the patch to a `WatchResponse`.
     pub fn append_to(&self, response: &mut Vec<u8>) {
         self.header.append_to(response);
         if let Some(watch_id) = self.watch_id {
@@ -109,17 +106,17 @@ impl WatchPatch {
     }
 }
 
-/// New values for fields of a message that create a watch or cancel one.
+/// New values for fields of a create or cancel request on a watch stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "etcd's own names")]
 pub struct WatchRequestPatch {
     pub watch_id: Option<i64>,
-    /// Of a create; a cancel has none.
+    /// Applies to a create request only.
     pub start_revision: Option<i64>,
 }
 
 impl WatchRequestPatch {
-    /// The request, written anew with the patch. A progress request, and one that asks nothing, stays as it is.
+    /// Writes the request anew with the patch. Progress requests and empty requests stay unchanged.
     ///
     /// # Errors
     /// When the bytes are not such a message.
@@ -135,7 +132,7 @@ impl WatchRequestPatch {
             if field.number == variant {
                 inner.extend_from_slice(field.bytes()?);
             } else if (1..=3).contains(&field.number) {
-                // Another variant of the oneof drops what came before it.
+                // Another variant of the oneof discards the earlier one.
                 inner.clear();
             }
         }

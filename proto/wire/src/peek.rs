@@ -1,7 +1,7 @@
-//! What routing needs of requests and answers, read in place: keys, revisions, leases, ids. Values are skipped.
+//! Reads in place what routing needs of requests and answers: keys, revisions, leases and ids. Values are skipped.
 //!
-//! As protobuf demands, the last occurrence of a scalar wins, and occurrences of a message merge (`merge` folds one more
-//! piece of the same message in). Slices point into the bytes that were parsed.
+//! As protobuf requires, the last occurrence of a scalar wins, and occurrences of a message merge (`merge` adds one
+//! more piece of the message). Slices point into the parsed bytes.
 
 use std::ops::ControlFlow;
 
@@ -11,12 +11,12 @@ use crate::{
     scan::{Fields, Value, varints},
 };
 
-/// Most levels of txns in txns. etcd's own limit follows from `--max-txn-ops`, of which each level takes one: 128, if nothing else
-/// is said. Everything that looks at a txn goes into it by calling itself, on stacks of 2 MiB.
+/// The maximum nesting depth of txns. etcd's own limit follows from `--max-txn-ops` (default 128), of which each
+/// level takes at least one. Code that walks a txn recurses, on stacks of 2 MiB.
 pub const TXN_DEPTH_MAX: usize = 256;
 
 flat! {
-    /// A `RangeRequest`, of Range and RangeStream.
+    /// A `RangeRequest` of Range or RangeStream.
     RangeRequest<'a> {
         1 key: &'a [u8],
         2 range_end: &'a [u8],
@@ -47,7 +47,7 @@ flat! {
         2 range_end: &'a [u8],
         3 prev_kv: bool,
     }
-    /// A `Compare` of a txn, without the value that it compares to.
+    /// A `Compare` of a txn, without the value to compare with.
     Compare<'a> {
         1 result: i32,
         2 target: i32,
@@ -94,9 +94,9 @@ pub struct WatchCreateRequest<'a> {
     pub range_end: &'a [u8],
     pub start_revision: i64,
     pub progress_notify: bool,
-    /// The filter NOPUT is set.
+    /// Whether the filter NOPUT is set.
     pub no_put: bool,
-    /// The filter NODELETE is set.
+    /// Whether the filter NODELETE is set.
     pub no_delete: bool,
     pub prev_kv: bool,
     pub watch_id: i64,
@@ -104,7 +104,7 @@ pub struct WatchCreateRequest<'a> {
 }
 
 impl<'a> WatchCreateRequest<'a> {
-    /// Reads one more piece of the same message over this one.
+    /// Merges another piece of the same message into this one.
     ///
     /// # Errors
     /// When the bytes are not such a message.
@@ -117,7 +117,7 @@ impl<'a> WatchCreateRequest<'a> {
                 3 => self.start_revision = FromField::from_field(&field)?,
                 4 => self.progress_notify = FromField::from_field(&field)?,
                 5 => match field.value {
-                    // Packed, as proto3 writes repeated enums, or one by one.
+                    // Packed, as proto3 writes repeated enums, or as single values.
                     Value::Len(packed) => {
                         for filter in varints(packed) {
                             self.filter(filter?);
@@ -143,21 +143,19 @@ impl<'a> WatchCreateRequest<'a> {
     }
 }
 
-/// What a message on a client's watch stream asks.
+/// A request on a client's watch stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchRequest<'a> {
-    /// Start a watch.
     Create(WatchCreateRequest<'a>),
-    /// End a watch.
     Cancel(WatchCancelRequest),
-    /// Ask for a progress notification on the whole stream.
+    /// Requests a progress notification for the whole stream.
     Progress,
-    /// Nothing, or something that this version does not know: etcd ignores it.
+    /// Empty or unknown; etcd ignores such a request.
     Nothing,
 }
 
 impl<'a> WatchRequest<'a> {
-    /// Reads the message.
+    /// Parses the message.
     ///
     /// # Errors
     /// When the bytes are not such a message.
@@ -165,7 +163,7 @@ impl<'a> WatchRequest<'a> {
         let mut read = Self::Nothing;
         for field in Fields::new(message) {
             let field = field?;
-            // A oneof: the same variant again merges, another one replaces.
+            // In a oneof the same variant merges, and another variant replaces.
             read = match field.number {
                 1 => {
                     let mut create =
@@ -190,23 +188,20 @@ impl<'a> WatchRequest<'a> {
     }
 }
 
-/// One thing that a txn touches.
+/// A compare or operation of a txn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TxnPart<'a> {
-    /// A compare, of one key or of a range.
+    /// A compare of one key or of a range.
     Compare(Compare<'a>),
-    /// A read.
     Range(RangeRequest<'a>),
-    /// A put.
     Put(PutRequest<'a>),
-    /// A delete.
     DeleteRange(DeleteRangeRequest<'a>),
     /// An operation without content, which etcd refuses (`key not found`).
     Empty,
 }
 
 impl<'a> TxnPart<'a> {
-    /// The key and `range_end` (empty for a single key) that it touches; `None` for an empty operation.
+    /// The key and `range_end` (empty for a single key) of this part; `None` for an empty operation.
     #[must_use]
     pub fn span(&self) -> Option<(&'a [u8], &'a [u8])> {
         match self {
@@ -219,8 +214,8 @@ impl<'a> TxnPart<'a> {
     }
 }
 
-/// Shows `visit` every compare and operation of a `TxnRequest`, those of nested txns and of both branches included, in
-/// the order of their bytes. Ends early when `visit` breaks; then the rest of the bytes has not been looked at.
+/// Passes every compare and operation of a `TxnRequest` to `visit`, in the order of the bytes. Includes nested txns
+/// and both branches. Stops early if `visit` breaks, and leaves the remaining bytes unchecked.
 ///
 /// # Errors
 /// When the bytes are not a txn, or txns nest deeper than [`TXN_DEPTH_MAX`].
@@ -253,7 +248,7 @@ fn visit_nested<'a, B>(
     Ok(ControlFlow::Continue(()))
 }
 
-/// A `RequestOp`: a oneof, of which only the last run of one variant counts.
+/// Visits a `RequestOp`, a oneof in which only the last run of fields of one variant counts.
 fn visit_op<'a, B>(
     op: &'a [u8],
     depth: usize,
@@ -296,7 +291,7 @@ fn visit_op<'a, B>(
     Ok(if variant == 4 { ControlFlow::Continue(()) } else { visit(part) })
 }
 
-/// The header of any response but RangeStream's: field 1; `None` when there is none.
+/// The header (field 1) of any response except a `RangeStreamResponse`; `None` if there is none.
 ///
 /// # Errors
 /// When the bytes are not such a message.
@@ -311,7 +306,7 @@ pub fn response_header(response: &[u8]) -> Result<Option<ResponseHeader>, WireEr
     Ok(header)
 }
 
-/// The header's revision of any response but RangeStream's; 0 when there is none.
+/// The header's revision in any response except a `RangeStreamResponse`; 0 if there is no header.
 ///
 /// # Errors
 /// When the bytes are not such a message.
@@ -319,8 +314,9 @@ pub fn header_revision(response: &[u8]) -> Result<i64, WireError> {
     Ok(response_header(response)?.map_or(0, |header| header.revision))
 }
 
-/// The same of a header that comes first, as every server writes it, without a look at what is behind: in a long answer each
-/// field costs a miss of the cache. `None` when something else comes first, or the bytes end within it.
+/// The revision of a header at the start of the response, where every server writes it. Reads nothing after the
+/// header, because each field of a long answer would cost a cache miss. `None` if another field comes first or the
+/// bytes end within the header.
 #[must_use]
 pub fn leading_revision(response: &[u8]) -> Option<i64> {
     let first = Fields::new(response).next()?.ok().filter(|field| field.number == 1)?;

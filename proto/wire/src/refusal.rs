@@ -1,13 +1,13 @@
-//! What kindred refuses or cannot do and etcd could: codes and texts of our own.
+//! kindred's own refusals, which etcd does not have, with their codes and texts.
 //!
-//! Every text begins with `kindred: `, so that nobody mistakes it for etcd's, and says what to do. Choice of codes:
+//! Every text begins with `kindred: `, to distinguish it from etcd's, and says what to do. The codes:
 //!
-//! * What the partition map forbids (operations over several stores) is `FailedPrecondition`: etcd clients do not retry
-//!   it, and it depends on the state of the system, not on the request alone. Not `Unimplemented`: the only call on
-//!   which clients fall back is RangeStream, and its fallback (Range) would meet the same refusal, for good.
-//! * A call that kindred does not serve at all is `Unimplemented`, as from a server that does not know the method.
-//! * `Unavailable` only where nothing was executed: etcd clients retry reads on it (100 times, 25 ms apart). A write
-//!   whose outcome is unknown is answered with [`EtcdError::TimeoutDueToConnectionLost`] instead (R11).
+//! * `FailedPrecondition` for what the partition map forbids (operations over several stores). etcd clients do not
+//!   retry it, and it depends on the state of the system, not on the request alone. `Unimplemented` would be wrong:
+//!   clients fall back on it only from RangeStream to Range, which would be refused for good, too.
+//! * `Unimplemented` for a call that kindred does not serve at all, as from a server that does not know the method.
+//! * `Unavailable` only if nothing was executed, because etcd clients retry reads on it (100 times, 25 ms apart). A
+//!   write with an unknown outcome gets [`EtcdError::TimeoutDueToConnectionLost`] instead (R11).
 //!
 //! [`EtcdError::TimeoutDueToConnectionLost`]: crate::error::EtcdError::TimeoutDueToConnectionLost
 
@@ -15,37 +15,28 @@ use std::fmt;
 
 use crate::error::Code;
 
-/// Longest text about a key or taken from elsewhere, in bytes: a status travels in HTTP/2 trailers, which are small.
+/// The maximum length in bytes of a key or a foreign text in a message, because HTTP/2 trailers are limited.
 const TEXT_MAX: usize = 256;
-/// Most keys that a refusal names.
+/// The maximum number of keys in a message.
 const KEYS_MAX: usize = 4;
 
-/// Whether etcd's clients send a *write* again when an `Unavailable` error contains this text. No error of ours may.
+/// Whether etcd's clients resend a *write* when an `Unavailable` error contains this text. No error of kindred may
+/// contain it.
 #[must_use]
 pub fn clients_resend_writes_on(text: &str) -> bool {
     text.contains("there is no address available") || text.contains("there is no connection available")
 }
 
-/// What every text of [`KindredError::NotOwned`] ends with: a watch is told nothing but a text.
+/// The end of every [`KindredError::NotOwned`] text. Watches need it, because their refusal carries only a text.
 const ASK_AGAIN: &str = "ask again by the newest map";
 
-/// Whether this is a text of [`KindredError::NotOwned`], made by a shard for a router.
+/// Whether this is the text of a [`KindredError::NotOwned`] that a shard sent to a router.
 #[must_use]
 pub fn is_not_owned(text: &str) -> bool {
     text.starts_with("kindred: ") && text.ends_with(ASK_AGAIN)
 }
 
-/// What stands before the highest term seen in a text of [`KindredError::StaleTerm`].
-const COORDINATOR: &str = " has a coordinator of term ";
-
-/// The highest term seen, of a text of [`KindredError::StaleTerm`].
-#[must_use]
-pub fn stale_term(text: &str) -> Option<u64> {
-    let (_, seen) = text.split_once(COORDINATOR)?;
-    seen.split(',').next()?.parse().ok()
-}
-
-/// One key of a refused request and the store that serves it.
+/// A key of a refused request with the store that serves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyOnStore {
     /// The key, or the first key of a range.
@@ -54,78 +45,77 @@ pub struct KeyOnStore {
     pub store: String,
 }
 
-/// A refusal of kindred's own.
+/// An error of kindred's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KindredError {
-    /// A txn whose keys live on several stores.
+    /// The keys of a txn are on several stores.
     CrossStoreTxn {
         /// One key for each store, in the order of the request.
         keys: Vec<KeyOnStore>,
     },
-    /// A txn over Kinds of different durability modes (R9).
+    /// The keys of a txn have different durability modes (R9).
     CrossDurabilityTxn {
-        /// One key for each mode, with the mode's name in place of the store's.
+        /// One key for each mode, with the mode's name in place of a store's.
         keys: Vec<KeyOnStore>,
     },
-    /// A range, watch or delete that joins a stock etcd with another store: an etcd can neither be raised nor read at
+    /// A range, watch or delete spans a stock etcd and another store. An etcd can neither be raised to nor read at
     /// another store's revision.
     RangeJoinsEtcd {
         /// The first key of the range.
         key: Vec<u8>,
-        /// The stores that it touches.
+        /// The stores of the range.
         stores: Vec<String>,
     },
-    /// A call that is not served.
+    /// kindred does not serve the call.
     Unsupported {
         /// The call or field, such as `Maintenance/Snapshot`.
         what: &'static str,
         /// What to do instead.
         instead: &'static str,
     },
-    /// The store cannot be reached or refuses connections, and nothing was executed there.
+    /// The store cannot be reached or refuses connections. Nothing was executed there.
     StoreUnavailable {
         /// The store's name.
         store: String,
-        /// Why, from the transport.
+        /// The reason, from the transport.
         reason: String,
     },
-    /// The unit moves to another store and the request waited as long as it may; nothing was executed.
+    /// The unit is moving to another store, and the request waited as long as it may. Nothing was executed.
     UnitMoving {
         /// The key, or the first key of the range.
         key: Vec<u8>,
     },
-    /// A shard was asked for keys that it does not own now (R13). Nothing was executed: by another map, or a little
-    /// later, the request may be sent again.
+    /// A shard does not own the requested keys (R13). Nothing was executed. The request may be sent again later or
+    /// by another map.
     NotOwned {
         /// The key, or the first key of the range.
         key: Vec<u8>,
-        /// The generation of the map since which another store owns it; 0 when it is about to be decided.
+        /// The generation of the map since which another store owns the keys; 0 while the ownership is being
+        /// decided.
         epoch: u64,
     },
-    /// A call for a move by a coordinator that another one has followed.
+    /// The coordinator that sent a call for a move has been superseded.
     StaleTerm {
-        /// The move.
         move_id: u64,
         /// The term of the call.
         term: u64,
         /// The highest term seen.
         seen: u64,
     },
-    /// A call for a move that the unit's state does not allow.
+    /// The unit's state does not allow this call of a move.
     UnitState {
         /// What is wrong and what to do.
         reason: String,
     },
-    /// No partition map has been read yet.
+    /// The router has no partition map yet.
     NotReady {
         /// What the router waits for.
         waiting_for: String,
     },
-    /// A limit of this process, with nothing executed.
+    /// A limit of this process was reached. Nothing was executed.
     LimitReached {
-        /// What there are too many of, such as `watches on one stream`.
+        /// What the limit counts, such as `watches on one stream`.
         what: &'static str,
-        /// The limit.
         limit: u64,
     },
     /// The request's bytes are not the message that the method takes.
@@ -136,7 +126,7 @@ pub enum KindredError {
 }
 
 impl KindredError {
-    /// The gRPC status code; the module says why.
+    /// The gRPC status code; the module's documentation explains the choice.
     #[must_use]
     pub const fn grpc_code(&self) -> Code {
         match self {
@@ -151,12 +141,12 @@ impl KindredError {
             | Self::NotOwned { .. }
             | Self::NotReady { .. } => Code::Unavailable,
             Self::LimitReached { .. } => Code::ResourceExhausted,
-            // grpc-go answers Internal when a message does not unmarshal.
+            // grpc-go answers Internal if it cannot unmarshal a message.
             Self::Malformed { .. } => Code::Internal,
         }
     }
 
-    /// The gRPC status message: bounded in length, on one line, never a text that clients resend writes on.
+    /// The gRPC status message: bounded, on one line, and never a text on which clients resend writes.
     #[must_use]
     pub fn message(&self) -> String {
         self.to_string()
@@ -202,7 +192,7 @@ impl fmt::Display for KindredError {
                 write!(f, "{} is on another store since map {epoch}; {ASK_AGAIN}", Shown(key))
             }
             Self::StaleTerm { move_id, term, seen } => {
-                write!(f, "move {move_id}{COORDINATOR}{seen}, this is term {term}; stop")
+                write!(f, "move {move_id} has a coordinator of term {seen}, this is term {term}; stop")
             }
             Self::UnitState { reason } => f.write_str(&Foreign(reason).to_string()),
             Self::NotReady { waiting_for } => write!(f, "not ready, waiting for {}", Foreign(waiting_for)),
@@ -214,19 +204,19 @@ impl fmt::Display for KindredError {
 
 impl std::error::Error for KindredError {}
 
-/// A key in quotes, escaped and cut.
+/// A quoted key, escaped and truncated.
 struct Shown<'a>(&'a [u8]);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cut = self.0.len().min(TEXT_MAX);
         let escaped = self.0[..cut].escape_ascii().to_string();
-        // A key is the client's own text: it must not be able to make the error look like another.
+        // The client chose the key, so it must not be able to imitate another error.
         write!(f, "\"{}\"{}", Foreign(&escaped), if cut < self.0.len() { "…" } else { "" })
     }
 }
 
-/// Keys with their stores, a few of them.
+/// The first few keys with their stores.
 struct Keys<'a>(&'a [KeyOnStore], &'static str);
 
 impl fmt::Display for Keys<'_> {
@@ -242,7 +232,7 @@ impl fmt::Display for Keys<'_> {
     }
 }
 
-/// A text from elsewhere: cut, on one line, and harmless to clients that look for texts to resend writes on.
+/// A foreign text: truncated, on one line, and without the phrases on which clients resend writes.
 struct Foreign<'a>(&'a str);
 
 impl fmt::Display for Foreign<'_> {
@@ -255,7 +245,7 @@ impl fmt::Display for Foreign<'_> {
             }
             line.push(if c.is_control() { ' ' } else { c });
         }
-        // Looked for in the cleaned text: a line break must not hide it.
+        // Checked after cleaning, so that a line break cannot hide the phrase.
         f.write_str(if clients_resend_writes_on(&line) { "no address or connection" } else { &line })
     }
 }

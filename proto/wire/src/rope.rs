@@ -1,5 +1,4 @@
-//! A message in pieces: what came in several frames goes on in several, and fields are put behind others, without a copy of
-//! what is there.
+//! Messages in pieces. A message that arrived in several frames can be forwarded and extended without copying it.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -8,45 +7,42 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use crate::scan::{Fields, WireError, missing};
 
-/// Up to here a piece is put behind another by a copy of both: a piece of its own would cost more.
+/// An appended field is copied into the first piece if that is at most this long, because a separate piece would
+/// cost more.
 const JOINED_MAX: usize = 4 << 10;
 
-/// Bytes in pieces, none of them empty.
+/// A byte sequence in pieces, none of which is empty.
 #[derive(Debug, Clone, Default)]
 pub struct Rope {
-    /// The first piece; empty when there is none.
+    /// The first piece; empty if there is none.
     front: Bytes,
     rest: VecDeque<Bytes>,
-    /// Bytes of the rest.
+    /// The total length of `rest`.
     behind: usize,
 }
 
 impl Rope {
-    /// How many bytes it has.
     #[must_use]
     pub fn len(&self) -> usize {
         self.front.len() + self.behind
     }
 
-    /// Whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.front.is_empty()
     }
 
-    /// The first piece; empty when there is none.
+    /// The first piece; empty if there is none.
     #[must_use]
     pub fn front(&self) -> &Bytes {
         &self.front
     }
 
-    /// Whether it has more than one piece.
     #[must_use]
     pub fn is_in_pieces(&self) -> bool {
         !self.rest.is_empty()
     }
 
-    /// Puts a piece behind all others.
     pub fn push(&mut self, piece: Bytes) {
         if self.front.is_empty() {
             self.front = piece;
@@ -56,7 +52,7 @@ impl Rope {
         }
     }
 
-    /// Puts a few bytes behind all others: in the same piece where that is small, without a copy where nobody else holds it.
+    /// Appends a few bytes: to the only piece if it is small, in place if no other handle shares its memory.
     pub fn append(&mut self, tail: &Bytes) {
         if self.is_in_pieces() || self.front.len() > JOINED_MAX {
             self.push(tail.clone());
@@ -71,15 +67,14 @@ impl Rope {
         self.front = joined.freeze();
     }
 
-    /// The pieces, in order.
     pub fn pieces(&self) -> impl Iterator<Item = &Bytes> {
         std::iter::once(&self.front).filter(|front| !front.is_empty()).chain(&self.rest)
     }
 
-    /// The same message in pieces of whole fields: only a field that was cut is copied.
+    /// The same message with every piece made of whole fields. Copies only fields that were cut.
     ///
     /// # Errors
-    /// When the bytes are no message.
+    /// When the bytes are not a message.
     pub fn into_whole_fields(self) -> Result<Self, WireError> {
         if !self.is_in_pieces() {
             return Ok(self);
@@ -110,7 +105,7 @@ impl Rope {
         if cut.is_empty() { Ok(whole) } else { Err(WireError::Truncated) }
     }
 
-    /// All in one piece: copied unless it is in one.
+    /// The bytes in one piece; copied only if there are several.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         if self.rest.is_empty() {

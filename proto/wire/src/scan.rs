@@ -1,33 +1,32 @@
-//! The fields of a protobuf message, one by one, without decoding or copying.
+//! Iterates over the fields of a protobuf message without decoding or copying.
 //!
-//! Strictness follows prost, which decodes the same bytes elsewhere: a varint has at most 64 bits, field numbers are
-//! 1 to 2^29 - 1, a group must end with its own number, and a known field of the wrong wire type is an error.
+//! It is as strict as prost, which decodes the same bytes elsewhere: a varint has at most 64 bits, field numbers
+//! are 1 to 2^29 - 1, a group must end with its own number, and a known field of the wrong wire type is an error.
 
-/// How deep groups and messages may nest: what prost accepts.
+/// The maximum nesting depth of groups and messages, as in prost.
 const DEPTH_MAX: usize = 100;
 
-/// Why bytes are not the message that they should be.
+/// Why bytes are not the expected message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// The bytes end inside a field.
     #[error("the message ends inside a field")]
     Truncated,
-    /// A varint with more than 64 bits.
+    /// A varint has more than 64 bits.
     #[error("a number has more than 64 bits")]
     VarintTooLong,
-    /// Field number 0 or above 2^29 - 1, or a wire type that does not exist.
+    /// The field number is 0 or above 2^29 - 1, or the wire type does not exist.
     #[error("bad field tag {0}")]
     BadTag(u64),
-    /// A field of the message with another wire type than its own.
+    /// A field of the message has an unexpected wire type.
     #[error("field {0} has the wrong wire type")]
     WrongWireType(u32),
-    /// A message in several pieces where no server writes that.
+    /// A field occurs in several pieces where no server writes that.
     #[error("field {0} occurs more than once")]
     Repeated(u32),
-    /// The end of a group that did not begin, or of another one.
+    /// The end of a group does not match the innermost open group.
     #[error("unmatched end of group {0}")]
     UnmatchedGroup(u32),
-    /// Groups or txns nested too deep.
+    /// Groups or txns are nested too deep.
     #[error("nested too deep")]
     TooDeep,
 }
@@ -41,7 +40,7 @@ pub enum Value<'a> {
     Fixed64(u64),
     /// Wire type 2: bytes, strings, messages and packed numbers.
     Len(&'a [u8]),
-    /// A group, skipped whole: no message of etcd's has one.
+    /// A group, skipped as a whole; etcd's messages have none.
     Group,
     /// Wire type 5.
     Fixed32(u32),
@@ -50,9 +49,8 @@ pub enum Value<'a> {
 /// One field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field<'a> {
-    /// Its number in the `.proto` file.
+    /// The field's number in the `.proto` file.
     pub number: u32,
-    /// Its payload.
     pub value: Value<'a>,
 }
 
@@ -80,7 +78,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// The fields of a message in the order of its bytes. Ends after the first error.
+/// The fields of a message in the order of the bytes. Ends after the first error.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     all: &'a [u8],
@@ -88,13 +86,12 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of `message`.
     #[must_use]
     pub const fn new(message: &'a [u8]) -> Self {
         Self { all: message, at: 0 }
     }
 
-    /// How many bytes have been read: between two calls of `next`, the offset where the next field begins.
+    /// The number of bytes read. Between two calls of `next` this is the offset of the next field.
     #[must_use]
     pub const fn offset(&self) -> usize {
         self.at
@@ -116,7 +113,7 @@ impl<'a> Fields<'a> {
         Err(WireError::VarintTooLong)
     }
 
-    /// The next number of a packed field, which has no tags; `None` at its end and after an error.
+    /// The next number of a packed field, which has no tags; `None` at the end and after an error.
     pub(crate) fn packed_varint(&mut self) -> Option<Result<u64, WireError>> {
         if self.at >= self.all.len() {
             return None;
@@ -135,7 +132,7 @@ impl<'a> Fields<'a> {
         Ok(taken)
     }
 
-    /// Field number and wire type.
+    /// Reads a field number and a wire type.
     fn tag(&mut self) -> Result<(u32, u8), WireError> {
         let tag = self.varint()?;
         let number = u32::try_from(tag).map_err(|_| WireError::BadTag(tag))? >> 3;
@@ -156,7 +153,7 @@ impl<'a> Fields<'a> {
         Ok(Field { number, value })
     }
 
-    /// The payload of any wire type that is not about groups.
+    /// Reads a payload of any wire type except groups.
     fn value(&mut self, wire_type: u8) -> Result<Value<'a>, WireError> {
         Ok(match wire_type {
             0 => Value::Varint(self.varint()?),
@@ -169,7 +166,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Reads up to the end of the group that has just begun, without recursion.
+    /// Skips to the end of the current group, without recursion.
     fn skip_group(&mut self, number: u32) -> Result<(), WireError> {
         let mut open = vec![number];
         while let Some(innermost) = open.last() {
@@ -190,7 +187,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// How many bytes more a message needs at least that ends inside its first field; none when that field is whole.
+/// The minimum number of bytes missing from a message that ends inside its first field; 0 if that field is
+/// complete.
 pub(crate) fn missing(begun: &[u8]) -> Result<usize, WireError> {
     let mut fields = Fields::new(begun);
     let head = fields.tag().and_then(|(_, wire_type)| match wire_type {
@@ -230,14 +228,13 @@ pub(crate) fn varints(packed: &[u8]) -> impl Iterator<Item = Result<u64, WireErr
     std::iter::from_fn(move || rest.packed_varint())
 }
 
-/// Exactly as many bytes as were taken.
+/// Copies a slice that has exactly `N` bytes.
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut array = [0; N];
     array.copy_from_slice(bytes);
     array
 }
 
-/// Appends a varint.
 pub(crate) fn put_varint(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -246,25 +243,25 @@ pub(crate) fn put_varint(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// How many bytes a varint takes.
+/// The encoded length of a varint.
 pub(crate) const fn varint_len(number: u64) -> usize {
-    // One byte for each begun group of 7 bits; zero takes one, too.
+    // One byte for each started group of 7 bits; zero takes one as well.
     (63 - (number | 1).leading_zeros() as usize) / 7 + 1
 }
 
-/// Appends a varint field, also when it is zero.
+/// Appends a varint field, even if it is zero.
 pub(crate) fn put_number(out: &mut Vec<u8>, field: u32, number: u64) {
     put_varint(out, u64::from(field << 3));
     put_varint(out, number);
 }
 
-/// Appends the tag and length of a field of bytes.
+/// Appends the tag and the length of a length-delimited field.
 pub(crate) fn put_len(out: &mut Vec<u8>, field: u32, len: usize) {
     put_varint(out, u64::from(field << 3 | 2));
     put_varint(out, len as u64);
 }
 
-/// Appends a field of bytes, also when it is empty.
+/// Appends a length-delimited field, even if it is empty.
 pub(crate) fn put_bytes(out: &mut Vec<u8>, field: u32, bytes: &[u8]) {
     put_len(out, field, bytes.len());
     out.extend_from_slice(bytes);

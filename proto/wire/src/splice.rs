@@ -1,5 +1,5 @@
-//! An answer out of fields of others: what lay side by side goes on as one piece of the page that it came in, uncopied; what
-//! is short is gathered, since a piece of its own would cost more than a copy.
+//! Assembles an answer from fields of other answers. Adjacent fields stay one uncopied piece of the page that they
+//! came in. Short runs are copied together, because a separate piece would cost more than the copy.
 
 use std::ops::Range;
 
@@ -7,40 +7,38 @@ use bytes::Bytes;
 
 use crate::rope::Rope;
 
-/// A run of fields of at least this many bytes is a piece of its own.
+/// A run of fields of at least this length becomes a piece of its own.
 const RUN_MIN: usize = 4 << 10;
-/// Bytes that are gathered in one piece.
+/// Copied fields are collected in pieces of about this length.
 const GATHERED: usize = 64 << 10;
 
-/// An answer that is being put together.
+/// An answer under assembly.
 #[derive(Debug, Default)]
 pub struct Splice {
     done: Rope,
     gathered: Vec<u8>,
-    /// Fields that lie side by side in a page.
+    /// Adjacent fields of a page.
     run: Option<(Bytes, Range<usize>)>,
 }
 
 impl Splice {
-    /// How many bytes it has so far.
     #[must_use]
     pub fn len(&self) -> usize {
         self.done.len() + self.gathered.len() + self.run.as_ref().map_or(0, |(_, run)| run.len())
     }
 
-    /// Whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Puts a field of a page behind all others: the bytes at `place`, its tag and length included.
+    /// Appends the field at `place` of a page; `place` includes the field's tag and length.
     ///
     /// # Panics
-    /// When the page does not have the place.
+    /// When `place` is out of the page's bounds.
     pub fn field(&mut self, page: &Bytes, place: Range<usize>) {
         match &mut self.run {
-            // The same bytes, not merely equal ones.
+            // Compares addresses: the page must be the same memory, not merely equal bytes.
             Some((from, run))
                 if from.as_ptr() == page.as_ptr() && run.end == place.start && place.end <= from.len() =>
             {
@@ -53,7 +51,7 @@ impl Splice {
         }
     }
 
-    /// The end of all so far, for fields that are written.
+    /// A buffer at the end of the answer, for fields to write.
     pub fn end(&mut self) -> &mut Vec<u8> {
         self.end_run();
         &mut self.gathered
@@ -79,7 +77,6 @@ impl Splice {
         self.done.push(std::mem::take(&mut self.gathered).into());
     }
 
-    /// The whole.
     #[must_use]
     pub fn finish(mut self) -> Rope {
         self.end_run();

@@ -1,4 +1,4 @@
-//! Everything that this crate reads or writes by hand, held against prost's decoder and encoder of the same messages.
+//! Compares everything that this crate reads or writes by hand with prost's decoder and encoder.
 
 use std::ops::ControlFlow;
 
@@ -142,7 +142,7 @@ prop_compose! {
     }
 }
 
-/// Several messages in a row (which is one message, merged), sometimes with a byte changed or an end cut off.
+/// Several encoded messages in a row, which protobuf reads as one merged message; sometimes damaged or truncated.
 fn bytes_of<T: Message>(message: impl Strategy<Value = T>) -> impl Strategy<Value = Vec<u8>> {
     let damage = prop_oneof![3 => Just(None), 1 => any::<(prop::sample::Index, u8, bool)>().prop_map(Some)];
     (prop::collection::vec(message, 1..4), damage).prop_map(|(messages, damage)| {
@@ -197,7 +197,7 @@ fn peeked_put(r: &pb::PutRequest) -> peek::PutRequest<'_> {
     }
 }
 
-/// The parts of a txn as sorted debug texts: of merged pieces, only the order differs.
+/// The parts of a txn as debug texts, which callers sort, because merging pieces changes only their order.
 fn txn_parts(txn: &pb::TxnRequest, parts: &mut Vec<String>) {
     use pb::request_op::Request;
     for c in &txn.compare {
@@ -235,7 +235,6 @@ fn visited(txn: &[u8]) -> Result<Vec<String>, peek::WireError> {
     Ok(parts)
 }
 
-/// Bytes in two pieces.
 fn pieces(bytes: &[u8], cut: usize) -> kv::Pieces<'_> {
     kv::Pieces(bytes.split_at(cut % (bytes.len() + 1)).into())
 }

@@ -1,4 +1,4 @@
-//! The messages of batches, held against prost's.
+//! Compares the messages of batches with prost's.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use kindred_proto::shard_v1 as pb;
@@ -111,7 +111,7 @@ proptest! {
             let refused = read_request(&bytes, |_| (), |_| ()).is_err();
             prop_assert!(refused);
         }
-        // Text that is not UTF-8 is kept.
+        // A text that is not UTF-8 must not fail.
         let _ = read_response(&bytes, |_| {});
     }
 }

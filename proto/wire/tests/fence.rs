@@ -1,4 +1,4 @@
-//! Nested requests and their answers, held against prost's decoder and encoder of the same messages.
+//! Compares nested requests and their answers with prost's decoder and encoder.
 
 use bytes::Bytes;
 use kindred_proto::{etcdserverpb as pb, mvccpb};
@@ -55,8 +55,8 @@ fn encoded(request: &Request) -> (Nested, Vec<u8>) {
     }
 }
 
-/// What the etcd is to be asked: a range never begins with the fence key, and no read is served by a member that may not
-/// know of the fence.
+/// The request that etcd should see: a range never begins with the fence key, and a read is never serializable,
+/// because a member may not know of the fence.
 fn expected(mut request: Request) -> Request {
     let behind = |key: &mut Bytes, range_end: &Bytes| {
         if *key == FENCE_KEY && !range_end.is_empty() {
@@ -130,7 +130,7 @@ proptest! {
 #[test]
 fn the_nested_answer_is_the_clients_under_the_header_of_the_whole() {
     let kv = mvccpb::KeyValue { key: "k".into(), mod_revision: 7, ..Default::default() };
-    // As etcd leaves them: with a revision, and nothing else.
+    // etcd leaves nested headers empty except for the revision.
     let inner = Some(pb::ResponseHeader { revision: 39, ..Default::default() });
     let range = pb::RangeResponse { header: inner, kvs: vec![kv], more: true, count: 9 };
     let said = answer(true, Response::ResponseRange(range.clone()));
@@ -168,7 +168,7 @@ fn what_was_not_executed_says_how_the_fence_is() {
         let said = answer(false, Response::ResponseRange(pb::RangeResponse::default()));
         let none = Fence { mod_revision: 0, value: b"", revision: 40 };
         assert_eq!(fence::unnest(nested, &said), Ok(Unnested::Refused(none)));
-        // Another one's answer is none: nothing is taken for executed.
+        // The answer of another kind is an error, so that nothing counts as executed by mistake.
         let put = answer(true, Response::ResponsePut(pb::PutResponse::default()));
         assert_eq!(fence::unnest(nested, &put).is_ok(), nested == Nested::Put);
     }

@@ -1,4 +1,4 @@
-//! Messages in pieces, and answers spliced out of others', held against what one piece and a plain copy give.
+//! Compares messages in pieces and spliced answers with a single piece and a plain copy.
 
 use bytes::{Buf as _, Bytes};
 use kindred_proto::{etcdserverpb as pb, mvccpb};
@@ -148,7 +148,7 @@ proptest! {
         prop_assert_eq!(peek::leading_revision(&whole[header.end..]), None);
     }
 
-    /// Fields of two pages in any order, some of them side by side, between fields that are written.
+    /// Fields of two pages in any order, some of them adjacent, mixed with written fields.
     #[test]
     fn a_splice_is_what_a_copy_would_be(
         pages in prop::collection::vec(response(), 2),

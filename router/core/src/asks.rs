@@ -1,9 +1,11 @@
-//! When a merge's wish for a watermark ([`Command::Advance`](crate::watch_merge::Command::Advance)) is sent to the store.
+//! Decides when a merge's request for a watermark ([`Command::Advance`](crate::watch_merge::Command::Advance)) is sent
+//! to the store.
 //!
-//! A quiet store is asked at once: nothing else tells how far it is. One that sends events proves the same by its next
-//! event, and one that has just been asked would be asked for every single event of the others: both are given [`PATIENCE`]
-//! first. An ask costs the router and the store about as much as an event does, so that without this a Kind on several stores
-//! would cost a multiple of one on a single store. Time is an argument.
+//! A quiet store is asked at once, because nothing else tells how far it is. A store that sends events will prove as
+//! much by its next event, and a store that was just asked would be asked again for every single event of the others.
+//! Both are asked only after [`PATIENCE`], if still needed. A request costs the router and the store about as much as
+//! an event does, so without this delay a Kind on several stores would cost a multiple of a Kind on one. Time is an
+//! argument.
 
 use std::time::{Duration, Instant};
 
@@ -11,38 +13,38 @@ use kindred_partition_config::ids::Revision;
 
 use crate::watch_merge::SourceIx;
 
-/// A source that was heard or asked within this time is asked again only so much later, if it has not proved it then.
+/// How long a source that sent an event or was asked may take to prove a revision before it is asked for it.
 pub const PATIENCE: Duration = Duration::from_micros(500);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Source {
-    /// When its last event came, or it was last asked.
+    /// When its last event came, or when it was last asked.
     lively: Option<Instant>,
-    /// What is to be asked, unless an event says so before this.
+    /// The request that is put off: when it is due, and the revision. An event may make it unnecessary.
     later: Option<(Instant, Revision)>,
 }
 
-/// The asks of one merge that wait. See the module's text.
+/// The requests of one merge that are put off.
 #[derive(Debug)]
 pub struct Asks {
     sources: Vec<Source>,
 }
 
 impl Asks {
-    /// None yet, of so many sources.
+    /// For this many sources; nothing is put off yet.
     #[must_use]
     pub fn new(sources: usize) -> Self {
         Self { sources: vec![Source::default(); sources] }
     }
 
-    /// Events of a source came, the last one at this revision: what that proves need not be asked.
+    /// Notes that events of a source came, the last one at this revision; drops a request that they make unnecessary.
     pub fn heard(&mut self, source: SourceIx, last: Revision, now: Instant) {
         let Some(source) = self.sources.get_mut(source.0) else { return };
         source.lively = Some(now);
         source.later.take_if(|(_, to)| *to <= last);
     }
 
-    /// A source is to be asked for a watermark: whether at once. If not, [`Asks::take_due`] tells when.
+    /// Whether to ask a source for a watermark at once. If not, [`Asks::take_due`] returns the request later.
     #[must_use]
     pub fn ask(&mut self, source: SourceIx, to: Revision, now: Instant) -> bool {
         let Some(source) = self.sources.get_mut(source.0) else { return true };
@@ -54,20 +56,21 @@ impl Asks {
         !lively
     }
 
-    /// The stream of a source ended: nothing is asked of it.
+    /// Forgets a source's requests, because its stream ended.
     pub fn lost(&mut self, source: SourceIx) {
         if let Some(source) = self.sources.get_mut(source.0) {
             *source = Source::default();
         }
     }
 
-    /// When the first ask that waits is due.
+    /// When the first request that was put off is due.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.sources.iter().filter_map(|source| source.later).map(|(due, _)| due).min()
     }
 
-    /// Takes out what is to be asked by now: at least for what was wished then, and at once for what is wished by now.
+    /// Takes the requests that are due. Each asks for the higher of its own revision and `wished`, the one needed at
+    /// this time.
     pub fn take_due(&mut self, wished: Revision, now: Instant) -> impl Iterator<Item = (SourceIx, Revision)> {
         let take = move |(index, source): (usize, &mut Source)| {
             let (_, to) = source.later.take_if(|(due, _)| *due <= now)?;

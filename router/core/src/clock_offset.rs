@@ -1,14 +1,14 @@
-//! What a cluster calls now, out of several clocks of which some are wrong (R3).
+//! Determines the reference time of a cluster from several clocks of which some are wrong (R3).
 //!
-//! The *reference* is the median of the shards' clocks and the router's own. As long as most of them are right it lies
-//! among the right ones, whatever the others show, the router's own included. Where the clocks are even in number the
-//! router chooses the one of the two in the middle that is nearer to its own: between itself and one shard it believes
-//! itself, between two camps its own.
+//! The *reference* is the median of the shards' clocks and the router's own. As long as most clocks are right it lies
+//! among the right ones, whatever the others show, the router's own included. With an even number of clocks, the router
+//! takes the one of the middle two that is nearer to its own. So with one shard it trusts itself, and of two equal
+//! camps it trusts its own.
 
-/// How far a shard's clock may be from the reference before it is not routed to (R3), microseconds.
+/// The largest offset from the reference, in microseconds, at which a shard is routed to (R3).
 pub const MAX_OFFSET_MICROS: u64 = 10_000_000;
 
-/// The reference: all in microseconds since the Unix epoch, read at one moment.
+/// The reference time. All clocks are in microseconds since the Unix epoch, read at the same moment.
 #[must_use]
 pub fn reference(own: u64, stores: &[u64]) -> u64 {
     let mut clocks: Vec<u64> = stores.iter().copied().chain([own]).collect();
@@ -17,24 +17,24 @@ pub fn reference(own: u64, stores: &[u64]) -> u64 {
     if own.abs_diff(low) <= own.abs_diff(high) { low } else { high }
 }
 
-/// How far a clock is from the reference, microseconds; positive when it is ahead.
+/// The offset of a clock from the reference in microseconds; positive if the clock is ahead.
 #[must_use]
 pub fn offset(clock: u64, reference: u64) -> i64 {
     let apart = i64::try_from(clock.abs_diff(reference)).unwrap_or(i64::MAX);
     if clock >= reference { apart } else { -apart }
 }
 
-/// Whether a clock this far from the reference is too far.
+/// Whether a clock with this offset is too far from the reference.
 #[must_use]
 pub fn is_skewed(offset_micros: i64) -> bool {
     offset_micros.unsigned_abs() > MAX_OFFSET_MICROS
 }
 
-/// What a raise needs besides: time passes, and a clock under a burst runs ahead.
+/// Slack for a raise: time passes meanwhile, and the target's clock runs ahead under a burst.
 const RAISE_MARGIN_MICROS: i64 = 1_000_000;
 
-/// Whether a store whose clock is at `offset_micros` cannot be sure to come to where one at `to_micros` is: a clock is
-/// raised by no more than the maximum offset.
+/// Whether a store whose clock has `offset_micros` may be unable to reach a revision of one that has `to_micros`: a
+/// shard refuses raises by more than the maximum offset.
 #[must_use]
 pub fn is_too_far_behind(offset_micros: i64, to_micros: i64) -> bool {
     let allowed = i64::try_from(MAX_OFFSET_MICROS).unwrap_or(i64::MAX) - RAISE_MARGIN_MICROS;

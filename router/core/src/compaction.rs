@@ -1,9 +1,9 @@
 //! `compact(R)` over all stores.
 //!
-//! Revisions are times, so "older than R" means the same on every store. A revision in the future of all of them is
-//! refused before anything is touched; a store whose own clock is behind R is raised first. One that cannot be reached
-//! owes the compaction and applies it when it is back. The answer is the reference store's, the default one when it can
-//! be reached: that another store was compacted further already is no error of this request.
+//! Revisions are times, so "older than R" means the same at every store. A revision in the future of all stores is
+//! refused before anything is touched; a store whose own clock is behind R is raised first. A store that cannot be
+//! reached owes the compaction and applies it when it is back. The client gets the answer of the reference store: the
+//! default store if it can be reached, else another. If other stores were compacted further already, that is no error.
 
 use std::collections::BTreeMap;
 
@@ -11,30 +11,28 @@ use kindred_partition_config::ids::Revision;
 
 use crate::store::StoreIx;
 
-/// What a compaction does.
+/// The steps of a compaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Steps {
-    /// Raise each to R, then compact it.
+    /// Stores to raise to R and then compact.
     pub now: Vec<StoreIx>,
-    /// Out of reach: they owe it.
+    /// Stores that cannot be reached and owe the compaction.
     pub later: Vec<StoreIx>,
-    /// Whose answer the client gets.
+    /// The store whose answer the client gets.
     pub reference: StoreIx,
 }
 
-/// Why nothing was touched.
+/// Why the compaction is refused before anything is touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// R is above the current revision of every reachable store.
     Future,
-    /// No store can be reached.
     NoStore,
 }
 
-/// Decides from the current revisions of all stores, `None` for one that could not be asked.
+/// Decides by the current revisions of all stores, `None` for a store that could not be asked.
 ///
 /// # Errors
-/// When nothing may be touched.
+/// When R is above the current revision of every reachable store, or no store can be reached.
 pub fn decide(
     revision: Revision,
     currents: &[(StoreIx, Option<Revision>)],
@@ -51,12 +49,12 @@ pub fn decide(
     Ok(Steps { now, later, reference })
 }
 
-/// How one store took it.
+/// The result of a compaction at one store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Took<T, E> {
-    /// Done, with its answer.
+    /// It was compacted, with this answer.
     Done(T),
-    /// It was compacted at or above R before.
+    /// It had been compacted at or above R before.
     Already(E),
     /// It refused for another reason.
     Refused(E),
@@ -64,10 +62,10 @@ pub enum Took<T, E> {
     Lost(E),
 }
 
-/// The answer to the client, and the stores that owe the compaction from now on.
+/// The answer to the client, and the stores that owe the compaction.
 ///
 /// # Errors
-/// The error that the client gets: the reference store's own, or the first refusal of another.
+/// The error of the reference store. If that was lost and no other store was compacted, the first error of another.
 pub fn combine<T, E>(reference: StoreIx, took: Vec<(StoreIx, Took<T, E>)>) -> (Result<T, E>, Vec<StoreIx>) {
     let mut owing = Vec::new();
     let mut answer = None;
@@ -86,28 +84,27 @@ pub fn combine<T, E>(reference: StoreIx, took: Vec<(StoreIx, Took<T, E>)>) -> (R
         }
     }
     let answer = answer.or_else(|| done.map(Ok)).or_else(|| other.map(Err));
-    // Unreachable without any store: `decide` names at least one, and each leaves something above.
+    // Unreachable: `decide` names at least one store, and the reference store always leaves an answer or an error.
     (answer.unwrap_or_else(|| unreachable!("a compaction with no store at all")), owing)
 }
 
-/// What stores that were away owe: the highest compaction each.
+/// The highest compaction that each store owes.
 #[derive(Debug, Default)]
 pub struct Owed(BTreeMap<StoreIx, Revision>);
 
 impl Owed {
-    /// `store` owes a compaction at `revision`.
+    /// Notes that `store` owes a compaction at `revision`.
     pub fn note(&mut self, store: StoreIx, revision: Revision) {
         let owed = self.0.entry(store).or_insert(revision);
         *owed = revision.max(*owed);
     }
 
-    /// What `store` owes.
     #[must_use]
     pub fn of(&self, store: StoreIx) -> Option<Revision> {
         self.0.get(&store).copied()
     }
 
-    /// `store` was compacted at `revision`: anything at or below is settled.
+    /// Notes that `store` was compacted at `revision`, which settles everything at or below it.
     pub fn settle(&mut self, store: StoreIx, revision: Revision) {
         if self.of(store).is_some_and(|owed| owed <= revision) {
             self.0.remove(&store);

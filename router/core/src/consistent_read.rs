@@ -1,11 +1,11 @@
-//! At which revision T a read over several stores is made and answered (R4, R5, R8), as a state machine.
+//! Decides at which revision T a read over several stores is made and answered (R4, R5, R8); a state machine.
 //!
-//! T is the maximum of the stores' current revisions, asked for after the request came in; every store promises T
-//! before the answer, so T is a cut: nothing at or below it is still to come anywhere. Stores are asked with `at_least`
-//! = the highest revision that this router has shown, so that unless something was written since, all answer with the
-//! same one and a read costs **one round trip**: the data come with the question. Otherwise each store below T is asked
-//! to follow, and whether its part of the range has changed on the way ([`Command::Confirm`]: raise, pin and compare);
-//! only one that did is read again.
+//! T is the maximum of the stores' current revisions, asked for after the request came in. Every store promises T
+//! before the answer, so T is a cut: nothing at or below it is still to come anywhere. Stores are asked with
+//! `at_least`, the highest revision that this router has shown. So unless something was written since, all answer with
+//! the same revision, and a read costs **one round trip**, as the data come with that answer. Otherwise each store
+//! below T is raised to it, and says whether its part of the range has changed meanwhile ([`Command::Confirm`]: raise,
+//! pin and compare). Only a store whose part has changed is read again.
 //!
 //! ```text
 //! Now       Read at_least=shown (pins) ─ all equal ────────────────────────────► Done
@@ -17,9 +17,9 @@
 //! Current   Current at_least=shown ─ below T: Raise T ─► Done     (the probe; a watch without a start)
 //! ```
 //!
-//! The header of a read at N is T, not N, as etcd's (pitfall C1). `at_least` is a wish: a store that cannot follow
-//! answers with its own current revision. To be raised to T is not: where a store refuses (its clock may not go that
-//! far, R3) the read fails with an error, and never shows a revision that a store has not promised.
+//! The header of a read at N is T, not N, as in etcd (pitfall C1). `at_least` is only a wish: a store that cannot
+//! follow answers with its own current revision. A raise to T is not: if a store refuses because its clock may not go
+//! that far (R3), the read fails. So no revision is shown that some store has not promised.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -28,57 +28,53 @@ use kindred_partition_config::ids::Revision;
 
 use crate::store::StoreIx;
 
-/// What is read.
+/// What a read is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Data as of now.
+    /// The current data.
     Now,
-    /// Data at the client's revision.
+    /// The data at the client's revision.
     At(Revision),
-    /// No data: only T.
+    /// No data, only T.
     Current,
 }
 
-/// What happened.
+/// An answer of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The answer to a [`Command::Read`] or [`Command::ReadAt`]: the revision of its header. The caller keeps the data;
-    /// a later answer of the store replaces them.
+    /// The answer to a [`Command::Read`] or [`Command::ReadAt`], with the revision of its header. The caller keeps the
+    /// data; a later answer of the store replaces them.
     Answered {
-        /// From where.
         store: StoreIx,
-        /// The store's current revision for the range, promised.
+        /// The store's current revision for the range, which it promises.
         header: Revision,
     },
     /// The answer to a [`Command::Current`] or [`Command::Raise`].
     Raised {
-        /// From where.
         store: StoreIx,
-        /// The store's current revision for the range, promised.
+        /// The store's current revision for the range, which it promises.
         current: Revision,
     },
-    /// The answer to a [`Command::Confirm`]: the store stands at `to` or above, and what it answered holds at `to`.
+    /// The answer to a [`Command::Confirm`]: the store is at `to` or above, and its earlier answer also holds at `to`.
     Unchanged {
-        /// From where.
         store: StoreIx,
-        /// Up to where.
+        /// The `to` of the command.
         to: Revision,
     },
-    /// The answer to a [`Command::Confirm`]: the store stands at `to` or above, and the range has changed.
+    /// The answer to a [`Command::Confirm`]: the store is at `to` or above, and the range has changed.
     Changed {
-        /// From where.
         store: StoreIx,
-        /// Up to where.
+        /// The `to` of the command.
         to: Revision,
     },
     /// The store has compacted the revision that it was to read.
     Compacted {
-        /// From where.
+        /// The store that was to read there.
         store: StoreIx,
     },
     /// The store refuses to be raised (R3).
     CannotFollow {
-        /// From where.
+        /// The store that refuses.
         store: StoreIx,
     },
 }
@@ -95,63 +91,55 @@ impl Event {
     }
 }
 
-/// What the caller must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// Read at the current revision, raised to `at_least` if the store can, and pin it.
+    /// Read at the store's current revision, raised to `at_least` if the store can, and pin it.
     Read {
-        /// Where.
         store: StoreIx,
-        /// The wish.
+        /// A wish that the store may ignore.
         at_least: Revision,
     },
-    /// Read at exactly this revision; raise the store to it first. It is pinned already where it is not the client's.
+    /// Read at exactly this revision, after raising the store to it. The client named it, or the store has pinned it.
     ReadAt {
-        /// Where.
         store: StoreIx,
-        /// The revision.
+        /// The revision to read at.
         revision: Revision,
     },
-    /// Tell the current revision, raised to `at_least` if the store can.
+    /// Report the current revision, raised to `at_least` if the store can.
     Current {
-        /// Where.
         store: StoreIx,
-        /// The wish.
+        /// A wish that the store may ignore.
         at_least: Revision,
     },
-    /// Raise to this, or fail with [`Event::CannotFollow`].
+    /// Raise the store to a revision, or fail with [`Event::CannotFollow`].
     Raise {
-        /// Where.
         store: StoreIx,
-        /// The revision.
+        /// The revision to reach at least.
         to: Revision,
     },
-    /// Raise to `to`, or fail with [`Event::CannotFollow`]; pin `to`; say whether the range is the same at `since` and
-    /// at `to`.
+    /// Raise the store to `to`, or fail with [`Event::CannotFollow`]; pin `to`; report whether the range has changed
+    /// between `since` and `to`.
     Confirm {
-        /// Where.
         store: StoreIx,
-        /// What it answered at.
+        /// The revision of the store's earlier answer.
         since: Revision,
         /// T.
         to: Revision,
     },
-    /// The answer is complete.
+    /// The read is complete.
     Done {
-        /// The revision of the data.
         at: Revision,
-        /// The revision to show in the header: promised by every store.
+        /// The revision for the header, which every store has promised.
         header: Revision,
     },
 }
 
-/// Why the read fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The client's revision is above the current one of all stores: etcd's `ErrFutureRev`.
+    /// The client's revision is above the current ones of all stores: etcd's `ErrFutureRev`.
     #[error("revision {wanted} is in the future of {current}")]
     Future {
-        /// The client's.
+        /// The client's revision.
         wanted: Revision,
         /// T.
         current: Revision,
@@ -162,17 +150,16 @@ pub enum ReadError {
     /// A store could not be raised to a revision that another has assigned or promised.
     #[error("store {} cannot follow to {to}", .store.0)]
     CannotFollow {
-        /// Which.
         store: StoreIx,
-        /// Where to.
+        /// The revision to reach.
         to: Revision,
     },
-    /// An answer that nothing asked for, or below what it had to be.
+    /// A store gave an answer to no question, or one below what it had to reach.
     #[error("store {}: unexpected answer", .0.0)]
     Unexpected(StoreIx),
 }
 
-/// What a store was last asked for.
+/// The state of a store in the read: what it was last asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Asked {
     Read,
@@ -180,25 +167,24 @@ enum Asked {
     Current,
     Raise(Revision),
     Confirm(Revision),
-    /// It has answered, and promises this.
+    /// It has answered, and promises this revision.
     Nothing(Revision),
 }
 
-/// One read.
 #[derive(Debug)]
 pub struct ConsistentRead {
     mode: Mode,
     stores: Vec<(StoreIx, Asked)>,
-    /// Set once all stores have told their current revisions: the header's revision.
+    /// The revision for the header: T, once all stores have reported their current revisions.
     target: Option<Revision>,
-    /// Of [`Mode::At`]: the check against the future is passed.
+    /// For [`Mode::At`]: whether the client's revision is known not to be in the future.
     checked: bool,
     done: bool,
 }
 
 impl ConsistentRead {
-    /// A read over these stores, each once and at least one; `shown` is the highest revision that this router has shown
-    /// for what is read ([`Shown`]). The commands are the first ones.
+    /// Begins a read over these stores, at least one and each once; returns the first commands. `shown` is the highest
+    /// revision that this router has shown of the keys ([`Shown`]).
     #[must_use]
     pub fn start(mode: Mode, stores: &[StoreIx], shown: Revision) -> (Self, Vec<Command>) {
         // Some store has assigned or promised what was shown, so T lies at or above it without asking.
@@ -222,7 +208,7 @@ impl ConsistentRead {
     /// Takes an answer.
     ///
     /// # Errors
-    /// When the read fails; it is over then.
+    /// When the read fails; it is then over.
     pub fn step(&mut self, event: Event) -> Result<Vec<Command>, ReadError> {
         let commands = self.take(event);
         self.done |= commands.is_err();
@@ -238,7 +224,7 @@ impl ConsistentRead {
             | (Event::Raised { current, .. }, Asked::Current) => current,
             (Event::Answered { header: current, .. }, Asked::ReadAt(to))
             | (Event::Raised { current, .. }, Asked::Raise(to)) => {
-                // Below what it was to follow to: it did not, and its data and its promise are not those at `to`.
+                // The store did not follow: neither its data nor its promise reach `to`.
                 if current < to {
                     return Err(ReadError::CannotFollow { store, to });
                 }
@@ -261,7 +247,7 @@ impl ConsistentRead {
         self.settle()
     }
 
-    /// Decides once every store has answered.
+    /// Decides what is next, once every store has answered.
     fn settle(&mut self) -> Result<Vec<Command>, ReadError> {
         let promised = |entry: &(StoreIx, Asked)| match entry.1 {
             Asked::Nothing(promised) => Some(promised),
@@ -270,7 +256,7 @@ impl ConsistentRead {
         let Some(all) = self.stores.iter().map(promised).collect::<Option<Vec<_>>>() else {
             return Ok(Vec::new());
         };
-        // T is fixed at the first full round: stores that moved on since have promised it as well.
+        // T is fixed at the first full round. Stores that have moved on since have promised it as well.
         let highest = all.iter().copied().max().unwrap_or(Revision::ZERO);
         let target = *self.target.get_or_insert(highest);
         if let Mode::At(wanted) = self.mode
@@ -318,14 +304,14 @@ impl ConsistentRead {
 /// What "shown" is kept for (`--revision-scope`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RevisionScope {
-    /// Per Kind: an idle Kind's reads find its stores equal, however busy others are.
+    /// Each Kind, so that reads of an idle Kind find its stores equal, however busy others are.
     #[default]
     Kind,
-    /// For all keys: for clients that compare revisions across Kinds.
+    /// All keys together, for clients that compare revisions across Kinds.
     Global,
 }
 
-/// The highest revision that this router has shown, per Kind or for all. It only grows; it holds a number for each
+/// The highest revision that this router has shown, per Kind or for all. It only grows, and keeps a number for each
 /// Kind ever shown.
 #[derive(Debug)]
 pub struct Shown<K> {
@@ -335,13 +321,12 @@ pub struct Shown<K> {
 }
 
 impl<K: Eq + Hash> Shown<K> {
-    /// Nothing shown yet.
     #[must_use]
     pub fn new(scope: RevisionScope) -> Self {
         Self { scope, global: Revision::ZERO, kinds: HashMap::new() }
     }
 
-    /// A header, an event or a progress answer of this Kind shows `revision`. Call it before the bytes leave.
+    /// Notes that a header, event or progress answer of this Kind shows `revision`. Call it before the bytes leave.
     pub fn show(&mut self, kind: K, revision: Revision) {
         let highest = match self.scope {
             RevisionScope::Kind => self.kinds.entry(kind).or_insert(Revision::ZERO),
@@ -350,7 +335,7 @@ impl<K: Eq + Hash> Shown<K> {
         *highest = revision.max(*highest);
     }
 
-    /// What a read of this Kind must be answered at least with.
+    /// The revision that answers of a read of this Kind must have at least.
     #[must_use]
     pub fn of(&self, kind: &K) -> Revision {
         match self.scope {

@@ -1,4 +1,4 @@
-//! Tables for each path, then reads among random writes against simulated stores.
+//! Tables for each path, then random reads among random writes to simulated stores.
 
 use proptest::prelude::*;
 
@@ -65,7 +65,7 @@ fn a_store_below_the_target_confirms_or_reads_again() {
     assert_eq!(now.step(answered(B, 70)), done(50, 50), "others have not promised 70");
 }
 
-/// R8: a single store that cannot follow shows its own.
+/// R8: a single store that cannot follow answers with its own revision.
 #[test]
 fn at_least_is_a_wish() {
     let (mut now, _) = begin(Mode::Now, &[A], 40);
@@ -138,7 +138,7 @@ fn shown_grows_per_kind_or_for_all() {
     assert_eq!((global.of(&"pods"), global.of(&"nodes")), (rev(9), rev(9)));
 }
 
-/// A store: what it wrote, what it promised, how far its clock may be raised.
+/// A store: the revisions that it wrote, the one that it promised, and how far its clock may be raised.
 #[derive(Debug, Clone)]
 struct Store {
     log: Vec<i64>,
@@ -162,7 +162,7 @@ impl Store {
 #[derive(Debug)]
 struct World {
     stores: Vec<Store>,
-    /// What the caller holds of each store: how many writes it has seen.
+    /// For each store, how many writes the caller's data contain.
     data: Vec<Option<usize>>,
     done: Option<(i64, i64)>,
 }
@@ -175,7 +175,7 @@ impl World {
         state.log.push(state.current);
     }
 
-    /// The store does as told and answers; the data travel with the answer.
+    /// Carries the command out at the store; data travel with the answer.
     fn serve(&mut self, command: Command) -> Event {
         match command {
             Command::Read { store, at_least } => {
@@ -217,8 +217,8 @@ impl World {
 }
 
 proptest! {
-    /// R4, R5, R8: T covers every write acknowledged before the read began and what was shown; every store has promised
-    /// it; the data are those at the answered revision; two rounds beyond the first suffice.
+    /// R4, R5, R8: T covers what was shown and every write acknowledged before the read began. Every store has promised
+    /// T. The data are those at the answered revision. At most two rounds follow the first.
     #[test]
     fn an_answer_is_a_cut_that_covers_what_was_acknowledged(
         before in prop::collection::vec((0..4usize, 1..4usize), 0..12),

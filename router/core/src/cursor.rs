@@ -1,42 +1,40 @@
-//! Where a client's watch stands, and what it reads next.
+//! The position of a client's watch, and what it reads next.
 //!
-//! A watch is nothing but a position: the first revision that its client has not been given. It reads the *live* ring of
-//! its feed where that reaches back far enough. Otherwise it reads a *catch-up*, the same merge begun further back, and
-//! goes over to the live ring as soon as that holds its position: both are the same order of the same events, so a
-//! position means the same in either, and the change neither loses nor repeats anything. A watch that falls behind again,
-//! because its client is slow, does the same again from where it stands.
+//! A watch is only a position: the first revision that its client has not been given. It reads the *live* ring of its
+//! feed if that reaches back far enough. Otherwise it reads a *catch-up*, the same merge begun further back, and
+//! changes over to the live ring as soon as that holds its position. Both have the same events in the same order, so a
+//! position means the same in either, and the change neither loses nor repeats anything. A watch whose client is slow
+//! may fall behind again, and then repeats this from its position.
 
 use kindred_partition_config::ids::Revision;
 
 use crate::feed_ring::{FeedRing, Read, Start};
 use crate::watch_merge::Entry;
 
-/// How far, and how much.
+/// The limits of a read.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
-    /// No revision above this: a promise is under way (R7).
+    /// Read no revision above this, because a promise at it is under way (R7).
     pub last: Option<Revision>,
-    /// About how many bytes; one revision is read however large.
+    /// The approximate number of bytes to read; the first revision is read however large it is.
     pub bytes: usize,
 }
 
-/// What lies at a position.
+/// The result of a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Look<T> {
-    /// Whole revisions in order, maybe none.
+    /// Whole revisions in order, possibly none.
     Taken(Taken<T>),
     /// The ring has dropped what comes next.
     Behind,
 }
 
-/// What was read, and where that leads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taken<T> {
-    /// The revisions.
     pub entries: Vec<Entry<T>>,
-    /// The position behind them, or behind the ring's watermark when that is further.
+    /// The position behind the entries, or behind the ring's watermark if that is further.
     pub next: Revision,
-    /// Whether the limit left something unread that is there.
+    /// Whether a limit left entries unread.
     pub more: bool,
 }
 
@@ -54,7 +52,7 @@ pub fn look<T: Clone>(ring: &FeedRing<T>, position: Revision, limit: Limit) -> L
     let all = entries.len() == read;
     let next = match limit.last {
         None => cursor.next(),
-        // What the limit cut off lies above it, so all up to it was read. A position never goes back.
+        // Entries that the limit cut off lie above it, so everything up to it was read. A position never goes back.
         Some(last) => cursor.next().min(last.next()).max(position),
     };
     Look::Taken(Taken { entries, next, more: watermark.is_none() && all })

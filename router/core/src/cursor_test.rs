@@ -1,4 +1,4 @@
-//! One watch over a live ring and catch-ups, against the list of all events.
+//! A watch that reads a live ring and catch-ups, checked against the list of all events.
 
 use proptest::prelude::*;
 
@@ -74,7 +74,7 @@ fn act() -> impl Strategy<Value = Act> {
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..Default::default() })]
-    /// E5, A5: at every join of history and live events, each event once and in order.
+    /// E5, A5: each event once and in order, wherever history and live events join.
     #[test]
     fn every_event_once_and_in_order(
         budget in 1..5usize,
@@ -83,7 +83,7 @@ proptest! {
         acts in prop::collection::vec(act(), 1..120),
     ) {
         let mut live = FeedRing::new(rev(0), budget);
-        // The catch-up, and how far into `all` it has come.
+        // The catch-up, and the number of events of `all` that it has.
         let mut catch_up: Option<(FeedRing<i64>, usize)> = None;
         let (mut all, mut head) = (Vec::new(), 0);
         let (mut position, mut seen) = (rev(start), Vec::new());

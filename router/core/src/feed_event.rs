@@ -1,8 +1,8 @@
-//! One event of a feed, and whether a watch wants it.
+//! An event of a feed, and whether a watch wants it.
 //!
-//! Feeds carry every event with `prev_kv`, encoded once by its shard. What a watch gets of it is a prefix of those bytes:
-//! an `mvccpb.Event` is `[type] kv prev_kv`, in this order, so leaving `prev_kv` out is a cut and nothing is encoded
-//! again. Keys are found once, when the event arrives; values are skipped.
+//! Feeds carry every event with `prev_kv`, encoded once by its shard. A watch gets these bytes or a prefix of them: an
+//! `mvccpb.Event` is `[type] kv prev_kv` in this order, so leaving out `prev_kv` is a cut, and nothing is encoded
+//! again. The key is found once, when the event arrives; the value is skipped.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use kindred_wire::scan::WireError;
 
 use crate::watch_merge::{Entry, Group};
 
-/// The events of one revision, shared by everyone who reads them.
+/// The events of one revision, shared by all who read them.
 pub type Events = Arc<[FeedEvent]>;
 
 impl Group for Events {
@@ -23,24 +23,24 @@ impl Group for Events {
     }
 }
 
-/// What an event costs in a budget beside its bytes.
+/// The bytes that an event counts in a budget beside its own.
 const OVERHEAD_BYTES: usize = 96;
 
-/// One event.
+/// An encoded event, with the parts that watches need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedEvent {
     whole: Bytes,
-    /// The same without `prev_kv`; mostly the front of the same buffer.
+    /// The event without `prev_kv`: a prefix of `whole` unless another writer ordered the fields otherwise.
     without_prev: Bytes,
     key: Bytes,
     is_delete: bool,
 }
 
 impl FeedEvent {
-    /// Reads an encoded event.
+    /// Parses an encoded event.
     ///
     /// # Errors
-    /// When the bytes are not an event.
+    /// When the bytes are not a valid event.
     pub fn parse(whole: Bytes) -> Result<Self, WireError> {
         let event = EventRef::parse(&whole)?;
         let key = whole.slice_ref(KeyValueRef::parse(event.kv)?.key);
@@ -51,7 +51,7 @@ impl FeedEvent {
         let without_prev = if ends_with_kv {
             whole.slice(..cut)
         } else {
-            // Another writer's order of fields.
+            // Another writer may order the fields differently.
             let mut encoded = Vec::with_capacity(cut);
             bare.encode_into(&mut encoded);
             encoded.into()
@@ -59,7 +59,6 @@ impl FeedEvent {
         Ok(Self { without_prev, key, is_delete, whole })
     }
 
-    /// The key that it is about.
     #[must_use]
     pub fn key(&self) -> &[u8] {
         &self.key
@@ -79,21 +78,20 @@ pub fn entry(revision: Revision, events: Vec<FeedEvent>) -> Entry<Events> {
     Entry { revision, bytes, payload: events.into() }
 }
 
-/// What a watch wants of the events of its feed.
+/// The events that a watch wants of its feed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
-    /// The keys.
     pub range: KeyRange,
-    /// No puts.
+    /// Leave out puts.
     pub no_put: bool,
-    /// No deletes.
+    /// Leave out deletes.
     pub no_delete: bool,
-    /// With the key-values before the events.
+    /// Include the previous key-value of each event.
     pub prev_kv: bool,
 }
 
 impl Filter {
-    /// The encoded event as the watch is to get it, if it is.
+    /// The encoded event for the watch; `None` if it is filtered out.
     #[must_use]
     pub fn pick<'e>(&self, event: &'e FeedEvent) -> Option<&'e [u8]> {
         let filtered = if event.is_delete { self.no_delete } else { self.no_put };

@@ -1,16 +1,16 @@
-//! The recent events of one feed, in a ring bounded in bytes, with cursors by revision.
+//! The recent events of one feed in a ring bounded in bytes, read by cursors.
 //!
-//! Every client watch of a range is a cursor on the feed's ring. Three numbers describe what the ring can say:
+//! Every client watch of a range is a cursor on the feed's ring. Two numbers describe the ring:
 //!
 //! ```text
 //!   …dropped…  floor | held, whole revisions … | covered   not known yet …
 //! ```
 //!
-//! Every event above `floor` and at or below `covered` is held, so a cursor in between is served from here and misses
-//! nothing; one at or below the floor is [`Start::Behind`] and reads history from the shards until it is above; one
-//! above `covered` waits. A cursor that has read all moves on with the watermark, so that the watch of an idle range
-//! does not fall off the ring. What a cursor gets is never silently less than all: falling off is an answer of its own.
-//! What stores have lost is not the ring's to know: see [`crate::gaps`].
+//! The ring holds every event above `floor` and at or below `covered`, so a cursor in between misses nothing. A cursor
+//! at or below the floor is [`Start::Behind`] and must read history from the shards until it is above. A cursor above
+//! `covered` waits. A cursor that has read everything advances with the watermark, so that a watch of an idle range
+//! does not fall off the ring. A cursor never gets less than all without notice: falling off is an answer of its own.
+//! What stores have lost is not the ring's concern; see [`crate::gaps`].
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ use kindred_partition_config::ids::Revision;
 
 use crate::watch_merge::Entry;
 
-/// A place in the feed: the first revision not delivered yet. Made by [`FeedRing::start`], moved by
+/// A position in the feed: the first revision that is not delivered yet. Made by [`FeedRing::start`], advanced by
 /// [`FeedRing::read_from`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
@@ -26,64 +26,62 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// The first revision that it has not delivered: where history is to be read from when it is behind.
+    /// The first revision that is not delivered; from here history must be read when the cursor is behind.
     #[must_use]
     pub fn next(&self) -> Revision {
         self.next
     }
 }
 
-/// Whether a watch can start at a revision.
+/// Whether the ring can serve a watch from a revision on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Here, also when the revision is in the future.
+    /// Yes; also if the revision is in the future.
     Here(Cursor),
-    /// The ring has dropped events at or above the revision: read history from the shards first.
+    /// No: events at or above the revision were dropped, so history must be read from the shards first.
     Behind {
-        /// The lowest revision that can start here.
+        /// The lowest revision that the ring can serve.
         from: Revision,
     },
 }
 
-/// What a cursor gets.
+/// What a cursor reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Read<'a, T> {
-    /// The next revisions, whole and in order; maybe none.
+    /// The next revisions, whole and in order; possibly none.
     Entries {
-        /// In two pieces, because the ring wraps.
+        /// Two slices, because the ring wraps around.
         entries: [&'a [Entry<T>]; 2],
-        /// Set when these are all: no event at or below this is still to come (it may lie below the cursor).
+        /// Set if the entries are all that there is: no event at or below it is still to come. May lie below the
+        /// cursor.
         watermark: Option<Revision>,
     },
-    /// As [`Start::Behind`]. The cursor did not move: its history starts at [`Cursor::next`].
+    /// The cursor has fallen off the ring and did not move: its history begins at [`Cursor::next`].
     Behind {
-        /// The lowest revision that can be read here.
+        /// The lowest revision that the ring can serve.
         from: Revision,
     },
 }
 
-/// An input that breaks the order of the feed. Nothing was changed.
+/// An input that breaks the order of the feed; it changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// An event at or below what was covered.
+    /// An event at or below what is covered.
     #[error("event at {revision}, though covered up to {covered}")]
     LateEvent {
-        /// The event's.
         revision: Revision,
-        /// The watermark, or the last event.
+        /// The last watermark or event.
         covered: Revision,
     },
-    /// A watermark that goes back.
+    /// A watermark below what is covered.
     #[error("watermark goes back to {revision} from {covered}")]
     WatermarkBack {
-        /// The watermark.
         revision: Revision,
-        /// The last one.
+        /// The last watermark or event.
         covered: Revision,
     },
 }
 
-/// The ring of one feed.
 #[derive(Debug)]
 pub struct FeedRing<T> {
     entries: VecDeque<Entry<T>>,
@@ -94,8 +92,8 @@ pub struct FeedRing<T> {
 }
 
 impl<T> FeedRing<T> {
-    /// An empty ring of a feed that begins after `after`. It holds the newest revision whatever its size, and more only
-    /// within `budget_bytes`.
+    /// An empty ring for a feed that begins after `after`. Keeps the newest revision, and more only within
+    /// `budget_bytes`.
     #[must_use]
     pub fn new(after: Revision, budget_bytes: usize) -> Self {
         Self { entries: VecDeque::new(), bytes: 0, budget_bytes, floor: after, covered: after }
@@ -107,22 +105,21 @@ impl<T> FeedRing<T> {
         self.floor
     }
 
-    /// No event at or below this is still to come: the merged watermark, or the last event.
+    /// No event at or below this is still to come.
     #[must_use]
     pub fn covered(&self) -> Revision {
         self.covered
     }
 
-    /// Bytes held.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Takes the next revision of the feed and drops the oldest ones beyond the budget.
+    /// Appends the next revision of the feed, and drops the oldest ones beyond the budget.
     ///
     /// # Errors
-    /// When it is not above all that is covered.
+    /// When the revision is not above everything covered.
     pub fn push(&mut self, entry: Entry<T>) -> Result<(), RingError> {
         let Entry { revision, bytes, .. } = entry;
         if revision <= self.covered {
@@ -131,7 +128,8 @@ impl<T> FeedRing<T> {
         self.covered = revision;
         self.bytes += bytes;
         self.entries.push_back(entry);
-        // The newest stays even alone above the budget: without it every live watch would be behind at each event.
+        // The newest revision stays even if it alone exceeds the budget; else every live watch would fall behind at
+        // each event.
         while self.bytes > self.budget_bytes && self.entries.len() > 1 {
             self.drop_oldest();
         }
@@ -141,7 +139,7 @@ impl<T> FeedRing<T> {
     /// Notes the merged watermark of the feed.
     ///
     /// # Errors
-    /// When it goes back.
+    /// When it is below what is covered.
     pub fn watermark(&mut self, revision: Revision) -> Result<(), RingError> {
         if revision < self.covered {
             return Err(RingError::WatermarkBack { revision, covered: self.covered });
@@ -150,7 +148,7 @@ impl<T> FeedRing<T> {
         Ok(())
     }
 
-    /// Drops from the front down to `budget_bytes`, the new budget.
+    /// Sets a new budget, and drops the oldest revisions beyond it.
     pub fn shrink(&mut self, budget_bytes: usize) {
         self.budget_bytes = budget_bytes;
         while self.bytes > budget_bytes && !self.entries.is_empty() {
@@ -164,7 +162,7 @@ impl<T> FeedRing<T> {
         self.floor = self.floor.max(oldest.revision);
     }
 
-    /// Whether a watch can start at `revision`, the first one that it wants.
+    /// Whether a watch can start here with `revision` as the first one that it wants.
     #[must_use]
     pub fn start(&self, revision: Revision) -> Start {
         if revision <= self.floor {
@@ -173,14 +171,13 @@ impl<T> FeedRing<T> {
         Start::Here(Cursor { next: revision })
     }
 
-    /// Whether a watch can start at `revision` from here.
     #[must_use]
     pub fn can_start(&self, revision: Revision) -> bool {
         matches!(self.start(revision), Start::Here(_))
     }
 
-    /// The next revisions behind the cursor, at most `max_bytes` but at least one where there is one; moves the cursor
-    /// behind them. Revisions are never split.
+    /// Reads the next revisions and moves the cursor behind them: at most `max_bytes`, but at least one revision if
+    /// there is one. Revisions are never split.
     pub fn read_from(&self, cursor: &mut Cursor, max_bytes: usize) -> Read<'_, T> {
         if cursor.next <= self.floor {
             return Read::Behind { from: self.floor.next() };

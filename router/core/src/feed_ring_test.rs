@@ -10,7 +10,7 @@ fn entry(revision: i64, bytes: usize) -> Entry<i64> {
     Entry { revision: rev(revision), bytes, payload: revision }
 }
 
-/// A ring after 10, with 12, 15 and 20 of 4 bytes each.
+/// A ring that begins after 10 and holds 12, 15 and 20, of 4 bytes each.
 fn ring() -> FeedRing<i64> {
     let mut ring = FeedRing::new(rev(10), 12);
     for revision in [12, 15, 20] {
@@ -26,7 +26,7 @@ fn cursor(ring: &FeedRing<i64>, at: i64) -> Cursor {
     }
 }
 
-/// The revisions read, and the watermark.
+/// The revisions that are read, and the watermark.
 fn read(ring: &FeedRing<i64>, cursor: &mut Cursor, max_bytes: usize) -> (Vec<i64>, Option<i64>) {
     match ring.read_from(cursor, max_bytes) {
         Read::Entries { entries, watermark } => {
@@ -113,7 +113,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// A watch, and all that it was given, from the ring or from history.
+/// A watch, with everything that it read from the ring or from history.
 #[derive(Debug)]
 struct Watch {
     cursor: Cursor,
@@ -121,7 +121,7 @@ struct Watch {
     got: Vec<i64>,
 }
 
-/// The feed as it truly is.
+/// All events of the feed.
 #[derive(Debug, Default)]
 struct Truth {
     events: Vec<i64>,
@@ -154,7 +154,7 @@ fn read_as(watch: &mut Watch, ring: &FeedRing<i64>, truth: &Truth, max_bytes: us
 }
 
 proptest! {
-    /// Whatever it reads, and from wherever, a watch has all events from its start to its cursor, each once.
+    /// Whatever a watch reads, and from where, it has each event from its start to its cursor exactly once.
     #[test]
     fn no_watch_ever_has_a_silent_gap(
         budget in 0..20usize,

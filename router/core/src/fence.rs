@@ -1,11 +1,12 @@
-//! The fence of a stock etcd: what a shard's table of units is to the shard, as a value under one key of the etcd (R13).
+//! The fence of a stock etcd (R13): a value under one of its keys that serves as a shard's table of units does.
 //!
-//! A stock etcd does not know whose its keys are. So every request of a router compares the mod revision of this key, and
-//! the etcd refuses those of routers that do not know its newest value, however long these have heard nothing. Who freezes a
-//! unit writes it there: from that revision on no request that was made before is executed any more.
+//! A stock etcd does not know which of its keys it owns. So every request of a router compares the mod revision of the
+//! fence key. The etcd thereby refuses requests of routers that do not know the newest fence, however long these have
+//! heard nothing. A coordinator freezes a unit by a write of the fence: from its revision on, no request made under an
+//! earlier fence is executed.
 //!
-//! Every change is a function from one value to the next; whoever makes it writes it with a compare on the revision that it
-//! has read.
+//! Every change is a function from one value to the next. The caller writes the result with a compare on the revision
+//! that it has read.
 
 use bytes::Bytes;
 use kindred_partition_config::{
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 /// The version of the value that this code writes, and the only one that it reads.
 pub const FENCE_VERSION: u32 = 1;
 
-/// The value.
+/// The value of the fence key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FenceDoc {
@@ -33,63 +34,59 @@ impl Default for FenceDoc {
     }
 }
 
-/// What it says of a unit.
+/// The state of one unit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct FenceRecord {
     #[serde(rename = "move")]
     id: MoveId,
-    /// The highest that was seen of the move.
+    /// The highest term that was seen of the move.
     term: Term,
     transfer: Transfer,
     state: FenceState,
 }
 
-/// How a unit stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FenceState {
-    /// Served here.
+    /// The etcd serves the unit.
     Open,
-    /// Nothing of it is executed (R15a).
+    /// The etcd executes no request for the unit (R15a).
     Frozen {
-        /// From where on its new owner counts.
+        /// The revision of the freeze in the target's clock, above which the new owner assigns.
         last: Revision,
     },
-    /// Another store has it.
+    /// Another store owns the unit.
     Moved {
-        /// Since the map of this generation.
+        /// The generation of the map since which it does.
         epoch: Epoch,
     },
 }
 
-/// Why a change is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FenceError {
-    /// A coordinator that another one has followed.
+    /// A newer coordinator of the move has been here.
     #[error("move {id} has a coordinator of term {seen}, this is term {term}; stop")]
     Stale {
-        /// The move.
         id: u64,
-        /// The call's.
+        /// The term of the call.
         term: u64,
-        /// The highest seen.
+        /// The highest term seen.
         seen: u64,
     },
-    /// The move has not begun with the unit here, or has ended.
+    /// The fence has no record of this unit for the move, which has not begun here or has ended.
     #[error("move {0}: the etcd's fence has no record of the unit")]
     Unknown(u64),
-    /// The unit stands otherwise.
+    /// The unit's state does not allow the change.
     #[error("move {id}: the unit is {state} at the etcd, by move {other}")]
     State {
-        /// The move.
         id: u64,
-        /// How it stands.
+        /// The unit's state.
         state: &'static str,
-        /// By which.
+        /// The move that set it.
         other: u64,
     },
-    /// Not a value that this version reads.
+    /// The value cannot be parsed, or has another version.
     #[error("the fence key of the etcd cannot be read: {0}")]
     Malformed(String),
 }
@@ -104,22 +101,20 @@ impl FenceState {
     }
 }
 
-/// Who changes what.
+/// A unit of a move, with the coordinator's term.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FencedUnit {
-    /// The move.
     pub id: MoveId,
-    /// Of its coordinator.
+    /// The coordinator's term.
     pub term: Term,
-    /// What moves.
     pub transfer: Transfer,
 }
 
 impl FenceDoc {
-    /// Reads the value; no bytes are that of a key that does not exist.
+    /// Parses the value; an empty one is that of a key that does not exist.
     ///
     /// # Errors
-    /// When it is malformed or of another version.
+    /// When it is malformed or has another version.
     pub fn read(value: &[u8]) -> Result<Self, FenceError> {
         if value.is_empty() {
             return Ok(Self::default());
@@ -132,20 +127,19 @@ impl FenceDoc {
         }
     }
 
-    /// The value.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("the value has string keys only and nothing that fails to serialise")
     }
 
-    /// Whether nothing is refused.
+    /// Whether no unit is frozen or moved.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.records.iter().all(|record| record.state == FenceState::Open)
     }
 
-    /// Whether requests for a key, or for a range of them, are refused, and since which map another store has them; 0 while
-    /// that is being decided.
+    /// Whether requests for a key or range are refused. Returns the generation of the map since which another store
+    /// owns keys of it; 0 while that is being decided.
     #[must_use]
     pub fn refuses(&self, key: &[u8], range_end: &[u8]) -> Option<Epoch> {
         let range = KeyRange::from_wire(Bytes::copy_from_slice(key), Bytes::copy_from_slice(range_end));
@@ -159,14 +153,14 @@ impl FenceDoc {
             .min()
     }
 
-    /// How a unit stands for a move of it.
+    /// The state of a unit in a move's record.
     #[must_use]
     pub fn state(&self, id: MoveId, unit: &Unit) -> Option<FenceState> {
         let is_it = |record: &&FenceRecord| record.id == id && record.transfer.unit == *unit;
         self.records.iter().find(is_it).map(|record| record.state)
     }
 
-    /// The record of a unit by a move, fenced.
+    /// The record of a unit for a move. Checks the term against the highest one seen, and raises that.
     fn of(&mut self, by: &FencedUnit) -> Result<&mut FenceRecord, FenceError> {
         let is_it =
             |record: &&mut FenceRecord| record.id == by.id && record.transfer.unit == by.transfer.unit;
@@ -178,10 +172,10 @@ impl FenceDoc {
         Ok(record)
     }
 
-    /// A move of a unit begins, or another coordinator goes on with it: only what has begun can be frozen.
+    /// Begins the move of a unit, or continues it under another coordinator. Only a tracked unit can be frozen.
     ///
     /// # Errors
-    /// When the coordinator is not the last one, or another move has taken keys of the unit away.
+    /// When the term is outdated, or another move has frozen or moved keys of the unit.
     pub fn track(&mut self, by: &FencedUnit) -> Result<(), FenceError> {
         match self.of(by) {
             Err(FenceError::Unknown(_)) => {}
@@ -193,18 +187,18 @@ impl FenceDoc {
             let (state, other) = (other.state.word(), other.id.0);
             return Err(FenceError::State { id: by.id.0, state, other });
         }
-        // What is open by another move is what that one has left behind.
+        // Open records of other moves are leftovers.
         self.records.retain(|record| !record.transfer.unit.overlaps_unit(&by.transfer.unit));
         let (id, term, transfer) = (by.id, by.term, by.transfer.clone());
         self.records.push(FenceRecord { id, term, transfer, state: FenceState::Open });
         Ok(())
     }
 
-    /// Nothing of the unit is executed from the revision on at which this is written; its new owner counts from `last`.
-    /// Answers from where it does: where the unit is frozen already, that stands.
+    /// Freezes the unit: from the revision of this write on, the etcd executes nothing of it, and the new owner assigns
+    /// above `last`. Returns the `last` that counts, the earlier one if the unit is frozen already.
     ///
     /// # Errors
-    /// When the coordinator is not the last one, or the unit is not its own to freeze.
+    /// When the term is outdated, the move does not track the unit, or the unit has moved.
     pub fn freeze(&mut self, by: &FencedUnit, last: Revision) -> Result<Revision, FenceError> {
         let record = self.of(by)?;
         match record.state {
@@ -219,11 +213,10 @@ impl FenceDoc {
         }
     }
 
-    /// The unit is served again, after a committed abort of the attempt (R15). Nothing happens where it is not frozen, nor
-    /// where it is unknown.
+    /// Serves the unit again after a committed abort of the attempt (R15). Does nothing if it is unknown or not frozen.
     ///
     /// # Errors
-    /// When the coordinator is not the last one.
+    /// When the term is outdated.
     pub fn unfreeze(&mut self, by: &FencedUnit) -> Result<(), FenceError> {
         match self.of(by) {
             Err(FenceError::Unknown(_)) => Ok(()),
@@ -237,10 +230,10 @@ impl FenceDoc {
         }
     }
 
-    /// After the decision: another store has the unit since the map of this generation.
+    /// Hands the unit over after the decision: another store owns it since the map of this generation.
     ///
     /// # Errors
-    /// When the coordinator is not the last one, or the unit is not frozen.
+    /// When the term is outdated, or the unit is not frozen.
     pub fn release(&mut self, by: &FencedUnit, epoch: Epoch) -> Result<(), FenceError> {
         let record = self.of(by)?;
         match record.state {
@@ -252,10 +245,10 @@ impl FenceDoc {
         }
     }
 
-    /// The move is over. What was taken away stays refused for ever; what was not is forgotten.
+    /// Ends the move of a unit. A unit that has moved stays refused for ever; an open one is forgotten.
     ///
     /// # Errors
-    /// When the coordinator is not the last one, or the unit is frozen.
+    /// When the term is outdated, or the unit is frozen.
     pub fn forget(&mut self, by: &FencedUnit) -> Result<(), FenceError> {
         match self.of(by) {
             Err(FenceError::Unknown(_)) => return Ok(()),

@@ -1,8 +1,8 @@
-//! What stores lost in unclean restarts (R10), as the readers of a feed are told of it.
+//! The revisions that stores lost in unclean restarts (R10), and which readers of a feed they concern.
 //!
-//! A store that was killed comes back with all up to its last durable revision D, and its first revision s is above all
-//! that it ever showed. What lay between may have been shown and is gone. A reader is nothing but a position, so the
-//! position alone decides what it is told:
+//! A store that was killed comes back with everything up to its last durable revision D, and with a first revision s
+//! above all that it ever showed. What lay between may have been shown and is gone. A reader is only a position, so the
+//! position alone decides:
 //!
 //! ```text
 //!   next <= D + 1        it was given nothing that is gone: it reads on
@@ -10,46 +10,46 @@
 //!   s <= next            it wants nothing from before
 //! ```
 //!
-//! A reader that was spared comes through the numbers of the gap later, reading what other stores assigned there. So each
-//! gap is put to a reader once, at the first look after the feed knows of it ([`Passed`]); a reader that joins later has
-//! passed none.
+//! A reader in the first case later passes through the numbers of the gap, where it reads what other stores assigned.
+//! So each gap is checked against a reader once, at its first read after the feed has recorded the gap ([`Passed`]). A
+//! new reader has passed none.
 
 use std::collections::VecDeque;
 
 use kindred_partition_config::ids::Revision;
 
-/// Gaps of a feed that are remembered, some bytes each; of older ones only where they ended. So a reader that did not look
-/// while its stores were killed more often than that is cancelled, whatever it was given.
+/// The number of gaps that a feed remembers. Of older ones only their highest end is kept, so a reader that has not
+/// read since then is cancelled if its position is below that.
 const GAPS_MAX: usize = 1024;
 
-/// One unclean restart of one store: the open interval of revisions that may have been shown and lost.
+/// An unclean restart of a store: the open interval of revisions that it may have shown and lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
     /// The last durable revision, D.
     pub after: Revision,
-    /// The first revision of the store's new life, s.
+    /// The first revision of the store's new incarnation, s.
     pub until: Revision,
 }
 
 impl Gap {
-    /// Whether a reader that wants `next` first may have been given what was lost.
+    /// Whether a reader whose next revision is `next` may have been given what was lost.
     #[must_use]
     pub fn holds(&self, next: Revision) -> bool {
         self.after.next() < next && next < self.until
     }
 }
 
-/// How many of a feed's gaps a reader has been held against.
+/// How many gaps of a feed a reader has been checked against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Passed(u64);
 
-/// The gaps of one feed, in the order in which it heard of them.
+/// The gaps of one feed, in the order in which they were recorded.
 #[derive(Debug)]
 pub struct Gaps {
     known: VecDeque<Gap>,
-    /// How many were forgotten.
+    /// How many older gaps were forgotten.
     forgotten: u64,
-    /// Where the last of those ended.
+    /// The highest end of the forgotten gaps.
     forgotten_until: Revision,
 }
 
@@ -60,7 +60,7 @@ impl Default for Gaps {
 }
 
 impl Gaps {
-    /// Takes note of a gap; whether it is a new one. A store tells its gaps again whenever a stream is opened.
+    /// Records a gap; returns whether it is new. A store reports its gaps again whenever a stream is opened.
     pub fn note(&mut self, gap: Gap) -> bool {
         if self.known.contains(&gap) || gap.until <= gap.after.next() {
             return false;
@@ -75,16 +75,16 @@ impl Gaps {
         true
     }
 
-    /// How many it has ever taken note of.
+    /// The number of gaps ever recorded.
     #[must_use]
     pub fn heard(&self) -> u64 {
         self.forgotten + self.known.len() as u64
     }
 
-    /// Holds a reader that wants `next` first against the gaps that it has not passed. Then it has passed all.
+    /// Checks a reader whose next revision is `next` against the gaps that it has not passed; then it has passed all.
     ///
     /// # Errors
-    /// The first revision that can be served: the reader's next one lies in a gap.
+    /// The first revision that can be served, if its position lies in a gap.
     pub fn pass(&self, next: Revision, passed: &mut Passed) -> Result<(), Revision> {
         if passed.0 < self.forgotten && next < self.forgotten_until {
             return Err(self.forgotten_until);

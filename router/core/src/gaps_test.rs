@@ -1,4 +1,4 @@
-//! Readers of a feed over stores that crash: each has all that is there, or was told.
+//! Readers of a feed over stores that crash: each one has all that is left, or is cancelled.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ fn r10_forgotten_gaps_cancel_whoever_has_not_passed_them() {
     assert_eq!(gaps.pass(rev(3), &mut early), Ok(()), "it passed the one that was forgotten");
 }
 
-/// Seventeen crashes that took nothing, and two of another store, between two looks of a reader that was given nothing.
+/// Seventeen crashes without loss and two of another store, between two reads of a reader that was given nothing lost.
 #[test]
 fn f53_many_restarts_cancel_nobody_without_need() {
     let mut gaps = Gaps::default();
@@ -83,12 +83,12 @@ enum Act {
         store: usize,
         by: i64,
     },
-    /// A store tells its feed what it has, and promises its present.
+    /// A store sends events to its feed, and promises its present.
     Tell {
         store: usize,
         events: usize,
     },
-    /// A store is killed: what it wrote last is gone, this many revisions.
+    /// A store is killed and loses this many of its latest revisions.
     Crash {
         store: usize,
         lost: usize,
@@ -111,13 +111,13 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Every revision with its store, and a number that tells a revision from a lost one of the same number.
+/// All revisions, each with its store and a unique number that distinguishes it from a lost one.
 #[derive(Debug, Default)]
 struct Stores {
     now: i64,
     events: BTreeMap<i64, (usize, u64)>,
     written: u64,
-    /// What each store lost, ever.
+    /// All gaps of all stores.
     gaps: Vec<(usize, Gap)>,
 }
 
@@ -132,7 +132,7 @@ impl Stores {
     }
 }
 
-/// The feed as its task keeps it.
+/// The feed as its task drives it.
 struct Feed {
     merge: WatchMerge<u64>,
     ring: FeedRing<u64>,
@@ -160,7 +160,7 @@ impl Feed {
         }
     }
 
-    /// The store answers an open as a shard does.
+    /// Answers an open as a shard does.
     fn reopen(&mut self, source: SourceIx, from: Revision, stores: &Stores) -> Event<u64> {
         let own = stores.gaps.iter().filter(|(store, gap)| *store == source.0 && gap.until > from);
         let mut inside = None;
@@ -180,12 +180,12 @@ struct Reader {
     next: i64,
     passed: Passed,
     seen: Vec<u64>,
-    /// It began in what a store had lost.
+    /// It began inside a gap.
     doomed: bool,
 }
 
 impl Reader {
-    /// Reads on; false when it is cancelled as compacted.
+    /// Reads once; false if the reader is cancelled as compacted.
     fn read(&mut self, feed: &Feed, stores: &Stores, bytes: usize) -> bool {
         if feed.gaps.pass(rev(self.next), &mut self.passed).is_err() {
             return false;
@@ -196,7 +196,7 @@ impl Reader {
                 self.seen.extend(entries.concat().iter().map(|entry| entry.payload));
                 self.next = cursor.next().get();
             }
-            // A catch-up, which the stores answer themselves.
+            // A catch-up, answered from the stores.
             Start::Behind { from } => {
                 if stores.gaps.iter().any(|(_, gap)| gap.holds(rev(self.next))) {
                     return false;
@@ -211,8 +211,8 @@ impl Reader {
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..Default::default() })]
-    /// R10: at the end, when every store has told all, each reader that was not cancelled has exactly what is there of its
-    /// range, and nothing that is not; and who never stood above what a crash left is not cancelled by it.
+    /// R10: when every store has told everything, each reader that was not cancelled has exactly the remaining events
+    /// of its range. A reader that never stood inside a gap was not cancelled.
     #[test]
     fn r10_no_reader_keeps_what_is_gone(acts in prop::collection::vec(act(), 1..150)) {
         let mut stores = Stores { now: 5, ..Stores::default() };
@@ -247,7 +247,7 @@ proptest! {
                 Act::Crash { store, lost } => {
                     let mine = stores.gaps.iter().filter(|(of, _)| *of == store);
                     let born = mine.map(|(_, gap)| gap.until.get()).max().unwrap_or(5);
-                    // What an earlier life left is on disk.
+                    // What an earlier incarnation left is on disk.
                     let own = stores.of(store, born);
                     let kept = own.len().saturating_sub(lost);
                     let after = own[..kept].last().map_or(born, |(at, _)| *at);
@@ -260,7 +260,7 @@ proptest! {
                 }
                 Act::Start(back) => {
                     let from = (stores.now + 2 - back).max(6);
-                    // What the client was shown before it came here may be gone.
+                    // What the client was shown before it came here may be lost.
                     let doomed = stores.gaps.iter().any(|(_, gap)| gap.holds(rev(from)));
                     let passed = Passed::default();
                     readers.push(Reader { from, next: from, passed, seen: Vec::new(), doomed });

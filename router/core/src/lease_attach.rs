@@ -1,55 +1,55 @@
-//! Attaching a lease to a store that is not its home (R12), as steps between the two.
+//! Attaches a lease to a store that is not its home (R12), as a sequence of steps at both.
 //!
-//! Attach at the home, adopt at the store, then *confirm* at the home. Between the first two the lease may end: the end
-//! passes the store, which does not know the lease yet, and the home forgets it; a lease adopted after that would never
-//! end, nor would its keys. The home lists the store from the first step on, so an end that begins after a confirmed
-//! adopt comes to the store after that adopt.
+//! The lease is attached at the home, adopted at the store, then *confirmed* at the home. Between the first two steps
+//! the lease may end: the end reaches the store, which does not know the lease yet, and the home forgets it. A lease
+//! adopted after that would never end, nor would its keys be deleted. The home lists the store from the first step on,
+//! so an end that begins after the confirmation reaches the store after the adoption.
 
-/// Where an attach stands.
+/// The progress of an attach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attaching {
     /// The home is asked for the first time.
     Asked,
-    /// The store is told.
+    /// The store is told to adopt the lease.
     Adopting,
     /// The home is asked again.
     Confirming,
-    /// The lease is over: the store is told to forget what it adopted.
+    /// The lease is over: the store is told to end what it adopted.
     Withdrawing,
 }
 
-/// What to do next.
+/// The next call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// At the home: note that the store holds keys of the lease. Idempotent.
+    /// At the home: record that the store holds keys of the lease. Idempotent.
     AttachAtHome,
-    /// At the store: know the lease. Idempotent.
+    /// At the store: adopt the lease. Idempotent.
     AdoptAtStore {
-        /// Seconds that the home granted.
+        /// The TTL in seconds that the home granted.
         granted_ttl: i64,
     },
-    /// At the store: the lease is over.
+    /// At the store: end the lease.
     EndAtStore,
 }
 
-/// What came of a command. Failed calls end the attach; the next one begins anew.
+/// The result of a call. A failed call ends the attach; the next attach starts over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
     /// The home has the lease.
     Attached {
-        /// Seconds that the home granted.
+        /// The TTL in seconds that the home granted.
         granted_ttl: i64,
     },
-    /// The home does not have it, or it is over.
+    /// The home does not have the lease, or it is over.
     Unknown,
-    /// The store knows the lease, or has ended it: whatever it was told, it did.
+    /// The store has done what it was told.
     Done,
 }
 
-/// What comes after a reply.
+/// What follows a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Go on.
+    /// Make this call next.
     Do(Attaching, Command),
     /// The store may take keys of the lease.
     Attached,
@@ -58,13 +58,11 @@ pub enum Next {
 }
 
 impl Attaching {
-    /// The first step.
     #[must_use]
     pub fn begin() -> (Self, Command) {
         (Self::Asked, Command::AttachAtHome)
     }
 
-    /// The step after a reply.
     #[must_use]
     pub fn step(self, reply: Reply) -> Next {
         match (self, reply) {
@@ -83,7 +81,7 @@ impl Attaching {
 mod tests {
     use super::*;
 
-    /// The home and one store, as far as a lease concerns them.
+    /// A lease at its home and at one store.
     #[derive(Clone, Default)]
     struct World {
         /// `None` once forgotten.
@@ -98,12 +96,12 @@ mod tests {
         attached: bool,
     }
 
-    /// Somebody who takes one atomic step at a time.
+    /// An actor that makes one atomic step at a time.
     #[derive(Clone, Copy, Debug)]
     enum Actor {
         Attacher(Attaching, Command),
         Writer,
-        /// 0: end at home, 1: end at the store, 2: forget.
+        /// 0: end the lease at its home, 1: end it at the store, 2: forget it.
         Revoker(u8),
         Idle,
     }
@@ -170,7 +168,7 @@ mod tests {
         }
     }
 
-    /// Tries every order of the actors' steps; counts the ends.
+    /// Tries every order of the actors' steps; returns the number of complete orders.
     fn explore(world: &World, actors: &[Actor], trace: &mut Vec<usize>) -> usize {
         let mut ends = 0;
         for (i, actor) in actors.iter().enumerate() {

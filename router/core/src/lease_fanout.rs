@@ -1,21 +1,22 @@
-//! Which stores a lease concerns (R12).
+//! The stores that a lease concerns (R12).
 //!
-//! A lease has one home. An id that a shard generated carries the home's slot in its low bits; an id that a client chose
-//! lives on the default store. Nothing in an id tells which of the two it is, so a lookup has at most two candidates.
+//! A lease has one home. An id that a shard generated has the home's slot in its low bits; an id that a client chose
+//! belongs to the default store. An id does not tell which of the two kinds it is, so a lookup has at most two
+//! candidates.
 
 use kindred_partition_config::ids::{LeaseId, SLOT_BITS, Slot};
 
 use crate::store::{Member, StoreIx, StoreKind};
 
-/// The slot in the low bits of an id; meaningful only when a shard generated the id.
+/// The slot in the low bits of an id; meaningful only if a shard generated the id.
 #[must_use]
 pub fn slot_of(id: LeaseId) -> Option<Slot> {
     let low = id.get() & ((1 << SLOT_BITS) - 1);
     u16::try_from(low).ok().and_then(Slot::new)
 }
 
-/// The store that keeps leases whose ids clients chose: the default store, unless it is a stock etcd and there is a
-/// shard (homes are shards when there is one).
+/// The home of leases with ids that clients chose: the default store, unless that is a stock etcd and there is a shard
+/// (homes are shards if there are any).
 #[must_use]
 pub fn default_home(members: &[Member], default: StoreIx) -> StoreIx {
     let is_shard = |member: &&Member| member.kind == StoreKind::Shard;
@@ -25,8 +26,8 @@ pub fn default_home(members: &[Member], default: StoreIx) -> StoreIx {
     members.iter().find(is_shard).map_or(default, |member| member.index)
 }
 
-/// Where to grant a lease. A chosen id has no choice; for a generated one a live store is preferred, so that a dead
-/// default store does not stop grants.
+/// The store that grants a lease. For a chosen id it is fixed; for a generated one a reachable store is preferred, so
+/// that a dead default store does not stop grants.
 #[must_use]
 pub fn grant_home(id: Option<LeaseId>, members: &[Member], default: StoreIx) -> StoreIx {
     let home = default_home(members, default);
@@ -36,7 +37,7 @@ pub fn grant_home(id: Option<LeaseId>, members: &[Member], default: StoreIx) -> 
     members.iter().find(|member| member.up && member.kind == StoreKind::Shard).map_or(home, |m| m.index)
 }
 
-/// Where a lease may have its home, the likeliest first: the store whose slot is in the id, then the default home.
+/// The possible homes of a lease, the likeliest first: the store whose slot is in the id, then the default home.
 #[must_use]
 pub fn home_candidates(id: LeaseId, members: &[Member], default: StoreIx) -> Vec<StoreIx> {
     let by_slot = slot_of(id).and_then(|slot| {
@@ -49,7 +50,7 @@ pub fn home_candidates(id: LeaseId, members: &[Member], default: StoreIx) -> Vec
     }
 }
 
-/// What a candidate said about a lease.
+/// A candidate's answer about a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Said<T, E> {
     /// It is the home.
@@ -60,10 +61,10 @@ pub enum Said<T, E> {
     Failed(E),
 }
 
-/// What all candidates together say.
+/// Combines the answers of all candidates: the home and its value, or `None` if none of them has the lease.
 ///
 /// # Errors
-/// The failure of a candidate, when no other one is the home: the lease may live there.
+/// The first failure, if no candidate is known to be the home, because the lease may live at the one that failed.
 pub fn combine<T, E>(answers: Vec<(StoreIx, Said<T, E>)>) -> Result<Option<(StoreIx, T)>, E> {
     let mut failure = None;
     for (store, said) in answers {
@@ -76,7 +77,7 @@ pub fn combine<T, E>(answers: Vec<(StoreIx, Said<T, E>)>) -> Result<Option<(Stor
     failure.map_or(Ok(None), Err)
 }
 
-/// The union of what several stores hold, ordered, each once.
+/// The union of several lists, sorted and without duplicates.
 #[must_use]
 pub fn union<T: Ord>(parts: impl IntoIterator<Item = Vec<T>>) -> Vec<T> {
     let mut all: Vec<T> = parts.into_iter().flatten().collect();

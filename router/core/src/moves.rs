@@ -1,4 +1,4 @@
-//! Live moves: who does what next, and what is written down so that another router can go on (R13-R16).
+//! Live moves: which steps come next, and what is recorded so that another router can continue (R13-R16).
 //!
 //! | module | decides |
 //! | --- | --- |
@@ -12,12 +12,13 @@
 //!
 //! Three rules carry the rest:
 //!
-//! 1. Only a compare-and-swap of the record changes what may happen: to begin an attempt, to give it up, to decide (R15),
-//!    to turn round. Calls to stores follow from the record that was written, never the other way round.
-//! 2. Each of these takes a new **term**, and stores refuse calls of a lower term than they have seen of the move. So a
-//!    call that was delayed or sent twice cannot undo what came after it: a late `Freeze` finds the `Unfreeze` that
-//!    followed, a late `Unfreeze` the next `Freeze`. A coordinator that was taken over is fenced by the same rule.
-//! 3. Every call may be repeated. Who takes over repeats all that the record does not exclude.
+//! 1. Only a compare-and-swap of the record changes what may happen: to begin an attempt, to give it up, to decide
+//!    (R15), to turn around. Calls to stores follow from the record that was written, never the other way round.
+//! 2. Each of these swaps takes a new **term**, and a store refuses calls with a lower term than it has seen of the
+//!    move. So a call that was delayed or sent twice cannot undo what came after it: a late `Freeze` finds the
+//!    `Unfreeze` that followed, a late `Unfreeze` the next `Freeze`. The same rule fences a coordinator whose move was
+//!    taken over.
+//! 3. Every call may be repeated. A coordinator that takes a move over repeats all that the record does not exclude.
 
 pub mod conflict;
 pub mod machine;

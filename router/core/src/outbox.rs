@@ -1,42 +1,41 @@
-//! What a router has to say to a store on a stream of batches, and which answer is whose.
+//! The operations that a router sends to a store on a stream of batches, and the matching of answers to them.
 //!
-//! Operations wait here in the order in which they came, and leave together when the stream can take more: what there is
-//! then is one message, bounded in operations and bytes, so one writer never stands behind another's many. Whether an
-//! operation has left is what decides about it when the stream ends (R11): what is still here was certainly not executed.
+//! Operations wait here in the order in which they came. When the stream can take more, all that wait leave as one
+//! message, bounded in operations and bytes. Whether an operation has left decides about it when the stream ends (R11):
+//! those still here were certainly not executed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-/// Names an operation; grows.
+/// The id of an operation; ids increase.
 pub type OpId = u64;
 
-/// Operations `O` on their way, and who waits for each.
+/// Operations `O` under way, and the waiter `W` of each.
 #[derive(Debug)]
 pub struct Outbox<O, W> {
     last: OpId,
     /// Not sent yet, in the order of their ids.
     queue: VecDeque<(OpId, O, W)>,
-    /// Sent, and not answered.
+    /// Sent and not answered.
     sent: BTreeMap<OpId, W>,
-    /// Sent operations that nobody waits for any more, to be told.
+    /// Sent operations without a waiter, whose cancellation the store is still to be told.
     cancelled: Vec<OpId>,
 }
 
-/// What one message carries.
+/// The content of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Batch<O> {
     /// In the order of their ids.
     pub ops: Vec<(OpId, O)>,
-    /// Of earlier messages.
+    /// Operations of earlier messages that are cancelled.
     pub cancelled: Vec<OpId>,
 }
 
-/// How much one message carries at most; one operation always fits.
+/// The limits of a message; a single operation always fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimit {
-    /// Operations.
     pub ops: usize,
-    /// Bytes of their requests.
+    /// The total bytes of the requests.
     pub bytes: usize,
 }
 
@@ -47,7 +46,7 @@ impl<O, W> Default for Outbox<O, W> {
 }
 
 impl<O, W> Outbox<O, W> {
-    /// Adds an operation behind all others.
+    /// Appends an operation; returns its id.
     pub fn push(&mut self, op: O, waiter: W) -> OpId {
         self.last += 1;
         self.queue.push_back((self.last, op, waiter));
@@ -60,7 +59,7 @@ impl<O, W> Outbox<O, W> {
         !self.queue.is_empty() || !self.cancelled.is_empty()
     }
 
-    /// The next message, if there is something to say. What it carries counts as sent from now on.
+    /// Takes the next message, if there is something to send. Its operations count as sent from here on.
     pub fn take(&mut self, limit: BatchLimit, bytes_of: impl Fn(&O) -> usize) -> Option<Batch<O>> {
         if !self.has_news() {
             return None;
@@ -78,12 +77,12 @@ impl<O, W> Outbox<O, W> {
         Some(Batch { ops, cancelled: std::mem::take(&mut self.cancelled) })
     }
 
-    /// Who waits for an answer that has come; `None` when nobody does any more.
+    /// Takes the waiter of an operation that was answered; `None` if it was cancelled.
     pub fn answered(&mut self, id: OpId) -> Option<W> {
         self.sent.remove(&id)
     }
 
-    /// Nobody waits for an operation any more; whether the store is to be told.
+    /// Cancels an operation; returns whether the store must be told.
     pub fn cancel(&mut self, id: OpId) -> bool {
         if let Ok(at) = self.queue.binary_search_by_key(&id, |(id, ..)| *id) {
             self.queue.remove(at);
@@ -96,7 +95,8 @@ impl<O, W> Outbox<O, W> {
         sent
     }
 
-    /// Who waits for sent operations behind `after`, up to `up_to`, which will not be answered any more; in their order.
+    /// Takes the waiters of sent operations with ids above `after` and up to `up_to`, in order. These will not be
+    /// answered any more.
     pub fn unanswered(&mut self, after: OpId, up_to: OpId) -> Vec<W> {
         if after >= up_to {
             return Vec::new();
@@ -105,12 +105,12 @@ impl<O, W> Outbox<O, W> {
         self.sent.extract_if(ids, |_, _| true).map(|(_, waiter)| waiter).collect()
     }
 
-    /// Who waits for operations that were not sent, in their order; they are not to be sent any more.
+    /// Takes the waiters of operations that were not sent, in order, and drops the operations.
     pub fn unsent(&mut self) -> Vec<W> {
         self.queue.drain(..).map(|(.., waiter)| waiter).collect()
     }
 
-    /// The stream is over: nothing that was to be told of it is.
+    /// Drops the cancellations that were still to be told, because the stream has ended.
     pub fn forget_cancelled(&mut self) {
         self.cancelled.clear();
     }

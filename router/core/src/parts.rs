@@ -1,4 +1,4 @@
-//! The parts of a range over several stores: runs of keys in key order, each with the stores that are asked for it.
+//! Splits a range over several stores into parts: runs of keys in key order, each with its stores.
 
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::map::{Partition, PartitionMap, Placement, StoreIdx};
@@ -6,16 +6,16 @@ use kindred_partition_config::unit::{Unit, UnitBuckets};
 
 use crate::store::StoreIx;
 
-/// Keys that the same stores serve. Of several stores, each serves some of the names, so their answers interleave.
+/// A run of keys with the stores that serve it. With several, each serves some of the keys, so answers interleave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// The keys; never empty.
+    /// Never empty.
     pub range: KeyRange,
-    /// The stores, each once, at least one.
+    /// At least one store, each once.
     pub stores: Vec<StoreIx>,
 }
 
-/// The parts of `range`, in key order: its units, neighbours with the same stores as one. None for an empty range.
+/// The parts of `range` in key order: its units, with neighbours on the same stores joined. Empty for an empty range.
 #[must_use]
 pub fn parts_of(map: &PartitionMap, range: &KeyRange) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
@@ -29,21 +29,20 @@ pub fn parts_of(map: &PartitionMap, range: &KeyRange) -> Vec<Part> {
     parts
 }
 
-/// What one store is asked to do of a range that several serve, on its own.
+/// The part of a range that one store processes independently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// The store.
     pub store: StoreIx,
-    /// The keys; never empty.
+    /// Never empty.
     pub range: KeyRange,
-    /// Of these, the buckets that are left; `None` for all that the store serves.
+    /// The hash buckets that are left of the range; `None` for all that the store serves.
     pub buckets: Option<UnitBuckets>,
-    /// What that is by the map: done with the piece, whoever serves it later.
+    /// The units of the piece by this map. When the piece is done they are done, whichever store serves them later.
     pub units: Vec<Unit>,
 }
 
-/// What is left of `range` by this map when these units are done, by another map perhaps: in key order, neighbours on the
-/// same store as one. Each key is in exactly one piece, or done.
+/// The pieces of `range` that are left by this map when the units in `done` are done, perhaps by another map. In key
+/// order, with neighbours on the same store joined. Each key is done or in exactly one piece.
 #[must_use]
 pub fn pieces_left(map: &PartitionMap, range: &KeyRange, done: &[Unit]) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
@@ -62,7 +61,7 @@ pub fn pieces_left(map: &PartitionMap, range: &KeyRange, done: &[Unit]) -> Vec<P
     pieces
 }
 
-/// The same of one partition, with the partition's own units.
+/// Like [`pieces_left`], for one partition.
 fn left_of(partition: &Partition, range: &KeyRange, done: &[Unit]) -> Vec<Piece> {
     let range = span(range.intersection(&partition.range));
     let whole: Vec<(StoreIdx, Unit)> = match &partition.placement {
@@ -90,7 +89,7 @@ fn left_of(partition: &Partition, range: &KeyRange, done: &[Unit]) -> Vec<Piece>
     pieces
 }
 
-/// What of these units is not the other's. Keys of one Kind are hashed alike by all maps, so that this can be said.
+/// These units without the keys of `other`. All maps hash the keys of a Kind alike, so buckets can be subtracted.
 fn without(units: Vec<Unit>, other: &Unit) -> Vec<Unit> {
     units.into_iter().flat_map(|unit| unit.minus(other).unwrap_or_else(|| vec![unit])).collect()
 }
@@ -100,7 +99,7 @@ fn meets(first: &Piece, second: &Piece) -> bool {
     matches!(&first.range, KeyRange::Span { end: Some(end), .. } if end == second.range.start())
 }
 
-/// The same keys as a span.
+/// The range as a span.
 fn span(range: KeyRange) -> KeyRange {
     match range {
         KeyRange::Single(key) => KeyRange::Span { end: Some(key.successor()), start: key },
@@ -108,13 +107,13 @@ fn span(range: KeyRange) -> KeyRange {
     }
 }
 
-/// The map and the router count stores alike.
+/// The router's index of a store of the map; both count alike.
 #[must_use]
 pub fn store_ix(store: StoreIdx) -> StoreIx {
     StoreIx(usize::from(store.0))
 }
 
-/// From the start of the first range to the end of the one right behind it.
+/// The range from the start of the first to the end of the second, which follows it directly.
 fn joined(first: &KeyRange, second: &KeyRange) -> KeyRange {
     let end = match second {
         KeyRange::Single(key) => Some(key.successor()),

@@ -8,7 +8,7 @@ use super::*;
 
 const PODS: &str = "/registry/pods/";
 
-/// Pods in a ring of stores 1 and 2 below `m` with these buckets on store 2, from `m` on on store `high`.
+/// Pods below `m` in a ring of stores 1 and 2, with these buckets on store 2; from `m` on, on the store `high`.
 fn map(on_2: impl Fn(u8) -> bool, high: u16) -> PartitionMap {
     let scheme = KindScheme::new("/registry");
     let kind = scheme.resolve("pods").unwrap();
@@ -30,7 +30,7 @@ fn all() -> KeyRange {
     KeyRange::from_wire(PODS.into(), "/registry/pods0".into())
 }
 
-/// Whether a store that serves what the map says deletes this key for the piece.
+/// Whether the store of the piece deletes this key if it serves what the map says.
 fn deletes(map: &PartitionMap, piece: &Piece, key: &[u8]) -> bool {
     store_ix(map.store_of(key)) == piece.store
         && piece.range.contains(key)
@@ -50,14 +50,14 @@ fn nothing_is_done_of_a_whole_range() {
 fn what_was_done_is_left_out_where_it_has_moved_to() {
     let before = map(|bucket| bucket < 100, 1);
     let first = pieces_left(&before, &all(), &[]).remove(0);
-    // Buckets 100 to 119 have moved from store 1 to 2.
+    // Buckets 100 to 119 have moved from store 1 to store 2.
     let after = map(|bucket| bucket < 120, 3);
     let left = pieces_left(&after, &all(), &first.units);
     let [only] = left.as_slice() else { panic!("{left:?}") };
     assert_eq!(only.store, StoreIx(2));
     let expected: Vec<_> = (0..100).map(Bucket).collect();
     assert_eq!(only.buckets.unwrap().set.iter().collect::<Vec<_>>(), expected);
-    // Nothing of the second is left out when nothing has moved to it.
+    // If nothing has moved, the second store's piece is whole.
     assert_eq!(pieces_left(&before, &all(), &first.units)[0].buckets, None);
 }
 

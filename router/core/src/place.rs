@@ -1,12 +1,12 @@
-//! Which feed a watch belongs to.
+//! Decides which feed a watch reads.
 //!
-//! Watches of one Kind that need the same stores share one feed over all that those stores hold of the Kind, whatever
-//! part of it each wants: an apiserver's watch of all pods and a watch of one namespace cost a store one stream. A watch
-//! that needs fewer stores gets a feed without the others, so that none of those can delay it. What belongs to no Kind
-//! with partitions of its own, or to several, has a feed of exactly its range.
+//! Watches of one Kind that need the same stores share a feed over all that those stores hold of the Kind, whatever
+//! part of it each wants: an apiserver's watch of all pods and a watch of one namespace cost a store one stream. A
+//! watch that needs fewer stores gets a feed without the others, so that these cannot delay it. A range that belongs to
+//! several Kinds, or to none with partitions of its own, has a feed of exactly that range.
 //!
-//! A watch of one key stays on a stream of its own: its store finds the key's events by itself, while the feed of its
-//! Kind may carry a hundred thousand others a second.
+//! A watch of one key has a stream of its own: its store finds the key's events by itself, while a feed of its Kind may
+//! carry a hundred thousand others per second.
 
 use crate::plan::{Placement, Refusal, plan_watch_parts};
 use crate::store::StoreIx;
@@ -15,26 +15,26 @@ use kindred_partition_config::kind::KindPrefix;
 
 use crate::routes::Routes;
 
-/// What a feed is of: each of its stores with the ranges that it is asked for.
+/// The identity of a feed: its stores, each with the ranges that are asked of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FeedKey {
     parts: Vec<(StoreIx, Vec<KeyRange>)>,
 }
 
 impl FeedKey {
-    /// The feed of these parts, a part for each store.
+    /// The feed of these parts, one for each store.
     #[must_use]
     pub fn new(mut parts: Vec<(StoreIx, Vec<KeyRange>)>) -> Self {
         parts.sort_by_key(|(store, _)| *store);
         Self { parts }
     }
 
-    /// The stores, in the order of the feed's sources.
+    /// The stores in the order of the feed's sources.
     pub fn stores(&self) -> impl ExactSizeIterator<Item = StoreIx> {
         self.parts.iter().map(|(store, _)| *store)
     }
 
-    /// What the source at this place is asked for.
+    /// The ranges asked of the source at this place.
     #[must_use]
     pub fn ranges(&self, at: usize) -> &[KeyRange] {
         self.parts.get(at).map_or(&[], |(_, ranges)| ranges)
@@ -44,13 +44,12 @@ impl FeedKey {
 /// Where the events of a watch come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placed {
-    /// A watch on this store.
+    /// A watch of its own on this store.
     Store(StoreIx),
-    /// A feed.
     Feed(FeedKey),
 }
 
-/// Places a watch; with the Kinds on several stores whose revisions it shows.
+/// Places a watch. Also returns the Kinds on several stores whose revisions it shows.
 ///
 /// # Errors
 /// When its keys join a stock etcd with another store: an etcd cannot be raised to another store's revision.
@@ -76,7 +75,7 @@ pub fn place(key: &[u8], range_end: &[u8], routes: &Routes) -> Result<(Placed, V
     Ok((Placed::Feed(FeedKey::new(needed.into_iter().map(of).collect())), spread))
 }
 
-/// Whether every key of `part` lies in `whole`, a span with an end.
+/// Whether all keys of `part` lie in `whole`; both must be spans with an end.
 fn covers(whole: &KeyRange, part: &KeyRange) -> bool {
     let (KeyRange::Span { end: Some(end), .. }, KeyRange::Span { end: Some(part_end), .. }) = (whole, part)
     else {

@@ -1,13 +1,13 @@
-//! Where a request goes: its raw bytes and the placement of keys in, a [`Plan`] out.
+//! Decides where a request goes: turns its raw bytes and the placement of keys into a [`Plan`].
 //!
-//! A request goes whole to the one store that holds all keys that it touches: one key, a range inside one store. A read
-//! or delete of a range over several stores is split into [`Part`]s. A txn over several stores is refused with the keys
-//! and stores by name, and so is a range that joins a stock etcd with another store: an etcd can neither be raised to
-//! another store's revision nor read at it. The pseudo-key `/registry/<kind>` is read from all stores of its Kind, and
-//! `<prefix>/health` is answered here, so that a dead store does not make every kube-apiserver think that etcd is gone.
+//! A request goes whole to the store that holds all keys that it touches: one key, or a range inside one store. A read
+//! or delete of a range over several stores is split into [`Part`]s. A txn over several stores is refused with its keys
+//! and stores. So is a range that joins a stock etcd with another store, because an etcd can neither be raised to
+//! another store's revision nor read at it. The pseudo-key `/registry/<kind>` is read from all stores of its Kind. The
+//! router answers `<prefix>/health` itself, so that a dead store does not make every kube-apiserver consider etcd down.
 //!
-//! With each plan come the Kinds that it concerns and that are spread over several stores: what their keys show, and
-//! what they were shown at least, must agree among stores (R8).
+//! A plan also names the spread Kinds that it concerns, those on several stores: the revisions shown of their keys must
+//! agree among the stores (R8).
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -20,61 +20,54 @@ use kindred_wire::refusal::{KeyOnStore, KindredError};
 use crate::parts::Part;
 use crate::store::StoreIx;
 
-/// Which store serves which key, for the length of one request: one whole map.
+/// Which store serves which key; one whole map for the length of a request.
 pub trait Placement {
-    /// The store of one key; every key has one.
+    /// The store of a key; every key has one.
     fn store_of(&self, key: &[u8]) -> StoreIx;
-    /// What a read of the range asks of whom, in key order; of one key one part. None for an empty range.
+    /// The parts of a range in key order, one part for a single key. Empty for an empty range.
     fn parts_of(&self, range: &KeyRange) -> Vec<Part>;
-    /// The Kind of the key, if it is spread over several stores.
+    /// The Kind of the key, if it is on several stores.
     fn spread_of(&self, key: &[u8]) -> Option<KindPrefix>;
-    /// The Kinds spread over several stores that have keys in the range.
+    /// The Kinds on several stores that have keys in the range.
     fn spread_in(&self, range: &KeyRange) -> Vec<KindPrefix>;
-    /// Whether the store is a stock etcd.
     fn is_etcd(&self, store: StoreIx) -> bool;
-    /// The store of what has no key.
+    /// The store for requests without a key.
     fn default_store(&self) -> StoreIx;
-    /// A store's name in the configuration.
+    /// The store's name in the configuration.
     fn name(&self, store: StoreIx) -> &str;
-    /// Whether this is `<prefix>/health`.
+    /// Whether the key is `<prefix>/health`.
     fn is_health(&self, key: &[u8]) -> bool;
 }
 
-/// The KV calls that have keys.
+/// The calls of KV that have keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Call {
-    /// `KV/Range`
     Range,
-    /// `KV/RangeStream`
     RangeStream,
-    /// `KV/Put`
     Put,
-    /// `KV/DeleteRange`
     DeleteRange,
-    /// `KV/Txn`
     Txn,
 }
 
-/// What to do with a request.
+/// How to carry out a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plan {
-    /// Send it to this store as it is.
+    /// Send it unchanged to one store.
     One {
-        /// The store.
         store: StoreIx,
-        /// The leases that its puts carry, each once: the store must know them.
+        /// The leases of its puts, each once; the store must know them.
         leases: Vec<LeaseId>,
-        /// The spread Kinds that it shows a revision of.
+        /// The spread Kinds whose revision it shows.
         spread: Vec<KindPrefix>,
     },
-    /// A range of keys on several stores.
+    /// Split it over several stores.
     FanOut(FanOut),
-    /// The health key: not found, as long as any store can be reached.
+    /// Answer the health probe: its key does not exist, as long as any store can be reached.
     Health,
 }
 
 impl Plan {
-    /// The spread Kinds that it shows a revision of.
+    /// The spread Kinds whose revision it shows.
     #[must_use]
     pub fn into_spread(self) -> Vec<KindPrefix> {
         match self {
@@ -87,14 +80,14 @@ impl Plan {
 /// A range over several stores, all of them shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FanOut {
-    /// What each store is asked for, in key order.
+    /// The parts in key order.
     pub parts: Vec<Part>,
-    /// The spread Kinds that it shows a revision of.
+    /// The spread Kinds whose revision it shows.
     pub spread: Vec<KindPrefix>,
 }
 
 impl FanOut {
-    /// All stores, in order, each once.
+    /// All stores of the parts, sorted, each once.
     #[must_use]
     pub fn stores(&self) -> Vec<StoreIx> {
         let mut stores: Vec<StoreIx> = self.parts.iter().flat_map(|part| part.stores.clone()).collect();
@@ -104,7 +97,7 @@ impl FanOut {
     }
 }
 
-/// Why a request has no plan.
+/// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal(pub KindredError);
 
@@ -120,10 +113,10 @@ impl From<WireError> for Refusal {
     }
 }
 
-/// Decides about a KV request.
+/// The plan of a KV request.
 ///
 /// # Errors
-/// When its bytes do not parse or its keys live on several stores.
+/// When its bytes do not parse, or its keys are on stores that it may not join.
 pub fn plan(call: Call, request: &[u8], placement: &impl Placement) -> Result<Plan, Refusal> {
     match call {
         Call::Range | Call::RangeStream => {
@@ -149,7 +142,7 @@ pub fn plan(call: Call, request: &[u8], placement: &impl Placement) -> Result<Pl
     }
 }
 
-/// The stores of a watch, and what each is watched for.
+/// The parts of a watch, with their stores.
 ///
 /// # Errors
 /// When its keys join a stock etcd with another store.
@@ -157,7 +150,7 @@ pub fn plan_watch_parts(key: &[u8], range_end: &[u8], placement: &impl Placement
     let range = wire_range(key, range_end);
     let mut parts = placement.parts_of(&range);
     if parts.is_empty() {
-        // No key can ever lie there; some store watches it as etcd does.
+        // No key can ever lie there; the store of its first key answers as etcd does.
         parts.push(Part { range: range.clone(), stores: vec![placement.store_of(key)] });
     }
     let fan_out = FanOut { parts, spread: placement.spread_in(&range) };
@@ -175,7 +168,7 @@ fn span(key: &[u8], range_end: &[u8], placement: &impl Placement) -> Result<Plan
     let parts = placement.parts_of(&range);
     let fan_out = FanOut { parts, spread: placement.spread_in(&range) };
     match fan_out.stores().as_slice() {
-        // An empty range touches nothing; the store of its first key refuses or answers it as etcd does.
+        // An empty range touches nothing; the store of its first key answers or refuses it as etcd does.
         [] => Ok(one(key, Vec::new(), placement)),
         [store] => Ok(Plan::One { store: *store, leases: Vec::new(), spread: fan_out.spread }),
         several => {
@@ -197,7 +190,7 @@ fn wire_range(key: &[u8], range_end: &[u8]) -> KeyRange {
     KeyRange::from_wire(Bytes::copy_from_slice(key), Bytes::copy_from_slice(range_end))
 }
 
-/// Each store that serves keys of the range, with the first key that it may serve.
+/// The stores that serve keys of the range, each with the start of its part.
 fn touched(key: &[u8], range_end: &[u8], placement: &impl Placement) -> Vec<(Vec<u8>, StoreIx)> {
     if range_end.is_empty() {
         return vec![(key.to_vec(), placement.store_of(key))];
@@ -209,7 +202,7 @@ fn touched(key: &[u8], range_end: &[u8], placement: &impl Placement) -> Vec<(Vec
 }
 
 fn txn(request: &[u8], placement: &impl Placement) -> Result<Plan, Refusal> {
-    // The common txn has one key, again and again: remember the last answer and compare the key's bytes.
+    // Most txns name one key repeatedly, so the last answer is kept and keys are compared first.
     let mut only: Option<(&[u8], StoreIx)> = None;
     let mut stores: Vec<(Vec<u8>, StoreIx)> = Vec::new();
     let mut leases: Vec<LeaseId> = Vec::new();

@@ -15,8 +15,8 @@ const PODS: StoreIx = StoreIx(1);
 const NODES: StoreIx = StoreIx(2);
 const ETCD: StoreIx = StoreIx(3);
 
-/// Pods on one store, nodes and leases together on another, config maps on both by name, events on both by hash,
-/// secrets on a stock etcd, the rest on the default one.
+/// Pods on one store; nodes and leases on another; config maps on both by name; events on both by hash; secrets on a
+/// stock etcd; all else on the default store.
 struct Table(KindScheme, PartitionMap);
 
 impl Table {
@@ -136,7 +136,7 @@ fn health_is_answered_here_and_only_as_one_key() {
     assert_eq!(range("/other/health", ""), on(DEFAULT));
 }
 
-/// The parts of a range as (start, stores), and the spread Kinds.
+/// The parts of a range as (start, stores), and its spread Kinds.
 fn fanned_out(key: &str, end: &str) -> (Vec<(String, Vec<StoreIx>)>, Vec<KindPrefix>) {
     let Plan::FanOut(FanOut { parts, spread }) = range(key, end).unwrap() else {
         panic!("not several stores")
@@ -163,7 +163,7 @@ fn a_range_over_stores_has_parts_in_key_order() {
         fanned_out("/registry/events/", "/registry/events0"),
         (parts(&[("/registry/events/", &both)]), vec![events])
     );
-    // The pseudo-key is a read of one key on all stores of the Kind.
+    // The pseudo-key is read as one key from all stores of the Kind.
     assert_eq!(
         fanned_out("/registry/configmaps", ""),
         (parts(&[("/registry/configmaps", &both)]), vec![configs.clone()])
@@ -171,7 +171,7 @@ fn a_range_over_stores_has_parts_in_key_order() {
     let one = |store| Ok(Plan::One { store, leases: vec![], spread: vec![configs.clone()] });
     assert_eq!(range("/registry/configmaps/a", "/registry/configmaps/b"), one(PODS));
     assert_eq!(range("/registry/configmaps/x", ""), one(NODES));
-    // Neighbours on one store are one part.
+    // Adjacent ranges on one store form one part.
     assert_eq!(range("/registry/leases/", "/registry/leases/x"), on(NODES));
 }
 

@@ -1,26 +1,26 @@
-//! Manual progress on one client stream (R7), as a state machine.
+//! Progress answers on one client stream (R7), as a state machine.
 //!
 //! A client that gets a progress answer at revision P resumes *every* watch of the stream at P + 1. So P must be
-//! covered by every watch of the stream and must not lie below an event already sent; one that is too high loses events
-//! silently, one that goes back delivers events twice. It must also be at least what the stores showed as their current
-//! revisions when the request came in, because a probe may have shown those to the client.
+//! covered by every watch of the stream, and must not lie below an event that was already sent: too high a P loses
+//! events silently, one that goes back delivers events twice. P must also be at least the current revisions that the
+//! stores showed when the request came in, because a probe may have shown those to the client.
 //!
-//! With one store that relays progress ([`Member::relays`]) its own answer is passed on: it travels in the stream behind
-//! the events that it covers. With several members, or one that does not relay, a *round* asks all for their current
-//! revisions, takes the maximum P, raises all to P, asks each for progress and answers P when every one has reached it. Events above P that arrive meanwhile are held, bounded and for
-//! the length of a round, so that P is still not below anything sent when it is answered. A request during a round gets
-//! the next one: the currents of the round in flight were asked before it came.
+//! If the stream has a single member that relays progress ([`Member::relays`]), the request is forwarded and its answer
+//! is passed on: it travels in the stream behind the events that it covers. Otherwise a *round* asks all members for
+//! their current revisions, takes the maximum P, raises all to P, asks each for progress, and answers P when all have
+//! reached it. Events above P that arrive meanwhile are held, bounded and for the length of the round, so that P does
+//! not lie below anything sent. A request during a round gets the next one, because the revisions of the present round
+//! were asked before it came.
 //!
-//! Nothing here waits or reads a clock: the caller feeds events in and carries the commands out, in their order.
+//! This code neither waits nor reads a clock: the caller feeds events in and carries the commands out in order.
 
 use kindred_partition_config::ids::Revision;
 
 use crate::store::StoreIx;
 
-/// What answers for some watches of a stream: an upstream stream on a store, or something else that the caller reads
-/// events from.
+/// What serves some watches of a stream: an upstream stream on a store, or another source that the caller reads.
 pub trait Member: Copy + Eq {
-    /// Whether its stream answers a progress request by itself, with a promise behind the events that it covers.
+    /// Whether its stream answers a progress request itself, with a promise behind the events that it covers.
     fn relays(self) -> bool;
 }
 
@@ -30,34 +30,34 @@ impl Member for StoreIx {
     }
 }
 
-/// A round may be overtaken by messages that span its target this often before it is given up.
+/// How often a message that spans the target may move it, before the round is aborted.
 const BUMPS_MAX: u32 = 8;
 
 /// What the caller must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command<M = StoreIx> {
-    /// Ask the member for the current revision of its watches' ranges; answer with [`Progress::current`].
+    /// Ask the member for the current revision of its watches' ranges, then call [`Progress::current`].
     Ask(M),
-    /// Raise the member to at least this revision, then [`Progress::raised`].
+    /// Raise the member to at least this revision, then call [`Progress::raised`].
     Raise(M, Revision),
-    /// Ask for progress in the member's stream of events; its answer goes to [`Progress::progressed`].
+    /// Ask for progress in the member's event stream; the answer goes to [`Progress::progressed`].
     Forward(M),
     /// Send the client a progress answer with this revision.
     Answer(Revision),
-    /// Send what was held, in its order.
+    /// Send the held messages in order.
     Release,
 }
 
 /// What to do with a message from upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admit {
-    /// Send it on.
+    /// Send it to the client.
     Forward,
     /// Keep it, in order, until [`Command::Release`].
     Hold,
 }
 
-/// A watch of the stream, under the caller's own number.
+/// The caller's number of a watch.
 pub type WatchUid = i64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,23 +71,23 @@ enum Step {
 #[derive(Debug)]
 struct Round<M> {
     stores: Vec<(M, Step)>,
-    /// The maximum of the currents so far; the target once `fixed`.
+    /// The highest current revision so far; the target once `fixed`.
     target: Revision,
     fixed: bool,
     bumps: u32,
     held: Vec<WatchUid>,
-    /// The highest revision held: sent with [`Command::Release`].
+    /// The highest revision among the held messages.
     held_to: Revision,
 }
 
-/// The progress state of one client stream.
+/// The progress of one client stream.
 #[derive(Debug)]
 pub struct Progress<M = StoreIx> {
     round: Option<Round<M>>,
     wanted: bool,
     sent: Revision,
     answered: Revision,
-    /// Set while the stream has one store and requests are simply passed on.
+    /// The only member of the stream, after a request was forwarded to it.
     single: Option<M>,
 }
 
@@ -98,19 +98,19 @@ impl<M> Default for Progress<M> {
 }
 
 impl<M: Member> Progress<M> {
-    /// Whether a round is under way, for the caller's timer.
+    /// Whether a round is under way.
     #[must_use]
     pub fn in_round(&self) -> bool {
         self.round.is_some()
     }
 
-    /// Whether [`Progress::changed`] has to know the members.
+    /// Whether [`Progress::changed`] needs the members.
     #[must_use]
     pub fn depends_on_members(&self) -> bool {
         self.round.is_some() || self.single.is_some()
     }
 
-    /// The revision that the round under way has fixed: who can stop there shows nothing above it until it ends.
+    /// The target of the round, once fixed. A caller that reads no further shows nothing above it until the round ends.
     #[must_use]
     pub fn target(&self) -> Option<Revision> {
         self.round.as_ref().filter(|round| round.fixed).map(|round| round.target)
@@ -122,7 +122,7 @@ impl<M: Member> Progress<M> {
         self.sent.max(self.answered)
     }
 
-    /// The client asked for progress; `stores` are the members that its watches are on, each once.
+    /// Handles a progress request; `stores` are the members that the stream's watches are on, each once.
     pub fn request(&mut self, stores: &[M]) -> Vec<Command<M>> {
         if self.round.is_some() {
             self.wanted = true;
@@ -138,7 +138,7 @@ impl<M: Member> Progress<M> {
         }
     }
 
-    /// Begins a round whatever the members can do by themselves; the caller has none under way.
+    /// Begins a round even if a single member could relay; none may be under way.
     pub fn begin(&mut self, stores: &[M]) -> Vec<Command<M>> {
         self.wanted = false;
         self.single = None;
@@ -153,7 +153,7 @@ impl<M: Member> Progress<M> {
         stores.iter().map(|store| Command::Ask(*store)).collect()
     }
 
-    /// A store told its current revision, asked for after the round began.
+    /// A member reported its current revision, asked for in this round.
     pub fn current(&mut self, store: M, current: Revision) -> Vec<Command<M>> {
         let sent = self.sent;
         let Some(round) = self.round.as_mut().filter(|round| !round.fixed) else { return Vec::new() };
@@ -171,7 +171,7 @@ impl<M: Member> Progress<M> {
         round.stores.iter().map(|entry| Command::Raise(entry.0, round.target)).collect()
     }
 
-    /// The store was raised to `to`.
+    /// The member was raised to `to`.
     pub fn raised(&mut self, store: M, to: Revision) -> Vec<Command<M>> {
         let Some(round) = self.round.as_mut().filter(|round| round.fixed && to >= round.target) else {
             return Vec::new();
@@ -185,8 +185,8 @@ impl<M: Member> Progress<M> {
         }
     }
 
-    /// The upstream stream of `store` carried a progress answer, behind every event at or below it. `starts_above` tells
-    /// whether a watch of the client stream starts above a revision: then nothing may be said about it.
+    /// A progress answer came from the member, behind every event at or below `at`. `starts_above` says whether a watch
+    /// of the client stream starts above a revision, which then must not be answered.
     pub fn progressed(
         &mut self,
         store: M,
@@ -194,7 +194,7 @@ impl<M: Member> Progress<M> {
         starts_above: impl Fn(Revision) -> bool,
     ) -> Vec<Command<M>> {
         let Some(round) = self.round.as_mut() else {
-            // Passed on only while the stream still has this one store: with another one it would not be covered.
+            // Pass it on only while this is the stream's only member; another one would not be covered.
             let covered = self.single == Some(store) && at >= self.sent && at >= self.answered;
             return if covered && !starts_above(at) { vec![self.answer(at)] } else { Vec::new() };
         };
@@ -222,8 +222,8 @@ impl<M: Member> Progress<M> {
         commands
     }
 
-    /// Whether a message with events from `first` to `last` (or a progress of that watch alone, at `last`) may go to the
-    /// client now. Follow the commands after acting on the answer.
+    /// Decides whether a message with events from `first` to `last` (or progress of one watch, at `last`) may be sent.
+    /// Follow the commands after acting on the answer.
     pub fn admit(&mut self, watch: WatchUid, first: Revision, last: Revision) -> (Admit, Vec<Command<M>>) {
         let Some(round) = self.round.as_mut().filter(|round| round.fixed) else {
             self.sent = self.sent.max(last);
@@ -241,7 +241,7 @@ impl<M: Member> Progress<M> {
         if last <= round.target {
             return (Admit::Forward, Vec::new());
         }
-        // The message spans the target and cannot be split: the target moves up to its end, and past what is held.
+        // The message spans the target and cannot be split, so the target moves to its end, and past the held messages.
         round.bumps += 1;
         if round.bumps > BUMPS_MAX {
             return (Admit::Forward, self.abort());
@@ -263,8 +263,8 @@ impl<M: Member> Progress<M> {
         (Admit::Forward, commands)
     }
 
-    /// The watches of the stream changed: one was added, or an upstream stream was opened again. A promise that is under
-    /// way does not cover it, so the round begins anew.
+    /// The watches of the stream have changed: one was added, or an upstream stream was opened again. The round does
+    /// not cover that, so it begins anew.
     pub fn changed(&mut self, stores: &[M]) -> Vec<Command<M>> {
         if self.single.is_some_and(|single| stores != [single]) {
             self.single = None;
@@ -277,7 +277,7 @@ impl<M: Member> Progress<M> {
         commands
     }
 
-    /// Gives the round up, silently: a store did not answer in time or too much is held.
+    /// Aborts the round without an answer: a store did not answer in time, or too much is held.
     pub fn abort(&mut self) -> Vec<Command<M>> {
         self.wanted = false;
         let Some(round) = self.round.take() else { return Vec::new() };

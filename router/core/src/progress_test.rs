@@ -117,7 +117,7 @@ fn a_new_watch_begins_the_round_anew() {
     assert_eq!(p.abort(), vec![]);
 }
 
-/// Two stores with one watch each, their streams in order; every interleaving of messages, requests and answers.
+/// Acts on two stores with one watch each and ordered streams: messages, requests and answers in any interleaving.
 #[derive(Debug, Clone, Copy)]
 enum Act {
     Write(usize, i64),
@@ -142,9 +142,9 @@ fn act() -> impl Strategy<Value = Act> {
 #[derive(Default)]
 struct World {
     clock: [i64; 2],
-    /// What each upstream stream still carries: (is progress, first, last).
+    /// The messages under way in each upstream stream: (is progress, first, last).
     stream: [std::collections::VecDeque<(bool, i64, i64)>; 2],
-    /// Calls to each store that wait for their turn.
+    /// The calls to each store that are not served yet.
     calls: [std::collections::VecDeque<Command>; 2],
     held: Vec<(usize, i64)>,
     sent: [i64; 2],
@@ -245,7 +245,7 @@ proptest! {
                 }
             }
         }
-        // Left alone, a request is always answered.
+        // Without interference a request is always answered.
         let commands = p.request(&both);
         world.run(commands);
         let before = world.answers.len();

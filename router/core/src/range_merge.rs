@@ -1,16 +1,16 @@
-//! One answer of a Range out of the chunks of several stores read at one revision, as a state machine.
+//! Merges the chunks of several stores, read at one revision, into one answer of a Range; a state machine.
 //!
-//! Sources come in **groups** that follow each other in key order: a name range is a group of one store, a ring a group
+//! Sources form **groups** that follow each other in key order: a name range is a group of one store; a ring is a group
 //! of all its stores, whose keys interleave. Groups are read one after another (or some ahead, for latency), the
-//! sources of a group together. A source is asked for its next chunk when its buffer is empty, so memory is bounded by
-//! one chunk of each source of the groups being read, however long the range. Any other order than by key needs every
-//! source at once: then all are one group, and `limit` bounds what each sends.
+//! sources of a group together. A source is asked for its next chunk when its buffer is empty. So memory is bounded by
+//! one chunk of each source of the groups being read, however long the range is. Any order other than by key needs all
+//! sources at once; then all are one group, and `limit` bounds what each sends.
 //!
-//! `count` and `more` are of the whole, as etcd's: `count` ignores limit and filters, `more` says whether an item that
-//! passes the filters lies behind the last one given. A list ends by its data, never by a count: where the limit cut it
-//! and no source is known to go on, one more item is looked for; one that gave everything counts what it gave.
+//! `count` and `more` describe the whole, as in etcd: `count` ignores limit and filters; `more` says whether an item
+//! that passes the filters lies behind the last one. A list ends by its data, never by a count: if the limit cut it and
+//! no source is known to go on, one more item is asked for. A list that was read to the end counts its items.
 //!
-//! An error leaves the merge unusable: the read fails.
+//! After an error the merge cannot be used; the read fails.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,25 +18,23 @@ use std::ops::Range;
 use crate::range_split::{Item, Order, RangeSpec, SortTarget};
 use crate::watch_merge::SourceIx;
 
-/// What happened.
+/// An answer of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event<I> {
     /// The answer to one [`Command::Fetch`].
     Chunk {
-        /// From where.
         source: SourceIx,
         /// The source's next items in the order of the range.
         items: Vec<I>,
-        /// How many keys the source has in the whole range, limit and filters ignored; with whichever chunk knows it.
+        /// The number of the source's keys in the whole range, ignoring limit and filters; in any chunk that knows it.
         count: Option<u64>,
-        /// With the last chunk: whether items beyond the source's own limit follow.
+        /// Set in the last chunk.
         end: Option<End>,
     },
     /// The answer to a [`Command::Count`].
     Counted {
-        /// From where.
         source: SourceIx,
-        /// As in a chunk.
+        /// The number of the source's keys in the whole range.
         count: u64,
     },
 }
@@ -44,35 +42,34 @@ pub enum Event<I> {
 /// The end of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
-    /// The source has more items than were asked for.
+    /// Whether the source has more items than it was asked for.
     pub more: bool,
 }
 
-/// What the caller must do, in this order.
+/// What the caller must do, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command<I> {
-    /// Get the source's next chunk; the first one opens it.
+    /// Get the source's next chunk; the first one opens the source.
     Fetch {
-        /// Which.
         source: SourceIx,
-        /// No more items than this are of use; never zero.
+        /// At most this many items are useful; never zero.
         limit: Option<u64>,
     },
-    /// Get the source's count alone.
+    /// Get the source's count without items.
     Count {
-        /// Which.
+        /// The source to count.
         source: SourceIx,
     },
     /// Nothing more is needed of the source; a chunk under way is ignored.
     Close {
-        /// Which.
+        /// The source to close.
         source: SourceIx,
     },
     /// The next items of the answer.
     Emit(Vec<I>),
     /// The answer is complete.
     Done {
-        /// All keys in the range.
+        /// The number of keys in the range.
         count: u64,
         /// Whether the limit cut the answer.
         more: bool,
@@ -82,22 +79,21 @@ pub enum Command<I> {
 /// A source that breaks its contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
-    /// There is no such source.
     #[error("no source {0}")]
     UnknownSource(SourceIx),
-    /// A chunk that was not asked for: it would break the bound on memory.
+    /// A chunk that was not asked for, which would break the bound on memory.
     #[error("source {0}: a chunk that was not asked for")]
     Unasked(SourceIx),
-    /// Neither items nor an end: it would be asked for for ever.
+    /// A chunk with neither items nor end, which would be asked for endlessly.
     #[error("source {0}: an empty chunk")]
     EmptyChunk(SourceIx),
     /// Items that are not in the order of the range.
     #[error("source {0}: items out of order")]
     OutOfOrder(SourceIx),
-    /// Two sources have one key.
+    /// Two sources with the same key.
     #[error("sources {0} and {1} have the same key")]
     SharedKey(SourceIx, SourceIx),
-    /// The source kept items back that belong to the answer.
+    /// The source ended and kept items back that belong to the answer.
     #[error("source {0}: ended early")]
     Short(SourceIx),
 }
@@ -120,9 +116,9 @@ struct Source<I> {
 }
 
 enum Head {
-    /// A source that may have the next item has not sent it.
+    /// A source that may have the next item has not sent it yet.
     Wait,
-    /// The group has no item left.
+    /// The group has no items left.
     Exhausted,
     At(usize),
 }
@@ -137,16 +133,16 @@ pub struct RangeMerge<I> {
     current: usize,
     ahead: usize,
     emitted: u64,
-    /// The last key emitted, where the order is by key.
+    /// The last key emitted, if the order is by key.
     last_key: Option<Vec<u8>>,
-    /// At the limit: there are items behind it.
+    /// Set at the limit if there are more items.
     goes_on: bool,
     done: bool,
 }
 
 impl<I: Item> RangeMerge<I> {
-    /// A merge over groups of these sizes, in key order; sources are numbered through them. `ahead` groups are read
-    /// before their turn.
+    /// A merge over groups of these sizes, in key order; sources are numbered through the groups. `ahead` groups are
+    /// read before their turn.
     #[must_use]
     pub fn new(spec: RangeSpec, group_sizes: &[usize], ahead: usize) -> Self {
         let total: usize = group_sizes.iter().sum();
@@ -178,24 +174,24 @@ impl<I: Item> RangeMerge<I> {
         }
     }
 
-    /// The first commands.
+    /// The first commands; call it once.
     ///
     /// # Errors
-    /// None at the start; as [`RangeMerge::step`].
+    /// As [`RangeMerge::step`]; none occur at the start.
     pub fn start(&mut self) -> Result<Vec<Command<I>>, RangeError> {
         self.settle()
     }
 
-    /// Items that wait for other sources.
+    /// The number of items that wait for other sources.
     #[must_use]
     pub fn buffered(&self) -> usize {
         self.sources.iter().map(|source| source.buffer.len()).sum()
     }
 
-    /// Takes what happened.
+    /// Takes an answer.
     ///
     /// # Errors
-    /// When a source breaks its contract: the read fails.
+    /// When a source breaks its contract; the read fails.
     pub fn step(&mut self, event: Event<I>) -> Result<Vec<Command<I>>, RangeError> {
         match event {
             Event::Chunk { source, items, count, end } => self.chunk(source, items, count, end)?,
@@ -258,7 +254,7 @@ impl<I: Item> RangeMerge<I> {
         self.spec.limit.map(|limit| limit - self.emitted)
     }
 
-    /// All items that can be given now.
+    /// All items that can be emitted now.
     fn merge(&mut self) -> Result<Vec<I>, RangeError> {
         let mut run = Vec::new();
         while let Some(group) = self.groups.get(self.current).filter(|_| self.remaining() != Some(0)) {
@@ -283,7 +279,7 @@ impl<I: Item> RangeMerge<I> {
             let Some(item) = source.buffer.front() else {
                 match source.feed {
                     Feed::Ended { more: false } => continue,
-                    // Its own limit was below what the answer still needs.
+                    // The source was limited to fewer items than the answer still needs.
                     Feed::Ended { more: true } => return Err(RangeError::Short(SourceIx(index))),
                     Feed::Unopened | Feed::Idle | Feed::Asked | Feed::Closed => return Ok(Head::Wait),
                 }
@@ -303,7 +299,7 @@ impl<I: Item> RangeMerge<I> {
         Ok(best.map_or(Head::Exhausted, |(index, _)| Head::At(index)))
     }
 
-    /// By key, the order is checked over chunks, sources and groups: a list must not show a key twice or skip back.
+    /// Checks the order of keys across chunks, sources and groups, so that a list neither repeats a key nor goes back.
     fn check_key(&mut self, index: usize, key: &[u8]) -> Result<(), RangeError> {
         let Order { target: SortTarget::Key, descending } = self.spec.order else { return Ok(()) };
         match &mut self.last_key {
@@ -320,9 +316,9 @@ impl<I: Item> RangeMerge<I> {
         Ok(())
     }
 
-    /// All items are given: only `count` and `more` are still to be known.
+    /// Completes the answer: all items are emitted, only `count` and `more` may be missing.
     fn finish(&mut self, commands: &mut Vec<Command<I>>) {
-        // A source that was not at its end when it sent items has more of them; of those, a filter may let none pass.
+        // A source that has not reported its end has more items, but a filter may let none of them pass.
         let idle_goes_on = !self.spec.filtered;
         let beyond = |source: &Source<I>| {
             !source.buffer.is_empty()
@@ -331,7 +327,7 @@ impl<I: Item> RangeMerge<I> {
         };
         let ended = |source: &Source<I>| matches!(source.feed, Feed::Ended { .. });
         let cut = self.remaining() == Some(0) && !self.spec.count_only;
-        // Once it is known, sources are closed, and can tell no more.
+        // Remember the answer, because sources that are closed cannot give it again.
         self.goes_on |= self.sources.iter().any(beyond);
         if cut && !self.goes_on && !self.sources.iter().all(ended) {
             for (index, source) in self.sources.iter_mut().enumerate() {

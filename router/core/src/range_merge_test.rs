@@ -1,4 +1,4 @@
-//! Tables, then random data over random layouts against a reference that sorts everything and cuts as etcd does.
+//! Tables, then random data over random layouts, checked against a reference that sorts all and cuts as etcd does.
 
 use kindred_partition_config::ids::Revision;
 use proptest::prelude::*;
@@ -98,7 +98,7 @@ fn at_the_limit_one_more_is_looked_for_and_the_rest_is_counted() {
     assert_eq!(merge.step(Event::Counted { source: c, count: 0 }), Ok(vec![done]));
 }
 
-/// A source that goes on is read on, and behind the limit it has more, whatever it counts.
+/// A source that has not ended is read on, whatever its count says; behind the limit it has more.
 #[test]
 fn f01_a_count_ends_no_list() {
     let mut merge = RangeMerge::new(spec(0), &[1], 0);
@@ -183,7 +183,7 @@ fn keys_only_by_value_reads_values_and_drops_them() {
     assert!(!asked.streams() && spec(5).streams());
 }
 
-/// One store: its items that pass the filter, in the asked order, cut at the asked limit; chunks of some size.
+/// A store: its items that pass the filter, in the requested order, cut at the requested limit, in chunks of some size.
 struct Store {
     all: u64,
     items: Vec<Kv>,
@@ -210,7 +210,7 @@ fn passes(item: &Kv, min_modified: Option<i64>) -> bool {
     min_modified.is_none_or(|min| item.modified >= min)
 }
 
-/// etcd's answer, from all items at once.
+/// etcd's answer, computed from all items at once.
 fn reference(all: &[Kv], spec: RangeSpec, filter: Option<i64>) -> (Vec<Kv>, u64, bool) {
     let count = all.len() as u64;
     if spec.count_only {
@@ -303,7 +303,7 @@ proptest! {
         let mut stores: Vec<Store> = (0..total)
             .map(|_| Store { all: 0, items: Vec::new(), at: 0, chunk, count_first })
             .collect();
-        // Key order decides the group, chance the store within it.
+        // The key decides the group, chance the store within it.
         let mut bounds = cuts;
         bounds.sort_unstable();
         for (at, item) in all.iter().enumerate() {

@@ -1,63 +1,52 @@
-//! What each store is asked for, so that a Range over several of them, read at one revision, merges into etcd's answer.
+//! Decides how each store is asked so that a Range over several, read at one revision, merges into etcd's answer.
 //!
-//! Filters, the order and the revision go to every store as they came. Three fields do not:
+//! Filters, order and revision go to every store unchanged. Three fields may not:
 //!
-//! * `limit`: each store gives the first `limit` of its own order, which contains all of its part of the answer;
-//! * `keys_only` with an order by value: the values decide the merge, so stores send them and the merge drops them, as
+//! * `limit`: each store gives the first `limit` items of its own order, which contain all its items of the answer;
+//! * `keys_only` with an order by value: the merge needs the values, so stores send them and the merge drops them, as
 //!   etcd itself reads them and drops them after sorting;
-//! * `count_only`: nothing else matters, no order and no limit.
+//! * `count_only`: order and limit do not matter and are dropped.
 //!
-//! **Ties**: etcd sorts with an unstable algorithm, so it promises nothing among items that compare equal (with a few
-//! items, they happen to come out in ascending key order, in both directions). We always put them in ascending key
-//! order, as our shards do, so that a page depends on the data alone, not on how it is spread.
+//! **Ties**: etcd sorts with an unstable algorithm, so it promises nothing about items that compare equal (with few
+//! items they happen to come out in ascending key order, in both directions). The merge and the shards always put them
+//! in ascending key order, so that a page depends only on the data, not on how it is spread.
 
 use std::cmp::Ordering;
 
 use kindred_partition_config::ids::Revision;
 
-/// One key-value pair of an answer, however it is held.
+/// A key-value of an answer, in whatever representation.
 pub trait Item {
-    /// Its key.
     fn key(&self) -> &[u8];
-    /// Its create revision.
     fn create(&self) -> Revision;
-    /// Its mod revision.
     fn modified(&self) -> Revision;
-    /// Its version.
     fn version(&self) -> i64;
-    /// Its value; only looked at where the order is by value.
+    /// Read only if the order is by value.
     fn value(&self) -> &[u8];
 }
 
 /// What an order compares: etcd's `sort_target`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SortTarget {
-    /// The key.
     Key,
-    /// The version.
     Version,
-    /// The create revision.
     Create,
-    /// The mod revision.
     Mod,
-    /// The value.
     Value,
 }
 
-/// The order of an answer. etcd's `NONE` is ascending; the default is by key.
+/// The order of an answer. etcd's `NONE` counts as ascending; the default is by key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Order {
-    /// What is compared.
     pub target: SortTarget,
-    /// From the highest down.
     pub descending: bool,
 }
 
 impl Order {
-    /// By key, ascending: the order that needs no sort.
+    /// Ascending by key: the order that needs no sort.
     pub const DEFAULT: Self = Self { target: SortTarget::Key, descending: false };
 
-    /// The order of two items; equal only for one key.
+    /// Compares two items; equal only for the same key.
     pub fn compare<I: Item>(self, a: &I, b: &I) -> Ordering {
         let by_target = match self.target {
             SortTarget::Key => a.key().cmp(b.key()),
@@ -71,32 +60,28 @@ impl Order {
     }
 }
 
-/// What a Range asks for beside its keys and its revision.
+/// The options of a Range beside its keys and its revision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeSpec {
-    /// Most items; `None` for all (etcd's zero or less).
+    /// The most items; `None` for all (zero or less in etcd).
     pub limit: Option<u64>,
-    /// The order.
     pub order: Order,
-    /// Whether any of the four revision filters is set: `count` and `more` then speak of different sets.
+    /// Whether any of the four revision filters is set; then `count` and `more` describe different sets.
     pub filtered: bool,
-    /// Without values.
     pub keys_only: bool,
-    /// Without items.
     pub count_only: bool,
 }
 
-/// What every store is asked for.
+/// How every store is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StorePart {
-    /// As the client's request, but for what a store must be asked otherwise. Filters stay as they are.
+    /// The options for the store; filters stay as they are.
     pub spec: RangeSpec,
-    /// The merge's answer must be freed of values.
+    /// Whether the merge must drop the values of the answer.
     pub drop_values: bool,
 }
 
 impl RangeSpec {
-    /// What every store is asked for.
     #[must_use]
     pub fn part(self) -> StorePart {
         if self.count_only {

@@ -1,54 +1,54 @@
-//! What a revision of a stock etcd means to shards.
+//! Translates revisions of a stock etcd into revisions of the shards beside it.
 //!
-//! A client compacts at a revision of the default store. Where that is a stock etcd, its revisions count writes, and those of
-//! shards are times. So both are looked at now and then, first the shards' and then the etcd's: at that moment no shard had
-//! given anything at or below its own, and everything that was at the etcd's revision or above came later. Compacting at an
-//! etcd's revision R then compacts the shards at what they were the last time that the etcd was seen *below* R: never at
-//! what is newer than what the client asked for, and by one look older at most.
+//! A client compacts at a revision of the default store. If that is a stock etcd, its revisions count writes, while
+//! those of shards are times. So both are observed from time to time, first the shards and then the etcd. Whatever the
+//! etcd executes after that has a revision above the one observed, and is newer than the shards' revision. A compaction
+//! of the etcd at R then compacts the shards at the revision of the last observation with the etcd *below* R: never at
+//! anything newer than the client asked for, and older by at most one observation.
 
 use kindred_partition_config::ids::Revision;
 use serde::{Deserialize, Serialize};
 
-/// Pairs that are kept; the older half is thinned out when there are more, so that they reach far back.
+/// The most pairs that are kept; beyond it the older half is thinned out, so that the pairs reach far back.
 const PAIRS_MAX: usize = 256;
 
-/// One look.
+/// One observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pair {
-    /// When, microseconds since the Unix epoch; for people.
+    /// The time of the observation in microseconds since the Unix epoch; for people.
     pub time: u64,
     /// The etcd's revision.
     pub etcd: i64,
-    /// The lowest of the shards' revisions, right before.
+    /// The lowest of the shards' revisions, read right before.
     pub clock: Revision,
 }
 
-/// All looks at one etcd, the oldest first.
+/// The observations of one etcd, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RevisionPairs {
-    /// The etcd's name as a store: another one has other revisions.
+    /// The etcd's name as a store; another etcd has other revisions.
     pub store: String,
     pairs: Vec<Pair>,
 }
 
 impl RevisionPairs {
-    /// No look yet.
+    /// No observations yet.
     #[must_use]
     pub fn of(store: &str) -> Self {
         Self { store: store.to_owned(), pairs: Vec::new() }
     }
 
-    /// The last look.
+    /// The latest observation.
     #[must_use]
     pub fn last(&self) -> Option<Pair> {
         self.pairs.last().copied()
     }
 
-    /// Takes in a look.
+    /// Adds an observation.
     pub fn note(&mut self, pair: Pair) {
-        // An etcd that was restored begins below what it was.
+        // A restored etcd may continue from a lower revision than it had.
         self.pairs.retain(|known| known.etcd <= pair.etcd);
         match self.pairs.last_mut() {
             Some(last) if last.clock >= pair.clock => return,
@@ -64,7 +64,7 @@ impl RevisionPairs {
         }
     }
 
-    /// Takes in what others have seen of the same etcd.
+    /// Adds the observations of others, if they are of the same etcd.
     pub fn merge(&mut self, other: &Self) {
         if other.store != self.store {
             return;
@@ -74,7 +74,8 @@ impl RevisionPairs {
         all.into_iter().for_each(|pair| self.note(pair));
     }
 
-    /// Where shards are to be compacted for a compaction of the etcd at this revision; `None` when it was never seen below.
+    /// The revision at which to compact the shards when the etcd is compacted at `etcd`; `None` if the etcd was never
+    /// observed below that.
     #[must_use]
     pub fn clock_of(&self, etcd: i64) -> Option<Revision> {
         let below = self.pairs.partition_point(|pair| pair.etcd < etcd);
@@ -121,8 +122,8 @@ mod tests {
         assert_eq!(serde_json::from_str::<RevisionPairs>(&text).unwrap(), one);
     }
 
-    /// However often it is looked: no answer is newer than the first look at which the etcd was at the revision, and few
-    /// are kept.
+    /// However often observations are made, no answer is newer than the first one in which the etcd had reached the
+    /// revision, and few pairs are kept.
     #[test]
     fn f17_many_looks_stay_conservative() {
         let mut numbers = 7_u64;

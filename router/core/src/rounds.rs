@@ -1,17 +1,17 @@
-//! Who asks the same at the same time shares the answer.
+//! Lets concurrent requests with the same question share an answer.
 //!
-//! A question may be asked anew as long as few rounds of it are under way: nothing waits for company. Beyond that, those
-//! who come wait for one round to end and then share the next one. A round never answers who came after it began: what
-//! it says would not cover what that one knows to be done (R4, R5).
+//! A few rounds of one question may be under way at once, so normally nothing waits. Beyond that, requests wait until a
+//! round ends and then share the next one. A round never answers a request that came after it began, because its answer
+//! might not cover what the client already knows to be done (R4, R5).
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Rounds of one question under way at most. With one alone, who comes in the middle of it would wait nearly twice as long
-/// as without company.
+/// The most rounds of one question under way. With only one, a request in the middle of it would wait almost twice as
+/// long as alone.
 pub const UNDER_WAY_MAX: usize = 2;
 
-/// Questions `K` under way, and who waits `W` for a round that has not begun.
+/// The questions `K` under way, each with the waiters `W` for a round that has not begun.
 #[derive(Debug)]
 pub struct Rounds<K, W>(HashMap<K, Asked<W>>);
 
@@ -28,7 +28,7 @@ impl<K, W> Default for Rounds<K, W> {
 }
 
 impl<K: Eq + Hash, W> Rounds<K, W> {
-    /// Somebody asks. The one for whom a round is to begin now; `None` when a later round answers.
+    /// Adds a request. Returns its waiter if a round is to begin for it at once; `None` if a later round answers it.
     pub fn ask(&mut self, question: K, waiter: W) -> Option<W> {
         let asked = self.0.entry(question).or_insert_with(|| Asked { under_way: 0, next: Vec::new() });
         if asked.under_way < UNDER_WAY_MAX {
@@ -39,7 +39,7 @@ impl<K: Eq + Hash, W> Rounds<K, W> {
         None
     }
 
-    /// A round has ended. Those for whom the next one is to begin now, in its place; `None` when nobody waits.
+    /// Ends a round. Returns the waiters for whom the next round is to begin in its place; `None` if there are none.
     pub fn next(&mut self, question: &K) -> Option<Vec<W>> {
         let asked = self.0.get_mut(question)?;
         if !asked.next.is_empty() {
@@ -52,7 +52,6 @@ impl<K: Eq + Hash, W> Rounds<K, W> {
         None
     }
 
-    /// Whether nothing is under way.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -85,13 +84,13 @@ mod tests {
     }
 
     proptest! {
-        /// Everybody is answered once, by a round that began when or after they asked.
+        /// Every request is answered once, by a round that did not begin before it came.
         #[test]
         fn nobody_is_forgotten_or_answered_by_what_began_before(
             steps in prop::collection::vec((0..3_u8, any::<prop::sample::Index>()), 1..200),
         ) {
             let mut rounds = Rounds::default();
-            // Under way: the question, when it began, and when those who wait for it asked.
+            // The rounds under way: the question, when the round began, and when its requests came.
             let mut under_way: Vec<(u8, usize, Vec<usize>)> = Vec::new();
             let (mut asked, mut answered) = (0, 0);
             let end = |rounds: &mut Rounds<u8, usize>, under_way: &mut Vec<(u8, usize, Vec<usize>)>, which, now| {

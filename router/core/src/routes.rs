@@ -1,4 +1,4 @@
-//! The partition map as requests see it: keys to stores.
+//! The partition map as requests use it: from keys to stores.
 
 use crate::parts::{Part, Piece, parts_of, pieces_left, store_ix};
 use crate::plan::Placement;
@@ -8,7 +8,7 @@ use kindred_partition_config::kind::{KindPrefix, KindScheme, Located};
 use kindred_partition_config::map::{PartitionMap, StoreIdx};
 use kindred_partition_config::unit::Unit;
 
-/// One whole map with what is needed to explain it.
+/// One whole map, with the names and types of its stores.
 #[derive(Debug)]
 pub struct Routes {
     generation: u64,
@@ -19,7 +19,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// The map over these stores, in their order. It is the one that never changes; see [`Routes::of_generation`].
+    /// A map over these stores, in their order, with generation 0; see [`Routes::of_generation`].
     #[must_use]
     pub fn new(
         map: PartitionMap,
@@ -30,37 +30,35 @@ impl Routes {
         Self { generation: 0, map, scheme, stores, default }
     }
 
-    /// The same as the map of this generation: every change of the effective map is a new one.
+    /// The same map with this generation. Every change of the map has a new one.
     #[must_use]
     pub fn of_generation(self, generation: u64) -> Self {
         Self { generation, ..self }
     }
 
-    /// The number of the map; 0 for one that never changes.
+    /// The generation of the map; 0 for a map that never changes.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// How keys are mapped to Kinds.
+    /// How keys map to Kinds.
     #[must_use]
     pub fn scheme(&self) -> &KindScheme {
         &self.scheme
     }
 
-    /// The map itself.
     #[must_use]
     pub fn map(&self) -> &PartitionMap {
         &self.map
     }
 
-    /// What is left of `range` by this map when these units are done; see [`pieces_left`].
+    /// The pieces of `range` that are left by this map; see [`pieces_left`].
     #[must_use]
     pub fn pieces_left(&self, range: &KeyRange, done: &[Unit]) -> Vec<Piece> {
         pieces_left(&self.map, range, done)
     }
 
-    /// The name of a store of the map.
     #[must_use]
     pub fn store_name(&self, store: StoreIdx) -> &str {
         self.name(store_ix(store))

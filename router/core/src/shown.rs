@@ -1,7 +1,8 @@
-//! The highest revision that this router has shown of each Kind that is spread over stores (R8).
+//! The highest revision that this router has shown of each spread Kind, one that is on several stores (R8).
 //!
-//! A read of such a Kind asks its stores to answer at least with it, so that what one store shows is never below what
-//! another has shown; and stores that agree on it make a list one round trip. Kinds on one store need none of this.
+//! A read of such a Kind asks its stores to answer at least at this revision, so that one store never shows less than
+//! another has shown; and if all stores answer with the same revision, a list costs one round trip. A Kind on one store
+//! needs none of this.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,28 +10,27 @@ use crate::consistent_read::{RevisionScope, Shown};
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::kind::KindPrefix;
 
-/// What was shown. Requests load and raise it; never locked across an await.
+/// What was shown. Requests read and raise it; never locked across an await.
 #[derive(Debug)]
 pub struct ShownRevisions {
     scope: RevisionScope,
-    /// `None` stands for everything, where the scope is not the Kind.
+    /// `None` is the key for everything in the global scope.
     shown: Mutex<Shown<Option<KindPrefix>>>,
 }
 
 impl ShownRevisions {
-    /// Nothing shown yet.
     #[must_use]
     pub fn new(scope: RevisionScope) -> Self {
         Self { scope, shown: Mutex::new(Shown::new(scope)) }
     }
 
-    /// Whether a request that concerns these spread Kinds has to ask and tell.
+    /// Whether a request of these spread Kinds must read and raise what was shown.
     #[must_use]
     pub fn concerns(&self, spread: &[KindPrefix]) -> bool {
         self.scope == RevisionScope::Global || !spread.is_empty()
     }
 
-    /// What a read of these spread Kinds is answered with at least; zero for no wish.
+    /// The revision that answers of a read of these spread Kinds must have at least; zero for none.
     #[must_use]
     pub fn of(&self, spread: &[KindPrefix]) -> Revision {
         if !self.concerns(spread) {
@@ -46,7 +46,8 @@ impl ShownRevisions {
         }
     }
 
-    /// A header, an event or a progress answer about these spread Kinds shows `revision`. Before the bytes leave.
+    /// Notes that a header, an event or a progress answer shows `revision` of these spread Kinds. Call it before the
+    /// bytes leave.
     pub fn show(&self, spread: &[KindPrefix], revision: Revision) {
         if !self.concerns(spread) {
             return;

@@ -1,5 +1,5 @@
-//! Which requests to one store are small: their answers are short and ready at once, so that they may share a stream
-//! with others. Whatever may read many keys has a call of its own.
+//! Decides which requests to one store are small: their answers are short and ready at once, so they may go in batches.
+//! Any request that may read many keys gets a call of its own.
 
 use std::ops::ControlFlow;
 
@@ -7,10 +7,10 @@ use kindred_wire::peek::{self, DeleteRangeRequest, RangeRequest, TxnPart};
 
 use crate::plan::Call;
 
-/// The longest request that shares a stream: a longer one would hold up those behind it.
+/// The longest small request in bytes; a longer one would delay those behind it.
 pub const BYTES_MAX: usize = 64 << 10;
 
-/// Whether a request is small. What does not parse is not: its own call refuses it.
+/// Whether a request is small. One that does not parse is not; its own call refuses it.
 #[must_use]
 pub fn is_small(call: Call, request: &[u8]) -> bool {
     if request.len() > BYTES_MAX {
@@ -35,7 +35,7 @@ pub fn is_small(call: Call, request: &[u8]) -> bool {
     }
 }
 
-/// One key, the first of a range, or a count.
+/// Whether it reads one key, the first of a range, or a count.
 fn reads_little(range: &RangeRequest<'_>) -> bool {
     let filtered = [
         range.min_mod_revision,
@@ -47,7 +47,7 @@ fn reads_little(range: &RangeRequest<'_>) -> bool {
     range.range_end.is_empty() || (natural && (range.count_only || range.limit == 1))
 }
 
-/// It does not give many keys back.
+/// Whether it returns few keys.
 fn gives_little(delete: &DeleteRangeRequest<'_>) -> bool {
     delete.range_end.is_empty() || !delete.prev_kv
 }

@@ -1,28 +1,28 @@
-//! Which of many ranges hold a key.
+//! Finds those of many ranges that contain a key.
 //!
-//! The ranges of a stream's watches, looked up by the key of each event: an interval tree in an array. Ranges come and go one by
-//! one, keys are asked for far more often; what came or went since the tree was made is looked at beside it, and as soon as
-//! that is more than a part of it the next question makes it anew.
+//! It holds the ranges of a stream's watches, which are looked up by the key of each event: an interval tree in an
+//! array. Ranges come and go one by one, and keys are looked up far more often. Ranges that came since the tree was
+//! built are searched one by one; when too many have come or gone, the next lookup rebuilds the tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use kindred_partition_config::key::{Key, KeyRange};
 
-/// What came or went is looked at one by one up to here, and up to one in [`PART`] of the tree.
+/// The tree is rebuilt when more than `LOOSE_MAX` plus one in [`PART`] of its ranges have come or gone.
 const LOOSE_MAX: usize = 64;
 const PART: usize = 8;
 
-/// Ranges, each under a number of its own.
+/// A set of ranges, each with a number.
 #[derive(Debug, Default)]
 pub struct Stabs {
-    /// All that there are.
+    /// All ranges.
     ranges: BTreeMap<i64, KeyRange>,
-    /// Those of them that are in the tree or were, by their starts.
+    /// The ranges at the time when the tree was built, ordered by start.
     tree: Vec<Node>,
-    /// Those that are not in it.
+    /// The ranges that are not in the tree.
     loose: BTreeSet<i64>,
-    /// How many of the tree are gone.
+    /// How many ranges in the tree have been removed or replaced.
     gone: usize,
 }
 
@@ -31,11 +31,11 @@ struct Node {
     start: Bytes,
     end: End,
     number: i64,
-    /// The highest end of this node and all below it.
+    /// The highest end in the subtree of this node.
     highest: End,
 }
 
-/// Where a range ends, without that key.
+/// The exclusive end of a range.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum End {
     Before(Bytes),
@@ -52,32 +52,31 @@ impl End {
 }
 
 impl Stabs {
-    /// Adds a range. One that has this number is replaced.
+    /// Adds a range, or replaces the one with this number.
     pub fn insert(&mut self, number: i64, range: KeyRange) {
         self.remove(number);
         self.ranges.insert(number, range);
         self.loose.insert(number);
     }
 
-    /// Takes a range out.
     pub fn remove(&mut self, number: i64) {
         if self.ranges.remove(&number).is_some() && !self.loose.remove(&number) {
             self.gone += 1;
         }
     }
 
-    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Their numbers, in order.
+    /// The numbers of all ranges, in order.
     pub fn numbers(&self) -> impl Iterator<Item = i64> {
         self.ranges.keys().copied()
     }
 
-    /// Gives the numbers of all that hold the key, in no order that means anything, each once. Steps that it took.
+    /// Calls `found` once for each range that contains the key, in no particular order. Returns the number of steps
+    /// that it took.
     pub fn holding(&mut self, key: &[u8], mut found: impl FnMut(i64)) -> usize {
         if self.loose.len() + self.gone > LOOSE_MAX + self.tree.len() / PART {
             self.grow();
@@ -111,7 +110,7 @@ impl Stabs {
         steps
     }
 
-    /// Makes the tree of all that there are.
+    /// Builds the tree anew from all ranges.
     fn grow(&mut self) {
         let node = |(number, range): (&i64, &KeyRange)| {
             let (start, end) = match range {
@@ -130,7 +129,7 @@ impl Stabs {
     }
 }
 
-/// Tells each node the highest end below it.
+/// Sets the highest end of each subtree.
 fn raise(tree: &mut [Node]) -> Option<End> {
     let middle = tree.len() / 2;
     let (low, rest) = tree.split_at_mut(middle);

@@ -1,29 +1,27 @@
-//! Stores as the pure half sees them: an index into the router's list, and what decisions need to know of each.
+//! Stores as the pure code sees them: an index into the router's list, and what decisions need to know.
 
 use kindred_partition_config::ids::Slot;
 
-/// The position of a store in the router's list of stores; stable for the life of the process.
+/// The index of a store in the router's list; stable for the life of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreIx(pub usize);
 
-/// What kind of server a store is.
+/// The type of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StoreKind {
-    /// A `kindred-shard`: raises, hands out currents, adopts leases.
+    /// A `kindred-shard`: it can be raised, tells current revisions, and adopts leases.
     Shard,
-    /// A stock etcd cluster: only etcd's own API.
+    /// A stock etcd cluster, which has only etcd's own API.
     Etcd,
 }
 
-/// One store at the moment of a decision.
+/// A snapshot of a store for a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// Which one.
     pub index: StoreIx,
-    /// The slot, for shards.
+    /// Shards only.
     pub slot: Option<Slot>,
-    /// What it is.
     pub kind: StoreKind,
-    /// Whether it can be reached now.
+    /// Whether it can be reached.
     pub up: bool,
 }

@@ -1,27 +1,28 @@
-//! One ordered stream out of the feeds of several stores (R6), as a state machine.
+//! Merges the feeds of several stores into one ordered stream (R6); a state machine.
 //!
-//! Every store assigns its own revisions, so the feeds of a range that spans stores arrive interleaved at random. An
-//! event is safe to show once no other store can still have an earlier one: when every source has *proved* its feed
-//! up to that revision, by a watermark or by an event of its own. That is the whole rule, and everything here follows
-//! from one number, the **bound** = the minimum over the sources of what each has proved:
+//! Every store assigns its own revisions, so the feeds of a range over several stores arrive interleaved at random. An
+//! event may be emitted once no other store can still have an earlier one: when every source has *proved* its feed up
+//! to that revision, by a watermark or by an event of its own. Everything follows from one number, the **bound** = the
+//! minimum over the sources of what each has proved:
 //!
-//! * what is buffered at or below the bound is emitted, in order; so every buffered event lies above it,
-//! * so a source that stands *at* the bound has nothing buffered: it holds the others back, and reading it never adds
-//!   to the buffer without raising the bound. It is therefore always readable, whatever the budget says, and
-//!   back-pressure cannot deadlock,
-//! * a source below the newest buffered event, or below what somebody waits for ([`Event::Want`]), is asked for a
-//!   watermark ([`Command::Advance`]). One ask at a time: under load, the next one stands for all that came meanwhile.
+//! * Whatever is buffered at or below the bound is emitted in order, so every buffered event lies above it.
+//! * So a source that stands *at* the bound has nothing buffered. It holds the others back, and reading it adds nothing
+//!   to the buffer without raising the bound. It is therefore always read, whatever the budget, and back-pressure
+//!   cannot deadlock.
+//! * A source below the newest buffered event, or below a revision that a reader waits for ([`Event::Want`]), is asked
+//!   for a watermark ([`Command::Advance`]). Only one request is under way per source; under load, the next one covers
+//!   all that came meanwhile.
 //!
 //! A source is all that *one* store serves of the range, and a store never splits a revision. No two stores assign the
-//! same one (R1), but several may *tell* of one: what a transaction wrote before its keys went to different stores. These
-//! events are one revision of the merged stream as they were one of the store's ([`Group`]): it is emitted when every
-//! source has proved that it has told its part, and whole.
+//! same revision (R1), but several may *report* one: a transaction may have written keys that later moved to different
+//! stores. Their events form one revision of the merged stream, as they did at the store that assigned it ([`Group`]).
+//! It is emitted whole, when every source has proved it.
 //!
-//! When the map changes, build a new merge at [`WatchMerge::merged`] and open every feed at the revision after it: nothing
-//! above it was emitted.
+//! When the map changes, build a new merge at [`WatchMerge::merged`] and open every feed at the revision after it:
+//! nothing above it was emitted.
 //!
-//! A wrong input is a typed error that changes nothing; the caller ends the feed with it (pitfall E6: an event below a
-//! published watermark must be neither emitted nor dropped in silence).
+//! A wrong input is a typed error that changes nothing, and the caller ends the feed: an event below a published
+//! watermark must be neither emitted nor dropped silently (pitfall E6).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,136 +41,127 @@ impl fmt::Display for SourceIx {
     }
 }
 
-/// Events of one revision, to which those that another store has of it can be added.
+/// Events of one revision that can be joined with those of another store.
 pub trait Group {
-    /// Adds the events of another store, which are behind these in an order that is always the same.
+    /// Appends the events of another store; the order of stores is always the same.
     fn join(&mut self, more: Self);
 }
 
-/// All events of one revision: never split.
+/// All events of one revision, which are never split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<T> {
-    /// Their revision.
     pub revision: Revision,
-    /// What they count for in a budget.
+    /// The bytes that the events count in a budget.
     pub bytes: usize,
-    /// The events.
     pub payload: T,
 }
 
-/// What happened.
+/// An input of the merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event<T> {
     /// Whole revisions, in increasing order.
     Events {
-        /// From where.
         source: SourceIx,
         /// The revisions.
         batch: Vec<Entry<T>>,
     },
     /// No event at or below this revision is still to come from the source.
     Watermark {
-        /// From where.
         source: SourceIx,
         /// The promise.
         revision: Revision,
     },
     /// The feed broke: nothing more comes from it until it is resumed.
     SourceLost {
-        /// Which.
+        /// The source whose feed broke.
         source: SourceIx,
     },
     /// The feed is open again.
     SourceResumed {
-        /// Which.
         source: SourceIx,
-        /// Its first revision: what [`Command::Resume`] asked for.
+        /// Its first revision, as [`Command::Resume`] asked for.
         from: Revision,
     },
-    /// The store restarted uncleanly, and this source stands in what it lost (R10).
+    /// The store restarted uncleanly, and the source's position lies in what it lost (R10).
     RolledBack {
-        /// Which; it must be lost.
+        /// The source, which must be lost.
         source: SourceIx,
-        /// What it lost.
+        /// What the store lost.
         gap: Gap,
     },
-    /// The source has lost history that is still needed.
+    /// The source has compacted history that is still needed.
     Compacted {
-        /// Which.
         source: SourceIx,
         /// The first revision that it can serve.
         floor: Revision,
     },
-    /// The source did not take the advance (its clock may not go that far, R3). Not asked again before a [`Event::Retry`].
+    /// The source refused the advance: its clock may not go that far (R3). Not asked again before an [`Event::Retry`].
     AdvanceFailed {
-        /// Which.
+        /// The source that refused.
         source: SourceIx,
     },
     /// The caller's back-off after a failed advance is over.
     Retry {
-        /// Which.
+        /// The source to ask again.
         source: SourceIx,
     },
-    /// Somebody waits for the merged stream to reach this revision (R7): sources below it are asked as for an event.
+    /// A reader waits for the merged stream to reach this revision (R7); sources below it are asked as for an event.
     Want {
-        /// How far.
+        /// The revision to reach.
         to: Revision,
     },
 }
 
-/// What the caller must do, in this order.
+/// What the caller must do, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command<T> {
     /// The next revision of the merged stream.
     Emit(Entry<T>),
-    /// No event at or below this is still to come in the merged stream. Not given where an emitted event says as much.
+    /// No event at or below this is still to come in the merged stream. Omitted if an emitted event says as much.
     Watermark(Revision),
-    /// Ask the source for a watermark; its only answer is the one in its feed.
+    /// Ask the source for a watermark; the only answer is the one in its feed.
     Advance {
-        /// Which.
         source: SourceIx,
-        /// At least this.
+        /// The watermark must be at least this.
         to: Revision,
     },
-    /// Open the feed again here, then [`Event::SourceResumed`].
+    /// Open the feed again, then pass [`Event::SourceResumed`].
     Resume {
-        /// Which.
         source: SourceIx,
         /// The revision after the last one that it proved.
         from: Revision,
     },
-    /// Stop reading the source: the buffer is full and others hold it back.
+    /// Stop reading the source, because the buffer is full and others hold it back.
     Pause(SourceIx),
-    /// Read it again.
+    /// Read the source again.
     Unpause(SourceIx),
-    /// This source holds back a full buffer: for metrics.
+    /// The source holds back a full buffer; for metrics.
     Lagging(SourceIx),
-    /// The merged stream ends: a part of its history is gone. Nothing is taken after it.
+    /// The merged stream has ended because a part of its history is gone.
     Compacted {
         /// The first revision that can be served.
         floor: Revision,
     },
-    /// The merged stream ends: it has told what a store has lost since. Who was told is found by the gap.
+    /// The merged stream has ended because it emitted events that a store has lost since. The gap tells which readers
+    /// got some.
     BeginAnew,
 }
 
-/// An input that breaks the contract of a feed. Nothing was changed.
+/// An input that breaks the contract of a feed; it changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
-    /// An event that the source's own promise excludes, or that came before.
+    /// An event at or below what the source had proved.
     #[error("source {source_ix}: event at {revision}, though proved up to {proved}")]
     LateEvent {
-        /// Which.
         source_ix: SourceIx,
-        /// The event's.
+        /// The event's revision.
         revision: Revision,
-        /// What the source had proved, earlier events of the batch included.
+        /// What the source had proved, by earlier events of the batch too.
         proved: Revision,
     },
-    /// A watermark below what the source proved.
+    /// A watermark below what the source had proved.
     #[error("source {source_ix}: watermark goes back to {revision} from {proved}")]
     WatermarkBack {
-        /// Which.
         source_ix: SourceIx,
         /// The watermark.
         revision: Revision,
@@ -179,35 +171,33 @@ pub enum MergeError {
     /// A message of a source that is lost, or a resume of one that is not.
     #[error("source {source_ix}: message in the wrong state")]
     WrongState {
-        /// Which.
+        /// The source of the message.
         source_ix: SourceIx,
     },
-    /// A feed that was opened elsewhere than asked: it would miss or repeat events.
+    /// A feed that was opened at another revision than asked for, so that it would miss or repeat events.
     #[error("source {source_ix}: resumed at {from}, wanted {wanted}")]
     WrongResume {
-        /// Which.
         source_ix: SourceIx,
-        /// Where it was opened.
+        /// The revision at which it was opened.
         from: Revision,
-        /// Where it had to be.
+        /// The revision that was asked for.
         wanted: Revision,
     },
-    /// There is no such source.
     #[error("no source {0}")]
     UnknownSource(SourceIx),
-    /// The stream ended as compacted before.
+    /// The merged stream has ended already.
     #[error("the merged stream has ended")]
     Ended,
 }
 
 #[derive(Debug)]
 struct Source {
-    /// No event at or below this is still to come.
+    /// No event at or below this is still to come from the source.
     proved: Revision,
     live: bool,
     /// The advance under way.
     asked: Option<Revision>,
-    /// An advance failed and the back-off is not over.
+    /// An advance failed, and the back-off is not over.
     refused: bool,
     paused: bool,
 }
@@ -216,22 +206,23 @@ struct Source {
 #[derive(Debug)]
 pub struct WatchMerge<T> {
     sources: Vec<Source>,
-    /// All above the bound, between steps; of one revision those of each source that has told of it, in their order.
+    /// Entries that wait; between steps all lie above the bound. Entries of one revision are ordered by source.
     buffer: BTreeMap<(Revision, SourceIx), Entry<T>>,
     buffered_bytes: usize,
     budget_bytes: usize,
-    /// Set when the buffer passes the budget, cleared at half of it, so that sources are not paused in every step.
+    /// Set when the buffer exceeds the budget, and cleared at half of it, so that sources are not paused and unpaused
+    /// in every step.
     full: bool,
-    /// The highest revision that somebody waits for.
+    /// The highest revision that a reader waits for.
     wanted: Revision,
-    /// The bound as it was told.
+    /// The bound up to which the merged stream was emitted.
     merged: Revision,
     ended: bool,
 }
 
 impl<T: Group> WatchMerge<T> {
-    /// A merge of `sources` feeds, each open at the revision after `after`. The buffer passes `budget_bytes` by at most
-    /// one batch of each source.
+    /// A merge of `sources` feeds, each open at the revision after `after`. The buffer exceeds `budget_bytes` by at
+    /// most one batch per source.
     #[must_use]
     pub fn new(sources: usize, after: Revision, budget_bytes: usize) -> Self {
         let source = |_| Source { proved: after, live: true, asked: None, refused: false, paused: false };
@@ -253,19 +244,19 @@ impl<T: Group> WatchMerge<T> {
         self.merged
     }
 
-    /// What the source has proved: its feed resumes at the revision after it.
+    /// What the source has proved; its feed resumes at the revision after it.
     #[must_use]
     pub fn position(&self, source: SourceIx) -> Option<Revision> {
         self.sources.get(source.0).map(|source| source.proved)
     }
 
-    /// What every source would have to prove for all that waits to be emitted, and for what somebody waits for.
+    /// What every source must prove before all that is buffered can be emitted and all readers have what they wait for.
     #[must_use]
     pub fn wished(&self) -> Revision {
         self.buffer.last_key_value().map_or(self.wanted, |((newest, _), _)| self.wanted.max(*newest))
     }
 
-    /// Bytes that wait for other sources.
+    /// Bytes of the buffered entries.
     #[must_use]
     pub fn buffered_bytes(&self) -> usize {
         self.buffered_bytes
@@ -278,10 +269,10 @@ impl<T: Group> WatchMerge<T> {
         self.sources.iter().enumerate().filter(at_bound).map(|(index, _)| SourceIx(index))
     }
 
-    /// Takes what happened.
+    /// Takes an input.
     ///
     /// # Errors
-    /// When a feed breaks its contract; the state is as before, and the feed should end.
+    /// When a feed breaks its contract; the state is unchanged, and the feed should be ended.
     pub fn step(&mut self, event: Event<T>) -> Result<Vec<Command<T>>, MergeError> {
         if self.ended {
             return Err(MergeError::Ended);
@@ -303,7 +294,7 @@ impl<T: Group> WatchMerge<T> {
             }
             Event::AdvanceFailed { source } => {
                 let state = self.source(source)?;
-                // The answer to an ask that a loss or a watermark has settled since says nothing.
+                // If no request is under way, a loss or a watermark has settled it, and its failure means nothing.
                 state.refused = state.asked.take().is_some() || state.refused;
             }
             Event::Retry { source } => self.source(source)?.refused = false,
@@ -391,13 +382,13 @@ impl<T: Group> WatchMerge<T> {
         self.buffered_bytes = 0;
     }
 
-    /// Emits what has become safe, then asks, pauses and unpauses.
+    /// Emits what has become safe; then requests watermarks, pauses and unpauses.
     fn settle(&mut self, commands: &mut Vec<Command<T>>) {
         let Some(bound) = self.sources.iter().map(|source| source.proved).min() else { return };
         let mut said = self.merged;
         while let Some(first) = self.buffer.first_entry().filter(|first| first.key().0 <= bound) {
             let mut entry = first.remove();
-            // Every source has proved this revision, so each part of it is here.
+            // Every source has proved this revision, so all its parts are here.
             while let Some(more) = self.buffer.first_entry().filter(|first| first.key().0 == entry.revision) {
                 let more = more.remove();
                 entry.bytes += more.bytes;
@@ -410,7 +401,7 @@ impl<T: Group> WatchMerge<T> {
         if bound > said {
             commands.push(Command::Watermark(bound));
         }
-        // `proved` of a source falls only in a roll back, and not below `merged`.
+        // A source's `proved` decreases only in a rollback, and never below `merged`.
         debug_assert!(bound >= self.merged, "the merged watermark went back");
         self.merged = bound;
         self.pause_or_read(bound, commands);
@@ -439,7 +430,7 @@ impl<T: Group> WatchMerge<T> {
     fn ask(&mut self, commands: &mut Vec<Command<T>>) {
         let to = self.wished();
         for (index, source) in self.sources.iter_mut().enumerate() {
-            // A paused source would not be heard; it is asked when it holds the others back.
+            // A paused source would not be read; it is asked once it holds the others back.
             let quiet = !source.live || source.paused || source.refused || source.asked.is_some();
             if !quiet && source.proved < to {
                 source.asked = Some(to);

@@ -1,4 +1,4 @@
-//! Tables for each rule, then random interleavings of simulated stores against the sort of all their events.
+//! Tables for each rule, then random interleavings of simulated stores, checked against all their events in order.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::*;
 const A: SourceIx = SourceIx(0);
 const B: SourceIx = SourceIx(1);
 
-/// The sum of what the stores have of a revision.
+/// The payload is a number; joining adds what the stores have of a revision.
 impl Group for i64 {
     fn join(&mut self, more: Self) {
         *self += more;
@@ -86,7 +86,7 @@ fn a_wanted_revision_is_asked_of_those_below_it_and_one_at_a_time() {
     let told = vec![Command::Watermark(rev(10)), advance(B, 20)];
     assert_eq!(merge.step(watermark(B, 10)), Ok(told));
     assert_eq!(merge.step(watermark(B, 20)), Ok(vec![Command::Watermark(rev(12))]));
-    // One that was lost meanwhile is asked again when it is back.
+    // A source that was lost meanwhile is asked again when it is back.
     merge.step(Event::SourceLost { source: A }).unwrap();
     let back = merge.step(Event::SourceResumed { source: A, from: rev(13) });
     assert_eq!(back, Ok(vec![advance(A, 20)]));
@@ -112,7 +112,7 @@ fn pitfall_e6_late_and_double_input_is_an_error_and_changes_nothing() {
     assert_eq!(merge.step(watermark(B, 30)), Ok(vec![emit(21)]));
 }
 
-/// A transaction over keys that have gone to two stores since.
+/// A transaction over keys that have since moved to two stores.
 #[test]
 fn f24_a_revision_that_several_stores_tell_of_is_one_group() {
     let both = || Command::Emit(Entry { revision: rev(5), bytes: 2, payload: 10 });
@@ -121,7 +121,7 @@ fn f24_a_revision_that_several_stores_tell_of_is_one_group() {
     assert_eq!(merge.step(watermark(B, 4)), Ok(vec![Command::Watermark(rev(4))]), "not half of it");
     assert_eq!(merge.step(events(B, &[5])), Ok(vec![both()]));
     assert_eq!((merge.merged(), merge.buffered_bytes()), (rev(5), 1));
-    // A store that loses its part before it was told loses no other's.
+    // A store that loses its part before it was emitted loses no other store's part.
     let mut merge = WatchMerge::new(2, rev(0), 100);
     merge.step(events(A, &[5])).unwrap();
     merge.step(Event::SourceLost { source: A }).unwrap();
@@ -203,7 +203,7 @@ fn a_full_buffer_pauses_all_but_those_that_hold_back() {
     );
 }
 
-/// A store: its log, its clock, and the messages on their way to the merge.
+/// A store: its log, its clock, and its messages on the way to the merge.
 #[derive(Debug, Default)]
 struct Store {
     log: Vec<i64>,
@@ -213,7 +213,7 @@ struct Store {
     paused: bool,
 }
 
-/// How a random step acts on a store.
+/// What a random step does to a store.
 #[derive(Debug, Clone)]
 enum Act {
     Write {
@@ -225,7 +225,7 @@ enum Act {
     Lose,
     Resume,
     Idle,
-    /// What was one transaction before its keys went to two stores: both have a part of it.
+    /// A transaction whose keys have since moved to two stores, so that both have a part of it.
     Shared,
 }
 
@@ -264,7 +264,7 @@ impl World {
         }
     }
 
-    /// The store's first own revision above everything that it assigned or promised.
+    /// The store's first revision above all that it has assigned or promised.
     fn assign(&self, store: usize, skip: i64) -> i64 {
         let last = self.stores[store].log.last().copied().unwrap_or(0).max(self.stores[store].promised);
         (last / self.slots + 1 + skip) * self.slots + store as i64
@@ -340,7 +340,7 @@ impl World {
         for command in self.merge.step(event).unwrap() {
             match command {
                 Command::Emit(entry) => {
-                    // Ordered, unique; atomic: what was written at this revision comes whole.
+                    // Ordered, unique and atomic: everything written at this revision comes together.
                     assert!(entry.revision.get() > self.watermark.max(0), "below a watermark (bookmarkable)");
                     let at = entry.revision.get();
                     let parts = self.stores.iter().filter(|store| store.log.contains(&at)).count() as i64;
@@ -378,7 +378,7 @@ impl World {
         all
     }
 
-    /// Everything on its way arrives; nobody writes.
+    /// Delivers everything that is under way; nothing more is written.
     fn drain(&mut self) {
         for store in 0..self.stores.len() {
             self.resume(store);
@@ -394,8 +394,9 @@ impl World {
 }
 
 proptest! {
-    /// Ordered, unique, reliable, atomic, bookmarkable, resumable after each loss of a source; safe at each step; live:
-    /// once the advances are answered and everything has arrived, everything was emitted, whatever the budget.
+    /// Safety at each step: ordered, unique, reliable, atomic, bookmarkable, and resumable after each loss of a source.
+    /// Liveness: once all advances are answered and everything has arrived, everything was emitted, whatever the
+    /// budget.
     #[test]
     fn the_merged_stream_is_the_sort_of_all_events(
         stores in 1..6usize,
@@ -435,7 +436,7 @@ proptest! {
         prop_assert_eq!(&world.emitted, &world.written());
     }
 
-    /// One ask of a source at a time: there are never more asks than answers + 1.
+    /// One request per source at a time: there are never more requests than answers + 1.
     #[test]
     fn asks_are_bounded_by_answers(count in 1..200i64) {
         let mut world = World::new(2, usize::MAX);

@@ -26,31 +26,31 @@ use super::verbs::{self, Verb};
 use super::{schema, watch};
 use crate::app::App;
 
-/// How long the removal of a store waits for its leases to go.
+/// How long the removal of a store waits until its leases have gone to another home.
 const LEASES_GO_WITHIN: Duration = Duration::from_secs(5);
-/// Between two looks at them.
+/// How often these leases are counted meanwhile.
 const LEASES_AGAIN: Duration = Duration::from_millis(100);
 
-/// What a query may ask.
+/// The query parameters of a request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Options {
-    /// A watch in place of a list.
+    /// Asks for a watch in place of a list.
     #[serde(default)]
     pub watch: Option<String>,
-    /// Where a watch begins, or what a delete is for.
+    /// The version that a watch begins at, or that a deleted object must have.
     #[serde(default)]
     pub resource_version: Option<String>,
-    /// `All`: only say what a change would do.
+    /// `All` asks for the plan of a change, without making it.
     #[serde(default)]
     pub dry_run: Option<String>,
 }
 
 impl Options {
-    /// Whether nothing is to be changed.
+    /// Whether the request is a dry run.
     ///
     /// # Errors
-    /// When it is said in words that are not known: a change must not be made by mistake.
+    /// When the value is unknown: a change must not be made by mistake.
     pub fn is_dry_run(&self) -> Result<bool, ApiError> {
         match self.dry_run.as_deref() {
             None | Some("") => Ok(false),
@@ -62,7 +62,6 @@ impl Options {
     }
 }
 
-/// The routes.
 pub fn routes(app: &Arc<App>) -> Router {
     let of = |resource: Resource| {
         let (list_app, get_app) = (app.clone(), app.clone());
@@ -193,8 +192,8 @@ async fn delete(
     }
 }
 
-/// Waits until no lease has its home at a store any more that is drained (R12). One that does not answer has none that
-/// could be asked for: other stores know what they hold keys of.
+/// Waits until no lease has its home at a drained store (R12). If the store does not answer, its leases are not waited
+/// for: other stores know those of which they hold keys.
 async fn leases_gone(app: &Arc<App>, name: &str) -> Result<(), ApiError> {
     let state = app.cluster.state();
     let Some((at, object)) = state.store(&StoreName(name.to_owned())) else { return Ok(()) };
@@ -275,7 +274,7 @@ pub(super) fn wants(headers: &HeaderMap, word: &str) -> bool {
         .any(|accept| accept.contains(word))
 }
 
-/// The answer as the client wants it: YAML if it says so, else JSON.
+/// The answer in the format that the client accepts: YAML if asked for, else JSON.
 pub(super) fn shown(headers: &HeaderMap, code: StatusCode, value: &Value) -> Response {
     if wants(headers, "yaml")
         && let Ok(text) = parse::to_yaml(value)

@@ -1,4 +1,4 @@
-//! What a request changes, as a function from one state to the next. Pure but for the types of its errors.
+//! Changes of single objects, as functions from one state to the next. Pure except for the types of its errors.
 
 use kindred_partition_config::ids::StoreName;
 use kindred_partition_config::model::DataPartitionConfig;
@@ -7,23 +7,22 @@ use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreS
 use super::objects::{Resource, ServiceGroup};
 use super::status::ApiError;
 
-/// A checked request to change one object.
+/// A parsed request to change one object.
 #[derive(Debug, Clone)]
 pub enum Edit {
-    /// Make a config.
     CreateConfig(DataPartitionConfig),
-    /// Put a config in the place of the one of its name.
+    /// Replaces the config with the same name.
     UpdateConfig(DataPartitionConfig),
-    /// Make a store.
+    /// Adds a store.
     CreateGroup(Box<ServiceGroup>),
-    /// Change a store's endpoints or state.
+    /// Changes the endpoints or the state of a store.
     UpdateGroup(Box<ServiceGroup>),
-    /// Remove an object.
+    /// Deletes the object with this name, if it still has this version.
     Delete(Resource, String, Option<String>),
 }
 
 impl Edit {
-    /// The kind and name of the object.
+    /// The resource and the name of the object.
     #[must_use]
     pub fn object(&self) -> (Resource, String) {
         match self {
@@ -40,7 +39,7 @@ impl Edit {
     /// The change of the state.
     ///
     /// # Errors
-    /// Why it cannot be; the state is as it was.
+    /// Why the change is refused.
     pub fn change(&self, state: &ClusterState) -> Result<Change, ApiError> {
         let (resource, name) = self.object();
         let there = resource.one(state, &name);
@@ -87,15 +86,15 @@ impl Edit {
     }
 }
 
-/// The document after a change that moves nothing.
+/// A change of the state that moves no keys.
 fn still(state: &ClusterState, next: ClusterState) -> Change {
     Change { state: next, desired: state.map.clone(), transfers: Vec::new() }
 }
 
-/// A store as it is to be.
+/// The change that makes a store what `group` says.
 ///
 /// # Errors
-/// What never changes, and what is wrong with the rest.
+/// When it changes a field that never changes, or is otherwise invalid.
 pub fn update_group(state: &ClusterState, group: &ServiceGroup) -> Result<Change, ApiError> {
     let name = group.name();
     let Some((_, object)) = state.store(&name) else {

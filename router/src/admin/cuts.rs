@@ -1,7 +1,8 @@
-//! `/api/v1/cuts`: one revision of everything, kept while a backup reads it; and `/api/v1/cluster`, who this cluster is.
+//! `/api/v1/cuts`: cuts of the whole key space at one revision, kept while a backup reads them; and `/api/v1/cluster`:
+//! the identity of this cluster.
 //!
-//! `POST /api/v1/cuts` takes one, `POST /api/v1/cuts/NAME` with its revision renews it, `DELETE /api/v1/cuts/NAME` ends it.
-//! Names and revisions are texts: JSON's numbers are too small for them.
+//! `POST /api/v1/cuts` takes a cut, `POST /api/v1/cuts/NAME` with its revision renews it, and `DELETE
+//! /api/v1/cuts/NAME` ends it. Names and revisions are strings, because JSON numbers lose precision.
 
 use std::sync::Arc;
 
@@ -23,14 +24,13 @@ use super::status::ApiError;
 use crate::app::App;
 use crate::cuts::{Cut, CutName, CutRange, KEPT};
 
-/// What renews a cut.
+/// The body of a renewal.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Renewal {
     revision: String,
 }
 
-/// The routes.
 pub fn routes(app: &Arc<App>) -> Router {
     let (cluster, take, renew, end) = (app.clone(), app.clone(), app.clone(), app.clone());
     Router::new()

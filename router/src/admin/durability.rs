@@ -1,4 +1,4 @@
-//! `/api/v1/durability`: how durable each Kind is on each store, and what a crash there would take of it now.
+//! `/api/v1/durability`: how durable each Kind is on each store, and what a crash there would lose at this moment.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::sizes::load;
 use crate::app::App;
 
-/// Every shard, asked at once: its Kinds that the map names, the others together, by their modes.
+/// The answers of all shards, asked at once: each Kind that the map names by itself, the others summed up by mode.
 pub async fn shown(app: &App) -> Value {
     let everything = [KeyRange::everything()];
     let shards: Vec<_> = app.stores.iter().filter(|store| store.is_shard() && !store.is_removed()).collect();
@@ -29,7 +29,7 @@ pub async fn shown(app: &App) -> Value {
 }
 
 fn of_store(name: &str, load: &LoadResponse, named: &[Vec<u8>]) -> Value {
-    // Name and mode, and how many keys.
+    // The keys per name and mode.
     let mut kinds: BTreeMap<(String, i32), u64> = BTreeMap::new();
     for kind in load.kinds.iter().filter(|kind| kind.keys > 0) {
         let is_named = named.iter().any(|prefix| prefix[..] == kind.prefix[..]);
@@ -39,7 +39,8 @@ fn of_store(name: &str, load: &LoadResponse, named: &[Vec<u8>]) -> Value {
     let kinds = kinds.into_iter().map(|((prefix, mode), keys)| {
         let mode = Durability::try_from(mode).unwrap_or(Durability::Unspecified);
         let log = load.logs.iter().find(|log| log.mode() == mode);
-        // Of mode fsync nothing is acknowledged before it is on the disk, and of mode none everything is lost.
+        // Only mode buffered has data at risk to report: mode fsync acknowledges nothing before it is on disk, and mode
+        // none loses everything.
         let loss = log.filter(|_| mode == Durability::Buffered);
         json!({
             "kind": prefix, "mode": word(mode), "keys": keys,

@@ -1,4 +1,4 @@
-//! `/api/v1/moves`: the moves with how far they are, and what is asked of them: abort, reverse, complete.
+//! `/api/v1/moves`: the moves with their progress, and requests to abort, reverse or complete them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +21,9 @@ use crate::meta::{Meta, MetaError};
 use crate::moves::runner::Asked;
 use crate::moves::{self, Progress};
 
-/// How long a coordinator has to answer a request: longer than the claim of one that has died lasts.
+/// How long a coordinator has to answer a request: longer than the claim of a dead coordinator lasts.
 const ANSWER_WITHIN: Duration = Duration::from_secs(6);
 
-/// The routes.
 pub fn routes(app: &Arc<App>) -> Router {
     let (list_app, get_app, ask_app) = (app.clone(), app.clone(), app.clone());
     Router::new()
@@ -88,7 +87,7 @@ fn one(app: &App, id: &str, headers: &HeaderMap) -> Result<Value, ApiError> {
     Ok(if api::wants(headers, "as=Table") { table(&[value]) } else { value })
 }
 
-/// A move as it is shown.
+/// A move in the API's form.
 fn object(state: &ClusterState, record: &MoveRecord, version: i64, progress: Option<Progress>) -> Value {
     let kind = record.legs.first().and_then(|leg| leg.transfers.first()?.kind.as_ref());
     let legs = record.legs.iter().map(|leg| {
@@ -131,7 +130,7 @@ fn goal(goal: Goal) -> &'static str {
     }
 }
 
-/// The moves as `kubectl` prints them.
+/// The moves as a table for `kubectl`.
 fn table(items: &[Value]) -> Value {
     let names =
         ["Move", "Kind", "From", "To", "Phase", "Goal", "Keys", "Bytes", "Lag ms", "Pause ms", "Reason"];
@@ -172,7 +171,7 @@ fn table(items: &[Value]) -> Value {
     })
 }
 
-/// Why the move does not go on, or why it went back.
+/// Why the move does not go on, or why it was taken back.
 fn why(item: &Value) -> Value {
     let failing = &item["progress"]["failing"][0];
     match (failing["step"].as_str(), failing["reason"].as_str(), failing["times"].as_u64()) {
@@ -193,7 +192,7 @@ async fn asked(app: &Arc<App>, id: &str, verb: &str) -> Response {
     }
 }
 
-/// Puts the request where the coordinator hears of it, and waits for its answer.
+/// Writes a request for the coordinator to meta, and waits for the answer.
 async fn ask(app: &Arc<App>, id: &str, verb: &str) -> Result<(), ApiError> {
     if !["abort", "reverse", "complete"].contains(&verb) {
         return Err(ApiError::NotFound(format!(
@@ -227,7 +226,7 @@ async fn ask(app: &Arc<App>, id: &str, verb: &str) -> Result<(), ApiError> {
     });
     let answered = match tokio::time::timeout(ANSWER_WITHIN, answer).await {
         Ok(Ok(entries)) => match record_of(&entries) {
-            // What counts is the record: it is what another coordinator goes on from.
+            // The record counts, because another coordinator would continue from it.
             Some(now) if now.heard >= written => return Ok(()),
             Some(now) if now.phase.is_over() => {
                 return Err(ApiError::Conflict(format!(

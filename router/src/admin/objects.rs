@@ -1,4 +1,4 @@
-//! Partition configs and stores as the admin API shows them: objects with `apiVersion`, `kind` and `metadata`.
+//! Partition configs and stores in the form of the admin API: objects with `apiVersion`, `kind` and `metadata`.
 
 use kindred_partition_config::ids::StoreName;
 use kindred_partition_config::model::{DataPartitionConfig, StoreConfig, StoreType};
@@ -6,28 +6,26 @@ use kindred_partition_config::state::{ClusterState, StoreObject, StoreState};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// What a path names.
+/// A type of object, as named in paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
-    /// `datapartitionconfigs`.
     Configs,
-    /// `servicegroups`: the stores.
+    /// The stores.
     Groups,
 }
 
-/// One object as a watch compares it.
+/// An object with what a watch compares.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object {
-    /// Its name.
     pub name: String,
-    /// The state's revision at its last change.
+    /// The revision of the state at its last change.
     pub version: String,
-    /// The whole.
+    /// The object in JSON.
     pub value: Value,
 }
 
 impl Resource {
-    /// As in paths.
+    /// The name in paths.
     #[must_use]
     pub fn plural(self) -> &'static str {
         match self {
@@ -36,7 +34,7 @@ impl Resource {
         }
     }
 
-    /// As in objects.
+    /// The name in objects.
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self {
@@ -45,7 +43,7 @@ impl Resource {
         }
     }
 
-    /// All of them, in the order of the state.
+    /// All objects of this type, in the order of the state.
     #[must_use]
     pub fn all(self, state: &ClusterState) -> Vec<Object> {
         match self {
@@ -57,13 +55,12 @@ impl Resource {
         }
     }
 
-    /// One of them.
     #[must_use]
     pub fn one(self, state: &ClusterState, name: &str) -> Option<Object> {
         self.all(state).into_iter().find(|object| object.name == name)
     }
 
-    /// The list object.
+    /// The list in the API's form.
     #[must_use]
     pub fn list(self, state: &ClusterState) -> Value {
         let items: Vec<Value> = self.all(state).into_iter().map(|object| object.value).collect();
@@ -73,7 +70,7 @@ impl Resource {
         })
     }
 
-    /// The objects as `kubectl` prints them.
+    /// The objects as a table for `kubectl`.
     #[must_use]
     pub fn table(self, state: &ClusterState, objects: &[Object]) -> Value {
         let columns: &[&str] = match self {
@@ -158,42 +155,39 @@ fn group(store: &StoreObject, default: bool) -> Object {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServiceGroup {
-    /// Not looked at.
+    /// Ignored.
     #[serde(default)]
     pub api_version: Option<String>,
-    /// Not looked at.
+    /// Ignored.
     #[serde(default)]
     pub kind: Option<String>,
-    /// Name and version.
     pub metadata: kindred_partition_config::model::Metadata,
-    /// Shard unless given; never changes.
+    /// A shard if absent; never changes.
     #[serde(default, rename = "type")]
     pub store_type: StoreType,
-    /// Allotted unless given; never changes.
+    /// Allotted if absent; never changes.
     #[serde(default)]
     pub slot: Option<u32>,
-    /// Where it listens.
     #[serde(default)]
     pub endpoints: Vec<String>,
-    /// Shown, not written.
+    /// Ignored; present only in answers.
     #[serde(default)]
     pub uuid: Option<String>,
-    /// `draining` empties it, `active` lets configs name it again.
+    /// `draining` moves all keys away, `active` lets configs name the store again.
     #[serde(default)]
     pub state: Option<StoreState>,
-    /// Shown, not written.
+    /// Ignored; present only in answers.
     #[serde(default)]
     pub default: Option<bool>,
 }
 
 impl ServiceGroup {
-    /// Its name.
     #[must_use]
     pub fn name(&self) -> StoreName {
         StoreName(self.metadata.name.clone())
     }
 
-    /// As a new store.
+    /// The configuration of a new store.
     #[must_use]
     pub fn config(&self) -> StoreConfig {
         StoreConfig {

@@ -1,5 +1,5 @@
-//! `POST /api/v1/reconcile`: what the shards own, compared with the map in meta, and what brings both into accord. Only said
-//! unless `apply` asks for it.
+//! `POST /api/v1/reconcile`: compares what the shards own with the map in meta, and makes both agree. Without `apply`
+//! it only reports what it would do.
 
 use std::sync::Arc;
 
@@ -17,16 +17,15 @@ use super::status::ApiError;
 use crate::app::App;
 use crate::moves::reconcile::{self, Heard};
 
-/// The body; none is as good as an empty one.
+/// The request's body; an empty one is the default.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Body {
-    /// To do it.
+    /// Makes the changes.
     #[serde(default)]
     apply: bool,
 }
 
-/// The route.
 pub fn routes(app: &Arc<App>) -> Router {
     let app = app.clone();
     Router::new().route(
@@ -67,7 +66,7 @@ async fn run(app: &Arc<App>, body: &[u8]) -> Result<Value, ApiError> {
                 call.ask.word(),
                 call.id
             ));
-            // What follows may rely on it.
+            // The later calls may depend on this one.
             break;
         }
     }

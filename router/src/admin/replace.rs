@@ -1,5 +1,5 @@
-//! `POST /api/v1/replace`: a new, empty store in the place of one that is lost with all that it held (R14). It is the only
-//! change that takes keys from an owner that did not give them away, so it wants to be told that the owner is dead.
+//! `POST /api/v1/replace`: a new, empty store in place of one that is lost with its data (R14). No other change takes
+//! keys from an owner that did not give them away, so the operator must assert that the owner is dead.
 
 use kindred_partition_config::ids::StoreName;
 use kindred_partition_config::map::StoreIdx;
@@ -15,40 +15,41 @@ use super::verbs::known_moves;
 use crate::app::App;
 use crate::stores::state;
 
-/// The body.
+/// The request's body.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplaceBody {
     store: StoreName,
-    /// Where the new one listens; none: `kindred up` starts it.
+    /// The addresses of the new store; empty if `kindred up` starts it.
     #[serde(default)]
     endpoints: Vec<String>,
-    /// Whoever asks says that the process is dead, and stays so.
+    /// The operator asserts that the process is dead and stays dead.
     #[serde(default)]
     force: bool,
 }
 
-/// A replacement that may be made.
+/// A checked replacement.
 #[derive(Debug, Clone)]
 pub struct Replace {
     store: StoreName,
-    /// The one that is lost.
+    /// The place of the lost store.
     at: Option<StoreIdx>,
     endpoints: Vec<String>,
-    /// Microseconds since the Unix epoch.
+    /// When the new store may open, in microseconds since the Unix epoch.
     opens_at: u64,
 }
 
 impl ReplaceBody {
-    /// What is to be done, when it may be.
+    /// Checks the request.
     ///
     /// # Errors
-    /// When nobody says that the process is dead, or it is not, or what happens to its keys is just being decided.
+    /// When the operator does not assert that the process is dead, when it answers, or when a move of its keys is just
+    /// being decided.
     pub fn checked(self, app: &App) -> Result<Replace, ApiError> {
         let Self { store, endpoints, force } = self;
         let at = app.cluster.state().store(&store).map(|(at, _)| at);
         if let Some(at) = at {
-            // One that was just added may not be in the list yet.
+            // A store that was just added may not be in the list yet.
             let phase =
                 (usize::from(at.0) < app.stores.len()).then(|| app.stores.get(store_ix(at)).state().phase());
             if let Some(lives) = phase.as_deref().and_then(lives) {
@@ -83,7 +84,7 @@ impl ReplaceBody {
     }
 }
 
-/// What says that the process is there; `None` when it does not answer, or another one does in its place.
+/// What shows that the process is alive; `None` if it does not answer, or another one does in its place.
 fn lives(phase: &state::Phase) -> Option<&'static str> {
     match phase {
         state::Phase::Up(_) => Some("is up"),
@@ -97,8 +98,9 @@ fn field(path: &str, message: String, what_to_do: impl Into<String>) -> ApiError
     vec![FieldError { path: path.to_owned(), message, what_to_do: what_to_do.into() }].into()
 }
 
-/// When a store in the place of another may open, when it is `now`. The lost one has assigned and promised nothing above:
-/// its clock was one offset ahead at most, and nobody could raise it by more than another (R3).
+/// When a store in place of a lost one may open, given the reference time `now`. The lost store has assigned and
+/// promised nothing above: its clock was ahead by at most one maximum offset, and could be raised by at most another
+/// one (R3).
 fn opens_at(now: u64) -> u64 {
     now.saturating_add(2 * MAX_OFFSET_MICROS)
 }
@@ -107,7 +109,7 @@ impl Replace {
     /// The change of the state.
     ///
     /// # Errors
-    /// What is wrong with it, by field.
+    /// When it is invalid, by field, or the store was replaced meanwhile.
     pub fn change(&self, state: &ClusterState) -> Result<Change, ApiError> {
         if state.store(&self.store).map(|(at, _)| at) != self.at {
             let why = format!("store {:?} is another one by now: see kindred status", self.store.0);

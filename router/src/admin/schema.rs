@@ -1,8 +1,8 @@
-//! The JSON schema of the API's objects, for editors and for people.
+//! The JSON schema of the API's objects.
 
 use serde_json::{Value, json};
 
-/// Both objects.
+/// The schema of both types of objects.
 #[must_use]
 pub fn schema() -> Value {
     let text = |what: &str| json!({ "type": "string", "description": what });

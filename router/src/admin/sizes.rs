@@ -1,5 +1,5 @@
-//! What moves will cost, from what both stores say now. Asks no store for anything that stays there: a count and a page of
-//! each unit, how much there is of its Kinds and is written to them, and how long either store takes to answer.
+//! Estimates what moves will cost, from the stores' own numbers. For each unit the stores are asked for a count and one
+//! page of keys, for the size and write rate of its Kinds, and how fast they answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,26 +30,26 @@ use crate::execute::{Deadline, Effect};
 use crate::feeds::place::wire;
 use crate::stores::Store;
 
-/// For each question to a store.
+/// The time limit of each question to a store.
 const WITHIN: Duration = Duration::from_secs(2);
-/// Keys whose sizes stand for the others'.
+/// The number of keys that are sampled for their size.
 const SAMPLE: i64 = 500;
-/// What a switch waits for on disks: at the new owner the seal and the opening; at the old one the freeze.
+/// The disk flushes at the new owner during a switch: the seal and the opening. The freeze at the old owner adds one.
 const SYNCS_OF_THE_TARGET: u32 = 2;
 
-/// The moves of a change and what they will cost.
+/// The moves of a change, and their estimated costs.
 #[derive(Debug)]
 pub struct Planned {
-    /// In the order in which they are begun.
+    /// The moves in the API's form, in the order in which they begin.
     moves: Vec<Value>,
     rate: CopyRate,
     lacks: Vec<String>,
-    /// Stores whose clocks are too far behind to take over.
+    /// Errors for targets whose clocks are too far behind those of the owners.
     clocks: Vec<String>,
 }
 
 impl Planned {
-    /// As the API shows the moves of these changes.
+    /// The moves of several changes, in the API's form.
     pub fn shown(all: &[Self]) -> Value {
         let moves: Vec<&Value> = all.iter().flat_map(|planned| &planned.moves).collect();
         let rate = all.first().map(
@@ -58,10 +58,10 @@ impl Planned {
         json!({ "moves": moves, "rate": rate })
     }
 
-    /// Whether there is room for what it moves. `field` is the one of the request that names the store.
+    /// Checks that the targets have room, and clocks that can follow. `field` is the field that names the target.
     ///
     /// # Errors
-    /// Every limit that it would pass.
+    /// Every limit that would be exceeded, and every clock that is too far behind.
     pub fn fits(&self, field: &str) -> Result<(), Vec<FieldError>> {
         let wrong = |lack: &String| FieldError {
             path: field.to_owned(),
@@ -78,7 +78,7 @@ impl Planned {
     }
 }
 
-/// The moves of a change with what they will cost.
+/// The moves of a change, and their estimated costs.
 pub async fn moves(app: &App, change: &Change) -> Planned {
     let (state, rate) = (&change.state, app.copy_speed.expected());
     let scheme = state.scheme();
@@ -120,8 +120,8 @@ pub async fn moves(app: &App, change: &Change) -> Planned {
     Planned { moves: moves.collect(), rate, lacks, clocks }
 }
 
-/// Why the target cannot take the leg over: at the switch its clock comes to where the owner's is (R15b), which it may not
-/// when that is too far ahead (R3).
+/// Why the target's clock does not allow the leg: at the switch it is raised to the owner's (R15b), which may be too
+/// far ahead (R3).
 fn too_far_behind(app: &App, leg: &Leg, state: &ClusterState) -> Option<String> {
     let offset = |store| app.stores.clocks().offset(store_ix(store));
     let (owner, target) = (offset(leg.from)?, offset(leg.to)?);
@@ -132,7 +132,7 @@ fn too_far_behind(app: &App, leg: &Leg, state: &ClusterState) -> Option<String> 
     })
 }
 
-/// What whoever begins the move is to know.
+/// What the operator should know before the move begins.
 fn notes(legs: &[Leg]) -> Vec<&'static str> {
     let one_way = legs.iter().any(|leg| leg.one_way).then_some(
         "it leaves a stock etcd: its watches are cancelled once, as compacted, and there is no way back; what has moved stays \
@@ -141,7 +141,7 @@ fn notes(legs: &[Leg]) -> Vec<&'static str> {
     one_way.into_iter().collect()
 }
 
-/// Whether a leg is one of those for which there is no room.
+/// Whether the leg contributes to this lack of room.
 fn concerns(lack: &Lack, leg: &LegSize) -> bool {
     leg.to == lack.to && leg.limits.iter().any(|limit| limit.of == lack.of && limit.takes > 0)
 }
@@ -163,7 +163,7 @@ fn shown_leg(leg: &Leg, size: Option<&LegSize>, rate: CopyRate, state: &ClusterS
     });
     if let Some(size) = size {
         figures(&mut shown, std::slice::from_ref(size), rate);
-        // The one that is passed first.
+        // The limit that would be exceeded first.
         let tightest =
             size.limits.iter().min_by_key(|limit| i128::from(limit.room) - i128::from(limit.takes));
         shown["limited"] = json!(tightest.is_some());
@@ -182,7 +182,7 @@ fn figures(shown: &mut Value, legs: &[LegSize], rate: CopyRate) {
     shown["pauseMicros"] = json!(u64::try_from(cost.pause.as_micros()).unwrap_or(u64::MAX));
 }
 
-/// A unit for people.
+/// A unit in the API's form.
 pub fn unit(unit: &Unit) -> Value {
     let end = match &unit.range {
         KeyRange::Single(key) => Some(key.successor()),
@@ -204,7 +204,7 @@ async fn leg_size(app: &App, leg: &Leg, scheme: &KindScheme) -> Result<LegSize, 
         round_trip = round_trip.max(began.elapsed());
         let page = range(app, owner, &unit.range, false).await?;
         let began = Instant::now();
-        // A store that had the unit before refuses: an answer, too.
+        // A store that owned the unit before refuses to count it, which is an answer too.
         if let Err(status) = range(app, target, &unit.range, true).await {
             target.ready()?;
             tracing::debug!(store = target.name(), %status, "a target does not count what it will get");
@@ -238,7 +238,7 @@ fn sync_of(load: &shard_v1::LoadResponse) -> Duration {
     Duration::from_micros(load.fsync_p99_micros)
 }
 
-/// What a shard has of the Kinds of some ranges; `None` of a store that cannot say.
+/// What a shard has and writes of the Kinds of these ranges; `None` for stores that cannot say.
 pub(super) async fn load(
     store: &Store,
     ranges: &[KeyRange],
@@ -251,31 +251,31 @@ pub(super) async fn load(
     let (mut shard, request) = (store.shard(), Deadline::within(WITHIN).request(request));
     match tokio::time::timeout(WITHIN, shard.load(request)).await {
         Ok(Ok(load)) => Ok(Some(load.into_inner())),
-        // One version behind.
+        // The shard is one version behind.
         Ok(Err(status)) if status.code() == Code::Unimplemented => Ok(None),
         Ok(Err(status)) => Err(status),
         Err(_) => Err(store.unavailable("no answer in time")),
     }
 }
 
-/// A unit as a part of its Kinds.
+/// A unit's share of its Kinds.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Part {
-    /// As they are sent, with their history.
+    /// The bytes that are copied, history included.
     bytes: u64,
     written_per_second: u64,
-    /// Of each Kind, what its keys and their history will take.
+    /// For each Kind, the bytes that its keys and their history will occupy.
     takes: Vec<(Bytes, u64)>,
 }
 
 impl Part {
-    /// So many keys, whose current versions are so many bytes as they are sent, of Kinds that are as loaded as that: its
-    /// keys have as much history as the others, and are written as often.
+    /// The share of `keys` keys whose current versions have `bytes` bytes. Assumes that they have as much history, and
+    /// are written as often, as the other keys of their Kinds.
     fn of(keys: u64, bytes: u64, load: Option<&shard_v1::LoadResponse>) -> Self {
         let Some(load) = load else { return Self { bytes, ..Self::default() } };
         let sum = |of: fn(&shard_v1::KindLoad) -> u64| load.kinds.iter().map(of).fold(0, u64::saturating_add);
         let all = sum(|kind| kind.keys);
-        // Keys that came since they were counted.
+        // `keys` may include keys that were created after the load was measured.
         let part = |of_all: u64| share(of_all, keys.min(all), all);
         Self {
             bytes: share(bytes, sum(|kind| kind.bytes), sum(|kind| kind.live_bytes)).max(bytes),
@@ -285,13 +285,13 @@ impl Part {
     }
 }
 
-/// `number * part / whole`; nothing of nothing.
+/// `number * part / whole`; zero if `whole` is zero.
 fn share(number: u64, part: u64, whole: u64) -> u64 {
     let of_whole = (u128::from(number) * u128::from(part)).checked_div(u128::from(whole));
     u64::try_from(of_whole.unwrap_or_default()).unwrap_or(u64::MAX)
 }
 
-/// The limits of a store that gets so much of each Kind.
+/// The limits of a store that would take so many bytes of each Kind.
 fn limits(takes: &BTreeMap<Bytes, u64>, there: &shard_v1::LoadResponse, scheme: &KindScheme) -> Vec<Limit> {
     let room = |quota: u64, held: u64| if there.full { 0 } else { quota.saturating_sub(held) };
     let whole = (there.quota_bytes > 0 || there.full).then(|| Limit {
@@ -309,7 +309,7 @@ fn limits(takes: &BTreeMap<Bytes, u64>, there: &shard_v1::LoadResponse, scheme: 
     whole.into_iter().chain(kinds).collect()
 }
 
-/// Keys and bytes of a unit, from the number of keys of its range and the first of them.
+/// Estimates keys and bytes of a unit from the number of keys in its range and a page of them.
 fn projected(unit: &Unit, keys: u64, page: &pb::RangeResponse) -> (u64, u64) {
     let all = page.kvs.len() as u64;
     let of_unit = || page.kvs.iter().filter(|kv| unit.contains(&kv.key));
@@ -323,7 +323,7 @@ fn projected(unit: &Unit, keys: u64, page: &pb::RangeResponse) -> (u64, u64) {
 async fn range(app: &App, store: &Store, range: &KeyRange, count: bool) -> Result<pb::RangeResponse, Status> {
     let (key, range_end) = match range {
         KeyRange::Single(key) => (key.clone(), Bytes::new()),
-        // A zero byte as the end: all keys from the first on.
+        // As an end, a zero byte means all keys from the start on.
         KeyRange::Span { start, end } => {
             (start.clone(), end.as_ref().map_or_else(|| Bytes::from_static(b"\0"), |end| end.0.clone()))
         }

@@ -1,4 +1,4 @@
-//! Errors of the admin API as Kubernetes shows them: a `Status` object, with a cause for each field.
+//! Errors of the admin API in Kubernetes' form: a `Status` object with a cause for each field.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -7,24 +7,24 @@ use serde_json::{Value, json};
 
 use crate::meta::{ChangeError, MetaError};
 
-/// Why a request was not done.
+/// Why a request was refused or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ApiError {
-    /// The body or the query cannot be read.
+    /// The body or the query cannot be parsed.
     BadRequest(String),
-    /// There is no such object.
+    /// The object does not exist.
     NotFound(String),
-    /// There is one of the name.
+    /// An object with the name exists.
     AlreadyExists(String),
-    /// The object has been changed since it was read.
+    /// The object has changed since it was read, or the request contradicts what is under way.
     Conflict(String),
-    /// The history asked for is not there any more.
+    /// The history that was asked for is gone.
     Expired(String),
-    /// What is wrong, by field.
+    /// Errors by field.
     Invalid(Vec<FieldError>),
-    /// Not built yet.
+    /// A router without meta, or an older store, does not support this.
     NotImplemented(String),
-    /// Meta cannot be used; the change may or may not have been made only if it says so.
+    /// Meta or a store cannot be used. Nothing was changed unless the text says that this is unknown.
     Unavailable(String),
 }
 
@@ -42,7 +42,7 @@ impl ApiError {
         }
     }
 
-    /// The object.
+    /// The `Status` object.
     #[must_use]
     pub fn object(&self) -> Value {
         let (code, reason) = self.code();

@@ -1,6 +1,6 @@
-//! Changes as people mean them: `/api/v1/{move,split,merge,drain,replace,apply}`, and `/api/v1/plan`, which only says what they
-//! would do. Every change of the cluster's state goes through [`make`]: the state and the records of its moves are one
-//! transaction.
+//! The changes that operators ask for, `/api/v1/{move,split,merge,drain,replace,apply}`, and `/api/v1/plan`, which only
+//! reports what they would do. Every such change of the cluster's state is made by [`make`]: the state and the records
+//! of its moves are written in one transaction.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,29 +31,28 @@ use crate::app::App;
 use crate::moves::begin::{begin, used_numbers};
 use crate::moves::records;
 
-/// The moves that meta knows of, with the version of each record.
+/// The records of moves in meta, each with its mod revision.
 type Known = BTreeMap<MoveId, (MoveRecord, i64)>;
 
-/// A change.
 #[derive(Debug, Clone)]
 pub enum Verb {
-    /// One store for all of a Kind.
+    /// Moves all of a Kind to one store.
     Move(MoveBody),
-    /// Another store for the names from one on.
+    /// Gives the names from one on to another store.
     Split(SplitBody),
-    /// One range where there are several.
+    /// Joins ranges of a Kind.
     Merge(MergeBody),
-    /// Nothing for a store any more.
+    /// Moves everything away from a store.
     Drain(DrainBody),
-    /// A new store in the place of one that is lost.
+    /// Puts a new store in place of a lost one.
     Replace(Replace),
-    /// Several objects at once.
+    /// Changes several objects at once.
     Apply(ApplyBody),
-    /// One object.
+    /// Changes one object.
     Edit(Edit),
 }
 
-/// Of `move`.
+/// The body of `move`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveBody {
@@ -61,7 +60,7 @@ pub struct MoveBody {
     to: StoreName,
 }
 
-/// Of `split`.
+/// The body of `split`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SplitBody {
@@ -70,7 +69,7 @@ pub struct SplitBody {
     to: StoreName,
 }
 
-/// Of `merge`.
+/// The body of `merge`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MergeBody {
@@ -81,7 +80,7 @@ pub struct MergeBody {
     to: Option<StoreName>,
 }
 
-/// Of `drain`.
+/// The body of `drain`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DrainBody {
@@ -90,7 +89,7 @@ pub struct DrainBody {
     to: Option<StoreName>,
 }
 
-/// Of `apply`.
+/// The body of `apply`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApplyBody {
@@ -100,15 +99,15 @@ pub struct ApplyBody {
     /// Names of configs to delete.
     #[serde(default)]
     delete: Vec<String>,
-    /// Configs that are not among the items are deleted.
+    /// Delete the configs that are not among the items.
     #[serde(default)]
     prune: bool,
-    /// What the default store must be.
+    /// The expected default store; checked, not changed.
     #[serde(default)]
     default: Option<StoreName>,
 }
 
-/// Of `plan`: as `apply`, or several changes, each planned by itself.
+/// The body of `plan`: that of `apply`, or several changes, each planned independently.
 #[derive(Debug, Deserialize)]
 struct PlanBody {
     #[serde(default)]
@@ -126,7 +125,6 @@ enum PlannedVerb {
     Drain(DrainBody),
 }
 
-/// The routes.
 pub fn routes(app: &Arc<App>) -> Router {
     let verb = |read: fn(&[u8]) -> Result<Verb, ApiError>| {
         let app = app.clone();
@@ -199,10 +197,10 @@ async fn run(app: &Arc<App>, verb: Result<Verb, ApiError>, options: &Options) ->
     }))
 }
 
-/// What these changes would do, each by itself.
+/// The plans of these changes, each made independently for the present state.
 ///
 /// # Errors
-/// Why one of them cannot be made.
+/// When one of them is refused.
 pub async fn planned(app: &Arc<App>, verbs: &[Verb]) -> Result<Value, ApiError> {
     let state = app.cluster.state();
     let (mut changed, mut sized) = (Vec::new(), Vec::new());
@@ -217,26 +215,26 @@ pub async fn planned(app: &Arc<App>, verbs: &[Verb]) -> Result<Value, ApiError> 
     }))
 }
 
-/// A change that was made.
+/// The result of a change.
 #[derive(Debug)]
 pub struct Made {
-    /// What was before it.
+    /// The state before it.
     pub before: ClusterState,
-    /// What is now.
+    /// The state after it.
     pub state: Arc<ClusterState>,
-    /// The moves that have begun.
+    /// The moves that began.
     pub moves: Vec<MoveId>,
-    /// What they were expected to cost; `None` when nobody could say any more.
+    /// The estimated costs of its moves; `None` if the change was refused by the state that this router knew.
     planned: Option<Planned>,
 }
 
-/// Makes a change, and begins its moves, all in one transaction of the meta store.
+/// Makes a change and begins its moves, in one transaction in meta.
 ///
 /// # Errors
-/// Why it is refused, or why meta did not take it; nothing was changed, unless the error says that nobody knows.
+/// When it is refused, or meta did not accept it; nothing was changed unless the error says that this is unknown.
 pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
-    // Sizes are those before the change: they are what the moves are measured by. A change that cannot be is refused
-    // below, by the state that is in meta.
+    // Estimate before the change, because the copy begins right after it. A change that is refused here is refused
+    // again below, by the state in meta.
     let (mut planned, mut used) = (None, 0);
     if let Ok((change, _)) = verb.settled(&app.cluster.state(), app) {
         used = used_numbers(app, &change).await;
@@ -258,13 +256,13 @@ pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
     Ok(Made { before, state, moves, planned })
 }
 
-/// The moves that meta knew of last. If it knows of more by now, a transaction that begins one fails, and is tried again.
+/// The records of moves as last seen. If meta has newer ones, a transaction that begins a move fails and is retried.
 pub(super) fn known_moves(app: &App) -> BTreeMap<MoveId, (MoveRecord, i64)> {
     let entries = app.cluster.meta.as_ref().map(|meta| meta.entries().borrow().clone());
     entries.map(|entries| records(&entries)).unwrap_or_default()
 }
 
-/// The objects that differ, and how.
+/// The objects that differ between two states, and how.
 fn objects(before: &ClusterState, after: &ClusterState) -> Vec<Value> {
     let mut changed = Vec::new();
     for resource in [Resource::Groups, Resource::Configs] {
@@ -294,8 +292,9 @@ fn unversioned(object: &Value) -> Value {
 }
 
 impl Verb {
-    /// A move that is not over, and whose Kind this is to move, where the configs say nothing else: they are put back
-    /// only when a move ends that was reversed. To say that nothing is to be done would not be true then.
+    /// The unfinished move of the Kind that this verb would move, if the configs already say what the verb asks. The
+    /// change then looks empty, but must not be reported as done: the move may be on its way back, and restores the
+    /// configs only when it ends.
     fn under_way<'k>(
         &self,
         state: &ClusterState,
@@ -312,7 +311,7 @@ impl Verb {
         of_kind.find(|record| !record.phase.is_over())
     }
 
-    /// The change with what it begins beside the moves that are under way, and these.
+    /// The change, without transfers that moves under way already make; and the records of these moves.
     fn settled(&self, state: &ClusterState, app: &App) -> Result<(Change, Known), ApiError> {
         let known = known_moves(app);
         Ok((self.beside(state, &known)?, known))
@@ -321,7 +320,7 @@ impl Verb {
     fn beside(&self, state: &ClusterState, known: &Known) -> Result<Change, ApiError> {
         let begins = match self {
             Self::Move(_) | Self::Split(_) | Self::Merge(_) | Self::Drain(_) => Begins::WhatIsNotThere,
-            // To drain one.
+            // This may drain the store.
             Self::Edit(Edit::UpdateGroup(_)) => Begins::WhatIsNotThere,
             Self::Replace(_) | Self::Apply(_) | Self::Edit(_) => Begins::WhatItChanges,
         };
@@ -334,7 +333,7 @@ impl Verb {
         }
     }
 
-    /// The field of the request that says where keys go.
+    /// The request's field that names the target of the keys.
     fn target_field(&self) -> String {
         match self {
             Self::Move(_) | Self::Split(_) | Self::Merge(_) | Self::Drain(_) => "to".to_owned(),
@@ -349,7 +348,7 @@ impl Verb {
     /// The change of the state.
     ///
     /// # Errors
-    /// Everything that is wrong with it, by field.
+    /// All that is wrong with it, by field.
     pub fn change(&self, state: &ClusterState) -> Result<Change, ApiError> {
         Ok(match self {
             Self::Move(body) => state.move_kind(&body.kind, &body.to)?,
@@ -375,7 +374,7 @@ impl ApplyBody {
             let what_to_do = format!("to give its keys to another store run kindred drain {}", state.default);
             return Err(vec![wrong("default".to_owned(), message, what_to_do)].into());
         }
-        // Stores first: configs of the same request may name them.
+        // Stores first, because configs of the same request may name them.
         let mut with_stores = state.clone();
         for group in &groups {
             with_stores = with_group(&with_stores, group)?;
@@ -395,7 +394,7 @@ impl ApplyBody {
         Ok(with_stores.apply_configs(&changes)?)
     }
 
-    /// The objects by what they are.
+    /// Parses the items by their kinds.
     fn read(&self) -> Result<(Vec<ServiceGroup>, Vec<DataPartitionConfig>), ApiError> {
         let (mut groups, mut configs, mut errors) = (Vec::new(), Vec::new(), Vec::new());
         for (at, item) in self.items.iter().enumerate() {
@@ -426,12 +425,12 @@ impl ApplyBody {
     }
 }
 
-/// Without what every object of the kind has: it is shown, not kept.
+/// Drops the fields that only answers have.
 fn as_kept(config: DataPartitionConfig) -> DataPartitionConfig {
     DataPartitionConfig { api_version: None, kind: None, ..config }
 }
 
-/// The state with the store as it is to be.
+/// The state with the store created or changed as `group` says.
 fn with_group(state: &ClusterState, group: &ServiceGroup) -> Result<ClusterState, ApiError> {
     let name = group.name();
     let Some((_, there)) = state.store(&name) else {
@@ -455,7 +454,7 @@ fn with_group(state: &ClusterState, group: &ServiceGroup) -> Result<ClusterState
     }
     let mut group = group.clone();
     if group.endpoints.is_empty() {
-        // A file need not know where `kindred up` has its shards listen.
+        // A file need not contain the addresses that `kindred up` gives its shards.
         group.endpoints.clone_from(&there.endpoints);
     }
     Ok(update_group(state, &group)?.state)
@@ -542,7 +541,7 @@ mod tests {
         let (_, transfers) = change.by_kind().pop_first().unwrap();
         let record = MoveRecord::new(MoveId(3), &transfers).unwrap();
         let known = BTreeMap::from([(record.id, (record, 1))]);
-        // The configs say b by now.
+        // The configs name store b already.
         let next = change.state;
         let conflict = |verb: Verb, known: &Known| said(verb.beside(&next, known).unwrap_err());
         let why = conflict(verb("b"), &known);
@@ -563,7 +562,7 @@ mod tests {
             assert!(why.contains("kindred move complete 3"), "{why}");
             assert!(why.contains("kindred move reverse 3"), "{why}");
         }
-        // The store that it left is not removed, and not for ever.
+        // The store that the move left cannot be removed before the move is over.
         let remove = || Verb::Edit(Edit::Delete(Resource::Groups, "a".to_owned(), None));
         let drained = next.drain_store(&StoreName("a".to_owned()), Some(&StoreName("b".to_owned()))).unwrap();
         let drained = drained.state.with_transfers(&drained.transfers).unwrap();
@@ -576,7 +575,7 @@ mod tests {
     #[test]
     fn f51_a_kind_that_is_not_where_the_configs_say_is_moved_there() {
         let verb = Verb::Move(MoveBody { kind: "pods".to_owned(), to: StoreName("b".to_owned()) });
-        // They say b, and the map, a: the move that was to bring it there is gone.
+        // The configs say b and the map says a, because the move that was to bring the Kind there is gone.
         let change = verb.change(&state()).unwrap();
         let (again, known) = (verb.beside(&change.state, &BTreeMap::new()).unwrap(), BTreeMap::new());
         assert_eq!(

@@ -1,4 +1,4 @@
-//! `?watch=true`: one JSON event a line, from a state that this router still knows, or from now on.
+//! `?watch=true`: one JSON event per line, from the present state on.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -16,7 +16,7 @@ use super::objects::{Object, Resource};
 use super::status::ApiError;
 use crate::app::App;
 
-/// What a watch stands on between two events.
+/// The state of a watch between two events.
 struct Position {
     states: watch::Receiver<Arc<ClusterState>>,
     seen: BTreeMap<String, Object>,
@@ -24,8 +24,8 @@ struct Position {
     stopping: CancellationToken,
 }
 
-/// The stream. Without a version, or with 0, it begins with every object as ADDED; with the present version at what
-/// comes next; any other is gone, and the client lists again.
+/// The stream of events. Without a version, or with 0, it begins with all objects as ADDED; with the present version,
+/// with the next change. Any other version is expired, and the client must list again.
 pub fn response(app: &Arc<App>, resource: Resource, version: Option<&str>) -> Response {
     let mut states = app.cluster.states();
     let state = states.borrow_and_update().clone();
@@ -64,7 +64,7 @@ fn by_name(resource: Resource, state: &ClusterState) -> BTreeMap<String, Object>
     resource.all(state).into_iter().map(|object| (object.name.clone(), object)).collect()
 }
 
-/// What lies between two states; a deleted object has the version of the state without it.
+/// The events between two states, one per line. A deleted object gets the revision of the state that lacks it.
 fn events(before: &BTreeMap<String, Object>, after: &BTreeMap<String, Object>, revision: u64) -> String {
     let mut lines = String::new();
     let mut line = |kind: &str, object: &Value| {

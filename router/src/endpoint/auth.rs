@@ -1,5 +1,5 @@
-//! `etcdserverpb.Auth` of a server without users: the status, and for all else that auth is off. The messages are never
-//! decoded: the path of the call is enough.
+//! `etcdserverpb.Auth` of a server without users: serves the status, and answers every other call that auth is off. The
+//! path of a call suffices, so messages are not decoded.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -17,14 +17,12 @@ use tonic::server::NamedService;
 
 use crate::app::App;
 
-/// The service.
 #[derive(Debug, Clone)]
 pub struct Auth {
     app: Arc<App>,
 }
 
 impl Auth {
-    /// The service of a router.
     #[must_use]
     pub fn new(app: Arc<App>) -> Self {
         Self { app }
@@ -56,12 +54,12 @@ impl Service<http::Request<Body>> for Auth {
     }
 }
 
-/// One gRPC message and an Ok status, by hand: the generated servers are for services with messages.
+/// An OK response with one message, framed by hand because there is no generated server here.
 fn status_response(message: &impl Message) -> http::Response<Body> {
     let mut framed = BytesMut::with_capacity(5 + message.encoded_len());
     framed.put_u8(0);
     framed.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
-    // A BytesMut grows, so encoding into it cannot fail.
+    // A `BytesMut` grows, so encoding into it cannot fail.
     let _ = message.encode(&mut framed);
     let mut trailers = http::HeaderMap::new();
     trailers.insert("grpc-status", http::HeaderValue::from_static("0"));

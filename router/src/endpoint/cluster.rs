@@ -1,4 +1,4 @@
-//! `etcdserverpb.Cluster`: this router is the member that clients see.
+//! `etcdserverpb.Cluster`: this router is the only member that clients see.
 
 use std::sync::Arc;
 
@@ -7,14 +7,12 @@ use tonic::{Request, Response, Status};
 
 use crate::app::App;
 
-/// The service.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     app: Arc<App>,
 }
 
 impl Cluster {
-    /// The service of a router.
     #[must_use]
     pub fn new(app: Arc<App>) -> Self {
         Self { app }

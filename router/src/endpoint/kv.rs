@@ -1,4 +1,4 @@
-//! `etcdserverpb.KV` over bytes: plan, call, patch the header.
+//! `etcdserverpb.KV` on raw bytes: plan, call, patch the header.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -34,16 +34,15 @@ use crate::execute::{Deadline, Effect};
 use crate::hold::{NotOwned, Waiting};
 use crate::stores::Store;
 
-/// Time for one store to answer the health probe; kube-apiserver gives up after 2 s.
+/// How long one store has to answer the health probe; kube-apiserver gives up after 2 s.
 const HEALTH_LIMIT: Duration = Duration::from_millis(600);
 
-/// What a decoder lets through beyond the largest request, as etcd's: the message around it.
+/// What a message may have beyond the largest request, as in etcd.
 const REQUEST_SLACK: usize = 512 << 10;
 
-/// Operations of one transaction, for those that are refused anyway (etcd's default).
+/// etcd's default limit of operations in a transaction; checked here only for transactions that are refused anyway.
 const TXN_OPS_MAX: usize = 128;
 
-/// The service.
 #[derive(Debug, Clone)]
 pub struct Kv {
     app: Arc<App>,
@@ -51,7 +50,6 @@ pub struct Kv {
 }
 
 impl Kv {
-    /// The service of a router.
     #[must_use]
     pub fn new(app: Arc<App>, max_request_bytes: usize) -> Self {
         Self { app, max_request_bytes }
@@ -69,7 +67,7 @@ impl Kv {
         result.map(|answer| self.app.patched(answer))
     }
 
-    /// The same for tonic, which takes an answer in one piece.
+    /// For tonic, which takes an answer in one piece.
     async fn whole(&self, method: Call, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
         self.unary(method, request).await.map(|answer| Response::new(answer.into_bytes()))
     }
@@ -92,7 +90,7 @@ impl Kv {
                 }
             };
             match self.run(method, plan, generation, body.clone(), deadline).await {
-                // Nothing was executed: by the map that comes, or a little later, it may be (R11).
+                // Nothing was executed, so it is sent again by the next map, or a little later (R11).
                 Err(status) if NotOwned::of(&status).is_some() => waiting.wait(generation, &body).await?,
                 answered => return answered,
             }
@@ -139,7 +137,7 @@ impl Kv {
         }
     }
 
-    /// etcd's limit; what a decoder lets through beyond it is slack for the rest of the message.
+    /// Checks etcd's limit of a request; the decoder allows more, for the rest of the message.
     fn sized(&self, request: Request<Bytes>) -> Result<Bytes, Status> {
         let body = request.into_inner();
         if body.len() > self.max_request_bytes {
@@ -148,8 +146,8 @@ impl Kv {
         Ok(body)
     }
 
-    /// A write that carries leases: the store must know them first. One that was refused for want of a lease (the store
-    /// restarted, or never had it) was definitely not executed and goes once more after a new attach.
+    /// Sends a write that carries leases, which the store must know first. A write that was refused because of an
+    /// unknown lease was not executed, so it is sent once more after a new attach.
     async fn send_leased(
         &self,
         to: To<'_>,
@@ -189,8 +187,8 @@ impl Kv {
         }
     }
 
-    /// Opens a stream by a plan that was made by the map of this generation. What moves after that is read to the end
-    /// by the same map: its old owner keeps what was current.
+    /// Opens a stream by a plan that was made by the map of this generation. Keys that move later are still read by
+    /// that map: their former owner keeps what was current.
     async fn run_stream(
         &self,
         plan: Plan,
@@ -217,7 +215,7 @@ impl Kv {
         let header = HeaderPatch { revision, ..self.app.identity.patch() };
         RangePatch { header, more: None, count: None }.append_to_stream(&mut tail);
         let app = self.app.clone();
-        // Only the last message has a header: a stream that ends before is not whole, whatever status it ends with.
+        // Only the last message has a header, so a stream that ends without one is incomplete, whatever its status.
         let (good_end, chunks) = ending::produced(chunks);
         let mut good_end = Some(good_end);
         let patched = chunks.map(move |chunk| match chunk {
@@ -236,7 +234,8 @@ impl Kv {
         Ok(Box::pin(patched))
     }
 
-    /// The health key never exists, so any store gives the true answer: the default one, else the next.
+    /// Answers the health probe. Its key never exists, so any store gives the right answer: the default store, else the
+    /// next that does.
     async fn health(&self, body: Bytes) -> Result<Rope, Status> {
         let stores = &self.app.stores;
         let default = stores.get(stores.default_store());
@@ -254,14 +253,14 @@ impl Kv {
     }
 }
 
-/// The revision that an answer shows. A shard writes its header first; what an etcd's says may be put right behind the rest.
+/// The revision in an answer's header. A shard writes the header first; an etcd's may be corrected by a later field.
 fn shown_by(answer: &Rope, store: &Store) -> Revision {
     let leading = if store.is_shard() { peek::leading_revision(answer.front()) } else { None };
     let shown = leading.or_else(|| peek::header_revision(&answer.clone().into_bytes()).ok());
     Revision(shown.unwrap_or_default())
 }
 
-/// The Kinds on several stores that a request shows a revision of, by another map than it was carried out by.
+/// The Kinds on several stores whose revision a request shows, by another map than the one that it was carried out by.
 fn spread_by(method: Call, body: &Bytes, routes: &Routes) -> Vec<KindPrefix> {
     plan(method, body, routes).map(Plan::into_spread).unwrap_or_default()
 }
@@ -331,13 +330,13 @@ impl KV for Kv {
     }
 }
 
-/// Only the last chunk has a header, and only there one may be patched.
+/// The header revision of a message; `None` for all but the last, which alone may be patched.
 fn last_revision(chunk: &[u8]) -> Option<Revision> {
     let range = answer::range_of_stream(chunk).and_then(answer::RangeResponse::parse).ok()?;
     range.header.map(|header| Revision(header.revision))
 }
 
-/// A stream that broke on the way: the client has a part and must ask again.
+/// The status for a stream that broke: the client has a part of the answer and must ask again.
 fn broken(store: &Store, status: Status) -> Status {
     match crate::stores::failure::Failure::of(status) {
         crate::stores::failure::Failure::Answered(status) => status,
@@ -348,7 +347,7 @@ fn broken(store: &Store, status: Status) -> Status {
     }
 }
 
-/// What etcd's front door refuses comes before what only kindred does.
+/// Checks what etcd itself would refuse, so that its errors come before kindred's own.
 fn refuse_invalid(method: Call, body: &Bytes) -> Result<(), Status> {
     if method != Call::Txn {
         return Ok(());

@@ -17,17 +17,15 @@ use crate::execute::{Deadline, Effect, call};
 use crate::hold::{NotOwned, Waiting};
 use crate::stores::Store;
 
-/// Keepalives of one client under way at a time.
+/// How many keepalives of one client stream are under way at a time.
 const KEEPALIVES_AT_ONCE: usize = 64;
 
-/// The service.
 #[derive(Debug, Clone)]
 pub struct Lease {
     app: Arc<App>,
 }
 
 impl Lease {
-    /// The service of a router.
     #[must_use]
     pub fn new(app: Arc<App>) -> Self {
         Self { app }
@@ -35,7 +33,7 @@ impl Lease {
 }
 
 impl App {
-    /// As [`App::at_home`]; while the home changes, or keys of the lease are moving, it is asked for again.
+    /// Like [`App::at_home`]; retries while the home changes or keys of the lease are moving.
     async fn at_settled_home<T, F, Fut>(
         &self,
         lease: LeaseId,
@@ -51,14 +49,14 @@ impl App {
         loop {
             let known = *self.generations().borrow();
             match self.at_home(lease, &ask).await {
-                // Nothing was done.
+                // Nothing was executed.
                 Err(status) if NotOwned::of(&status).is_some() => waiting.wait(known, &[]).await?,
                 found => return found,
             }
         }
     }
 
-    /// Asks each possible home in turn until one has the lease; `None` when none has.
+    /// Asks each possible home in turn until one has the lease; `None` if none has.
     async fn at_home<T, F, Fut>(&self, lease: LeaseId, ask: F) -> Result<Option<(Arc<Store>, T)>, Status>
     where
         F: Fn(Arc<Store>) -> Fut,
@@ -86,12 +84,13 @@ impl App {
         let request = pb::LeaseKeepAliveRequest { id };
         let kept = self.at_settled_home(LeaseId(id), Effect::Read, deadline, |home| async move {
             let mut answers = call(&home, Effect::Read, deadline, || async {
-                // Stays open until the answer is here: a server ends the stream when the client's half ends.
+                // The request stream stays open until the answer is here, because a server ends the call when the
+                // client's half ends.
                 let requests = tokio_stream::once(request).chain(tokio_stream::pending());
                 home.lease().lease_keep_alive(deadline.request(requests)).await
             })
             .await?;
-            // etcd answers an unknown lease with TTL 0. No answer at all says nothing of the lease.
+            // etcd answers an unknown lease with TTL 0. The end of the stream says nothing about the lease.
             let answer = answers.message().await?.ok_or_else(ending::broken_off)?;
             Ok(Some(answer).filter(|answer| answer.ttl > 0))
         });
@@ -102,7 +101,7 @@ impl App {
         Ok(pb::LeaseKeepAliveResponse { header: self.identity.typed_header(revision), id, ttl })
     }
 
-    /// Refuses an id that a client chose when a store that was the home of such ids before has a lease of it.
+    /// Refuses an id that a client chose if another store that may be the home of such ids has a lease with it.
     async fn is_free(&self, id: LeaseId, home: &Store, deadline: Deadline) -> Result<(), Status> {
         for other in self.lease_homes(id)?.stores.into_iter().filter(|other| *other != home.index) {
             let other = self.stores.get(other);
@@ -110,7 +109,7 @@ impl App {
             let told = call(other, Effect::Read, deadline, || async {
                 other.lease().lease_time_to_live(deadline.request(request)).await
             });
-            // A store that is away stops no grants; the store that is asked to keep the lease has its own say.
+            // A store that is away does not stop grants; the home makes its own check.
             if told.await.is_ok_and(|told| told.ttl >= 0) {
                 return Err(grpc::status(EtcdError::LeaseExists));
             }
@@ -118,8 +117,8 @@ impl App {
         Ok(())
     }
 
-    /// Keys of a lease on every shard that can be reached, and those that its home knows if that is none. While some of them
-    /// are moving no store may list them: then all are asked again.
+    /// The keys of a lease at all reachable shards, together with `own`, the keys that its home reported. While some of
+    /// them are moving a store may refuse to list them; then all are asked again.
     async fn lease_keys(
         &self,
         id: i64,
@@ -188,7 +187,7 @@ impl pb::lease_server::Lease for Lease {
             return Err(grpc::status(EtcdError::LeaseNotFound));
         };
         if home.is_shard() {
-            // What cannot be finished now is finished by whoever follows the home's list of ended leases.
+            // If this does not complete, the follower of the home's list of ended leases does.
             self.app.finish_lease(lease, &home, &attached).await;
         }
         let header = self.app.identity.typed_header(revision);
@@ -197,8 +196,8 @@ impl pb::lease_server::Lease for Lease {
 
     type LeaseKeepAliveStream = KeepAlives;
 
-    /// A lease whose home cannot be reached gets no answer, as from a server that is slow: the client asks again before
-    /// the lease ends, and its other leases are not disturbed.
+    /// If the home of a lease cannot be reached, its keepalive is not answered, as by a slow server: the client tries
+    /// again before the lease ends, and its other leases are not disturbed.
     async fn lease_keep_alive(
         &self,
         request: Request<Streaming<pb::LeaseKeepAliveRequest>>,
@@ -221,7 +220,7 @@ impl pb::lease_server::Lease for Lease {
         });
         let answers =
             answers.buffered(KEEPALIVES_AT_ONCE).filter_map(|answer| async move { answer.transpose() });
-        // A drain ends the stream with Unavailable, never with the end that a client would take for its own.
+        // A drain ends the stream with Unavailable: an OK end would look to the client like its own close.
         let drained = stopping.clone();
         let ended = futures_util::stream::once(async { Err(grpc::status(EtcdError::Stopped)) })
             .filter(move |_| std::future::ready(drained.is_cancelled()));
@@ -237,7 +236,7 @@ impl pb::lease_server::Lease for Lease {
         let request = request.into_inner();
         let found =
             self.app.at_settled_home(LeaseId(request.id), Effect::Read, deadline, |home| async move {
-                // Shards are asked for keys together.
+                // Shards are asked for their keys together, below.
                 let request =
                     pb::LeaseTimeToLiveRequest { keys: request.keys && !home.is_shard(), ..request };
                 let answer = call(&home, Effect::Read, deadline, || async {
@@ -258,7 +257,7 @@ impl pb::lease_server::Lease for Lease {
         Ok(Response::new(answer))
     }
 
-    /// The leases of every store that can be reached, each once.
+    /// The leases of all reachable stores, each once.
     async fn lease_leases(
         &self,
         request: Request<pb::LeaseLeasesRequest>,
@@ -290,7 +289,8 @@ impl pb::lease_server::Lease for Lease {
     }
 }
 
-/// Revokes at one possible home: its header revision and the slots that still hold keys; `None` when it has no such lease.
+/// Revokes a lease at a possible home. Returns the header revision and the slots of stores that still hold keys of it;
+/// `None` if this store has no such lease.
 async fn revoke_at(home: &Store, id: i64, deadline: Deadline) -> Result<Option<(i64, Vec<u32>)>, Status> {
     let revoked = if home.is_shard() {
         call(home, Effect::Write, deadline, || async {

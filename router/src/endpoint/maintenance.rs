@@ -1,4 +1,4 @@
-//! `etcdserverpb.Maintenance` over all stores: answered from what can be reached, the rest named.
+//! `etcdserverpb.Maintenance` over all stores.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,9 @@ use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
 use crate::stores::Store;
 
-/// kube-apiserver asks for the status often and decides features by it: no store may hold it up for long.
+/// The time limit of a status: kube-apiserver asks often and decides features by it, so no store may delay it for long.
 const STATUS_LIMIT: Duration = Duration::from_secs(1);
 
-/// The service.
 #[derive(Debug, Clone)]
 pub struct Maintenance {
     app: Arc<App>,
@@ -25,13 +24,12 @@ pub struct Maintenance {
 type Each<T> = Vec<(Arc<Store>, Result<T, Status>)>;
 
 impl Maintenance {
-    /// The service of a router.
     #[must_use]
     pub fn new(app: Arc<App>) -> Self {
         Self { app }
     }
 
-    /// The same call on every store, at once.
+    /// Makes the same call to every store at once.
     async fn each<T, F, Fut>(&self, effect: Effect, deadline: Deadline, send: F) -> Each<T>
     where
         F: Fn(Arc<Store>) -> Fut,
@@ -45,12 +43,12 @@ impl Maintenance {
     }
 }
 
-/// The answers, or the first error when a store failed.
+/// All answers, or the first error if any store failed.
 fn all<T>(each: Each<T>) -> Result<Vec<(Arc<Store>, T)>, Status> {
     each.into_iter().map(|(store, result)| result.map(|value| (store, value))).collect()
 }
 
-/// The answers of those that could be reached, or the first error when none could.
+/// The answers of the reachable stores, or the first error if there are none.
 fn reached<T>(each: Each<T>) -> Result<Vec<(Arc<Store>, T)>, Status> {
     let mut failed = None;
     let mut answers = Vec::new();
@@ -72,7 +70,8 @@ fn revision_of(header: Option<&pb::ResponseHeader>) -> i64 {
 
 #[tonic::async_trait]
 impl pb::maintenance_server::Maintenance for Maintenance {
-    /// Alarms of all stores; activating and disarming reaches every store, by the member ids that the list shows.
+    /// Lists the alarms of all reachable stores. Activating and disarming reaches every store; the member ids are those
+    /// of the list.
     async fn alarm(&self, request: Request<pb::AlarmRequest>) -> Result<Response<pb::AlarmResponse>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
         let request = request.into_inner();
@@ -90,7 +89,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
         Ok(Response::new(pb::AlarmResponse { header: self.app.identity.typed_header(revision), alarms }))
     }
 
-    /// Always answers, with the version that this router serves; stores that cannot be reached are named in `errors`.
+    /// Always answers, with the version that this router serves; names the stores that failed in `errors`.
     async fn status(&self, _: Request<pb::StatusRequest>) -> Result<Response<pb::StatusResponse>, Status> {
         let deadline = Deadline::within(STATUS_LIMIT);
         let each = self
@@ -120,7 +119,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
             }
         }
         status.header = self.app.identity.typed_header(revision);
-        // Clients take a growing index for a living cluster; revisions grow.
+        // Clients take a growing index as a sign of a live cluster, and revisions grow.
         status.raft_index = revision.unsigned_abs();
         status.raft_applied_index = status.raft_index;
         Ok(Response::new(status))
@@ -141,7 +140,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
         Ok(Response::new(pb::DefragmentResponse { header: self.app.identity.typed_header(revision) }))
     }
 
-    /// The stores' hashes combined in the order of the configuration; every store must answer.
+    /// Combines the hashes of all stores in the order of the configuration; every store must answer.
     async fn hash(&self, request: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let each = self
@@ -155,8 +154,8 @@ impl pb::maintenance_server::Maintenance for Maintenance {
         Ok(Response::new(pb::HashResponse { header: self.app.identity.typed_header(revision), hash }))
     }
 
-    /// As `hash`. A revision is one of the shards', which are all raised to it if one of them has it; a stock etcd, which
-    /// has others, is hashed at its own current one.
+    /// Like `hash`. A revision is one of the shards, which are all raised to it if one of them has reached it. A stock
+    /// etcd beside shards is hashed at its own current revision.
     async fn hash_kv(
         &self,
         request: Request<pb::HashKvRequest>,
@@ -185,7 +184,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
     }
 }
 
-/// One store's hash is its own; several are folded in order (FNV-1a over their bytes).
+/// The hash of a single store is unchanged; several are folded in order (FNV-1a over their bytes).
 fn combine(mut hashes: impl Iterator<Item = u32>) -> u32 {
     let first = hashes.next().unwrap_or(0);
     hashes.fold(first, |sum, hash| {

@@ -1,4 +1,4 @@
-//! Methods that kindred does not serve, refused by their path with a text that says what to do instead.
+//! Refuses methods that kindred does not serve by their path, with a text that says what to do instead.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -10,10 +10,9 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::server::NamedService;
 
-/// A method that is not served: its name, how errors call it, what to do instead.
+/// A method that is not served: its name in the path, its name in errors, and what to do instead.
 pub type Refused = (&'static str, &'static str, &'static str);
 
-/// Of `Maintenance`.
 pub const MAINTENANCE: &[Refused] = &[
     (
         "Snapshot",
@@ -24,7 +23,6 @@ pub const MAINTENANCE: &[Refused] = &[
     ("Downgrade", "Maintenance/Downgrade", "replace the binary; neighbouring minor versions work together"),
 ];
 
-/// Of `Cluster`.
 pub const CLUSTER: &[Refused] = &[
     ("MemberAdd", "Cluster/MemberAdd", "start another router; add stores in the configuration"),
     ("MemberRemove", "Cluster/MemberRemove", "stop the router; remove stores in the configuration"),
@@ -32,7 +30,7 @@ pub const CLUSTER: &[Refused] = &[
     ("MemberPromote", "Cluster/MemberPromote", "routers have no learners"),
 ];
 
-/// A service with some methods refused before it.
+/// Wraps a service and refuses some of its methods.
 #[derive(Debug, Clone)]
 pub struct Refuse<S> {
     inner: S,
@@ -40,7 +38,7 @@ pub struct Refuse<S> {
 }
 
 impl<S> Refuse<S> {
-    /// Refuses these methods and passes on all others.
+    /// Refuses these methods and passes all others on.
     pub fn new(inner: S, refused: &'static [Refused]) -> Self {
         Self { inner, refused }
     }

@@ -1,4 +1,4 @@
-//! `etcdserverpb.Watch`: one session a client stream.
+//! `etcdserverpb.Watch`: one session for each client stream.
 
 use std::sync::Arc;
 
@@ -12,17 +12,15 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::app::App;
 use crate::watch::session::Session;
 
-/// Messages between a session and the client's connection.
+/// Messages queued between a session and the client's connection.
 const TO_CLIENT_MAX: usize = 16;
 
-/// The service.
 #[derive(Debug, Clone)]
 pub struct Watch {
     app: Arc<App>,
 }
 
 impl Watch {
-    /// The service of a router.
     #[must_use]
     pub fn new(app: Arc<App>) -> Self {
         Self { app }
@@ -40,7 +38,7 @@ impl watch_server::Watch for Watch {
         self.app.drain.spawn(async move {
             session.await;
             good_end.reached();
-            // Only now: who reads the end of the channel finds what was said of it.
+            // Dropped last, so that the end of the channel comes after the mark of a good end.
             drop(to);
         });
         Ok(Response::new(messages))

@@ -1,8 +1,9 @@
 //! `KV/Compact` on every shard.
 //!
-//! A stock etcd counts revisions of its own, so a compaction at a shard's revision means nothing there: beside shards it
-//! compacts itself (`--auto-compaction-mode`). Where the default store is a stock etcd, the client's number is that
-//! etcd's: it goes there, and shards are compacted at what they were when the etcd was there (`meta/revision_pairs`).
+//! A stock etcd counts its own revisions, so a compaction at a shard's revision means nothing there: an etcd beside
+//! shards compacts itself (`--auto-compaction-mode`). If the default store is a stock etcd, the client's revision is
+//! that etcd's. The compaction goes there, and shards are compacted at the revisions that they had when the etcd was
+//! there (`meta/revision_pairs`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,15 +28,14 @@ use crate::stores::Store;
 use crate::stores::failure::Failure;
 use crate::stores::lane::Op;
 
-/// All keys, in etcd's convention.
 #[must_use]
 pub fn everything() -> Vec<shard::KeyRange> {
     let zero = Bytes::from_static(&[0]);
     vec![shard::KeyRange { key: zero.clone(), range_end: zero }]
 }
 
-/// The store's current revision of the ranges, raised to at least `to`; of those that the map of this generation gives
-/// the store, 0 = of all that it has.
+/// The store's current revision for the ranges, raised to at least `to`. With a `generation`, only the parts of the
+/// ranges count that this map places at the store; 0 means everything that the store has.
 ///
 /// # Errors
 /// When the store cannot be reached or refuses.
@@ -60,7 +60,7 @@ pub async fn raise(
     raised.await.map(Revision)
 }
 
-/// The same, which also says whether anything has changed, and may pin.
+/// Like [`raise`]; also returns whether anything has changed since a revision, and can pin the result.
 ///
 /// # Errors
 /// As [`raise`].
@@ -80,14 +80,14 @@ pub async fn raise_since(
     .await
 }
 
-/// A `RaiseSince` in a batch; `None` when the store takes none there.
+/// Sends a `RaiseSince` in a batch; `None` if the store takes none there.
 async fn raise_over_lane(
     store: &Store,
     request: &Bytes,
     deadline: Deadline,
 ) -> Option<Result<shard::RaiseSinceResponse, Failure>> {
     let lane = store.cut_lane()?;
-    // The map and the pin are in the request.
+    // The request itself names the map and the pin.
     let op = Op {
         method: Method::RaiseSince,
         request: request.clone(),
@@ -102,7 +102,7 @@ async fn raise_over_lane(
 }
 
 impl App {
-    /// Compacts all shards, and answers for the reference store.
+    /// Compacts all shards; the answer is the default store's, or another shard's if that is away.
     ///
     /// # Errors
     /// etcd's own errors, as the reference store gives them.
@@ -146,10 +146,11 @@ impl App {
         answer
     }
 
-    /// Lets every shard reach a client's revision.
+    /// Raises every shard to a revision that a client has named.
     ///
     /// # Errors
-    /// etcd's for a future revision, which raises none; `Unavailable` naming a shard that is away.
+    /// etcd's future revision if it is above all shards' current ones, and then no shard is raised; `Unavailable`
+    /// naming a shard that is away.
     pub async fn raise_shards(&self, revision: Revision, deadline: Deadline) -> Result<(), Status> {
         let shards: Vec<&Arc<Store>> = self.stores.iter().filter(|store| store.is_shard()).collect();
         let to = async |revision| {
@@ -167,7 +168,7 @@ impl App {
         self.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Every shard owes this compaction, as far as this router knows.
+    /// Records that every shard owes this compaction, as far as this router knows.
     pub fn owe_all(&self, revision: Revision) {
         let mut owed = self.lock_owed();
         for store in self.stores.iter().filter(|store| store.is_shard()) {
@@ -175,7 +176,7 @@ impl App {
         }
     }
 
-    /// Lets stores that come back catch up with what they owe, for ever.
+    /// Runs for ever: compacts stores that are back and owe a compaction.
     pub async fn settle_compactions(self: Arc<Self>) {
         loop {
             tokio::time::sleep(Duration::from_secs(1)).await;

@@ -1,5 +1,5 @@
-//! Ranges over several stores, answered as one store would (R5): `cut` finds the revision T, `pages` merges the data
-//! read at it. Deletes over several stores are in `delete`.
+//! Ranges over several stores, answered as one store would (R5). `cut` finds the revision T, `pages` merges the data
+//! read at T; `delete` has deletes over several stores.
 
 mod ask;
 mod cut;
@@ -28,14 +28,14 @@ use pages::{Ending, Layout, Sink, merge};
 use super::{Deadline, is_future};
 use crate::app::App;
 
-/// Items of a first page: what kube-apiserver asks for at once; in a stream, where nothing else says how heavy they are,
-/// fewer.
+/// Items of a source's first page: as many as kube-apiserver asks for at once. Fewer in a stream, where nothing yet
+/// tells how large the items are.
 const FIRST_ITEMS: u64 = 500;
 const FIRST_ITEMS_STREAMED: u64 = 128;
-/// Parts read before their turn, where no limit may make them useless.
+/// Parts that are read before their turn; 0 with a limit, which may make them useless.
 const AHEAD: usize = 2;
 
-/// How often a range whose revision is compacted under it is begun.
+/// How often a range is read in all if its revision is compacted while it is read.
 const READS_MAX: usize = 3;
 
 fn sources(fan_out: &FanOut) -> (Vec<Source>, Vec<usize>) {
@@ -53,7 +53,7 @@ fn layout(fan_out: &FanOut, ask: &Ask, first_items: u64) -> Layout {
     Layout { sources, groups, ahead, first_items }
 }
 
-/// The revision of the range, and the first pages.
+/// Finds the revision of the range, and fetches the first pages.
 async fn open<S: Shards>(shards: &S, layout: &Layout, ask: &Ask, shown: Revision) -> Result<Cut, Status> {
     let mode = ask.revision().map_or(Mode::Now, Mode::At);
     cut::take(shards, &layout.sources, mode, shown, |index, at| {
@@ -66,7 +66,7 @@ async fn open<S: Shards>(shards: &S, layout: &Layout, ask: &Ask, shown: Revision
     .await
 }
 
-/// The whole answer as one message, with its revision.
+/// The whole answer as one message, and its revision.
 async fn range<S: Shards>(
     shards: &S,
     fan_out: &FanOut,
@@ -98,7 +98,7 @@ fn end(response: &mut Vec<u8>, Ending { count, more }: Ending) {
     put_range_end(response, more, i64::try_from(count).unwrap_or(i64::MAX));
 }
 
-/// An answer in one message.
+/// An answer that becomes one message.
 struct Whole {
     body: Splice,
     drop_values: bool,
@@ -110,7 +110,7 @@ impl Sink for Whole {
     }
 }
 
-/// An answer that is not in order yet.
+/// Collects items that are still to be sorted.
 impl Sink for Vec<KeyValue> {
     async fn take(&mut self, items: Vec<KeyValue>) -> Result<(), Status> {
         self.extend(items);
@@ -119,7 +119,7 @@ impl Sink for Vec<KeyValue> {
 }
 
 impl App {
-    /// A `Range` over several stores.
+    /// Answers a `Range` over several stores as one message.
     ///
     /// # Errors
     /// etcd's own; `Unavailable` naming a store that is away.
@@ -133,7 +133,7 @@ impl App {
         let shards = self.live(generation, deadline);
         let request = pb::RangeRequest::decode(body.clone()).map_err(|error| undecodable(&error))?;
         let Some(ask) = Ask::of(request) else {
-            // Not for several stores to refuse.
+            // etcd refuses this request, so one store may answer with etcd's error.
             return shards.range(fan_out.parts[0].stores[0], body, Revision::ZERO, false).await;
         };
         let mut attempts = 1;
@@ -144,11 +144,12 @@ impl App {
                     self.shown.show(&fan_out.spread, revision);
                     return Ok(answer);
                 }
-                // The pin was lost on the way; a Range without a revision never answers compacted (R5).
+                // The pin was lost while reading. A Range without a revision must never answer compacted (R5), so it is
+                // read again.
                 Err(status) if attempts < READS_MAX && ask.revision().is_none() && is_compacted(&status) => {
                     attempts += 1;
                 }
-                // It may be one that a store outside of this range has assigned and another router has shown (R4).
+                // A store outside of this range may have assigned the revision, and another router shown it (R4).
                 Err(status) if is_future(&status) && follows.is_some() => {
                     let Some(wanted) = follows.take() else { return Err(status) };
                     self.kind_at(&fan_out.spread, wanted, generation, deadline).await?.ok_or(status)?;
@@ -158,8 +159,8 @@ impl App {
         }
     }
 
-    /// The current revision of a range over several stores, to which all of them are raised: where a watch without a
-    /// start begins (R8).
+    /// The current revision of a range over several stores, to which all of them are raised: a watch without a start
+    /// begins there (R8).
     ///
     /// # Errors
     /// `Unavailable` naming a store that is away or cannot follow.

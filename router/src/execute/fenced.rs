@@ -1,7 +1,8 @@
-//! Requests to a stock etcd, each behind the etcd's fence (R13): what the etcd's keys were taken away from it, or are about
-//! to be, is compared by the etcd itself, so that a router that has not heard of a move can neither write nor read there.
+//! Requests to a stock etcd, each nested in a transaction that checks the etcd's fence (R13). The fence is a key that
+//! says which keys have been, or are being, taken away from the etcd. Because the etcd itself compares it, a router
+//! that has not heard of a move can neither read nor write there.
 //!
-//! A refusal is certain: nothing was executed (R11). Like a shard's it makes the request wait for another map.
+//! A refusal is certain: nothing was executed (R11). As with a shard's refusal, the request waits for a newer map.
 
 use std::ops::ControlFlow;
 
@@ -22,10 +23,10 @@ use crate::hold::NotOwned;
 use crate::stores::Store;
 use crate::stores::fence::Known;
 
-/// How often a request is sent again because the fence has changed meanwhile.
+/// How often a request is sent if the fence keeps changing.
 const TRIES: usize = 16;
 
-/// How a call is nested; a stream is opened otherwise.
+/// How a call is nested in the transaction; for `RangeStream`, only its probe is.
 fn nested(method: Call) -> Nested {
     match method {
         Call::Range | Call::RangeStream => Nested::Range,
@@ -35,10 +36,10 @@ fn nested(method: Call) -> Nested {
     }
 }
 
-/// Sends a request.
+/// Sends a request behind the fence.
 ///
 /// # Errors
-/// As [`call`], and a refusal for ownership.
+/// As [`call`]; also a refusal if the etcd no longer owns the keys.
 pub async fn send(
     store: &Store,
     method: Call,
@@ -49,12 +50,13 @@ pub async fn send(
     guarded(store, nested(method), effect, body, body, deadline).await
 }
 
-/// Opens a stream over what is there now, or at the request's revision; with the revision that its header is to show.
+/// Opens a `RangeStream` at the current revision, or at the request's; also returns the revision for the header.
 ///
-/// What was there while the unit was this etcd's does not change any more, so only the beginning is behind the fence.
+/// Only the opening is checked against the fence: the revision that is read lies before any later move, so its data
+/// does not change.
 ///
 /// # Errors
-/// As [`call`], and a refusal for ownership.
+/// As [`call`]; also a refusal if the etcd no longer owns the keys.
 pub async fn open(
     store: &Store,
     body: &Bytes,
@@ -74,7 +76,7 @@ pub async fn open(
     Ok((chunks.await?, current))
 }
 
-/// Sends `body` for `asked`, whose keys count.
+/// Sends `body` behind the fence; the fence is checked for the keys of `asked`.
 async fn guarded(
     store: &Store,
     nested: Nested,
@@ -115,7 +117,7 @@ async fn guarded(
 /// Reads the fence key of an etcd.
 ///
 /// # Errors
-/// When the etcd cannot be reached, or holds something else there.
+/// When the etcd cannot be reached, or the key holds something that is no fence.
 pub async fn read(store: &Store, deadline: Deadline) -> Result<std::sync::Arc<Known>, Status> {
     let request = pb::RangeRequest { key: Bytes::from_static(FENCE_KEY), ..Default::default() };
     let request = Bytes::from(request.encode_to_vec());
@@ -132,7 +134,7 @@ fn learn(store: &Store, fence: fence::Fence<'_>) -> Result<std::sync::Arc<Known>
     store.fence().learn(fence).map_err(|error| store.unavailable(&error.to_string()))
 }
 
-/// Whether the fence refuses keys of a request.
+/// The lowest epoch by which the fence refuses a key of the request; `None` if it refuses none.
 fn refusal(doc: &FenceDoc, nested: Nested, request: &[u8]) -> Result<Option<Epoch>, Status> {
     if doc.is_open() {
         return Ok(None);
@@ -163,10 +165,10 @@ fn refusal(doc: &FenceDoc, nested: Nested, request: &[u8]) -> Result<Option<Epoc
     Ok(refused)
 }
 
-/// For the text of a refusal.
+/// The first key of a request, for the text of a refusal.
 fn first_key(nested: Nested, request: &[u8]) -> Vec<u8> {
     let mut first = Vec::new();
-    // It parsed before.
+    // The request was parsed before, so this cannot fail.
     let _ = match nested {
         Nested::Txn => peek::visit_txn(request, &mut |part| match part.span() {
             Some((key, _)) => {
@@ -176,7 +178,7 @@ fn first_key(nested: Nested, request: &[u8]) -> Vec<u8> {
             None => ControlFlow::Continue(()),
         })
         .map(drop),
-        // All of these begin with their key.
+        // In all of these messages field 1 is the key.
         _ => peek::PutRequest::parse(request).map(|put| first = put.key.to_vec()),
     };
     first

@@ -1,4 +1,4 @@
-//! A request on one store, also of a Kind that has several (R8).
+//! Requests to one store, which may be one of several stores of a Kind (R8).
 
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
@@ -19,19 +19,19 @@ use crate::stores::Store;
 use crate::stores::failure::Failure;
 use crate::stores::lane::Op;
 
-/// Where a request goes, by which map, and the revision that its answer should at least have; zero for no wish.
+/// The destination of a request: the store, the map that chose it, and the revision that the answer should at least
+/// have (zero for none).
 #[derive(Debug, Clone, Copy)]
 pub struct To<'s> {
-    /// The store.
     pub store: &'s Store,
-    /// The wish.
+    /// The store should answer at or above this revision; zero for no such wish.
     pub at_least: Revision,
-    /// Of the map.
+    /// The generation of the map; 0 for a map that never changes.
     pub generation: u64,
 }
 
 impl To<'_> {
-    /// Sends it, and gives the store's answer.
+    /// Sends the request and returns the store's answer.
     ///
     /// # Errors
     /// As [`call`].
@@ -42,11 +42,12 @@ impl To<'_> {
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Rope, Status> {
-        // Keys of a map that never changes are never taken away from an etcd.
+        // A map that never changes takes no keys away from an etcd, so there is no fence to check.
         if !self.store.is_shard() && self.generation > 0 {
             return fenced::send(self.store, method, effect, &body, deadline).await.map(Rope::from);
         }
-        // A stock etcd counts revisions of its own, and knows no map. A put is of one key: its shard knows whose it is.
+        // A stock etcd counts its own revisions and knows no maps. A put has one key, so its shard knows whether it
+        // owns it.
         let (at_least, generation) = match (self.store.is_shard(), method) {
             (false, _) => (Revision::ZERO, 0),
             (true, Call::Put) => (self.at_least, 0),
@@ -67,7 +68,7 @@ impl To<'_> {
         .await
     }
 
-    /// Sends a `RangeStream`, and gives the store's answer.
+    /// Opens a `RangeStream` at the store.
     async fn open(self, body: Bytes, deadline: Deadline) -> Result<Opened, Status> {
         if !self.store.is_shard() && self.generation > 0 {
             let (chunks, revision) = fenced::open(self.store, &body, deadline).await?;
@@ -86,9 +87,8 @@ impl To<'_> {
 /// A `RangeStream` that a store has begun to answer.
 #[derive(Debug)]
 pub struct Opened {
-    /// The answer.
     pub chunks: Streaming<Bytes>,
-    /// What its header is to show, if not what the store says.
+    /// The revision to show in the header, if it differs from the one that the store sends.
     pub revision: Option<i64>,
 }
 
@@ -102,11 +102,11 @@ fn in_batch(method: Call) -> Method {
 }
 
 impl App {
-    /// A `Range` on one store. A revision in the future of that store may be one that another store of the Kind has
-    /// assigned and another router has shown: then the store follows (R4).
+    /// A `Range` on one store. If the store says that the revision is in the future, another store of the Kind may have
+    /// assigned it and another router may have shown it; then this store is raised to it (R4).
     ///
     /// # Errors
-    /// The store's own.
+    /// The error of the store.
     pub async fn range_of_one(
         &self,
         to: To<'_>,
@@ -123,10 +123,10 @@ impl App {
         }
     }
 
-    /// A `RangeStream` on one store, which follows as for a `Range`.
+    /// A `RangeStream` on one store; raises the store as [`App::range_of_one`] does.
     ///
     /// # Errors
-    /// The store's own.
+    /// The error of the store.
     pub async fn range_stream_of_one(
         &self,
         to: To<'_>,
@@ -143,8 +143,8 @@ impl App {
         }
     }
 
-    /// Makes a store for which the request's revision is in the future follow; where no store of the Kind has come to it
-    /// the answer stands.
+    /// Raises a store that called the request's revision a future one. If no store of the Kind has reached the
+    /// revision, its answer stands and is returned as the error.
     async fn follow(
         &self,
         to: To<'_>,
@@ -159,7 +159,8 @@ impl App {
         raise(to.store, vec![kind], wanted, to.generation, deadline).await.map(drop)
     }
 
-    /// The Kind of which some store has come to this revision, if one has; all its stores follow, and it is shown (R4).
+    /// The Kind of which some store has reached this revision, if there is one. All its stores are raised, and the
+    /// revision counts as shown (R4).
     ///
     /// # Errors
     /// `Unavailable` naming a store that is away or cannot follow.

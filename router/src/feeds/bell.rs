@@ -1,27 +1,26 @@
-//! How feeds tell a session that they have more, and which of them has: it looks at nothing else.
+//! How feeds tell a session that they have more, and which ones do, so that it looks at no others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::Notify;
 
-/// What has more, by the session's own numbers.
+/// The feed that has more, by the session's own numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rung {
-    /// A live feed.
     Feed(usize),
-    /// The catch-up of one watch.
+    /// The catch-up of the watch with this number.
     Watch(i64),
 }
 
-/// The bells of one session.
+/// All bells of one session, and the queue of those that have rung.
 #[derive(Debug, Default)]
 pub struct Bells {
     notify: Notify,
     rung: Mutex<Vec<Arc<Bell>>>,
 }
 
-/// One feed's. It rings once until it is heard.
+/// The bell of one feed at one session. Once rung, it is not queued again before the session has heard it.
 #[derive(Debug)]
 pub struct Bell {
     of: Weak<Bells>,
@@ -30,18 +29,18 @@ pub struct Bell {
 }
 
 impl Bells {
-    /// A bell for this one.
+    /// A new bell that rings under this name.
     #[must_use]
     pub fn bell(self: &Arc<Self>, who: Rung) -> Arc<Bell> {
         Arc::new(Bell { of: Arc::downgrade(self), who, rings: AtomicBool::new(false) })
     }
 
-    /// Ends when one has rung since this was waited for last.
+    /// Waits until a bell has rung since the last wait.
     pub async fn rung(&self) {
         self.notify.notified().await;
     }
 
-    /// Who has rung since this was asked last, each once. What they have is to be looked at after this.
+    /// Takes the bells that have rung, each once. Look at their feeds only afterwards, or news may be missed.
     #[must_use]
     pub fn heard(&self) -> Vec<Rung> {
         let rung = std::mem::take(&mut *self.rung.lock().unwrap_or_else(PoisonError::into_inner));
@@ -55,7 +54,7 @@ impl Bells {
 }
 
 impl Bell {
-    /// There is more.
+    /// Tells the session that the feed has more.
     pub fn ring(self: &Arc<Self>) {
         if !self.rings.swap(true, Ordering::AcqRel)
             && let Some(of) = self.of.upgrade()

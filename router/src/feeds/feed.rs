@@ -1,4 +1,4 @@
-//! One feed as its readers see it: a ring to look into, and wishes to its task.
+//! A feed as its readers see it: a ring to read from, and requests to its task.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,47 +16,47 @@ use tokio::time::Instant;
 use super::bell::Bell;
 use kindred_router_core::place::FeedKey;
 
-/// What lies at a reader's position.
+/// The result of reading at a position.
 #[derive(Debug)]
 pub enum Take {
-    /// The next revisions, or none yet.
+    /// The next revisions; empty if there are none yet.
     Taken(Taken<Events>),
-    /// It lies before what this feed holds.
+    /// The position lies before the beginning of the ring; a catch-up is needed.
     Behind,
-    /// Nobody has it any more: the first revision that can be served.
+    /// The position is compacted; this is the first revision that can be served.
     Compacted(Revision),
     /// The feed is being opened.
     Opening,
-    /// The feed ended without saying anything: read another one.
+    /// The feed has ended: read another one.
     Ended,
 }
 
-/// Where readers stand together.
+/// A position that resting readers of a feed share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stand {
-    /// They were given all below this.
+    /// The readers were given everything below this.
     pub position: Revision,
-    /// How many gaps the feed had heard of, all of which they have passed.
+    /// The number of gaps that the feed had recorded; the readers have passed all of them.
     pub gaps: u64,
 }
 
-/// What its task and its readers share.
+/// The state that a feed's task and its readers share.
 #[derive(Debug)]
 pub(super) struct State {
-    /// `None` while it is being opened.
+    /// `None` while the feed is being opened.
     pub ring: Option<FeedRing<Events>>,
     /// Positions below this are compacted.
     pub compacted: Revision,
     /// What its stores lost in unclean restarts (R10).
     pub gaps: Gaps,
     pub ended: bool,
-    /// It ended because its keys are moving.
+    /// The feed ended because its keys are moving.
     pub moved: bool,
-    /// The highest revision that somebody waits for.
+    /// The highest revision that a reader asked the feed to reach.
     pub wanted: Revision,
-    /// The highest position of a reader.
+    /// The highest position of any reader; kept for catch-ups only.
     pub read_to: Revision,
-    /// Who waits for the current revision. Each session waits for at most its creates and one round.
+    /// Callers that wait for the current revision. Bounded: a session waits for at most its creates and one round.
     pub asking: Vec<oneshot::Sender<Result<Revision, ()>>>,
     /// The stores that hold events back, and since when.
     pub lagging: Vec<(StoreIx, Instant)>,
@@ -64,13 +64,13 @@ pub(super) struct State {
     next_reader: u64,
 }
 
-/// One feed.
+/// A merged stream of events of one key, live or a catch-up.
 #[derive(Debug)]
 pub struct Feed {
     pub(super) key: FeedKey,
-    /// The newest map that places watches here.
+    /// The generation of the newest map that places watches here.
     generation: AtomicU64,
-    /// Where a catch-up begins.
+    /// The first revision of a catch-up; `None` for a live feed.
     pub(super) start: Option<Revision>,
     /// Tells the task that there is something to do.
     pub(super) kick: Notify,
@@ -110,18 +110,18 @@ impl Feed {
         Self::new(key, generation, Some(start), Some(FeedRing::new(start.prev(), ring_bytes)))
     }
 
-    /// The generation by which its stores are asked.
+    /// The map generation that goes with requests to its stores.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// A map of this generation places watches here too.
+    /// Notes that a map of this generation places watches here.
     pub fn is_placed_by(&self, generation: u64) {
         self.generation.fetch_max(generation, Ordering::Relaxed);
     }
 
-    /// Whether it has ended: then it is to be looked for anew.
+    /// Whether the feed has ended, so that readers must look for another one.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.lock().ended
@@ -131,13 +131,13 @@ impl Feed {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it has ended because its keys are moving: where they go is not known yet, or by a newer map.
+    /// Whether the feed ended because its keys are moving; a newer map says where they go, perhaps only later.
     #[must_use]
     pub fn has_moved(&self) -> bool {
         self.lock().moved
     }
 
-    /// What lies at `position`, for a reader that has passed these gaps of the feed.
+    /// Reads at `position`, for a reader that has passed these gaps of the feed.
     #[must_use]
     pub fn take(&self, position: Revision, passed: &mut Passed, limit: Limit) -> Take {
         let mut state = self.lock();
@@ -159,8 +159,8 @@ impl Feed {
         Take::Taken(taken)
     }
 
-    /// What lies at the position of readers that stand there together, and where they stood when the feed had heard of this
-    /// many gaps; `None` when each of them is to look for itself with [`Feed::take`].
+    /// Reads for all readers that rest at `stand`. `None` if each of them must look for itself with [`Feed::take`]: the
+    /// feed has ended, has recorded another gap since, or no longer holds the position.
     #[must_use]
     pub fn look(&self, stand: Stand, limit: Limit) -> Option<Taken<Events>> {
         let state = self.lock();
@@ -173,7 +173,7 @@ impl Feed {
         }
     }
 
-    /// Where readers stand that were given all that there is; `None` while there is nothing to stand in.
+    /// Where readers stand that were given everything; `None` while the feed is being opened, and after its end.
     #[must_use]
     pub fn present(&self) -> Option<Stand> {
         let state = self.lock();
@@ -181,13 +181,13 @@ impl Feed {
         Some(Stand { position: ring.covered().next(), gaps: state.gaps.heard() })
     }
 
-    /// No event at or below this is still to come; `None` while it is being opened.
+    /// No event at or below this revision is still to come; `None` while the feed is being opened.
     #[must_use]
     pub fn covered(&self) -> Option<Revision> {
         self.lock().ring.as_ref().map(FeedRing::covered)
     }
 
-    /// Asks for the feed to come to this revision, which all its stores must be able to promise.
+    /// Asks the feed to reach this revision. All its stores must be able to promise it.
     pub fn want(&self, to: Revision) {
         let mut state = self.lock();
         if to > state.wanted {
@@ -196,16 +196,16 @@ impl Feed {
         }
     }
 
-    /// The highest current revision of its stores, asked after this call, promised by all of them. Calls at the same
-    /// time share one question, but never one that was under way.
+    /// The highest current revision of its stores, asked after this call and promised by all of them. Concurrent calls
+    /// share a question, but never one that was already under way.
     ///
     /// # Errors
-    /// When a store cannot be asked, or cannot follow.
+    /// When a store cannot be asked or cannot follow, or when the feed has ended.
     pub async fn current(&self) -> Result<Revision, ()> {
         let (answer, current) = oneshot::channel();
         {
             let mut state = self.lock();
-            // Nobody answers any more.
+            // The task is gone, so nobody would answer.
             if state.ended {
                 return Err(());
             }
@@ -215,7 +215,7 @@ impl Feed {
         current.await.unwrap_or(Err(()))
     }
 
-    /// Whether a reader at `position` does well to read this catch-up.
+    /// Whether a reader at `position` should join this catch-up instead of opening its own.
     pub(super) fn is_near(&self, position: Revision, near: i64) -> bool {
         let state = self.lock();
         let Some(ring) = state.ring.as_ref().filter(|_| !state.ended) else { return false };
@@ -228,7 +228,7 @@ impl Feed {
         !self.lock().readers.is_empty()
     }
 
-    /// Nothing more comes: readers look elsewhere.
+    /// Ends the feed; its readers are woken to look elsewhere.
     pub(super) fn end(&self) {
         let mut state = self.lock();
         state.ended = true;
@@ -251,7 +251,7 @@ impl Feed {
     }
 }
 
-/// A reader's hold on a feed: it is woken when there is more, and keeps the feed alive.
+/// A reader's registration at a feed: its bell rings when there is more, and the feed stays alive.
 #[derive(Debug)]
 pub struct Reader {
     feed: Arc<Feed>,
@@ -270,7 +270,6 @@ impl Reader {
         Self { feed, id }
     }
 
-    /// The feed.
     #[must_use]
     pub fn feed(&self) -> &Arc<Feed> {
         &self.feed

@@ -1,16 +1,16 @@
-//! Ranges of a feed as a store is asked for them.
+//! The ranges of a feed in etcd's wire format.
 
 use kindred_partition_config::key::KeyRange;
 use kindred_proto::shard_v1 as pb;
 use kindred_router_core::place::FeedKey;
 
-/// What the source at this place is asked for.
+/// The ranges to ask of the store at index `at` of the key.
 #[must_use]
 pub fn wire_ranges(key: &FeedKey, at: usize) -> Vec<pb::KeyRange> {
     key.ranges(at).iter().map(wire).collect()
 }
 
-/// In etcd's convention. A start of no bytes is all keys, which etcd writes as a zero byte.
+/// The range in etcd's convention. An empty start means all keys, which etcd writes as one zero byte.
 #[must_use]
 pub fn wire(range: &KeyRange) -> pb::KeyRange {
     let zero = || bytes::Bytes::from_static(&[0]);

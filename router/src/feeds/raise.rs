@@ -1,4 +1,4 @@
-//! The current revision of several stores as one promise (R5, R8).
+//! Finds one revision that all stores of a feed promise (R5, R8).
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::execute::compact::raise;
 use crate::stores::Stores;
 use kindred_router_core::place::FeedKey;
 
-/// How long stores have to answer.
+/// How long the stores have to answer both questions.
 const RAISE_MAX: Duration = Duration::from_secs(3);
 
-/// The highest current revision of the feed's stores; all have promised it when this returns.
+/// The highest current revision of the feed's stores. When this returns, all of them have promised it.
 ///
 /// # Errors
-/// When a store cannot be asked, or refuses to follow (R3).
+/// When a store cannot be asked, or does not follow to that revision (R3).
 pub async fn cut(stores: &Stores, key: &FeedKey, generation: u64) -> Result<Revision, Status> {
     let deadline = Deadline::within(RAISE_MAX);
     let one = |(at, store), to| async move {
@@ -27,7 +27,7 @@ pub async fn cut(stores: &Stores, key: &FeedKey, generation: u64) -> Result<Revi
     let cut = currents.iter().copied().max().unwrap_or(Revision::ZERO);
     let below = key.stores().enumerate().zip(&currents).filter(|(_, current)| **current < cut);
     let raised = try_join_all(below.map(|(part, _)| one(part, cut))).await?;
-    // A store may answer with what it could do: then nothing may be shown at the cut.
+    // A store that cannot follow answers with the revision that it reached; then nothing may be shown at the cut.
     if raised.iter().any(|current| *current < cut) {
         return Err(Status::unavailable("a store did not follow to the revision of another"));
     }

@@ -1,4 +1,4 @@
-//! One upstream feed, read by the task of the merge as it comes, until it breaks.
+//! One upstream feed of a store. The merging task reads it directly, until it breaks.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -21,31 +21,31 @@ use crate::hold::NotOwned;
 use crate::stores::Store;
 use crate::stores::failure::Failure;
 
-/// The open and the asks: the merge has one ask under way.
+/// Room for the open request and for advances, of which the merge has one under way.
 const REQUESTS_MAX: usize = 4;
 /// How long a store has to open a feed.
 const OPEN_MAX: Duration = Duration::from_secs(5);
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// What comes from a store.
+/// What a store sends, as the merging task takes it.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// The feed holds everything above this; what the store lost beyond (R10).
+    /// The feed holds everything above this revision; with the gaps of the store in its ranges (R10).
     Opened(Revision, Vec<Gap>),
-    /// Whole revisions in order, and then a watermark where there is one.
+    /// Whole revisions in order, followed by a watermark if the store sent one.
     More(Vec<Entry<Events>>, Option<Revision>),
-    /// The start is gone; the first revision that can be had.
+    /// The start is compacted; this is the first revision that the store can serve.
     Compacted(Revision),
-    /// The start lies in what the store lost in an unclean restart, with all that it lost beyond (R10).
+    /// The start lies in this gap of the store; all its gaps come with it (R10).
     Lost(Gap, Vec<Gap>),
-    /// Keys of the feed have another owner, or are about to; what came before this is all.
+    /// The keys of the feed have moved, or are about to; the store sends no more.
     Moved,
-    /// The stream is over, and why.
+    /// The stream is over, for this reason.
     Broken(String),
 }
 
-/// One attempt at a feed. Dropping it cancels the stream at the store.
+/// One attempt to read a feed. Dropping it cancels the stream at the store.
 pub(super) struct Source {
     responses: Pin<Box<dyn Stream<Item = Vec<Message>> + Send>>,
     ready: VecDeque<Message>,
@@ -53,11 +53,11 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a feed, after a delay that grows with the failures before.
+    /// Opens a feed, after a delay that grows with the number of failures.
     #[must_use]
     pub fn open(store: Arc<Store>, open: pb::FeedOpen, failures: u32, live: bool) -> Self {
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
-        // The queue is empty.
+        // The queue is empty, so there is room.
         let _ = asks.try_send(pb::FeedRequest { request: Some(Request::Open(open)) });
         let delay = match failures {
             0 => Duration::ZERO,
@@ -67,7 +67,7 @@ impl Source {
         Self { responses: Box::pin(stream::unfold(stage, Stage::step).fuse()), ready: VecDeque::new(), asks }
     }
 
-    /// The next message. The stream is read by whoever asks, so one that is not asked is not read.
+    /// The next message. The stream is read only here, so a source that is not polled slows its store down.
     pub fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Message> {
         loop {
             if let Some(message) = self.ready.pop_front() {
@@ -80,14 +80,14 @@ impl Source {
         }
     }
 
-    /// Asks for a watermark. A queue that is full or closed belongs to a stream about to break.
+    /// Asks for a watermark. If the queue is full or closed, the stream is about to break.
     pub fn advance(&self, to: Revision) {
         let advance = Request::Advance(pb::FeedAdvance { to: to.get() });
         let _ = self.asks.try_send(pb::FeedRequest { request: Some(advance) });
     }
 }
 
-/// How far the stream of one attempt is.
+/// The progress of one attempt.
 enum Stage {
     New { store: Arc<Store>, requests: mpsc::Receiver<pb::FeedRequest>, live: bool, delay: Duration },
     Open { store: Arc<Store>, stream: Box<Streaming<pb::FeedResponse>>, opened: bool },
@@ -95,7 +95,7 @@ enum Stage {
 }
 
 impl Stage {
-    /// What comes next, and where that leads; the last message says how it ended.
+    /// The next messages and the next stage. The last message says how the stream ended.
     async fn step(self) -> Option<(Vec<Message>, Self)> {
         let (store, mut stream, mut opened) = match self {
             Self::New { store, requests, live, delay } => {
@@ -155,7 +155,7 @@ async fn next(stream: &mut Streaming<pb::FeedResponse>) -> Result<pb::FeedRespon
     stream.message().await.map_err(Some)?.ok_or(None)
 }
 
-/// A response as messages. `opened` counts in the first one only.
+/// Turns a response into messages. Only the first response of a stream can be `Opened` or `Lost`.
 fn read(response: pb::FeedResponse, opened: &mut bool) -> Result<Vec<Message>, WireError> {
     let mut messages = Vec::new();
     let gap = |gap: pb::Gap| Gap { after: Revision(gap.after), until: Revision(gap.until) };
@@ -183,7 +183,7 @@ fn read(response: pb::FeedResponse, opened: &mut bool) -> Result<Vec<Message>, W
     Ok(messages)
 }
 
-/// Tells the store's monitor, and says why in words.
+/// Reports a failure to the store's monitor, and turns it into the last message.
 fn judge(store: &Store, status: tonic::Status) -> Message {
     if NotOwned::of(&status).is_some() {
         return Message::Moved;

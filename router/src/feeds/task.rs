@@ -1,4 +1,4 @@
-//! The task of one feed: its upstream streams, its merge, and what is written to its ring.
+//! The task of one feed: owns its upstream streams and its merge, and writes its ring.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,28 +22,28 @@ use super::source::{Message, Source};
 use super::{Counts, Feeds, raise};
 use crate::stores::Store;
 
-/// How often lags and idleness are looked at; a store that has not answered an ask for this long is asked again.
+/// The interval of checks for lag and idleness. A store that has not answered an advance for this long is asked again.
 const TICK: Duration = Duration::from_secs(1);
-/// Before the stores of a feed that cannot be opened are asked again.
+/// How long to wait before asking the stores again when a live feed could not be opened.
 const REOPEN: Duration = Duration::from_millis(200);
-/// Bytes of a catch-up that no reader has taken; beyond, stores are not read.
+/// Bytes of a catch-up that no reader has taken; from this size on, its stores are not read.
 const UNREAD_MAX: usize = 1 << 20;
-/// How long a catch-up may wait for its readers before it ends, so that it does not hold the windows of connections.
+/// How long a catch-up may wait for its readers before it ends; meanwhile it holds the windows of shared connections.
 const STALLED_MAX: Duration = Duration::from_secs(5);
 
-/// One source of the merge.
+/// A store of the feed, as a source of the merge.
 struct Slot {
     store: Arc<Store>,
     source: Option<Source>,
-    /// The merge takes messages from it.
+    /// The stream is open, and the merge takes its messages.
     live: bool,
-    /// What came before this is known already.
+    /// The revision after which the stream was opened; everything up to there is known already.
     after: Revision,
     paused: bool,
-    /// How often in a row it broke before it opened.
+    /// How often in a row the stream broke before it opened.
     failures: u32,
     asked: Option<Instant>,
-    /// Where it stood at the last tick.
+    /// Its position in the merge at the last tick.
     seen: Revision,
 }
 
@@ -53,24 +53,24 @@ struct Task {
     slots: Vec<Slot>,
     /// `None` while the feed is being opened.
     merge: Option<WatchMerge<Events>>,
-    /// Watermarks that are asked for later, if at all.
+    /// Advances that are put off, because events of the store may make them unnecessary.
     asks: Asks,
     raising: JoinSet<Result<Revision, Status>>,
-    /// Who waits for the answer of the question under way.
+    /// Callers that get the answer of the question under way.
     asked: Vec<oneshot::Sender<Result<Revision, ()>>>,
     /// Revisions of a catch-up that no reader has taken, with their bytes.
     unread: VecDeque<(Revision, usize)>,
     unread_bytes: usize,
-    /// What a catch-up keeps for readers that are behind its fastest one.
+    /// Bytes that a catch-up keeps for readers behind its fastest one.
     kept_bytes: usize,
     stalled: Option<Instant>,
     idle: Option<Instant>,
     over: bool,
 }
 
-/// Runs a feed until nobody needs it.
+/// Runs a feed until it ends.
 pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
-    // Whoever made the feed asks for its revision at once: one question then serves both.
+    // The session that made the feed asks for its revision at once; so one question answers both.
     tokio::task::yield_now().await;
     let mut task = Task::new(feeds, feed.clone());
     let mut tick = tokio::time::interval(TICK);
@@ -78,9 +78,9 @@ pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
         Some(start) => task.open(start.prev()),
         None => task.ask(Duration::ZERO),
     }
-    // The store that is looked at first: each in its turn.
+    // The source to poll first; it rotates.
     let mut first = 0;
-    // Set again only when it is over: what it is for comes and goes with every event.
+    // Reset only after it has elapsed: advances become due, and unnecessary, with every event.
     let mut asking = std::pin::pin!(tokio::time::sleep(Duration::ZERO));
     while !task.over {
         if task.raising.is_empty() && task.merge.is_some() && !feed.lock().asking.is_empty() {
@@ -95,7 +95,7 @@ pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
             (at, message) = next_message(&mut task.slots, first), if reads => {
                 task.on_message(at, message);
                 first = at + 1;
-                // A store that always has more is not to hold up everybody else.
+                // A store that always has more must not starve the other branches.
                 tokio::task::coop::consume_budget().await;
             }
             Some(cut) = task.raising.join_next(), if !task.raising.is_empty() => {
@@ -108,7 +108,7 @@ pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
     }
 }
 
-/// The next message of a source that is not paused, from all of them in turn.
+/// The next message of a source that is not paused, by round robin.
 async fn next_message(slots: &mut [Slot], first: usize) -> (usize, Message) {
     let count = slots.len();
     std::future::poll_fn(|context| {
@@ -158,7 +158,7 @@ impl Task {
         }
     }
 
-    /// Asks the stores for their common current revision, for all who wait for it by now.
+    /// Asks the stores for their common current revision, on behalf of all callers that wait by then.
     fn ask(&mut self, delay: Duration) {
         self.asked = std::mem::take(&mut self.feed.lock().asking);
         let (stores, feed) = (self.feeds.stores.clone(), self.feed.clone());
@@ -177,7 +177,7 @@ impl Task {
             }
         }
         for waiting in self.asked.drain(..) {
-            // Who asked may have given up.
+            // The caller may have given up.
             let _ = waiting.send(cut.as_ref().copied().map_err(|_| ()));
         }
         if self.merge.is_none() {
@@ -185,7 +185,7 @@ impl Task {
         }
     }
 
-    /// Begins the merge after a revision, with a stream on every store.
+    /// Begins the merge after this revision, and opens a stream to every store.
     fn open(&mut self, after: Revision) {
         let ring_bytes = self.feeds.options.ring_bytes;
         self.merge = Some(WatchMerge::new(self.slots.len(), after, ring_bytes / 4));
@@ -195,7 +195,8 @@ impl Task {
             state.wanted
         };
         for at in 0..self.slots.len() {
-            // The merge begins with its sources open; ours are not, and the merge tells where each is to begin.
+            // The merge assumes that its sources are open. They are not yet, so report them lost: the merge then says
+            // where each begins.
             self.step(Event::SourceLost { source: SourceIx(at) });
         }
         self.step(Event::Want { to: wanted });
@@ -210,8 +211,8 @@ impl Task {
         }
     }
 
-    /// A store broke its word, or two stores assigned one revision. What was shown may be wrong: readers must not go on
-    /// as if nothing had happened (E6).
+    /// Cancels all readers as compacted, because a store broke its contract or two stores assigned the same revision.
+    /// What was shown may be wrong, so readers must not go on as if nothing had happened (E6).
     fn breach(&mut self, error: &dyn std::error::Error) {
         tracing::error!(%error, "a feed broke its contract: its watches are cancelled as compacted");
         let floor = self.merge.as_ref().map_or(Revision::ZERO, |merge| merge.merged().next());
@@ -233,10 +234,10 @@ impl Task {
                 Command::Resume { source, from } => self.open_source(source.0, from),
                 Command::Pause(source) => self.slots[source.0].paused = true,
                 Command::Unpause(source) => self.slots[source.0].paused = false,
-                // Shown by the next tick.
+                // The next tick notes it.
                 Command::Lagging(_) => {}
                 Command::Compacted { floor } => return self.begin_anew(floor),
-                // Whom it concerns is found by the gap, which is noted.
+                // Readers are checked against the gap, which is recorded, so no floor is needed.
                 Command::BeginAnew => return self.begin_anew(Revision::ZERO),
             }
         }
@@ -252,14 +253,14 @@ impl Task {
         }
     }
 
-    /// Asks stores that were to prove by an event of their own, and did not.
+    /// Asks the stores for a watermark whose own events have not made that unnecessary in time.
     fn ask_due(&mut self) {
         let wished = self.merge.as_ref().map_or(Revision::ZERO, WatchMerge::wished);
         let due: Vec<_> = self.asks.take_due(wished, Instant::now().into_std()).collect();
         due.into_iter().for_each(|(source, to)| self.advance(source, to));
     }
 
-    /// Writes to the ring, and wakes who reads it.
+    /// Writes events and watermarks to the ring, and wakes its readers.
     fn tell(&mut self, told: Vec<Command<Events>>) {
         let mut state = self.feed.lock();
         let Some(ring) = &mut state.ring else { return };
@@ -269,7 +270,8 @@ impl Task {
                     if self.feed.start.is_some() {
                         self.unread.push_back((entry.revision, entry.bytes));
                         self.unread_bytes += entry.bytes;
-                        // What no reader has taken is not dropped: stores are not read while it is much.
+                        // The ring must not drop what no reader has taken. While that is too much, the stores are not
+                        // read.
                         ring.shrink(self.unread_bytes.saturating_add(self.kept_bytes));
                     }
                     ring.push(entry)
@@ -318,7 +320,7 @@ impl Task {
                     self.asks.heard(source, last.revision, Instant::now().into_std());
                     self.step(Event::Events { source, batch });
                 }
-                // A store that has not come to where it was opened may say so.
+                // A store that has not reached the revision at which its stream was opened may send a lower watermark.
                 if let Some(revision) = watermark.filter(|watermark| *watermark > after) {
                     self.step(Event::Watermark { source, revision });
                 }
@@ -326,7 +328,7 @@ impl Task {
             Message::Compacted(floor) => self.step(Event::Compacted { source, floor }),
             Message::Lost(gap, all) => {
                 self.note(at, &all);
-                // A start that the gap does not hold is none that the store may refuse for it.
+                // The store may refuse a start as lost only if the gap contains it.
                 match gap.holds(self.slots[at].after.next()) {
                     true => self.step(Event::RolledBack { source, gap }),
                     false => self.on_broken(at, "the store says that it lost what it was not asked for"),
@@ -348,7 +350,7 @@ impl Task {
         self.step(Event::SourceResumed { source: SourceIx(at), from });
     }
 
-    /// A store tells what it has lost: readers that may have been given some of it are told, before they are given more.
+    /// Records the gaps that a store reports, before readers get more, so that those who may have lost events are told.
     fn note(&mut self, at: usize, gaps: &[Gap]) {
         let mut state = self.feed.lock();
         let mut news = gaps.iter().copied().filter(|gap| state.gaps.note(*gap)).peekable();
@@ -376,8 +378,8 @@ impl Task {
         }
     }
 
-    /// History is gone: positions below `floor` are compacted, and the feed goes on from the present. Readers further back
-    /// that are not concerned read a catch-up.
+    /// Starts over because history is gone: positions below `floor` are compacted, and a live feed reopens at the
+    /// present; readers further back that are not affected read a catch-up. A catch-up ends.
     fn begin_anew(&mut self, floor: Revision) {
         self.merge = None;
         self.slots.iter_mut().for_each(|slot| slot.source = None);
@@ -398,8 +400,8 @@ impl Task {
         }
     }
 
-    /// Keys of this store are moving: what was told is all that it will tell. Readers keep their positions and look for
-    /// their feed anew, by the map of then (R16).
+    /// Ends the feed because keys of this store are moving. Readers keep their positions and find another feed by the
+    /// next map (R16).
     fn end_moved(&mut self, at: usize) {
         tracing::debug!(store = self.slots[at].store.name(), "a feed ended: its keys are moving");
         self.feed.lock().moved = true;
@@ -443,7 +445,7 @@ impl Task {
         self.note_lags(now);
     }
 
-    /// Asks stores again that have not answered.
+    /// Repeats advances that stores have not answered for a tick.
     fn ask_again(&mut self, now: Instant) {
         for at in 0..self.slots.len() {
             if self.slots[at].asked.is_some_and(|asked| now - asked >= TICK) {
@@ -454,7 +456,7 @@ impl Task {
         }
     }
 
-    /// Notes which stores hold others back without moving.
+    /// Records which stores hold others back and have not moved since the last tick.
     fn note_lags(&mut self, now: Instant) {
         let Some(merge) = &self.merge else { return };
         let holding: Vec<_> = merge.holding_back().collect();

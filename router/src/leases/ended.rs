@@ -1,7 +1,8 @@
-//! Completes what ended: follows each shard's list of leases that expired or were revoked and still have keys elsewhere.
+//! Completes ended leases: follows each shard's list of the leases that expired or were revoked and still have keys at
+//! other stores.
 //!
-//! The list is the home's, durable, and begins anew with every stream; so nothing is kept here. When a store cannot be
-//! reached, the stream is simply opened again a little later.
+//! The list is durable at the home, and each stream repeats it from the beginning, so a router keeps nothing. When a
+//! store cannot be reached, the stream is opened again a little later.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +15,12 @@ use tonic::Status;
 use crate::app::App;
 use crate::stores::Store;
 
-/// Leases ended at a time, for each home.
+/// How many leases are ended at a time, per home.
 const AT_ONCE: usize = 32;
-/// After a store could not be reached, or the stream broke.
+/// The pause after a store could not be reached or the stream broke.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Follows one shard, for ever.
+/// Follows the list of one shard, for ever.
 pub async fn follow(app: Arc<App>, home: Arc<Store>) {
     loop {
         home.state().wait_up().await;
@@ -30,7 +31,7 @@ pub async fn follow(app: Arc<App>, home: Arc<Store>) {
     }
 }
 
-/// Until the stream ends, or a lease could not be finished.
+/// Follows the list until the stream ends or a lease could not be finished.
 async fn follow_once(app: &App, home: &Arc<Store>) -> Result<(), Status> {
     let ended = home.shard().lease_ended(LeaseEndedRequest {}).await?.into_inner();
     let finished = ended.map(|lease| async {

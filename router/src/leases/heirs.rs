@@ -1,8 +1,8 @@
-//! Leases whose home goes away (R12): a store that is drained hands them to its heir, and those of a store that is gone are
-//! put together again from what other stores adopted of them.
+//! Moves leases whose home goes away (R12). A store that is drained hands its leases to its heir. The leases of a lost
+//! store are rebuilt from what other stores adopted of them.
 //!
-//! Every router does this for every shard, and nothing is kept here: each step may be repeated, by whomever. What is not done
-//! yet is refused as *moving*, so that who asks for such a lease asks again; it is over nowhere meanwhile.
+//! Every router does this for every shard, without state of its own: any router may repeat any step. Until a lease is
+//! handed over, requests for it are refused as *moving* and so are retried; no store reports it as over meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,18 +18,18 @@ use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
 use crate::stores::Store;
 
-/// Leases of one call.
+/// The most leases in one call.
 const BATCH: u32 = 256;
-/// Stores that are told of a lease's new home at a time.
+/// How many stores are told at a time of a lease's new home.
 const AT_ONCE: usize = 32;
-/// Between two looks at a store that is drained: routers with an older state may have granted leases there.
+/// How often a drained store is checked, because routers with an older state may still grant leases there.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Between two looks at any other.
+/// How often any other store is checked.
 const NOW_AND_THEN: Duration = Duration::from_secs(30);
-/// How long a call may take.
+/// The time limit of a call.
 const CALL_MAX: Duration = Duration::from_secs(5);
 
-/// Looks after the leases that are at a shard, for ever.
+/// Looks after the leases at one shard, for ever.
 pub async fn follow(app: Arc<App>, store: Arc<Store>) {
     let mut states = app.cluster.states();
     loop {
@@ -55,7 +55,7 @@ pub async fn follow(app: Arc<App>, store: Arc<Store>) {
     }
 }
 
-/// Whether nothing more is to be done until the state changes.
+/// Hands over and rebuilds what is due at a store. Returns whether nothing is left to do until the state changes.
 async fn settle(app: &App, store: &Store, state: &ClusterState) -> Result<bool, Status> {
     let Some(slot) = store.slot().map(|slot| slot.get()) else { return Ok(true) };
     let Some(object) = state.stores.iter().find(|object| object.slot == Some(slot)) else { return Ok(true) };
@@ -67,7 +67,7 @@ async fn settle(app: &App, store: &Store, state: &ClusterState) -> Result<bool, 
     Ok(!drains)
 }
 
-/// Until none is left, and of those that are no longer to go, until the ones on their way are there.
+/// Hands all leases of a store to its heir. Without `begin`, only those whose transfer has begun.
 async fn hand_over(app: &App, store: &Store, heir: u16, begin: bool) -> Result<(), Status> {
     let Some(slot) = store.slot().map(|slot| u32::from(slot.get())) else { return Ok(()) };
     loop {
@@ -97,7 +97,7 @@ async fn hand_over(app: &App, store: &Store, heir: u16, begin: bool) -> Result<(
     }
 }
 
-/// What this store adopted from stores that are gone gets a home again, with its whole TTL.
+/// Gives a home again to the leases that this store adopted from lost stores; each begins with its whole TTL.
 async fn rebuild(app: &App, store: &Store, state: &ClusterState) -> Result<(), Status> {
     let Some(slot) = store.slot().map(|slot| u32::from(slot.get())) else { return Ok(()) };
     for gone in state.removed_slots() {
@@ -127,7 +127,7 @@ async fn rebuild(app: &App, store: &Store, state: &ClusterState) -> Result<(), S
     Ok(())
 }
 
-/// The heir takes over leases from a home, and all stores that are attached to them know it.
+/// Makes the heir the home of these leases, and tells all stores that are attached to them.
 async fn take_over(app: &App, heir: u16, leases: Vec<shard::KnownLease>, from: u32) -> Result<(), Status> {
     let heir_slot = u32::from(heir);
     let home =
@@ -153,7 +153,7 @@ async fn take_over(app: &App, heir: u16, leases: Vec<shard::KnownLease>, from: u
     failed.map_or(Ok(()), Err)
 }
 
-/// A store that holds keys of a lease learns where its home is now. The home before does so at the end, by itself.
+/// Tells a store with keys of a lease where its home is. The former home learns that last, from the handover itself.
 async fn tell(
     app: &App,
     at: u32,
@@ -177,7 +177,7 @@ async fn tell(
         store.shard().lease_adopt(deadline.request(request.clone())).await
     });
     match adopted.await {
-        // It has another lease of that id: none of its keys are this one's.
+        // The store has another lease with that id, so none of its keys are this lease's.
         Err(status) if status.code() == Code::FailedPrecondition || status.code() == Code::AlreadyExists => {
             let lease = LeaseId(id);
             tracing::warn!(store = store.name(), %lease, error = status.message(), "two leases of one id");
@@ -188,10 +188,10 @@ async fn tell(
 }
 
 impl App {
-    /// How many leases still have their home at a store, which must not be removed before they went to another one (R12).
+    /// The number of leases whose home is a store. It must be zero before the store is removed (R12).
     ///
     /// # Errors
-    /// The store's own.
+    /// The error of the store.
     pub async fn leases_left_at(&self, store: &Store) -> Result<u64, Status> {
         let request = shard::HandOverRequest { max: 0, begin: false };
         let deadline = Deadline::within(CALL_MAX);

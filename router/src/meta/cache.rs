@@ -1,4 +1,4 @@
-//! The last state on disk: for a start while meta is away, and for a meta store that has lost its data.
+//! The last state on disk, for a start while meta is away and for a meta store that has lost its data.
 
 use std::fs;
 use std::io;
@@ -10,28 +10,28 @@ use kindred_transport::private;
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The file system said so.
+    /// Reading or writing failed.
     #[error("--meta-cache {path}: {source}")]
     Io {
-        /// The file.
+        /// The file's path.
         path: String,
-        /// Why.
+        /// The error of the file system.
         source: io::Error,
     },
-    /// It is not what was written.
+    /// The content is no state.
     #[error("--meta-cache {path}: {source}; remove the file to go on without it")]
     State {
-        /// The file.
+        /// The file's path.
         path: String,
-        /// Why.
+        /// What is wrong with the content.
         source: StateError,
     },
 }
 
-/// Reads the file; `None` when there is none.
+/// Reads the file; `None` if it does not exist.
 ///
 /// # Errors
-/// When it is there and cannot be read: a start with something else in its place would be a start with an old map.
+/// When the file exists and cannot be read. Starting without it could mean starting with an older map.
 pub fn read(path: &Path) -> Result<Option<ClusterState>, CacheError> {
     let named = || path.display().to_string();
     let bytes = match fs::read(path) {
@@ -42,7 +42,7 @@ pub fn read(path: &Path) -> Result<Option<ClusterState>, CacheError> {
     ClusterState::from_json(&bytes).map(Some).map_err(|source| CacheError::State { path: named(), source })
 }
 
-/// Writes the file: after a crash there is the old one or the new one, whole.
+/// Writes the file atomically: after a crash, it holds either the old or the new state.
 ///
 /// # Errors
 /// When the file system refuses.
@@ -51,7 +51,7 @@ pub fn write(path: &Path, state: &ClusterState) -> Result<(), CacheError> {
         .map_err(|source| CacheError::Io { path: path.display().to_string(), source })
 }
 
-/// Puts a file aside that is another cluster's: nothing is written over what may be its last copy. Where it is then.
+/// Renames a file that belongs to another cluster, because it may be the last copy of that state. Returns the new path.
 ///
 /// # Errors
 /// When the file system refuses.

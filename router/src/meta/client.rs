@@ -1,4 +1,5 @@
-//! etcd's API as meta is used: get, list, compare-and-swap, watch. Every call has a deadline; none is repeated here.
+//! The part of etcd's API that meta is used by: get, list, compare-and-swap, watch. Every call has a deadline; none is
+//! retried here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,35 +20,33 @@ use tonic::{Request, Status, Streaming};
 use super::{MetaError, PREFIX};
 use crate::stores::failure::Failure;
 
-/// For every call but a watch.
+/// The time limit of every call except a watch.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// A value and its version.
+/// A value with its mod revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
-    /// The value.
     pub value: Bytes,
-    /// Meta's revision of its last change: what a compare-and-swap names.
+    /// Meta's revision of the last change, which compare-and-swap compares.
     pub mod_revision: i64,
 }
 
-/// All keys at one revision of meta.
+/// All keys of kindred at one revision of meta.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Entries {
-    /// Meta's revision.
+    /// Meta's revision of this snapshot.
     pub revision: i64,
-    /// By key.
     pub keys: BTreeMap<String, Stored>,
 }
 
 impl Entries {
-    /// The text of a key.
+    /// The value of a key, if it is text.
     #[must_use]
     pub fn text(&self, key: &str) -> Option<&str> {
         std::str::from_utf8(&self.keys.get(key)?.value).ok()
     }
 
-    /// Takes one event in.
+    /// Applies an event of the watch.
     pub fn apply(&mut self, event: &kindred_proto::mvccpb::Event) {
         let Some(kv) = &event.kv else { return };
         let key = String::from_utf8_lossy(&kv.key).into_owned();
@@ -60,28 +59,25 @@ impl Entries {
     }
 }
 
-/// What a key must be: of this mod_revision, 0 for not there.
+/// A condition on a key: its mod revision, 0 if it must not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expect {
-    /// The key.
     pub key: String,
-    /// Its mod_revision.
     pub mod_revision: i64,
 }
 
-/// One write of a transaction.
+/// A write in a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
-    /// The key.
     pub key: String,
-    /// `None` deletes it.
+    /// `None` deletes the key.
     pub value: Option<Bytes>,
-    /// The lease that the key lives by, 0 for none.
+    /// The lease to attach the key to; 0 for none.
     pub lease: i64,
 }
 
 impl Write {
-    /// Puts a value.
+    /// A put without a lease.
     #[must_use]
     pub fn put(key: impl Into<String>, value: impl Into<Bytes>) -> Self {
         Self { key: key.into(), value: Some(value.into()), lease: 0 }
@@ -105,7 +101,6 @@ impl Write {
     }
 }
 
-/// A connection to meta.
 #[derive(Debug, Clone)]
 pub struct MetaClient {
     channel: Channel,
@@ -124,13 +119,13 @@ impl MetaClient {
         KvClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
-    /// Leases, for keys that must not outlive their writer.
+    /// The lease API, for keys that must not outlive their writer.
     #[must_use]
     pub fn lease(&self) -> LeaseClient<Channel> {
         LeaseClient::new(self.channel.clone())
     }
 
-    /// One key.
+    /// Reads one key.
     ///
     /// # Errors
     /// When meta cannot be asked.
@@ -142,7 +137,7 @@ impl MetaClient {
         Ok(answer.kvs.into_iter().next().map(stored))
     }
 
-    /// Every key of kindred's.
+    /// Reads all keys of kindred.
     ///
     /// # Errors
     /// When meta cannot be asked.
@@ -158,10 +153,11 @@ impl MetaClient {
         Ok(Entries { revision: answer.header.map_or(0, |header| header.revision), keys })
     }
 
-    /// Makes all writes in one transaction if every key is as expected; meta's revision then, `None` if one is not.
+    /// Makes all writes in one transaction if all conditions hold. Returns meta's revision of the transaction, `None`
+    /// if a condition fails.
     ///
     /// # Errors
-    /// When meta refuses or cannot be asked; [`MetaError::Unknown`] when it may have been made.
+    /// When meta refuses or cannot be asked; [`MetaError::Unknown`] when the transaction may have been made.
     pub async fn commit(&self, expects: &[Expect], writes: Vec<Write>) -> Result<Option<i64>, MetaError> {
         let compare = |expect: &Expect| {
             let union = TargetUnion::ModRevision(expect.mod_revision);
@@ -170,8 +166,8 @@ impl MetaClient {
         self.txn(expects.iter().map(compare).collect(), writes).await
     }
 
-    /// Makes a write of a key that lives by this lease, if it still does; whether it was made. Writes before it of which
-    /// nobody knows whether they were made are in nobody's way.
+    /// Writes a key only if it is still attached to this lease; returns whether it was. The condition holds whether or
+    /// not earlier writes with unknown results were made.
     ///
     /// # Errors
     /// As [`MetaClient::commit`].
@@ -187,7 +183,7 @@ impl MetaClient {
         Ok(answer.succeeded.then_some(answer.header.map_or(0, |header| header.revision)))
     }
 
-    /// Everything that changes from a revision on.
+    /// Watches all keys of kindred from a revision on.
     ///
     /// # Errors
     /// When meta cannot be asked.
@@ -201,17 +197,17 @@ impl MetaClient {
         };
         let union = pb::watch_request::RequestUnion::CreateRequest(create);
         let (requests, queue) = mpsc::channel(1);
-        // The queue is empty, and its other end is in this function.
+        // The queue is empty and its receiver lives in this function, so this cannot fail.
         let _ = requests.try_send(pb::WatchRequest { request_union: Some(union) });
         let mut client = WatchClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
         let answers = within(client.watch(ReceiverStream::new(queue))).await.map_err(read_failed)?;
         Ok(Watch { _requests: requests, answers })
     }
 
-    /// Lets meta forget what was before a revision.
+    /// Compacts meta at a revision.
     ///
     /// # Errors
-    /// When meta cannot be asked. That another router was faster is none.
+    /// When meta cannot be asked. A revision that is already compacted is no error.
     pub async fn compact(&self, revision: i64) -> Result<(), MetaError> {
         let request = pb::CompactionRequest { revision, physical: false };
         match within(self.kv().compact(timed(request))).await {
@@ -224,19 +220,19 @@ impl MetaClient {
     }
 }
 
-/// A watch of all keys.
+/// A watch of all keys of kindred.
 #[derive(Debug)]
 pub struct Watch {
-    /// Its end would end the watch.
+    /// Dropping it would end the watch.
     _requests: mpsc::Sender<pb::WatchRequest>,
     answers: Streaming<pb::WatchResponse>,
 }
 
 impl Watch {
-    /// The next answer. A dead peer is noticed by the connection's keepalive.
+    /// The next response. A dead peer is detected by the connection's keepalive.
     ///
     /// # Errors
-    /// When the watch has ended; [`MetaError::Compacted`] when its start is gone.
+    /// When the watch has ended; [`MetaError::Compacted`] when its position is compacted.
     pub async fn next(&mut self) -> Result<pb::WatchResponse, MetaError> {
         let answer = self.answers.message().await.map_err(read_failed)?;
         let answer = answer.ok_or_else(|| MetaError::Unavailable("it has ended the watch".to_owned()))?;
@@ -253,7 +249,7 @@ impl Watch {
     }
 }
 
-/// What a key must be.
+/// A compare for equality.
 fn compare(key: &str, target: CompareTarget, union: TargetUnion) -> pb::Compare {
     pb::Compare {
         result: CompareResult::Equal.into(),
@@ -264,9 +260,9 @@ fn compare(key: &str, target: CompareTarget, union: TargetUnion) -> pb::Compare 
     }
 }
 
-/// The first key behind all of kindred's.
+/// The first key after the prefix.
 fn behind_prefix() -> Bytes {
-    // `/` and its successor.
+    // `0` is the successor of `/`.
     Bytes::from_static(b"/kindred0")
 }
 
@@ -276,7 +272,7 @@ fn timed<T>(message: T) -> Request<T> {
     request
 }
 
-/// A peer that has gone without a word does not answer the timeout that it was sent.
+/// Applies [`DEADLINE`] also on this side, because a dead peer does not honour the timeout in the request.
 async fn within<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
     match tokio::time::timeout(DEADLINE, call).await {
         Ok(answer) => Ok(answer?.into_inner()),
@@ -300,7 +296,7 @@ fn write_failed(status: Status) -> MetaError {
     }
 }
 
-/// Nobody knows what became of the request: no answer in time, or an etcd that lost its leader meanwhile.
+/// Whether the status leaves open what became of the request: no answer in time, or an etcd that lost its leader.
 fn is_silence(status: &Status) -> bool {
     matches!(
         status.code(),

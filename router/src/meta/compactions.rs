@@ -1,5 +1,6 @@
-//! Client compactions in meta: every router records those that it accepted, and has its shards apply those of others,
-//! also of before its own start. A shard that was away for longer than any router lived still gets them.
+//! Compactions of clients in meta. Every router records those that it accepted, and applies those of others to its
+//! shards, including those from before its own start. So also a shard that was away longer than any router has lived
+//! gets them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +12,7 @@ use super::client::{Expect, Write};
 use super::{COMPACTION, Meta, MetaError};
 use crate::app::App;
 
-/// How often it is looked.
+/// How often meta is checked.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Runs for ever.
@@ -25,7 +26,8 @@ pub async fn run(app: &Arc<App>, meta: &Arc<Meta>) {
         };
         let own = app.compacted.load(Ordering::Acquire);
         if recorded > settled {
-            // This router's own: it knows which stores it could not reach. At its start it does not.
+            // A compaction of this router's own needs nothing: it knows which stores missed it. After a start it knows
+            // of none.
             if own < recorded {
                 app.owe_all(Revision(recorded));
                 app.compacted.fetch_max(recorded, Ordering::AcqRel);
@@ -41,7 +43,7 @@ pub async fn run(app: &Arc<App>, meta: &Arc<Meta>) {
     }
 }
 
-/// Raises what is recorded.
+/// Raises the recorded revision, if it is lower.
 async fn record(meta: &Meta, revision: i64) -> Result<(), MetaError> {
     let stored = meta.client.get(COMPACTION).await?;
     let recorded =
@@ -51,6 +53,6 @@ async fn record(meta: &Meta, revision: i64) -> Result<(), MetaError> {
     }
     let mod_revision = stored.map_or(0, |stored| stored.mod_revision);
     let expect = Expect { key: COMPACTION.to_owned(), mod_revision };
-    // When another router was faster, the next round looks again.
+    // If another router was faster, the next round checks again.
     meta.client.commit(&[expect], vec![Write::put(COMPACTION, revision.to_string())]).await.map(drop)
 }

@@ -1,5 +1,5 @@
-//! Follows meta for as long as the router runs: list, watch from there, and again after every loss. Newer states are
-//! taken and written to the file; a state older than the one in use is replaced by it.
+//! Follows meta for as long as the router runs: lists all keys, watches from there, and lists again after every loss. A
+//! newer state is taken and written to the file; a state older than the one in use is overwritten with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::moves::{record_key, records};
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// Meta keeps the history of this long, twice at most.
+/// The interval of compactions of meta; each leaves at least this much history, and at most twice as much.
 const HISTORY: Duration = Duration::from_secs(300);
-/// Fewer changes than these are not worth a compaction.
+/// The least number of changes for which a compaction is made.
 const WORTH_IT: i64 = 100;
 
 /// Runs for ever.
@@ -27,7 +27,7 @@ pub async fn run(app: Arc<App>, meta: Arc<Meta>) {
         let mut backoff = BACKOFF_MIN;
         loop {
             let Err(error) = once(&app, &meta, &mut backoff).await;
-            // Compacted: the watch fell behind, and the next list finds what it missed.
+            // After a compaction the watch was merely behind; the next list has what it missed.
             if error != MetaError::Compacted {
                 meta.set_problem(Some(error.to_string()));
             }
@@ -41,7 +41,7 @@ pub async fn run(app: Arc<App>, meta: Arc<Meta>) {
     tokio::join!(following, keep(&app, &meta), compact(&meta), compactions::run(&app, &meta));
 }
 
-/// Until something is lost.
+/// Follows meta until something fails.
 async fn once(
     app: &Arc<App>,
     meta: &Meta,
@@ -65,10 +65,11 @@ async fn once(
     }
 }
 
-/// All keys, once meta has a state that is not older than the one in use, with the addresses of `--store`.
+/// Lists all keys. Returns once meta has a valid state that is not older than the one in use and has the addresses of
+/// `--store`; writes that state if needed.
 async fn listed(app: &Arc<App>, meta: &Meta) -> Result<Entries, MetaError> {
     loop {
-        // Before meta is asked: what this router changes meanwhile is not in the answer.
+        // Read before asking meta: the answer lacks what this router changes meanwhile.
         let own = app.cluster.state();
         let entries = meta.client.list().await?;
         let (found, mod_revision) = match entries.keys.get(STATE) {
@@ -88,14 +89,14 @@ async fn listed(app: &Arc<App>, meta: &Meta) -> Result<Entries, MetaError> {
         };
         let write = match super::write(&next) {
             Ok(write) => write,
-            // It stays as it is, and this router goes by the newest that it knows.
+            // Meta keeps its state, and this router goes on with the newest one that it knows.
             Err(error) if mod_revision > 0 => {
                 tracing::error!(%error, "the meta store's state is not replaced");
                 return Ok(entries);
             }
             Err(error) => return Err(error),
         };
-        // Whoever is faster: the next list tells.
+        // If another router is faster, the next list shows its write.
         let mut expects = vec![Expect { key: STATE.to_owned(), mod_revision }];
         let mut writes = vec![write];
         if has_lost {
@@ -105,8 +106,8 @@ async fn listed(app: &Arc<App>, meta: &Meta) -> Result<Entries, MetaError> {
     }
 }
 
-/// Records of moves that this router knows by later ones than meta has now, to be written with the state that meta has lost:
-/// a move whose record is lost, or is an earlier one, could not go on.
+/// Adds writes that restore records of moves that meta has lost, or has in an older version, to the write of a lost
+/// state. Without its record a move could not go on.
 fn put_moves_back(known: &Entries, there: &Entries, expects: &mut Vec<Expect>, writes: &mut Vec<Write>) {
     let found = records(there);
     for (id, (record, _)) in records(known) {
@@ -118,7 +119,7 @@ fn put_moves_back(known: &Entries, there: &Entries, expects: &mut Vec<Expect>, w
             writes.push(Write::put(record_key(id), record.to_json()));
         }
     }
-    // One that is over long ago must not begin again where it was.
+    // Adds deletions of records of moves that were finished and deleted before, so that such moves do not begin again.
     for (id, (_, mod_revision)) in found.into_iter().filter(|(id, _)| is_forgotten(known, *id)) {
         tracing::warn!(
             move_id = id.0,
@@ -129,11 +130,11 @@ fn put_moves_back(known: &Entries, there: &Entries, expects: &mut Vec<Expect>, w
     }
 }
 
-/// What is to be written in place of what meta has, if anything: this router's state, where meta has lost what was newer;
-/// else meta's own, with the addresses of `--store`, and with a lineage where an earlier version wrote it.
+/// The state to write in place of meta's, if any: this router's if meta has lost a newer one; else meta's own, with the
+/// addresses of `--store` and with a lineage if an earlier version wrote it.
 ///
 /// # Errors
-/// When meta's state is another cluster's, or may be.
+/// When meta's state belongs, or may belong, to another cluster.
 fn put_right(
     found: &ClusterState,
     own: &ClusterState,
@@ -158,7 +159,7 @@ fn put_right(
     Ok((next != *found).then_some(next))
 }
 
-/// Takes the state and tells everybody what is there.
+/// Takes the state if it has changed, and publishes all keys.
 async fn saw(app: &Arc<App>, meta: &Meta, entries: &Entries) -> Result<(), MetaError> {
     let Some(stored) = entries.keys.get(STATE) else {
         return Err(MetaError::Refused(format!("{STATE} was deleted; it is written again")));
@@ -175,8 +176,8 @@ async fn saw(app: &Arc<App>, meta: &Meta, entries: &Entries) -> Result<(), MetaE
     Ok(())
 }
 
-/// Writes every state that is taken to the file, also one that this router has changed itself and whose event is lost
-/// with meta.
+/// Writes every state that is taken to the file. That includes changes by this router itself whose event never arrives
+/// because meta goes away.
 async fn keep(app: &App, meta: &Meta) {
     let Some(path) = &meta.settings.cache else { return };
     let mut states = app.cluster.states();
@@ -192,8 +193,8 @@ async fn keep(app: &App, meta: &Meta) {
     }
 }
 
-/// Lets meta forget: its history is only for watches that resume. An etcd that kindred shares with others is compacted
-/// with it, which kube-apiserver does in the same way.
+/// Compacts meta, whose history is needed only for watches that resume. If the etcd is shared with others, their
+/// history is compacted too, as kube-apiserver does.
 async fn compact(meta: &Meta) {
     let (mut before, mut compacted) = (0, 0);
     loop {
@@ -238,8 +239,8 @@ mod tests {
         }
     }
 
-    /// A router whose stores listen elsewhere after a restart: it neither calls meta's state lost, nor writes its own over what
-    /// others have changed there.
+    /// A router whose stores have other addresses after a restart neither treats meta's state as lost nor overwrites
+    /// changes that others made there.
     #[test]
     fn f51_addresses_of_a_restart_are_a_change_of_the_newest_state() {
         let settings = settings(&["pods", "nodes"]);
@@ -267,7 +268,7 @@ mod tests {
             };
             Entries { revision: 9, keys: moves.iter().map(record).collect() }
         };
-        // Meta is as it was when 7 and 8 were under way; 8 has ended, and 7 was forgotten since.
+        // Meta is back at the time when moves 7 and 8 were under way. Since then 8 has ended and 7 was deleted.
         let there = entries(&[(7, Phase::Switched), (8, Phase::Copying)]);
         let known = entries(&[(8, Phase::Done), (9, Phase::Done)]);
         let (mut expects, mut writes) = (Vec::new(), Vec::new());
@@ -293,7 +294,7 @@ mod tests {
         {
             assert!(matches!(put(found, &own), Err(MetaError::Foreign(_))), "{found:?}");
         }
-        // Written by an earlier version, and read by one.
+        // A state that an earlier version wrote, and one in use by a router that began with an earlier version's.
         let upgraded = put(&bare(), &bare()).unwrap().unwrap();
         assert!(upgraded.lineage.is_some() && order(&upgraded) > order(&bare()));
         assert_eq!(put(&newer(&b), &bare()), Ok(None), "another router has upgraded it");

@@ -1,16 +1,14 @@
-//! Which cluster this router, its cache file and its meta store are of. What is of two clusters is never mixed: a state is
-//! neither taken nor written over another one unless both go back to one beginning.
+//! Decides which cluster this router, its cache file and its meta store belong to. Data of two clusters is never mixed:
+//! a state is neither taken nor written over another unless both have the same beginning.
 
 use kindred_partition_config::ids::{ClusterId, DEFAULT_CLUSTER_ID, Lineage, uuid_of};
 use kindred_partition_config::state::{ClusterState, Kinship};
 use kindred_transport::random;
 
-/// What the flags say of the cluster, and what is minted where they say nothing and nobody knows.
+/// The cluster as the flags name it. What they leave open is minted for a new cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Founding {
-    /// `--cluster-id`.
     pub cluster_id: Option<ClusterId>,
-    /// `--lineage`.
     pub lineage: Option<Lineage>,
 }
 
@@ -22,7 +20,7 @@ impl Founding {
         state.founded(id, &self.lineage())
     }
 
-    /// A state of an earlier version, which goes on as the cluster that it was.
+    /// Adds a lineage to a state of an earlier version; the cluster keeps its id.
     #[must_use]
     pub fn upgrade(&self, state: &ClusterState) -> ClusterState {
         match state.lineage {
@@ -31,7 +29,7 @@ impl Founding {
         }
     }
 
-    /// The id in headers and handshakes; that of earlier versions where nothing is said.
+    /// The cluster id for headers and handshakes: from the state, else the flag, else the constant of earlier versions.
     #[must_use]
     pub fn cluster_id_of(&self, state: &ClusterState) -> ClusterId {
         state.cluster_id.or(self.cluster_id).unwrap_or(ClusterId(DEFAULT_CLUSTER_ID))
@@ -41,7 +39,7 @@ impl Founding {
         self.lineage.clone().unwrap_or_else(|| Lineage(uuid_of(random::bits(), random::bits())))
     }
 
-    /// Why a state is not of the cluster that the flags name.
+    /// Why a state does not belong to the cluster that the flags name; `None` if it may.
     #[must_use]
     pub fn contradicts(&self, state: &ClusterState) -> Option<String> {
         let id = self.cluster_id.filter(|id| state.cluster_id.is_some_and(|of_state| of_state != *id));
@@ -58,7 +56,7 @@ impl Founding {
     }
 }
 
-/// Why a state that meta holds is not to be touched by a router that goes by `own`.
+/// Why a router that uses the state `own` must not touch the state that meta holds; `None` if it may.
 #[must_use]
 pub fn foreign(own: &ClusterState, found: &ClusterState) -> Option<String> {
     let was_known = own.lineage.is_some() && found.lineage.is_none();

@@ -1,6 +1,6 @@
-//! Looks at a stock etcd that is the default store, and at the shards beside it, so that a client's compaction of the one
-//! reaches the others (`kindred_router_core::revision_pairs`). Every router looks, and what it has seen is kept in meta for
-//! those that come later.
+//! Observes a default store that is a stock etcd together with the shards beside it, so that a client's compaction of
+//! the etcd reaches the shards (`kindred_router_core::revision_pairs`). Every router observes. The pairs are kept in
+//! meta for routers that start later.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::cuts::etcd_revision;
 use crate::execute::Deadline;
 use crate::execute::compact::{everything, raise};
 
-/// Between two looks.
+/// The interval of observations.
 const EVERY: Duration = Duration::from_secs(1);
-/// Looks between two that are kept in meta.
+/// How many observations pass between two writes to meta.
 const KEPT_EVERY: u64 = 10;
-/// How long a look may take.
+/// The time limit of an observation.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
 /// Runs for ever.
@@ -39,7 +39,7 @@ pub async fn run(app: Arc<App>) {
     }
 }
 
-/// Whether the default store is a stock etcd, and was looked at.
+/// Observes once; false if the default store is no stock etcd, or cannot be asked.
 async fn look(app: &App) -> bool {
     let etcd = app.stores.get(app.stores.default_store());
     if etcd.is_shard() || !etcd.state().is_up() {
@@ -49,7 +49,7 @@ async fn look(app: &App) -> bool {
     let shards = app.stores.up().filter(|store| store.is_shard());
     let clocks = join_all(shards.map(|store| raise(store, everything(), Revision::ZERO, 0, deadline))).await;
     let Some(clock) = clocks.into_iter().filter_map(Result::ok).min() else { return false };
-    // Only now: what the etcd is given from here on is above.
+    // The etcd is read after the shards: whatever is written to it from here on has a higher revision.
     let Ok(revision) = etcd_revision(etcd).await else { return false };
     let time = app.stores.clocks().reference().unwrap_or_default();
     let pair = Pair { time, etcd: revision.get(), clock };
@@ -57,7 +57,7 @@ async fn look(app: &App) -> bool {
     true
 }
 
-/// Takes in what other routers have kept, and keeps what is newer.
+/// Merges what other routers have written to meta, and writes the result if meta's is old.
 async fn keep(app: &App, meta: &Meta) -> Result<(), MetaError> {
     if meta.problem().is_some() {
         return Ok(());
@@ -79,7 +79,7 @@ async fn keep(app: &App, meta: &Meta) -> Result<(), MetaError> {
     let mod_revision = stored.map_or(0, |stored| stored.mod_revision);
     let expect = Expect { key: REVISION_PAIRS.to_owned(), mod_revision };
     let Ok(text) = serde_json::to_string(&pairs) else { return Ok(()) };
-    // When another router was faster, its looks are as good.
+    // If another router was faster, its observations are as good.
     meta.client.commit(&[expect], vec![Write::put(REVISION_PAIRS, text)]).await.map(drop)
 }
 
@@ -92,8 +92,8 @@ impl App {
         with(&mut pairs)
     }
 
-    /// A compaction of the stock etcd that is the default store: the shards are compacted at what belongs to it, in the
-    /// background.
+    /// Compacts the shards in the background at the revision that corresponds to a compaction of the default store, a
+    /// stock etcd.
     pub(crate) fn compact_beside(&self, etcd: &str, revision: i64) {
         match self.with_revision_pairs(etcd, |pairs| pairs.clock_of(revision)) {
             Some(clock) => {

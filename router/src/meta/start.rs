@@ -1,5 +1,6 @@
-//! Which state a router starts with: meta's, else the file's (`--meta-cache`), else that of `--config`, else of the
-//! embedded default. Whoever finds meta empty creates the state there; of several, one wins and all go by it.
+//! Chooses the state that a router starts with: meta's, else the file's (`--meta-cache`), else the one of `--config`,
+//! else the embedded default's. A router that finds meta empty creates the state there; if several do, one wins and all
+//! use its state.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use super::{MetaError, MetaSettings, STATE, cache, order};
 const WAIT: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Finds the state.
+/// Finds the state to start with.
 ///
 /// # Errors
 /// When meta cannot be reached and there is no file, or what was found cannot be read.
@@ -75,7 +76,7 @@ pub async fn state(
 
 const CREATED: &str = "created";
 
-/// The state of `--meta-cache`, unless the flags say that it is another cluster's.
+/// The state in `--meta-cache`, unless the flags say that it belongs to another cluster.
 fn cached(settings: &MetaSettings) -> anyhow::Result<Option<ClusterState>> {
     let Some(path) = settings.cache.as_deref() else { return Ok(None) };
     let Some(cached) = cache::read(path)? else { return Ok(None) };
@@ -88,7 +89,7 @@ fn cached(settings: &MetaSettings) -> anyhow::Result<Option<ClusterState>> {
     }
 }
 
-/// A file that is not used: what is in it may be the last copy of another cluster's state.
+/// Renames a file that is not used, because it may be the last copy of another cluster's state.
 fn leave_out(path: &Path, why: &str) {
     match cache::put_aside(path) {
         Ok(aside) => tracing::error!(
@@ -99,7 +100,7 @@ fn leave_out(path: &Path, why: &str) {
     }
 }
 
-/// What meta has, after it was given `own` if it had nothing. Where a store is is known better by who runs it: `--store`.
+/// Meta's state, after `own` was written if meta had none. The addresses of `--store` win over those in the state.
 async fn found_or_created(
     client: &MetaClient,
     own: &ClusterState,
@@ -114,7 +115,7 @@ async fn found_or_created(
             }
             if is_cached {
                 match chosen(&found, own) {
-                    // It is put back once meta is followed.
+                    // It is written back once meta is followed.
                     Chosen::Own => {
                         return Ok((own.clone(), "--meta-cache (the meta store has an older one)"));
                     }
@@ -128,21 +129,21 @@ async fn found_or_created(
         let own = settings.founding.upgrade(own);
         match client.commit(&absent, vec![super::write(&own)?]).await {
             Ok(Some(_)) => return Ok((own, CREATED)),
-            // Another router was faster, or our own answer was lost: what is there now tells.
+            // Another router was faster, or the answer was lost: look again.
             Ok(None) | Err(MetaError::Unknown(_)) => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Which of two states is gone by.
+/// Which of two states is used.
 #[derive(Debug, PartialEq, Eq)]
 enum Chosen {
-    /// The file's: meta has lost what is newer.
+    /// The file's, because meta has lost it.
     Own,
     /// Meta's.
     Found,
-    /// Meta's, and the file has nothing to do with it.
+    /// Meta's; the file belongs to another cluster, for this reason.
     Alone(String),
 }
 
@@ -150,7 +151,7 @@ fn chosen(found: &ClusterState, own: &ClusterState) -> Chosen {
     match own.kinship(found) {
         Kinship::Same if order(found) < order(own) => Chosen::Own,
         Kinship::Same => Chosen::Found,
-        // A file of an earlier version: the meta store's state goes on from it, as far as anybody can tell.
+        // The file of an earlier version; as far as one can tell, meta's state descends from it.
         Kinship::Unknown if own.lineage.is_none() && order(own) <= order(found) => Chosen::Found,
         Kinship::Unknown | Kinship::Foreign => Chosen::Alone(format!(
             "the meta store holds the state of {}, the file that of {}",
@@ -160,7 +161,7 @@ fn chosen(found: &ClusterState, own: &ClusterState) -> Chosen {
     }
 }
 
-/// The state with these addresses of stores, as far as it has the stores.
+/// The state with these addresses, for those stores that it has.
 #[must_use]
 pub fn addressed(mut state: ClusterState, addresses: &[(StoreName, Vec<String>)]) -> ClusterState {
     for (name, endpoints) in addresses {
@@ -180,8 +181,8 @@ pub fn addressed(mut state: ClusterState, addresses: &[(StoreName, Vec<String>)]
     state
 }
 
-/// A state with these addresses, as it is used until they are written to meta. It is no newer for that: what others have
-/// changed in meta meanwhile wins, and then gets the addresses.
+/// The state with these addresses, but with its old order, for use until they are written to meta. So a change that
+/// others have made in meta meanwhile wins, and then gets the addresses.
 #[must_use]
 pub fn with_addresses(state: ClusterState, addresses: &[(StoreName, Vec<String>)]) -> ClusterState {
     let (generation, revision) = (state.generation, state.revision);
@@ -190,7 +191,7 @@ pub fn with_addresses(state: ClusterState, addresses: &[(StoreName, Vec<String>)
     own
 }
 
-/// In which objects a configuration differs from the state in use, addresses aside.
+/// The objects in which a configuration differs from the state in use, addresses aside.
 #[must_use]
 pub fn differences(state: &ClusterState, config: &KindredConfig) -> Vec<String> {
     let mut found = Vec::new();
@@ -259,7 +260,7 @@ mod tests {
         let own = with_addresses(cached.clone(), &addresses);
         assert_eq!(own.store(&addresses[0].0).unwrap().1.endpoints, addresses[0].1);
         assert!(order(&addressed(cached.clone(), &addresses)) > order(&cached));
-        // Somebody else has changed a config meanwhile, once: that is not to be overwritten.
+        // Somebody else has made one change meanwhile, which must not be overwritten.
         assert_eq!(order(&own), order(&cached));
     }
 

@@ -1,4 +1,4 @@
-//! A state into what requests use: stores are added, changed and removed, then the map is swapped in.
+//! Takes a state into use: adds, changes and removes stores, then swaps the map in.
 
 use std::sync::Arc;
 
@@ -16,8 +16,7 @@ use crate::app::App;
 use crate::stores::modes::Modes;
 use crate::stores::{StoreSpec, background};
 
-/// A store of the state as the router reaches it: by those of its endpoints that are some. What is wrong with the others
-/// goes to `wrong`.
+/// The configuration of a store, with those of its endpoints that are valid; errors of the others are added to `wrong`.
 pub fn spec(store: &StoreObject, wrong: &mut Vec<String>) -> StoreSpec {
     let field = format!("servicegroups/{}.endpoints", store.name);
     let mut endpoints = Vec::new();
@@ -40,7 +39,7 @@ pub fn spec(store: &StoreObject, wrong: &mut Vec<String>) -> StoreSpec {
     }
 }
 
-/// The map of a state.
+/// The map of a state, as far as the state is valid.
 #[must_use]
 pub fn routes(state: &ClusterState) -> Routes {
     let (used, _) = state.salvaged();
@@ -55,13 +54,13 @@ pub fn routes(state: &ClusterState) -> Routes {
     routes.of_generation(state.generation.0)
 }
 
-/// How durable the state wants each Kind to be.
+/// The durability modes that the state sets.
 #[must_use]
 pub fn modes(state: &ClusterState) -> Modes {
     Modes::new(state.revision, &state.salvaged().0.kinds)
 }
 
-/// Says what of a state, and of none before it, nothing is done with.
+/// Logs the fields of a state that have no effect, except those that were in the state before.
 pub fn tell_without_effect(state: &ClusterState, before: Option<&ClusterState>) {
     let told = before.map(ClusterState::without_effect).unwrap_or_default();
     for field in state.without_effect().iter().filter(|field| !told.contains(field)) {
@@ -73,8 +72,8 @@ pub fn tell_without_effect(state: &ClusterState, before: Option<&ClusterState>) 
 }
 
 impl App {
-    /// Goes by this state from now on, unless it is older than the one in use. Of one that is not sound, which no router
-    /// writes, it goes by what is: requests for the rest fail, all else is served, and the next state is taken as any other.
+    /// Takes a state into use unless it is older than the present one. Of an invalid state, which no router writes, the
+    /// valid part is used: requests for the rest fail, and the next state is taken as usual.
     pub fn take(self: &Arc<Self>, state: Arc<ClusterState>) {
         self.cluster.known.send_if_modified(|known| {
             if order(&state) < order(known) {
@@ -84,7 +83,7 @@ impl App {
                 tracing::error!(why, "a state of another cluster is not used");
                 return false;
             }
-            // Under the channel's lock: two states are never taken at once, nor in the wrong order.
+            // Under the channel's lock, so that states are taken one at a time and in order.
             let wrong = self.take_sound(&state);
             self.note_unsound(&state, wrong);
             let changed = *known != state;
@@ -110,11 +109,11 @@ impl App {
         self.cluster.unsound.send_replace(wrong.into());
     }
 
-    /// Goes by what is sound of the state; what is wrong with the rest.
+    /// Takes the valid part of the state into use; returns what is wrong with the rest.
     fn take_sound(self: &Arc<Self>, state: &ClusterState) -> Vec<String> {
         let (_, errors) = state.salvaged();
         let mut wrong: Vec<_> = errors.iter().map(ToString::to_string).collect();
-        // First: a store that is added is told them with its first handshake.
+        // Before the stores, because an added store is told the modes in its first handshake.
         self.stores.set_modes(modes(state));
         for (at, object) in state.stores.iter().enumerate() {
             let spec = spec(object, &mut wrong);
@@ -132,7 +131,7 @@ impl App {
             if let Err(error) = taken {
                 wrong.push(error.to_string());
                 if !known {
-                    // Places are what the map names: without this one it cannot be used at all.
+                    // The map names stores by their places, so without this store it cannot be used at all.
                     return wrong;
                 }
             }

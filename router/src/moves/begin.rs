@@ -1,4 +1,4 @@
-//! A change of the configuration that moves keys: what is written to meta for it, in the transaction of the change.
+//! Makes the writes to meta that begin the moves of a configuration change; they go into the transaction of the change.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,9 +14,9 @@ use crate::app::App;
 use crate::meta::Next;
 use crate::meta::client::{Expect, Write};
 
-/// The change of `before`, which begins what it transfers, with a record for each Kind that moves, and the numbers of the
-/// moves. `known` are the records that there are, `used` is a number at or above all that stores have heard of
-/// ([`used_numbers`]): none is used again.
+/// The new state for `change`, with a record for each Kind that moves, and the numbers of these moves. The numbers are
+/// above all of `known` (the records in meta), `before.last_move`, and `used` (from [`used_numbers`]), so none is used
+/// again.
 #[must_use]
 pub fn begin(
     before: &ClusterState,
@@ -40,8 +40,9 @@ pub fn begin(
     (next, ids)
 }
 
-/// A number at or above every one of a move that a shard has heard of, also of moves that the meta store has lost. Where a
-/// shard that the change moves keys from or to cannot be asked, it is the time, which is above all of them.
+/// A number at or above that of every move that any shard has heard of, including moves whose records meta has lost. If
+/// a shard that keys move from or to does not answer, the number is at least the present time in milliseconds, which is
+/// above all real ones.
 pub async fn used_numbers(app: &App, change: &Change) -> u64 {
     if change.transfers.is_empty() {
         return 0;
@@ -98,7 +99,7 @@ mod tests {
         assert_eq!(next.expects, [Expect { key: "/kindred/moves/1".to_owned(), mod_revision: 0 }]);
     }
 
-    /// Whoever remembers a number keeps it from being used again: meta's records, the state, or a shard.
+    /// A number is not used again if meta's records, the state or a shard remembers it.
     #[test]
     fn f16_no_number_is_used_again() {
         let change = state().move_kind("pods", &StoreName("b".to_owned())).unwrap();
@@ -106,11 +107,11 @@ mod tests {
         let record = MoveRecord::from_json(next.writes[0].value.as_ref().unwrap()).unwrap();
         let known = BTreeMap::from([(record.id, (record, 9))]);
         assert_eq!(begin(&state(), &change, &known, 0).1, [MoveId(2)]);
-        // The records are lost, and the state is not.
+        // The records are lost; the state is not.
         let mut later = state();
         later.last_move = next.state.last_move;
         assert_eq!(begin(&later, &change, &BTreeMap::new(), 0).1, [MoveId(2)]);
-        // Everything is lost but what a shard knows.
+        // Everything is lost except what a shard knows.
         let (next, ids) = begin(&state(), &change, &BTreeMap::new(), 41);
         assert_eq!((ids, next.state.last_move), (vec![MoveId(42)], 42));
     }

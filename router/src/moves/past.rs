@@ -1,5 +1,5 @@
-//! Records of moves that are over. The last of them are kept, for those who ask how a move ended; a record holds what the
-//! configuration said of its Kind before, so those of all moves would grow without end.
+//! Deletes records of finished moves. The latest are kept, so that one can ask how a move ended. A record holds the
+//! earlier configuration of its Kind, so keeping all of them would grow without bound.
 
 use kindred_partition_config::ids::MoveId;
 
@@ -7,12 +7,13 @@ use super::{coordinator_key, record_key, records, request_key};
 use crate::meta::Meta;
 use crate::meta::client::{Entries, Expect, Write};
 
-/// So many are kept.
+/// The number of records that are kept.
 const KEPT: usize = 50;
-/// So many are deleted by one transaction, of which etcd limits the operations.
+/// The number of records that one transaction deletes; etcd limits the operations of a transaction.
 const AT_ONCE: usize = 32;
 
-/// Deletes what is not kept any longer, as far as one transaction goes. Any router may: each record is compared.
+/// Deletes the oldest finished records, at most [`AT_ONCE`] of them. Any router may do so: the transaction compares
+/// each record.
 pub(super) async fn forget(meta: &Meta, entries: &Entries) {
     let due = to_forget(entries);
     if due.is_empty() {
@@ -31,8 +32,8 @@ pub(super) async fn forget(meta: &Meta, entries: &Entries) {
     }
 }
 
-/// The oldest records beyond those that are kept, with their versions. That of the highest number is never among them, so
-/// the numbers of new moves are above all that there were.
+/// The oldest finished records beyond those that are kept, with their mod revisions. The record with the highest number
+/// is never among them, so that new moves get higher numbers.
 fn to_forget(entries: &Entries) -> Vec<(MoveId, i64)> {
     let is_over = |id: &MoveId, record: &super::MoveRecord| {
         record.phase.is_over() && !entries.keys.contains_key(&coordinator_key(*id))
@@ -43,7 +44,8 @@ fn to_forget(entries: &Entries) -> Vec<(MoveId, i64)> {
     over.into_iter().take(beyond.min(AT_ONCE)).collect()
 }
 
-/// Whether a move of which a router with these entries knows nothing was forgotten: what meta has of it is from before.
+/// Whether a move that these entries do not contain was finished and deleted, so that an older copy of its record must
+/// not revive it.
 pub fn is_forgotten(entries: &Entries, id: MoveId) -> bool {
     let last = records(entries).keys().next_back().copied();
     last.is_some_and(|last| id < last) && !entries.keys.contains_key(&record_key(id))
@@ -72,7 +74,7 @@ mod tests {
         Stored { value: value.into(), mod_revision }
     }
 
-    /// Records of these numbers, each written at the revision of its number.
+    /// Entries with records of these numbers, each with its number as mod revision.
     fn entries(moves: &[(u64, Phase)]) -> Entries {
         let change = state().move_kind("pods", &StoreName("b".to_owned())).unwrap();
         let record = |id: u64, phase| {
@@ -90,7 +92,7 @@ mod tests {
         moves[1].1 = Phase::Switched;
         moves[4].1 = Phase::Aborted;
         let mut all = entries(&moves);
-        // One is open, so 59 are over, of which one is still claimed.
+        // One move is open, so 59 are over, and one of these is still claimed.
         all.keys.insert(coordinator_key(MoveId(4)), stored(Vec::new(), 70));
         let ids: Vec<_> = to_forget(&all).iter().map(|(id, _)| id.0).collect();
         assert_eq!(ids, [1, 3, 5, 6, 7, 8, 9, 10]);
@@ -112,7 +114,7 @@ mod tests {
         }
         assert_eq!(all.keys.len(), KEPT);
         let change = state().move_kind("pods", &StoreName("b".to_owned())).unwrap();
-        // Also by a state of an earlier version, which says nothing of numbers.
+        // Also with a state of an earlier version, which does not count moves.
         let begun = begin(&state(), &change, &records(&all), 0).1;
         assert_eq!(begun, [MoveId(81)]);
         let mut later = state();

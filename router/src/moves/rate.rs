@@ -1,4 +1,4 @@
-//! How fast copies go: a budget of bytes a second, shared by all moves of a router.
+//! The speed of copies: a budget of bytes per second, shared by all moves of a router.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -7,10 +7,10 @@ use std::time::Duration;
 use kindred_router_core::moves::preview::CopyRate;
 use tokio::time::Instant;
 
-/// A copy of fewer bytes says nothing of how fast a large one goes.
+/// A smaller copy says nothing about the speed of a large one.
 const WORTH_MEASURING: u64 = 1 << 20;
 
-/// How fast the next copy of this router will go, for plans.
+/// The speed to expect of this router's next copy, for plans.
 #[derive(Debug, Default)]
 pub struct CopySpeed {
     limit: AtomicU64,
@@ -18,12 +18,12 @@ pub struct CopySpeed {
 }
 
 impl CopySpeed {
-    /// So many bytes a second are set; 0 = as fast as it goes.
+    /// Sets the limit in bytes per second; 0 for none.
     pub fn limited(&self, bytes_per_second: u64) {
         self.limit.store(bytes_per_second, Ordering::Relaxed);
     }
 
-    /// A copy of so many bytes has taken so long.
+    /// Notes that a copy of so many bytes took so long.
     pub fn made(&self, bytes: u64, took: Duration) {
         if bytes >= WORTH_MEASURING {
             let rate = u128::from(bytes) * 1_000_000_000 / took.as_nanos().max(1);
@@ -31,29 +31,28 @@ impl CopySpeed {
         }
     }
 
-    /// What to expect.
     #[must_use]
     pub fn expected(&self) -> CopyRate {
         CopyRate::expected(self.limit.load(Ordering::Relaxed), self.made.load(Ordering::Relaxed))
     }
 }
 
-/// A bucket that fills with time. What does not fit yet waits.
+/// A rate limiter. Each taker pays with time for its bytes, and waits until all earlier ones are paid.
 #[derive(Debug)]
 pub struct Rate {
     bytes_per_second: u64,
-    /// When all that was taken so far has been paid for. Never locked across an await.
+    /// When all bytes taken so far are paid for. Never locked across an await.
     paid: Mutex<Instant>,
 }
 
 impl Rate {
-    /// So many bytes a second; 0 = as fast as it goes.
+    /// A limit in bytes per second; 0 for none.
     #[must_use]
     pub fn new(bytes_per_second: u64) -> Self {
         Self { bytes_per_second, paid: Mutex::new(Instant::now()) }
     }
 
-    /// Takes bytes, and waits until the ones before are paid for: a message may be larger than a second's budget.
+    /// Takes bytes, and waits until the earlier ones are paid for. So a message may exceed the budget of a second.
     pub async fn take(&self, bytes: usize) {
         let Some(cost) = self.cost(bytes) else { return };
         let due = {
@@ -99,7 +98,7 @@ mod tests {
         assert_eq!(rate.cost(500_000), Some(Duration::from_millis(500)));
         assert_eq!(Rate::new(0).cost(500_000), None);
         let began = Instant::now();
-        // The first is free, the second waits for it.
+        // The first take is free; the second waits for it.
         rate.take(20_000).await;
         rate.take(1).await;
         assert!(began.elapsed() >= Duration::from_millis(20));

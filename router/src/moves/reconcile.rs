@@ -1,5 +1,5 @@
-//! Compares what the shards say that they own with meta's map, and brings both into accord when an operator asks for it:
-//! [`kindred_router_core::moves::reconcile`] decides, here it is asked and done.
+//! Compares the units that shards say they own with meta's map, and makes them agree when an operator asks.
+//! [`kindred_router_core::moves::reconcile`] decides; this module asks and acts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,24 +26,24 @@ use crate::meta::client::{Expect, Write};
 use crate::meta::{ChangeError, Next};
 use crate::stores::Store;
 
-/// How often the shards are asked what they own.
+/// How often the shards are asked for their units.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How often a store is asked to bring the keys of a unit together: it works for 200 ms each time.
+/// How often a store is asked to gather the keys of a unit; it works for 200 ms each time.
 const TRACKS_MAX: usize = 100;
 
-/// What the shards of a cluster say.
+/// The shards' answers about their units.
 #[derive(Debug, Default)]
 pub struct Heard {
-    /// Of those that answered.
+    /// The reports of the shards that answered.
     pub reports: Vec<Report>,
-    /// The highest number of a move that one of them knows.
+    /// The highest number of a move that any of them knows.
     pub highest: u64,
-    /// Those that did not, and why.
+    /// The shards that did not answer, with the reasons.
     pub silent: Vec<(String, String)>,
 }
 
-/// Asks every shard that the state has.
+/// Asks every shard in the cluster's state for its units.
 pub async fn ask(app: &App) -> Heard {
     let state = app.cluster.state();
     let there = state.stores.iter().enumerate().filter(|(_, store)| store.state != StoreState::Removed);
@@ -72,7 +72,7 @@ async fn listed(store: &Store) -> Result<pb::UnitsListResponse, Status> {
     .await
 }
 
-/// A record as it is on the wire; `None` for one of another version of kindred, which is left alone.
+/// A unit's record from the wire; `None` for a state that this version does not know, whose unit is left alone.
 fn held(record: pb::UnitRecord) -> Option<Held> {
     let state = match record.state() {
         pb::UnitState::Tracked => HeldState::Tracked,
@@ -101,17 +101,17 @@ fn only(records: &BTreeMap<MoveId, (MoveRecord, i64)>) -> BTreeMap<MoveId, MoveR
     records.iter().map(|(id, (record, _))| (*id, record.clone())).collect()
 }
 
-/// What would be done, by what this router knows.
+/// The plan to reconcile meta with these answers, as far as this router knows meta.
 pub fn planned(app: &App, heard: &Heard) -> Plan {
-    // Read behind the answers of the shards: what was decided since is in it.
+    // The records are read after the shards have answered, so they contain all decisions that the answers reflect.
     plan(&app.cluster.state(), &only(&known_records(app)), &heard.reports)
 }
 
-/// Brings meta into accord with what the shards have said: map, configs and records of moves in one transaction. What is
-/// left to be asked of the shards.
+/// Makes map, configs and move records in meta agree with the shards' answers, in one transaction. Returns the plan,
+/// whose calls to shards are still to be made.
 ///
 /// # Errors
-/// Why meta did not take it, or what would not be sound.
+/// When meta cannot be written, or the resulting state would not be valid.
 pub async fn apply_to_meta<E: From<Vec<FieldError>>>(
     app: &Arc<App>,
     heard: &Heard,
@@ -153,10 +153,10 @@ fn next(
     Ok(next)
 }
 
-/// Asks a shard for one thing.
+/// Makes one call of a plan to a shard.
 ///
 /// # Errors
-/// Why it did not do it.
+/// The shard's message when it does not do it.
 pub async fn call(app: &App, call: &Call) -> Result<(), String> {
     let store = app.stores.get(store_ix(call.store));
     let by = || Some(pb::UnitMove { r#move: call.id.0, term: call.term.0, unit: Some(on_wire(&call.unit)) });
@@ -225,7 +225,7 @@ pub async fn call(app: &App, call: &Call) -> Result<(), String> {
     asked.map_err(|status| status.message().to_owned())
 }
 
-/// Has a store keep a unit by itself, which is what can be frozen.
+/// Makes a store gather the keys of a unit into an index of their own, because only such a unit can be frozen.
 async fn tracked(store: &Store, by: Option<pb::UnitMove>) -> Result<(), String> {
     for _ in 0..TRACKS_MAX {
         let request = pb::TrackRequest { r#move: by.clone() };
@@ -241,7 +241,7 @@ async fn tracked(store: &Store, by: Option<pb::UnitMove>) -> Result<(), String> 
     Err("it is still bringing the keys together: run it again".to_owned())
 }
 
-/// Looks for as long as the router runs whether shards own otherwise than the map says, and tells so.
+/// Runs for ever: checks whether shards own other units than the map says, and publishes the differences.
 pub(super) async fn watch(app: Arc<App>) {
     let mut before: Vec<String> = Vec::new();
     loop {
@@ -250,7 +250,7 @@ pub(super) async fn watch(app: Arc<App>) {
         let records = known_records(&app);
         let moves: Vec<_> = records.values().map(|(record, _)| record).collect();
         let now = elsewhere(&app.cluster.state(), &moves, &heard.reports);
-        // What is seen twice is not on its way.
+        // A difference that is seen only once may be a change in progress.
         let stays: Vec<String> = now.iter().filter(|line| before.contains(line)).cloned().collect();
         app.cluster.note_elsewhere(stays);
         before = now;

@@ -1,4 +1,4 @@
-//! The steps of a move that read and write its record in meta.
+//! The steps of a move that read or write its record in meta.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::meta::client::{Expect, Write};
 use crate::meta::lineage::foreign;
 use crate::meta::{Meta, MetaError, STATE, write as write_state};
 
-/// How often a decision is tried while others change the state for other reasons.
+/// How often a decision is tried when other changes of the state collide with it.
 const ATTEMPTS: usize = 16;
 
-/// Reads the record.
+/// Reads the record of a move.
 pub(super) async fn read(meta: &Meta, id: MoveId) -> Answer {
     match meta.client.get(&record_key(id)).await {
         Ok(None) => Answer::NoRecord,
@@ -30,8 +30,8 @@ pub(super) async fn read(meta: &Meta, id: MoveId) -> Answer {
     }
 }
 
-/// Writes the record in place of the one of this version. With the last one of a move that was given up, the
-/// configuration says again what it said before, in the same transaction.
+/// Replaces the version of the record that is given. The last record of a move that was aborted also restores the
+/// earlier configuration of its Kind, in the same transaction.
 pub(super) async fn swap(app: &Arc<App>, meta: &Meta, record: Box<MoveRecord>, version: i64) -> Answer {
     if record.to_put_back().is_some() {
         return put_back(app, meta, record, version).await;
@@ -66,7 +66,7 @@ async fn put_back(app: &Arc<App>, meta: &Meta, mut record: Box<MoveRecord>, vers
                 next = Some(back.state);
             }
             Err(error) => {
-                // The move ends all the same: nothing moves any more, and the configuration is there to be corrected.
+                // The move ends anyway: nothing moves any more, and the operator can correct the configuration.
                 let why = format!("the configuration was left as it is: {error}");
                 tracing::error!(
                     move_id = record.id.0,
@@ -86,7 +86,7 @@ async fn put_back(app: &Arc<App>, meta: &Meta, mut record: Box<MoveRecord>, vers
             }
             Answer::Swapped { record, version }
         }
-        // The record is read again, which tells what has changed.
+        // The coordinator reads the record again and sees what has changed.
         Ok(None) => Answer::Conflict,
         Err(error) => failed(&error),
     }
@@ -96,7 +96,7 @@ fn said_of(errors: Vec<FieldError>) -> MetaError {
     MetaError::Unsound(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
 }
 
-/// The one commit point of a switch (R15c): the record and the map, in one transaction.
+/// The commit point of a switch (R15c): writes record and map in one transaction.
 pub(super) async fn decide(
     app: &Arc<App>,
     meta: &Meta,
@@ -117,7 +117,7 @@ pub(super) async fn decide(
             Ok(next) => next,
             Err(error) => return Answer::Refused { reason: error.to_string() },
         };
-        // A store that was removed since, or anything else that no router could go by (finding 10).
+        // The state would not be valid, for instance because a store was removed meanwhile (finding 10).
         let write = match write_state(&next) {
             Ok(write) => write,
             Err(error) => return Answer::Refused { reason: error.to_string() },
@@ -130,12 +130,12 @@ pub(super) async fn decide(
         let writes = vec![Write::put(key.clone(), decided.to_json()), write];
         match meta.client.commit(&expects, writes).await {
             Ok(Some(version)) => {
-                // Requests that wait here go on at once; other routers hear of it from meta.
+                // Requests that are held in this router go on at once; other routers follow meta.
                 app.take(Arc::new(next));
                 return Answer::Swapped { record: Box::new(decided), version };
             }
             Ok(None) => match meta.client.get(&key).await {
-                // Only the state has changed: for another Kind, or another reason.
+                // Only the state has changed, by a change that does not concern this move, so try again.
                 Ok(Some(there)) if there.mod_revision == version => {}
                 Ok(_) => return Answer::Conflict,
                 Err(error) => return failed(&error),

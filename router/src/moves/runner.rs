@@ -1,4 +1,4 @@
-//! The task of one move: polls its machine, runs the steps, and brings back the answers.
+//! The task of one move: polls its state machine, runs the steps, and feeds the answers back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use kindred_router_core::moves::machine::{Machine, Request, Status, TICK};
 use kindred_router_core::moves::record::{MoveRecord, Phase};
 use kindred_router_core::moves::step::{Answer, Step, StepName, Ticket, UnitAt, What, together};
 use kindred_router_core::parts::store_ix;
+use kindred_transport::failpoint::Side;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -23,25 +24,26 @@ use crate::failpoint;
 use crate::meta::client::{Expect, Write};
 use crate::meta::{Meta, MetaError};
 
-/// How often the progress is written to meta, when it has changed.
+/// How often changed progress is written to meta.
 const REPORT: Duration = Duration::from_secs(1);
-/// Steps of which a report says why they fail.
+/// The most failing steps in a report.
 const FAILING_MAX: usize = 8;
 
-/// What was copied by the steps of one move.
+/// Counters of what a move's steps have copied.
 #[derive(Debug, Default)]
 pub(super) struct Copied {
     pub keys: AtomicU64,
     pub bytes: AtomicU64,
 }
 
-/// What an operator asks of a move; the coordinator puts its answer in, when the move's record says it or it is refused.
+/// An operator's request for a move. The coordinator writes its answer here, once it refuses the request or the move's
+/// record contains it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asked {
     /// `abort`, `reverse` or `complete`.
     pub request: String,
-    /// Absent until it is answered; then empty, or why it is refused.
+    /// The answer: absent until there is one, empty if accepted, else the reason for the refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
@@ -56,37 +58,37 @@ pub(super) struct Runner {
     copied: Arc<Copied>,
     began: Instant,
     steps: JoinSet<(StepName, Vec<Answered>)>,
-    /// What failed when it was last tried.
+    /// The steps that failed when last tried.
     failing: BTreeMap<(StepName, Option<UnitAt>), Failing>,
     phase: Phase,
     frozen_at: Option<Instant>,
     pause: Option<Duration>,
     reported: Progress,
-    /// The version of the request that the machine has taken, and of the one that was answered.
+    /// The mod revisions of the latest request that the machine accepted, and of the latest that was answered.
     taken: i64,
     answered: i64,
-    /// There is something that operators wait for.
+    /// Report at once, because operators wait for the news.
     report_now: bool,
-    /// Writes to meta that the machine does not wait for; one of each kind at a time.
+    /// Writes to meta that the machine does not wait for; at most one report and one answer at a time.
     writes: JoinSet<Written>,
     reporting: bool,
     report_again: bool,
     answering: bool,
 }
 
-/// The answer to a step.
+/// A step's ticket, its unit if it has one, and the answer.
 type Answered = (Ticket, Option<UnitAt>, Answer);
 
-/// What became of a write.
+/// The result of a background write.
 enum Written {
-    /// The progress; false when the claim is not this router's any more.
+    /// The progress was written; `Ok(false)` if the claim is no longer this router's.
     Report(Progress, Result<bool, MetaError>),
-    /// The answer to the request of this version.
+    /// The request with this mod revision was answered; `Ok(None)` if the request had changed.
     Answer(i64, Result<Option<i64>, MetaError>),
 }
 
 impl Runner {
-    /// The coordinator of a move with this record, whose claim was written under the lease.
+    /// The runner of a move with this record, for a claim that was written under `lease`.
     pub(super) fn new(moves: &Moves, record: MoveRecord, version: i64, lease: i64) -> Self {
         let (id, phase) = (record.id, record.phase);
         Self {
@@ -114,7 +116,7 @@ impl Runner {
         }
     }
 
-    /// Until the move is over, or another router has it.
+    /// Runs until the move is over or another router has taken it over.
     pub(super) async fn run(mut self) -> MoveId {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -150,11 +152,11 @@ impl Runner {
                 Some(Ok(written)) = self.writes.join_next(), if !self.writes.is_empty() => self.written(written),
                 _ = tick.tick() => {}
                 _ = report.tick() => self.report(),
-                // What is asked is heard before the next wait.
+                // Only wakes the loop, which then looks for requests.
                 _ = entries.changed() => {}
             }
         }
-        // The last report is of the end.
+        // The last report describes the end.
         self.settle_writes().await;
         self.report();
         self.settle_writes().await;
@@ -162,7 +164,7 @@ impl Runner {
         self.id
     }
 
-    /// Stores of the move that were lost and replaced, or removed.
+    /// The stores of the move that were removed or replaced since.
     fn stores_gone(&self) -> BTreeSet<StoreIdx> {
         let legs = self.machine.record().legs.iter().filter(|leg| !leg.lost);
         let ends = legs.flat_map(|leg| [leg.from, leg.to]);
@@ -181,7 +183,7 @@ impl Runner {
         }
     }
 
-    /// Runs steps that were put together.
+    /// Runs steps that were grouped to run together.
     fn spawn(&mut self, steps: Vec<Step>) {
         let Some(name) = steps.first().map(|step| step.name) else { return };
         match name {
@@ -192,7 +194,7 @@ impl Runner {
         let (app, meta, id) = (self.app.clone(), self.meta.clone(), self.id);
         let (rate, copied) = (self.rate.clone(), self.copied.clone());
         self.steps.spawn(async move {
-            failpoint::reach(name.as_str(), "before").await;
+            failpoint::reach(name, Side::Before).await;
             let (mut answers, mut units, mut calls) = (Vec::new(), Vec::new(), Vec::new());
             for Step { ticket, what, .. } in steps {
                 let answer = match what {
@@ -214,7 +216,7 @@ impl Runner {
                 let of_units = units.into_iter().zip(steps.run(name).await);
                 answers.extend(of_units.map(|((ticket, at), answer)| (ticket, at, answer)));
             }
-            failpoint::reach(name.as_str(), "after").await;
+            failpoint::reach(name, Side::After).await;
             (name, answers)
         });
     }
@@ -232,7 +234,7 @@ impl Runner {
                 tracing::warn!(move_id = self.id.0, step = name.as_str(), reason, "a move cannot go on so");
                 self.failed(name, at, reason);
             }
-            // Neither good nor bad.
+            // Neither a success nor a failure.
             Answer::Conflict | Answer::Stale { .. } | Answer::NotReady => {}
             _ => {
                 self.failing.remove(&(name, at));
@@ -277,7 +279,7 @@ impl Runner {
         }
     }
 
-    /// Lets operators see how far the move is. Lost reports are followed by others.
+    /// Writes the progress to meta if it has changed. A report that is lost is made up for by the next one.
     fn report(&mut self) {
         let progress = self.progress();
         if progress == self.reported {
@@ -292,13 +294,14 @@ impl Runner {
         let (lease, meta) = (self.lease, self.meta.clone());
         let write = Write { lease, ..Write::put(key, value) };
         self.reporting = true;
-        // Only while the claim is this router's: it must neither come back without its lease nor be another's.
+        // Written only while the claim is this router's: it must not come back without its lease, nor replace
+        // another's.
         self.writes
             .spawn(async move { Written::Report(progress, meta.client.commit_under(lease, write).await) });
     }
 
-    /// Takes up what an operator asks of the move, and answers it: when it is refused, or the record says it. Whoever
-    /// takes the move over before does the same again.
+    /// Takes up an operator's request, and answers it once it is refused or the move's record contains it. If another
+    /// router takes the move over before that, it does the same again.
     fn hear(&mut self) {
         let key = request_key(self.id);
         let stored = self.meta.entries().borrow().keys.get(&key).cloned();
@@ -329,7 +332,7 @@ impl Runner {
         }
     }
 
-    /// Answers the request of this version; an empty `refused` is none.
+    /// Answers the request with this mod revision; `refused` is empty if it was accepted.
     fn answer_asked(&mut self, asked: Asked, version: i64, refused: String) {
         let key = request_key(self.id);
         let value = serde_json::to_vec(&Asked { refused: Some(refused), ..asked }).unwrap_or_default();
@@ -353,7 +356,7 @@ impl Runner {
             Written::Answer(version, result) => {
                 self.answering = false;
                 match result {
-                    // When somebody else has written there, that is heard next.
+                    // If somebody else has changed the request, the change is taken up next.
                     Ok(_) => self.answered = version,
                     Err(error) => {
                         tracing::debug!(move_id = self.id.0, %error, "an operator's request was not answered");
@@ -363,7 +366,7 @@ impl Runner {
         }
     }
 
-    /// Takes the claim back, however long meta is away: its lease lives on, for the claims of other moves.
+    /// Deletes the claim, retrying while meta is away: its lease lives on because other claims share it.
     async fn leave(&self) {
         loop {
             let gone = Write { value: None, ..Write::put(coordinator_key(self.id), "") };

@@ -1,5 +1,7 @@
-//! The steps of a move that call stores: one function each. All may be repeated, and all end in bounded time. Those of
-//! many units at once are in [`leg`], here are those that carry the data of one.
+//! The steps of a move that call stores. Each may be repeated, and each ends in bounded time. This file has the steps
+//! that carry the data of a single unit; [`leg`] has those for many units at once.
+//!
+//! In a step the *owner* is the store that owns the unit at that time, and the *follower* is the other one.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,9 +12,9 @@ use kindred_partition_config::unit::Unit;
 use kindred_proto::shard_v1::{self as pb, unit_answer::Answer as Made, unit_call::Call};
 use kindred_router_core::moves::step::{Answer, UnitCall};
 use kindred_router_core::parts::store_ix;
-use kindred_wire::refusal;
+use kindred_wire::protocol::STALE_TERM;
 use tokio::time::Instant;
-use tonic::{Code, Request, Status, Streaming};
+use tonic::{Request, Status, Streaming};
 
 use super::rate::Rate;
 use super::runner::Copied;
@@ -26,21 +28,21 @@ mod leg;
 
 pub(super) use self::leg::LegSteps;
 
-/// How long a store has to answer a call that does little.
+/// How long a store has to answer a short call.
 const CALL_MAX: Duration = Duration::from_secs(2);
-/// How long a stream of a copy, a tail or a comparison may say nothing.
+/// How long a stream of a copy, a tail or a comparison may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// What one round of a tail imports at most before it says how far it is.
+/// How long one round of tailing a stock etcd imports before it reports.
 const ROUND_MAX: Duration = Duration::from_secs(5);
-/// How long the follower may take to clear away what it had of the unit in an earlier life, and how often it is asked.
+/// How long the follower may take to remove what it had of the unit before, and how often it is asked.
 const ROOM_MAX: Duration = Duration::from_secs(30);
 const ROOM_AGAIN: Duration = Duration::from_millis(2);
-/// What it says meanwhile.
+/// Part of the follower's error while it removes that.
 const MAKING_ROOM: &str = "still making room";
-/// Leases attached at a time.
+/// The number of leases attached at a time.
 const LEASES_AT_ONCE: usize = 64;
 
-/// One unit of one move, and who has to do with it.
+/// A step of one unit of a move, with what it needs.
 struct UnitSteps<'a> {
     pub app: &'a App,
     pub id: MoveId,
@@ -49,24 +51,23 @@ struct UnitSteps<'a> {
     pub copied: &'a Copied,
 }
 
-/// How a call failed, for the coordinator.
+/// How a step failed, as the coordinator sees it.
 enum Failed {
-    /// The store has seen a higher term, this one.
+    /// The store has seen this higher term.
     Stale(Term),
-    /// The follower does not have what it is to have.
+    /// The follower has lost data that it must have.
     Lost(String),
-    /// A store has restarted since the freeze or the seal, or it is undone.
+    /// A store has restarted since the freeze or the seal, or that was undone.
     Restarted(String),
-    /// It differs.
+    /// The two sides differ.
     Different(String),
     Other(String),
 }
 
 impl From<Status> for Failed {
     fn from(status: Status) -> Self {
-        let text = status.message();
-        let stale = refusal::stale_term(text).filter(|_| status.code() == Code::FailedPrecondition);
-        stale.map_or_else(|| Self::Other(text.to_owned()), |seen| Self::Stale(Term(seen)))
+        let seen = status.metadata().get(STALE_TERM).and_then(|seen| seen.to_str().ok()?.parse().ok());
+        seen.map_or_else(|| Self::Other(status.message().to_owned()), |seen| Self::Stale(Term(seen)))
     }
 }
 
@@ -96,17 +97,17 @@ impl UnitSteps<'_> {
         Some(pb::UnitMove { r#move: self.id.0, term: self.call.term.0, unit })
     }
 
-    /// How far the follower has everything; `None` when it has no whole copy.
+    /// The revision up to which the follower has everything; `None` if it has no whole copy.
     async fn through(&self) -> Result<Option<Revision>, Failed> {
         Ok(self.copied_to().await?.flatten())
     }
 
-    /// The same; `None` when it has nothing, `Some(None)` when it has a part of a copy.
+    /// Like [`Self::through`], but `None` if it has nothing and `Some(None)` if it has a part of a copy.
     async fn copied_to(&self) -> Result<Option<Option<Revision>>, Failed> {
         Ok(self.following().await?.map(|record| Revision::from_wire(record.through)))
     }
 
-    /// The follower's record of the unit.
+    /// The follower's record of the unit, if it follows.
     async fn following(&self) -> Result<Option<pb::UnitRecord>, Failed> {
         let look = Call::Look(pb::LookRequest { r#move: self.unit_move() });
         let record = match leg::made(self.follower(), vec![look], false).await?.0.pop() {
@@ -120,7 +121,8 @@ impl UnitSteps<'_> {
     async fn copy(&self) -> Result<(), Failed> {
         match self.copied_to().await? {
             Some(Some(_)) => return Ok(()),
-            // Whoever began it is gone. What was deleted since is not in a copy of now: it must not stay of the old one.
+            // The coordinator that began the copy is gone. Keys deleted since would not be in a new copy, so the old
+            // part must go.
             Some(None) => {
                 self.forget_copy().await?;
                 return Err(Failed::Other("a part of a copy is dropped first".to_owned()));
@@ -148,11 +150,11 @@ impl UnitSteps<'_> {
             return Err(Failed::Other(format!("store {:?} ended the copy at once", owner.name())));
         }
         self.app.copy_speed.made(sent, began.elapsed());
-        // Only now is it whole: who takes over before begins again.
+        // The copy counts as whole only from here on; until then another coordinator starts over.
         self.import(pb::ImportRequest { floor, through: at, ..Default::default() }).await.map(drop)
     }
 
-    /// Counts what is about to be imported, and waits for its turn.
+    /// Counts data that is about to be imported, and waits for its share of the copy rate.
     async fn count(&self, keys: usize, bytes: usize) {
         self.copied.keys.fetch_add(keys as u64, Ordering::Relaxed);
         self.copied.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -177,7 +179,7 @@ impl UnitSteps<'_> {
         }
     }
 
-    /// The follower's copy is too old to be followed further.
+    /// Drops the follower's copy, which cannot be followed further.
     async fn forget_copy(&self) -> Result<(), Failed> {
         let request = pb::DropRequest { r#move: self.unit_move(), epoch: self.call.epoch.0 };
         bounded(self.follower(), |store, deadline| async move {
@@ -188,7 +190,7 @@ impl UnitSteps<'_> {
         .map_err(Failed::from)
     }
 
-    /// Compares both sides at a revision that the follower has, key by key, with their history.
+    /// Compares the unit at both stores at a revision that the follower has, key by key and with history.
     async fn verify(&self) -> Result<(), Failed> {
         let Some(at) = self.through().await? else {
             return Err(Failed::Lost(format!("store {:?} has no whole copy", self.follower().name())));
@@ -217,7 +219,7 @@ impl UnitSteps<'_> {
                 (Some(left), Some(right)) if left == right => {}
                 (left, right) => {
                     if self.floors().await? != floor {
-                        // One side has compacted what the other had still to show.
+                        // One side has compacted history that the other still reported.
                         return Err(Failed::Other("compacted while both sides were compared".to_owned()));
                     }
                     let key = [&left, &right].into_iter().flatten().map(|digest| &digest.last_key).min();
@@ -232,8 +234,8 @@ impl UnitSteps<'_> {
         }
     }
 
-    /// The higher of both sides' floors of the unit: from there on both have everything. Compactions come to each in its
-    /// own time.
+    /// The higher of the two stores' floors of the unit; above it both have the whole history. Each store compacts in
+    /// its own time.
     async fn floors(&self) -> Result<i64, Failed> {
         let request = pb::TrackRequest { r#move: self.unit_move() };
         let tracked = bounded(self.owner(), |store, deadline| async move {
@@ -244,7 +246,7 @@ impl UnitSteps<'_> {
     }
 }
 
-/// One call, or the opening of a stream, in bounded time.
+/// Makes a call, or opens a stream, within [`CALL_MAX`].
 pub(super) async fn bounded<'s, T, Fut>(
     store: &'s Store,
     call: impl FnOnce(&'s Store, Deadline) -> Fut,
@@ -260,7 +262,7 @@ where
     }
 }
 
-/// The next message of a stream.
+/// The next message of a stream, within [`SILENCE_MAX`].
 async fn next<T>(store: &Store, stream: &mut Streaming<T>) -> Result<Option<T>, Status> {
     match tokio::time::timeout(SILENCE_MAX, stream.message()).await {
         Ok(message) => message,
@@ -272,11 +274,11 @@ fn weight(key: &pb::CopiedKey) -> usize {
     key.key.len() + key.versions.iter().map(|version| version.kv.len()).sum::<usize>()
 }
 
-/// A unit as stores read it.
+/// A unit in the wire format.
 pub(super) fn on_wire(unit: &Unit) -> pb::Unit {
     let (buckets, prefix_len) = unit.buckets_to_wire();
     let KeyRange::Span { .. } = &unit.range else {
-        // Units are spans; a single key would be a span of one.
+        // Units are spans, so a single key becomes a span of one key.
         let range =
             KeyRange::Span { start: unit.range.start().clone(), end: Some(unit.range.start().successor()) };
         return pb::Unit { range: Some(wire(&range)), buckets, prefix_len };

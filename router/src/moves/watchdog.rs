@@ -1,5 +1,5 @@
-//! Looks after the moves of other coordinators while keys are held up: [`kindred_router_core::moves::watchdog`] decides,
-//! here it is done.
+//! Watches over the moves of other coordinators while they hold keys. [`kindred_router_core::moves::watchdog`] decides;
+//! this module acts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use super::{record_steps, records};
 use crate::app::App;
 use crate::meta::Meta;
 
-/// How often to look while there is something to wait for.
+/// How often moves are looked at while something is waited for.
 const EVERY: Duration = Duration::from_millis(25);
 
-/// For as long as the router runs; `me` is its coordinators' name.
+/// Runs for ever; `me` is the name of this router's own coordinators.
 pub(super) async fn run(app: Arc<App>, meta: Arc<Meta>, me: String, settings: Settings) {
     let began = Instant::now();
     let mut entries = meta.entries();
@@ -78,7 +78,7 @@ fn spawn(
                     tickets.push(ticket);
                     calls.push(call);
                 }
-                // Not what watchdogs do.
+                // Watchdogs make no such steps.
                 What::Read | What::Decide { .. } => answers.push((ticket, Answer::Conflict)),
             }
         }
@@ -96,7 +96,7 @@ fn spawn(
 }
 
 async fn at_stores(app: &App, id: MoveId, name: StepName, calls: &[UnitCall]) -> Vec<Answer> {
-    // The record may be of stores that this router is about to hear of.
+    // The record may name stores that this router has not heard of yet.
     let ends = calls.iter().flat_map(|call| [call.owner, call.follower]);
     if ends.into_iter().any(|store| store_ix(store).0 >= app.stores.len()) {
         let reason = "this router does not know the store yet".to_owned();

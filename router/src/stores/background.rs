@@ -1,4 +1,4 @@
-//! The tasks of one store: they begin when it is added, at the start or later, and end when it is removed.
+//! The background tasks of one store. They run from when the store is added until it is removed.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::{Store, monitor, releases};
 use crate::app::App;
 use crate::leases::{ended, heirs};
 
-/// Starts them.
+/// Starts the tasks.
 pub fn start(app: &Arc<App>, store: &Arc<Store>) {
     until_removed(app, store, monitor::run(app.clone(), store.clone()));
     if store.is_shard() {

@@ -1,4 +1,4 @@
-//! What the stores' clocks showed at their handshakes, and what the cluster calls now (R3).
+//! The clocks of the stores, as their handshakes showed them, and the reference time of the cluster (R3).
 
 use std::time::Duration;
 
@@ -8,51 +8,50 @@ use kindred_transport::clock::WallClock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How long after the start the first judgement waits for clocks that are not known.
+/// How long after the start the first reference may be delayed by stores whose clocks are unknown.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
 
-/// What is known of one store's clock.
+/// What is known of a store's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sample {
     /// No handshake has ended yet.
     Unknown,
     /// The store cannot be asked, or its clock does not matter.
     None,
-    /// It showed this many microseconds since the Unix epoch at this moment.
+    /// At this moment the clock showed so many microseconds since the Unix epoch.
     At(u64, Instant),
 }
 
-/// The clocks of all stores. Every sample is carried on by this process's monotonic clock, so a step of its wall clock
-/// moves one voice among several.
+/// The clocks of all stores. Samples advance with this process's monotonic clock, so a step of its own wall clock
+/// shifts one voice of the median only.
 #[derive(Debug)]
 pub struct Clocks {
-    /// When the first judgement is made at the latest.
+    /// When the first reference is given at the latest.
     settled_at: Instant,
     samples: watch::Sender<Vec<Sample>>,
     own: WallClock,
 }
 
 impl Clocks {
-    /// There are no stores yet.
+    /// No stores yet.
     #[must_use]
     pub fn new(own: WallClock) -> Self {
         Self { settled_at: Instant::now() + SETTLE_MAX, samples: watch::Sender::default(), own }
     }
 
-    /// There is one more store, of which nothing is known. One that comes later than the first judgement may be is not
-    /// waited for.
+    /// Adds a store whose clock is unknown. Nothing waits for it once the settling time after the start has passed.
     pub fn expect(&self, store: StoreIx) {
         self.samples.send_modify(|samples| {
             samples.resize(samples.len().max(store.0 + 1), Sample::Unknown);
         });
     }
 
-    /// A store's clock showed `micros` at `moment`.
+    /// Notes that a store's clock showed `micros` at `moment`.
     pub fn set(&self, store: StoreIx, micros: u64, moment: Instant) {
         self.put(store, Sample::At(micros, moment));
     }
 
-    /// A store cannot be asked, or has no clock that matters.
+    /// Notes that a store cannot be asked, or that its clock does not matter.
     pub fn leave_out(&self, store: StoreIx) {
         self.put(store, Sample::None);
     }
@@ -67,16 +66,16 @@ impl Clocks {
         });
     }
 
-    /// Waits until every store's clock is known or known to be out of reach, though not for long: one store that does not
-    /// answer must not keep the others out.
+    /// Waits until every store's clock is known, or known to be out of reach; at most `SETTLE_MAX` after the start,
+    /// so that a store that does not answer does not delay the others.
     pub async fn settled(&self) {
         let mut samples = self.samples.subscribe();
         let known = samples.wait_for(|samples| !samples.contains(&Sample::Unknown));
-        // Late is as good as known; the sender lives as long as this borrow of it.
+        // A timeout counts as settled. The sender lives as long as this borrow of it.
         let _ = tokio::time::timeout_at(self.settled_at, known).await;
     }
 
-    /// What the cluster calls now, microseconds since the Unix epoch; `None` while clocks may still become known.
+    /// The reference time of the cluster in microseconds since the Unix epoch; `None` until the clocks have settled.
     #[must_use]
     pub fn reference(&self) -> Option<u64> {
         let now = Instant::now();
@@ -88,7 +87,7 @@ impl Clocks {
         Some(clock_offset::reference(self.own.micros(), &clocks))
     }
 
-    /// How far a store's clock is from the reference, microseconds, positive when ahead; `None` when not known.
+    /// The offset of a store's clock from the reference in microseconds, positive if ahead; `None` if unknown.
     #[must_use]
     pub fn offset(&self, store: StoreIx) -> Option<i64> {
         let reference = self.reference()?;
@@ -96,7 +95,7 @@ impl Clocks {
         Some(clock_offset::offset(sample.at(Instant::now())?, reference))
     }
 
-    /// How far this process's clock is from the reference, microseconds.
+    /// The offset of this process's clock from the reference in microseconds.
     #[must_use]
     pub fn own_offset(&self) -> Option<i64> {
         Some(clock_offset::offset(self.own.micros(), self.reference()?))
@@ -112,7 +111,7 @@ impl Sample {
     }
 }
 
-/// An offset in words.
+/// An offset for people, such as "1.5 s behind".
 #[must_use]
 pub fn words(offset_micros: i64) -> String {
     let seconds = offset_micros.unsigned_abs() as f64 / 1e6;
@@ -144,7 +143,7 @@ mod tests {
             |offset: Option<i64>, at: i64| offset.is_some_and(|offset| offset.abs_diff(at) < 5_000_000);
         assert!(near(clocks.offset(first), HOUR) && near(clocks.offset(second), 0), "{clocks:?}");
         assert!(near(clocks.own_offset(), 0) && clocks.offset(third).is_none());
-        // Most clocks are an hour ahead: then it is this one that is behind.
+        // Most clocks are an hour ahead, so this process's clock is the wrong one.
         clocks.set(second, ahead, Instant::now());
         assert!(near(clocks.offset(first), 0) && near(clocks.own_offset(), -HOUR), "{clocks:?}");
         assert_eq!((words(-1_500_000), words(HOUR)), ("1.5 s behind".into(), "3600.0 s ahead of".into()));

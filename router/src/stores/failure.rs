@@ -1,24 +1,23 @@
-//! What a failed call says about the request: answered, never sent, or nobody knows (R11).
+//! Classifies failed calls: answered, never sent, or unknown (R11).
 
 use std::error::Error;
 
 use tonic::{ConnectError, Status};
 
-/// How a call failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The store's own answer.
+    /// The store answered with this error.
     Answered(Status),
-    /// No connection could be made: nothing was sent.
+    /// No connection could be made, so nothing was sent.
     NotConnected(String),
     /// The connection ended before the request was sent on it.
     NotSent(String),
-    /// The connection ended while the request was under way: it may have been executed.
+    /// The connection ended while the request was under way, so it may have been executed.
     Lost(String),
 }
 
 impl Failure {
-    /// Tells an answer, which has no cause on this side, from what happened to the connection, which has one.
+    /// Classifies a status. A store's answer has no error source on this side; a failure of the connection has one.
     #[must_use]
     pub fn of(status: Status) -> Self {
         let Some(source) = status.source() else { return Self::Answered(status) };
@@ -29,7 +28,7 @@ impl Failure {
             if let Some(connect) = error.downcast_ref::<ConnectError>() {
                 return Self::NotConnected(connect.to_string());
             }
-            // hyper cancels only what its connection has not taken up.
+            // hyper reports "canceled" only for requests that its connection had not taken up.
             if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
                 return Self::NotSent(innermost);
             }
@@ -38,7 +37,7 @@ impl Failure {
         Self::Lost(innermost)
     }
 
-    /// Why, for people.
+    /// The reason, for people.
     #[must_use]
     pub fn reason(&self) -> &str {
         match self {

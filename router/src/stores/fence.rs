@@ -1,4 +1,4 @@
-//! What this router knows of a stock etcd's fence: as old as may be, as the etcd itself compares it with each request.
+//! What this router knows of a stock etcd's fence. May be outdated: the etcd itself compares it with each request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,47 +8,45 @@ use kindred_router_core::fence::{FenceDoc, FenceError};
 use kindred_wire::fence::Fence;
 use tokio::time::Instant;
 
-/// How long a refusal is believed without asking the etcd again.
+/// How long a refusal by the known fence is trusted without reading it again.
 const FRESH: Duration = Duration::from_millis(10);
 
-/// The fence key as it was read last.
+/// The fence key as last read.
 #[derive(Debug)]
 pub struct Known {
-    /// Its mod revision; 0 where it did not exist.
+    /// The key's mod revision; 0 if the key did not exist.
     pub mod_revision: i64,
-    /// What it said.
     pub doc: FenceDoc,
     read_at: Option<Instant>,
 }
 
 impl Known {
-    /// Whether what it refuses can be refused without asking.
+    /// Whether the fence was read so recently that its refusals need no other read.
     #[must_use]
     pub fn is_fresh(&self) -> bool {
         self.read_at.is_some_and(|at| at.elapsed() < FRESH)
     }
 }
 
-/// Of one etcd.
+/// The known fence of one etcd.
 #[derive(Debug)]
 pub struct FenceCell(ArcSwap<Known>);
 
 impl Default for FenceCell {
     fn default() -> Self {
-        // Most have none. Where there is one, the first request is told.
+        // Most etcds have no fence. If there is one, the first request fails its comparison and brings it back.
         let known = Known { mod_revision: 0, doc: FenceDoc::default(), read_at: None };
         Self(ArcSwap::from_pointee(known))
     }
 }
 
 impl FenceCell {
-    /// What is known.
     #[must_use]
     pub fn known(&self) -> Arc<Known> {
         self.0.load_full()
     }
 
-    /// Takes what was read. If that is older than what is known, the next request is told.
+    /// Stores a fence that was read. It may be older than the known one: then the next request fails its comparison.
     ///
     /// # Errors
     /// When this version cannot read the value.

@@ -1,8 +1,8 @@
-//! Who a store is (R1): what its first handshake says is written to the cluster's state by compare-and-swap, and nothing
-//! else is believed under its name from then on. A disk that was emptied, or exchanged with another store's, answers with
-//! another UUID, and so does every start of a shard without a data directory.
+//! Identifies stores (R1). The UUID of a store's first handshake is written to the cluster's state by compare-and-swap;
+//! from then on no other UUID is accepted under its name. An emptied or exchanged disk answers with another UUID, and
+//! so does every start of a shard without a data directory.
 //!
-//! Without a meta store, or while it is away, a router goes by what it has met itself.
+//! Without a meta store, or while it is away, a router goes by the UUIDs that it has met itself.
 
 use std::sync::Arc;
 
@@ -16,24 +16,24 @@ use super::{Store, StoreSpec};
 use crate::app::App;
 use crate::meta::{ChangeError, Next};
 
-/// What a handshake says of who a store is.
+/// The judgement of a handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Verdict {
-    /// The one that is meant.
+    /// It is the expected store.
     Known,
-    /// Nobody has met it before.
+    /// It is the first store met under this name.
     New,
-    /// Another one that has nothing, in the place of one that was to keep nothing.
+    /// It is another store, which keeps all in memory, in place of one that holds only Kinds of mode none.
     Anew,
-    /// Another one; why it is not used, and what to do.
+    /// It is another store; with the reason why it is not used and what to do.
     Foreign(String),
 }
 
-/// `known` is whom the cluster, or this router, has met; `holds_only_none` whether the store is to keep anything.
+/// Judges a handshake. `known` is the expected UUID; `holds_only_none` says that the store has to keep nothing.
 fn judge(name: &str, known: Option<&str>, hello: &HelloResponse, holds_only_none: bool) -> Verdict {
     let uuid = &hello.store_uuid;
     match known {
-        // An earlier version does not say.
+        // An earlier version reports no UUID.
         _ if uuid.is_empty() => Verdict::Known,
         None => Verdict::New,
         Some(known) if known == uuid => Verdict::Known,
@@ -56,13 +56,13 @@ fn foreign(name: &str, known: &str, hello: &HelloResponse) -> String {
     )
 }
 
-/// Whether the state has the store hold nothing that is to be kept.
+/// Whether by the cluster's state the store holds only Kinds of mode none.
 fn holds_only_none(app: &App, store: &Store) -> bool {
     let place = u16::try_from(store.index.0).map(StoreIdx);
     place.is_ok_and(|place| app.cluster.state().holds_only_none(place))
 }
 
-/// What is wrong with a store that serves: what it says itself, or that it has no disk for what it is to keep.
+/// What is wrong with a store that serves: what it reports, or that it has no disk although it must keep Kinds.
 pub(super) fn trouble(app: &App, store: &Store, hello: &HelloResponse) -> String {
     let forgets = hello.in_memory && !holds_only_none(app, store);
     match (hello.trouble.as_str(), forgets) {
@@ -74,8 +74,8 @@ pub(super) fn trouble(app: &App, store: &Store, hello: &HelloResponse) -> String
     }
 }
 
-/// Whom this router is to meet: whom the cluster knows, else whom it has met itself. A store that keeps nothing is whom it
-/// has met last, also while the cluster cannot be told.
+/// The UUID that this router expects: the cluster's, or else the one that it has met. For a store that keeps nothing it
+/// is the one met last, even if the cluster's state still has another.
 pub(super) fn expected(app: &App, store: &Store, spec: &StoreSpec) -> Option<String> {
     let met = store.met();
     match (&spec.uuid, &met) {
@@ -85,11 +85,10 @@ pub(super) fn expected(app: &App, store: &Store, spec: &StoreSpec) -> Option<Str
     }
 }
 
-/// Holds what a shard said of itself against what is known of it. `false`: something was learnt, and it is to be asked
-/// again with that.
+/// Checks the identity that a shard reported. `false` if something was learnt by which the shard must be asked again.
 ///
 /// # Errors
-/// When it is another one.
+/// `Foreign` when it is another store.
 pub(super) async fn identified(
     app: &Arc<App>,
     store: &Store,
@@ -98,7 +97,7 @@ pub(super) async fn identified(
 ) -> Result<bool, Phase> {
     let (known, uuid) = (expected(app, store, spec), hello.store_uuid.as_str());
     match judge(store.name(), known.as_deref(), hello, holds_only_none(app, store)) {
-        // What could not be written when it was met.
+        // The UUID is not in the state because meta was away when the store was first met.
         Verdict::Known if spec.uuid.is_none() && !uuid.is_empty() && meta_is_followed(app) => {
             write(app, store, None, uuid).await?;
             Ok(true)
@@ -127,7 +126,7 @@ fn meta_is_followed(app: &App) -> bool {
     app.cluster.meta.as_ref().is_some_and(|meta| meta.problem().is_none())
 }
 
-/// Writes who the store is to the cluster's state; a meta store that is away is asked again with a later handshake.
+/// Writes the store's UUID to the cluster's state. If meta is away, a later handshake writes it.
 async fn write(app: &Arc<App>, store: &Store, before: Option<&str>, uuid: &str) -> Result<(), Phase> {
     if app.cluster.meta.is_none() {
         return Ok(());
@@ -168,7 +167,7 @@ mod tests {
         assert_eq!(judge(Some("u"), hello("u", false), false), Verdict::Known);
         assert_eq!(judge(Some("u"), hello("", false), false), Verdict::Known, "an earlier version");
         assert_eq!(judge(Some("u"), hello("v", true), true), Verdict::Anew);
-        // One that had a disk has lost more than its Kinds; one without is not where Kinds are kept.
+        // A store with a disk has lost more than its Kinds; one without a disk must not hold durable Kinds.
         for (in_memory, only_none, part) in
             [(false, true, "emptied"), (false, false, "emptied"), (true, false, "--data-dir")]
         {

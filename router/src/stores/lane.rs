@@ -1,9 +1,10 @@
-//! The stream of batches to a shard: small operations of all clients leave together, and their answers come back in
-//! whatever order they are ready. Which leave when, and whose an answer is, decides [`Outbox`].
+//! The stream of batches to a shard. Small operations of all clients leave together, and their answers come back in
+//! whatever order they are ready. [`Outbox`] decides which operations leave when, and matches answers to them.
 //!
-//! Nothing waits for company: the connection takes what is there whenever it can send, so that batches grow with the load
-//! alone. The stream is opened by the first operation and again after every end. One that ends in good order says which
-//! operations it did not read; of any other end nobody knows about those that had left (R11).
+//! No operation waits for company: whenever the connection can send, it takes what is there, so batches grow only with
+//! the load. The first operation opens the stream, and opens another after each end. A stream that ends in good order
+//! says which operations the shard did not read; after any other end, operations that had left may have been executed
+//! (R11).
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,41 +24,40 @@ use tonic::{Code, Status, Streaming};
 
 use super::failure::Failure;
 
-/// One message, at most.
+/// The limits of one message.
 const MESSAGE: BatchLimit = BatchLimit { ops: 256, bytes: 128 << 10 };
-/// Operations that wait or are under way, each counted once for every begun [`UNIT_BYTES`]. Others wait for room, in turn.
+/// Operations that wait or are under way, each counted once per begun [`UNIT_BYTES`] of its request; further ones wait
+/// for room in turn.
 const UNITS_MAX: usize = 8192;
 const UNIT_BYTES: usize = 4 << 10;
 
-/// An operation.
 #[derive(Debug)]
 pub struct Op {
-    /// What it is.
     pub method: Method,
-    /// The client's own message.
+    /// The request as the client sent it.
     pub request: Bytes,
-    /// As a call's metadata has it; zero for no wish.
+    /// The revision at or above which the shard should answer; zero for none.
     pub at_least: Revision,
-    /// Of the map; zero = not checked.
+    /// The generation of the map; zero if the shard need not check it.
     pub generation: u64,
-    /// As a call's metadata has it; zero for none.
+    /// The id of the pin to set; zero for none.
     pub pin: u64,
-    /// When its client waits no longer.
+    /// The client's deadline.
     pub until: Instant,
 }
 
-/// Why there is no answer from the shard.
+/// Why the shard gave no answer.
 #[derive(Debug)]
 pub enum LaneError {
-    /// As for a call of its own.
+    /// Classified as for a unary call.
     Failed(Failure),
-    /// The shard has no such stream; nothing was executed.
+    /// The shard does not serve batches; nothing was executed.
     Unsupported,
 }
 
 type Answered = Result<Bytes, LaneError>;
 
-/// The stream to one shard. When it is dropped nobody waits for an answer, and the stream is ended.
+/// The stream of batches to one shard. Dropping it ends the stream.
 #[derive(Debug)]
 pub struct Lane {
     shared: Arc<Shared>,
@@ -67,17 +67,17 @@ pub struct Lane {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// There is something to open a stream for, or the lane is gone.
+    /// Wakes the task that opens streams: an operation waits, or the lane was dropped.
     news: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     outbox: Outbox<Op, oneshot::Sender<Answered>>,
-    /// The stream that takes from it; none while none is open.
+    /// The number of the open stream, which takes operations from the outbox; `None` while none is open.
     stream: Option<u64>,
     streams: u64,
-    /// Takes the next message.
+    /// Wakes the open stream to take the next message.
     connection: Option<Waker>,
     gone: bool,
 }
@@ -89,7 +89,7 @@ impl Shared {
 }
 
 impl Lane {
-    /// A lane over this channel. It needs a tokio runtime, and connects at its first operation.
+    /// A lane over this channel. Needs a tokio runtime; connects at the first operation.
     #[must_use]
     pub fn new(channel: Channel) -> Self {
         let shared = Arc::new(Shared::default());
@@ -97,8 +97,8 @@ impl Lane {
         Self { shared, room: Semaphore::new(UNITS_MAX) }
     }
 
-    /// Sends an operation, and gives the shard's answer. When the future is dropped the operation is cancelled: it is not
-    /// sent any more, or the shard is told.
+    /// Sends an operation and returns the shard's answer. Dropping the future cancels the operation: it is removed if
+    /// it has not left yet, else the shard is told.
     ///
     /// # Errors
     /// See [`LaneError`].
@@ -140,7 +140,7 @@ impl Drop for Lane {
     }
 }
 
-/// Cancels the operation that is not answered when it is dropped.
+/// Cancels an unanswered operation when it is dropped.
 struct Waiting<'l> {
     lane: &'l Lane,
     id: Option<OpId>,
@@ -161,7 +161,7 @@ fn lost(reason: &str) -> LaneError {
     LaneError::Failed(Failure::Lost(reason.to_owned()))
 }
 
-/// The messages of one stream.
+/// The outgoing messages of one stream.
 struct Outgoing {
     shared: Arc<Shared>,
     stream: u64,
@@ -202,16 +202,16 @@ fn on_wire(id: OpId, op: &Op, now: Instant) -> BatchOp<'_> {
         method: op.method as i32,
         at_least: op.at_least.get(),
         generation: op.generation,
-        // None is no limit.
+        // 0 would mean no limit.
         timeout_micros: u64::try_from(left).unwrap_or(u64::MAX).max(1),
         request: &op.request,
         pin: op.pin,
     }
 }
 
-/// Opens a stream whenever there is something to send and none is open, until the lane is gone.
+/// Opens a stream whenever operations wait and none is open, until the lane is dropped.
 async fn run(shared: Arc<Shared>, channel: Channel) {
-    // Nothing up to this is a present stream's.
+    // Operations up to this id belong to earlier streams.
     let mut settled = 0;
     loop {
         shared.news.notified().await;
@@ -236,7 +236,8 @@ async fn run(shared: Arc<Shared>, channel: Channel) {
                 let mut answers = opened.into_inner();
                 match incoming.read(&mut answers).await {
                     Ok(()) => {
-                        // The shard stops: it answers what it has read, and the next stream goes elsewhere.
+                        // The shard is stopping: it still answers the operations that it has read. The next stream is
+                        // a new one.
                         settled = incoming.last.unwrap_or(settled).max(settled);
                         tokio::spawn(async move {
                             let end = incoming.read(&mut answers).await;
@@ -250,17 +251,17 @@ async fn run(shared: Arc<Shared>, channel: Channel) {
     }
 }
 
-/// The answers of one stream.
+/// The incoming answers of one stream.
 struct Incoming {
     shared: Arc<Shared>,
-    /// Its operations are behind this one.
+    /// The stream's operations have ids above this one.
     after: OpId,
-    /// Up to this one, once the shard has said that it stops.
+    /// The last operation that the shard has read; set once it has announced that it stops.
     last: Option<OpId>,
 }
 
 impl Incoming {
-    /// Gives answers to who waits for them. Ends well when the shard has said that it reads no more, once.
+    /// Delivers answers to their waiters. Returns `Ok` once, when the shard announces that it reads no more.
     async fn read(&mut self, answers: &mut Streaming<Bytes>) -> Result<(), Status> {
         let was_told = self.last.is_some();
         loop {
@@ -291,7 +292,7 @@ impl Incoming {
                 }
                 Answer::Last(last) => {
                     self.last = Some(last);
-                    // What still waits goes over the next stream.
+                    // Operations that still wait go over the next stream.
                     state.close();
                     for waiter in state.outbox.unanswered(last.max(self.after), OpId::MAX) {
                         let reason = "the shard stops and has not read it".to_owned();
@@ -301,7 +302,7 @@ impl Incoming {
             })
         };
         for (waiter, answer) in given {
-            // Who is gone does not want it.
+            // The caller may be gone.
             let _ = waiter.send(answer);
         }
         if self.last.is_some() {
@@ -310,7 +311,7 @@ impl Incoming {
         read
     }
 
-    /// The stream was not opened: nothing of it was executed, unless the connection was lost on the way.
+    /// The stream was refused. Nothing was executed, unless the connection was lost.
     fn refused(self, status: Status) {
         let unsupported = status.code() == Code::Unimplemented;
         match Failure::of(status) {
@@ -328,14 +329,14 @@ impl Incoming {
         }
     }
 
-    /// The stream is over; what was read of it and not answered may have been executed.
+    /// The stream has ended; operations that the shard has read and not answered may have been executed.
     fn broken(self, status: Option<Status>) {
         let reason = status.map_or_else(
             || "the shard has ended the stream".to_owned(),
             |status| Failure::of(status).reason().to_owned(),
         );
         match self.last {
-            // A later stream has what was not sent.
+            // Operations behind `last` are handled by a later stream.
             Some(last) => {
                 let waiters = self.shared.state().outbox.unanswered(self.after, last);
                 for waiter in waiters {
@@ -353,7 +354,7 @@ impl Incoming {
         });
     }
 
-    /// Ends the present stream: `error` says of an operation that has left, or has not, what became of it.
+    /// Ends the present stream. `error` is called for each of its operations with whether the operation had left.
     fn fail(self, error: impl Fn(bool) -> LaneError) {
         let (left, unsent) = {
             let mut state = self.shared.state();
@@ -369,11 +370,11 @@ impl Incoming {
 }
 
 impl State {
-    /// Nothing more is taken by the present stream.
+    /// Detaches the present stream, so that it takes no more operations.
     fn close(&mut self) {
         self.stream = None;
         self.outbox.forget_cancelled();
-        // Its body ends when it is asked, or with its connection.
+        // Wake the stream's body, so that it ends.
         self.connection.take().into_iter().for_each(Waker::wake);
     }
 }

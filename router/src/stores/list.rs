@@ -1,6 +1,6 @@
-//! The list of stores: it only grows, so a [`StoreIx`] means the same store for the life of the process.
+//! The list of stores. It only grows, so a [`StoreIx`] means the same store for the life of the process.
 //!
-//! Requests read it without a lock and without touching a counter: a place is written once and then only read.
+//! Requests read the list without a lock or a shared counter: a place is written once and then only read.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -15,24 +15,24 @@ use super::clocks::Clocks;
 use super::modes::Modes;
 use super::{Linking, Store, StoreSpec};
 
-/// Most stores that a router ever knows, removed ones included: twice the slots that there are (R1).
+/// The most stores that a router can ever know, removed ones included: twice the number of slots (R1).
 pub const STORES_MAX: usize = 2048;
 
 /// Why a store cannot be added or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreListError {
-    /// No channel to it can be built.
+    /// No channel to the store can be built.
     #[error("store {name:?}: {source}")]
     Connect {
-        /// The store.
+        /// The name of the store.
         name: String,
-        /// Why.
+        /// The connector's error, such as unusable TLS files.
         source: ConnectError,
     },
     /// The list is full.
     #[error("store {name:?}: this router has had {STORES_MAX} stores, more do not fit; restart it")]
     Full {
-        /// The store.
+        /// The store that did not fit.
         name: String,
     },
     /// A store keeps its name and type for ever.
@@ -40,9 +40,9 @@ pub enum StoreListError {
         "store {name:?} is {was:?} in this router, name and type of a store never change; add another store"
     )]
     Another {
-        /// What the new list says.
+        /// The name in the new list.
         name: String,
-        /// What this router has there.
+        /// The name that this router has at that place.
         was: String,
     },
 }
@@ -50,25 +50,25 @@ pub enum StoreListError {
 #[derive(Debug)]
 struct Inner {
     places: Box<[OnceLock<Arc<Store>>]>,
-    /// How many places are filled, from the front.
+    /// The number of filled places; these are at the front.
     filled: AtomicUsize,
     default: AtomicUsize,
     linking: Linking,
     clocks: Arc<Clocks>,
     modes: watch::Sender<Arc<Modes>>,
-    /// Held by who appends: never across an await.
+    /// Held while a store is appended; never across an await.
     appending: Mutex<()>,
 }
 
-/// All stores, in the order of the configuration. A handle: clones show the same list.
+/// All stores, in the order of the configuration. Clones are handles of the same list.
 #[derive(Debug, Clone)]
 pub struct Stores {
     inner: Arc<Inner>,
 }
 
 impl Stores {
-    /// No store yet; requests to them come from `workers`. `default` will serve keys of no Kind and leases whose ids clients chose; `wall_clock` is the
-    /// router's own.
+    /// An empty list. `workers` are the threads whose requests get connections of their own. `default` is the store for
+    /// keys of no Kind and for leases with ids that clients chose; `wall_clock` is the router's own.
     #[must_use]
     pub fn new(connector: Connector, workers: Workers, default: StoreIx, wall_clock: WallClock) -> Self {
         let linking = Linking { connector, workers };
@@ -80,10 +80,10 @@ impl Stores {
         Self { inner: Arc::new(Inner { places, filled, default, linking, clocks, modes, appending }) }
     }
 
-    /// Adds a store behind the last. Its tasks are the caller's to start.
+    /// Appends a store. The caller starts its tasks.
     ///
     /// # Errors
-    /// When it cannot be connected to at all, or the list is full.
+    /// When no channel to it can be built, or the list is full.
     pub fn add(&self, spec: StoreSpec) -> Result<&Arc<Store>, StoreListError> {
         let _appending = self.inner.appending.lock().unwrap_or_else(PoisonError::into_inner);
         let index = self.len();
@@ -97,10 +97,10 @@ impl Stores {
         Ok(store)
     }
 
-    /// What is known of a store changes: its address, its slot, or who it is. The same again does nothing.
+    /// Changes a store's address, slot or UUID. Does nothing if the configuration is the same.
     ///
     /// # Errors
-    /// When it cannot be connected to at all, or would be another store than it was.
+    /// When no channel to it can be built, or its name or type would change.
     pub fn replace(&self, index: StoreIx, spec: StoreSpec) -> Result<(), StoreListError> {
         let (store, name) = (self.get(index), spec.name.0.clone());
         if store.name() != name || store.kind != spec.kind {
@@ -117,13 +117,12 @@ impl Stores {
         store.relink(spec, &self.inner.linking).map_err(|source| StoreListError::Connect { name, source })
     }
 
-    /// What is known of their clocks.
     #[must_use]
     pub fn clocks(&self) -> &Arc<Clocks> {
         &self.inner.clocks
     }
 
-    /// How durable each Kind is to be, as every shard is told. Older modes than the last are not taken.
+    /// Sets the durability modes that every shard is told. Modes of an older generation are ignored.
     pub fn set_modes(&self, modes: Modes) {
         self.inner.modes.send_if_modified(|known| {
             let news = modes.generation >= known.generation && **known != modes;
@@ -134,65 +133,63 @@ impl Stores {
         });
     }
 
-    /// The same, for those who wait for newer ones.
+    /// A receiver of the durability modes.
     #[must_use]
     pub fn modes(&self) -> watch::Receiver<Arc<Modes>> {
         self.inner.modes.subscribe()
     }
 
-    /// It serves nothing any more: its tasks end, and nobody asks it.
+    /// Removes a store: its tasks end, and requests to it are refused.
     pub fn remove(&self, index: StoreIx) {
         self.get(index).remove();
         self.inner.clocks.leave_out(index);
     }
 
-    /// How many there are, removed ones included.
+    /// The number of stores, removed ones included.
     #[must_use]
     pub fn len(&self) -> usize {
         self.inner.filled.load(Ordering::Acquire)
     }
 
-    /// Whether there is none.
+    /// Whether no store was ever added.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// One of them. Indexes come from the same list, or from a map whose stores were added before it was swapped in.
+    /// The store at an index of this list, or of a map whose stores were added before it was swapped in.
     #[must_use]
     pub fn get(&self, index: StoreIx) -> &Arc<Store> {
         self.inner.places[index.0].get().expect("a map names only stores that were added before it")
     }
 
-    /// All that were not removed.
+    /// All stores that were not removed.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Store>> {
         let places = &self.inner.places[..self.len()];
         places.iter().filter_map(OnceLock::get).filter(|store| !store.is_removed())
     }
 
-    /// Those that can be reached now.
+    /// All stores that are up.
     pub fn up(&self) -> impl Iterator<Item = &Arc<Store>> {
         self.iter().filter(|store| store.state.is_up())
     }
 
-    /// The default store.
     #[must_use]
     pub fn default_store(&self) -> StoreIx {
         StoreIx(self.inner.default.load(Ordering::Acquire))
     }
 
-    /// Another store is the default one.
     pub fn set_default(&self, index: StoreIx) {
         self.inner.default.store(index.0, Ordering::Release);
     }
 
-    /// How the pure half sees them now.
+    /// A snapshot of the stores for the pure crate.
     #[must_use]
     pub fn members(&self) -> Vec<Member> {
         self.iter().map(|store| store.member()).collect()
     }
 
-    /// The shard with this slot.
+    /// The store with this slot, unless it was removed.
     #[must_use]
     pub fn by_slot(&self, slot: u32) -> Option<&Arc<Store>> {
         self.iter().find(|store| store.slot().is_some_and(|own| u32::from(own.get()) == slot))
@@ -261,7 +258,7 @@ mod tests {
         stores.replace(StoreIx(0), known("u")).unwrap();
         assert!(store.ready().is_ok() && Arc::ptr_eq(&ways, &store.link.load().ways), "it is who it was");
         assert!(!store.is_current(&asked), "a handshake that knew less is made anew");
-        // Another router was faster, and met another one.
+        // Another router was faster, and met another store.
         stores.replace(StoreIx(0), known("v")).unwrap();
         assert!(store.ready().unwrap_err().message().contains("another store"));
         assert!(Arc::ptr_eq(&ways, &store.link.load().ways));

@@ -1,5 +1,5 @@
-//! How durable each Kind is to be (R9): what every shard is told at its handshakes and after every change, and what it
-//! answers that it cannot do.
+//! The durability modes of the Kinds (R9): every shard is told them at its handshakes and after every change, and
+//! answers which of them it cannot keep.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,20 +13,20 @@ use tonic::Code;
 use super::Store;
 use super::failure::Failure;
 
-/// How long a shard has to take them.
+/// How long a shard has to accept the modes.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The modes of a configuration.
+/// The durability modes of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Modes {
-    /// The revision of the cluster's state: grows with every change of its objects.
+    /// The revision of the cluster's state, which grows with every change of its objects.
     pub generation: u64,
-    /// Of the Kinds of which the configuration says something.
+    /// The Kinds for which the configuration sets a mode.
     pub kinds: Vec<(KindPrefix, Durability)>,
 }
 
 impl Modes {
-    /// Those of a state of this revision.
+    /// The modes that are set in a state of this revision.
     #[must_use]
     pub fn new(generation: u64, kinds: &[KindSettings]) -> Self {
         let kinds = kinds.iter().filter_map(|of| Some((of.kind.clone(), of.durability?))).collect();
@@ -46,47 +46,44 @@ impl Modes {
     }
 }
 
-/// A Kind that a shard cannot keep as it is told.
+/// A Kind whose mode a shard cannot keep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unmet {
-    /// The Kind's prefix; of no bytes: the Kinds of which nothing is said.
+    /// The Kind's prefix; empty for all Kinds without a mode in the configuration.
     pub prefix: bytes::Bytes,
-    /// What it is to do.
+    /// The configured mode.
     pub wanted: Option<Durability>,
-    /// What it does.
+    /// The mode that is in force.
     pub has: Option<Durability>,
-    /// Why, and what to do.
+    /// The reason, and what to do.
     pub reason: String,
 }
 
-/// One life of one shard: incarnations alone are those of every store whose disk was emptied.
+/// One life of a shard. The UUID belongs to it because a store with an emptied disk counts its incarnations anew.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Life {
-    /// Its UUID.
     pub uuid: Option<String>,
-    /// Its incarnation.
     pub incarnation: u64,
 }
 
-/// What a shard has answered.
+/// A shard's last answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Told {
-    /// The shard's life, and the generation that it was told last.
+    /// The shard's life and the generation in the last call that succeeded.
     last: Option<(Life, u64)>,
-    /// The generation that it goes by.
+    /// The generation that the shard keeps to.
     pub in_force: u64,
-    /// What it cannot do.
+    /// What the shard cannot keep.
     pub unmet: Vec<Unmet>,
-    /// Why it could not be told.
+    /// Why the last call failed.
     pub problem: Option<String>,
 }
 
-/// The state of one store's modes: written by its monitor, read by who shows it.
+/// The answer of one store about modes: written by its monitor, read by the admin API.
 #[derive(Debug, Default)]
 pub struct ToldCell(Mutex<Arc<Told>>);
 
 impl ToldCell {
-    /// What is known now.
     #[must_use]
     pub fn get(&self) -> Arc<Told> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -97,8 +94,8 @@ impl ToldCell {
     }
 }
 
-/// Tells a shard in this life the modes, unless it has been told them. One that cannot be told goes by what it was
-/// told before, and is told again with the next handshake.
+/// Tells a shard the modes, unless it has accepted this generation in this life. If the call fails, the shard keeps to
+/// the modes it has, and is told again with the next handshake.
 pub async fn tell(store: &Store, life: Life, modes: &Modes) {
     let before = store.told().get();
     if before.last.as_ref().is_some_and(|(told, generation)| *told == life && *generation == modes.generation)
@@ -166,7 +163,7 @@ fn from_wire(mode: pb::Durability) -> Option<Durability> {
     }
 }
 
-/// A mode in words.
+/// A mode for people.
 #[must_use]
 pub fn words(mode: Option<Durability>) -> &'static str {
     mode.map_or("the shard's default", Durability::word)

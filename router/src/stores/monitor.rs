@@ -1,4 +1,4 @@
-//! One task a store: the handshake (R1, R3), again every second, and with backoff while the store is away.
+//! The monitor task of a store: repeats the handshake (R1, R3) every second, and with backoff while the store is away.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,38 +20,39 @@ use super::state::{Identity, Phase};
 use super::{Store, StoreSpec};
 use crate::app::App;
 
-/// The protocol that this router speaks with shards.
+/// The version of the protocol between this router and shards.
 pub const PROTOCOL_VERSION: u32 = 1;
 
 const PERIOD: Duration = Duration::from_secs(1);
-/// A store that answers a handshake with nothing for this long is silent, and with [`PERIOD`] that is within R17's three
-/// seconds: nobody waits for it any longer. A shard that is busy answers in between.
+/// A store that does not answer a handshake for this long is silent, and its calls are cut. Together with [`PERIOD`]
+/// that is within R17's three seconds. A shard that is merely busy answers in time.
 const SILENCE: Duration = Duration::from_millis(TURN.as_millis() as u64 * TURNS as u64);
-/// Silence is counted in turns of this task, so that a router which was held up itself takes that for nobody's silence.
+/// Silence is counted in turns of this task, so that a delay of the router itself does not count as silence of a store.
 const TURN: Duration = Duration::from_millis(100);
 const TURNS: u32 = 18;
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// Keeps the state of the store true, for ever.
+/// Keeps the state of the store up to date, for ever.
 pub async fn run(app: Arc<App>, store: Arc<Store>) {
     let mut modes = app.stores.modes();
     let mut backoff = BACKOFF_MIN;
-    // The life of the shard that was up at the last look, when its beginning is known.
+    // The incarnation of the shard whose beginning was noted; `None` when the shard was not up.
     let mut begun = None;
     loop {
         let asked = store.spec();
         let met = handshake(&app, &store, &asked).await;
         let silent = matches!(met, Met::Silent);
         let Some(phase) = met.into_phase() else {
-            // With what was learnt; unless that has not arrived, or this router is told of it by meta alone.
+            // Ask again with what was learnt. If the configuration does not have it yet, it is still on its way from
+            // meta.
             if store.is_current(&asked) {
                 tokio::time::sleep(BACKOFF_MIN).await;
             }
             continue;
         };
         if let (Phase::Up(identity), true) = (&phase, store.is_shard()) {
-            // Before it is up: nothing is to be acknowledged by another mode than is meant.
+            // Tell the modes before the store counts as up, so that it acknowledges nothing under another mode.
             let modes = modes.borrow_and_update().clone();
             let life = Life { uuid: identity.uuid.clone(), incarnation: identity.incarnation };
             tell(&store, life.clone(), &modes).await;
@@ -67,11 +68,11 @@ pub async fn run(app: Arc<App>, store: Arc<Store>) {
         let up = matches!(phase, Phase::Up(_));
         settle(&store, &asked, phase);
         if !store.is_current(&asked) {
-            // It is known better by now who it is or where: what was heard may not count.
+            // Its UUID or address has changed meanwhile, so this answer may not count.
             continue;
         }
         if silent {
-            // Behind the phase: a read that is asked again is refused at once.
+            // Only after the phase is set, so that a retried read is refused at once.
             store.cut();
         }
         if up {
@@ -80,7 +81,7 @@ pub async fn run(app: Arc<App>, store: Arc<Store>) {
                 () = tokio::time::sleep(PERIOD) => {}
                 // The sender lives as long as the router.
                 Ok(()) = modes.changed() => {}
-                // Not at once: the calls of one broken connection all ask for this.
+                // A short pause: all calls of one broken connection ask for a handshake.
                 () = store.state().kicked() => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         } else {
@@ -90,7 +91,7 @@ pub async fn run(app: Arc<App>, store: Arc<Store>) {
     }
 }
 
-/// Believes a handshake, and says what has changed.
+/// Accepts the result of a handshake, and logs a change.
 fn settle(store: &Store, asked: &Arc<StoreSpec>, phase: Phase) {
     let problem = phase.problem().unwrap_or_default().to_owned();
     let word = phase.word();
@@ -107,7 +108,7 @@ fn settle(store: &Store, asked: &Arc<StoreSpec>, phase: Phase) {
     }
 }
 
-/// What the shard shows now, which is not below where it began; `None` when it does not say: it is asked again.
+/// The shard's current revision, which is at or above the first one of its incarnation; `None` if it does not answer.
 async fn present(store: &Store) -> Option<Revision> {
     let zero = Bytes::from_static(&[0]);
     let everything = KeyRange { key: zero.clone(), range_end: zero };
@@ -117,16 +118,16 @@ async fn present(store: &Store) -> Option<Revision> {
     Revision::from_wire(raised.current)
 }
 
-/// How a handshake ended.
+/// The result of a handshake.
 #[derive(Debug)]
 enum Met {
-    /// The store is who it should be.
+    /// The store is the expected one.
     Well(Identity),
     /// It is not, or cannot be reached.
     Otherwise(Phase),
-    /// It is connected and says nothing.
+    /// It is connected and does not answer.
     Silent,
-    /// It is to be asked again, by what it has brought.
+    /// It must be asked again by what was learnt.
     Again,
 }
 
@@ -155,7 +156,7 @@ async fn handshake(app: &Arc<App>, store: &Store, spec: &StoreSpec) -> Met {
         return Phase::Refused(why).into();
     }
     let met = if store.is_shard() { meet_shard(app, store, spec).await } else { meet_etcd(store).await };
-    // Its clock still has a voice where it is skewed: where most are wrong, the others are.
+    // A skewed store keeps its voice in the median: if most clocks are wrong, the others are the skewed ones.
     let has_a_voice = match &met {
         Ok(_) => store.is_shard(),
         Err(unmet) => matches!(unmet, Met::Otherwise(Phase::Skewed(_)) | Met::Again),
@@ -185,7 +186,7 @@ async fn meet_shard(app: &Arc<App>, store: &Store, spec: &StoreSpec) -> Result<I
     }
     clocks.settled().await;
     if hello.awaits_clock {
-        // The first handshake showed its clock; this one brings it what the cluster calls now.
+        // The first handshake reported its clock; this one brings it the reference time.
         hello = ask(app, store, spec).await?;
     }
     match clocks.offset(store.index) {
@@ -208,12 +209,12 @@ async fn meet_shard(app: &Arc<App>, store: &Store, spec: &StoreSpec) -> Result<I
     }
 }
 
-/// For how many microseconds the store is not to open yet, by its own clock.
+/// Microseconds until the store may open, by its own clock.
 fn waits_for(spec: &StoreSpec, hello: &HelloResponse) -> u64 {
     spec.opens_at.unwrap_or_default().saturating_sub(hello.now_micros)
 }
 
-/// One handshake; notes what the shard's clock showed in the middle of it.
+/// Makes one handshake, and notes what the shard's clock showed halfway through it.
 async fn ask(app: &App, store: &Store, spec: &StoreSpec) -> Result<HelloResponse, Met> {
     let clocks = app.stores.clocks();
     let request = HelloRequest {
@@ -227,13 +228,13 @@ async fn ask(app: &App, store: &Store, spec: &StoreSpec) -> Result<HelloResponse
     if hello.revisions == "hlc" {
         clocks.set(store.index, hello.now_micros, sent + sent.elapsed() / 2);
     } else {
-        // It counts: no revision of its comes from a clock.
+        // The shard counts densely, so its clock does not matter.
         clocks.leave_out(store.index);
     }
     Ok(hello)
 }
 
-/// What every handshake of this router with a store says.
+/// The part of a handshake that is the same in all of them.
 pub(crate) fn hello_of(app: &App, store: &Store, spec: &StoreSpec) -> HelloRequest {
     HelloRequest {
         protocol_version: PROTOCOL_VERSION,
@@ -245,14 +246,14 @@ pub(crate) fn hello_of(app: &App, store: &Store, spec: &StoreSpec) -> HelloReque
     }
 }
 
-/// The answer in time, or why there is none.
+/// The store's answer, or why there is none.
 async fn answer<T>(
     store: &Store,
     asked: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, Met> {
     match heard(asked).await {
         Some(Ok(answer)) => Ok(answer.into_inner()),
-        // The shard's own refusal: it belongs to another cluster.
+        // The shard refuses because it belongs to another cluster.
         Some(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
             Err(Phase::Refused(status.message().to_owned()).into())
         }
@@ -261,7 +262,7 @@ async fn answer<T>(
     }
 }
 
-/// What a store says, or nothing when it is silent for as many turns as it has.
+/// Awaits the answer for [`TURNS`] turns; `None` if the store stays silent.
 async fn heard<T>(asked: impl Future<Output = T>) -> Option<T> {
     let mut asked = std::pin::pin!(asked);
     for _ in 0..TURNS {
@@ -280,8 +281,7 @@ fn why(store: &Store, status: Status) -> String {
     Failure::of(status).reason().to_owned()
 }
 
-/// What a shard is, when it is of the cluster and the slot that are meant (R1); else why not. Who it is, [`identified`]
-/// judges.
+/// Checks that a shard belongs to the cluster and has the expected slot (R1). Its UUID is judged by [`identified`].
 fn check(spec: &StoreSpec, cluster_id: u64, hello: &HelloResponse) -> Result<Identity, String> {
     if hello.protocol_version.abs_diff(PROTOCOL_VERSION) > 1 {
         return Err(format!(
@@ -289,7 +289,7 @@ fn check(spec: &StoreSpec, cluster_id: u64, hello: &HelloResponse) -> Result<Ide
             hello.protocol_version
         ));
     }
-    // A shard that was not told of a cluster belongs to whoever has its address.
+    // A shard without a cluster id belongs to any cluster that has its address.
     if hello.cluster_id != 0 && hello.cluster_id != cluster_id {
         return Err(format!(
             "it belongs to cluster {:#x}, this router to {cluster_id:#x}: is this another cluster's address? See --cluster-id",
@@ -326,7 +326,7 @@ mod tests {
         tokio::task::yield_now().await;
         tokio::time::advance(10 * SILENCE).await;
         tokio::task::yield_now().await;
-        // What came meanwhile is looked at now.
+        // An answer that came during the delay is still accepted.
         say.send("here").unwrap();
         assert_eq!(hearing.await.unwrap(), Some(Ok("here")));
         assert_eq!(heard(std::future::pending::<()>()).await, None);

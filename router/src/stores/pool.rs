@@ -1,8 +1,8 @@
-//! Connections that streams share without standing in each other's way.
+//! Connections that carry streams which clients may leave unread.
 //!
-//! HTTP/2 has one window for a connection, beside one for each stream: what nobody reads of one stream is missing to all
-//! others. So the window of a connection is larger than those of all streams that it carries, and beyond [`STREAMS_MAX`]
-//! streams there is another connection. A stream that nobody reads then holds its own window and nothing else.
+//! HTTP/2 has one flow-control window for a connection beside one for each stream: bytes of one stream that are not
+//! read are missing to all others. So the window of a connection is larger than those of all its streams together, and
+//! more than [`STREAMS_MAX`] streams get another connection. An unread stream then holds its own window only.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use kindred_transport::{Connector, Endpoint};
 use tonic::body::Body;
 use tower::Service;
 
-/// Connections to one store for streams of one class. The first one is always there, others while they are needed.
+/// The connections to one store for one class of streams. The first always exists, others while they are needed.
 #[derive(Debug)]
 pub struct Pool {
     connector: Connector,
@@ -23,7 +23,7 @@ pub struct Pool {
     open: Mutex<Vec<Shared>>,
 }
 
-/// A connection, and how many streams it has: as many as hold the place beside this one.
+/// A connection. The number of its streams is that of the clones of `place`.
 #[derive(Debug)]
 struct Shared {
     channel: Channel,
@@ -37,10 +37,10 @@ impl Shared {
 }
 
 impl Pool {
-    /// Connections to whichever of these endpoints answers.
+    /// A pool of connections to whichever of these endpoints answers.
     ///
     /// # Errors
-    /// When TLS is asked for and cannot be set up.
+    /// When TLS is configured and cannot be set up.
     pub fn new(connector: &Connector, endpoints: &[Endpoint]) -> Result<Self, ConnectError> {
         let pool = Self {
             connector: connector.clone(),
@@ -56,8 +56,7 @@ impl Pool {
         Ok(Shared { channel: self.connector.router_channel(&self.endpoints)?, place: Arc::default() })
     }
 
-    /// A connection with room for one stream more, which has its place there until this and the answer to its call are
-    /// dropped.
+    /// A connection with room for a stream, which counts until this value and the body of the answer are dropped.
     pub fn take(&self) -> Pooled {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.len() > 1 {
@@ -67,7 +66,7 @@ impl Pool {
         if open.iter().all(|shared| shared.streams() >= STREAMS_MAX) {
             match self.connect() {
                 Ok(another) => open.push(another),
-                // The stream is better off among too many than refused.
+                // One stream too many is better than a refused one.
                 Err(error) => tracing::warn!(%error, "cannot open one more connection to a store"),
             }
         }
@@ -77,14 +76,13 @@ impl Pool {
         Pooled { channel: shared.channel.clone(), place: shared.place.clone() }
     }
 
-    /// How many connections there are.
     #[cfg(test)]
     fn connections(&self) -> usize {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 }
 
-/// A place on a connection, for one call. The body of its answer keeps the place.
+/// A place on a connection for one call; the body of the answer keeps it.
 #[derive(Debug, Clone)]
 pub struct Pooled {
     channel: Channel,
@@ -92,7 +90,7 @@ pub struct Pooled {
 }
 
 impl Pooled {
-    /// The connection, for a call whose whole answer is waited for while this is held.
+    /// The connection, for a call whose whole answer is awaited while this value is held.
     #[must_use]
     pub fn channel(&self) -> Channel {
         self.channel.clone()
@@ -116,7 +114,7 @@ impl Service<http::Request<Body>> for Pooled {
     }
 }
 
-/// The body of an answer, in its place.
+/// The body of an answer, which keeps its place on the connection.
 struct Placed {
     body: Body,
     _place: Arc<()>,
@@ -155,7 +153,7 @@ mod tests {
         let beyond = pool.take();
         assert_eq!(pool.connections(), 2);
         assert!(!Arc::ptr_eq(&beyond.place, &held[0].place));
-        // A place that is free again is taken before another connection is.
+        // A free place is taken before another connection is opened.
         held.pop();
         assert!(Arc::ptr_eq(&pool.take().place, &held[0].place));
         drop(beyond);

@@ -1,5 +1,5 @@
-//! Pins that reads over several stores left at a store, on their way to be released (R5): without that a client's
-//! compaction would wait for the longest possible read after every one. A lost release is made up for by the pin's age.
+//! Releases the pins that reads over several stores left at a store (R5). Without a release, a client's compaction
+//! would wait until the pin is too old to count; that is also what ends a pin whose release is lost.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,32 +16,32 @@ use tokio::time::Instant;
 use super::Store;
 use super::lane::{LaneError, Op};
 
-/// Releases that wait for one call, as many as a shard takes; more are left to their age.
+/// Releases that wait for a call: as many as a shard takes in one. Further pins are left to expire.
 const WAITING_MAX: usize = 4096;
-/// Between two calls, so that under load one call carries the releases of many reads.
+/// The pause between two calls, so that under load one call releases the pins of many reads.
 const PAUSE: Duration = Duration::from_millis(10);
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Gives every read a name for its pins that no other read of any router has.
+/// Makes ids for pins that no other read of any router has.
 #[derive(Debug)]
 pub struct PinNames(AtomicU64);
 
 impl Default for PinNames {
     fn default() -> Self {
-        // Each router counts from a place of its own, far from those of the others.
+        // Each router counts from a random number.
         Self(AtomicU64::new(RandomState::new().build_hasher().finish()))
     }
 }
 
 impl PinNames {
-    /// The next name; never 0, which is none.
+    /// The next id; never 0, which means no pin.
     #[must_use]
     pub fn next(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed).max(1)
     }
 }
 
-/// What waits to be released at one store.
+/// The pins to be released at one store.
 #[derive(Debug, Default)]
 pub struct Releases {
     pins: Mutex<Vec<u64>>,
@@ -49,7 +49,7 @@ pub struct Releases {
 }
 
 impl Releases {
-    /// The read of this name is done with the store.
+    /// Queues the release of a pin, because its read is done with the store.
     pub fn push(&self, pin: u64) {
         let mut pins = self.pins.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if pins.len() < WAITING_MAX {
@@ -63,20 +63,20 @@ impl Releases {
     }
 }
 
-/// Releases at a store what is to be released, for ever.
+/// Releases the pins of a store, for ever.
 pub async fn run(store: Arc<Store>) {
     loop {
         store.releases().ready.notified().await;
         let pins = store.releases().take();
         if !pins.is_empty() && store.state().is_up() {
-            // What it answers changes nothing.
+            // An error needs no handling: the pin expires.
             let _ = tokio::time::timeout(TIMEOUT, release(&store, pins)).await;
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Behind what pinned, where both go over one stream.
+/// Sends the release over the stream that carried the pin, if there is one, so that it comes after it.
 async fn release(store: &Store, pins: Vec<u64>) {
     let request = ReleasePinsRequest { pins };
     if let Some(lane) = store.cut_lane() {

@@ -1,4 +1,4 @@
-//! Whether a store can be reached: written by its monitor and by calls that failed, read by every request.
+//! Whether a store can be reached: written by its monitor and by failed calls, read by every request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,43 +7,41 @@ use kindred_partition_config::ids::Slot;
 use kindred_proto::{FEATURE_BATCHED_CUTS, FEATURE_BATCHES};
 use tokio::sync::{Notify, watch};
 
-/// Who a store said it is.
+/// What a store reported of itself in its handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The UUID of a shard.
+    /// Shards only.
     pub uuid: Option<String>,
-    /// The slot of a shard.
+    /// Shards only.
     pub slot: Option<Slot>,
-    /// Its version.
     pub version: String,
-    /// The incarnation of a shard.
+    /// The incarnation of a shard; 0 for a stock etcd.
     pub incarnation: u64,
-    /// Which optional parts of the protocol a shard speaks.
+    /// The feature bits of the protocol that a shard supports.
     pub features: u64,
 }
 
-/// What is known of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
-    /// Not reached yet.
+    /// No handshake has ended yet.
     Connecting,
-    /// Reached, and it is who it should be.
+    /// Reached, and it is the expected store.
     Up(Identity),
-    /// Not reachable, and why.
+    /// Not reachable, with the reason.
     Down(String),
-    /// Reached, but of another cluster, slot or version: only the operator can help.
+    /// Reached, but of another cluster, slot or version; only the operator can help.
     Refused(String),
-    /// Another store, or the same name with an emptied disk, stands where it was: only the operator can help.
+    /// Another store, or an emptied disk, answers in its place; only the operator can help.
     Foreign(String),
-    /// Who it should be, with a clock too far from the others' (R3).
+    /// The expected store, but its clock is too far off, or does not agree with the reference (R3).
     Skewed(String),
 }
 
 impl Phase {
-    /// All that [`Phase::word`] may say.
+    /// All values of [`Phase::word`].
     pub const WORDS: [&str; 6] = ["connecting", "up", "down", "refused", "foreign", "skewed"];
 
-    /// One word for people and metrics.
+    /// The phase as one word, for people and metrics.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -56,7 +54,7 @@ impl Phase {
         }
     }
 
-    /// Why requests may not be sent; `None` when they may, or nobody has asked yet.
+    /// Why requests may not be sent; `None` when they may, or before the first handshake.
     #[must_use]
     pub fn problem(&self) -> Option<&str> {
         match self {
@@ -68,11 +66,11 @@ impl Phase {
     }
 }
 
-/// The state of one store. Its monitor decides; a call that lost the connection may only mark it down.
+/// The state of one store. Only its monitor sets it up again; a call that lost its connection may set it down.
 #[derive(Debug)]
 pub struct StateCell {
     up: AtomicBool,
-    /// What it speaks, by its last handshake.
+    /// The feature bits of its last handshake.
     features: AtomicU64,
     phase: watch::Sender<Arc<Phase>>,
     last_error: watch::Sender<Option<String>>,
@@ -92,7 +90,7 @@ impl Default for StateCell {
 }
 
 impl StateCell {
-    /// Whether requests may be sent.
+    /// Whether requests may be sent to it.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Acquire)
@@ -104,7 +102,7 @@ impl StateCell {
         self.has(FEATURE_BATCHES)
     }
 
-    /// Whether it serves in batches what a read over several stores asks.
+    /// Whether it takes in batches also the questions of a read over several stores.
     #[must_use]
     pub fn has_batched_cuts(&self) -> bool {
         self.has(FEATURE_BATCHES | FEATURE_BATCHED_CUTS)
@@ -114,19 +112,18 @@ impl StateCell {
         self.features.load(Ordering::Acquire) & features == features
     }
 
-    /// It does not, whatever it said: the next handshake may say so again.
+    /// Notes that it does not serve batches, contrary to its handshake; the next handshake may bring them back.
     pub fn no_batches(&self) {
         self.features.store(0, Ordering::Release);
         self.kick.notify_one();
     }
 
-    /// What is known now.
     #[must_use]
     pub fn phase(&self) -> Arc<Phase> {
         self.phase.borrow().clone()
     }
 
-    /// The last error, also when the store is up again.
+    /// The last error; kept when the store is up again.
     #[must_use]
     pub fn last_error(&self) -> Option<String> {
         self.last_error.borrow().clone()
@@ -143,7 +140,6 @@ impl StateCell {
         phase.problem().unwrap_or(otherwise).to_owned()
     }
 
-    /// Waits until the store is up.
     pub async fn wait_up(&self) {
         let mut phase = self.phase.subscribe();
         // The sender lives as long as this borrow of it, so there is no error.
@@ -153,11 +149,10 @@ impl StateCell {
     /// Waits until the first handshake has ended, well or not.
     pub async fn wait_known(&self) {
         let mut phase = self.phase.subscribe();
-        // As above.
         let _ = phase.wait_for(|phase| !matches!(**phase, Phase::Connecting)).await;
     }
 
-    /// Tells what is known; whether that is a change of kind.
+    /// Sets the phase; returns whether its kind has changed.
     pub fn set(&self, phase: Phase) -> bool {
         if let Phase::Up(identity) = &phase {
             self.features.store(identity.features, Ordering::Release);
@@ -175,7 +170,7 @@ impl StateCell {
         changed
     }
 
-    /// A call could not reach the store: no request waits for the next handshake to find out.
+    /// Sets the store down because a call could not connect, so that no request waits for the next handshake.
     pub fn lost(&self, reason: &str) {
         if self.is_up() {
             self.set(Phase::Down(reason.to_owned()));
@@ -183,12 +178,12 @@ impl StateCell {
         self.kick.notify_one();
     }
 
-    /// A call failed in a way that may concern it alone: ask the store now.
+    /// Asks for a handshake at once, because a call failed in a way that may concern only itself.
     pub fn suspect(&self) {
         self.kick.notify_one();
     }
 
-    /// Ends when somebody asks for a handshake now.
+    /// Waits until a handshake is asked for.
     pub async fn kicked(&self) {
         self.kick.notified().await;
     }

@@ -1,4 +1,4 @@
-//! What a session does with what upstream sends.
+//! How a session handles the messages of its upstream streams.
 
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
@@ -17,7 +17,7 @@ use super::message::{self, NO_WATCH};
 use super::session::{Due, Origin, Session, UID_BITS};
 use super::upstream::{Inbound, What};
 
-/// What may be held for a progress round, in bytes; beyond, the round is given up.
+/// Bytes of messages that may be held for a progress round; beyond this the round is aborted and they are released.
 const HELD_BYTES_MAX: usize = 4 << 20;
 
 impl Session {
@@ -29,7 +29,7 @@ impl Session {
                     upstream.failures = 0;
                 }
             }
-            // Of a stream that was closed meanwhile.
+            // The message is of a stream that the session has closed meanwhile.
             _ => return,
         }
         match what {
@@ -47,7 +47,7 @@ impl Session {
 
     fn on_broken(&mut self, store: StoreIx) {
         if self.watches.values().any(|watch| watch.on(store) && watch.in_fragment) {
-            // Half of a message is with the client: only the client knows where to resume.
+            // The client has some fragments of a message, so only the client knows where to resume.
             self.end = Some(grpc::status(EtcdError::TimeoutDueToConnectionLost));
             return;
         }
@@ -71,14 +71,15 @@ impl Session {
             return Ok(());
         }
         let Some(uid) = self.there(store, response.watch_id) else {
-            // Cancelled by the client while this was under way, or placed elsewhere.
+            // The client has cancelled the watch meanwhile, or the watch has been placed elsewhere.
             return Ok(());
         };
         self.show(uid, revision);
         let Some(watch) = self.watches.get_mut(&uid) else { return Ok(()) };
         let client_id = watch.client_id;
         if response.canceled && is_displaced(&response) {
-            // Up to there the store has given it all: a new owner may have compacted what a quiet watch has not come by.
+            // The store has delivered everything up to there. Without this, a quiet watch could resume at a position
+            // that its new owner has compacted.
             watch.next = watch.next.max(revision + 1);
             self.displaced(uid);
             return Ok(());
@@ -113,7 +114,7 @@ impl Session {
         Ok(())
     }
 
-    /// The store confirmed a watch, or refused it (then under no id, so it is the first that is due there).
+    /// The store has confirmed or refused a watch. A refusal carries no id; it is for the first unconfirmed watch.
     fn on_created(&mut self, store: StoreIx, bytes: &Bytes, response: &WatchResponse<'_>, revision: i64) {
         let uid = match response.watch_id {
             NO_WATCH => self.first_unconfirmed(store),
@@ -128,7 +129,7 @@ impl Session {
         }
         if response.canceled {
             let answer = if announced {
-                // Refused when it was created again: to the client its watch ends.
+                // The watch was refused when the session created it again: for the client, an existing watch ends.
                 let reason = message::reason(response);
                 let head = WatchHead {
                     canceled: true,
@@ -166,7 +167,7 @@ impl Session {
         self.advance_creates();
     }
 
-    /// The watch that has this id at the store now.
+    /// The watch that has this id at the store, if it is still placed there.
     fn there(&self, store: StoreIx, upstream_id: i64) -> Option<i64> {
         let uid = upstream_id & ((1 << UID_BITS) - 1);
         let watch = self.watches.get(&uid)?;
@@ -177,7 +178,7 @@ impl Session {
         self.watches.iter().find(|(_, watch)| watch.on(store) && !watch.live).map(|(uid, _)| *uid)
     }
 
-    /// The create of this watch is answered.
+    /// Removes the create of this watch, which has been answered.
     fn settle(&mut self, uid: i64) {
         let is_of = |due: &Due| matches!(due, Due::Store { uid: due, .. } if *due == uid);
         if self.creates.front().is_some_and(is_of) {
@@ -196,7 +197,7 @@ impl Session {
         }
     }
 
-    /// A header with this revision goes to the client as one of this watch: no read of its Kinds shows less from now on.
+    /// Notes that the client sees this revision in a header of this watch: no later read may show less (R8).
     pub(super) fn show(&mut self, uid: i64, revision: i64) {
         self.seen = self.seen.max(revision);
         let Some(watch) = self.watches.get(&uid) else { return };
@@ -212,7 +213,7 @@ impl Session {
         }
     }
 
-    /// Sends a message of a watch, behind what is held of it.
+    /// Sends a message of a watch, after any messages of that watch that are held.
     pub(super) fn emit_behind(&mut self, uid: i64, message: Bytes) {
         if self.held.iter().any(|(held, _)| *held == uid) {
             self.hold(uid, message);
@@ -222,7 +223,7 @@ impl Session {
     }
 }
 
-/// Whether a shard has ended or refused the watch because its keys are moving.
+/// Whether a shard ended or refused the watch because its keys are moving.
 fn is_displaced(response: &WatchResponse<'_>) -> bool {
     std::str::from_utf8(response.cancel_reason).is_ok_and(is_not_owned)
 }

@@ -1,4 +1,4 @@
-//! Watch messages, read and written around their events.
+//! Reads and writes watch messages without decoding their events.
 
 use bytes::Bytes;
 use kindred_proto::etcdserverpb as pb;
@@ -12,13 +12,13 @@ use prost::Message;
 
 use crate::app::{Identity, append};
 
-/// The id in answers that concern no watch, or all of a stream.
+/// The watch id of a refused create, and of progress that covers the whole stream.
 pub const NO_WATCH: i64 = -1;
 
-/// First and last mod revision of the events in a message; `None` without events.
+/// The mod revisions of the first and the last event in a message; `None` without events.
 ///
 /// # Errors
-/// When the bytes are no watch response.
+/// When the bytes are not a valid watch response.
 pub fn span(message: &[u8]) -> Result<Option<(i64, i64)>, WireError> {
     let mut events = watch_events(message);
     let Some(first) = events.next().transpose()? else { return Ok(None) };
@@ -33,7 +33,7 @@ fn mod_revision(event: &[u8]) -> Result<i64, WireError> {
     Ok(KeyValueRef::parse(EventRef::parse(event)?.kv)?.mod_revision)
 }
 
-/// The message under the client's watch id and with the router's header.
+/// The store's message with the client's watch id and the router's header.
 #[must_use]
 pub fn for_client(message: Bytes, identity: &Identity, watch_id: i64) -> Bytes {
     let mut tail = Vec::with_capacity(32);
@@ -41,7 +41,7 @@ pub fn for_client(message: Bytes, identity: &Identity, watch_id: i64) -> Bytes {
     append(message, &tail)
 }
 
-/// A message of the router's own.
+/// A message that the router makes itself, without events.
 #[must_use]
 pub fn own(header: ResponseHeader, watch_id: i64, head: WatchHead<'_>) -> Bytes {
     let mut message = Vec::with_capacity(64 + head.cancel_reason.len());
@@ -49,7 +49,8 @@ pub fn own(header: ResponseHeader, watch_id: i64, head: WatchHead<'_>) -> Bytes 
     message.into()
 }
 
-/// Events as one message, or for a watch that takes fragments as messages of at most `fragment_bytes` where events allow.
+/// Sends events as one message. With `fragment_bytes`, splits them into fragments of at most that size; a larger single
+/// event is a fragment of its own.
 pub fn with_events(
     head: WatchHead<'_>,
     events: &[&[u8]],
@@ -77,7 +78,7 @@ pub fn with_events(
     }
 }
 
-/// A create refused, in etcd's shape: created and cancelled at once, under no id.
+/// The answer to a refused create, as etcd sends it: created and cancelled at once, with the id -1.
 #[must_use]
 pub fn refused(header: ResponseHeader, reason: &str) -> Bytes {
     own(
@@ -87,7 +88,7 @@ pub fn refused(header: ResponseHeader, reason: &str) -> Bytes {
     )
 }
 
-/// The cancel reason of a message, as text.
+/// The cancel reason of a message, with invalid UTF-8 replaced.
 #[must_use]
 pub fn reason(response: &WatchResponse<'_>) -> String {
     String::from_utf8_lossy(response.cancel_reason).into_owned()
@@ -97,8 +98,8 @@ fn request(union: pb::watch_request::RequestUnion) -> Bytes {
     pb::WatchRequest { request_union: Some(union) }.encode_to_vec().into()
 }
 
-/// A create for a store, under the session's own number and from its position. Of a stock etcd (`fenced`) the first key of
-/// all is kindred's own.
+/// A create request for a store, with the watch's id there and its position. On a stock etcd (`fenced`) the range
+/// leaves out the first of all keys, `\0`, which kindred uses for its fence.
 #[must_use]
 pub fn create(create: &pb::WatchCreateRequest, uid: i64, start_revision: i64, fenced: bool) -> Bytes {
     let mut create = pb::WatchCreateRequest { watch_id: uid, start_revision, ..create.clone() };
@@ -108,13 +109,11 @@ pub fn create(create: &pb::WatchCreateRequest, uid: i64, start_revision: i64, fe
     request(pb::watch_request::RequestUnion::CreateRequest(create))
 }
 
-/// A cancel for a store.
 #[must_use]
 pub fn cancel(uid: i64) -> Bytes {
     request(pb::watch_request::RequestUnion::CancelRequest(pb::WatchCancelRequest { watch_id: uid }))
 }
 
-/// A progress request for a store.
 #[must_use]
 pub fn progress() -> Bytes {
     request(pb::watch_request::RequestUnion::ProgressRequest(pb::WatchProgressRequest {}))

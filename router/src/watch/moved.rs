@@ -1,8 +1,8 @@
-//! Watches ride over a move (R16): when a newer map comes, or a store says that keys are moving, every watch is placed
-//! again and goes on at its own position. The client sees nothing of it.
+//! Watches survive a move of their keys (R16). When a newer map comes, or a store says that keys are moving, every
+//! watch is placed again and continues at its own position; the client does not notice.
 //!
-//! A position is a revision, and the new owner has the whole history of what it took over, so a watch that is behind reads
-//! the rest there. What its old place sends after that is not listened to.
+//! A position is a revision, and the new owner has the whole history of what it took over. So a watch that is behind
+//! reads the rest there, and whatever its old place still sends is ignored.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,19 +20,19 @@ use super::readers::FeedWatch;
 use super::session::{Due, Origin, Session, Watch};
 use kindred_router_core::place::{Placed, place};
 
-/// Before watches whose place was refused are placed again, when no newer map comes.
+/// How long after a store displaced a watch all watches are placed again, if no newer map comes first.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Where a watch goes, or why nowhere.
+/// Where a watch goes, or why the map has no place for it.
 type Moved = Result<(Placed, Vec<KindPrefix>), Refusal>;
 
 impl Session {
-    /// Some place is no more: look again soon.
+    /// Schedules another placement, because some watch lost its place.
     pub(super) fn place_soon(&mut self) {
         self.place_at.get_or_insert_with(|| Instant::now() + AGAIN);
     }
 
-    /// The store has refused or ended a watch because its keys are moving.
+    /// Notes that the store refused or ended a watch because its keys are moving.
     pub(super) fn displaced(&mut self, uid: i64) {
         if let Some(watch) = self.watches.get_mut(&uid) {
             watch.live = false;
@@ -60,7 +60,7 @@ impl Session {
             }
         }
         for (uid, spread) in stayed {
-            // Other names of its Kind have moved.
+            // The watch stays, but other parts of its Kind have moved.
             if let Some(watch) = self.watches.get_mut(&uid) {
                 watch.spread = spread;
             }
@@ -72,9 +72,9 @@ impl Session {
         self.advance_creates();
     }
 
-    /// These go where the map of this generation places them.
+    /// Moves these watches to where the map of this generation places them.
     fn move_all(&mut self, moved: Vec<(i64, Moved)>, generation: u64) {
-        // What a round holds back comes before what the new places say.
+        // Releases held messages first: they must precede what the new places send.
         self.abort_round();
         let mut creating: Vec<(StoreIx, i64)> = Vec::new();
         for (uid, placed) in moved {
@@ -83,7 +83,7 @@ impl Session {
         let mut opened = BTreeSet::new();
         for (store, uid) in creating {
             if opened.contains(&store) {
-                // Its stream began with this one too.
+                // The stream that was just opened already began with this watch.
             } else if self.upstreams.contains_key(&store) {
                 self.send_create(uid, store);
             } else {
@@ -96,8 +96,9 @@ impl Session {
         self.watches_changed();
     }
 
-    /// Looks for feeds that have ended anew, under the same key: the move may be off. Only for those that the map of this
-    /// generation still places watches at: a store would take its word for it that all of the range is there.
+    /// Finds new feeds for those that have ended but are still placed under the same key (the move may have been
+    /// aborted). Only feeds where the map of this generation still places watches are renewed: a store trusts that
+    /// generation and would assume that it owns all of the range.
     fn follow_again(&mut self, generation: u64) {
         let ended: Vec<_> =
             self.feeds.iter().filter(|(_, f)| f.live().has_ended()).map(|(no, _)| *no).collect();
@@ -132,7 +133,7 @@ impl Session {
             return self.canceled(uid);
         }
         if watch.in_fragment {
-            // Half of a message is with the client: only the client knows where to resume.
+            // The client has some fragments of a message, so only the client knows where to resume.
             self.end = Some(grpc::status(EtcdError::TimeoutDueToConnectionLost));
             return;
         }
@@ -143,7 +144,8 @@ impl Session {
             && !displaced
             && let Some(upstream) = self.upstreams.get(&store)
         {
-            // A queue that is full or closed belongs to a stream about to break, and this watch is not opened again there.
+            // If the queue is full or closed, the stream is about to break, and this watch is not created on the next
+            // one.
             let _ = upstream.send(message::cancel(watch.upstream_id(uid)));
         }
         watch.places = watch.places.wrapping_add(1);
@@ -187,7 +189,7 @@ impl Session {
         self.app.metrics.watch_moved.increment(1);
     }
 
-    /// The newest map gives the watch no place: its keys join a stock etcd with another store.
+    /// Ends a watch for which the newest map has no place, because its keys are on a stock etcd and on another store.
     fn refuse(&mut self, uid: i64, announced: bool, reason: &str) {
         let header = self.app.identity.header(self.seen);
         let Some(watch) = self.watches.get(&uid) else { return };
@@ -200,7 +202,7 @@ impl Session {
         self.remove(uid);
     }
 
-    /// The create of this watch is answered from elsewhere, in its turn.
+    /// Replaces the create of this watch by one at another place; it keeps its turn.
     fn due_again(&mut self, uid: i64, again: Due) {
         let of = |due: &&mut Due| match due {
             Due::Store { uid: due, .. } | Due::Feed { uid: due, .. } => *due == uid,
@@ -212,7 +214,7 @@ impl Session {
         self.creates_changed();
     }
 
-    /// Leaves the places that no watch is at any more.
+    /// Closes the upstream streams, and leaves the feeds, that have no watch.
     fn leave_empty(&mut self) {
         let stores: Vec<_> = self.upstreams.keys().map(|store| Origin::Store(*store)).collect();
         let feeds: Vec<_> = self.feeds.keys().map(|no| Origin::Feed(*no)).collect();

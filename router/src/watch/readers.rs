@@ -1,12 +1,12 @@
-//! Watches on feeds: positions of this client on streams that all clients share.
+//! Watches on feeds: this client's positions on streams that all clients share.
 //!
-//! Most watches of a stream have nothing to be given most of the time, so none is looked at before there is something for it. A
-//! watch that was given all there is *rests*: the session goes through a feed once for all that rest there, and finds by the
-//! key of each event which of them it concerns. Those, and what does not rest, are read on one by one.
+//! Usually most watches of a stream have no new events, so the session reads only those that do. A watch that has been
+//! given everything *rests*. For all watches that rest on a feed, the session looks through the feed once, and finds by
+//! the key of each event which watches it concerns. Those, and the watches that do not rest, are read one by one.
 //!
-//! **Invariants:** a watch that rests was given every event of its range below its own position and below that at which its
-//! feed was gone through ([`Followed::stand`]), whichever is further. What neither rests nor has its turn waits for its
-//! feed or its catch-up to have more, or for the target of a round to change.
+//! **Invariants:** a resting watch was given every event of its range below the larger of its own position and the
+//! position up to which its feed was looked through ([`Followed::stand`]). A watch that neither rests nor has a turn
+//! waits until its feed or its catch-up has more, or until the target of a progress round changes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,44 +29,44 @@ use crate::feeds::feed::{Feed, Reader, Stand, Take};
 use kindred_router_core::place::FeedKey;
 use kindred_router_core::stabs::Stabs;
 
-/// Messages from feeds that are made ahead of the client; beyond, its watches stay where they are.
+/// Messages made ahead for the client; while so many are queued, no watch on a feed is read.
 const READY_MAX: usize = 4;
-/// Bytes read for a watch at a time, about.
+/// Approximate number of bytes that one turn reads for a watch.
 const TAKE_BYTES: usize = 64 << 10;
-/// Bytes of a feed that are gone through at a time, about.
+/// Approximate number of bytes of a feed that are looked through at a time.
 const LOOK_BYTES: usize = 1 << 20;
-/// Messages of watches that take fragments, as etcd's: the largest request and the message around it.
+/// Maximum size of a fragment, as in etcd: the request limit of 1.5 MiB and 512 KiB for the message around it.
 const FRAGMENT_BYTES: usize = 2 << 20;
-/// Before a feed that could not tell its present is asked again.
+/// How long to wait before asking a feed again that could not tell its current revision.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// A feed by the session's own number.
+/// The session's own number of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FeedNo(pub usize);
 
-/// A feed that some watches of the session read.
+/// A feed that at least one watch of the session reads.
 #[derive(Debug)]
 pub(super) struct Followed {
     key: FeedKey,
     live: Reader,
-    /// The ranges of its watches.
+    /// The ranges of its watches, to find those that an event concerns.
     ranges: Stabs,
-    /// How far it was gone through for those that rest; `None` while it is being opened.
+    /// How far the feed was looked through for resting watches; `None` while it is being opened.
     stand: Option<Stand>,
-    /// Those that wait for it.
+    /// The watches that wait for the feed to have more.
     waiting: BTreeSet<i64>,
 }
 
-/// Where a watch on a feed is in the turns of its session.
+/// Whether a watch on a feed is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// It has none yet.
+    /// Not registered: the watch is new, or is being read or moved.
     Off,
-    /// It is to be read on.
+    /// It is in [`Session::ready`] and will be read.
     Ready,
-    /// Its feed has nothing for it now.
+    /// It waits for more from its feed.
     Waits,
-    /// It was given all that there is.
+    /// It was given everything; [`Session::look_through`] wakes it when an event concerns it.
     Rests,
 }
 
@@ -79,23 +79,22 @@ impl Followed {
         self.live.feed().want(to);
     }
 
-    /// Whether no watch is here.
     pub(super) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 }
 
-/// What a watch on a feed has beside its position.
+/// The state that only watches on feeds have.
 #[derive(Debug)]
 pub(super) struct FeedWatch {
     filter: Filter,
     fragment: bool,
-    /// The gaps of the live feed that it has passed (R10).
+    /// The gaps of the live feed that the watch has passed (R10).
     passed: Passed,
-    /// What it reads while the live feed does not reach back to its position, and the gaps that it has passed there.
+    /// The feed that it reads while the live feed does not reach back to its position, and its passed gaps there.
     catch_up: Option<(Reader, Passed)>,
     turn: Turn,
-    /// Had no events since the last periodic progress.
+    /// No event was sent since the last periodic progress.
     pub quiet: bool,
 }
 
@@ -118,7 +117,7 @@ impl FeedWatch {
         }
     }
 
-    /// The same at another feed.
+    /// The same watch at the start of its time on another feed.
     pub(super) fn at_new_place(self) -> Self {
         Self { passed: Passed::default(), catch_up: None, turn: Turn::Off, ..self }
     }
@@ -128,26 +127,25 @@ impl FeedWatch {
     }
 }
 
-/// The present of the feed of a watch that is being created.
+/// The answer to a question for the current revision of a feed, which a create waits for.
 #[derive(Debug)]
 pub(super) struct Created {
     uid: i64,
     present: Present,
 }
 
-/// What a feed says of its present.
 #[derive(Debug)]
 enum Present {
-    /// All its stores promise this revision.
+    /// All stores of the feed promise this revision.
     At(Revision),
-    /// They could not be asked in time.
+    /// The stores did not answer in time.
     Away,
-    /// It has ended, so there is another one to be asked, or there will be.
+    /// The feed has ended, so its successor is to be asked.
     Ended,
 }
 
 impl Session {
-    /// The number of a feed of the session's, followed from now on.
+    /// Follows a feed, if the session does not yet, and returns its number.
     pub(super) fn follow_feed(&mut self, key: FeedKey, generation: u64) -> FeedNo {
         if let Some(no) = self.feed_numbers.get(&key)
             && let Some(followed) = self.feeds.get(no)
@@ -165,14 +163,13 @@ impl Session {
         no
     }
 
-    /// Leaves a feed.
     pub(super) fn unfollow_feed(&mut self, no: FeedNo) {
         if let Some(followed) = self.feeds.remove(&no) {
             self.feed_numbers.remove(&followed.key);
         }
     }
 
-    /// A watch is on this feed now.
+    /// Registers a watch at this feed.
     pub(super) fn join_feed(&mut self, no: FeedNo, uid: i64) {
         let range = self.watches.get(&uid).and_then(|watch| Some(watch.feed.as_ref()?.filter.range.clone()));
         if let (Some(followed), Some(range)) = (self.feeds.get_mut(&no), range) {
@@ -180,7 +177,7 @@ impl Session {
         }
     }
 
-    /// A watch is on this feed no more.
+    /// Unregisters a watch from this feed.
     pub(super) fn leave_feed(&mut self, no: FeedNo, uid: i64) {
         if let Some(followed) = self.feeds.get_mut(&no) {
             followed.ranges.remove(uid);
@@ -188,7 +185,7 @@ impl Session {
         }
     }
 
-    /// The first revision that a watch was not given: it is here only that its position is known while it rests.
+    /// The first revision that a watch was not given. For a resting watch, [`Watch::next`] alone may be too low.
     pub(super) fn next_of(&self, watch: &Watch) -> i64 {
         let stand = match (watch.origin, &watch.feed) {
             (Origin::Feed(no), Some(FeedWatch { turn: Turn::Rests, .. })) => {
@@ -199,7 +196,7 @@ impl Session {
         stand.map_or(watch.next, |stand| watch.next.max(stand.position.get()))
     }
 
-    /// A watch rests no more, and has its position by itself.
+    /// Ends the rest of a watch and writes its position to [`Watch::next`].
     pub(super) fn rouse(&mut self, uid: i64) {
         let Some(next) = self.watches.get(&uid).map(|watch| self.next_of(watch)) else { return };
         let Some(watch) = self.watches.get_mut(&uid) else { return };
@@ -209,7 +206,7 @@ impl Session {
         }
     }
 
-    /// The watch gets a turn.
+    /// Queues the watch to be read.
     pub(super) fn give_turn(&mut self, uid: i64) {
         self.rouse(uid);
         let Some(watch) = self.watches.get_mut(&uid) else { return };
@@ -226,7 +223,7 @@ impl Session {
         self.dirty = true;
     }
 
-    /// Follows the live feed of the same key that there is now.
+    /// Replaces a feed by the live feed that exists for the same key, and gives its announced watches a turn.
     pub(super) fn renew_feed(&mut self, no: FeedNo, generation: u64) {
         let Some(uids) = self.feeds.get(&no).map(|followed| followed.ranges.numbers().collect::<Vec<_>>())
         else {
@@ -249,7 +246,7 @@ impl Session {
         }
     }
 
-    /// Whether a feed of the session's is of this key; then the map of this generation places watches there too.
+    /// Whether this feed has this key; if so, notes that the map of this generation places watches there.
     pub(super) fn feed_is(&self, no: FeedNo, key: &FeedKey, generation: u64) -> bool {
         let Some(followed) = self.feeds.get(&no).filter(|followed| followed.key == *key) else {
             return false;
@@ -258,8 +255,8 @@ impl Session {
         true
     }
 
-    /// The revision for the header of `created`: known at once for a watch that says where it starts, else what all
-    /// stores of the feed promise (R8), which goes to [`Session::on_feed_present`].
+    /// The revision for the header of `created`. It is known at once for a watch that names its start on an open feed;
+    /// otherwise all stores of the feed are asked for it (R8), and the answer goes to [`Session::on_feed_present`].
     pub(super) fn ask_present(&mut self, uid: i64, no: FeedNo) -> Option<Revision> {
         let feed = self.feeds.get(&no)?.live();
         let starts = self.watches.get(&uid).is_some_and(|watch| watch.next > 0);
@@ -290,7 +287,7 @@ impl Session {
         };
         match present {
             Present::At(present) => *due = Due::Feed { uid, current: Some(present) },
-            // It is asked again with the feeds that are looked for anew.
+            // It is asked again when a new feed is found in [`Session::follow_again`].
             Present::Ended => self.place_soon(),
             Present::Away => {
                 let stores = self.watches.get(&uid).and_then(|watch| match watch.origin {
@@ -308,7 +305,7 @@ impl Session {
         self.advance_creates();
     }
 
-    /// Tells the client that a watch on a feed exists.
+    /// Sends `created` for a watch on a feed.
     pub(super) fn announce(&mut self, uid: i64, current: Revision) {
         let Some(watch) = self.watches.get_mut(&uid) else { return };
         watch.announced = true;
@@ -339,7 +336,7 @@ impl Session {
         self.outgoing.len() < READY_MAX
     }
 
-    /// Reads on for the watches on feeds that have something, in turn, as far as there is room for the client.
+    /// Reads for the watches on feeds that have something, in turn, until the client has enough messages.
     pub(super) fn pump(&mut self) {
         if !self.dirty || !self.can_pump() {
             return;
@@ -357,12 +354,13 @@ impl Session {
         self.conclude_round();
     }
 
-    /// Gives turns to those for whom there may be something.
+    /// Gives a turn to every watch for which there may be something.
     fn hear(&mut self) {
         let target = self.progress.target();
         let mut rung: BTreeSet<FeedNo> = BTreeSet::new();
         if std::mem::replace(&mut self.read_to, target) != target {
-            // What was read up to a target only goes on; and how far all are is to be known.
+            // A watch that was read up to the old target may have more, and the round has to learn which feeds have
+            // reached the target.
             rung.extend(self.feeds.keys());
         }
         for rung_by in self.wake.heard() {
@@ -387,13 +385,13 @@ impl Session {
         }
     }
 
-    /// Goes through what came on a feed for those that rest there.
+    /// Looks through the news of a feed for all watches that rest there, and wakes those that it concerns.
     fn look_through(&mut self, no: FeedNo) {
         let Some(followed) = self.feeds.get_mut(&no) else { return };
         let limit = Limit { last: None, bytes: LOOK_BYTES };
         let taken = followed.stand.and_then(|stand| followed.live.feed().look(stand, limit));
         let (Some(taken), Some(stand)) = (taken, followed.stand) else {
-            // It was opened anew, or has told of something that each has to find out for itself.
+            // The feed was opened anew, has ended, or has a new gap or floor that each watch must check for itself.
             let resting: Vec<i64> = followed.ranges.numbers().collect();
             resting.into_iter().for_each(|uid| self.wake_resting(uid, None));
             if let Some(followed) = self.feeds.get_mut(&no) {
@@ -407,7 +405,7 @@ impl Session {
                 followed.ranges.holding(event.key(), |uid| concerned.push((uid, entry.revision)));
             }
         }
-        // They have their positions while the feed still stands where it stood for them.
+        // Positions are computed from the stand, so it may advance only after this.
         concerned.into_iter().for_each(|(uid, revision)| self.wake_resting(uid, Some(revision)));
         if let Some(followed) = self.feeds.get_mut(&no) {
             followed.stand = Some(Stand { position: taken.next, ..stand });
@@ -417,7 +415,7 @@ impl Session {
         }
     }
 
-    /// A watch that rests has its turn, for what is at this revision first.
+    /// Gives a resting watch a turn; `at` is the revision of the first event that concerns it.
     fn wake_resting(&mut self, uid: i64, at: Option<Revision>) {
         let rests = |watch: &Watch| watch.feed.as_ref().is_some_and(|side| side.turn == Turn::Rests);
         if !self.watches.get(&uid).is_some_and(rests) {
@@ -425,12 +423,13 @@ impl Session {
         }
         self.give_turn(uid);
         if let (Some(watch), Some(at)) = (self.watches.get_mut(&uid), at) {
-            // Nothing of its range is before.
+            // No event of its range lies before this one.
             watch.next = watch.next.max(at.get());
         }
     }
 
-    /// There is nothing more for a watch, which was read up to `next` on the live feed, or waits for something.
+    /// Ends the turn of a watch. If it was read up to `next` on the live feed, and that is as far as the feed was
+    /// looked through, it rests; otherwise it waits.
     fn no_turn(&mut self, uid: i64, next: Option<Revision>) {
         let Some(watch) = self.watches.get_mut(&uid) else { return };
         let (Origin::Feed(no), Some(side)) = (watch.origin, &mut watch.feed) else { return };
@@ -442,12 +441,12 @@ impl Session {
         }
     }
 
-    /// Reads on for one watch, and says when it has its next turn.
+    /// Reads for one watch, and decides when it is read next.
     fn read_on(&mut self, uid: i64) {
         let limit = Limit { last: self.progress.target(), bytes: TAKE_BYTES };
         let Some(watch) = self.watches.get_mut(&uid) else { return };
         let (Origin::Feed(no), Some(side)) = (watch.origin, &mut watch.feed) else { return };
-        // It may have left this turn behind with its place, and have had another one, or rest, since.
+        // The queue may hold an outdated turn: the watch may have moved, had another turn, or come to rest since.
         if side.turn != Turn::Ready {
             return;
         }
@@ -467,7 +466,7 @@ impl Session {
                 if let Some((reader, _)) = &side.catch_up
                     && reader.feed().has_moved()
                 {
-                    // Where it is to go on is not decided yet.
+                    // It is not yet decided where the keys go.
                     side.catch_up = None;
                     self.place_soon();
                     return self.no_turn(uid, None);
@@ -478,7 +477,7 @@ impl Session {
                     let reader = self.app.feeds.catch_up(key, generation, position, bell);
                     side.catch_up = Some((reader, Passed::default()));
                 }
-                // Where the live feed is now, the catch-up is to come.
+                // The catch-up should reach the present position of the live feed.
                 if let (Some((reader, _)), Some(covered)) = (&side.catch_up, live.feed().covered()) {
                     reader.feed().want(covered);
                 }
@@ -489,24 +488,24 @@ impl Session {
         match take {
             Take::Taken(taken) => {
                 let more = self.give(uid, &taken);
-                // What came from a catch-up may be all up to the live feed, and then nothing else tells to look there.
+                // The catch-up may have reached the live feed, and nothing else would trigger a look there.
                 match more || (catches_up && taken.next > position) {
                     true => self.give_turn(uid),
                     false => self.no_turn(uid, Some(taken.next).filter(|_| !catches_up)),
                 }
             }
             Take::Compacted(floor) => self.cancel_compacted(uid, floor),
-            // Its keys are moving: the watch goes on where they are then.
+            // The keys are moving: the watch continues at their new owner.
             Take::Ended if ended => {
                 self.place_soon();
                 self.no_turn(uid, None);
             }
-            // Woken when there is something.
+            // The bell wakes the watch when there is something.
             Take::Behind | Take::Opening | Take::Ended => self.no_turn(uid, None),
         }
     }
 
-    /// Gives a watch what it wants of these revisions, whole; whether there is more.
+    /// Sends a watch the events of these revisions that it wants, whole revisions only; returns whether there is more.
     fn give(&mut self, uid: i64, taken: &Taken<Events>) -> bool {
         let Some(watch) = self.watches.get_mut(&uid) else { return false };
         let Some(side) = &mut watch.feed else { return false };
@@ -522,9 +521,9 @@ impl Session {
         }
         let Some((first, last)) = span else { return taken.more };
         side.quiet = false;
-        // With more to come the header must not pass what was said.
+        // With more to come, the header must not promise more than was sent.
         let header = if taken.more { last } else { taken.next.prev() };
-        // Read no further than the target of the round, so never to be held.
+        // Feeds are read no further than the target of the round, so these events never have to be held.
         let (_, commands) = self.progress.admit(uid, first, last);
         let head = WatchHead {
             header: self.app.identity.header(header.get()),
@@ -546,7 +545,7 @@ impl Session {
         self.remove(uid);
     }
 
-    /// Tells the round which feeds have given all that the target covers.
+    /// Tells the progress round which feeds have delivered everything up to the target.
     fn conclude_round(&mut self) {
         let Some(target) = self.progress.target() else { return };
         let mut behind: BTreeSet<Origin> = BTreeSet::new();
@@ -558,7 +557,7 @@ impl Session {
         let numbers: Vec<FeedNo> = self.feeds.keys().copied().collect();
         for origin in numbers.into_iter().map(Origin::Feed).filter(|origin| !behind.contains(origin)) {
             if self.progress.target() != Some(target) {
-                // Another target, up to which there is more to read first.
+                // The target has changed, and there is more to read up to the new one.
                 return;
             }
             self.on_progressed(origin, target);

@@ -1,4 +1,4 @@
-//! Carries out what the progress machine decides.
+//! Runs progress rounds: carries out the commands of [`kindred_router_core::progress`].
 
 use std::time::Duration;
 
@@ -16,42 +16,43 @@ use super::session::{Origin, Session, Watch};
 use crate::execute::Deadline;
 use crate::execute::compact::raise;
 
-/// How long a round may take; the client asks again.
+/// How long a round may take before it is aborted.
 pub const ROUND_MAX: Duration = Duration::from_secs(1);
-/// How often watches that asked for it are told that nothing happened.
+/// How often an idle watch with `progress_notify` gets a notification.
 pub const PERIOD: Duration = Duration::from_secs(5);
-/// Most ranges named to a store; beyond, all its keys.
+/// Maximum number of ranges named to a store; with more watches than that, all its keys are meant.
 const RANGES_MAX: usize = 32;
-/// How long a request that could not be answered stands.
+/// How long an unanswered progress request is kept.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
-/// Between a round that was given up and the next one for the same request: what was held goes to the client first.
+/// The pause after an aborted round or a forwarded request, before the next try; held messages go first.
 const ROUND_AGAIN: Duration = Duration::from_millis(200);
 
-/// A manual progress that the client has asked for and not got. etcd forgets a request while a watch of the stream is
-/// behind; here it is kept, as a client cannot know whether one of its watches is.
+/// A progress request of the client that is not answered yet. etcd drops a request while a watch of the stream is
+/// behind; the router keeps it, because a client cannot know whether one of its watches is behind.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     since: Instant,
     not_before: Instant,
-    /// Passed on to the one store of the stream, on this one of its upstream streams, which answers by itself.
+    /// The upstream stream to which the request was forwarded (its store and generation), if it was; that store answers
+    /// by itself.
     passed_on: Option<(StoreIx, u64)>,
-    /// How many requests were passed on so and not answered; those that share a round get one answer.
+    /// How many requests were forwarded and not answered; requests that share a round get one answer.
     owed: u32,
 }
 
-/// How a call on a store ended.
+/// The outcome of a call to a store or feed.
 #[derive(Debug)]
 pub(super) enum Raised {
-    /// Its current revision.
+    /// The current revision.
     Current(Origin, Revision),
     /// It was raised to this target.
     To(Origin, Revision),
-    /// It could not be asked.
+    /// The call failed or timed out.
     Failed,
 }
 
 impl Session {
-    /// What the client's watches read from.
+    /// The stores and feeds that the announced watches read from.
     fn members(&self) -> Vec<Origin> {
         let mut members: Vec<_> =
             self.watches.values().filter(|watch| watch.announced).map(|watch| watch.origin).collect();
@@ -60,8 +61,8 @@ impl Session {
         members
     }
 
-    /// Whether something can be promised at all: every watch is confirmed on its present stream, none is catching up,
-    /// and no stock etcd, which cannot be raised, is mixed with another store.
+    /// Whether anything can be promised: every announced watch is confirmed on its present stream, none reads a
+    /// catch-up, and no stock etcd, which cannot be raised, is mixed with another store.
     fn can_promise(&self, members: &[Origin]) -> bool {
         let live = |watch: &Watch| watch.live && watch.feed.as_ref().is_none_or(FeedWatch::is_caught_up);
         let raises = |member: &Origin| match member {
@@ -79,7 +80,7 @@ impl Session {
         self.requested = Some(Request { since: now, not_before: now, passed_on: None, owed: owed + 1 });
         let members = self.members();
         if self.progress.in_round() && self.can_promise(&members) {
-            // It gets the next round: the currents of the one under way were asked before it came.
+            // The request gets the next round: the revisions of the one under way were asked before it came (R7).
             let commands = self.progress.request(&members);
             self.follow(commands);
         } else {
@@ -87,7 +88,7 @@ impl Session {
         }
     }
 
-    /// Begins what answers the client's request, as soon as something can be promised.
+    /// Begins the round that answers the client's request, as soon as something can be promised.
     pub(super) fn answer_request(&mut self) {
         let Some(request) = self.requested else { return };
         if self.progress.in_round() || request.not_before > Instant::now() {
@@ -110,13 +111,13 @@ impl Session {
         self.follow(commands);
     }
 
-    /// When a request that waits after a round is tried again.
+    /// When a request that had to wait after a round is tried again.
     pub(super) fn request_due(&self) -> Option<Instant> {
         let at = self.requested.filter(|_| !self.progress.in_round())?.not_before;
         (at > Instant::now()).then_some(at)
     }
 
-    /// Periodic progress, for watches on feeds: on the others their stores give it.
+    /// Sends periodic progress for watches on feeds; other watches get it from their stores.
     pub(super) fn on_period(&mut self) {
         if self.next_periodic.is_none_or(|at| at > Instant::now()) {
             return;
@@ -152,7 +153,7 @@ impl Session {
             self.requested.is_some_and(|request| request.passed_on.is_some())
         };
         if ended && !answers {
-            // A watch begins above what could be promised: nothing is said, as etcd does.
+            // Some watch begins above the revision that could be promised, so nothing is answered, as in etcd.
             self.requested = None;
         }
         self.follow(commands);
@@ -167,7 +168,7 @@ impl Session {
         self.follow(commands);
     }
 
-    /// The watches of the stream, or their upstream streams, are others now.
+    /// Tells the progress machine that the watches, or their upstream streams, have changed.
     pub(super) fn watches_changed(&mut self) {
         if !self.progress.depends_on_members() {
             return;
@@ -177,7 +178,7 @@ impl Session {
             return self.abort_round();
         }
         if self.progress.in_round() {
-            // Answers of the round that ends must not count in the one that begins.
+            // Answers to the round that ends must not count in the next one.
             self.calls = JoinSet::new();
         }
         let commands = self.progress.changed(&members);
@@ -202,8 +203,8 @@ impl Session {
 
     pub(super) fn follow(&mut self, commands: Vec<Command<Origin>>) {
         if commands.is_empty() {
-            // Nothing has changed, so feeds need not be read again: a session would turn in circles for as long as one
-            // feed has come to the target of a round and another has not.
+            // Nothing has changed, so feeds need no new look. Otherwise the session would spin while one feed has
+            // reached the target of a round and another has not.
             return;
         }
         for command in commands {
@@ -217,7 +218,7 @@ impl Session {
                 }
                 Command::Raise(Origin::Store(store), to) => self.call(store, to, true),
                 Command::Raise(feed @ Origin::Feed(_), to) => {
-                    // A feed raises its stores when it is asked to come to a revision.
+                    // A feed raises its stores itself when it is asked to reach a revision.
                     let commands = self.progress.raised(feed, to);
                     self.follow(commands);
                 }
@@ -225,7 +226,8 @@ impl Session {
                     if let Some(upstream) = self.upstreams.get(&store) {
                         let passed_on =
                             upstream.send(message::progress()).then_some((store, upstream.generation));
-                        // One that found no room is tried again; that of a round, when the round has expired.
+                        // A request for which the queue had no room is tried again later. In a round, the expiry of the
+                        // round does that.
                         if let Some(request) = self.requested.as_mut().filter(|_| !self.progress.in_round()) {
                             request.passed_on = passed_on;
                             request.not_before = Instant::now() + ROUND_AGAIN;
@@ -247,8 +249,8 @@ impl Session {
         if !self.progress.in_round() {
             self.round_since = None;
         }
-        // Feeds are read up to the target of the round: it may be reached already, or have gone. While it stands there is
-        // nothing to read again for; a round that waits for one feed must not spin over the others.
+        // Feeds are read up to the target of the round, so a new target, or its end, means that there is more to read.
+        // While the target stays, a round that waits for one feed must not spin over the others.
         self.dirty |= !self.feeds.is_empty() && self.progress.target() != self.read_to;
     }
 
@@ -265,7 +267,7 @@ impl Session {
             }
         }
         let manual = !std::mem::take(&mut self.only_periodic);
-        // An answer that a store gives late, to what a round before has passed on, is one that nobody waits for.
+        // A store may still answer a request that an earlier round forwarded; by then no client waits for that answer.
         if manual && let Some(request) = &mut self.requested {
             request.owed = request.owed.saturating_sub(u32::from(request.passed_on.is_some()));
             if !self.progress.in_round() && (request.passed_on.is_none() || request.owed == 0) {

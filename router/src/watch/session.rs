@@ -1,4 +1,4 @@
-//! The task of one client stream: its requests, and the loop that everything passes through.
+//! The task of one client stream: its state, its requests, and the loop that drives both.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -29,25 +29,23 @@ use crate::app::App;
 use crate::feeds::bell::Bells;
 use kindred_router_core::place::{FeedKey, Placed, place};
 
-/// How long a create waits for a store that is down.
+/// How long a create waits for a store that is down before it is refused.
 pub const CREATE_WAIT: Duration = Duration::from_secs(10);
-/// Messages ready for the client; beyond, upstream is not read.
+/// Messages queued for the client; while the queue is full, the session reads neither client nor stores.
 const OUTGOING_MAX: usize = 32;
-/// Creates not answered yet; beyond, the client is not read.
+/// Unanswered creates; beyond this many, the session reads no more requests of the client.
 const CREATES_MAX: usize = 1024;
-/// Messages from all upstream streams of a session that wait for it.
+/// Capacity of the channel through which all upstream streams of a session deliver their messages.
 const INBOUND_MAX: usize = 16;
 
-/// Bits of the ids that stores see which are the session's number of a watch; above is how often it was placed anew.
+/// The id that a store sees: the low `UID_BITS` are the session's number of the watch, the others count placements.
 pub(super) const UID_BITS: u32 = 40;
 const PLACES_MASK: u32 = (1 << 22) - 1;
 
 /// Where the events of a watch come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
-    /// The session's upstream stream on this store.
     Store(StoreIx),
-    /// A feed that the session follows.
     Feed(FeedNo),
 }
 
@@ -57,38 +55,37 @@ impl progress::Member for Origin {
     }
 }
 
-/// One watch of the client.
 #[derive(Debug)]
 pub(super) struct Watch {
     pub client_id: i64,
     pub origin: Origin,
-    /// What a watch on a feed needs.
+    /// Set exactly while the watch reads a feed.
     pub feed: Option<FeedWatch>,
-    /// The Kinds on several stores whose revisions its headers show (R8).
+    /// The Kinds, each on several stores, for which the revisions in its headers count as shown (R8).
     pub spread: Vec<KindPrefix>,
-    /// As the client sent it.
+    /// The create as the client sent it, except that an empty key has become `\0`.
     pub create: pb::WatchCreateRequest,
-    /// The first revision that the client has not been given; 0 while it follows from `created`.
+    /// The first revision that the client has not been given; 0 until `created` sets the start of a watch without one.
     pub next: i64,
-    /// A progress below this must not be shown: the watch begins there.
+    /// The revision at which the watch starts: no progress below it may be shown.
     pub floor: i64,
-    /// The client was told that it exists.
+    /// The client has received `created`.
     pub announced: bool,
-    /// The store has confirmed it on the present upstream stream, or its feed is open.
+    /// The store has confirmed the watch on the present upstream stream, or the watch reads a feed.
     pub live: bool,
-    /// A part of an event's message was delivered and the rest was not.
+    /// The client has some fragments of a message, but not yet the last one.
     pub in_fragment: bool,
-    /// The client has cancelled it and was not answered.
+    /// The client has cancelled the watch and waits for the answer.
     pub cancel: bool,
-    /// Its store has said that the keys are moving.
+    /// The store has refused or ended the watch because its keys are moving.
     pub displaced: bool,
-    /// How often it was placed anew.
+    /// How often the watch was placed at another store or feed.
     pub places: u32,
 }
 
 impl Watch {
-    /// Its id at its store: another one at each of its places, so that what an upstream stream still sends for a place that
-    /// the watch has left is not taken for the next one.
+    /// The watch's id at its store. It differs for each placement, so that messages of a placement that the watch has
+    /// left are not taken for messages of the next one.
     pub(super) fn upstream_id(&self, uid: i64) -> i64 {
         uid | (i64::from(self.places & PLACES_MASK) << UID_BITS)
     }
@@ -98,18 +95,18 @@ impl Watch {
     }
 }
 
-/// A create whose answer is due, in the order of the requests.
+/// A create that is not answered yet; creates are answered in the order of the requests.
 #[derive(Debug)]
 pub(super) enum Due {
-    /// The answer is known.
+    /// The answer is known, and waits for its turn.
     Answer(Bytes),
-    /// The store's answer is awaited, or the create not even sent.
+    /// The create is to be sent to the store, or is sent and waits for the store's answer.
     Store { uid: i64, sent: bool, since: Instant },
-    /// The feed's present is awaited, or known.
+    /// A watch on a feed; `current`, once known, is the revision for the header of `created`.
     Feed { uid: i64, current: Option<Revision> },
 }
 
-/// Where a new watch begins, by which map.
+/// Where a new watch begins, and the generation of the map that says so.
 struct Place {
     placed: Placed,
     spread: Vec<KindPrefix>,
@@ -117,63 +114,61 @@ struct Place {
     generation: u64,
 }
 
-/// One client stream.
+/// The state of one client stream.
 pub struct Session {
     pub(super) app: Arc<App>,
     pub(super) outgoing: VecDeque<Bytes>,
     pub(super) watches: BTreeMap<i64, Watch>,
     pub(super) upstreams: HashMap<StoreIx, Upstream>,
     pub(super) creates: VecDeque<Due>,
-    /// How many of the first ones are settled by [`Session::advance_creates`]: they are answers, or sent to the store that
-    /// stands beside it.
+    /// The first `.0` creates are settled: each is an answer, or was sent to store `.1`. See
+    /// [`Session::advance_creates`].
     advanced: (usize, Option<StoreIx>),
     pub(super) progress: Progress<Origin>,
-    /// Messages above the target of the progress round, with the watch of each.
+    /// Messages above the target of the progress round, held back until it ends; each with its watch.
     pub(super) held: VecDeque<(i64, Bytes)>,
     pub(super) held_bytes: usize,
     pub(super) calls: JoinSet<Raised>,
     pub(super) round_since: Option<Instant>,
-    /// The highest revision in any header from upstream, for messages of our own.
+    /// The highest revision in any header from upstream; the header revision of messages that the router makes.
     pub(super) seen: i64,
     pub(super) end: Option<Status>,
     pub(super) feeds: BTreeMap<FeedNo, Followed>,
     pub(super) next_feed: FeedNo,
-    /// Feeds that are asked for their present, for creates.
+    /// Questions to feeds for their current revision, which creates wait for.
     pub(super) creating: JoinSet<Created>,
-    /// Watches that are due for periodic progress.
+    /// Watches that get a progress notification when the present round is answered.
     pub(super) periodic: BTreeSet<i64>,
-    /// The round under way answers only those.
+    /// The round under way answers the periodic notifications only, no request of the client.
     pub(super) only_periodic: bool,
     pub(super) next_periodic: Option<Instant>,
-    /// What the client has asked for last, until it is answered.
+    /// The client's latest unanswered progress request.
     pub(super) requested: Option<Request>,
-    /// Told by feeds when they have more.
+    /// Rung by feeds when they have more.
     pub(super) wake: Arc<Bells>,
-    /// Feeds may have something for the client.
+    /// Feeds may have something for the client, so [`Session::pump`] has work.
     pub(super) dirty: bool,
-    /// The target of the round when feeds were read last.
+    /// The target of the progress round when feeds were last read.
     pub(super) read_to: Option<Revision>,
-    /// Watches on feeds that are to be read on, each once.
+    /// Watches on feeds whose turn it is to be read, each at most once.
     pub(super) ready: VecDeque<i64>,
-    /// Feeds of which there is more to go through.
+    /// Feeds of which [`Session::pump`] has looked through a part only.
     pub(super) looked_at: BTreeSet<FeedNo>,
-    /// The numbers of the feeds.
     pub(super) feed_numbers: HashMap<FeedKey, FeedNo>,
-    /// How many watches each store's upstream stream has.
+    /// The number of watches on each store's upstream stream.
     pub(super) on_store: HashMap<StoreIx, usize>,
-    /// When watches are to be placed again, though no newer map has come.
+    /// When to place the watches again, even if no newer map has come by then.
     pub(super) place_at: Option<Instant>,
     by_client: HashMap<i64, i64>,
     next_auto: i64,
     next_uid: i64,
-    /// The map by which the Kinds of all watches are known; of new ones by a newer map, perhaps.
+    /// The generation of the map by which all watches were placed last; newer watches may be placed by a newer map.
     pub(super) placed_by: u64,
     next_generation: u64,
     inbound: mpsc::Sender<Inbound>,
 }
 
 impl Session {
-    /// Serves one client stream until the client or the router ends it.
     pub async fn serve<S>(app: Arc<App>, mut requests: S, to: mpsc::Sender<Result<Bytes, Status>>)
     where
         S: Stream<Item = Result<Bytes, Status>> + Unpin,
@@ -185,7 +180,7 @@ impl Session {
         session.app.metrics.watch_streams.decrement(1.0);
         session.app.metrics.watchers.decrement(session.watches.len() as f64);
         if let Some(status) = ended {
-            // Room is made by the client; when it does not read, the connection ends anyway.
+            // The client has to make room for the status; if it does not read, its connection ends anyway.
             let _ = to.send_timeout(Err(status), Duration::from_secs(1)).await;
         }
     }
@@ -230,7 +225,7 @@ impl Session {
         }
     }
 
-    /// The loop. Ends with the status that the client gets, if it is still there.
+    /// Runs until the stream ends; returns the status to send, `None` if the client is gone.
     async fn run<S>(
         &mut self,
         requests: &mut S,
@@ -269,11 +264,11 @@ impl Session {
                 }
                 Some(inbound) = upstream.recv(), if room => self.on_inbound(inbound),
                 Some(raised) = self.calls.join_next(), if !self.calls.is_empty() => {
-                    // A call that panicked or was aborted is one that failed.
+                    // A call that panicked or was aborted counts as failed.
                     self.on_raised(raised.unwrap_or(Raised::Failed));
                 }
                 Some(created) = self.creating.join_next(), if !self.creating.is_empty() => {
-                    // The calls do not panic, and are not aborted while the session lives.
+                    // The calls do not panic, and nothing aborts them while the session lives.
                     if let Ok(created) = created {
                         self.on_feed_present(created);
                     }
@@ -309,7 +304,7 @@ impl Session {
 
     fn on_create(&mut self, mut create: pb::WatchCreateRequest) {
         if create.key.is_empty() {
-            // etcd: no key means from the first key on.
+            // As in etcd, an empty key means that the range begins at the first key.
             create.key = Bytes::from_static(&[0]);
         }
         let due = match self.place(&create) {
@@ -352,7 +347,7 @@ impl Session {
         self.creates.push_back(due);
     }
 
-    /// The place and the id of a new watch, or why there is none: etcd's checks in etcd's order.
+    /// Chooses the place and the id of a new watch, or refuses it; makes etcd's checks in etcd's order.
     fn place(&mut self, create: &pb::WatchCreateRequest) -> Result<Place, String> {
         let end = create.range_end.as_ref();
         if create.start_revision < 0 {
@@ -379,7 +374,7 @@ impl Session {
         Ok(Place { placed, spread, client_id, generation: routes.generation() })
     }
 
-    /// Answers and sends creates as far as their order allows.
+    /// Answers creates, and sends creates to stores, as far as the order of answers allows.
     pub(super) fn advance_creates(&mut self) {
         loop {
             match self.creates.front() {
@@ -397,10 +392,11 @@ impl Session {
             }
         }
         let mut sending = Vec::new();
-        // The first one is no answer, so where there are settled ones it is one of that store.
+        // No answer is in front here, so if any create is settled, the first one was sent to the store in `advanced`.
         let (mut advanced, mut only) = if self.advanced.0 > 0 { self.advanced } else { (0, None) };
         for due in self.creates.iter_mut().skip(advanced) {
-            // Behind an answer that is due later, creates go on: they cannot be answered before it at the same store.
+            // Skip an answer that waits for its turn: the store answers in order, so no create sent behind it is
+            // answered too early.
             let (uid, sent) = match due {
                 Due::Store { uid, sent, .. } => (uid, sent),
                 Due::Feed { .. } => break,
@@ -425,7 +421,7 @@ impl Session {
         self.advanced = (advanced, only);
         let Some(store) = only.filter(|_| !sending.is_empty()) else { return };
         if !self.upstreams.contains_key(&store) {
-            // Takes all of them along.
+            // The new stream begins with all these creates.
             return self.open(store, 0);
         }
         for uid in sending {
@@ -433,13 +429,14 @@ impl Session {
         }
     }
 
-    /// Takes the first create out.
+    /// Removes the first create.
     pub(super) fn pop_create(&mut self) -> Option<Due> {
         self.advanced.0 = self.advanced.0.saturating_sub(1);
         self.creates.pop_front()
     }
 
-    /// Another create than the first one is another, or is no more.
+    /// Some create other than the first was replaced or removed, so [`Session::advance_creates`] must look at all of
+    /// them again.
     pub(super) fn creates_changed(&mut self) {
         self.advanced = (0, None);
     }
@@ -449,12 +446,12 @@ impl Session {
         let fenced = !self.app.stores.get(store).is_shard();
         let request = message::create(&watch.create, watch.upstream_id(uid), watch.next, fenced);
         if let Some(upstream) = self.upstreams.get(&store) {
-            // A queue that is full or closed belongs to a stream about to break: it is opened again with this watch.
+            // If the queue is full or closed, the stream is about to break, and the next one begins with this watch.
             let _ = upstream.send(request);
         }
     }
 
-    /// Opens the store's upstream stream with all watches that belong there.
+    /// Opens the store's upstream stream and creates all watches of that store on it.
     pub(super) fn open(&mut self, store: StoreIx, failures: u32) {
         let mut first = Vec::new();
         let waiting = |uid: i64| {
@@ -463,7 +460,7 @@ impl Session {
                 .any(|due| matches!(due, Due::Store { uid: due, sent: false, .. } if *due == uid))
         };
         let fenced = !self.app.stores.get(store).is_shard();
-        // In the order of their numbers, which is the order of the creates.
+        // The map is ordered by the session's numbers, which is the order of the creates.
         for (uid, watch) in &mut self.watches {
             if watch.on(store) && (watch.announced || !waiting(*uid)) {
                 (watch.live, watch.displaced) = (false, false);
@@ -482,7 +479,7 @@ impl Session {
     }
 
     pub(super) fn on_cancel(&mut self, client_id: i64) {
-        // etcd ignores an id that it does not know.
+        // etcd ignores unknown ids.
         let Some(uid) = self.by_client.get(&client_id).copied() else { return };
         let Some(watch) = self.watches.get_mut(&uid) else { return };
         watch.cancel = true;
@@ -495,13 +492,13 @@ impl Session {
             Origin::Feed(_) => None,
         };
         if upstream.is_some_and(|upstream| upstream.send(message::cancel(upstream_id))) && live {
-            // The store's answer ends it, behind the events that are under way.
+            // The store's answer ends the watch, after the events that are already under way.
             return;
         }
         self.canceled(uid);
     }
 
-    /// Tells the client that the watch that it cancelled is over.
+    /// Tells the client that the watch it cancelled has ended, and removes the watch.
     pub(super) fn canceled(&mut self, uid: i64) {
         let Some(client_id) = self.watches.get(&uid).map(|watch| watch.client_id) else { return };
         let header = self.app.identity.header(self.seen);
@@ -510,8 +507,8 @@ impl Session {
         self.remove(uid);
     }
 
-    /// Those of these watches that the client has cancelled are over, where nobody else will say so any more: their store's
-    /// answer went with its stream, or is not listened to.
+    /// Ends those of the selected watches that the client has cancelled. Used where the store's answer to the cancel
+    /// can no longer come: its stream broke, or the session ignores it.
     pub(super) fn cancel_left(&mut self, which: impl Fn(&Watch) -> bool) {
         let left = |watch: &Watch| watch.cancel && watch.announced && which(watch);
         let uids: Vec<i64> =
@@ -519,7 +516,7 @@ impl Session {
         uids.into_iter().for_each(|uid| self.canceled(uid));
     }
 
-    /// Forgets a watch, and with the last one of a store its upstream stream.
+    /// Removes a watch; removing the last watch of a store or feed also closes its upstream stream or leaves the feed.
     pub(super) fn remove(&mut self, uid: i64) {
         let Some(watch) = self.watches.remove(&uid) else { return };
         self.by_client.remove(&watch.client_id);
@@ -530,7 +527,7 @@ impl Session {
         self.watches_changed();
     }
 
-    /// A watch has its events from here now.
+    /// Registers a watch at the store or feed that it reads from.
     pub(super) fn join(&mut self, uid: i64, origin: Origin) {
         match origin {
             Origin::Store(store) => *self.on_store.entry(store).or_default() += 1,
@@ -538,7 +535,7 @@ impl Session {
         }
     }
 
-    /// And no more.
+    /// Unregisters a watch from a store or feed.
     pub(super) fn leave(&mut self, uid: i64, origin: Origin) {
         match origin {
             Origin::Store(store) => {
@@ -550,7 +547,7 @@ impl Session {
         }
     }
 
-    /// Nothing is held of a place that no watch is at.
+    /// Closes the upstream stream of a store, or leaves a feed, if no watch is there.
     pub(super) fn leave_if_empty(&mut self, origin: Origin) {
         match origin {
             Origin::Store(store) if self.on_store.get(&store).is_none_or(|count| *count == 0) => {
@@ -562,7 +559,7 @@ impl Session {
         }
     }
 
-    /// When something is due by itself.
+    /// The earliest time at which the session has to act by itself.
     fn timer(&self) -> Option<Instant> {
         let create = match self.creates.front() {
             Some(Due::Store { since, .. }) => Some(*since + CREATE_WAIT),
@@ -589,14 +586,14 @@ impl Session {
             Origin::Feed(_) => None,
         });
         let Some(store) = store.filter(|store| !store.state().is_up()) else {
-            // The store is there and will answer.
+            // The store is up and will answer.
             *since = Instant::now();
             return;
         };
         let status = store.unavailable(&store.state().reason());
         self.outgoing.push_back(message::refused(self.app.identity.header(self.seen), status.message()));
         self.pop_create();
-        // Its create may be queued: when the stream opens, the store must not keep a watch that nobody has.
+        // The create may be in the stream's queue: without a cancel, the store would keep a watch that no client has.
         if let (Some(upstream), Some(watch)) = (self.upstreams.get(&store.index), self.watches.get(&uid)) {
             let _ = upstream.send(message::cancel(watch.upstream_id(uid)));
         }

@@ -1,4 +1,4 @@
-//! One upstream watch stream: a task that opens it and hands its messages to the session.
+//! An upstream watch stream: a task that opens it and passes its messages to the session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,46 +13,42 @@ use tonic::Status;
 use crate::stores::Store;
 use crate::stores::failure::Failure;
 
-/// How long a session may leave a message lying before the stream is closed (and opened again later).
+/// How long a session may leave a message unread before the stream is closed; it is opened again later.
 pub const STALLED_MAX: Duration = Duration::from_secs(5);
-/// Requests that may wait beside the creates that a stream begins with.
+/// Queue for requests, beside the creates that a stream begins with.
 const REQUESTS_MAX: usize = 4096;
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// What a stream tells its session. The generation tells streams of one store apart.
+/// A message of a stream to its session. The generation distinguishes the streams of one store.
 #[derive(Debug)]
 pub struct Inbound {
-    /// The store.
     pub store: StoreIx,
-    /// Which of its streams.
+    /// The number of the stream among all streams of the session.
     pub generation: u64,
-    /// What.
     pub what: What,
 }
 
-/// A message, or the end.
 #[derive(Debug)]
 pub enum What {
-    /// A watch response.
     Message(Bytes),
-    /// The stream is over; `Some` when the store refuses for good.
+    /// The stream is over; `Some` with the status for the client if it is not worth opening again.
     Broken(Option<Status>),
 }
 
-/// The session's end of a stream. Dropping it cancels the stream at the store.
+/// The session's handle of a stream. Dropping it cancels the stream at the store.
 #[derive(Debug)]
 pub struct Upstream {
-    /// Which of the store's streams this is.
+    /// The number of the stream among all streams of the session.
     pub generation: u64,
-    /// How often in a row a stream broke before it gave a message.
+    /// How often in a row a stream to this store broke before it delivered a message.
     pub failures: u32,
     requests: mpsc::Sender<Bytes>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Upstream {
-    /// Opens a stream that begins with these requests, after a delay that grows with the failures before.
+    /// Opens a stream that begins with these requests, after a delay that grows with the number of failures.
     #[must_use]
     pub fn open(
         store: Arc<Store>,
@@ -63,7 +59,7 @@ impl Upstream {
     ) -> Self {
         let (requests, queue) = mpsc::channel(first.len() + REQUESTS_MAX);
         for request in first {
-            // The queue was made large enough for them.
+            // The queue has room for all of them.
             let _ = requests.try_send(request);
         }
         let delay = match failures {
@@ -74,20 +70,20 @@ impl Upstream {
             tokio::time::sleep(delay).await;
             let refused = run(&store, generation, queue, &to).await;
             let broken = Inbound { store: store.index, generation, what: What::Broken(refused) };
-            // The session may be gone: then nobody cares.
+            // The session may be gone; then the message does not matter.
             let _ = to.send(broken).await;
         });
         Self { generation, failures, requests, _task: AbortOnDropHandle::new(task) }
     }
 
-    /// Queues a request; `false` when the store takes none any more.
+    /// Queues a request; `false` if the queue is full or the stream is over.
     #[must_use]
     pub fn send(&self, request: Bytes) -> bool {
         self.requests.try_send(request).is_ok()
     }
 }
 
-/// Runs the stream to its end; the status of a store that refuses for good.
+/// Runs the stream to its end; returns a status if the store's refusal is final.
 async fn run(
     store: &Store,
     generation: u64,
@@ -111,14 +107,15 @@ async fn run(
                     return None;
                 }
             }
-            // A server that stops may end its streams without a word.
+            // A server that shuts down may end its streams without a status.
             Ok(None) => return None,
             Err(status) => return judge(store, status),
         }
     }
 }
 
-/// Whether the stream is worth opening again: after every failure of the connection, and where etcd's clients resume.
+/// Decides whether the stream is worth opening again: `Some` if not. It is after every failure of the connection, and
+/// after those answers on which etcd's clients resume a watch.
 fn judge(store: &Store, status: Status) -> Option<Status> {
     match Failure::of(status) {
         Failure::Answered(status) => match status.code() {

@@ -1,4 +1,4 @@
-//! A shard in this process that does what a test says: the clock moves only when the test, a raise or an advance moves it.
+//! A fake shard within the test process. Its clock moves only by the test, by a raise or by an advance.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::pin::Pin;
@@ -20,31 +20,31 @@ struct Log {
     feeds_opened: usize,
     advances: usize,
     raises: usize,
-    /// It says nothing any more.
+    /// It answers nothing.
     hangs: bool,
-    /// Its handshakes are not answered any more.
+    /// It answers no handshakes.
     silent: bool,
-    /// Its feeds say nothing any more.
+    /// Its feeds send nothing.
     mute: bool,
     wall_offset_micros: i64,
     reference_micros: u64,
     /// Its keys are moving.
     frozen: bool,
     handshakes: usize,
-    /// What it lost in crashes: after, until.
+    /// What it lost in crashes, as (after, until).
     gaps: Vec<(i64, i64)>,
-    /// Feeds of an earlier life are over.
+    /// Its incarnation; feeds of earlier ones end.
     life: usize,
     /// The durability modes that it was told.
     modes: Vec<pb::SetModesRequest>,
-    /// It answers that no Kind can be kept.
+    /// It answers that it can keep no Kind.
     keeps_nothing: bool,
-    /// Who it says it is; nobody at first, as stores of earlier versions.
+    /// Its UUID; empty at first, as with stores of earlier versions.
     uuid: String,
-    /// Without a disk.
+    /// It reports that it has no disk.
     in_memory: bool,
     trouble: String,
-    /// The last handshake's lineage, and whom it meant.
+    /// The lineage and the UUID in the last handshake.
     meant: (String, String),
 }
 
@@ -54,17 +54,14 @@ fn not_owned() -> Status {
     status
 }
 
-/// What serves.
 pub type Server = tonic::transport::server::Router;
 
-/// One store.
 #[derive(Debug, Clone)]
 pub struct Fake {
     slot: u32,
     features: u64,
     log: Arc<Mutex<Log>>,
     version: watch::Sender<u64>,
-    /// Where it listens.
     pub url: String,
 }
 
@@ -73,7 +70,7 @@ impl Fake {
         Self::with(slot, 0, |server| server).await
     }
 
-    /// One that says in handshakes that it has these features, and serves more than others.
+    /// A store that reports these features in handshakes and serves additional services.
     pub async fn with(slot: u32, features: u64, also: impl FnOnce(Server) -> Server) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = listener.local_addr().unwrap().to_string();
@@ -99,7 +96,7 @@ impl Fake {
         self.write_sized(keys, 100)
     }
 
-    /// The same with values of this length.
+    /// Like [`Self::write`], with values of this length.
     pub fn write_sized(&self, keys: &[&str], bytes: usize) -> i64 {
         let slot = i64::from(self.slot);
         self.change(|log| {
@@ -120,12 +117,12 @@ impl Fake {
         })
     }
 
-    /// Moves its clock.
+    /// Moves its clock forward to this time.
     pub fn at(&self, micros: i64) {
         self.change(|log| log.current = log.current.max(micros << 10));
     }
 
-    /// As after a restart without its data.
+    /// Behaves as after a restart without its data.
     pub fn lose_everything(&self, floor_micros: i64) -> i64 {
         self.change(|log| {
             log.events.clear();
@@ -135,8 +132,8 @@ impl Fake {
         })
     }
 
-    /// As a kill and a restart after which all up to `after` is there: feeds break, and what was above is lost. The first
-    /// revision of the new life.
+    /// Behaves as after a kill and a restart that kept everything up to `after`: feeds break, and later events are
+    /// lost. Returns the first revision of the new incarnation.
     pub fn crash(&self, after: i64) -> i64 {
         self.change(|log| {
             log.events.retain(|(revision, _)| *revision <= after);
@@ -152,53 +149,51 @@ impl Fake {
         self.log.lock().unwrap().modes.clone()
     }
 
-    /// It answers that no Kind can be kept, or that all can.
+    /// Sets whether it answers that it can keep no Kind.
     pub fn keep_nothing(&self, nothing: bool) {
         self.log.lock().unwrap().keeps_nothing = nothing;
     }
 
-    /// It says that it is this store, with a disk or without one.
+    /// Sets the identity that it reports: the UUID, and whether it has a disk.
     pub fn be(&self, uuid: &str, in_memory: bool) {
         let mut log = self.log.lock().unwrap();
         (log.uuid, log.in_memory) = (uuid.to_owned(), in_memory);
     }
 
-    /// It says that this is wrong with it.
+    /// Sets the trouble that it reports.
     pub fn say_trouble(&self, trouble: &str) {
         trouble.clone_into(&mut self.log.lock().unwrap().trouble);
     }
 
-    /// The last handshake's lineage, and whom it meant.
+    /// The lineage and the UUID in the last handshake.
     pub fn meant(&self) -> (String, String) {
         self.log.lock().unwrap().meant.clone()
     }
 
-    /// Its current revision.
     pub fn current(&self) -> i64 {
         self.log.lock().unwrap().current
     }
 
-    /// Sets the wall clock that handshakes show wrong by this much.
+    /// Sets the error of the wall clock that its handshakes report.
     pub fn set_wall_offset(&self, micros: i64) {
         self.log.lock().unwrap().wall_offset_micros = micros;
     }
 
-    /// Handshakes so far.
     pub fn handshakes(&self) -> usize {
         self.log.lock().unwrap().handshakes
     }
 
-    /// What the last handshake said is now.
+    /// The reference time in the last handshake.
     pub fn reference(&self) -> u64 {
         self.log.lock().unwrap().reference_micros
     }
 
-    /// Its keys are moving, or not any more: feeds end with all that there is, and nothing else is answered.
+    /// Sets whether its keys are moving: then feeds end with all that there is, and all else is refused.
     pub fn freeze(&self, frozen: bool) {
         self.change(|log| log.frozen = frozen);
     }
 
-    /// Takes the history of another store over.
+    /// Takes over the history of another store.
     pub fn take_over(&self, from: &Self) {
         let (events, current) = from.change(|log| (log.events.clone(), log.current));
         self.change(|log| {
@@ -212,23 +207,23 @@ impl Fake {
         self.change(|log| log.hangs = hangs);
     }
 
-    /// Handshakes are not answered any more, or again.
+    /// Sets whether it answers handshakes.
     pub fn silence(&self, silent: bool) {
         self.change(|log| log.silent = silent);
     }
 
-    /// Silences its feeds alone.
+    /// Sets whether its feeds are silent.
     pub fn mute(&self, mute: bool) {
         self.change(|log| log.mute = mute);
     }
 
-    /// Feeds opened, advances and raises asked so far.
+    /// The numbers of feeds opened, advances and raises so far.
     pub fn asked(&self) -> (usize, usize, usize) {
         let log = self.log.lock().unwrap();
         (log.feeds_opened, log.advances, log.raises)
     }
 
-    /// What a feed gets next, from behind `sent`; with a watermark when it asked.
+    /// What a feed sends next, from revision `next` on, with a watermark if it was asked for one.
     fn more(&self, next: &mut i64, asked: &mut bool) -> Option<Result<pb::FeedResponse, i64>> {
         let log = self.log.lock().unwrap();
         if log.hangs || log.mute {

@@ -1,4 +1,4 @@
-//! A router in this process over `kindred-shard` processes, beside the test binary's own directory.
+//! A router in the test process over `kindred-shard` processes, whose binary is built beside the test's.
 #![allow(dead_code, reason = "each test binary uses a part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -55,7 +55,7 @@ impl Shard {
             .arg(self.url())
             .arg("--data-dir")
             .arg(self.dir.path().join("data"))
-            // Its identity: after a restart it is the same store, and empty unless the flags say otherwise.
+            // Keeps its identity: after a restart it is the same store, but empty unless the flags say otherwise.
             .args(
                 ["--durability", "none"]
                     .iter()
@@ -73,12 +73,12 @@ impl Shard {
         format!("unix:{}", self.socket.display())
     }
 
-    /// Its disk is emptied; not while it runs.
+    /// Empties its disk; only while it does not run.
     pub fn empty(&self) {
         std::fs::remove_dir_all(self.dir.path().join("data")).unwrap();
     }
 
-    /// The next process finds the other one's folder, and that one this one's.
+    /// Exchanges the data folders of two shards, which must not run.
     pub fn exchange_folders(&self, other: &Self) {
         let [one, two, aside] =
             [self.dir.path().join("data"), other.dir.path().join("data"), self.dir.path().join("aside")];
@@ -87,7 +87,7 @@ impl Shard {
         }
     }
 
-    /// How its process ended.
+    /// Waits for its process to end.
     pub async fn ended(&mut self) -> std::process::ExitStatus {
         self.child.as_mut().unwrap().wait().await.unwrap()
     }
@@ -105,7 +105,7 @@ struct Cli {
     args: Args,
 }
 
-/// A router with pods on their own store.
+/// A router with pods on a store of their own.
 pub async fn router(default: &str, pods: &str) -> (Bound, Drain, Channel) {
     let text = format!(
         "default: default\nstores:\n- {{name: default, slot: 1, endpoints: ['{default}']}}\n\
@@ -115,7 +115,7 @@ pub async fn router(default: &str, pods: &str) -> (Bound, Drain, Channel) {
     router_with(&text, &[]).await
 }
 
-/// The map of this configuration, as a later one of a running router.
+/// The map of this configuration, with a later generation, for a running router.
 pub fn routes_of(config: &str, generation: u64) -> kindred_router_core::routes::Routes {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config.yaml");
@@ -138,8 +138,8 @@ pub async fn router_with(config: &str, flags: &[&str]) -> (Bound, Drain, Channel
     (bound, drain, channel)
 }
 
-/// The configuration of stores whose slots are 1, 2, 3 and so on; the first is the default one. The Kind of pods is
-/// spread over all: by the names h, p and t, or as a ring.
+/// A configuration of stores with slots 1, 2, 3 and so on; the first is the default. Pods are spread over all of them:
+/// by names split at h, p and t, or as a ring.
 pub fn spread_config(urls: &[String], ring: bool) -> String {
     let name = |at: usize| format!("s{}", at + 1);
     let mut text = "default: s1\nstores:\n".to_owned();
@@ -225,7 +225,7 @@ impl WatchStream {
     }
 }
 
-/// Passes connections on to a shard, until they are cut.
+/// Passes connections on to a shard until they are cut.
 pub struct Proxy {
     pub address: String,
     cut: tokio::sync::watch::Sender<bool>,
@@ -261,7 +261,7 @@ impl Proxy {
     }
 }
 
-/// A channel to a shard itself.
+/// A channel to a shard, bypassing the router.
 pub async fn direct(shard: &Shard) -> Channel {
     let endpoint: kindred_transport::Endpoint = shard.url().parse().unwrap();
     kindred_transport::Connector::default().channel(&endpoint).unwrap()

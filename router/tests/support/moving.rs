@@ -19,7 +19,7 @@ use crate::support::{Shard, all_up, direct, router_with, shard_binary, spread_co
 pub const PODS: &str = "/registry/pods/";
 pub const STORES: usize = 3;
 
-/// Pods in a ring of three shards, by a map that changes.
+/// Pods in a ring of three shards, under a changing map.
 pub struct World {
     pub shards: Vec<Shard>,
     pub channel: Channel,
@@ -64,7 +64,7 @@ impl World {
         UnitsClient::new(direct(&self.shards[usize::from(store)]).await)
     }
 
-    /// How many pods a shard has.
+    /// The number of pods at a shard.
     pub async fn count(&self, store: u16) -> i64 {
         let mut kv = KvClient::new(direct(&self.shards[usize::from(store)]).await);
         let request = pb::RangeRequest { count_only: true, ..all() };
@@ -97,7 +97,7 @@ pub async fn frozen(units: &mut UnitsClient<Channel>, by: Option<shard::UnitMove
         .final_revision
 }
 
-/// Moves keys between two shards, from beginning to end.
+/// Moves keys between two shards completely.
 pub async fn moved(world: &World, by: Option<shard::UnitMove>, from: u16, to: u16, epoch: u64) {
     sealed(world, by.clone(), from, to).await;
     let (mut source, mut target) = (world.units(from).await, world.units(to).await);
@@ -105,7 +105,7 @@ pub async fn moved(world: &World, by: Option<shard::UnitMove>, from: u16, to: u1
     target.open(shard::OpenRequest { r#move: by, epoch }).await.unwrap();
 }
 
-/// The same up to the decision.
+/// Moves keys between two shards up to the decision.
 pub async fn sealed(world: &World, by: Option<shard::UnitMove>, from: u16, to: u16) {
     let (mut source, mut target) = (world.units(from).await, world.units(to).await);
     let final_revision = frozen(&mut source, by.clone()).await;

@@ -1,4 +1,4 @@
-//! A shard whose stream of batches is in the hands of a test, and which counts calls of their own.
+//! A shard whose stream of batches a test controls, and which counts unary calls.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::pin::Pin;
@@ -22,14 +22,14 @@ pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("in time")
 }
 
-/// The shard's side of a stream, in the hands of a test.
+/// The shard's side of a stream, controlled by a test.
 pub struct Opened {
     pub requests: Streaming<Bytes>,
     pub responses: mpsc::Sender<Result<Bytes, Status>>,
 }
 
 impl Opened {
-    /// The next operations, as many as these; what was cancelled meanwhile.
+    /// Receives this many operations; also returns the ids cancelled meanwhile.
     pub async fn ops(&mut self, count: usize) -> (Vec<shard::BatchOp>, Vec<u64>) {
         let (mut ops, mut cancelled) = (Vec::new(), Vec::new());
         while ops.len() < count {
@@ -50,7 +50,7 @@ impl Opened {
         self.responses.send(Ok(response.encode_to_vec().into())).await.unwrap();
     }
 
-    /// Answers with the request itself.
+    /// Answers each operation with its own request.
     pub async fn echo(&self, ops: &[&shard::BatchOp]) {
         let answer = |op: &&shard::BatchOp| shard::BatchAnswer {
             id: op.id,
@@ -67,7 +67,7 @@ impl Opened {
         self.say(shard::BatchResponse { answers, last: None }).await;
     }
 
-    /// Answers with this message.
+    /// Answers an operation with this message.
     pub async fn answer(&self, id: u64, response: &impl prost::Message) {
         let answers =
             vec![shard::BatchAnswer { id, response: response.encode_to_vec().into(), refused: None }];
@@ -104,7 +104,7 @@ pub fn scripted() -> (Scripted, mpsc::Receiver<Opened>) {
     (Scripted { opened, refusal: None }, streams)
 }
 
-/// KV with a call for each request; answers each with an empty response, at revision 1.
+/// A KV service for unary calls, which it counts; answers each with an empty response at revision 1.
 pub struct Unary(pub Arc<AtomicUsize>);
 
 impl Unary {

@@ -1,8 +1,8 @@
-//! The only code that changes keys: one request, atomically, at one revision.
+//! Executes requests: the only code that changes keys. A request is atomic and has one revision.
 //!
-//! As in etcd, every compare of a transaction, nested ones included, is decided on the state before it, and everything
-//! that can be refused is checked before the first change; so a refused request changes nothing and a checked one runs to
-//! its end. Operations see what earlier ones of the same transaction did.
+//! As in etcd, all compares of a transaction, nested ones included, are evaluated on the state before it. Everything
+//! that can be refused is checked before the first change, so a refused request changes nothing and an accepted one
+//! runs to its end. Operations see what earlier operations of the same transaction did.
 
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
@@ -11,41 +11,39 @@ use kindred_partition_config::{
 
 use crate::{
     clock::Clock,
-    engine::WallMicros,
     error::EngineError,
     lease::LeaseTable,
     ops::{Compare, CompareResult, CompareTarget, Delete, Op, OpAnswer, Put, Txn, TxnAnswer},
-    read::{self, LATEST},
+    read::{self},
     space::{Scope, Space},
+    types::{LATEST, WallMicros},
     units::table::View,
     version::{NewVersion, Version},
 };
 
-/// What a request works on.
+/// The engine's state that a request works on.
 pub(crate) struct Applier<'a> {
     pub space: &'a mut Space,
     pub clock: &'a mut Clock,
     pub leases: &'a mut LeaseTable,
     pub now: WallMicros,
-    /// What the answer shows at least; the clock has come to it.
+    /// The least revision that the answer shows; the clock has reached it.
     pub at_least: Revision,
-    /// Told whether the answer tells of something that waits for the fsync log.
+    /// Set to whether the answer depends on something that waits for the fsync log.
     pub waits: &'a mut bool,
 }
 
-/// A request in progress.
+/// A request in execution.
 struct Run<'a, 'b> {
     on: &'b mut Applier<'a>,
     /// The current revision before the request.
     begin: Revision,
-    /// The request's revision, once something is written.
+    /// The request's revision, once it has written something.
     assigned: Option<Revision>,
-    /// Changes so far.
     changes: u32,
 }
 
 impl Applier<'_> {
-    /// See [`crate::engine::Engine::apply`].
     pub(crate) fn apply(mut self, op: Op) -> Result<OpAnswer, EngineError> {
         let mut path = Vec::new();
         if let Op::Txn(txn) = &op {
@@ -59,7 +57,7 @@ impl Applier<'_> {
         }
         let scopes: Vec<Scope> = touched.iter().map(|range| self.space.scope(range)).collect();
         let begin = scopes.iter().map(|scope| self.space.applied(scope)).max().unwrap_or(Revision::ZERO);
-        // A transaction without any operation shows the present of everything.
+        // A transaction without operations shows the current revision of everything.
         let begin = if scopes.is_empty() { self.space.applied(&self.space.everything()) } else { begin };
         let begin = begin.max(self.at_least);
         self.check(&op, &mut path.iter(), begin)?;
@@ -70,7 +68,7 @@ impl Applier<'_> {
         if let OpAnswer::Txn(txn) = &mut answer {
             txn.header = header;
         }
-        // What the answer shows can be read of everything that it is about.
+        // All ranges of the request become readable at the revision in the answer's header.
         let single = matches!(scopes.as_slice(), [Scope::One(_)]);
         if !single || self.space.applied(&scopes[0]) < header {
             for range in &touched {
@@ -82,7 +80,7 @@ impl Applier<'_> {
         Ok(answer)
     }
 
-    /// Deletes keys that exist, in this order, at one revision; for leases that are over. `None` when there were none.
+    /// Deletes the keys of an ended lease that exist, in this order, at one revision. `None` when there are none.
     pub(crate) fn delete_keys(mut self, keys: &[Key]) -> Option<Revision> {
         let mut run = Run { on: &mut self, begin: Revision::ZERO, assigned: None, changes: 0 };
         for key in keys {
@@ -116,7 +114,7 @@ impl Applier<'_> {
         }
     }
 
-    /// Nothing is assigned at or above the ceiling (R2): the caller waits until it is raised.
+    /// Refuses to assign at or above the ceiling (R2); the caller waits until it is raised.
     fn check_ceiling(&self) -> Result<(), EngineError> {
         if self.clock.may_assign(self.now) {
             Ok(())
@@ -142,9 +140,9 @@ impl Run<'_, '_> {
     fn execute(&mut self, op: Op, path: &mut dyn Iterator<Item = &bool>) -> OpAnswer {
         match op {
             Op::Range(query) => {
-                // Below zero is the present, where the check lets it through (nothing was compacted), as in etcd.
+                // As in etcd, a negative revision that passes the check (nothing was compacted) reads the present.
                 let at = query.revision.filter(|at| *at > Revision::ZERO).unwrap_or(LATEST);
-                OpAnswer::Range(read::execute(self.on.space, &query, at, self.header(), &View::Now))
+                OpAnswer::Range(read::execute(self.on.space, &query, at, self.header(), &View::Now, None))
             }
             Op::Put(put) => self.put(put),
             Op::Delete(delete) => self.delete(&delete),
@@ -152,7 +150,7 @@ impl Run<'_, '_> {
                 let succeeded = path.next().copied().unwrap_or(false);
                 let ops = if succeeded { txn.success } else { txn.failure };
                 let responses = ops.into_iter().map(|op| self.execute(op, path)).collect();
-                // etcd leaves a nested transaction's header empty; the outermost one's is filled in at the end.
+                // etcd leaves a nested transaction's header empty. The outermost header is set at the end.
                 OpAnswer::Txn(TxnAnswer { header: Revision::ZERO, succeeded, responses })
             }
         }
@@ -162,7 +160,7 @@ impl Run<'_, '_> {
         self.assigned.unwrap_or(self.begin)
     }
 
-    /// The request's revision and the next change's place in it.
+    /// The request's revision, and the position of the next change in it.
     fn assign(&mut self) -> (Revision, u32) {
         let revision = *self.assigned.get_or_insert_with(|| self.on.clock.assign(self.on.now));
         let sub = self.changes;
@@ -199,7 +197,7 @@ impl Run<'_, '_> {
             self.on.leases.detach_key(old, key);
         }
         if let Some(new) = new {
-            // Keep a copy: the request's buffer, of which this key may be a slice, is not to live as long as the lease.
+            // A copy: the key may be a slice of the request's buffer, which must not live as long as the lease.
             let attached = self.on.leases.attach_key(new, &Key::copy_from(key));
             debug_assert!(attached.is_ok(), "checked before the request began");
         }
@@ -236,7 +234,7 @@ fn taken<'t, 'p>(txn: &'t Txn, path: &mut impl Iterator<Item = &'p bool>) -> &'t
     if path.next().copied().unwrap_or(false) { &txn.success } else { &txn.failure }
 }
 
-/// Which branch a transaction and those nested in the branches taken take, in the order in which they will run.
+/// Decides the branch of a transaction and of those nested in the branches taken, in the order of their execution.
 fn decide(space: &Space, txn: &Txn, path: &mut Vec<bool>) {
     let holds = txn.compares.iter().all(|compare| holds(space, compare));
     path.push(holds);
@@ -247,7 +245,6 @@ fn decide(space: &Space, txn: &Txn, path: &mut Vec<bool>) {
     }
 }
 
-/// The ranges that a request reads or writes.
 fn touch(op: &Op, path: &mut dyn Iterator<Item = &bool>, ranges: &mut Vec<KeyRange>) {
     match op {
         Op::Range(query) => ranges.push(query.range.clone()),
@@ -259,7 +256,7 @@ fn touch(op: &Op, path: &mut dyn Iterator<Item = &bool>, ranges: &mut Vec<KeyRan
             for op in ops {
                 touch(op, path, ranges);
             }
-            // kube-apiserver's transactions name one key throughout.
+            // Transactions of kube-apiserver name only one key.
             ranges.dedup();
         }
     }
@@ -268,7 +265,7 @@ fn touch(op: &Op, path: &mut dyn Iterator<Item = &bool>, ranges: &mut Vec<KeyRan
 fn holds(space: &Space, compare: &Compare) -> bool {
     let found = space.collect(&compare.range, LATEST, 0, &View::Now);
     if found.is_empty() {
-        // Nothing is there to have a value, not even an empty one; every number of an absent key is zero.
+        // An absent key has no value, not even an empty one; all its numbers are zero.
         return match &compare.target {
             CompareTarget::Value(_) => false,
             CompareTarget::Version(n)

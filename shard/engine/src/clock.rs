@@ -1,56 +1,37 @@
-//! The clock that revisions come from (design section 3): a hybrid logical clock, or etcd's dense counter.
+//! The clock that assigns revisions (docs/design.md): a hybrid logical clock, or etcd's dense counter.
 //!
-//! A hybrid revision is `microseconds << 10 | slot`, so no two shards ever assign the same one (R1). Everything that the
-//! clock answers is above what it answered before, whatever the wall clock does: it is followed forward at once and
-//! *held* when it stands still or steps back. Under a burst the clock runs ahead of the wall by one microsecond an
-//! assignment, and it waits for the wall to catch up by itself.
+//! A hybrid revision is `microseconds << 10 | slot`, so no two shards ever assign the same one (R1). Every revision
+//! that the clock returns is above those before, whatever the wall clock does: a step forward is followed at once, and
+//! the clock is *held* while the wall clock stands still or is behind. In a burst the clock runs ahead of the wall
+//! clock by one microsecond per assignment, until the wall clock has caught up.
 
 use kindred_partition_config::ids::{Revision, SLOT_BITS, Slot};
 
-use crate::{
-    engine::{RevisionMode, WallMicros},
-    error::EngineError,
-};
+pub use crate::types::ClockOffset;
+use crate::types::{RevisionMode, WallMicros};
 
-/// The highest microsecond that the wall clock, a raise or a recovery can bring the clock to, about the year 2254. The
-/// 2^43 microseconds above it, to the end of `i64`, are left for bursts: at a million assignments a second, 100 days.
+/// The highest microsecond to which the wall clock, a raise or a recovery can bring the clock, about the year 2254. The
+/// 2^43 microseconds above it, up to the end of `i64`, are left for bursts: 100 days at a million assignments a second.
 const LAST_MICROS: i64 = (1 << 53) - (1 << 43);
 
-/// etcd's first revision: an empty store stands at 1 and its first write gets 2.
+/// etcd's first revision: an empty store is at 1, and its first write gets 2.
 const DENSE_START: i64 = 1;
-
-/// A raise, or a recovered revision, that the clock refuses to follow (R3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("revision {asked} is further above this shard's now ({now}) than its clock may be moved")]
-pub struct ClockOffset {
-    /// What the clock was asked to move to.
-    pub asked: Revision,
-    /// The shard's present as a revision.
-    pub now: Revision,
-}
-
-impl From<ClockOffset> for EngineError {
-    fn from(refused: ClockOffset) -> Self {
-        Self::ClockOffset { asked: refused.asked, now: refused.now }
-    }
-}
 
 /// Assigns revisions and makes promises.
 #[derive(Debug, Clone)]
 pub struct Clock {
     mode: RevisionMode,
-    /// The highest revision assigned, promised or raised to.
     last: i64,
-    /// The highest wall clock reading so far below the ceiling, microseconds; raises do not move it, so that a chain of raises cannot carry
-    /// the clock further than one maximum offset from the wall (R3).
+    /// The highest wall clock reading below the ceiling, in microseconds. Raises do not move it, so a chain of raises
+    /// cannot carry the clock further than one maximum offset from the wall clock (R3).
     held: i64,
-    /// Everything assigned, promised and raised to is below this (R2).
+    /// Every revision assigned, promised or raised to is below this (R2).
     ceiling: i64,
 }
 
 impl Clock {
-    /// A clock that has assigned nothing and stands at `start`: the wall clock, or the durable ceiling after a restart
-    /// when that is higher (R2). In dense mode it stands at 1 as an empty etcd; use [`Clock::recover`] for more.
+    /// A clock at `start`: the wall clock, or the durable ceiling after a restart when that is higher (R2). In dense
+    /// mode it is at 1, as an empty etcd; [`Clock::recover`] moves it further.
     #[must_use]
     pub fn new(mode: RevisionMode, start: WallMicros) -> Self {
         let held = micros(start);
@@ -61,14 +42,14 @@ impl Clock {
         Self { mode, last, held, ceiling: i64::MAX }
     }
 
-    /// The highest revision assigned, promised or raised to; later assignments are above it.
+    /// The highest revision assigned, promised or raised to.
     #[must_use]
     pub fn last(&self) -> Revision {
         Revision(self.last)
     }
 
-    /// The shard's present as a revision, bursts and raises left out: the wall clock, held when it steps back. In dense
-    /// mode the present is the counter.
+    /// The shard's present as a revision: the wall clock, held when it steps back, without bursts and raises. In dense
+    /// mode it is the counter.
     #[must_use]
     pub fn now_revision(&self, now: WallMicros) -> Revision {
         match self.mode {
@@ -77,19 +58,19 @@ impl Clock {
         }
     }
 
-    /// Below this everything stays that is assigned, promised or raised to from now on (R2); it is on disk. Without it there
-    /// is none.
+    /// Sets the ceiling, which is on disk: every revision assigned, promised or raised to is below it from now on (R2).
+    /// A new clock has none.
     pub fn set_ceiling(&mut self, ceiling: Revision) {
         self.ceiling = ceiling.0;
     }
 
-    /// See [`Clock::set_ceiling`].
+    /// The ceiling of [`Clock::set_ceiling`].
     #[must_use]
     pub fn ceiling(&self) -> Revision {
         Revision(self.ceiling)
     }
 
-    /// Whether there is a next revision below the ceiling. To be asked before anything is assigned.
+    /// Whether the next revision is below the ceiling. The caller asks before it assigns.
     #[must_use]
     pub fn may_assign(&self, now: WallMicros) -> bool {
         self.next(self.held.max(micros(now))) < self.ceiling
@@ -102,7 +83,8 @@ impl Clock {
         }
     }
 
-    /// The next revision: above everything assigned, promised and raised to, not below now, and no other shard's ever.
+    /// Assigns the next revision: above all that were assigned, promised or raised to, not below `now`, and no other
+    /// shard's.
     pub fn assign(&mut self, now: WallMicros) -> Revision {
         self.hold(now);
         self.last = self.next(self.held);
@@ -110,12 +92,12 @@ impl Clock {
         self.last()
     }
 
-    /// A promise that this shard has no event at or below the answer still to come; follows the wall clock, so that an
-    /// idle shard's promises move on. When the clock is ahead of the wall it is what was assigned, promised or raised to
-    /// last: promising alone never runs the clock ahead.
+    /// Promises that this shard will have no event at or below the returned revision. It follows the wall clock, so an
+    /// idle shard's promises advance. If the clock is ahead of the wall clock, it returns the last revision: promises
+    /// never run the clock ahead.
     ///
-    /// A promise that moves the clock carries this shard's own slot, as if it had been assigned and left unused: it is
-    /// then no event's revision on any shard, and it says in a log whose promise it was. Dense: the last revision.
+    /// A promise that moves the clock carries this shard's slot, as if it had been assigned and left unused. So it is
+    /// no event's revision on any shard, and a log shows whose promise it was. Dense mode returns the last revision.
     pub fn promise(&mut self, now: WallMicros) -> Revision {
         self.hold(now);
         if let RevisionMode::Hlc(slot) = self.mode {
@@ -125,10 +107,10 @@ impl Clock {
         self.last()
     }
 
-    /// Moves the clock so that later assignments are above `to`, a number from another store's clock. Without effect when
-    /// they are already. Refused, unchanged, when `to` is more than `max_offset_micros` above this shard's own now (R3).
-    /// Dense: anything above the counter is refused; a dense shard is alone, so such a number is nobody's. The same goes for
-    /// what is not below the ceiling, which the caller has raised before.
+    /// Moves the clock so that later assignments are above `to`, a revision from another store's clock. Without effect
+    /// if they already are. Refused, without effect, if `to` is more than `max_offset_micros` above this shard's
+    /// present (R3), or not below the ceiling, which the caller raises first. In dense mode anything above the counter
+    /// is refused: a dense shard is alone, so no store can have assigned it.
     pub fn raise(
         &mut self,
         now: WallMicros,
@@ -146,7 +128,7 @@ impl Clock {
         Ok(())
     }
 
-    /// Whether a raise to `to` is within the offset (R3), whatever the ceiling says.
+    /// Whether a raise to `to` is within the offset (R3), whatever the ceiling.
     #[must_use]
     pub fn may_follow(&self, now: WallMicros, to: Revision, max_offset_micros: u64) -> bool {
         match self.mode {
@@ -160,9 +142,9 @@ impl Clock {
         }
     }
 
-    /// Moves the clock above a revision that this shard itself knows durably: from its own log, its ceiling (R2), or an
-    /// import's final watermark (R15). No offset is too large, being behind never refuses a start; refused is only what
-    /// no clock could have assigned, so that one damaged number does not use the clock up.
+    /// Moves the clock above a revision that this shard knows durably: from its own log, its ceiling (R2), or an
+    /// import's final watermark (R15). It accepts any offset, so being behind never refuses a start. It refuses only
+    /// what no clock can assign, so that one damaged number does not use up the clock.
     pub fn recover(&mut self, to: Revision) -> Result<(), ClockOffset> {
         if to.0 >> SLOT_BITS > LAST_MICROS {
             return Err(ClockOffset { asked: to, now: self.last() });
@@ -171,8 +153,8 @@ impl Clock {
         Ok(())
     }
 
-    /// A reading at or above the ceiling is not held: nothing can be assigned from it before the ceiling is raised, and if
-    /// it was wrong and the wall clock is set right before that, it has left no trace.
+    /// Follows the wall clock, but only below the ceiling: nothing can be assigned above before the ceiling is raised,
+    /// so a wrong reading that is corrected by then leaves no trace.
     fn hold(&mut self, now: WallMicros) {
         let highest = (self.ceiling >> SLOT_BITS) - 1;
         self.held = self.held.max(micros(now).min(highest));
@@ -183,7 +165,7 @@ impl Clock {
     }
 }
 
-/// The wall clock as microseconds of a revision; a reading beyond the end of the clock is its end.
+/// The wall clock in microseconds, at most [`LAST_MICROS`].
 fn micros(wall: WallMicros) -> i64 {
     i64::try_from(wall.0).map_or(LAST_MICROS, |micros| micros.min(LAST_MICROS))
 }
@@ -207,7 +189,6 @@ mod tests {
     use super::*;
 
     const OFFSET: u64 = 10_000_000;
-    /// 2026-01-01, microseconds.
     const T0: u64 = 1_767_225_600_000_000;
 
     fn slot(n: u16) -> Slot {
@@ -223,11 +204,10 @@ mod tests {
         let mut clock = hlc(5, T0);
         assert_eq!(clock.last().0, (T0 as i64) << 10 | 5);
         assert_eq!(clock.assign(WallMicros(T0 + 7)).0, (T0 as i64 + 7) << 10 | 5);
-        // Standing still, and stepping back: one microsecond an assignment.
+        // Standing still, and stepping back: one microsecond per assignment.
         assert_eq!(clock.assign(WallMicros(T0 + 7)).0, (T0 as i64 + 8) << 10 | 5);
         assert_eq!(clock.assign(WallMicros(0)).0, (T0 as i64 + 9) << 10 | 5);
         assert_eq!(clock.now_revision(WallMicros(0)).0, (T0 as i64 + 7) << 10 | 5);
-        // Caught up.
         assert_eq!(clock.assign(WallMicros(T0 + 20)).0, (T0 as i64 + 20) << 10 | 5);
     }
 
@@ -247,7 +227,7 @@ mod tests {
         let ceiling = Revision((T0 as i64 + 3) << 10);
         clock.set_ceiling(ceiling);
         assert!(clock.may_assign(WallMicros(T0 + 2)) && !clock.may_assign(WallMicros(T0 + 3)));
-        // Promises go on, up to there and no further.
+        // Promises continue up to the ceiling.
         let promised = clock.promise(WallMicros(T0 + 50));
         assert_eq!(promised.0, (T0 as i64 + 2) << 10 | 5);
         assert!(!clock.may_assign(WallMicros(T0)), "that was the last one");
@@ -265,7 +245,7 @@ mod tests {
         let mut clock = hlc(5, T0);
         let seconds = |seconds: u64| WallMicros(T0 + seconds * 1_000_000);
         clock.set_ceiling(Revision((seconds(3).0 as i64) << 10));
-        // The wall clock is two minutes ahead, and set right before that has become a ceiling.
+        // The wall clock is two minutes ahead, and corrected before that became a ceiling.
         assert!(!clock.may_assign(seconds(120)));
         assert!(clock.promise(seconds(120)).0 >> 10 < seconds(3).0 as i64);
         clock.raise(seconds(120), Revision((seconds(100).0 as i64) << 10), OFFSET).unwrap_err();
@@ -273,7 +253,7 @@ mod tests {
         assert!(clock.may_assign(seconds(2)), "refused for as long as it was ahead");
         let assigned = clock.assign(seconds(2)).0 >> 10;
         assert!(assigned <= seconds(4).0 as i64, "{assigned}");
-        // The bound of raises is that of the right time, too.
+        // The bound of raises follows the corrected time, too.
         assert!(!clock.may_follow(seconds(2), Revision((seconds(60).0 as i64) << 10), OFFSET));
         assert!(clock.may_follow(seconds(2), Revision((seconds(11).0 as i64) << 10), OFFSET));
     }
@@ -303,10 +283,10 @@ mod tests {
         assert_eq!(refused.now, Revision((T0 as i64) << 10 | 1));
         assert_eq!(clock.last(), before, "refused without effect");
         assert!(clock.assign(WallMicros(T0)) > before);
-        // The assignment above does not widen the bound; a raise to what is past is still fine.
+        // The assignment above does not widen the bound; a raise to a past revision is accepted.
         clock.raise(WallMicros(T0), at(T0 + OFFSET + 2), OFFSET).unwrap_err();
         clock.raise(WallMicros(0), before, OFFSET).unwrap();
-        // Stepping back does not narrow it: peers that followed the same wall stand where it was.
+        // Stepping back does not narrow the bound: peers that followed the same wall clock are still there.
         clock.raise(WallMicros(T0 + 100), at(T0 + OFFSET + 50), OFFSET).unwrap();
         clock.raise(WallMicros(0), at(T0 + OFFSET + 100), OFFSET).unwrap();
     }
@@ -330,7 +310,7 @@ mod tests {
         Wall(i64),
         Assign(usize),
         Promise(usize),
-        /// The first clock raised to where the second stands, plus this.
+        /// Raises the first clock to the last revision of the second, plus this.
         Raise(usize, usize, i64),
     }
 

@@ -1,8 +1,8 @@
-//! The engine of a shard: the contract between `shard/` and `shard/engine/`.
+//! The engine of a shard, and the contract of this crate with the process around it.
 //!
-//! One owner (the apply loop) calls everything here. A write has two halves: `apply` changes the state and assigns the
-//! revision; the loop then makes the batch as durable as its mode promises; `publish` makes it visible (R9) to reads,
-//! headers and watches. Reads and watches between the two see only what is published.
+//! One owner, the apply loop, makes all calls. A write has two halves: `apply` changes the state and assigns the
+//! revision; the loop then makes the batch as durable as its mode promises; `publish` makes it visible (R9). Reads,
+//! headers and watches show only what is published.
 
 use kindred_partition_config::{
     ids::Revision,
@@ -19,6 +19,7 @@ use crate::{
     lease::LeaseTable,
     object::Pins,
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
+    pages::Pages,
     read,
     space::Space,
     units::{UnitState, table::View},
@@ -41,10 +42,9 @@ pub use self::{recover::Recovery, types::*};
 
 /// The floor of a dense engine that was never compacted, as etcd's HashKV shows it.
 const NEVER_COMPACTED: Revision = Revision(-1);
-/// When a compaction that came upon something unpublished is to be asked for again.
+/// Milliseconds after which a compaction that met something unpublished is tried again.
 const UNPUBLISHED_WAIT_MS: u64 = 1;
 
-/// The whole state of one shard.
 pub struct Engine {
     config: EngineConfig,
     clock: Clock,
@@ -54,18 +54,19 @@ pub struct Engine {
     feeds: Feeds,
     pins: Pins,
     holds: Holds,
+    pages: Pages,
     kept: kept::Kept,
     /// Whether a pin below the floor ended since the last scrub.
     unpinned: bool,
-    /// Periodic progress that waits for what was applied before it to be published.
+    /// Periodic progress that waits until everything applied before it is published.
     tick: Option<Revision>,
     /// See [`Engine::answer_waits`].
     answer_waits: bool,
 }
 
 impl Engine {
-    /// An empty engine. With `Hlc` its floor and current revision stand at `now`, so that any older start or read is
-    /// compacted (nothing before is known here); with `Dense` at revision 1, as a new etcd.
+    /// An empty engine. With `Hlc` its floor and current revision are at `now`, since nothing before is known: any
+    /// older read or watch start is compacted. With `Dense` the current revision is 1, as in a new etcd.
     #[must_use]
     pub fn new(config: EngineConfig, now: WallMicros) -> Self {
         let clock = Clock::new(config.revisions, now);
@@ -84,6 +85,7 @@ impl Engine {
             feeds: Feeds::default(),
             pins: Pins::new(),
             holds: Holds::default(),
+            pages: Pages::default(),
             kept: kept::Kept::default(),
             unpinned: false,
             tick: None,
@@ -92,16 +94,16 @@ impl Engine {
         }
     }
 
-    /// Begins again, empty and at `now`: for a shard that learns only after its start what time it is (R3). Streams and
-    /// feeds are forgotten; nothing must have been shown yet.
+    /// Starts over, empty and at `now`, for a shard that learns the time only after its start (R3). It forgets streams
+    /// and feeds; nothing may have been shown yet.
     pub fn begin_at(&mut self, now: WallMicros) {
         *self = Self::new(self.config.clone(), now);
     }
 
     // ---- writes
 
-    /// Runs one request atomically at one revision. A request that writes nothing assigns nothing.
-    /// Refused with the state unchanged.
+    /// Executes one request atomically at one revision. A request that writes nothing assigns none. An error leaves the
+    /// state unchanged.
     pub fn apply(&mut self, now: WallMicros, op: Op) -> Result<OpAnswer, EngineError> {
         self.applier(now, Revision::ZERO).apply(op)
     }
@@ -112,8 +114,8 @@ impl Engine {
         Applier { space, clock, leases, now, at_least, waits: answer_waits }
     }
 
-    /// Makes everything applied so far visible that does not wait for the fsync log, and hands events to the watches. To
-    /// be called behind [`Engine::take_applied`].
+    /// Makes everything applied visible, except what waits for the fsync log, and hands its events to the watches. To
+    /// be called after [`Engine::take_applied`].
     pub fn publish(&mut self) {
         let events = self.space.publish();
         self.published(&events);
@@ -122,14 +124,15 @@ impl Engine {
         }
     }
 
-    /// Raises the floor: revisions below `at` cannot be read any more (`at` itself can). `Compacted` when not above the
-    /// last compaction, `Future` above the current revision. Costs what the number of Kinds costs; `scrub` frees the memory.
+    /// Raises the floor to `at`: lower revisions become unreadable. `Compacted` when `at` is not above the last
+    /// compaction, `Future` above the current revision. The cost grows with the number of Kinds and units; `scrub`
+    /// frees the memory.
     ///
-    /// A store's beginning is a floor, too, and no compaction: a revision that is older than this store, and younger than
-    /// another one, is accepted here as it is there.
+    /// A store's beginning is also a floor, but not a compaction: a revision before this store existed is accepted, as
+    /// other stores accept it.
     ///
-    /// Does not pass a revision that is held (R5): answers when to ask again, and that time is not put off by what is
-    /// held in between.
+    /// A compaction does not pass a pinned revision (R5). It then returns when to try again; pins taken meanwhile do
+    /// not delay that.
     pub fn compact(&mut self, now: MonoMillis, at: Revision) -> Result<Option<MonoMillis>, EngineError> {
         if at <= self.space.compacted {
             return Err(EngineError::Compacted { floor: self.space.compacted });
@@ -139,10 +142,11 @@ impl Engine {
             return Err(EngineError::Future { current });
         }
         if self.space.first_unpublished().is_some_and(|first| first <= at) {
-            // What nobody has seen yet must not be below the floor when it is.
+            // A write must not be below the floor when it becomes visible.
             return Ok(Some(MonoMillis(now.0.saturating_add(UNPUBLISHED_WAIT_MS))));
         }
-        // An idle Kind's current revision must stay readable (R4). From now on nobody is shown, and holds, anything lower.
+        // An idle Kind's current revision must stay readable (R4). From here on no lower revision is shown, so none is
+        // pinned.
         let everything = self.space.everything();
         self.space.raise_visible(&everything, at);
         let until = self.holds.below(now, at);
@@ -162,7 +166,7 @@ impl Engine {
         self.space.outbox.push(|| Logged::Compaction(at));
     }
 
-    /// Frees versions below the floor that no pin needs, at most about `budget` of them; `true` when there is more to do.
+    /// Frees versions below the floor that no pin needs, about `budget` at most; `true` when there is more to do.
     pub fn scrub(&mut self, budget: usize) -> bool {
         let unpinned = std::mem::take(&mut self.unpinned);
         let mut budget = budget;
@@ -170,7 +174,7 @@ impl Engine {
         self.space.scrub(&self.pins, unpinned, budget) | dropping
     }
 
-    /// Whether a pin ended since the last scrub that held what is below the floor, or a unit is to be removed.
+    /// Whether a pin below the floor ended since the last scrub, or a unit is being dropped.
     #[must_use]
     pub fn wants_scrub(&self) -> bool {
         self.unpinned || self.space.units.records.iter().any(|record| record.state == UnitState::Dropping)
@@ -178,30 +182,42 @@ impl Engine {
 
     // ---- reads
 
-    /// A whole read; for small answers and inside the apply loop only.
+    /// Executes a whole read. For small answers, inside the apply loop.
     pub fn range(&mut self, query: &RangeQuery) -> Result<RangeAnswer, EngineError> {
         self.range_by_map(query, None)
     }
 
-    /// The same for who goes by the map of this generation: at a revision that was settled before a unit changed hands, it
-    /// sees what is this shard's by that map (R13). `None` = that is not known.
+    /// The same for a request by the map of `generation` (`None` = unknown). At a revision up to the final one of a
+    /// switch, it sees the units that this shard owned by that map (R13).
     pub fn range_by_map(
         &mut self,
         query: &RangeQuery,
         generation: Option<u64>,
     ) -> Result<RangeAnswer, EngineError> {
         let (at, header, view) = self.read_at(&query.range, query.revision, generation)?;
-        // Of a list that has pinned its revision the pin tells when it has ended.
+        // For a list that pinned its revision, the pin tells when it ends.
         if let (View::ByMap { with, .. }, KeyRange::Span { .. }) = (&view, &query.range)
             && !self.holds.any_upto(at)
         {
             let records = self.space.units.records.iter_mut();
             records.filter(|record| with.contains(&record.id)).for_each(|record| record.readers.page());
         }
-        Ok(read::execute(&self.space, query, at, header, &view))
+        let sight = self.space.units.sight();
+        let is_page = view == View::Now && read::is_page(query);
+        let known = query.revision.filter(|_| is_page);
+        let known = known.and_then(|at| self.pages.left(&query.range, at, sight));
+        let answer = read::execute(&self.space, query, at, header, &view, known);
+        if is_page
+            && answer.more
+            && let Some(last) = answer.kvs.last()
+        {
+            let left = answer.count.saturating_sub(answer.kvs.len() as u64);
+            self.pages.page(&query.range, at, sight, last.key(), left, known.is_some());
+        }
+        Ok(answer)
     }
 
-    /// The revision to read at and the one to show, and what is seen there.
+    /// The revision to read, the header's revision, and the units that the read sees.
     fn read_at(
         &mut self,
         range: &KeyRange,
@@ -215,13 +231,13 @@ impl Engine {
         self.space.check_gaps(range, asked, &view)?;
         let mut header = self.space.show(&scope);
         if !self.space.units.is_empty() {
-            // Of a unit that is frozen, or another store's, nothing above its final revision is shown (R15a).
+            // Of a frozen or released unit nothing above its final revision is shown (R15a).
             header = header.min(self.space.units.last_seen(range, &view).unwrap_or(header));
         }
         Ok((asked.unwrap_or(header), header, view))
     }
 
-    /// Starts a long read in key order (limit, sort and filters are the caller's): checks the revision and pins it.
+    /// Begins a long read in key order: checks the revision and pins it. Limit, sorting and filters are the caller's.
     pub fn open_range(
         &mut self,
         range: &KeyRange,
@@ -230,7 +246,7 @@ impl Engine {
         self.open_range_by_map(range, revision, None)
     }
 
-    /// The same for who goes by the map of this generation; see [`Engine::range_by_map`].
+    /// The same for a request by the map of `generation`; see [`Engine::range_by_map`].
     pub fn open_range_by_map(
         &mut self,
         range: &KeyRange,
@@ -248,8 +264,8 @@ impl Engine {
         })
     }
 
-    /// The next keys of a long read, at most `max_keys` / about `max_bytes`; empty when done. Refused when keys that it saw
-    /// at its beginning have since moved to another store and are dropped here.
+    /// The next keys of a long read, at most `max_keys` and about `max_bytes`; empty when done. Refused when keys that
+    /// it still has to read have moved to another store and were dropped here.
     pub fn next_chunk(
         &mut self,
         open: &mut OpenRange,
@@ -262,7 +278,7 @@ impl Engine {
         Ok(chunk)
     }
 
-    /// Ends a long read and its pin. Must be called (the shard's guard does).
+    /// Ends a long read and its pin. It must be called (the shard's guard does).
     pub fn close_range(&mut self, open: OpenRange) {
         self.unpin(open.at);
     }
@@ -272,25 +288,25 @@ impl Engine {
             *count -= 1;
             if *count == 0 {
                 self.pins.remove(&at);
-                // A pin at or above the floor holds nothing that the floor does not.
+                // A pin at or above the floor retains nothing beyond what the floor does.
                 self.unpinned |= at < self.space.floor_highest();
             }
         }
     }
 
-    /// The floor: the last compaction; zero when there was none.
+    /// The floor: the lowest readable revision of the shard as a whole, zero if there is none.
     #[must_use]
     pub fn floor(&self) -> Revision {
         self.space.floor.max(Revision::ZERO)
     }
 
-    /// etcd's HashKV over the versions at or below `at` (`None` = current): (hash, revision hashed, compact revision).
-    /// The compact revision is -1 when there was none, as etcd's. Below zero nothing is, and its hash is that of nothing.
+    /// etcd's HashKV over the versions up to `at` (`None` = current): (hash, revision hashed, compact revision). As in
+    /// etcd the compact revision is -1 without a compaction, and a negative `at` gives the hash of nothing.
     pub fn hash_kv(&mut self, at: Option<Revision>) -> Result<(u32, Revision, Revision), EngineError> {
-        // Nothing above is as it will be seen.
+        // Writes above it are not visible yet, and may be joined by others.
         let current = self.space.visible(&self.space.everything());
         let at = at.unwrap_or(current);
-        // What every unit still holds: of one that came with more, no more counts.
+        // The highest floor of all units: below it not every unit has its history.
         let floor = self.space.floor_highest();
         if at >= Revision::ZERO {
             read::check_revision(Some(at), floor, current)?;
@@ -299,7 +315,6 @@ impl Engine {
         Ok((hash::hash_kv(&self.space, floor, at), at, floor))
     }
 
-    /// Sizes.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
         let mut stats = EngineStats {
@@ -321,48 +336,48 @@ impl Engine {
         stats
     }
 
-    /// Bytes of all versions of the Kind with this prefix; of the keys of no Kind with an empty one.
+    /// Bytes of all versions of the Kind with this prefix; the empty prefix means keys of no Kind.
     #[must_use]
     pub fn kind_bytes(&self, prefix: &[u8]) -> u64 {
         self.space.kind_bytes(prefix)
     }
 
-    /// What there is of the Kinds that have keys of their own in some of the ranges.
+    /// The sizes of the Kinds whose objects lie in one of the ranges.
     #[must_use]
     pub fn loads(&self, ranges: &[KeyRange]) -> Vec<KindLoad> {
         self.space.loads(ranges)
     }
 
-    /// Every Kind's prefix, and the bytes that were written to it since the start.
+    /// Each Kind's prefix and the bytes written to it since the start.
     pub fn written(&self) -> impl Iterator<Item = (&Key, u64)> {
         self.space.written()
     }
 
     // ---- watches
 
-    /// A new client stream.
+    /// Opens a client's watch stream.
     pub fn watch_open(&mut self) -> StreamId {
         self.watches.open()
     }
 
-    /// Adds a watch; its `Created` (and `Compacted`, when its start is) come out of `watch_pull`. A watch on an empty
-    /// range is the caller's to refuse, as etcd does; here it would wait for ever.
+    /// Adds a watch. `Created`, and `Compacted` if its start is below the floor, come out of `watch_pull`. The caller
+    /// refuses empty ranges, as etcd does; a watch of one would wait for ever.
     pub fn watch_create(&mut self, stream: StreamId, spec: WatchSpec) -> Result<WatchId, EngineError> {
         self.watches.create(&mut self.space, stream, spec)
     }
 
-    /// Ends a watch; `Canceled` comes out of `watch_pull`. False when the stream has no such watch.
+    /// Cancels a watch; `Canceled` comes out of `watch_pull`. False when the stream has no such watch.
     pub fn watch_cancel(&mut self, stream: StreamId, id: WatchId) -> bool {
         self.watches.cancel(&mut self.space, stream, id)
     }
 
-    /// Asks for a manual progress (R7): one `Progress { id: None }` after every event that it covers.
+    /// Requests manual progress (R7): one `Progress { id: None }` behind every event that it covers.
     pub fn watch_progress(&mut self, stream: StreamId) {
         self.watches.request_progress(&mut self.space, stream);
     }
 
-    /// Periodic progress for every watch that asked for it, and a watermark for every feed, that had nothing since the
-    /// last tick; promises the present.
+    /// Promises the present: periodic progress for every watch that asked for it, and a watermark for every feed,
+    /// unless it had events since the last tick.
     pub fn progress_tick(&mut self, now: WallMicros) {
         let promised = self.clock.promise(now);
         if self.space.has_unpublished() {
@@ -377,24 +392,23 @@ impl Engine {
         self.feeds.tick(&mut self.space, promised);
     }
 
-    /// What the stream has to send next, about `max_bytes` of it; empty when there is nothing more now. One pull looks at
-    /// a bounded number of events: when it had to stop among events that are not for this stream, the stream is woken
-    /// again at once.
+    /// The next messages of a stream, about `max_bytes`; empty when there are none. A pull scans a bounded number of
+    /// events. If the bound was reached before any event of this stream, the stream is woken again at once.
     pub fn watch_pull(&mut self, stream: StreamId, max_bytes: usize) -> Vec<WatchOut> {
         self.watches.pull(&mut self.space, stream, max_bytes)
     }
 
-    /// The client is gone.
+    /// Closes a client's stream.
     pub fn watch_close(&mut self, stream: StreamId) {
         self.watches.close(stream);
     }
 
-    /// Streams that came to have something to send since the last call.
+    /// The streams that got something to send since the last call.
     pub fn take_wakes(&mut self) -> Vec<StreamId> {
         self.watches.take_wakes()
     }
 
-    /// Panics when an invariant does not hold. For tests.
+    /// Panics when an invariant is violated. For tests.
     pub fn validate(&self) {
         self.space.validate(self.clock.last());
         self.watches.validate();

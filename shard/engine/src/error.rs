@@ -1,78 +1,85 @@
-//! Why the engine refuses; the shard maps each to etcd's code and text in one place.
+//! The engine's refusals. The shard maps each to etcd's code and text in one place.
 
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
     key::Key,
 };
 
-use crate::{durability::Durability, units::NotOwned};
+use crate::{
+    types::{ClockOffset, Durability},
+    units::NotOwned,
+};
 
-/// A refusal that changed nothing.
+/// A refusal; nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// The revision lies below the compaction floor.
+    /// The revision is below the floor.
     #[error("revision has been compacted (floor {floor})")]
     Compacted {
-        /// The lowest revision that can still be read.
+        /// The lowest readable revision.
         floor: Revision,
     },
-    /// The revision is above the current one of what was asked (R4).
+    /// The revision is above the current one of the requested ranges (R4).
     #[error("revision is in the future (current {current})")]
     Future {
         /// The current revision.
         current: Revision,
     },
-    /// `ignore_value` or `ignore_lease` on a key that does not exist.
+    /// `ignore_value` or `ignore_lease` names a key that does not exist.
     #[error("key not found")]
     KeyNotFound,
-    /// A put named a lease that does not exist here.
+    /// A put names a lease that is not live here.
     #[error("lease {0} not found")]
     LeaseNotFound(LeaseId),
-    /// A grant named an id in use.
+    /// A grant names an id that is in use.
     #[error("lease {0} exists")]
     LeaseExists(LeaseId),
     /// A grant's TTL is above etcd's maximum.
     #[error("lease TTL {0} s is too large")]
     LeaseTtlTooLarge(i64),
-    /// A raise further above the shard's own now than the maximum clock offset (R3).
+    /// A raise is further above the shard's present than the maximum clock offset (R3), or not below the ceiling.
     #[error("raise to {asked} is more than the maximum clock offset above this shard's now ({now})")]
     ClockOffset {
-        /// What was asked for.
+        /// The revision to raise to.
         asked: Revision,
         /// The shard's present as a revision.
         now: Revision,
     },
-    /// A revision to be kept, beside too many that are.
+    /// Too many revisions are already kept.
     #[error("too many revisions are kept")]
     TooManyKept,
-    /// The clock has come to the ceiling that is on disk (R2): to be tried again when it is raised.
+    /// The clock has reached the durable ceiling (R2). The caller retries once it is raised.
     #[error("the clock has come to its ceiling ({ceiling}), which the disk has not raised yet")]
     Ceiling {
-        /// The ceiling.
+        /// The ceiling, which no revision may reach.
         ceiling: Revision,
     },
-    /// Keys of the request are not this shard's now.
+    /// This shard does not own keys of the request at present.
     #[error(transparent)]
     NotOwned(#[from] NotOwned),
-    /// A transaction over Kinds that a crash does not keep or lose together (R9).
+    /// A transaction is over Kinds of different modes, which a crash may keep in part (R9).
     #[error(
         "a transaction must be over keys of one durability, but {} is {} and {} is {}",
         .0.one, .0.one_mode, .0.other, .0.other_mode
     )]
     MixedModes(Box<MixedModes>),
-    /// The watch id is already in use on its stream.
+    /// The stream already has a watch with this id.
     #[error("duplicate watch ID")]
     DuplicateWatchId,
 }
 
-/// Two keys, or first keys of ranges, of one transaction.
+impl From<ClockOffset> for EngineError {
+    fn from(refused: ClockOffset) -> Self {
+        Self::ClockOffset { asked: refused.asked, now: refused.now }
+    }
+}
+
+/// Two keys, or first keys of ranges, of one transaction whose modes differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MixedModes {
-    /// The first.
     pub one: Key,
     /// Its Kind's mode.
     pub one_mode: Durability,
-    /// One of another mode.
     pub other: Key,
     /// Its Kind's mode.
     pub other_mode: Durability,

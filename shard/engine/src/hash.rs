@@ -1,11 +1,11 @@
-//! etcd's HashKV (3.7): a CRC-32C over its storage keys and values in the order of revisions, after a compaction has run
-//! to its end. What etcd would have deleted by then is left out here whether or not it is freed yet.
+//! etcd's HashKV (3.7): a CRC-32C over storage keys and values in revision order, as after a completed compaction.
+//! Versions that etcd would have deleted by then are left out, whether or not they are freed here.
 
 use kindred_partition_config::ids::Revision;
 
 use crate::{object::Object, space::Space, version::Version};
 
-/// The hash of everything at or below `at` with the last compaction at `floor`.
+/// The hash of everything up to `at`, with the last compaction at `floor`.
 pub(crate) fn hash_kv(space: &Space, floor: Revision, at: Revision) -> u32 {
     let mut versions: Vec<(&Version, bool)> = Vec::new();
     // etcd leaves out what a compaction at `at` would not keep, but only when it would keep anything at all.
@@ -29,13 +29,13 @@ pub(crate) fn hash_kv(space: &Space, floor: Revision, at: Revision) -> u32 {
     crc
 }
 
-/// What etcd holds of a key after compacting at `floor`; a tombstone exactly there never counts.
+/// The versions that etcd holds of a key after a compaction at `floor`. A tombstone exactly at the floor never counts.
 fn retained(object: &Object, floor: Revision) -> impl Iterator<Item = &Version> {
     let at_floor = object.at(floor).map(Version::order);
     object.versions().filter(move |v| v.mod_revision() > floor || Some(v.order()) == at_floor)
 }
 
-/// Revision and sub-revision as etcd writes them, marked when it is a deletion.
+/// Revision and sub-revision in etcd's encoding, with a mark for a deletion.
 fn storage_key(version: &Version) -> Vec<u8> {
     let mut key = Vec::with_capacity(18);
     key.extend_from_slice(&version.mod_revision().get().to_be_bytes());
@@ -47,7 +47,7 @@ fn storage_key(version: &Version) -> Vec<u8> {
     key
 }
 
-/// etcd stores a deletion as the key alone.
+/// The stored value: for a deletion etcd stores the key alone.
 fn storage_value(version: &Version) -> Version {
     if version.is_tombstone() {
         return Version::tombstone(version.key(), Revision::ZERO, 0);

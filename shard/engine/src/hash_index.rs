@@ -1,43 +1,44 @@
-//! Numbers by the hashes of what they stand for. One large table moves all that it holds when it grows, and whoever inserts
-//! waits for it; here there are many small ones, of which one at a time is divided in two (linear hashing), so that an
-//! insertion moves a few dozen numbers at most, however many there are.
+//! A hash set of numbers, which stand for objects. A single large table would move all its entries when it grows, while
+//! an insertion waits. Here are many small tables, and one at a time is split in two (linear hashing), so an insertion
+//! moves a few dozen numbers at most, however many there are.
 //!
-//! Memory: six or seven bytes a number, of which four are itself. A table is looked through from its beginning, eight numbers at a
-//! time, by a few bits of their hashes.
+//! It takes six or seven bytes per number, of which the number is four. A lookup scans a table from its beginning,
+//! eight numbers at a time, comparing a few bits of their hashes.
 
-/// Numbers of a table, on average at most; the fullest has about twice as many.
+/// The average of numbers per table at which a table is split; the fullest has about twice as many.
 const FILLED: usize = 32;
-/// Numbers of a group.
+/// Numbers per group.
 const GROUP: usize = 8;
-/// Tables of a piece: what points to them does not move either when there are more.
+/// Tables per piece. The list of tables is in pieces so that it does not move either when it grows.
 const PIECE: usize = 1024;
 
-/// Some numbers, from the front.
+/// Up to [`GROUP`] numbers, filled from the front.
 #[derive(Clone, Copy, Default)]
 struct Group {
-    /// [`tag`] of each, 0 where there is none.
+    /// The [`tag`] of each number, 0 for an empty place.
     tags: [u8; GROUP],
     numbers: [u32; GROUP],
 }
 
-/// All groups but the last one are full, and none is empty.
+/// All groups but the last are full, and none is empty.
 #[derive(Default)]
 struct Table(Box<[Group]>);
 
-/// See the module's text.
+/// The set; see the module's documentation.
 pub(crate) struct HashIndex {
     pieces: Vec<Vec<Table>>,
     tables: usize,
     len: usize,
 }
 
-/// What is kept of a hash, never 0: its highest bits, where the lowest ones choose the table.
+/// The seven highest bits of a hash, with the eighth set so that it is never 0. The lowest bits of the hash choose the
+/// table.
 fn tag(hash: u64) -> u8 {
     (hash >> 57) as u8 | 0x80
 }
 
-/// Which of `tables` tables a hash belongs to: those up to the next power of two that do not exist yet are still in
-/// the tables that they will be divided from.
+/// The index of a hash's table among `tables`. Numbers of a table that does not exist yet, up to the next power of two,
+/// are in the table from which it will be split.
 fn table_of(hash: u64, tables: usize) -> usize {
     let all = tables.next_power_of_two();
     let table = hash as usize & (all - 1);
@@ -49,11 +50,11 @@ impl Group {
         self.tags.iter().take_while(|tag| **tag != 0).count()
     }
 
-    /// The first number that it is, among those with this tag.
+    /// The place of the first number with this tag for which `is` holds.
     fn find(&self, tag: u8, mut is: impl FnMut(&u32) -> bool) -> Option<usize> {
         const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
         let differ = u64::from_le_bytes(self.tags) ^ u64::from_ne_bytes([tag; GROUP]);
-        // The highest bit of each byte that does not differ, and no other.
+        // The highest bit of each equal byte, and no other.
         let mut same = !(((differ & LOW) + LOW) | differ | LOW);
         while same != 0 {
             let at = same.trailing_zeros() as usize / 8;
@@ -67,7 +68,7 @@ impl Group {
 }
 
 impl Table {
-    /// Where the number is.
+    /// The group and place of the number with this tag for which `is` holds.
     fn find(&self, tag: u8, mut is: impl FnMut(&u32) -> bool) -> Option<(usize, usize)> {
         self.0.iter().enumerate().find_map(|(group, numbers)| Some((group, numbers.find(tag, &mut is)?)))
     }
@@ -85,7 +86,7 @@ impl Table {
         }
     }
 
-    /// Takes a number out; the last one gets its place.
+    /// Removes a number; the table's last one takes its place.
     fn remove(&mut self, (group, at): (usize, usize)) {
         let Some(last) = self.0.last_mut() else { return };
         let end = last.len() - 1;
@@ -143,7 +144,7 @@ impl HashIndex {
         Some(table.0[group].numbers[at])
     }
 
-    /// Adds a number that is not there; `hash_of` tells the hashes of others.
+    /// Adds a number that is not in the set. `hash_of` gives the hashes of other numbers.
     pub(crate) fn insert(&mut self, hash: u64, number: u32, hash_of: impl Fn(&u32) -> u64) {
         if self.len >= self.tables * FILLED {
             self.divide(&hash_of);
@@ -160,7 +161,7 @@ impl HashIndex {
         }
     }
 
-    /// Makes one more table, of what belongs to it in the one where that was.
+    /// Adds a table and moves the numbers that belong to it from the table that held them.
     fn divide(&mut self, hash_of: &impl Fn(&u32) -> u64) {
         let new = self.tables;
         let from = self.table_mut(new - (new + 1).next_power_of_two() / 2);
@@ -201,7 +202,7 @@ mod tests {
         }
     }
 
-    /// A table beside a plain list, with tags that many share.
+    /// Compares a table with a plain list, with few different tags.
     #[test]
     fn a_table_finds_what_it_holds() {
         let mut seed = 1_u64;
@@ -232,7 +233,7 @@ mod tests {
         }
     }
 
-    /// Only those with the same tag are asked for.
+    /// Only numbers with the wanted tag are compared.
     #[test]
     fn other_tags_are_passed_over() {
         let group =

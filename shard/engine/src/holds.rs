@@ -1,19 +1,19 @@
-//! Revisions that must stay readable for a while (R5): a read over several shards takes a revision that all of them have
-//! come to, and reads there a moment later. No floor passes a revision that is held.
+//! Pinned revisions (R5). A read over several shards chooses a revision that all of them have reached and reads there a
+//! moment later; meanwhile no compaction passes it.
 //!
-//! A hold ends when the read that asked for it says that it is done, and after five seconds if it never does.
+//! A pin ends when its read releases it, or after five seconds.
 
 use std::collections::{HashSet, VecDeque};
 
 use kindred_partition_config::ids::Revision;
 
-use crate::engine::{MonoMillis, PinId};
+use crate::types::{MonoMillis, PinId};
 
-/// How long a revision is held, at least, while nobody releases it.
+/// The least time in milliseconds for which a revision is pinned, unless it is released.
 const HOLD_MS: u64 = 5_000;
-/// Holds that cannot be released end together at multiples of this, so there are never more than about a hundred.
+/// Pins end at multiples of this many milliseconds, so at most about a hundred nameless ones exist.
 const GRAIN_MS: u64 = 50;
-/// Holds that can be released; what is asked for beyond them is held until its time has passed.
+/// Pins that can be released. Any more are nameless and last for their whole time.
 const NAMED_MAX: usize = 4_096;
 
 #[derive(Clone, Copy)]
@@ -22,12 +22,11 @@ struct Hold {
     until: MonoMillis,
 }
 
-/// Held revisions.
 #[derive(Default)]
 pub(crate) struct Holds {
-    /// In the order in which they end.
+    /// Sorted by end.
     named: VecDeque<(PinId, Hold)>,
-    /// Those that end later are higher: a hold that ends no later than one of a lower revision adds nothing.
+    /// Sorted by end, and strictly by revision: a pin that ends no later than one of a lower revision adds nothing.
     nameless: VecDeque<Hold>,
 }
 
@@ -47,21 +46,21 @@ impl Holds {
         }
     }
 
-    /// Ends what is held under these names; whether there was any.
+    /// Releases these pins. Returns whether any was held.
     pub(crate) fn release(&mut self, pins: &[PinId]) -> bool {
         let (before, pins) = (self.named.len(), pins.iter().collect::<HashSet<_>>());
         self.named.retain(|(pin, _)| !pins.contains(pin));
         self.named.len() < before
     }
 
-    /// When nothing below `floor` will be held any more of what is held now; `None` when nothing is.
+    /// When the last of the present pins below `floor` will have ended; `None` if there is none.
     pub(crate) fn below(&mut self, now: MonoMillis, floor: Revision) -> Option<MonoMillis> {
         self.expire(now);
         let holds = self.named.iter().map(|(_, hold)| hold).chain(&self.nameless);
         holds.filter(|hold| hold.at < floor).map(|hold| hold.until).max()
     }
 
-    /// Whether something at or below a revision is held, as of the last time that was told.
+    /// Whether a revision up to `at` is pinned, as of the last `expire`.
     pub(crate) fn any_upto(&self, at: Revision) -> bool {
         let holds = self.named.iter().map(|(_, hold)| hold).chain(&self.nameless);
         holds.into_iter().any(|hold| hold.at <= at)

@@ -1,5 +1,5 @@
-//! The keys of one Kind (or the keys of no Kind): objects by hash and in order, their event log, and the log of creates
-//! and deletions from which an older count is told.
+//! The keys of one Kind, or those of no Kind: objects by hash and in key order, their event log, and the log of creates
+//! and deletes from which counts at older revisions are computed.
 
 use std::{collections::BTreeMap, hash::BuildHasher};
 
@@ -7,11 +7,11 @@ use hashbrown::DefaultHashBuilder;
 use kindred_partition_config::{ids::Revision, key::Key};
 
 use crate::{
-    engine::Event,
     hash_index::HashIndex,
     log::ChunkedLog,
     object::{Object, Pins, Pruned},
     order_index::{Keys, OrderIndex},
+    types::Event,
     version::Version,
 };
 
@@ -22,10 +22,9 @@ mod transfer;
 
 pub(crate) use self::transfer::{Clearing, Taken};
 
-/// Where an event stands among those that were not appended in their order: by its own order, and then as they came.
+/// The sort key of an event beside the log: its revision and sub-revision, then the order of arrival.
 type Place = (Revision, u32, u64);
 
-/// A half-open interval of keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span<'a> {
     pub start: &'a [u8],
@@ -38,17 +37,17 @@ impl Span<'_> {
     }
 }
 
-/// Where an object stands in its keyspace.
+/// The number of an object in its keyspace.
 pub(crate) type ObjectId = u32;
 
-/// The objects by their numbers, in pieces, so that nobody waits until a large vector has moved to where it can grow.
+/// Objects by number, in pieces, so that no insertion waits for a large vector to be moved.
 #[derive(Default)]
 struct Objects {
     pieces: Vec<Vec<Option<Object>>>,
     len: usize,
 }
 
-/// Objects of a piece.
+/// Objects per piece.
 const PIECE: usize = 4096;
 
 impl Objects {
@@ -64,11 +63,11 @@ impl Objects {
         self.place_mut(id)?.as_mut()
     }
 
-    /// Adds one; answers its number.
+    /// Adds an object; returns its number.
     fn push(&mut self, object: Object) -> ObjectId {
         match self.pieces.last_mut() {
             Some(last) if last.len() < PIECE => last.push(Some(object)),
-            // The first piece of a small keyspace grows by need: most Kinds hold little.
+            // The first piece grows on demand, since most Kinds are small.
             None => self.pieces.push(vec![Some(object)]),
             Some(_) => {
                 let mut piece = Vec::with_capacity(PIECE);
@@ -91,7 +90,7 @@ impl Keys<ObjectId> for Objects {
     }
 }
 
-/// See the module's text.
+/// See the module's documentation.
 pub(crate) struct Keyspace {
     objects: Objects,
     free: ChunkedLog<ObjectId>,
@@ -99,23 +98,23 @@ pub(crate) struct Keyspace {
     hasher: DefaultHashBuilder,
     by_order: OrderIndex<ObjectId>,
     log: ChunkedLog<Event>,
-    /// The events that made a key exist or not exist.
+    /// The events that created or deleted a key.
     flips: ChunkedLog<Version>,
-    /// Events of other keyspaces' logs that came with their keys.
+    /// Events that came from other keyspaces with their keys, and do not fit at the end of the log.
     early: BTreeMap<Place, Event>,
-    /// The same of their flips.
+    /// The same for flips.
     early_flips: BTreeMap<Place, Version>,
-    /// Of the flips that were freed, what pins below the floor still count by.
+    /// The part of freed flips that counts at pins below the floor still need.
     folded: folded::Folded,
-    /// How many came.
+    /// The number of entries that came so.
     came: u64,
-    /// The revision of the last of them, also when it is no longer in `flips`.
+    /// The revision of the last flip, even if it is no longer in `flips`.
     last_flip: Revision,
-    /// The highest revision of a version that ever was here.
+    /// The highest revision of any version that was ever here.
     newest: Revision,
-    /// Keys of objects that keep a version for a pin only, each once.
+    /// Keys of objects that hold a version only for a pin, each once.
     held: ChunkedLog<Key>,
-    /// Those to look at again, after a pin ended.
+    /// Held keys to examine again after a pin ended.
     released: ChunkedLog<Key>,
     live_bytes: u64,
     total_bytes: u64,
@@ -159,7 +158,7 @@ impl Keyspace {
         self.by_hash.find(hash, |id| self.by_id(*id).is_some_and(|o| o.key() == key))
     }
 
-    /// Adds the newest version of its key (a tombstone only of a key that exists) and answers the one before.
+    /// Adds the newest version of its key (a tombstone only if the key exists). Returns the previous version.
     pub(crate) fn write(&mut self, version: Version) -> Option<Version> {
         let (prev, before, flips) = self.chain(&version);
         if flips {
@@ -169,14 +168,14 @@ impl Keyspace {
         prev
     }
 
-    /// Adds the newest version of its key to the objects; answers the one before, what its event tells of that, and
-    /// whether the key came or went.
+    /// Adds the newest version of a key to its object. Returns the previous version, the one that the event shows as
+    /// previous, and whether the key was created or deleted.
     fn chain(&mut self, version: &Version) -> (Option<Version>, Option<Version>, bool) {
         let revision = version.mod_revision();
         let found = self.find(version.key());
         let object = found.and_then(|id| self.by_id(id));
         let prev = object.and_then(Object::live).cloned();
-        // An event tells what was there before its revision, not what its own transaction left in between.
+        // An event shows the version before its revision, not an intermediate one of its own transaction.
         let before = match &prev {
             Some(prev) if prev.mod_revision() == revision => {
                 object.and_then(|object| object.at(revision.prev())).cloned()
@@ -240,22 +239,22 @@ impl Keyspace {
 
     // ---- reads
 
-    /// Keys of `span` that existed at `at`, which is a pin or not below the floor. Costs O(log n) and what was created and
-    /// deleted since.
+    /// The number of keys of `span` at `at`, which is pinned or not below the floor. Costs O(log n) plus the creates
+    /// and deletes since.
     pub(crate) fn count(&self, span: Span<'_>, at: Revision) -> u64 {
         let now = self.by_order.count_live(span.start, span.end, &self.objects);
         let now = now.wrapping_add_signed(self.folded.count(span, at));
         let early = self.early_flips.range((at.next(), 0, 0)..).map(|(_, flip)| flip);
         let since = self.flips.iter_rev().take_while(|v| v.mod_revision() > at).chain(early);
-        // Steps in no order: what is between them may be below zero.
+        // The order of the steps is arbitrary, so intermediate sums may be negative.
         since
             .filter(|v| span.contains(v.key()))
             .fold(now, |count, flip| count.wrapping_add_signed(if flip.is_tombstone() { 1 } else { -1 }))
     }
 
-    /// What existed in `span` at `at`, in key order.
+    /// The versions of the keys of `span` at `at`, in key order.
     pub(crate) fn scan<'s>(&'s self, span: Span<'s>, at: Revision) -> impl Iterator<Item = &'s Version> {
-        // When nothing came or went since, the tombstones can be stepped over whole.
+        // Without creates and deletes since `at`, subtrees of tombstones can be skipped.
         let walk = if self.last_flip <= at {
             self.by_order.iter_live_from(span.start, &self.objects)
         } else {
@@ -267,17 +266,16 @@ impl Keyspace {
             .filter_map(move |object| if is_past { object.at(at) } else { object.live() })
     }
 
-    /// The event log from `from` on.
     pub(crate) fn events_from(&self, from: Revision) -> impl Iterator<Item = &Event> {
         self.log.iter_from(move |event| event.kv.mod_revision() < from)
     }
 
-    /// Events that came with their keys, which stand beside the log, from `from` on; `None` when there are none at all.
+    /// The events beside the log from `from` on; `None` when there are none at all.
     pub(crate) fn early_from(&self, from: Revision) -> Option<impl Iterator<Item = &Event>> {
         (!self.early.is_empty()).then(|| self.early.range((from, 0, 0)..).map(|(_, event)| event))
     }
 
-    /// The event log from its end backwards, down to and without those of `since`; then those that came with their keys.
+    /// The events above `since`: the log backwards, then those beside it.
     pub(crate) fn events_above(&self, since: Revision) -> impl Iterator<Item = &Event> {
         let early = self.early.range((since.next(), 0, 0)..).map(|(_, event)| event);
         self.log.iter_rev().take_while(move |event| event.kv.mod_revision() > since).chain(early)
@@ -293,18 +291,18 @@ impl Keyspace {
         log.take_while(same).find(key).or_else(|| early.take_while(same).find(key))
     }
 
-    /// Every object, in no order that means anything.
+    /// All objects, in no particular order.
     pub(crate) fn objects(&self) -> impl Iterator<Item = &Object> {
         self.objects.iter().flatten()
     }
 
     // ---- memory
 
-    /// Frees up to `budget` events below the floor, with the versions that they ended, and flips; answers what is left of
+    /// Frees up to `budget` flips, and events below the floor with the versions that they replaced. Returns the rest of
     /// the budget.
     pub(crate) fn scrub(&mut self, floor: Revision, pins: &Pins, mut budget: usize) -> usize {
         budget = self.folded.settle(pins, budget);
-        // Below the floor only pins count.
+        // Below the floor, counts are needed only at pins.
         while budget > 0 && self.flips.front().is_some_and(|v| v.mod_revision() <= floor) {
             let Some(flip) = self.flips.pop() else { break };
             self.folded.add(&flip, pins);
@@ -325,7 +323,7 @@ impl Keyspace {
             self.prune(event.kv.key(), |object| object.prune(floor, pins));
             budget -= 1;
         }
-        // The floor itself can still be watched from, so its events stay.
+        // Watches may still start at the floor itself, so its events stay.
         while budget > 0 && self.log.front().is_some_and(|e| e.kv.mod_revision() < floor) {
             let Some(event) = self.log.pop() else { break };
             self.prune(event.kv.key(), |object| object.prune(floor, pins));
@@ -351,13 +349,13 @@ impl Keyspace {
             || self.log.front().is_some_and(|e| e.kv.mod_revision() < floor)
     }
 
-    /// A pin below the floor ended: what was kept for pins is looked at again by the next scrubs.
+    /// Notes that a pin below the floor ended: the next scrubs examine again what was held for pins.
     pub(crate) fn release_held(&mut self) {
         self.released.append(&mut self.held);
         self.folded.unpin();
     }
 
-    /// Prunes one object; answers how many versions were looked at.
+    /// Prunes one object. Returns the number of versions examined.
     fn prune(&mut self, key: &[u8], prune: impl FnOnce(&mut Object) -> Pruned) -> usize {
         let Some(id) = self.find(key) else { return 0 };
         let Some(object) = self.objects.get_mut(id) else { return 0 };
@@ -371,7 +369,7 @@ impl Keyspace {
         pruned.looked
     }
 
-    /// Live keys, events held, bytes of live versions, bytes of all.
+    /// Live keys, events held, bytes of live versions, bytes of all versions.
     pub(crate) fn sizes(&self) -> (u64, u64, u64, u64) {
         (
             self.by_order.live_len(),
@@ -418,7 +416,7 @@ impl Keyspace {
         for event in log.into_iter().chain(self.early.values()) {
             let (revision, key) = (event.kv.mod_revision(), event.kv.key());
             assert!(event.prev.as_ref().is_none_or(|p| p.mod_revision() < revision && p.key() == key));
-            // A deletion of what its own transaction created has none.
+            // A deletion of a key that its own transaction created has no previous version.
             let existed = event.kv.create_revision() < revision;
             assert!(event.is_delete() || event.prev.is_some() == existed, "prev of {:?}", event.kv);
         }

@@ -1,10 +1,10 @@
-//! Leases (R12). A lease has one home store, and only there does it expire. Another store that holds keys of it has
-//! *adopted* it: the store knows id, TTL and home, and waits to be told that it is over.
+//! Leases (R12). A lease has one home store and expires only there. Another store that holds keys of it has *adopted*
+//! it: it knows id, TTL and home, and waits to be told that the lease ended.
 //!
-//! At its home a lease is live, then *ended* (its keys here are handed out to be deleted; nothing can be attached to it
-//! or keep it alive any more) and remembered so while other stores still hold keys of it, then forgotten.
+//! At its home a lease is first live. Then it is *ended*: its keys here are handed out to be deleted, and nothing can
+//! attach to it or keep it alive. It is remembered while other stores still hold keys of it, then forgotten.
 //!
-//! Attaching and detaching a key cost O(log n) in the lease's keys, and only the end of a lease costs O(keys) (B10).
+//! Attaching and detaching a key cost O(log n) in the lease's keys; only the end of a lease costs O(keys) (B10).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +16,8 @@ use kindred_partition_config::{
 
 use crate::{
     durability::{LeaseRecord, LeaseState},
-    engine::{EndedLease, LeaseView, MonoMillis},
     error::EngineError,
+    types::{EndedLease, LeaseView, MonoMillis},
 };
 
 mod handing;
@@ -26,23 +26,22 @@ mod tests;
 
 pub use self::handing::{AdoptedLease, HandedLease};
 
-/// The longest TTL that etcd grants, seconds.
+/// The longest TTL that etcd grants, in seconds.
 pub const MAX_TTL_S: i64 = 9_000_000_000;
 
-/// All leases that a store knows.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
-    /// Live ones, at home here or adopted.
+    /// Live leases, whether their home is here or not.
     live: HashMap<LeaseId, Lease>,
-    /// Those of them whose home is on its way to another store.
+    /// The live leases whose home is moving from here to another store.
     handing: BTreeSet<LeaseId>,
-    /// When each live home lease expires, soonest first; one entry each.
+    /// The expiry times of the live leases whose home is here, soonest first; one entry each.
     deadlines: BTreeSet<(MonoMillis, LeaseId)>,
-    /// Over at their home, which is here, with the stores that still hold keys of them (never none).
+    /// Ended leases whose home is here, with the stores that still hold keys of them (never none).
     ended: BTreeMap<LeaseId, BTreeSet<Slot>>,
-    /// Keys that a restart found of leases that are over: their deletion was lost.
+    /// Keys that a restart found of ended leases: their deletions were lost.
     orphans: BTreeMap<LeaseId, BTreeSet<Key>>,
-    /// When they are to be looked at next.
+    /// When the orphans are examined next.
     orphans_due: Option<MonoMillis>,
 }
 
@@ -50,48 +49,49 @@ pub struct LeaseTable {
 struct Lease {
     granted_ttl_s: i64,
     place: Place,
-    /// Keys on this store. Ordered, so that a big lease never pauses to rehash and its end needs no sort.
+    /// The keys on this store. An ordered set, so that a large lease never pauses to rehash and its end needs no sort.
     keys: BTreeSet<Key>,
 }
 
 #[derive(Debug)]
 enum Place {
-    /// The home is here.
-    Home { deadline: MonoMillis, attached: BTreeSet<Slot> },
-    /// The home was here and goes to another store: it does not expire, and who asks for it is to ask again.
+    /// The home is here. It expires at `deadline`; the stores `attached` hold keys of it, or will.
+    ///
+    /// The table looks at it when it is `due`, which is its deadline unless its end was put off.
+    Home { deadline: MonoMillis, due: MonoMillis, attached: BTreeSet<Slot> },
+    /// The home was here and moves to another store: the lease does not expire, and requests for it are told to retry.
     Handing { attached: BTreeSet<Slot> },
-    /// The home is that store. `handed`: it was here, and who still looks for it here is not told that it is over.
+    /// The home is another store. `handed`: it was here, so requests for the lease are told to retry, not that it
+    /// ended.
     Adopted { home: Slot, handed: bool },
 }
 
 impl LeaseTable {
-    /// No leases.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Live leases, at home here or adopted.
+    /// The number of live leases, whether their home is here or not.
     #[must_use]
     pub fn len(&self) -> usize {
         self.live.len()
     }
 
-    /// Whether no lease is live here.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.live.is_empty()
     }
 
-    /// Whether keys can be attached to the lease here. True for one that has expired until it is ended, as in etcd.
+    /// Whether keys can be attached to the lease here. As in etcd this includes expired leases that are not ended yet.
     #[must_use]
     pub fn contains(&self, id: LeaseId) -> bool {
         self.live.contains_key(&id)
     }
 
-    /// A new lease whose home is here. A TTL below `min_ttl_s`, zero and negative ones included, is raised to it; answers
-    /// the TTL granted. An id is in use also while an ended lease of it is remembered: the stores that have not yet
-    /// deleted the old lease's keys could not tell the new one's from them.
+    /// Grants a lease whose home is here. A TTL below `min_ttl_s`, zero and negative ones included, is raised to it.
+    /// Returns the granted TTL. The id of an ended lease stays in use while that is remembered: stores that have not
+    /// yet deleted its keys could not tell the new lease's from them.
     pub fn grant(
         &mut self,
         now: MonoMillis,
@@ -110,28 +110,31 @@ impl LeaseTable {
         };
         let granted_ttl_s = ttl_s.max(min_ttl_s);
         let deadline = deadline_after(now, granted_ttl_s);
-        let place = Place::Home { deadline, attached: BTreeSet::new() };
+        let place = Place::Home { deadline, due: deadline, attached: BTreeSet::new() };
         vacant.insert(Lease { granted_ttl_s, place, keys: BTreeSet::new() });
         self.deadlines.insert((deadline, id));
         Ok(granted_ttl_s)
     }
 
-    /// Gives a home lease its whole TTL again; answers the TTL. Refused once it has expired, ended or not: what a client
-    /// may have been told is over does not come back.
+    /// Renews a lease whose home is here for its whole TTL, which is returned. Refused once the lease has expired: one
+    /// that a client may have seen expired must not come back.
     pub fn keep_alive(&mut self, now: MonoMillis, id: LeaseId) -> Result<i64, EngineError> {
         match self.live.get_mut(&id) {
-            Some(Lease { granted_ttl_s, place: Place::Home { deadline, .. }, .. }) if now < *deadline => {
-                self.deadlines.remove(&(*deadline, id));
+            Some(Lease { granted_ttl_s, place: Place::Home { deadline, due, .. }, .. })
+                if now < *deadline =>
+            {
+                self.deadlines.remove(&(*due, id));
                 *deadline = deadline_after(now, *granted_ttl_s);
-                self.deadlines.insert((*deadline, id));
+                *due = *deadline;
+                self.deadlines.insert((*due, id));
                 Ok(*granted_ttl_s)
             }
             _ => Err(self.elsewhere(id)),
         }
     }
 
-    /// A home lease's times, without its keys. The seconds left are cut off as etcd does, and negative from one second
-    /// after a deadline at which the lease was not ended yet.
+    /// The TTLs of a lease whose home is here, without its keys. Remaining seconds are truncated as in etcd, and
+    /// negative from one second past the deadline while the lease is not ended.
     pub fn view(&self, now: MonoMillis, id: LeaseId) -> Result<LeaseView, EngineError> {
         match self.live.get(&id) {
             Some(Lease { granted_ttl_s, place: Place::Home { deadline, .. }, .. }) => {
@@ -142,7 +145,7 @@ impl LeaseTable {
         }
     }
 
-    /// Ids of the live leases whose home is here, in their order.
+    /// The live leases whose home is here or was and is being handed over, sorted by id.
     #[must_use]
     pub fn home_ids(&self) -> Vec<LeaseId> {
         let live = self.deadlines.iter().map(|(_, id)| id);
@@ -153,22 +156,22 @@ impl LeaseTable {
 
     // ---- keys
 
-    /// The lease's end will delete this key.
+    /// Attaches a key, which the lease's end will delete.
     pub fn attach_key(&mut self, id: LeaseId, key: &Key) -> Result<(), EngineError> {
         let lease = self.live.get_mut(&id).ok_or(EngineError::LeaseNotFound(id))?;
         if !lease.keys.contains(key) {
-            // A copy: the key may be a slice of a much larger buffer, which it would keep.
+            // A copy: the key may be a slice of a much larger buffer, which it would keep alive.
             lease.keys.insert(Key::copy_from(&key.0));
         }
         Ok(())
     }
 
-    /// The key is gone or has another lease now. False when it was not attached, as after the lease's end.
+    /// Detaches a key that is deleted or has another lease. False when it was not attached, as after the lease's end.
     pub fn detach_key(&mut self, id: LeaseId, key: &Key) -> bool {
         self.live.get_mut(&id).is_some_and(|lease| lease.keys.remove(key))
     }
 
-    /// The lease's keys on this store, sorted; `None` when it is not live here.
+    /// The lease's keys on this store, sorted; `None` when the lease is not live here.
     #[must_use]
     pub fn keys(&self, id: LeaseId) -> Option<Vec<Key>> {
         Some(self.live.get(&id)?.keys.iter().cloned().collect())
@@ -176,7 +179,7 @@ impl LeaseTable {
 
     // ---- expiry and end, at the home
 
-    /// When the next home lease expires.
+    /// When the next lease expires, or orphans are to be examined.
     #[must_use]
     pub fn deadline(&self) -> Option<MonoMillis> {
         let first = self.deadlines.first().map(|(deadline, _)| *deadline);
@@ -184,7 +187,8 @@ impl LeaseTable {
         first.into_iter().chain(orphans).min()
     }
 
-    /// Home leases that have expired, the longest expired first, at most `max`. They stay live until they are ended.
+    /// Expired leases whose home is here, the longest expired first, at most `max`. They stay live until they are
+    /// ended.
     #[must_use]
     pub fn due(&self, now: MonoMillis, max: usize) -> Vec<LeaseId> {
         self.deadlines
@@ -195,23 +199,23 @@ impl LeaseTable {
             .collect()
     }
 
-    /// A home lease that is due is not ended now but looked at again a little later.
+    /// Postpones the end of an expired lease.
     pub(crate) fn put_off(&mut self, now: MonoMillis, id: LeaseId, by_ms: u64) {
-        if let Some(Lease { place: Place::Home { deadline, .. }, .. }) = self.live.get_mut(&id) {
-            self.deadlines.remove(&(*deadline, id));
-            *deadline = MonoMillis(now.0.saturating_add(by_ms));
-            self.deadlines.insert((*deadline, id));
+        if let Some(Lease { place: Place::Home { due, .. }, .. }) = self.live.get_mut(&id) {
+            self.deadlines.remove(&(*due, id));
+            *due = MonoMillis(now.0.saturating_add(by_ms));
+            self.deadlines.insert((*due, id));
         }
     }
 
-    /// Ends a home lease. Answers its keys here, sorted, which are the caller's to delete now, and the other stores that
-    /// hold keys of it, for which it is remembered until [`LeaseTable::forget`]. `None` when no such lease is live with
-    /// its home here, so also the second time.
+    /// Ends a lease whose home is here. Returns its keys here, sorted, which the caller deletes now, and the other
+    /// stores that hold keys of it; for these it is remembered until [`LeaseTable::forget`]. `None` when no such lease
+    /// is live, so also on a second call.
     pub fn begin_end(&mut self, id: LeaseId) -> Option<(Vec<Key>, Vec<Slot>)> {
         let Entry::Occupied(entry) = self.live.entry(id) else { return None };
-        let Place::Home { deadline, .. } = entry.get().place else { return None };
+        let Place::Home { due, .. } = entry.get().place else { return None };
         let Lease { place, keys, .. } = entry.remove();
-        self.deadlines.remove(&(deadline, id));
+        self.deadlines.remove(&(due, id));
         let Place::Home { attached, .. } = place else { return None };
         let stores = attached.iter().copied().collect();
         if !attached.is_empty() {
@@ -220,7 +224,7 @@ impl LeaseTable {
         Some((keys.into_iter().collect(), stores))
     }
 
-    /// Leases that are over and that other stores may still hold keys of, in the order of their ids.
+    /// Ended leases of which other stores may still hold keys, sorted by id.
     #[must_use]
     pub fn ended(&self) -> Vec<EndedLease> {
         let lease = |(id, stores): (&LeaseId, &BTreeSet<Slot>)| EndedLease {
@@ -230,13 +234,13 @@ impl LeaseTable {
         self.ended.iter().map(lease).collect()
     }
 
-    /// No store holds keys of an ended lease any more. False, and without effect, for one that is not ended.
+    /// Forgets an ended lease of which no store holds keys any more. False, and without effect, if it is not ended.
     pub fn forget(&mut self, id: LeaseId) -> bool {
         self.ended.remove(&id).is_some()
     }
 
-    /// Notes at the home that `store` will hold keys of the lease; answers the TTL granted. Refused for one that is over
-    /// or was never here.
+    /// Notes at the home that `store` will hold keys of the lease. Returns the granted TTL. Refused when the lease is
+    /// ended or unknown.
     pub fn attach_store(&mut self, id: LeaseId, store: Slot) -> Result<i64, EngineError> {
         match self.live.get_mut(&id) {
             Some(Lease { granted_ttl_s, place: Place::Home { attached, .. }, .. }) => {
@@ -249,7 +253,7 @@ impl LeaseTable {
 
     // ---- after a restart
 
-    /// Leases as their last records describe them, with their whole TTL.
+    /// The leases as their last records describe them, each with its whole TTL.
     pub(crate) fn restore(now: MonoMillis, records: Vec<LeaseRecord>) -> Self {
         let last: HashMap<LeaseId, LeaseState> =
             records.into_iter().map(|record| (record.id, record.state)).collect();
@@ -259,7 +263,7 @@ impl LeaseTable {
                 LeaseState::Home { ttl_s, attached } => {
                     let deadline = deadline_after(now, ttl_s);
                     table.deadlines.insert((deadline, id));
-                    (ttl_s, Place::Home { deadline, attached: attached.into_iter().collect() })
+                    (ttl_s, Place::Home { deadline, due: deadline, attached: attached.into_iter().collect() })
                 }
                 LeaseState::Adopted { ttl_s, home } => (ttl_s, Place::Adopted { home, handed: false }),
                 LeaseState::Handed { ttl_s, home } => (ttl_s, Place::Adopted { home, handed: true }),
@@ -278,7 +282,7 @@ impl LeaseTable {
         table
     }
 
-    /// A key that carries a lease: attached, or to be deleted with [`LeaseTable::orphans`].
+    /// Attaches a recovered key to its lease, or adds it to the orphans if the lease has ended.
     pub(crate) fn restore_key(&mut self, id: LeaseId, key: Key) {
         match self.live.get_mut(&id) {
             Some(lease) => lease.keys.insert(key),
@@ -286,35 +290,35 @@ impl LeaseTable {
         };
     }
 
-    /// Whether there are keys of leases that were over before a restart.
+    /// Whether there are keys of leases that ended before a restart.
     pub(crate) fn has_orphans(&self) -> bool {
         !self.orphans.is_empty()
     }
 
-    /// The keys of a lease that was over before a restart, of the next one behind `after`.
+    /// The first lease behind `after` that ended before a restart, and its keys.
     pub(crate) fn orphans(&self, after: Option<LeaseId>) -> Option<(LeaseId, Vec<Key>)> {
         let mut rest = self.orphans.iter().filter(|(id, _)| after.is_none_or(|after| **id > after));
         rest.next().map(|(id, keys)| (*id, keys.iter().cloned().collect()))
     }
 
-    /// Those that are left are to be looked at again then.
+    /// Sets when the remaining orphans are examined again.
     pub(crate) fn orphans_wait(&mut self, until: MonoMillis) {
         self.orphans_due = Some(until);
     }
 
-    /// They are deleted.
+    /// Forgets the orphans of a lease, which are deleted.
     pub(crate) fn orphans_done(&mut self, id: LeaseId) {
         self.orphans.remove(&id);
     }
 
-    /// Ids of all that is known, in their order.
+    /// The live and ended leases, sorted by id.
     pub(crate) fn known(&self) -> Vec<LeaseId> {
         let mut ids: Vec<LeaseId> = self.live.keys().chain(self.ended.keys()).copied().collect();
         ids.sort_unstable();
         ids
     }
 
-    /// What must be durable of a lease.
+    /// The state of a lease that must be durable.
     pub(crate) fn durable(&self, id: LeaseId) -> LeaseState {
         match (self.live.get(&id), self.ended.get(&id)) {
             (Some(Lease { granted_ttl_s, place: Place::Home { attached, .. }, .. }), _) => {
@@ -336,9 +340,9 @@ impl LeaseTable {
 
     // ---- at another store
 
-    /// Knows a lease whose home is another store. Repeating it changes nothing. Refused when the id is a home lease's
-    /// here, live or ended, or was adopted from a different home, unless from one of `before`, whose place this home took:
-    /// two leases must never become one.
+    /// Adopts a lease whose home is another store; repeating it changes nothing. Refused when the id belongs to a lease
+    /// whose home is here, live or ended, or to one adopted from a different home, unless that is one of `before`, whom
+    /// this home succeeded: two leases must never become one.
     pub fn adopt_after(
         &mut self,
         id: LeaseId,
@@ -361,20 +365,20 @@ impl LeaseTable {
                     *other = home;
                     Ok(())
                 }
-                // It is about to be an adopted one, and takes keys already.
+                // It will become an adopted lease, and already takes keys.
                 Place::Handing { .. } => Ok(()),
                 _ => Err(EngineError::LeaseExists(id)),
             },
         }
     }
 
-    /// As [`LeaseTable::adopt_after`], for a home that took nobody's place.
+    /// As [`LeaseTable::adopt_after`], for a home without predecessors.
     pub fn adopt(&mut self, id: LeaseId, granted_ttl_s: i64, home: Slot) -> Result<(), EngineError> {
         self.adopt_after(id, granted_ttl_s, home, &[])
     }
 
-    /// Forgets an adopted lease that its home has ended. Answers its keys here, sorted, which are the caller's to delete
-    /// now; none when it was not adopted, so that the home can ask again.
+    /// Forgets a lease that ended at its home, another store. Returns its keys here, sorted, which the caller deletes
+    /// now; none when it was not adopted, so the home may repeat the call.
     pub fn end_adopted(&mut self, id: LeaseId) -> Vec<Key> {
         match self.live.entry(id) {
             Entry::Occupied(entry) if !matches!(entry.get().place, Place::Home { .. }) => {
@@ -391,7 +395,7 @@ fn deadline_after(now: MonoMillis, ttl_s: i64) -> MonoMillis {
     MonoMillis(now.0.saturating_add(ttl_ms))
 }
 
-/// Whole seconds, cut off towards zero on both sides of the deadline (etcd's `int64(Remaining().Seconds())`).
+/// Whole seconds, truncated towards zero on both sides of the deadline (etcd's `int64(Remaining().Seconds())`).
 fn seconds_until(now: MonoMillis, deadline: MonoMillis) -> i64 {
     let seconds = |ms: u64| i64::try_from(ms / 1000).unwrap_or(i64::MAX);
     match deadline.0.checked_sub(now.0) {

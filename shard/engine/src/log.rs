@@ -1,14 +1,13 @@
-//! A queue in fixed chunks: pushing never moves what is there, so a log of millions of entries grows without a pause.
+//! A queue in fixed-size chunks. Pushing never moves entries, so a log of millions grows without a pause.
 
 use std::collections::VecDeque;
 
 const CHUNK: usize = 1024;
 
-/// Entries in the order in which they were pushed, taken from the front.
 pub(crate) struct ChunkedLog<T> {
     chunks: VecDeque<VecDeque<T>>,
     len: usize,
-    /// Chunks that were taken from the front since the beginning.
+    /// Chunks removed from the front so far.
     popped: u64,
 }
 
@@ -27,7 +26,7 @@ impl<T> ChunkedLog<T> {
         self.len += 1;
         match self.chunks.back_mut() {
             Some(last) if last.len() < CHUNK => last.push_back(entry),
-            // The first chunk of a small log grows by need: most Kinds hold little.
+            // The first chunk grows on demand, since most Kinds are small.
             None => self.chunks.push_back(VecDeque::from([entry])),
             Some(_) => {
                 let mut chunk = VecDeque::with_capacity(CHUNK);
@@ -56,20 +55,20 @@ impl<T> ChunkedLog<T> {
         self.chunks.back()?.back()
     }
 
-    /// Moves everything of another log behind what is here, chunk by chunk.
+    /// Moves all chunks of another log behind those here.
     pub(crate) fn append(&mut self, other: &mut Self) {
         let Self { chunks, len, .. } = std::mem::take(other);
         self.chunks.extend(chunks);
         self.len += len;
     }
 
-    /// A place behind everything that is there, for [`ChunkedLog::extract`].
+    /// The position behind all present entries, for [`ChunkedLog::extract`].
     pub(crate) fn end(&self) -> u64 {
         self.popped + self.chunks.len() as u64
     }
 
-    /// Takes some entries out of the chunk before a place, in their order; answers the place to go on at, with nothing of
-    /// theirs left behind it. `None` at the beginning.
+    /// Removes the wanted entries of the chunk before a position. Returns the position to continue at, and the entries
+    /// in order. `None` at the beginning.
     pub(crate) fn extract(&mut self, before: u64, wanted: impl Fn(&T) -> bool) -> Option<(u64, Vec<T>)> {
         let place = before.checked_sub(1).filter(|place| *place >= self.popped)?;
         let index = usize::try_from(place - self.popped).ok()?;
@@ -87,21 +86,20 @@ impl<T> ChunkedLog<T> {
         Some((place, taken))
     }
 
-    /// The entries from the first one for which `before` does not hold. `before` must hold for a prefix of the log.
+    /// The entries from the first one for which `before` is false. `before` must hold for a prefix of the log.
     pub(crate) fn iter_from(&self, before: impl Fn(&T) -> bool) -> impl Iterator<Item = &T> {
         let chunk = prefix(&self.chunks, |chunk| chunk.back().is_some_and(&before));
         let skip = self.chunks.get(chunk).map_or(0, |chunk| prefix(chunk, &before));
         self.chunks.range(chunk..).flatten().skip(skip)
     }
 
-    /// The entries from the end backwards.
     pub(crate) fn iter_rev(&self) -> impl Iterator<Item = &T> {
         self.chunks.iter().rev().flat_map(|chunk| chunk.iter().rev())
     }
 }
 
-/// How many there are for which `before` holds, a prefix of all. It is looked for from the end on in growing steps, as
-/// most readers are nearly there.
+/// The length of the prefix for which `before` holds. The search goes backwards from the end in growing steps, since
+/// most readers are near it.
 fn prefix<T>(queue: &VecDeque<T>, before: impl Fn(&T) -> bool) -> usize {
     let (mut end, mut step) = (queue.len(), 1);
     while let Some(at) = end.checked_sub(step)

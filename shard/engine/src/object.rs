@@ -1,4 +1,4 @@
-//! One key's versions since the last compaction.
+//! The version chain of one key since the last compaction.
 
 use std::collections::BTreeMap;
 
@@ -9,33 +9,33 @@ use crate::version::Version;
 
 mod older;
 
-/// Revisions that long reads stand at, with how many stand there.
+/// Pinned revisions, each with its number of pins.
 pub(crate) type Pins = BTreeMap<Revision, usize>;
 
-/// Versions that one [`Object::prune`] looks at. Every version is written by one event and pruned for that event at the
-/// earliest, so two an event would keep up; a few more let a key that fell behind catch up, and still no event of a key
+/// Versions that one [`Object::prune`] examines. Each version is written by one event, and pruned for that event at the
+/// earliest, so two per event would keep pace. A few more let a key that fell behind catch up, while no event of a key
 /// with a long history holds up the loop.
 const LOOK_MAX: usize = 4;
 
-/// A key's chain of versions, tombstones included, in the order of their revisions.
+/// The versions of a key, tombstones included, in revision order.
 pub(crate) struct Object {
     head: Version,
-    /// Before the head; most objects have none, and most others one or two.
+    /// The versions before the head. Most objects have none, and most others one or two.
     older: Option<Box<Older>>,
 }
 
-/// What [`Object::prune`] came to.
+/// The result of [`Object::prune`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pruned {
-    /// Versions dropped.
     pub dropped: usize,
-    /// Their memory.
+    /// Memory of the dropped versions.
     pub bytes: u64,
-    /// Versions looked at.
+    /// Number of versions examined.
     pub looked: usize,
-    /// Nothing is left to read: the object can go.
+    /// Whether nothing is left to read, so that the object can be removed.
     pub gone: bool,
-    /// Something is kept only for a pin, which was not said before: [`Object::prune_held`] when pins end.
+    /// Whether a version is held only for a pin, and this was not reported before. When pins end, call
+    /// [`Object::prune_held`].
     pub held: bool,
 }
 
@@ -48,12 +48,12 @@ impl Object {
         self.head.key()
     }
 
-    /// The latest version, a tombstone perhaps.
+    /// The latest version, possibly a tombstone.
     pub(crate) fn head(&self) -> &Version {
         &self.head
     }
 
-    /// The latest version of a key that exists.
+    /// The latest version, unless it is a tombstone.
     pub(crate) fn live(&self) -> Option<&Version> {
         (!self.head.is_tombstone()).then_some(&self.head)
     }
@@ -64,29 +64,28 @@ impl Object {
         self.older.get_or_insert_default().push(before);
     }
 
-    /// Whether the keyspace was told that versions are kept for pins only.
+    /// Whether it was reported that versions are held only for pins.
     pub(crate) fn is_held(&self) -> bool {
         self.older.as_ref().is_some_and(|older| older.is_noted())
     }
 
-    /// What the key was at `at`; `None` when it did not exist then.
+    /// The version at revision `at`; `None` if the key did not exist then.
     pub(crate) fn at(&self, at: Revision) -> Option<&Version> {
         let found = if self.head.mod_revision() <= at { &self.head } else { self.older.as_ref()?.at(at)? };
         (!found.is_tombstone()).then_some(found)
     }
 
-    /// Every version held, oldest first.
     pub(crate) fn versions(&self) -> impl DoubleEndedIterator<Item = &Version> {
         self.older.iter().flat_map(|older| older.iter()).chain(std::iter::once(&self.head))
     }
 
-    /// Drops some of what no read at or above `floor`, no read at a pin and no watch from `floor` on can ask for. Called
-    /// once for every event of this key that falls below the floor, it drops all of it.
+    /// Drops some of the versions that no read at or above `floor`, no pin and no watch from `floor` on needs. Called
+    /// once for each event of this key that falls below the floor, it drops all of them.
     pub(crate) fn prune(&mut self, floor: Revision, pins: &Pins) -> Pruned {
         self.prune_some(floor, pins, LOOK_MAX)
     }
 
-    /// As [`Object::prune`], for what was kept for pins, of which some ended.
+    /// As [`Object::prune`], including the versions that were held for pins, after one ended.
     pub(crate) fn prune_held(&mut self, floor: Revision, pins: &Pins) -> Pruned {
         let mut look = LOOK_MAX;
         if let Some(older) = &mut self.older {
@@ -185,7 +184,8 @@ mod tests {
         assert_eq!(seen, [None, p(5), p(5), p(7), p(7), None, None, None, p(12), p(12)]);
     }
 
-    /// A compaction prunes once for every event; the steps that this takes, and the versions left.
+    /// Prunes once per event, as a compaction does. Returns the versions examined, the reports of held ones, and those
+    /// left.
     fn prune_for_each(
         object: &mut Object,
         events: usize,
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!((said, left), (0, 1));
         assert!(looked <= 2 * VERSIONS as usize, "{looked} steps");
 
-        // With a pin in a hundred revisions, held versions are neither walked again nor told of again.
+        // With a pin every hundred revisions, held versions are neither examined nor reported again.
         let pins: Pins = (1..VERSIONS).step_by(100).map(|at| (Revision(at), 1)).collect();
         let mut hot = long();
         let (looked, said, left) = prune_for_each(&mut hot, VERSIONS as usize - 1, floor, &pins);

@@ -1,4 +1,4 @@
-//! What can be asked of the engine and what it answers: etcd's KV requests after validation, free of any wire format.
+//! Requests to the engine and its answers: etcd's KV requests after validation, independent of the wire format.
 
 use bytes::Bytes;
 use kindred_partition_config::{
@@ -12,28 +12,25 @@ use crate::version::Version;
 /// A read of a range (etcd's `RangeRequest`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct RangeQuery {
-    /// The keys to read.
     pub range: KeyRange,
-    /// Read as of this revision; `None` = the current one.
+    /// The revision to read; `None` = the current one.
     pub revision: Option<Revision>,
-    /// At most this many keys; 0 = no limit.
+    /// The maximum number of keys; 0 = no limit.
     pub limit: usize,
-    /// Order of the answer; `None` = key order.
+    /// The order of the answer; `None` = key order.
     pub sort: Option<Sort>,
-    /// What of each key the answer carries.
+    /// The parts of each key that the answer carries.
     pub contents: Contents,
-    /// The answer carries only the count.
+    /// Whether the answer carries only the count.
     pub count_only: bool,
-    /// Leave out keys modified or created outside these bounds (inclusive). `count` ignores them, as etcd's does.
+    /// Leaves out keys modified or created outside these bounds (inclusive). As in etcd, `count` ignores them.
     pub filter: RevisionFilter,
 }
 
-/// What of each key an answer carries; the encoder leaves the rest out.
+/// The parts of each key that an answer carries; the encoder leaves out the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contents {
-    /// Everything.
     Whole,
-    /// Everything but the value.
     WithoutValue,
     /// Neither value nor lease: what etcd has in its index, from which it answers `keys_only`.
     Index,
@@ -42,40 +39,29 @@ pub enum Contents {
 /// Inclusive bounds on the modification and creation revisions; `None` = unbounded.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RevisionFilter {
-    /// Lowest modification revision.
     pub min_mod: Option<Revision>,
-    /// Highest modification revision.
     pub max_mod: Option<Revision>,
-    /// Lowest creation revision.
     pub min_create: Option<Revision>,
-    /// Highest creation revision.
     pub max_create: Option<Revision>,
 }
 
-/// An order other than the natural one.
+/// An order other than ascending by key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sort {
-    /// What is compared.
     pub target: SortTarget,
-    /// Highest first.
     pub descending: bool,
-    /// Among the first `limit` keys, in key order, and the one behind them only; with a limit and without a filter. What
-    /// etcd does for a target without an order.
+    /// With a limit and no filter, sorts only the first `limit` + 1 keys in key order. etcd does so for a target
+    /// without an order.
     pub late: bool,
 }
 
-/// What a sort compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SortTarget {
-    /// The key's bytes.
     Key,
     /// The number of writes since creation.
     Version,
-    /// The creation revision.
     Create,
-    /// The modification revision.
     Mod,
-    /// The value's bytes.
     Value,
 }
 
@@ -84,42 +70,39 @@ pub enum SortTarget {
 pub struct Put {
     /// The key, not empty.
     pub key: Key,
-    /// The value; ignored when `ignore_value`.
+    /// The value; unused with `ignore_value`.
     pub value: Bytes,
-    /// Attach to this lease; `None` detaches.
+    /// The lease to attach the key to; `None` detaches it.
     pub lease: Option<LeaseId>,
     /// Keep the current value; the key must exist.
     pub ignore_value: bool,
     /// Keep the current lease; the key must exist.
     pub ignore_lease: bool,
-    /// Answer with the version before.
+    /// Answer with the previous version.
     pub prev_kv: bool,
 }
 
 /// A deletion of a range (etcd's `DeleteRangeRequest`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Delete {
-    /// The keys to delete.
     pub range: KeyRange,
-    /// Only those in these buckets.
+    /// If set, only keys in these buckets are deleted.
     pub buckets: Option<UnitBuckets>,
-    /// Answer with the versions before.
+    /// Answer with the deleted versions.
     pub prev_kv: bool,
 }
 
-/// A condition of a transaction: it holds when it holds for every key of the range that exists (etcd `applyCompares`:
-/// a range without keys compares against zero values, except `Value`, which fails).
+/// A condition of a transaction. It must hold for every existing key of the range. As in etcd's `applyCompares`, a
+/// range without keys compares as zeros, and a compare of `Value` fails.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Compare {
-    /// The keys compared.
     pub range: KeyRange,
-    /// What is compared, and with which number or bytes.
+    /// The compared field, with the number or bytes to compare it to.
     pub target: CompareTarget,
-    /// How.
     pub result: CompareResult,
 }
 
-/// What a compare looks at, with the other side of the comparison.
+/// The compared field, with the other side of the comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CompareTarget {
     /// The number of writes since creation; 0 = absent.
@@ -128,84 +111,73 @@ pub enum CompareTarget {
     Create(i64),
     /// The modification revision; 0 = absent.
     Mod(i64),
-    /// The value.
     Value(Bytes),
-    /// The lease; 0 = none.
+    /// The lease id; 0 = none.
     Lease(i64),
 }
 
-/// How a compare's two sides must stand.
+/// The required result, with the key's field on the left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompareResult {
-    /// Left = right.
     Equal,
-    /// Left > right.
     Greater,
-    /// Left < right.
     Less,
-    /// Left != right.
     NotEqual,
 }
 
 /// An atomic group: compares, then one of two lists of operations (etcd's `TxnRequest`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Txn {
-    /// All must hold for `success`.
+    /// Conditions; all must hold for `success`.
     pub compares: Vec<Compare>,
-    /// Run when all compares hold.
+    /// Executed when all compares hold.
     pub success: Vec<Op>,
-    /// Run otherwise.
+    /// Executed otherwise.
     pub failure: Vec<Op>,
 }
 
-/// One operation of a transaction, or a request by itself.
+/// An operation of a transaction, or a request of its own.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    /// Read.
     Range(RangeQuery),
-    /// Write one key.
     Put(Put),
-    /// Delete a range.
     Delete(Delete),
-    /// Nested transaction.
     Txn(Box<Txn>),
 }
 
-/// Answer to a read.
 #[derive(Debug, Clone)]
 pub struct RangeAnswer {
     /// The header's revision (R4).
     pub header: Revision,
-    /// The keys, in the order asked for.
+    /// The keys, in the requested order.
     pub kvs: Vec<Version>,
-    /// Whether the limit cut keys off.
+    /// Whether the limit cut off keys.
     pub more: bool,
-    /// Keys in the range at that revision, whatever limit and filter.
+    /// The number of keys in the range at that revision, regardless of limit and filter.
     pub count: u64,
-    /// What of each key it carries.
+    /// The parts of each key that the answer carries.
     pub contents: Contents,
 }
 
-/// Answer to an [`Op`]. `header` inside a transaction is what etcd puts into the nested headers' revision.
+/// The answer to an [`Op`]. Inside a transaction, `header` is the revision of the nested response's header, as in etcd.
 #[derive(Debug, Clone)]
 pub enum OpAnswer {
     /// To a read.
     Range(RangeAnswer),
-    /// To a put: the version before, when asked for and there was one.
+    /// To a put: the previous version, if requested and existing.
     Put { header: Revision, prev: Option<Version> },
-    /// To a deletion: how many keys went, and their last versions when asked for.
+    /// To a deletion: the number of deleted keys and, if requested, their last versions.
     Delete { header: Revision, deleted: u64, prev: Vec<Version> },
     /// To a transaction.
     Txn(TxnAnswer),
 }
 
-/// Answer to a transaction.
 #[derive(Debug, Clone)]
 pub struct TxnAnswer {
-    /// The revision that it assigned, else the current one of what it read.
+    /// The assigned revision, or the current one of the touched ranges if nothing was written.
     pub header: Revision,
-    /// Whether the compares held.
+    /// Whether all compares held.
     pub succeeded: bool,
-    /// One answer an operation of the branch taken.
+    /// One answer per operation of the branch taken.
     pub responses: Vec<OpAnswer>,
 }

@@ -1,9 +1,9 @@
-//! An ordered map from key bytes to `T` with order statistics: a counted B+tree. Every entry is live or dead (a
-//! tombstone that still has history); every inner node knows the number of live entries below each child, so the exact
-//! count of a range costs O(log n) (A10, A13) and a walk steps over dead stretches whole.
+//! An ordered map from key bytes to `T` with order statistics: a counted B+tree. Each entry is live or dead (a
+//! tombstone that still has history). Every inner node knows the number of live entries below each child, so the exact
+//! count of a range costs O(log n) (A10, A13), and a walk skips dead subtrees.
 //!
-//! Memory: an entry costs itself and 3 to 8 bytes. It does not hold its key: [`Keys`] tells it, from where the key is
-//! anyway. Leaves grow in small steps instead of by doubling, and inner nodes hold shortest separators, not keys.
+//! An entry costs its own size and 3 to 8 bytes. It does not hold its key: [`Keys`] reads it from where it is stored
+//! anyway. Leaves grow in small steps instead of doubling, and inner nodes hold shortest separators instead of keys.
 
 use std::fmt;
 
@@ -16,13 +16,12 @@ mod tests;
 
 pub use self::iter::Iter;
 
-/// Tells the keys of entries. What it tells of an entry must not change while the entry is in an index.
+/// Maps entries to their keys. The key of an entry must not change while the entry is in an index.
 pub trait Keys<T> {
-    /// The key of an entry.
     fn key<'k>(&'k self, entry: &'k T) -> &'k [u8];
 }
 
-/// The ordered index; see the module's text. Every call is to be given the same [`Keys`].
+/// The ordered index; see the module's documentation. Every call must pass the same [`Keys`].
 pub struct OrderIndex<T> {
     root: Node<T>,
     len: u64,
@@ -42,25 +41,24 @@ impl<T> OrderIndex<T> {
         Self::default()
     }
 
-    /// Entries, dead ones included.
+    /// The number of entries, including dead ones.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there is no entry, not even a dead one.
+    /// Whether there are no entries, not even dead ones.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Live entries.
     #[must_use]
     pub fn live_len(&self) -> u64 {
         self.live
     }
 
-    /// Adds an entry. One with the same key is replaced, with its flag, and returned.
+    /// Adds an entry. An entry with the same key is replaced, with its flag, and returned.
     pub fn insert(&mut self, entry: T, live: bool, keys: &impl Keys<T>) -> Option<T> {
         let Inserted { old, delta, split } = self.root.insert(entry, live, keys);
         if let Some((separator, right)) = split {
@@ -78,20 +76,20 @@ impl<T> OrderIndex<T> {
         self.root.get(key, keys).map(|(entry, _)| entry)
     }
 
-    /// The flag of the entry of `key`; `None` when there is no entry.
+    /// The flag of the entry of `key`; `None` without an entry.
     #[must_use]
     pub fn is_live(&self, key: &[u8], keys: &impl Keys<T>) -> Option<bool> {
         self.root.get(key, keys).map(|(_, live)| live)
     }
 
-    /// Sets the flag of the entry of `key` and returns the one before; `None` when there is no entry.
+    /// Sets the flag of the entry of `key` and returns the previous one; `None` without an entry.
     pub fn set_live(&mut self, key: &[u8], live: bool, keys: &impl Keys<T>) -> Option<bool> {
         let before = self.root.set_live(key, live, keys)?;
         self.live = self.live.wrapping_add_signed(i64::from(live) - i64::from(before));
         Some(before)
     }
 
-    /// Takes the entry of `key` out.
+    /// Removes and returns the entry of `key`.
     pub fn remove(&mut self, key: &[u8], keys: &impl Keys<T>) -> Option<T> {
         let (entry, live) = self.root.remove(key, keys)?;
         self.root.collapse();
@@ -100,7 +98,7 @@ impl<T> OrderIndex<T> {
         Some(entry)
     }
 
-    /// Live entries with `start <= key`, and `key < end` unless `end` is `None`; O(log n).
+    /// The number of live entries with `start <= key`, and `key < end` unless `end` is `None`; O(log n).
     #[must_use]
     pub fn count_live(&self, start: &[u8], end: Option<&[u8]>, keys: &impl Keys<T>) -> u64 {
         let below_end = match end {
@@ -108,18 +106,17 @@ impl<T> OrderIndex<T> {
             Some(end) => self.root.live_below(end, keys),
             None => self.live,
         };
-        // A count from the very start, as the first page's of a whole index, needs no second descent.
+        // A count from the beginning needs no second descent.
         if start.is_empty() { below_end } else { below_end - self.root.live_below(start, keys) }
     }
 
-    /// All entries from `start` on, in key order, dead ones included. The caller stops at its end.
+    /// All entries from `start` on, in key order, including dead ones.
     #[must_use]
     pub fn iter_from(&self, start: &[u8], keys: &impl Keys<T>) -> Iter<'_, T> {
         Iter::from(&self.root, start, false, keys)
     }
 
-    /// The live entries from `start` on, in key order; subtrees without one are not visited. The caller stops at its
-    /// end.
+    /// The live entries from `start` on, in key order; skips subtrees without any.
     #[must_use]
     pub fn iter_live_from(&self, start: &[u8], keys: &impl Keys<T>) -> Iter<'_, T> {
         Iter::from(&self.root, start, true, keys)

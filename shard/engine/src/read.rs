@@ -1,4 +1,4 @@
-//! One read of a range: revision check, filters, order, limit, as etcd does them.
+//! Executes a read of a range as etcd does: revision check, filters, order and limit.
 
 use kindred_partition_config::ids::Revision;
 
@@ -10,10 +10,7 @@ use crate::{
     version::Version,
 };
 
-/// Above every revision: what the apply loop reads, its own writes included.
-pub(crate) const LATEST: Revision = Revision(i64::MAX);
-
-/// Whether a revision that a request names can be read. `floor` itself can.
+/// Refuses a revision above `current` or below `floor`; both bounds are readable.
 pub(crate) fn check_revision(
     asked: Option<Revision>,
     floor: Revision,
@@ -26,26 +23,32 @@ pub(crate) fn check_revision(
     }
 }
 
-/// Reads at `at` what a view sees; the answer's header is `header`.
+/// Reads at `at` what `view` sees, with `header` as the answer's header. `known` is the count of a page, if remembered.
 pub(crate) fn execute(
     space: &Space,
     query: &RangeQuery,
     at: Revision,
     header: Revision,
     view: &View,
+    known: Option<u64>,
 ) -> RangeAnswer {
     let answer = |kvs, more, count| RangeAnswer { header, kvs, more, count, contents: query.contents };
     if query.count_only {
         return answer(Vec::new(), false, space.count(&query.range, at, view));
     }
     let sort = query.sort.filter(|sort| sort.target != SortTarget::Key || sort.descending);
-    let late = sort.is_none_or(|sort| sort.late);
-    let bounded = query.limit > 0 && late && query.filter == RevisionFilter::default();
-    // One more than asked for tells whether there is more.
+    let bounded = is_bounded(query);
+    // One key more than requested tells whether there is more.
     let fetch = if bounded { query.limit.saturating_add(1) } else { 0 };
     let mut kvs = space.collect(&query.range, at, fetch, view);
     let complete = !bounded || kvs.len() <= query.limit;
-    let count = if complete { kvs.len() as u64 } else { space.count(&query.range, at, view) };
+    let count = || space.count(&query.range, at, view);
+    let count = if complete {
+        kvs.len() as u64
+    } else {
+        debug_assert!(known.is_none_or(|known| known == count()), "the count of a page");
+        known.unwrap_or_else(count)
+    };
     kvs.retain(|kv| passes(&query.filter, kv));
     if let Some(sort) = sort {
         order(&mut kvs, sort);
@@ -57,6 +60,18 @@ pub(crate) fn execute(
     answer(kvs, more, count)
 }
 
+/// Whether the read can stop at the limit, because neither order nor filter needs the other keys.
+fn is_bounded(query: &RangeQuery) -> bool {
+    let sort = query.sort.filter(|sort| sort.target != SortTarget::Key || sort.descending);
+    query.limit > 0 && sort.is_none_or(|sort| sort.late) && query.filter == RevisionFilter::default()
+}
+
+/// Whether the answer is a page of a list in key order.
+pub(crate) fn is_page(query: &RangeQuery) -> bool {
+    let in_order = |sort: &Sort| sort.target == SortTarget::Key && !sort.descending;
+    is_bounded(query) && !query.count_only && query.sort.as_ref().is_none_or(in_order)
+}
+
 fn passes(filter: &RevisionFilter, kv: &Version) -> bool {
     filter.max_mod.is_none_or(|max| kv.mod_revision() <= max)
         && filter.min_mod.is_none_or(|min| kv.mod_revision() >= min)
@@ -64,8 +79,8 @@ fn passes(filter: &RevisionFilter, kv: &Version) -> bool {
         && filter.min_create.is_none_or(|min| kv.create_revision() >= min)
 }
 
-/// Stable in both directions: equal ones stay in key order, as in etcd for answers of up to a dozen keys (beyond that
-/// etcd's order of equal ones is accidental).
+/// Sorts stably in both directions: equal keys stay in key order. etcd does so for answers of up to a dozen keys;
+/// beyond that its order of equal keys is accidental.
 fn order(kvs: &mut [Version], sort: Sort) {
     kvs.sort_by(|a, b| {
         let (a, b) = if sort.descending { (b, a) } else { (a, b) };

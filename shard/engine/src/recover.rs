@@ -1,11 +1,11 @@
-//! An engine as its files describe it: from the newest checkpoint and the logs behind it, in which some records stand twice.
+//! The contents of a shard's files: the newest checkpoint and the logs behind it. Some records appear twice.
 //!
-//! What a start does with the records: the last one of a lease, the last modes and the last table of units count, and the
-//! highest compaction. Versions come in any order; a Kind is replayed by itself, in the order of its events. What the shard
-//! gave away since, what it wrote of a unit before it took it over, imports that were never sealed, and Kinds of which
-//! nothing is kept are left out.
+//! A start uses the last record of each lease, the last modes, the last table of units and the highest compaction.
+//! Versions come in any order; each Kind is replayed separately in the order of its events. It leaves out versions of
+//! units that were given away since or were overwritten by a later import, imports that were never sealed, and Kinds in
+//! mode `none`.
 //!
-//! What was lost is a [`KindGap`] for each Kind (R10); the new ones are the first thing that the engine logs, and must be
+//! Losses are expressed as a [`KindGap`] per Kind (R10). New gaps are the first thing that the engine logs, and must be
 //! on disk before anything is served.
 
 use std::sync::Arc;
@@ -18,48 +18,45 @@ use kindred_partition_config::{
 };
 
 use crate::{
-    durability::{Durability, Imported, KindGap, KindModes, LeaseRecord, Logged, UnitTable},
+    durability::{Imported, LeaseRecord, Logged, UnitTable},
     space::RestoredKind,
+    types::{Durability, KindGap, KindModes},
     version::Version,
 };
 
-/// What the files hold.
+/// The contents of the files.
 #[derive(Debug)]
 pub struct Recovered {
-    /// In any order, also twice.
+    /// In any order, possibly repeated.
     pub versions: Vec<Version>,
-    /// The same.
+    /// In any order, possibly repeated.
     pub imported: Vec<Imported>,
-    /// All of the Kinds of mode none, each version with the number of the unit that it was imported for (0 = none), if
-    /// [`Lost::none_is_whole`]: the logs may have something of them as well, of a time when they were kept, and that says
-    /// nothing of what became of it.
+    /// All versions of Kinds in mode `none`, each with the number of the unit that it was imported for (0 = none). They
+    /// count only with [`Lost::none_is_whole`]. Versions of such Kinds in the logs are from a time when they were kept,
+    /// and tell nothing of the present.
     pub unkept: Vec<(u64, Version)>,
-    /// Those of the checkpoint, then those of the log in its order.
+    /// The records of the checkpoint, then those of the log in order.
     pub leases: Vec<LeaseRecord>,
-    /// The last one.
     pub units: Option<UnitTable>,
-    /// The highest.
+    /// The highest compaction.
     pub compacted: Option<Revision>,
-    /// The last ones; without any, nothing is kept.
+    /// The last modes; `None` = all Kinds are in mode `none`.
     pub modes: Option<KindModes>,
-    /// In any order.
     pub gaps: Vec<KindGap>,
-    /// What the logs do not hold.
+    /// Records that the logs may lack.
     pub lost: Lost,
-    /// Above everything that the shard may have assigned or promised: the ceiling of its clock (R2).
+    /// A revision that no assigned or promised one reached: the ceiling of the clock (R2).
     pub start: Revision,
 }
 
-/// Up to where nothing is missing of the Kinds of a mode: the last promise in its log. `None` after a stop in good order,
-/// and for the fsync log unless damage was accepted.
+/// The revision up to which the Kinds of each mode are complete: the last promise in their log. `None` after a clean
+/// stop, and for the fsync log unless damage was accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// Of the Kinds of mode buffered.
     pub buffered: Option<Revision>,
-    /// Of those of mode fsync.
     pub fsync: Option<Revision>,
-    /// Of those of mode none nothing is missing: a stop in good order kept them, and all of it was found. Else they are
-    /// lost as a whole.
+    /// Whether Kinds in mode `none` are complete: a clean stop kept them and all of it was found. Otherwise they are
+    /// lost entirely.
     pub none_is_whole: bool,
 }
 
@@ -81,7 +78,7 @@ impl Default for Recovered {
 }
 
 impl Recovered {
-    /// Takes in a record: those of the checkpoint first, then those of the logs, each log in its order.
+    /// Adds a record: first those of the checkpoint, then those of the logs, each log in order.
     pub fn push(&mut self, logged: Logged) {
         match logged {
             Logged::Version(version) => self.versions.push(version),
@@ -98,7 +95,7 @@ impl Recovered {
         }
     }
 
-    /// The highest revision of a version that this shard may have written, or of a promise that is known.
+    /// The highest revision that this shard may have written or is known to have promised.
     pub(crate) fn highest(&self) -> Revision {
         let unkept = self.unkept.iter().map(|(_, version)| version);
         let versions = self.versions.iter().chain(unkept).map(Version::mod_revision);
@@ -111,16 +108,15 @@ impl Recovered {
     }
 }
 
-/// A version as it was found.
 struct Found {
-    /// The number under which it was found.
+    /// The number of the unit under which it was found, 0 for none.
     number: u64,
-    /// The Kind's versions are kept where it was found.
+    /// Whether it was found where its Kind's mode keeps versions.
     kept: bool,
     version: Version,
 }
 
-/// The versions of one Kind, to be replayed: independent of those of others, so on any thread.
+/// The versions of one Kind, to be replayed. Kinds are independent, so each may be replayed on any thread.
 pub struct KindReplay {
     pub(crate) prefix: Key,
     versions: Vec<Found>,
@@ -129,19 +125,18 @@ pub struct KindReplay {
 }
 
 impl KindReplay {
-    /// How much work it is.
+    /// The number of versions, as a measure of the work.
     #[must_use]
     pub fn len(&self) -> usize {
         self.versions.len()
     }
 
-    /// Whether there is nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.versions.is_empty()
     }
 
-    /// Does the work.
+    /// Replays the versions that count.
     #[must_use]
     pub fn run(self) -> RestoredKind {
         let Self { prefix, versions, floor, units } = self;
@@ -165,7 +160,7 @@ impl KindReplay {
     }
 }
 
-/// Sorts versions by their Kinds.
+/// Groups the recovered versions by Kind.
 pub(crate) fn by_kind(
     scheme: &KindScheme,
     recovered: &mut Recovered,

@@ -1,12 +1,14 @@
-//! All keyspaces of a shard, one per Kind and one for the keys of no Kind, and the revision that each of them shows (R4).
+//! The keyspaces of a shard, one per Kind and one for the keys of no Kind, and the revision that each of them shows
+//! (R4).
 //!
-//! Kind prefixes are prefix-free, so a range is a concatenation of segments: keys of no Kind, a Kind, keys of no Kind …
-//! Keyspaces come into being with the first write, watch or raise of their Kind; what is shown of Kinds that are not yet
-//! there stands in `others`, where a new one begins.
+//! No Kind prefix is a prefix of another, so a range is a sequence of segments: keys of no Kind, a Kind, keys of no
+//! Kind … A keyspace is created at the first write, watch or raise of its Kind. `others` holds what all Kinds without a
+//! keyspace show; a new keyspace starts there.
 //!
-//! Every keyspace has two revisions: `applied`, which the apply loop sees, and `visible`, which everybody else sees and
-//! which follows when what was applied is as durable as it must be (R9, `publishing`). **Invariant:** what a keyspace shows
-//! is below its first event that is not published, so it can be raised to what another shows that far, and no further.
+//! Each keyspace has two revisions: `applied`, which the apply loop sees, and `visible`, which readers see. `visible`
+//! follows once the applied writes are as durable as their mode requires (R9, `publishing`). **Invariant:** a
+//! keyspace's visible revision is below its first unpublished event, so it can be raised up to that event and no
+//! further.
 
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -18,8 +20,9 @@ use kindred_partition_config::{
 };
 
 use crate::{
-    durability::{Durability, Gap, KindGap, KindModes, Outbox, gaps_of},
+    durability::Outbox,
     keyspace::{Keyspace, Span},
+    types::{Durability, Gap, KindGap, KindModes, gaps_of},
     units::table::{UnitId, Units, View},
     version::Version,
 };
@@ -32,36 +35,36 @@ mod recover;
 mod revisions;
 mod walk;
 
-pub(crate) use self::parts::Splitting;
 pub use self::recover::RestoredKind;
 pub(crate) use self::walk::{Place, Walked};
 use self::{publishing::Waiting, revisions::Frontier};
 
-/// Which keyspace.
+/// Index of a keyspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct KindId(usize);
 
 /// The keyspace of the keys that belong to no Kind.
 const MISC: KindId = KindId(0);
-/// Not a keyspace: the Kinds that are not there yet.
+/// Not a keyspace: stands for all Kinds without one.
 const OTHERS: KindId = KindId(usize::MAX);
 
 struct Kind {
     prefix: Key,
     end: Option<Key>,
     keys: Keyspace,
-    /// Keys that stand in a unit's own keyspace; nearly always none.
+    /// The keyspaces of units; nearly always none.
     parts: Vec<(UnitId, Keyspace)>,
     frontier: Frontier,
-    /// Whether the shard was asked for something of it that is in no unit, other than by reads of what is not there.
+    /// Whether keys of this Kind that are in no unit were written, watched or raised here (see
+    /// [`Space::floor_of_unit`]).
     asked: bool,
     mode: Durability,
-    /// It is to be kept and was not: not all of it is in a log or a checkpoint yet.
+    /// The Kind is to be kept and was not: no log or checkpoint has all of it yet.
     unsettled: bool,
-    /// It is not kept and was: a log or a checkpoint may have what is not there any more.
+    /// The Kind is not kept and was: logs or checkpoints may hold keys of it that are gone.
     leftovers: bool,
     gaps: Vec<Gap>,
-    /// Bytes of the versions that were written since the start, as they are encoded.
+    /// Encoded bytes of the versions written since the start.
     written: u64,
 }
 
@@ -90,57 +93,56 @@ impl Kind {
 /// The keyspaces whose revisions a range reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// One, as nearly always.
+    /// The usual case.
     One(KindId),
-    /// Several.
     Many {
         kinds: Vec<KindId>,
-        /// Also Kinds that are not there yet.
+        /// Whether Kinds without a keyspace belong to it.
         others: bool,
     },
 }
 
-/// The keyspaces; see the module's text.
+/// The keyspaces; see the module's documentation.
 pub(crate) struct Space {
     scheme: KindScheme,
-    /// One revision for all keyspaces: that of `others`.
+    /// Whether all keyspaces share one revision, that of `others`.
     dense: bool,
     kinds: Vec<Kind>,
     by_prefix: HashMap<Key, KindId>,
     in_order: BTreeMap<Key, KindId>,
     others: Frontier,
-    /// What the shard does not simply own.
+    /// The units that are moving, or were.
     pub(crate) units: Units,
-    /// Nothing below is readable, but of units that came with a history of their own: the last compaction, or the
+    /// The lowest readable revision, except of units that came with their own history: the last compaction or the
     /// store's beginning.
     pub(crate) floor: Revision,
-    /// The last compaction that was asked for.
+    /// The last requested compaction.
     pub(crate) compacted: Revision,
-    /// The highest floor with which keys ever came from another store, or end of a gap that a compaction has passed: below it
-    /// the history may have holes.
+    /// The highest floor of any imported unit, or the end of a gap that a compaction has passed, whichever is higher.
+    /// Below it the history may have holes.
     pub(crate) imported_floor: Revision,
     pub(crate) modes: KindModes,
-    /// The last of them that are logged.
+    /// The modes that were logged last.
     pub(crate) modes_logged: Option<KindModes>,
-    /// What was logged before weaker ones that are not in force yet.
+    /// The modes logged before weaker ones that are not in force yet.
     modes_before: Option<KindModes>,
-    /// Revisions of which something may be lost.
+    /// Gaps of keys that are in no unit (R10).
     gaps: Vec<KindGap>,
-    /// Whether there are any, here or of a unit.
+    /// Whether there are gaps, of units or of other keys.
     has_gaps: bool,
-    /// Where a store began of which nothing before is known; zero with dense revisions.
+    /// The revision at which the store began, before which nothing is known; zero with dense revisions.
     pub(crate) began: Revision,
-    /// Whether they differ.
+    /// Whether the Kinds' modes differ.
     mixed: bool,
-    /// Whether some Kind waits for the fsync log.
+    /// Whether writes of some Kind wait for the fsync log.
     some_wait: bool,
-    /// What is to be written to the logs.
+    /// Records for the logs.
     pub(crate) outbox: Outbox,
-    /// Kinds that the next publish concerns.
+    /// Kinds whose visible revision rises at the next publish.
     dirty: Vec<KindId>,
-    /// Events that it makes visible.
+    /// Events that the next publish makes visible.
     unpublished: Vec<(KindId, Version)>,
-    /// The same for what waits for the fsync log.
+    /// The same for Kinds that wait for the fsync log.
     waiting: Waiting,
 }
 
@@ -181,7 +183,7 @@ impl Space {
         self.kinds.get_mut(id.0).expect("ids are made here and keyspaces are never removed")
     }
 
-    /// The keyspace of a Kind prefix, made when it is not there.
+    /// The keyspace of a Kind prefix; creates it if needed.
     fn open_kind(&mut self, prefix: &[u8]) -> KindId {
         if let Some(id) = self.by_prefix.get(prefix) {
             return *id;
@@ -201,7 +203,7 @@ impl Space {
         id
     }
 
-    /// Bytes of all versions of a Kind; of the keys of no Kind with an empty prefix.
+    /// Bytes of all versions of a Kind; the empty prefix means keys of no Kind.
     pub(crate) fn kind_bytes(&self, prefix: &[u8]) -> u64 {
         let id = if prefix.is_empty() { Some(MISC) } else { self.by_prefix.get(prefix).copied() };
         let Some(kind) = id.map(|id| self.kind(id)) else { return 0 };
@@ -211,7 +213,7 @@ impl Space {
 
     // ---- what a range touches
 
-    /// The keyspace that holds `key`, if it is there. A pseudo-key sorts before its Kind and is held as a key of none.
+    /// The keyspace of a key, if it exists. A pseudo-key sorts before its Kind and is kept among the keys of no Kind.
     fn home_of(&self, key: &[u8]) -> Option<KindId> {
         match self.scheme.locate(key) {
             Located::Object { kind } => self.by_prefix.get(kind).copied(),
@@ -219,7 +221,7 @@ impl Space {
         }
     }
 
-    /// The Kind whose interval holds the whole range: its prefix.
+    /// The prefix of the Kind that contains the whole range.
     fn only_kind<'r>(&self, range: &'r KeyRange) -> Option<&'r [u8]> {
         let Located::Object { kind } = self.scheme.locate(range.start()) else { return None };
         match range {
@@ -233,7 +235,7 @@ impl Space {
         }
     }
 
-    /// The keyspaces whose revisions a range reads. Makes none.
+    /// The keyspaces whose revisions a range reads. Creates none.
     pub(crate) fn scope(&self, range: &KeyRange) -> Scope {
         if self.dense {
             return Scope::Many { kinds: Vec::new(), others: true };
@@ -245,7 +247,7 @@ impl Space {
         if let KeyRange::Single(key) = range {
             let Located::Pseudo { stem } = self.scheme.locate(key) else { return Scope::One(MISC) };
             let known = self.by_prefix.get([stem, b"/"].concat().as_slice()).copied();
-            // An ordinary key with the name of a pseudo-key has the revisions of both.
+            // An ordinary key named like a pseudo-key shows the revisions of both.
             let exists = self.object(key, &View::Now).is_some();
             return match (known, exists) {
                 (Some(kind), false) => Scope::One(kind),
@@ -260,12 +262,12 @@ impl Space {
         Scope::Many { kinds, others: true }
     }
 
-    /// As [`Space::scope`], for a range whose Kind will be written, watched or raised: makes the Kind.
+    /// As [`Space::scope`], for a write, watch or raise: creates the Kind's keyspace.
     pub(crate) fn scope_to_raise(&mut self, range: &KeyRange) -> Scope {
         self.scope_made(range, true)
     }
 
-    /// As [`Space::scope_to_raise`], on behalf of a unit that comes.
+    /// As [`Space::scope_to_raise`], for a unit that is opened: does not count as a request for the Kind.
     pub(crate) fn scope_to_open(&mut self, range: &KeyRange) -> Scope {
         self.scope_made(range, false)
     }
@@ -295,13 +297,13 @@ impl Space {
         self.scope(range)
     }
 
-    /// The Kind that holds a whole range that is to be watched; makes it.
+    /// The Kind that contains the whole range, for a watch; creates its keyspace.
     pub(crate) fn kind_to_watch(&mut self, range: &KeyRange) -> Option<KindId> {
         let prefix = self.only_kind(range)?;
         Some(self.open_kind(prefix))
     }
 
-    /// The Kinds there are whose interval overlaps a range, in key order.
+    /// The existing Kinds that a range overlaps, in key order.
     fn kinds_in(&self, range: &KeyRange) -> impl Iterator<Item = KindId> {
         let (start, end) = bounds(range);
         let before = self
@@ -317,7 +319,7 @@ impl Space {
         before.filter(|_| !empty).into_iter().chain(inside.into_iter().flatten().map(|(_, id)| *id))
     }
 
-    /// A range as intervals of keyspaces, in key order; `single` is scratch for the end of a single key's interval.
+    /// Splits a range into segments of keyspaces, in key order. `single` is scratch space for the end of a single key.
     pub(crate) fn segments<'s>(
         &'s self,
         range: &'s KeyRange,
@@ -358,7 +360,7 @@ impl Space {
         segments
     }
 
-    /// The keyspaces that hold the range's keys and events.
+    /// The keyspaces that hold the keys and events of a range.
     pub(crate) fn homes(&self, range: &KeyRange) -> Vec<KindId> {
         let mut scratch = None;
         let mut homes: Vec<KindId> =
@@ -374,7 +376,7 @@ impl Space {
         self.object(key, &View::Now)?.live()
     }
 
-    /// What existed in the range at `at`, in key order, at most `limit` (0 = all).
+    /// The versions of the range's keys at `at`, in key order, at most `limit` of them (0 = all).
     pub(crate) fn collect(&self, range: &KeyRange, at: Revision, limit: usize, view: &View) -> Vec<Version> {
         let limit = if limit == 0 { usize::MAX } else { limit };
         if let KeyRange::Single(key) = range {
@@ -389,7 +391,7 @@ impl Space {
         found
     }
 
-    /// How many keys of the range existed at `at`. The view leaves out no names.
+    /// The number of keys of the range at `at`. The view must not leave out any names.
     pub(crate) fn count(&self, range: &KeyRange, at: Revision, view: &View) -> u64 {
         if let KeyRange::Single(_) = range {
             return self.collect(range, at, 1, view).len() as u64;
@@ -398,11 +400,12 @@ impl Space {
         let segments = self.segments(range, &mut scratch);
         let counts =
             segments.iter().flat_map(|(id, span)| self.spaces(*id, view).map(|keys| keys.count(*span, at)));
-        // While a unit is split off, keys and their flips stand apart: one count may be below zero, their sum is not.
+        // While a unit is split off, keys and flips may be in different keyspaces: one count may be negative, the sum
+        // is not.
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// The first keys of what is left of a long read, at least one if there is one, and what is left then.
+    /// The next keys of a long read, at least one if there is any, and the range that is left.
     pub(crate) fn chunk(
         &self,
         range: &KeyRange,
@@ -431,7 +434,7 @@ impl Space {
         (chunk, rest.unwrap_or(done))
     }
 
-    /// Gives what existed in a span at `at`, in key order, until it is told to stop.
+    /// Calls `give` for each version of the range at `at`, in key order, until it returns false.
     fn walk(&self, range: &KeyRange, at: Revision, view: &View, mut give: impl FnMut(&Version) -> bool) {
         let mut scratch = None;
         for (id, span) in self.segments(range, &mut scratch) {
@@ -450,7 +453,7 @@ impl Space {
 
     // ---- writes
 
-    /// Adds a version at `version`'s revision; visible to reads only after a publish. Answers the one before.
+    /// Adds a version at its own revision, visible to readers after a publish. Returns the previous version.
     pub(crate) fn write(&mut self, version: Version) -> Option<Version> {
         let home = match self.scheme.locate(version.key()) {
             Located::Object { kind } => self.open_kind(kind),
@@ -463,7 +466,7 @@ impl Space {
         before
     }
 
-    /// Panics when something is not as it must be. For tests.
+    /// Panics when an invariant is violated. For tests.
     pub(crate) fn validate(&self, last_assigned: Revision) {
         for (i, kind) in self.kinds.iter().enumerate() {
             kind.keys.validate();
@@ -474,7 +477,7 @@ impl Space {
     }
 }
 
-/// A span's two ends; for single keys the end is `None` and must not be used.
+/// The bounds of a span. For a single key the end is `None` and must not be used.
 fn bounds(range: &KeyRange) -> (&[u8], Option<&[u8]>) {
     match range {
         KeyRange::Single(key) => (key, None),

@@ -1,14 +1,14 @@
-//! Which readings of the wall clock a shard follows (R3).
+//! Decides which readings of the wall clock a shard follows (R3).
 //!
-//! A shard alone trusts its own clock. One that is part of a cluster assigns and promises nothing before a handshake has
-//! brought a *reference*, the median of what shards and routers call now, that its clock agrees with. From then on its
-//! present is never further than the maximum offset from the last reference that was agreed with, carried on by the
-//! monotonic clock: a wall clock that steps away while the shard runs is not followed, so that nothing of the wrong time
-//! ever becomes a revision, and is followed again as soon as it is back, or as soon as the others have gone there too.
+//! A shard alone trusts its own clock. A shard in a cluster assigns and promises nothing until its clock agrees with a
+//! *reference* from a handshake: the median of the clocks of shards and routers. From then on its present stays within
+//! the maximum offset of the last agreed reference, advanced by the monotonic clock. A wall clock that steps away is
+//! not followed, so no wrong time becomes a revision. It is followed again when it is back, or when the reference has
+//! moved there as well.
 
-use crate::engine::{MonoMillis, WallMicros};
+use crate::types::{MonoMillis, WallMicros};
 
-/// What is known about the wall clock of one shard.
+/// The trust in one shard's wall clock.
 #[derive(Debug, Clone)]
 pub struct ClockTrust(Trust);
 
@@ -19,20 +19,20 @@ enum Trust {
 }
 
 impl ClockTrust {
-    /// Every reading is followed: for a shard alone.
+    /// Follows every reading, for a shard alone.
     #[must_use]
     pub fn alone() -> Self {
         Self(Trust::Alone)
     }
 
-    /// Readings within this offset of what handshakes say; none before the first.
+    /// Follows readings within this offset of the reference, and none before the first agreement.
     #[must_use]
     pub fn in_cluster(max_offset_micros: u64) -> Self {
         Self(Trust::InCluster { max_offset_micros, agreed: None })
     }
 
-    /// A handshake brings what the cluster calls now; whether the reading agrees with it. When it does not, what was
-    /// agreed before stands: a router whose own clock is wrong takes nothing away.
+    /// Takes a handshake's reference. Returns whether the wall clock agrees with it; if not, the last agreement stands,
+    /// so a router with a wrong clock does no harm.
     pub fn confirm(&mut self, mono: MonoMillis, wall: WallMicros, reference: WallMicros) -> bool {
         match &mut self.0 {
             Trust::Alone => true,
@@ -46,13 +46,13 @@ impl ClockTrust {
         }
     }
 
-    /// Whether there is a present to assign from.
+    /// Whether revisions may be assigned: there was an agreement, or none is needed.
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
         !matches!(self.0, Trust::InCluster { agreed: None, .. })
     }
 
-    /// The present that these readings stand for; `None` before the first agreement.
+    /// The present according to these readings; `None` before the first agreement.
     #[must_use]
     pub fn now(&self, mono: MonoMillis, wall: WallMicros) -> Option<WallMicros> {
         match &self.0 {
@@ -76,7 +76,6 @@ mod tests {
 
     const OFFSET: u64 = 10_000_000;
     const HOUR: u64 = 3_600_000_000;
-    /// 2026-01-01, microseconds.
     const T0: u64 = 1_767_225_600_000_000;
 
     #[test]
@@ -98,9 +97,9 @@ mod tests {
         let later = MonoMillis(2000);
         assert_eq!(trust.now(later, WallMicros(T0 + HOUR)), Some(WallMicros(T0 + 2_000_000)));
         assert_eq!(trust.now(later, WallMicros(T0 - HOUR)), Some(WallMicros(T0 + 2_000_000)));
-        // Back by itself.
+        // The wall clock shows the right time again.
         assert_eq!(trust.now(later, WallMicros(T0 + 2_000_001)), Some(WallMicros(T0 + 2_000_001)));
-        // A router that disagrees takes nothing away; all clocks going an hour on are followed.
+        // A router that disagrees changes nothing; an hour's step of all clocks is followed.
         assert!(!trust.confirm(later, WallMicros(T0 + 2_000_000), WallMicros(T0 + HOUR)));
         assert_eq!(trust.now(later, WallMicros(T0 + 2_000_001)), Some(WallMicros(T0 + 2_000_001)));
         assert!(trust.confirm(later, WallMicros(T0 + HOUR), WallMicros(T0 + HOUR)));
@@ -117,7 +116,7 @@ mod tests {
             for (passed, skew, handshake) in steps {
                 mono += passed;
                 let truth = T0 + mono * 1000;
-                // From a few microseconds to ages, either way.
+                // Skews from microseconds to ages, in both directions.
                 let wall = WallMicros(truth.saturating_add_signed(skew >> (skew & 63)));
                 if let Some(error) = handshake {
                     let reference = WallMicros(truth.saturating_add_signed(error));

@@ -1,6 +1,6 @@
-//! Units: which keys a shard owns and which of them are on their way to or from another store (R13-R16).
+//! Units: which keys a shard owns, and which of them are moving to or from another store (R13-R16).
 //!
-//! A shard without records owns everything that it is asked for. A record says of one [`Unit`] that it is otherwise:
+//! A shard without records owns every key that it is asked for. A record states how one [`Unit`] differs from that:
 //!
 //! ```text
 //! source    (none, Owned) --track--> Tracked --freeze--> Frozen --release--> Following --drop--> Dropping --> Gone
@@ -8,9 +8,9 @@
 //! target    (none, Gone) --import--> Following --seal--> (sealed) --open--> Owned
 //! ```
 //!
-//! The keys of a record, with their history, stand in keyspaces of their own, so that hiding, showing and dropping them is
-//! one change of state, whatever they are: reads merge the keyspaces that they may see, in key order or in the order of
-//! revisions, and counts are sums. A Kind that no record overlaps pays one branch for all this.
+//! The keys of a record, with their history, live in keyspaces of their own, so hiding, showing or dropping them is one
+//! change of state, however many they are. Reads merge the keyspaces that they may see, in key order or in revision
+//! order; counts are sums. A Kind that no record overlaps pays one branch for all this.
 
 use std::fmt;
 
@@ -20,83 +20,78 @@ use kindred_partition_config::{
     unit::Unit,
 };
 
-use crate::{durability::Gap, version::Version};
+use crate::{types::Gap, version::Version};
 
 pub(crate) mod table;
 
-/// What a call for a move names.
+/// Identifies a call of a move's coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitMove {
-    /// Which move.
     pub id: MoveId,
-    /// Of its coordinator; a lower one than the highest seen for the move is refused.
+    /// The coordinator's term. A term below the highest one seen for the move is refused.
     pub term: Term,
-    /// What moves. Its range is a span.
+    /// The unit that moves. Its range is a span.
     pub unit: Unit,
 }
 
-/// How a unit stands on this shard.
+/// The state of a unit on this shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnitState {
-    /// Source: owned and served. Its keys are being brought into keyspaces of their own, or (`ready`) are there.
+    /// Source: owned and served. Its keys are being moved into keyspaces of their own.
     Tracked {
-        /// Whether all are.
+        /// Whether all of its keys are there.
         ready: bool,
     },
-    /// Source: nothing is executed, read or promised of it above `last` (R13, R15a).
+    /// Source: nothing of the unit is executed, read or promised above `last` (R13, R15a).
     Frozen {
-        /// The final revision.
         last: Revision,
     },
-    /// Hidden: the target of a copy, or a source that follows its new owner. Every event up to `through` is there.
+    /// Hidden: the target of a copy, or a source that follows the new owner.
     Following {
-        /// Events up to this are imported.
+        /// Every event up to this revision has been imported.
         through: Revision,
-        /// Target, prepared for the switch: everything up to this is there, and until [`crate::engine::Engine::unit_open`]
-        /// or the next import, requests that touch the unit are told to wait.
+        /// Target, prepared for the switch: everything up to this revision is imported. Until
+        /// [`crate::engine::Engine::unit_open`] or the next import, requests that touch the unit are told to wait.
         sealed: Option<Revision>,
     },
-    /// Owned and served.
     Owned,
-    /// Hidden, and removed a little at each scrub.
+    /// Hidden; each scrub removes some of its data.
     Dropping,
-    /// Nothing is left but the refusal of those who do not know.
+    /// The data is gone. The record remains to refuse requests that go by an old map.
     Gone,
 }
 
-/// A record.
+/// A snapshot of one unit's record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitRecord {
-    /// The last move of it.
+    /// The last move of this unit.
     pub by: UnitMove,
-    /// How it stands.
     pub state: UnitState,
-    /// The generation of the map since which another store (hidden, `Gone`) or this one (`Owned`) owns it; 0 for none
-    /// yet.
+    /// The map generation since which another store (when hidden or `Gone`) or this one (`Owned`) owns the unit; 0
+    /// before the first switch.
     pub epoch: u64,
-    /// Live keys in its own keyspaces.
+    /// Live keys in the unit's own keyspaces.
     pub keys: u64,
-    /// Nothing of it below this is readable.
+    /// The lowest readable revision of the unit.
     pub floor: Revision,
 }
 
-/// How far a track is, and what a copy will carry.
+/// The progress of tracking a unit, and the size of the copy to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tracking {
     /// Whether the unit can be copied, followed and frozen.
     pub ready: bool,
-    /// Live keys.
     pub keys: u64,
-    /// Bytes of all versions, about.
+    /// Approximate bytes of all versions.
     pub bytes: u64,
     /// Events held as history.
     pub events: u64,
-    /// Nothing below is readable.
+    /// The lowest readable revision of the unit.
     pub floor: Revision,
 }
 
-/// A key with its history, oldest version first: those at or above the floor, and before them the one that was current
-/// there, or that the first event replaced.
+/// A key with its history, oldest version first: the versions at or above the floor, preceded by the version that was
+/// current at the floor or that the first event replaced.
 #[derive(Debug, Clone)]
 pub struct CopiedKey {
     /// Never empty.
@@ -104,70 +99,67 @@ pub struct CopiedKey {
 }
 
 impl CopiedKey {
-    /// The key.
     #[must_use]
     pub fn key(&self) -> &[u8] {
         self.versions.first().map_or(&[], |version| version.key())
     }
 }
 
-/// Keys of a copy.
+/// A chunk of a unit's copy.
 #[derive(Debug, Clone)]
 pub struct CopyChunk {
-    /// In key order.
+    /// Keys in key order.
     pub keys: Vec<CopiedKey>,
-    /// The floor at this chunk; a copy's floor is the highest of its chunks'.
+    /// The floor when this chunk was read; the floor of a copy is the highest floor of its chunks.
     pub floor: Revision,
-    /// Revisions of which something may be lost (R10).
+    /// Revision intervals of which events may be lost (R10).
     pub gaps: Vec<Gap>,
-    /// Where to go on; `None` at the end.
+    /// The key to continue behind; `None` at the end.
     pub after: Option<Key>,
 }
 
-/// An event that follows a copy: a put or a deletion, and the version before it when the feed told it.
+/// An event that follows a copy.
 #[derive(Debug, Clone)]
 pub struct FollowedEvent {
-    /// The version or the deletion.
+    /// The put or the tombstone.
     pub version: Version,
-    /// The version before.
+    /// The version that the event replaced, if the feed carried it.
     pub prev: Option<Version>,
 }
 
-/// What an import brings. May be repeated, and in part repeat what another brought.
+/// The contents of one import call. An import may be repeated and may overlap with earlier ones.
 #[derive(Debug, Clone, Default)]
 pub struct Import {
-    /// Copied keys.
     pub keys: Vec<CopiedKey>,
-    /// Events, in the order of revisions, whole revisions.
+    /// Events in revision order; a revision is never split over two imports.
     pub events: Vec<FollowedEvent>,
-    /// The source's floor, if it is told.
+    /// The source's floor, if known.
     pub floor: Option<Revision>,
-    /// The source's gaps.
     pub gaps: Vec<Gap>,
-    /// With these events everything up to this is there.
+    /// Once these events are imported, everything up to this revision is here.
     pub through: Option<Revision>,
 }
 
-/// The digest of some keys in key order (see [`crate::engine::Engine::unit_verify`]).
+/// The digest of a run of keys in key order (see [`crate::engine::Engine::unit_verify`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitDigest {
-    /// The last key that it covers.
+    /// The last key that the digest covers.
     pub last_key: Key,
-    /// Keys.
+    /// Number of keys.
     pub keys: u64,
-    /// Versions, deletions included.
+    /// Number of versions, tombstones included.
     pub versions: u64,
-    /// XXH3-64 over them.
+    /// XXH3-64 over the versions.
     pub hash: u64,
 }
 
-/// A refusal: this shard does not own the keys now. Nothing was executed (R11).
+/// A refusal: this shard does not own the keys at present. Nothing was executed (R11).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotOwned {
-    /// The key, or the first key of the range.
+    /// The requested key, or the first key of the requested range.
     pub key: Key,
-    /// The generation of the map since which another store owns them; 0 while that is being decided: try again, here or
-    /// by a newer map.
+    /// The map generation since which another store owns the keys. 0 while that is being decided: the client may retry
+    /// here or with a newer map.
     pub epoch: u64,
 }
 
@@ -182,92 +174,85 @@ impl fmt::Display for NotOwned {
 
 impl std::error::Error for NotOwned {}
 
-/// Why a call for a move was refused; nothing was changed.
+/// Why a call for a move was refused. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
     /// Another coordinator has taken over.
     #[error("move {id}: term {term} is over, {seen} was seen")]
     StaleTerm {
-        /// The move.
         id: MoveId,
-        /// The call's term.
+        /// The term of the call.
         term: Term,
-        /// The highest seen.
+        /// The highest term seen for the move.
         seen: Term,
     },
     /// The shard has no record of the unit.
     #[error("move {0}: this shard has no record of the unit; ask `List`")]
     Unknown(MoveId),
-    /// The call is not for a unit in this state.
+    /// The unit's state does not allow the call.
     #[error("move {id}: the unit is {state}, which does not allow {call}")]
     State {
-        /// The move.
         id: MoveId,
-        /// The state's name.
+        /// The name of the unit's state.
         state: &'static str,
-        /// The call.
+        /// The name of the call.
         call: &'static str,
     },
-    /// The unit overlaps another one that is moving, or that this shard does not own.
+    /// The unit overlaps one that is moving, or that this shard does not own.
     #[error("move {id}: the unit overlaps one of move {other} that is {state}")]
     Overlaps {
-        /// The move.
         id: MoveId,
-        /// The other record's move.
+        /// The move of the other record.
         other: MoveId,
-        /// The other record's state.
+        /// The name of the other record's state.
         state: &'static str,
     },
-    /// The unit's range is not a span, or is empty.
+    /// The unit's range is empty or not a span.
     #[error("a unit's range must be a span that is not empty")]
     BadUnit,
-    /// A key that is imported, or one that is already here, must not be there.
+    /// An imported key is outside the unit, or a key of the unit exists here already.
     #[error("move {id}: key {key} {what}")]
     Key {
-        /// The move.
         id: MoveId,
-        /// The key.
         key: Key,
-        /// What is wrong with it.
+        /// A description of the problem.
         what: &'static str,
     },
-    /// Events up to the source's final revision are not all there.
+    /// Not all events up to the source's final revision are imported.
     #[error("move {id}: imported through {through}, the source's final revision is {last}")]
     Behind {
-        /// The move.
         id: MoveId,
-        /// What is there.
+        /// The revision up to which everything is imported.
         through: Revision,
-        /// What is needed.
+        /// The revision up to which everything must be imported.
         last: Revision,
     },
-    /// Keys of the unit carry leases that this shard has not adopted; at most a hundred are named.
+    /// Keys of the unit carry leases that this shard has not adopted. At most a hundred are named.
     #[error("move {id}: leases of its keys are not attached here: {leases:?}")]
     Leases {
-        /// The move.
         id: MoveId,
-        /// Which.
+        /// The leases to adopt.
         leases: Vec<LeaseId>,
     },
-    /// It is still being read here, by lists and long reads that began before it changed hands.
+    /// Lists or long reads that began before the unit changed hands still read it here.
     #[error(
         "move {id}: the unit is still read here by {reads}; it is dropped when that has ended, or in {left_s} s"
     )]
     Read {
-        /// The move.
         id: MoveId,
-        /// Which reads, in words.
+        /// A description of these reads.
         reads: String,
-        /// Seconds after which it is dropped all the same, and they fail.
+        /// Seconds after which the unit is dropped anyway and the reads fail.
         left_s: u64,
     },
-    /// The unit was not cleaned of what this shard held of it before; call again.
+    /// Old data of the unit's keys is still being removed here. The caller calls again.
     #[error("move {0}: still making room; try again")]
     NotReady(MoveId),
-    /// Something applied of the unit's Kinds is not published: call between batches, when both logs are flushed.
+    /// Applied writes of the unit's Kinds are not published yet. The caller calls between batches, when both logs are
+    /// flushed.
     #[error("called before what was applied is published")]
     Unpublished,
-    /// The clock may not come to the final revision (R3).
+    /// The clock may not follow to the final revision (R3).
     #[error(transparent)]
-    Clock(#[from] crate::clock::ClockOffset),
+    Clock(#[from] crate::types::ClockOffset),
 }

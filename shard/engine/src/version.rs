@@ -1,4 +1,5 @@
-//! One version of one key: the only copy of a value, kept as the encoded `KeyValue` that every answer and event carries.
+//! One version of one key. It holds the only copy of the value, inside the encoded `KeyValue` that every answer and
+//! event carries.
 
 use std::{borrow::Cow, cell::RefCell, cmp::Ordering};
 
@@ -10,24 +11,24 @@ mod wire;
 
 pub use self::wire::BadVersion;
 
-/// What is not read out of the message each time, and where in it the rest stands.
+/// Facts that are too costly to parse from the message each time, and offsets into it.
 struct Meta {
     sub: u32,
-    /// Where the key begins; 0 without a key.
+    /// Offset of the key; 0 without a key.
     key_at: u8,
-    /// From the key's end to the number of the mod_revision; 0 without one.
+    /// Distance from the key's end to the number of mod_revision; 0 without one.
     modified_at: u8,
-    /// From the key's end to the value.
+    /// Distance from the key's end to the value.
     value_at: u8,
-    /// Bytes of the field of the lease, the last one; [`DELETED`] in a tombstone.
+    /// Length of the lease field, which comes last; [`DELETED`] in a tombstone.
     lease_len: u8,
-    /// What of the message did not go into this allocation. Most have some, so that its length is better here than beside
-    /// it, where there would be a count of references, too.
+    /// The end of the message, if it was cut. A box here takes less than a shared one beside this allocation, which
+    /// would need a reference count of its own.
     rest: Box<[u8]>,
 }
 
 impl Meta {
-    /// Where the key ends in the message: its length stands before it.
+    /// Offset of the key's end, from the length in front of the key.
     fn key_end(&self, head: &[u8]) -> usize {
         let at = usize::from(self.key_at);
         let len = match at {
@@ -39,16 +40,16 @@ impl Meta {
     }
 }
 
-/// In the place of the length of a lease.
+/// The lease length of a tombstone.
 const DELETED: u8 = u8::MAX;
 
-/// A cheap handle (one pointer, reference counted) on an immutable version of a key: one allocation that holds the
-/// encoded message and what must be known at once of it. A long value's end may be in another one: allocators round sizes
-/// up, by an eighth on average, and two sizes that fit waste less (`cut`).
+/// A handle (one pointer, reference counted) to an immutable version of a key. One allocation holds the encoded message
+/// and its `Meta`. The end of a long value may be in a second allocation: allocators round sizes up, by an eighth on
+/// average, and two sizes that fit waste less (`cut`).
 #[derive(Clone)]
 pub struct Version(ThinArc<Meta, u8>);
 
-/// What a new version is made of.
+/// The fields of a new version.
 pub(crate) struct NewVersion<'a> {
     pub key: &'a [u8],
     pub value: &'a [u8],
@@ -61,7 +62,6 @@ pub(crate) struct NewVersion<'a> {
 }
 
 impl Version {
-    /// Encodes a put.
     pub(crate) fn put(new: &NewVersion<'_>) -> Self {
         with_buffer(|out| {
             let key_at = put_bytes(out, 1, new.key);
@@ -84,7 +84,7 @@ impl Version {
         })
     }
 
-    /// Encodes a deletion: the key and the revision of the deletion.
+    /// Encodes a deletion, which has a key and a mod_revision only.
     pub(crate) fn tombstone(key: &[u8], modified: Revision, sub: u32) -> Self {
         with_buffer(|out| {
             let key_at = place(put_bytes(out, 1, key));
@@ -96,7 +96,7 @@ impl Version {
         })
     }
 
-    /// The message in allocations of its own; up to `whole` it is not cut.
+    /// Copies the message into its allocations; the first `whole` bytes are not cut.
     fn hold(mut meta: Meta, message: &[u8], whole: usize) -> Self {
         let (head, rest) = message.split_at(cut::place(message.len(), whole));
         meta.rest = rest.into();
@@ -107,7 +107,7 @@ impl Version {
         &self.0.header.header
     }
 
-    /// What of the message is in the allocation of [`Meta`]: the value's beginning, and all before it.
+    /// The part of the message beside [`Meta`]: at least everything before the value.
     fn head(&self) -> &[u8] {
         &self.0.slice
     }
@@ -120,13 +120,12 @@ impl Version {
         self.meta().key_end(self.head())
     }
 
-    /// The key's bytes.
     #[must_use]
     pub fn key(&self) -> &[u8] {
         &self.head()[usize::from(self.meta().key_at)..self.key_end()]
     }
 
-    /// The value's bytes; a copy, when they are in two pieces.
+    /// The value; copied only if it is in two pieces.
     #[must_use]
     pub fn value(&self) -> Cow<'_, [u8]> {
         match self.value_pieces() {
@@ -135,7 +134,7 @@ impl Version {
         }
     }
 
-    /// The value's bytes in their two pieces, of which the second one may be empty.
+    /// The value's two pieces; the second may be empty.
     #[must_use]
     pub fn value_pieces(&self) -> [&[u8]; 2] {
         let Meta { value_at, lease_len, .. } = *self.meta();
@@ -146,28 +145,25 @@ impl Version {
         let lease_len = usize::from(lease_len);
         match rest.len().checked_sub(lease_len) {
             Some(end) => [head, &rest[..end]],
-            // It is not cut: the rest would have the whole lease.
+            // The message is not cut: otherwise the rest would contain the whole lease.
             None => [&head[..head.len() - lease_len], &[]],
         }
     }
 
-    /// Compares the values' bytes.
     #[must_use]
     pub fn cmp_values(&self, other: &Self) -> Ordering {
         cmp_pieces(self.value_pieces(), other.value_pieces())
     }
 
-    /// Compares the value's bytes with others.
     pub(crate) fn cmp_value(&self, value: &[u8]) -> Ordering {
         cmp_pieces(self.value_pieces(), [value, &[]])
     }
 
-    /// The fields of create_revision, mod_revision and version, as far as they are there, and what follows them.
+    /// The message from the key's end on: create_revision, mod_revision and version, if present, then the rest.
     fn revisions(&self) -> &[u8] {
         &self.head()[self.key_end()..]
     }
 
-    /// When the key was created.
     #[must_use]
     pub fn create_revision(&self) -> Revision {
         match self.revisions() {
@@ -176,13 +172,12 @@ impl Version {
         }
     }
 
-    /// Whether this version created its key: [`Version::create_revision`] is [`Version::mod_revision`].
+    /// Whether this version created its key.
     #[must_use]
     pub fn is_creation(&self) -> bool {
         self.create_revision() == self.mod_revision()
     }
 
-    /// When this version was written.
     #[must_use]
     pub fn mod_revision(&self) -> Revision {
         let version = &*self.0;
@@ -193,7 +188,7 @@ impl Version {
         }
     }
 
-    /// Writes since creation, 1 for the first.
+    /// The number of writes since creation, 1 for the first.
     #[must_use]
     pub fn version(&self) -> i64 {
         let mut fields = &self.revisions()[usize::from(self.meta().modified_at).saturating_sub(1)..];
@@ -201,7 +196,7 @@ impl Version {
             if *tag == VERSION {
                 return varint(number).cast_signed();
             }
-            // A number's last byte is the one without its highest bit.
+            // The last byte of a varint has its highest bit clear.
             let last = number.iter().position(|byte| byte & 0x80 == 0);
             fields = last.map_or(&[], |last| &number[last + 1..]);
         }
@@ -222,7 +217,6 @@ impl Version {
         }
     }
 
-    /// Whether this is a deletion (a tombstone has a key and a modification revision only).
     #[must_use]
     pub fn is_tombstone(&self) -> bool {
         self.meta().lease_len == DELETED
@@ -234,30 +228,27 @@ impl Version {
         self.meta().sub
     }
 
-    /// The order of events: by revision, then by position within it.
+    /// The sort key of events: revision, then position within it.
     pub(crate) fn order(&self) -> (Revision, u32) {
         (self.mod_revision(), self.sub())
     }
 
-    /// The lease as an id.
     pub(crate) fn lease_id(&self) -> Option<LeaseId> {
         LeaseId::from_wire(self.lease())
     }
 
-    /// The version as a protobuf `mvccpb.KeyValue` message (encoded once, at the write), in its two pieces, of which the
-    /// second one may be empty.
+    /// The version as a `mvccpb.KeyValue` message, in two pieces; the second may be empty.
     #[must_use]
     pub fn encoded(&self) -> [&[u8]; 2] {
         [self.head(), self.rest()]
     }
 
-    /// Bytes of the message.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         self.head().len() + self.rest().len()
     }
 
-    /// Memory that the version takes, about.
+    /// Approximate memory that the version takes.
     pub(crate) fn footprint(&self) -> u64 {
         (self.encoded_len() + cut::HEAD_BYTES) as u64
     }
@@ -273,14 +264,14 @@ impl std::fmt::Debug for Version {
     }
 }
 
-/// The tag of `create_revision`.
+/// Tag of the field `create_revision`.
 const CREATE: u8 = 2 << 3;
-/// The tag of `version`.
+/// Tag of the field `version`.
 const VERSION: u8 = 4 << 3;
-/// A buffer with more room is not kept.
+/// A buffer with more capacity is freed after use.
 const BUFFER_MAX: usize = 64 << 10;
 
-/// Gives out a buffer that is used again.
+/// Runs a function with a reused thread-local buffer.
 fn with_buffer<R>(run: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     thread_local!(static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
     BUFFER.with_borrow_mut(|buffer| {
@@ -293,7 +284,7 @@ fn with_buffer<R>(run: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     })
 }
 
-/// A distance as kept in [`Meta`]: of a few fields of numbers.
+/// An offset as stored in [`Meta`]; it spans a few number fields at most.
 fn place(distance: usize) -> u8 {
     u8::try_from(distance).expect("four numbers with their tags take at most 50 bytes")
 }
@@ -301,7 +292,7 @@ fn place(distance: usize) -> u8 {
 fn cmp_pieces([a, a_rest]: [&[u8]; 2], [b, b_rest]: [&[u8]; 2]) -> Ordering {
     let first = a.len().min(b.len());
     let ((a, a_more), (b, b_more)) = (a.split_at(first), b.split_at(first));
-    // At most one of the two has more of its first piece.
+    // At most one of the two has bytes left in its first piece.
     a.cmp(b).then_with(|| match (a_more, b_more) {
         ([], []) => a_rest.cmp(b_rest),
         (more, []) => {
@@ -315,13 +306,13 @@ fn cmp_pieces([a, a_rest]: [&[u8]; 2], [b, b_rest]: [&[u8]; 2]) -> Ordering {
     })
 }
 
-/// The number at the beginning of bytes that were encoded here.
+/// Reads a varint that was encoded here.
 fn varint(bytes: &[u8]) -> u64 {
     const MORE: u64 = 0x8080_8080_8080_8080;
     let Some(eight) = bytes.first_chunk() else { return varint_slow(bytes) };
     let word = u64::from_le_bytes(*eight);
     let last = !word & MORE;
-    // The seven bits of each byte up to the last one are moved together, in pairs, in fours, in eights.
+    // Joins the seven bits of each byte, up to the last one, in pairs, fours and eights.
     let bits = word & !MORE & (last ^ last.wrapping_sub(1));
     let bits = (bits & 0x007f_007f_007f_007f) | (bits & 0x7f00_7f00_7f00_7f00) >> 1;
     let bits = (bits & 0x0000_3fff_0000_3fff) | (bits & 0x3fff_0000_3fff_0000) >> 2;
@@ -329,7 +320,7 @@ fn varint(bytes: &[u8]) -> u64 {
     if last != 0 {
         return bits;
     }
-    // Revisions of these years have a ninth byte, and nothing but negative numbers a tenth.
+    // Present-day revisions have a ninth byte; only negative numbers have a tenth.
     let ninth = u64::from(bytes[8]);
     let bits = bits | (ninth & 0x7f) << 56;
     if ninth < 0x80 { bits } else { bits | u64::from(bytes[9]) << 63 }
@@ -354,7 +345,7 @@ fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// An `int64` field, left out when zero as protobuf 3 does.
+/// Writes an `int64` field; zero is left out, as in protobuf 3.
 fn put_int64(out: &mut Vec<u8>, field: u8, value: i64) {
     if value != 0 {
         out.push(field << 3);
@@ -362,14 +353,14 @@ fn put_int64(out: &mut Vec<u8>, field: u8, value: i64) {
     }
 }
 
-/// The field of the mod_revision; answers how far behind the key's end its number is, 0 when it is left out.
+/// Writes mod_revision. Returns the distance from the key's end to its number, 0 when it is left out.
 fn put_modified(out: &mut Vec<u8>, modified: Revision, key_end: usize) -> u8 {
     let at = place(out.len() + 1 - key_end);
     put_int64(out, 3, modified.get());
     if modified == Revision::ZERO { 0 } else { at }
 }
 
-/// A `bytes` field, left out when empty; answers where its content begins, 0 for a key that is left out.
+/// Writes a `bytes` field; an empty one is left out. Returns the offset of its content.
 fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) -> usize {
     if !bytes.is_empty() {
         out.push((field << 3) | 2);

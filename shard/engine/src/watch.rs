@@ -1,11 +1,11 @@
-//! Watches. A watch is a cursor into the event logs of its range: publishing marks the watches that an event concerns as
-//! pending, and a stream's owner pulls what its pending watches have not seen yet. Nothing is queued per watch, so a slow
-//! client costs nothing but its position (A9, B3, B6), and history and live events are one sequence that cannot overlap
-//! or be out of order (A5).
+//! Watches. A watch is a cursor into the event logs of its range: publishing marks the watches that an event concerns
+//! as pending, and the owner of a stream pulls what its pending watches have not delivered yet. Nothing is queued per
+//! watch, so a slow client costs no more than its position (A9, B3, B6). History and live events are one sequence, so
+//! they can neither overlap nor be out of order (A5).
 //!
-//! **Invariants:** a watch that is not pending has been given every published event of its range from its start on; what
-//! was published at or above its `next` is nothing of its range. A pending watch stands in its stream's queue once;
-//! beside those, only watches that were cancelled stand there.
+//! **Invariants:** a watch that is not pending has delivered every published event of its range from its start on; no
+//! event of its range at or above its `next` is published. A pending watch is in its stream's queue exactly once. The
+//! queue holds no other entries, except those of cancelled watches.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -16,9 +16,9 @@ use kindred_partition_config::{
 };
 
 use crate::{
-    engine::{StreamId, WatchId, WatchOut, WatchSpec},
     error::EngineError,
     space::{KindId, Space},
+    types::{StreamId, WatchId, WatchOut, WatchSpec},
     units::table::View,
     version::Version,
 };
@@ -31,11 +31,11 @@ mod pull;
 
 use self::cursor::Want;
 
-/// A watch, whatever its stream.
+/// Identifies a watch across all streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct WatchKey(u64);
 
-/// Where a watch is looked up when an event is published.
+/// The list in which a watch is found when an event is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
     Key(Key),
@@ -48,21 +48,21 @@ struct Watch {
     spec: WatchSpec,
     id: WatchId,
     place: Place,
-    /// The first revision that it wants.
+    /// The first revision that the client wants.
     start: Revision,
-    /// Everything of its range below this was delivered, or is not wanted.
+    /// Every wanted event of the range below this revision was delivered.
     next: Revision,
-    /// Something at or above `next` may be published for it.
+    /// Whether an event for it may be published at or above `next`.
     pending: bool,
-    /// Had no events since the last periodic progress.
+    /// Whether it had no events since the last periodic progress.
     quiet: bool,
-    /// It ends behind this revision: keys of it are moving.
+    /// The revision after which it ends, because keys of it move to another store.
     end: Option<Revision>,
-    /// Whose keys it sees.
+    /// The units that it sees.
     view: View,
-    /// What it should see before its end is dropped.
+    /// Whether data that it needs to reach its end was dropped.
     lost: bool,
-    /// It stands in the list of those that stopped before something unpublished.
+    /// Whether it is in the list `blocked`.
     blocked: bool,
 }
 
@@ -85,21 +85,21 @@ impl Watch {
 #[derive(Default)]
 struct Stream {
     watches: BTreeMap<WatchId, WatchKey>,
-    /// Ids of watches that ended as compacted: in use until the client cancels them, as in etcd.
+    /// Ids of watches that ended as compacted or moved: in use until the client cancels them, as in etcd.
     over: BTreeSet<WatchId>,
     next_id: i64,
-    /// What is to be said before any event.
+    /// Messages to send before any event.
     control: VecDeque<WatchOut>,
     pending: VecDeque<WatchKey>,
-    /// The highest revision of an event or a progress said on this stream.
+    /// The highest revision of an event or progress sent on this stream.
     high: Option<Revision>,
     wish: progress::Wish,
-    /// The wish waits for something to be published.
+    /// The wish waits until something is published.
     waits: bool,
     woken: bool,
 }
 
-/// All watches; see the module's text.
+/// All watches; see the module's documentation.
 #[derive(Default)]
 pub(crate) struct Watches {
     streams: BTreeMap<StreamId, Stream>,
@@ -107,10 +107,10 @@ pub(crate) struct Watches {
     by_key: HashMap<Key, BTreeSet<WatchKey>>,
     by_kind: HashMap<KindId, BTreeSet<WatchKey>>,
     wide: BTreeSet<WatchKey>,
-    /// Watches that stopped before an event that was not published, with its revision: behind it something of another
-    /// Kind may be.
+    /// Watches that stopped at an unpublished event, with its revision. Later events of another Kind may be
+    /// published.
     blocked: Vec<(Revision, WatchKey)>,
-    /// Streams whose wish waits for something to be published.
+    /// Streams whose wish waits until something is published.
     waiting: Vec<StreamId>,
     wakes: Vec<StreamId>,
     next_stream: u64,
@@ -158,7 +158,7 @@ impl Watches {
 
     // ---- coming and going
 
-    /// See [`crate::engine::Engine::watch_create`]. A stream that is closed gets a watch id and nothing ever after.
+    /// See [`crate::engine::Engine::watch_create`]. On a closed stream it returns an id and does nothing else.
     pub(crate) fn create(
         &mut self,
         space: &mut Space,
@@ -184,7 +184,7 @@ impl Watches {
             let key = WatchKey(self.next_watch);
             self.next_watch += 1;
             stream.watches.insert(id, key);
-            // Of several Kinds one may show more.
+            // With several Kinds one may show more than the header.
             let pending = start <= space.visible_somewhere(&scope);
             if pending {
                 stream.pending.push_back(key);
@@ -222,7 +222,7 @@ impl Watches {
         }
     }
 
-    /// Takes a watch out of everything but its stream.
+    /// Removes a watch from all lists except its stream's.
     fn forget(&mut self, key: WatchKey) -> Option<Watch> {
         let watch = self.watches.remove(&key)?;
         let list = self.places(&watch.place);
@@ -238,7 +238,7 @@ impl Watches {
     pub(crate) fn cancel(&mut self, space: &mut Space, stream_id: StreamId, id: WatchId) -> bool {
         let Some(stream) = self.streams.get_mut(&stream_id) else { return false };
         let header = if let Some(key) = stream.watches.remove(&id) {
-            // Its place in the queue is passed over when its turn comes.
+            // Its entry in the queue is skipped when its turn comes.
             let watch = self.forget(key);
             let range = watch.map_or_else(KeyRange::everything, |watch| watch.spec.range);
             let scope = space.scope(&range);
@@ -257,7 +257,7 @@ impl Watches {
 
     // ---- events
 
-    /// Marks the watches that these events concern, and those that waited for some to be published.
+    /// Marks the watches that these events concern as pending, and resumes those that waited for a publish.
     pub(crate) fn published(&mut self, space: &mut Space, events: &[(KindId, Version)]) {
         let unpublished = space.first_unpublished();
         self.unblock(unpublished);
@@ -271,7 +271,7 @@ impl Watches {
                     continue;
                 }
                 watch.pending = true;
-                // One that sees several Kinds has to look at what is published of another later, too.
+                // A watch of several Kinds must also look at what another Kind publishes later, below this event.
                 let from = version.mod_revision();
                 let wide = watch.place == Place::Wide;
                 let from = unpublished.filter(|_| wide).map_or(from, |first| first.min(from));
@@ -285,7 +285,7 @@ impl Watches {
         self.end_waits(space);
     }
 
-    /// Goes on with watches that stopped before what is published now.
+    /// Resumes the watches whose blocking event is published.
     fn unblock(&mut self, unpublished: Option<Revision>) {
         if self.blocked.is_empty() {
             return;
@@ -303,7 +303,7 @@ impl Watches {
         }
     }
 
-    /// Panics when something is not as it must be. For tests.
+    /// Panics when an invariant is violated. For tests.
     pub(crate) fn validate(&self) {
         let listed: usize = self.by_key.values().chain(self.by_kind.values()).map(BTreeSet::len).sum();
         assert_eq!(listed + self.wide.len(), self.watches.len());
@@ -323,7 +323,7 @@ impl Watches {
 }
 
 impl Stream {
-    /// etcd's rule: the next number that is not in use, unless the client chose one that is not.
+    /// etcd's rule: the client's choice if that id is free, else the next free number.
     fn take_id(&mut self, wanted: Option<WatchId>) -> Result<WatchId, EngineError> {
         let taken = |stream: &Self, id| stream.watches.contains_key(&id) || stream.over.contains(&id);
         if let Some(id) = wanted {

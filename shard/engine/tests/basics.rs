@@ -1,4 +1,4 @@
-//! Requests and answers by table.
+//! Tables of requests and their answers.
 
 mod common;
 
@@ -89,7 +89,7 @@ fn refused_requests_change_nothing() {
             txn(vec![], vec![put("b", "2"), leased("c", Some(lease))], vec![]),
             EngineError::LeaseNotFound(lease),
         ),
-        // The revision that the transaction will assign is in the future of its own reads, as in etcd.
+        // As in etcd, the revision that the transaction will assign is in the future of its own reads.
         (txn(vec![], vec![put("b", "2"), at(3)], vec![]), EngineError::Future { current: Revision(2) }),
         (
             txn(vec![], vec![txn(vec![], vec![put("b", "2"), at(9)], vec![])], vec![]),
@@ -102,7 +102,7 @@ fn refused_requests_change_nothing() {
         assert_eq!(engine.range(&all()).map(|a| (a.count, a.header)), Ok((1, Revision(2))));
         engine.validate();
     }
-    // Its own write at the revision before is fine.
+    // A read at the revision before its own write is accepted.
     let answer = engine.apply(NOW, txn(vec![], vec![put("b", "2"), at(2)], vec![])).expect("accepted");
     let OpAnswer::Txn(TxnAnswer { responses, .. }) = answer else { panic!() };
     assert!(matches!(&responses[1], OpAnswer::Range(RangeAnswer { count: 1, header: Revision(3), .. })));
@@ -140,7 +140,7 @@ fn sorts_filters_and_limits_as_etcd() {
         (RangeQuery { sort: sort(SortTarget::Value, false), ..all() }, "cba", false),
         (RangeQuery { sort: sort(SortTarget::Mod, false), limit: 1, ..all() }, "a", true),
         (RangeQuery { sort: sort(SortTarget::Create, false), ..all() }, "cab", false),
-        // etcd's sort without an order looks at no more than the limit let through.
+        // A sort without an order covers only the keys that the limit let through, as in etcd.
         (RangeQuery { sort: late, limit: 1, ..all() }, "b", true),
         (RangeQuery { sort: late, ..all() }, "cba", false),
         (RangeQuery { sort: sort(SortTarget::Version, true), ..all() }, "cab", false),
@@ -293,7 +293,7 @@ fn a_kind_tells_what_it_takes_and_what_was_written_to_it() {
     assert!(kind.bytes > kind.live_bytes && kind.live_bytes > encoded, "{kind:?}");
     assert_eq!(kind.held_bytes, kind.bytes);
     assert_eq!(kind.bytes, engine.kind_bytes(b"/registry/pods/"));
-    // A part of a Kind tells of the whole, all keys of every Kind and of the keys of none.
+    // A part of a Kind reports the whole Kind; the range of all keys reports every Kind and the keys of none.
     assert_eq!(load(&engine, KeyRange::Single("/registry/pods/zz".into()))[0], *kind);
     let all = load(&engine, KeyRange::everything());
     assert_eq!(all.iter().map(|kind| kind.keys).collect::<Vec<_>>(), [0, 2, 1]);
@@ -301,8 +301,8 @@ fn a_kind_tells_what_it_takes_and_what_was_written_to_it() {
     assert_eq!(total, all.iter().map(|kind| kind.written_bytes).sum::<u64>());
 }
 
-/// A feed whose cursor stops before something unpublished promises nothing above it, although none of its ranges shows the
-/// revisions of that: of a pseudo-key that does not exist they are its Kind's, and a key of its name would be in no Kind.
+/// A feed whose cursor stops at an unpublished event promises nothing above it, even if none of its ranges shows that
+/// event's revisions: a pseudo-key that does not exist shows its Kind's, while a key of that name would be in no Kind.
 #[test]
 fn r6_a_watermark_stays_below_what_the_cursor_waits_for() {
     let mut engine = hlc();
@@ -337,4 +337,34 @@ fn f26_where_a_store_began_is_no_compaction() {
     assert_eq!(engine.compact(MonoMillis(0), at), Ok(None));
     assert_eq!(engine.compact(MonoMillis(0), begun.next()), refused(at));
     assert_eq!(engine.floor(), at);
+}
+
+#[test]
+fn f29_the_count_of_the_next_page_is_what_the_last_one_left() {
+    let mut engine = hlc();
+    let name = |n: usize| format!("/registry/pods/a/{n:04}");
+    for n in 0..100 {
+        write(&mut engine, put(&name(n), ""));
+    }
+    let pods = |from: &str| {
+        query(KeyRange::Span { start: Key::from(from), end: Some(Key::from("/registry/pods0")) })
+    };
+    let first = engine.range(&RangeQuery { limit: 10, ..pods("/registry/pods/") }).unwrap();
+    assert_eq!((first.count, first.more), (100, true));
+    for page in 1..10 {
+        // Creates and deletes before and behind the page, and a list of the present beside it.
+        write(&mut engine, delete(&name(page)));
+        write(&mut engine, delete(&name(99 - page)));
+        write(&mut engine, put(&format!("{}-new", name(50)), ""));
+        let now = engine.range(&RangeQuery { limit: 10, ..pods("/registry/pods/") }).unwrap();
+        assert_eq!(now.count, 101 - 2 * page as u64);
+        let from = format!("{}\0", name(page * 10 - 1));
+        let next = RangeQuery { limit: 10, revision: Some(first.header), ..pods(&from) };
+        // Repeated, the answer is the same.
+        for _ in 0..2 {
+            let answer = engine.range(&next).unwrap();
+            assert_eq!((answer.count, answer.more), (100 - 10 * page as u64, page < 9));
+            assert_eq!(keys(&answer).first(), Some(&name(page * 10)));
+        }
+    }
 }

@@ -1,5 +1,5 @@
-//! R3, R4 and R5 with wall clocks that do what they like: several engines as a router drives them, each with a clock of
-//! its own that steps back, jumps forward, or is an hour off.
+//! R3, R4 and R5 under arbitrary wall clocks: several engines, driven as by a router, each with a clock that steps
+//! back, jumps forward or is an hour off.
 
 mod common;
 
@@ -17,32 +17,29 @@ use proptest::prelude::*;
 const SECOND: i64 = 1_000_000;
 const HOUR: i64 = 3600 * SECOND;
 const OFFSET: i64 = 10 * SECOND;
-/// 2026-01-01, microseconds.
 const T0: i64 = 1_767_225_600_000_000;
 const KINDS: [&str; 2] = ["/registry/pods/", "/registry/leases/"];
 const HOLD_MS: u64 = 5_000;
 
-/// One shard with its clock.
 struct Shard {
     engine: Engine,
-    /// How far its wall clock is from the true time.
+    /// The distance of its wall clock from the true time, in microseconds.
     skew: i64,
-    /// The highest reading so far.
     held: i64,
-    /// Its last revision, and what it showed of each Kind.
+    /// Its last revision, and the highest that it showed of each Kind.
     last: Revision,
     shown: [Revision; 2],
-    /// How far assignments may have run ahead of `held`, and how many there were.
+    /// The highest raise, in microseconds, and the number of assignments: how far it may be ahead of `held`.
     raised: i64,
     assigned: i64,
 }
 
 struct World {
-    /// The true time, microseconds; the monotonic clocks follow it.
+    /// The true time in microseconds; the monotonic clocks follow it.
     time: i64,
     shards: Vec<Shard>,
     seen: HashSet<Revision>,
-    /// Cuts that are pinned: (revision, Kind, until, on which shards).
+    /// Pinned snapshots: (revision, Kind, until, shards).
     pins: Vec<(Revision, usize, u64, Vec<usize>)>,
 }
 
@@ -82,7 +79,7 @@ impl World {
         MonoMillis(((self.time - T0) / 1000).unsigned_abs())
     }
 
-    /// R4: shows the current revision of a Kind, which never goes back.
+    /// R4: the current revision of a Kind, which never goes back.
     fn current(&mut self, at: usize, of: usize) -> Revision {
         let shard = &mut self.shards[at];
         let current = shard.engine.current(&[kind(of)]);
@@ -106,16 +103,16 @@ impl World {
         assert!(self.seen.insert(revision), "{revision} was assigned twice");
         shard.last = revision;
         shard.assigned += 1;
-        // Above the present, and not further ahead than raises and bursts explain.
+        // Above the present, and no further ahead than raises and bursts explain.
         assert!(micros(revision) >= wall.0.cast_signed());
         assert!(micros(revision) <= shard.held.max(shard.raised) + shard.assigned, "{revision} is poisoned");
-        // R4, R9: shown only when it is published.
+        // R4, R9: shown only when published.
         assert_eq!(self.current(at, of), before);
         self.shards[at].engine.publish();
         assert_eq!(self.current(at, of), revision);
     }
 
-    /// R3: a raise, refused without effect when it is too far above the shard's own now.
+    /// R3: a raise; refused without effect when too far above the shard's present.
     fn raise(&mut self, at: usize, of: usize, to: Revision) -> Result<Revision, EngineError> {
         let wall = self.wall(at);
         let before = (self.current(at, 0), self.current(at, 1));
@@ -128,7 +125,7 @@ impl World {
             Ok(current) => {
                 assert!(*current >= to && !too_far, "{to} is above {} + 10 s", shard.held);
                 shard.raised = shard.raised.max(micros(to));
-                // The other Kind stands still (R4).
+                // R4: the other Kind does not move.
                 let other = if of == 0 { before.1 } else { before.0 };
                 assert_eq!(self.current(at, 1 - of), other);
             }
@@ -141,7 +138,7 @@ impl World {
         raised
     }
 
-    /// R5: a consistent read over these shards, as the router does it: T, raise, read at T, pinned.
+    /// R5: a consistent read over these shards as a router makes it: choose T, raise all to it, read at T, pin T.
     fn read(&mut self, over: &[usize], of: usize) -> Result<Revision, EngineError> {
         let cut = over.iter().map(|at| self.current(*at, of)).max().expect("some shard");
         for at in over {
@@ -158,7 +155,7 @@ impl World {
         Ok(cut)
     }
 
-    /// Whatever was pinned is readable, whatever the clocks and compactions do.
+    /// Checks that every pinned revision is readable, whatever the clocks and compactions do.
     fn check_pins(&mut self) {
         let now = self.mono().0;
         self.pins.retain(|(.., until, _)| *until > now);
@@ -172,7 +169,8 @@ impl World {
         }
     }
 
-    /// R4: `current + 1` is in the future however late it is, asking changes nothing, and current itself is readable.
+    /// R4: `current + 1` and later revisions are in the future; asking changes nothing, and the current one is
+    /// readable.
     fn ask_for_the_future(&mut self, at: usize, of: usize) {
         let current = self.current(at, of);
         for revision in
@@ -188,7 +186,7 @@ impl World {
         assert_eq!(self.current(at, of), current);
     }
 
-    /// R5: a client's compaction at a cut; it waits for what is pinned below.
+    /// R5: a client's compaction at a snapshot; it waits for lower pins.
     fn compact(&mut self, over: &[usize], of: usize) {
         let Ok(cut) = self.read(over, of) else { return };
         let mono = self.mono();
@@ -201,7 +199,7 @@ impl World {
             let engine = &mut self.shards[*at].engine;
             match engine.compact(mono, cut) {
                 Ok(None) => assert!(!waits && engine.floor() == cut),
-                // Holds end together, a little later than asked for.
+                // Pins end together, a little later than requested.
                 Ok(Some(until)) => assert!(until > mono && until.0 <= mono.0 + HOLD_MS + 100),
                 Err(EngineError::Compacted { floor }) => assert!(floor >= cut),
                 Err(other) => panic!("{other}"),
@@ -212,12 +210,12 @@ impl World {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// The true time goes on.
+    /// Advances the true time.
     Pass(i64),
-    /// One wall clock is set.
+    /// Sets one wall clock.
     Skew(usize, i64),
     Write(usize, usize, u8),
-    /// A shard is asked to come to where another stands, plus this.
+    /// Raises a shard to another's current revision, plus this.
     Raise(usize, usize, usize, i64),
     Read(usize),
     Compact(usize),
@@ -256,7 +254,7 @@ fn run(world: &mut World, step: &Step, healthy: &[usize]) {
         Step::Write(at, of, name) => world.write(at, of, name),
         Step::Raise(at, from, of, plus) => {
             let to = Revision(world.current(from, of).get().saturating_add(plus));
-            // Either is fine; what each may do is checked there.
+            // Either is accepted; `raise` checks which.
             let _ = world.raise(at, of, to);
         }
         Step::Read(of) => {
@@ -278,7 +276,7 @@ fn run(world: &mut World, step: &Step, healthy: &[usize]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Three shards whose clocks step back, jump forward and stand up to an hour apart.
+    /// Three shards whose clocks step back, jump forward and are up to an hour apart.
     #[test]
     fn r3_r4_r5_whatever_the_wall_clocks_do(
         start in prop::collection::vec(prop_oneof![Just(0), Just(HOUR), Just(-HOUR), -3 * SECOND..3 * SECOND], 3),
@@ -291,8 +289,8 @@ proptest! {
         }
     }
 
-    /// Two shards some seconds apart and one an hour ahead: the two go on as if it were not there, also after the router
-    /// has tried to bring all to its revision, and in an hour it is one of them again.
+    /// Two shards some seconds apart and one an hour ahead. The two go on as if it were not there, even after the
+    /// router tried to raise all to its revision; an hour later it can take part again.
     #[test]
     fn r3_one_bad_clock_does_not_poison_all_for_ever(
         apart in -4 * SECOND..4 * SECOND,
@@ -302,7 +300,7 @@ proptest! {
         for step in &steps {
             match step {
                 Step::Skew(..) | Step::Raise(..) => {
-                    // What the bad clock shows, asked of the others.
+                    // Raises the others to what the bad clock shows.
                     let bad = world.current(2, 0);
                     for at in [0, 1] {
                         let far = micros(bad) > world.time + 20 * SECOND;
@@ -321,7 +319,7 @@ proptest! {
         let refused = world.read(&[0, 1, 2], 0);
         let is_refused = matches!(refused, Err(EngineError::ClockOffset { .. }));
         prop_assert!(is_refused || world.time > T0 + HOUR - 30 * SECOND, "{refused:?}");
-        // Its clock is set right: its own revisions never go back, and the others reach them after the hour.
+        // Its clock is set right: its revisions never go back, and the others reach them after the hour.
         world.shards[2].skew = 0;
         world.write(2, 0, 0);
         world.time += HOUR;

@@ -1,4 +1,4 @@
-//! HashKV against values that a real etcd 3.7.3 gave for the same requests.
+//! HashKV, compared with values that a real etcd 3.7.3 gave for the same requests.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn equals_etcds() {
     assert_eq!(hash(&mut engine, 0), (1_947_802_976, 6, -1));
     assert_eq!(hash(&mut engine, 3), (1_827_592_406, 3, -1));
     assert_eq!(hash(&mut engine, 4), (2_069_675_932, 4, -1));
-    // Nothing is below zero.
+    // A negative revision hashes nothing.
     assert_eq!(engine.hash_kv(Some(Revision(-1))).unwrap(), (1_084_519_789, Revision(-1), Revision(-1)));
 
     engine.compact(MonoMillis(0), Revision(4)).expect("current");
@@ -36,7 +36,7 @@ fn equals_etcds() {
     engine.compact(MonoMillis(0), Revision(5)).expect("current");
     while engine.scrub(1) {}
     assert_eq!(hash(&mut engine, 0), (244_968_164, 6, 5));
-    // Every key deleted: nothing is kept at 8, so etcd hashes all that it still holds.
+    // Every key is deleted: nothing is kept at 8, so etcd hashes all that it still holds.
     write(&mut engine, delete("a"));
     write(&mut engine, delete("c"));
     assert_eq!(hash(&mut engine, 0), (1_101_635_891, 8, 5));

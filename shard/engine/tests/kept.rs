@@ -1,4 +1,4 @@
-//! Revisions that are kept (R5): what was current there stays readable, whatever is compacted, and nothing else does.
+//! Kept revisions (R5): what was current at them stays readable whatever is compacted, and nothing else does.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
@@ -29,7 +29,7 @@ fn at(revision: Revision, limit: usize, from: &str) -> RangeQuery {
     RangeQuery { revision: Some(revision), limit, ..query(range) }
 }
 
-/// All keys at a revision, page by page as a router asks, and as one long read.
+/// All keys at a revision, read page by page as by a router, and in one long read.
 fn pages(engine: &mut Engine, revision: Revision, limit: usize) -> Vec<(String, Vec<u8>)> {
     let (mut found, mut from) = (Vec::new(), String::new());
     loop {
@@ -72,7 +72,7 @@ fn a_kept_revision_ends_when_it_is_released_or_not_renewed() {
         write(&mut engine, put("/registry/pods/a/a", "3"));
         write(&mut engine, put("/registry/pods/a/b", "4"));
         compact_all(&mut engine, MonoMillis(1));
-        // Renewed, it lasts longer; under another name it is too late for it.
+        // Renewed, it stays longer; for another name it is too late.
         engine.keep(MonoMillis(900), kept, NAME, 1_000).unwrap();
         let other = engine.keep(MonoMillis(900), kept, PinId(8), 1_000);
         assert!(matches!(other, Err(EngineError::Compacted { .. })));
@@ -109,7 +109,7 @@ fn what_cannot_be_kept() {
         engine.keep(MonoMillis(0), current, PinId(100 + name), 1_000).unwrap();
     }
     assert_eq!(engine.keep(MonoMillis(0), current, NAME, 1_000), Err(EngineError::TooManyKept));
-    // Those have had their time.
+    // The others' time has passed.
     engine.keep(MonoMillis(1_000), current, NAME, 1_000).unwrap();
 }
 
@@ -125,7 +125,7 @@ fn a_kind_that_was_not_raised_is_not_read_at_a_kept_revision() {
     assert!(matches!(refused, Err(EngineError::Future { .. })), "events at or below it may still come");
 }
 
-/// A fixed sequence of numbers that look random.
+/// A fixed sequence of pseudo-random numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -139,7 +139,7 @@ fn name(key: u64) -> String {
     format!("/registry/{}/a/{key:02}", if key.is_multiple_of(2) { "pods" } else { "minions" })
 }
 
-/// What a read of a span says at a kept revision, against what was there.
+/// Compares a read and a count of a span at a kept revision with the model.
 fn counts_agree(engine: &mut Engine, revision: Revision, model: &BTreeMap<String, u64>, span: [String; 2]) {
     let [start, end] = span;
     let expected: Vec<String> = model.keys().filter(|key| **key >= start && **key < end).cloned().collect();
@@ -154,8 +154,8 @@ fn counts_agree(engine: &mut Engine, revision: Revision, model: &BTreeMap<String
     engine.close_range(open);
 }
 
-/// Several revisions are kept and let go in any order while keys come and go, everything is compacted, memory is freed
-/// piece by piece, and units are split off: the counts there are those of what can be read there.
+/// Revisions are kept and let go in any order while keys are created and deleted, everything is compacted, memory is
+/// freed in slices, and units are split off. Counts at kept revisions must match reads.
 #[test]
 fn f01_counts_below_the_floor_are_exact() {
     for seed in 0..300 {
@@ -256,7 +256,7 @@ proptest! {
             }
         }
         engine.unkeep(NAME);
-        // What is at the floor itself stays, a tombstone too.
+        // A version at the floor itself stays, even a tombstone.
         write(&mut engine, put("/registry/pods/a/last", ""));
         compact_all(&mut engine, MonoMillis(1_000));
         let stats = engine.stats();
@@ -265,7 +265,7 @@ proptest! {
     }
 }
 
-/// Keys that come with a history that begins above a kept revision are no part of what was kept here.
+/// Imported keys whose history begins above a kept revision are not part of that revision.
 #[test]
 fn keys_that_come_later_with_a_younger_history_are_not_read_at_a_kept_revision() {
     let shard = |slot| engine(RevisionMode::Hlc(Slot::new(slot).expect("below 1024")));
@@ -312,8 +312,8 @@ fn keys_that_come_later_with_a_younger_history_are_not_read_at_a_kept_revision()
     target.validate();
 }
 
-/// A shard that lost what it showed does not know what was current at a revision in the gap (R10): not while the gap is
-/// there, and not when a compaction has passed it.
+/// A shard that lost what it showed does not know what was current at a revision in the gap (R10), neither while it has
+/// the gap nor after a compaction has passed it.
 #[test]
 fn r10_a_revision_in_a_gap_is_never_read_as_a_kept_one() {
     let modes = KindModes::all(Durability::Buffered);

@@ -1,4 +1,5 @@
-//! Modes that change, and a crash at the worst moment: what was acknowledged in the weaker mode and is lost is told (R9, R10).
+//! Mode changes with a crash at the worst moment: a loss of what was acknowledged in the weaker mode must be announced
+//! (R9, R10).
 
 mod common;
 
@@ -33,17 +34,17 @@ fn modes(generation: u64, pods: Durability) -> KindModes {
     KindModes { generation, default: Durability::Buffered, kinds: [(Key::from(PODS), pods)].into() }
 }
 
-/// Two logs, of which a crash leaves what is on disk.
+/// A shard with two logs, of which a crash leaves what is on disk.
 struct Shard {
     engine: Engine,
     fsync: Vec<Logged>,
     buffered: Vec<Logged>,
-    /// How much of each is on disk, and the last promise there.
+    /// How many records of each log are on disk, and the last promise there.
     on_disk: (usize, usize),
     promise: Revision,
-    /// The promise that waits.
+    /// The promise that is not on disk yet.
     promised: Revision,
-    /// The last checkpoint, and where the logs were then.
+    /// The last checkpoint, and the lengths of the logs at its time.
     checkpoint: Option<(Vec<Logged>, usize, usize)>,
 }
 
@@ -59,7 +60,7 @@ impl Shard {
         shard
     }
 
-    /// As the loop does it.
+    /// Logs as the loop does.
     fn append(&mut self) {
         let Applied { fsync, buffered, mark, promise } = self.engine.take_applied();
         self.fsync.extend(fsync);
@@ -83,7 +84,7 @@ impl Shard {
         self.engine.publish_fsync(mark);
     }
 
-    /// Modes are taken when both logs are flushed, and again when what that logged is.
+    /// Sets modes when both logs are flushed, and again after logging if needed.
     fn set_modes(&mut self, modes: KindModes) -> ModesTaken {
         self.flush();
         let taken = self.engine.set_modes(modes.clone()).expect("flushed");
@@ -98,7 +99,7 @@ impl Shard {
         taken
     }
 
-    /// A checkpoint with all that is there.
+    /// Makes a checkpoint of everything.
     fn checkpoint(&mut self) {
         self.flush();
         let (from, mut walk, mut records) = (self.on_disk, self.engine.checkpoint_begin(), Vec::new());
@@ -144,7 +145,7 @@ fn r9_what_is_lost_behind_a_change_to_a_weaker_mode_is_told_wherever_the_logs_en
     use Durability::{Buffered, Fsync, None};
     let key = &format!("{PODS}a");
     for (strong, weak) in [(Fsync, Buffered), (Fsync, None), (Buffered, None)] {
-        // The log of mode buffered goes on to be written while that of mode fsync is not, or neither is.
+        // The buffered log is written on while the fsync log is not, or neither is.
         for buffered_is_written in [false, true] {
             let mut shard = Shard::new(modes(1, strong));
             shard.put(key);
@@ -152,7 +153,7 @@ fn r9_what_is_lost_behind_a_change_to_a_weaker_mode_is_told_wherever_the_logs_en
             let lost = shard.put(key);
             shard.put(&format!("{NODES}a"));
             if buffered_is_written {
-                // All but the write itself, which a crash may leave out only together with what is behind it.
+                // All but the write itself, which a crash may drop only together with what follows it.
                 shard.promise = if weak == None { shard.promised } else { shard.promise };
                 shard.on_disk.1 = if weak == None { shard.buffered.len() } else { shard.on_disk.1 };
             }
@@ -174,7 +175,7 @@ fn r9_what_was_there_before_nothing_was_kept_of_a_kind_does_not_come_back() {
     shard.flush();
     let mut shard = shard.crash();
     assert!(!shard.there(key));
-    // It holds nothing, but the log does.
+    // The Kind has no keys, but the log has.
     let taken = shard.set_modes(modes(3, Buffered));
     if taken == ModesTaken::AfterCheckpoint {
         shard.checkpoint();
@@ -187,7 +188,7 @@ fn r9_what_was_there_before_nothing_was_kept_of_a_kind_does_not_come_back() {
     assert!(!shard.there(key), "it was gone, and nobody was told that it is back");
 }
 
-/// Deleted while nothing was kept, and all trace of it compacted.
+/// The key was deleted while its Kind was not kept, and every trace of it was compacted.
 #[test]
 fn r9_what_was_deleted_while_nothing_was_kept_of_a_kind_does_not_come_back() {
     use Durability::{Buffered, None};
@@ -226,7 +227,7 @@ fn r9_a_later_edition_of_the_same_modes_is_taken_while_writes_wait_for_the_log()
     assert!(shard.there(key));
     assert_eq!(*shard.crash().engine.modes(), modes(2, Fsync), "it is in the log");
 
-    // What waits for a checkpoint does so by its number.
+    // Modes that wait for a checkpoint do so by their number.
     let mut shard = Shard::new(modes(1, Buffered));
     shard.put(key);
     shard.set_modes(modes(2, None));
@@ -238,7 +239,7 @@ fn r9_a_later_edition_of_the_same_modes_is_taken_while_writes_wait_for_the_log()
     assert!(shard.engine.renumber_modes(&modes(4, Buffered)));
 }
 
-/// Also behind a stop in good order, whose last revision is known, when the wall clock is behind that.
+/// This holds even after a clean stop, whose last revision is known, with the wall clock behind it.
 #[test]
 fn r10_the_revision_that_a_start_shows_is_above_all_that_was_lost() {
     let key = &format!("{PODS}a");
@@ -253,7 +254,7 @@ fn r10_the_revision_that_a_start_shows_is_above_all_that_was_lost() {
     assert!(shard.engine.current_all() > last);
 }
 
-/// A feed is asked how far it is while one write waits for the log, and another one comes before that is on disk.
+/// A feed is advanced while one write waits for the log, and another write comes before that is on disk.
 #[test]
 fn r6_an_asked_watermark_comes_when_all_before_it_is_on_disk() {
     for range in [prefix(PODS), single(PODS.trim_end_matches('/'))] {

@@ -1,4 +1,4 @@
-//! Units on their way between two engines (R13-R16).
+//! Moves units between two engines (R13-R16).
 
 mod common;
 
@@ -38,7 +38,7 @@ fn track(source: &mut Engine, by: &UnitMove) {
     source.validate();
 }
 
-/// As it comes over the wire.
+/// The version as it arrives over the network.
 fn encoded(version: &Version, sub: u32) -> Version {
     Version::from_wire(&version.encoded().concat(), version.is_tombstone(), sub).expect("an encoded version")
 }
@@ -59,7 +59,7 @@ fn copy(source: &Engine, target: &mut Engine, by: &UnitMove) {
     }
 }
 
-/// Takes what the tail says to the other side.
+/// Imports the messages of the tail at the target.
 fn follow(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId) {
     while let Some(out) = source.feed_pull(tail, 64) {
         let (mut sub, mut last) = (0, Revision::ZERO);
@@ -76,7 +76,7 @@ fn follow(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId)
     }
 }
 
-/// From the copy to the caught up target.
+/// Tracks, copies and follows, until the target has caught up.
 fn prepare(source: &mut Engine, target: &mut Engine, by: &UnitMove) -> FeedId {
     track(source, by);
     let at = source.unit_copy_begin(by).expect("tracked");
@@ -86,7 +86,7 @@ fn prepare(source: &mut Engine, target: &mut Engine, by: &UnitMove) -> FeedId {
     tail
 }
 
-/// Freeze, the last events, seal, release, open.
+/// Freezes, imports the last events, seals, releases and opens.
 fn switch(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId, epoch: u64) -> Revision {
     let last = source.unit_freeze(NOW, by).expect("frozen");
     source.feed_advance(NOW, tail, last);
@@ -149,7 +149,7 @@ fn a_move_keeps_every_revision_and_every_event() {
         assert_eq!(at, fill(&mut still, 30));
         let by = by(1, &unit);
         let tail = prepare(&mut a, &mut b, &by);
-        // Writes go on while it is copied.
+        // Writes continue while the unit is copied.
         let during = vec![
             write(&mut a, put(&format!("{PODS}a/000"), "3")),
             write(&mut a, delete(&format!("{PODS}a/002"))),
@@ -170,7 +170,7 @@ fn a_move_keeps_every_revision_and_every_event() {
             if *revision > b.floor() {
                 assert_eq!(ours(&mut b), ours(&mut still), "at {revision}");
             }
-            // What a store that is younger owned of the other buckets then, nobody knows there.
+            // The younger target store does not know what it owned of the other buckets before its floor.
             if unit.buckets.is_some() && *revision < b.floor() {
                 continue;
             }
@@ -199,7 +199,7 @@ fn counts_are_exact_while_an_import_is_under_way() {
     for unit in [all_pods(), half_the_ring()] {
         let (mut a, mut b) = (shard(3), shard(4));
         fill(&mut a, 30);
-        // What the target owns: other buckets of the ring between the imported ones, and other Kinds.
+        // The target's own keys: other buckets of the ring between the imported ones, and other Kinds.
         let mut own = vec!["/registry/minions/n1".to_owned(), "/registry/zzz/a".to_owned()];
         own.extend((100..140).map(|i| format!("{PODS}a/{i}")).filter(|key| !unit.contains(key.as_bytes())));
         for key in &own {
@@ -246,7 +246,7 @@ fn a_feed_ends_with_the_final_watermark_and_nothing_above() {
     a.watch_create(stream, watch(prefix(PODS), Some(begin.next()))).unwrap();
     let said: Vec<Revision> = (0..4).map(|i| write(&mut a, put(&format!("{PODS}c/{i}"), "1"))).collect();
     let last = switch(&mut a, &mut b, &by, tail, 2);
-    // The Kind's other buckets go on, above what these may say.
+    // The Kind's other buckets continue above the revisions that the moved ones may have.
     let others: Vec<String> = (0..20).map(|i| format!("{PODS}d/{i}")).collect();
     for key in others.iter().filter(|key| !unit.contains(key.as_bytes())) {
         assert!(write(&mut a, put(key, "1")) > last);
@@ -269,7 +269,7 @@ fn a_feed_ends_with_the_final_watermark_and_nothing_above() {
     a.validate();
 }
 
-/// A watch that had nothing to be told since before a compaction is behind nothing, and goes on at the new owner.
+/// A watch that has had no events since before a compaction is behind nothing, and continues at the new owner.
 #[test]
 fn a_quiet_watch_is_not_compacted_by_a_move() {
     let mut a = shard(1);
@@ -286,6 +286,34 @@ fn a_quiet_watch_is_not_compacted_by_a_move() {
     track(&mut a, &by);
     let last = a.unit_freeze(NOW, &by).unwrap();
     assert_eq!(pull(&mut a, stream, 1 << 20), [format!("moved 0 at {last}")]);
+}
+
+/// A watch over a moved unit and its neighbours may end before a write to them that is not published. Only that watch
+/// ends.
+#[test]
+fn a_watch_that_ends_before_what_is_not_published_takes_no_turn_of_another() {
+    let mut a = shard(1);
+    fill(&mut a, 6);
+    let unit = half_the_ring();
+    let by = by(1, &unit);
+    track(&mut a, &by);
+    let stream = a.watch_open();
+    let nodes = "/registry/minions/";
+    a.watch_create(stream, watch(prefix(PODS), None)).unwrap();
+    a.watch_create(stream, watch(prefix(nodes), None)).unwrap();
+    assert_eq!(pull(&mut a, stream, 1 << 20), ["created 0", "created 1"]);
+    let last = a.unit_freeze(NOW, &by).unwrap();
+    write(&mut a, put(&format!("{nodes}n"), "1"));
+    let other = (0..20).map(|i| format!("{PODS}d/{i}")).find(|key| !unit.contains(key.as_bytes())).unwrap();
+    a.apply(NOW, put(&other, "1")).unwrap();
+    let mut lines = pull(&mut a, stream, 1 << 20);
+    a.publish();
+    lines.extend(pull(&mut a, stream, 1 << 20));
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines.contains(&format!("moved 0 at {last}")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.starts_with(&format!("1: +{nodes}n"))), "{lines:?}");
+    write(&mut a, delete(&format!("{nodes}n")));
+    assert!(pull(&mut a, stream, 1 << 20)[0].starts_with(&format!("1: -{nodes}n")));
 }
 
 fn a_later(revision: Revision) -> Revision {
@@ -342,7 +370,7 @@ fn no_event_comes_twice_after_going_there_and_back() {
         let tail = prepare(&mut a, &mut b, &there);
         let last = switch(&mut a, &mut b, &there, tail, 2);
         let key = (0..).map(|i| format!("{PODS}e/{i}")).find(|key| unit.contains(key.as_bytes())).unwrap();
-        // Written there, followed here.
+        // The unit was written to at `a` and is followed at `b`.
         let tail = {
             while !b.unit_track(&back, 100).unwrap().ready {}
             b.unit_feed_open(&unit, Some(last.next()))
@@ -357,7 +385,7 @@ fn no_event_comes_twice_after_going_there_and_back() {
         want.push(format!("{key}@{moved}.0 v1 (created {moved}) false None"));
         assert_eq!(got, want);
         assert!(write(&mut a, put(&key, "back")) > last);
-        // The other side drops it, and no trace is left but the refusal.
+        // The other side drops the unit, and only the refusal remains of it.
         b.unit_drop(&back, 3).unwrap();
         while b.scrub(2) {
             b.validate();
@@ -366,7 +394,7 @@ fn no_event_comes_twice_after_going_there_and_back() {
         assert_eq!((b.stats().keys, b.stats().events), (0, 0));
         let refused = b.range(&query(single(&key))).unwrap_err();
         assert!(matches!(refused, EngineError::NotOwned(NotOwned { epoch: 3, .. })));
-        // And takes it again.
+        // It takes the unit again.
         let again = by(2, &unit);
         let tail = prepare(&mut a, &mut b, &again);
         switch(&mut a, &mut b, &again, tail, 4);
@@ -406,7 +434,8 @@ fn a_lease_ends_where_its_keys_are_owned() {
     wait(b.lease_keys(lease, Some(1)));
     assert!(waits(b.lease_end(NOW, lease).unwrap_err()));
     a.unit_release(&by, 2).unwrap();
-    // The old owner has it no longer, and the new one not yet; who does not know that asks them both again.
+    // The old owner no longer has the key, and the new one does not have it yet. A caller that does not know that has
+    // to ask both again.
     assert_eq!(a.lease_keys(lease, Some(2)), Ok(Some(vec![])));
     assert_eq!(a.lease_keys(lease, Some(1)).map_err(|e| e.epoch), Err(2));
     wait(b.lease_keys(lease, Some(2)));
@@ -415,7 +444,7 @@ fn a_lease_ends_where_its_keys_are_owned() {
     b.lease_end(NOW, lease).unwrap();
     b.publish();
     assert_eq!(count(&mut b, prefix(PODS), None), 0);
-    // The deletion comes back, and the home is done.
+    // The deletion comes back, and the home has ended the lease.
     let back = UnitMove { term: Term(2), ..by };
     while !b.unit_track(&back, 10).unwrap().ready {}
     let tail = b.unit_feed_open(&unit, Some(last.next())).unwrap();
@@ -425,8 +454,8 @@ fn a_lease_ends_where_its_keys_are_owned() {
     b.validate();
 }
 
-/// What was moved away is not deleted here but at the new owner, so while the way back is open a lease ends, by its time or
-/// by a revoke, as if nothing were left of it here; and its keys do not come back without a lease.
+/// Keys that were moved away are deleted at the new owner, not here. So while the way back is open a lease ends here,
+/// by its time or by a revoke, as if it had no key here; and its keys do not come back without a lease.
 #[test]
 fn f19_a_lease_ends_at_a_home_that_gave_its_keys_away() {
     for expires in [true, false] {
@@ -452,7 +481,7 @@ fn f19_a_lease_ends_at_a_home_that_gave_its_keys_away() {
         assert_eq!(count(&mut a, prefix("/registry/minions/"), None), 0, "its own it deletes");
         assert_eq!(count(&mut b, prefix(PODS), None), 1);
 
-        // Before the new owner has deleted them, they do not come back.
+        // The keys do not come back before the new owner has deleted them.
         let back = UnitMove { term: Term(2), ..by };
         while !b.unit_track(&back, 10).unwrap().ready {}
         let tail = b.unit_feed_open(&unit, Some(last.next())).unwrap();
@@ -476,7 +505,7 @@ fn f19_a_lease_ends_at_a_home_that_gave_its_keys_away() {
     }
 }
 
-/// The same at a store that has the lease from another home.
+/// The same at a store that took the lease over from another home.
 #[test]
 fn f19_a_store_that_gave_keys_away_is_done_with_their_lease() {
     let (mut a, mut b, unit) = (shard(3), shard(4), all_pods());
@@ -514,7 +543,7 @@ fn maps_that_are_behind_are_refused_and_what_is_dropped_is_not_read_on() {
         assert_eq!(engine.owns(&[prefix(PODS)], Some(2)), Ok(()));
         assert_eq!(engine.owns(&[prefix("/registry/minions/")], Some(1)), Ok(()), "no other Kind");
     }
-    // A read that began before goes on here; one of the other side does not see it twice.
+    // A read that began before the move continues here; a read at the other side does not see the unit twice.
     got += a.next_chunk(&mut open, 10, 1 << 20).unwrap().len() as u64;
     a.unit_drop(&by, 2).unwrap();
     assert!(got < want, "the test wants a read in progress");
@@ -527,7 +556,7 @@ fn maps_that_are_behind_are_refused_and_what_is_dropped_is_not_read_on() {
     assert!(matches!(a.unit_track(&overlapping, 10), Err(UnitError::Overlaps { .. })));
 }
 
-/// A move of this unit from one to the other, and the end of its way back.
+/// Moves this unit from one engine to the other, and ends the way back.
 fn moved(from: &mut Engine, to: &mut Engine, by: &UnitMove, epoch: u64) {
     let tail = prepare(from, to, by);
     switch(from, to, by, tail, epoch);
@@ -552,7 +581,7 @@ fn a_part_of_what_came_as_a_whole_goes_and_comes_back() {
     moved(&mut a, &mut b, &by(3, &upper), 4);
     let (low, high) = (count(&mut a, prefix(PODS), None), count(&mut b, upper.range.clone(), None));
     assert!(low > 0 && high > 0 && low + high == keys, "{low} + {high} of {keys}");
-    // Not with a part that is owned here.
+    // The import is refused together with a part that is owned here.
     let refused = a.unit_import(&by(9, &more), Import::default()).unwrap_err();
     assert!(matches!(refused, UnitError::Overlaps { state: "owned", .. }), "{refused}");
     moved(&mut b, &mut a, &by(4, &upper), 5);
@@ -560,12 +589,12 @@ fn a_part_of_what_came_as_a_whole_goes_and_comes_back() {
     write(&mut a, put(&format!("{PODS}a/006"), "again"));
     moved(&mut a, &mut b, &by(5, &all_pods()), 6);
     assert_eq!(count(&mut b, prefix(PODS), None), keys);
-    // A part that was to move, and did not, is not left behind by the whole.
+    // A part whose move was given up is not left behind when the whole moves.
     track(&mut b, &by(6, &upper));
     b.unit_forget(&by(6, &upper)).expect("tracked");
     moved(&mut b, &mut a, &by(7, &all_pods()), 7);
     assert_eq!((count(&mut a, prefix(PODS), None), count(&mut a, upper.range.clone(), None)), (keys, high));
-    // All of it went in parts, and comes back at once.
+    // All of it leaves in parts and comes back at once.
     for (id, part) in all_pods().minus(&upper).expect("ranges").iter().chain([&upper]).enumerate() {
         moved(&mut a, &mut b, &by(10 + id as u64, part), 10 + id as u64);
     }
@@ -574,7 +603,7 @@ fn a_part_of_what_came_as_a_whole_goes_and_comes_back() {
     assert_eq!(count(&mut a, prefix(PODS), None), keys);
 }
 
-/// A coordinator that takes over asks again for what it cannot know to be done, however far the move is.
+/// A coordinator that takes over repeats whatever it cannot know to be done, whatever the state of the move.
 #[test]
 fn what_a_decision_asks_for_may_be_asked_for_again_at_any_time_after_it() {
     let (mut a, mut b, unit) = (shard(3), shard(4), all_pods());
@@ -599,7 +628,7 @@ fn what_a_decision_asks_for_may_be_asked_for_again_at_any_time_after_it() {
     while a.scrub(100) {}
     b.unit_forget(&by).unwrap();
     again(&mut a, &mut b, UnitState::Owned);
-    // Not by another map than the decided one.
+    // A release or open with another map than the decided one is refused.
     assert!(matches!(a.unit_release(&by, 3), Err(UnitError::State { state: "gone", .. })));
     assert!(matches!(b.unit_open(&by, 3), Err(UnitError::State { state: "owned", .. })));
     a.validate();

@@ -1,4 +1,4 @@
-//! Moves that went wrong elsewhere, or here until the model of moves found them.
+//! Moves that went wrong elsewhere, or that the model of moves found to go wrong here.
 
 mod common;
 
@@ -14,7 +14,7 @@ use kindred_partition_config::{
 
 const PODS: &str = "/registry/pods/";
 
-/// One that began at `now`.
+/// A shard that began at `now`.
 fn shard(slot: u16, now: u64) -> Engine {
     let revisions = RevisionMode::Hlc(Slot::new(slot).expect("below 1024"));
     let kinds = KindScheme::default();
@@ -30,7 +30,7 @@ fn all_pods() -> Unit {
     Unit::of_range(prefix(PODS))
 }
 
-/// Of four, these quarters of the pods' buckets.
+/// These of four quarters of the pods' buckets.
 fn quarters(which: &[u8]) -> Unit {
     let set: BucketSet = (0..=255).filter(|bucket| which.contains(&(bucket % 4))).map(Bucket).collect();
     Unit { range: prefix(PODS), buckets: Some(UnitBuckets { prefix_len: PODS.len(), set }) }
@@ -49,7 +49,7 @@ fn follow(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId)
     }
 }
 
-/// From the track to the caught up target.
+/// Tracks, copies and follows, until the target has caught up.
 fn prepare(source: &mut Engine, target: &mut Engine, by: &UnitMove) -> FeedId {
     while !source.unit_track(by, 3).expect("tracked").ready {}
     let at = source.unit_copy_begin(by).expect("tracked");
@@ -81,7 +81,7 @@ fn switch(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId,
     last
 }
 
-/// The whole of a move, and what is left behind goes.
+/// Makes a whole move, and drops what is left behind.
 fn go(source: &mut Engine, target: &mut Engine, by: &UnitMove, epoch: u64) -> Revision {
     let tail = prepare(source, target, by);
     let last = switch(source, target, by, tail, epoch);
@@ -97,7 +97,7 @@ fn list(engine: &mut Engine, at: Option<Revision>) -> Vec<String> {
     keys(&answer)
 }
 
-/// What a feed says until it has nothing more now; and its end.
+/// Everything that a feed sends until it has nothing more now, and its end.
 fn hear(engine: &mut Engine, feed: FeedId) -> (Vec<Revision>, Option<FeedOut>) {
     let mut said = Vec::new();
     while let Some(out) = engine.feed_pull(feed, 64) {
@@ -122,7 +122,7 @@ fn pitfall_d1_a_watch_that_moves_goes_on_from_its_own_position_on_a_younger_stor
     let last = switch(&mut a, &mut b, &by, tail, 2);
     let (rest, end) = hear(&mut a, feed);
     assert_eq!((&rest[..], end.unwrap().moved), (&at[12..], Some(last)));
-    // From any position, and each event once.
+    // The feed can be opened at any position, and sends each event once.
     for from in [begin, at[4], seen, last] {
         let feed = b.feed_open(vec![prefix(PODS)], Some(from.next()));
         let (said, end) = hear(&mut b, feed);
@@ -170,7 +170,7 @@ fn pitfall_e3_the_way_back_brings_what_was_done_around_the_switch() {
     let there = by(1, 1, &unit);
     let tail = prepare(&mut a, &mut b, &there);
     let both = |value| txn(vec![], vec![put(&key(1), value), put(&key(2), value)], vec![]);
-    // Under way when the switch begins: the freeze waits for it, whole.
+    // The request is not published when the switch begins: the freeze waits for all of it.
     a.apply(NOW, both("across")).unwrap();
     assert_eq!(a.unit_freeze(NOW, &there), Err(UnitError::Unpublished));
     a.publish();
@@ -226,7 +226,7 @@ fn pitfall_e6_the_new_owner_writes_nothing_below_a_watermark_of_the_old_one() {
     }
     assert_eq!(promised, last);
     assert!(promised >= Revision(700_000 << 10));
-    // Its own clock is far behind.
+    // The target's own clock is far behind.
     assert!(write(&mut b, put(&key(1), "1")) > promised, "R15b");
 }
 
@@ -244,7 +244,7 @@ fn a_part_that_was_given_away_comes_back_and_moves_with_the_rest() {
     go(&mut c, &mut b, &by(4, 1, &quarters(&[1])), 5);
     go(&mut c, &mut b, &by(5, 1, &quarters(&[0])), 6);
     assert_eq!(list(&mut b, None), want);
-    // The record of the first move is not all of it any more.
+    // The record of the first move no longer covers all of the unit.
     go(&mut b, &mut a, &by(6, 1, &all_pods()), 7);
     assert_eq!(list(&mut a, None), want);
     assert_eq!(b.stats().keys, 0);
@@ -280,7 +280,7 @@ fn a_long_read_sees_what_was_owned_when_it_began() {
     let mut open = b.open_range(&prefix(PODS), None).unwrap();
     let mut read = b.next_chunk(&mut open, 1, 1 << 20).unwrap();
     go(&mut a, &mut b, &by(1, 1, &unit), 2);
-    // What came stands by now where the rest does.
+    // By now the keys that came are stored together with the rest.
     while !b.unit_track(&by(2, 1, &all_pods()), 3).unwrap().ready {}
     loop {
         let chunk = b.next_chunk(&mut open, 3, 1 << 20).unwrap();
@@ -318,7 +318,7 @@ fn a_compaction_passes_the_floor_of_a_unit_and_of_its_hash() {
     let at: Vec<Revision> = (0..6).map(|i| write(&mut a, put(&key(0), &i.to_string()))).collect();
     go(&mut a, &mut b, &by, 2);
     assert!(b.range(&RangeQuery { revision: Some(at[1]), ..query(prefix(PODS)) }).is_ok());
-    // The store itself is younger than that, the unit is not.
+    // The store itself is younger than that; the unit is not.
     assert_eq!(b.compact(MonoMillis(0), at[3]), Ok(None));
     while b.scrub(1) {}
     for (i, at) in at.iter().enumerate() {
@@ -329,7 +329,7 @@ fn a_compaction_passes_the_floor_of_a_unit_and_of_its_hash() {
     assert_eq!(one.kvs[0].version(), 6);
     let (hash, _, floor) = b.hash_kv(None).unwrap();
     assert_eq!(floor, b.floor());
-    // A second move to a store that is older: the unit's floor is not the store's.
+    // In a second move, to an older store, the unit's floor is not the store's.
     let mut c = shard(5, 1_000);
     go(&mut b, &mut c, &UnitMove { id: MoveId(2), ..by }, 3);
     let (_, _, floor) = c.hash_kv(None).unwrap();

@@ -1,5 +1,5 @@
-//! R13: what was settled before a unit changed hands is read at its revisions by the maps before too: by lists that began
-//! before a switch, and by routers that have not heard of it.
+//! R13: what was settled before a unit changed its owner can also be read at its revisions by earlier maps: by lists
+//! that began before a switch, and by routers that do not know of the switch.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::*;
 use kindred_engine::{engine::*, error::EngineError, ops::*, units::*, version::Version};
 use kindred_partition_config::{
     ids::{MoveId, Revision, Slot, Term},
-    key::KeyRange,
+    key::{Key, KeyRange},
     kind::KindScheme,
     ring::{Bucket, BucketSet},
     unit::{Unit, UnitBuckets},
@@ -19,7 +19,7 @@ const PODS: &str = "/registry/pods/";
 const A: usize = 0;
 const B: usize = 1;
 
-/// Of four, these quarters of the pods' buckets.
+/// These of four quarters of the pods' buckets.
 fn quarters(which: &[usize]) -> Unit {
     let set: BucketSet =
         (0..=255_u8).filter(|bucket| which.contains(&usize::from(bucket % 4))).map(Bucket).collect();
@@ -30,11 +30,11 @@ fn quarter_of(key: &str) -> usize {
     (0..4).find(|quarter| quarters(&[*quarter]).contains(key.as_bytes())).expect("one of the four")
 }
 
-/// Two stores of a ring, and what was written.
+/// Two stores of a ring, and everything that was written.
 struct World {
     engines: [Engine; 2],
     log: Vec<(Revision, String, Option<String>)>,
-    /// Who owned each quarter by the maps 1, 2, …
+    /// The owner of each quarter by the maps 1, 2, …
     maps: Vec<[usize; 4]>,
     moves: u64,
 }
@@ -62,7 +62,7 @@ impl World {
     fn put(&mut self, i: u32, value: &str) -> Revision {
         let key = format!("{PODS}a/{i:03}");
         let owner = self.owner(&key);
-        // As a router keeps what it has shown in order.
+        // A router keeps its requests in order in the same way.
         let after = self.log.last().map_or(Revision::ZERO, |last| last.0);
         self.engines[owner].raise_whole(NOW, &[prefix(PODS)], after).expect("near");
         let at = write(&mut self.engines[owner], put(&key, value));
@@ -84,7 +84,7 @@ impl World {
         (0..24).step_by(5).for_each(|i| self.delete(i + round % 5));
     }
 
-    /// What there was at a revision.
+    /// The live keys at a revision.
     fn at(&self, at: Revision) -> Vec<(String, String)> {
         let mut live = BTreeMap::new();
         for (_, key, value) in self.log.iter().filter(|(then, ..)| *then <= at) {
@@ -110,7 +110,7 @@ impl World {
         }
     }
 
-    /// From the track to the sealed target.
+    /// Does the steps from the track to the seal of the target.
     fn prepare(&mut self, from: usize, to: usize, by: &UnitMove) -> Revision {
         while !self.engines[from].unit_track(by, 3).expect("tracked").ready {}
         let at = self.engines[from].unit_copy_begin(by).expect("tracked");
@@ -138,7 +138,7 @@ impl World {
         self.map()
     }
 
-    /// A whole switch; the source follows from then on. Answers the move and its final revision.
+    /// Makes a whole switch; the source follows from then on. Answers the move and its final revision.
     fn switch(&mut self, from: usize, to: usize, of: &[usize]) -> (UnitMove, Revision) {
         let by = self.by(&quarters(of));
         let last = self.prepare(from, to, &by);
@@ -156,7 +156,7 @@ impl World {
         self.engines.iter().for_each(Engine::validate);
     }
 
-    /// What a list by a map says at a revision: all stores of the Kind, merged. In every way in which it can be read.
+    /// The list of a revision by a map, merged from all stores of the Kind, and read in every possible way.
     fn list(&mut self, at: Revision, map: u64) -> Result<Vec<(String, String)>, EngineError> {
         let mut found = Vec::new();
         for engine in &mut self.engines {
@@ -183,7 +183,7 @@ fn said(version: &Version) -> (String, String) {
     (text(version.key()), text(&version.value()))
 }
 
-/// Page by page, as a router reads.
+/// Reads page by page, as a router does.
 fn pages(engine: &mut Engine, at: Revision, map: u64) -> Vec<String> {
     let (mut found, mut start): (Vec<String>, _) = (Vec::new(), prefix(PODS).start().clone());
     loop {
@@ -192,11 +192,11 @@ fn pages(engine: &mut Engine, at: Revision, map: u64) -> Vec<String> {
         let page = engine.range_by_map(&query, Some(map)).expect("as the first");
         found.extend(keys(&page));
         let Some(last) = page.kvs.last().filter(|_| page.more) else { return found };
-        start = kindred_partition_config::key::Key::copy_from(last.key()).successor();
+        start = Key::copy_from(last.key()).successor();
     }
 }
 
-/// As one long read.
+/// Reads with one long read.
 fn chunks(engine: &mut Engine, at: Revision, map: u64) -> Vec<String> {
     let mut open = engine.open_range_by_map(&prefix(PODS), Some(at), Some(map)).expect("as the first");
     let mut found = Vec::new();
@@ -235,7 +235,7 @@ fn r13_a_list_at_a_revision_is_whole_by_whatever_map_it_is_answered() {
     let (mut answered, mut refusals) = (0, 0);
     for (round, (from, to, of)) in moves.into_iter().enumerate() {
         let (by, last) = world.switch(from, to, of);
-        // What the old owner hears of the new one is above the final revision.
+        // The old owner learns of writes at the new one above the final revision.
         world.write_some(1 + round as u32);
         while !world.engines[to].unit_track(&by, 100).expect("owned").ready {}
         let tail = world.engines[to].unit_feed_open(&by.unit, Some(last.next())).expect("tracked");
@@ -258,7 +258,7 @@ fn r13_a_list_at_a_revision_is_whole_by_whatever_map_it_is_answered() {
                     Err(error) => {
                         let epoch = refused(Some(error.clone())).unwrap_or_else(|| panic!("{error}"));
                         assert!(epoch > map && epoch <= now, "by map {map}: since {epoch}");
-                        // The map in force, and the one before for what was settled under it, are known to all.
+                        // All stores know the map in force, and for what was settled under it the map before.
                         assert!(
                             map + 1 < now || (map < now && at > last),
                             "round {round}: at {at} by map {map}"
@@ -268,7 +268,7 @@ fn r13_a_list_at_a_revision_is_whole_by_whatever_map_it_is_answered() {
                 }
             }
         }
-        // Nothing but what is settled.
+        // Only what is settled is answered.
         let latest = world.engines[from].range_by_map(&query(prefix(PODS)), Some(now - 1));
         assert_eq!(refused(latest.err()), Some(now));
         world.engines[to].unit_forget(&by).expect("tracked");
@@ -305,7 +305,7 @@ fn r13_single_keys_are_read_up_to_the_final_revision_and_no_further() {
         }
         assert_eq!(refused(world.engines[A].range(&RangeQuery { revision: None, ..query }).err()), Some(2));
     }
-    // What is compacted stays so.
+    // Revisions that are compacted stay compacted.
     let floor = log[10].0;
     world.engines[A].compact(MonoMillis(0), floor).expect("current");
     while world.engines[A].scrub(100) {}
@@ -319,7 +319,36 @@ fn r13_single_keys_are_read_up_to_the_final_revision_and_no_further() {
     assert_eq!(world.list(last, 1), Ok(world.at(last)));
 }
 
-/// Between the freeze and what follows from the decision nobody on the stores knows what is decided.
+/// The pages of a list are asked for by the map before a switch, and then by the map after it: the unit's keys that the
+/// last page left over are no longer counted.
+#[test]
+fn f29_the_count_of_a_page_is_by_the_map_of_its_asker() {
+    let mut world = World::new();
+    world.write_some(0);
+    let at = world.log.last().expect("written").0;
+    world.engines[A].raise_whole(NOW, &[prefix(PODS)], at).expect("near");
+    let by = world.by(&quarters(&[0]));
+    let last = world.prepare(A, B, &by);
+    assert!(at <= last);
+    let page = |world: &mut World, start: Key, map: u64| {
+        let range = KeyRange::Span { start, end: Some("/registry/pods0".into()) };
+        let query = RangeQuery { revision: Some(at), limit: 2, ..query(range) };
+        world.engines[A].range_by_map(&query, Some(map)).expect("settled")
+    };
+    let first = page(&mut world, prefix(PODS).start().clone(), 1);
+    let next = Key::copy_from(first.kvs.last().expect("two").key()).successor();
+    let epoch = world.decide(B, &[0]);
+    world.engines[A].unit_release(&by, epoch).expect("released");
+    world.engines[B].unit_open(&by, epoch).expect("opened");
+    let left = |world: &World, owned: &dyn Fn(usize) -> bool| {
+        let behind = world.at(at).into_iter().filter(|(key, _)| key.as_bytes() >= next.as_ref());
+        behind.filter(|(key, _)| owned(quarter_of(key))).count() as u64
+    };
+    assert_eq!(page(&mut world, next.clone(), 2).count, left(&world, &|quarter| quarter == 1));
+    assert_eq!(page(&mut world, next.clone(), 1).count, left(&world, &|quarter| quarter <= 1));
+}
+
+/// Between the freeze and the steps that follow from the decision, no store knows what is decided.
 #[test]
 fn r13_maps_that_may_be_decided_wait_and_those_before_are_answered() {
     let mut world = World::new();
@@ -333,7 +362,7 @@ fn r13_maps_that_may_be_decided_wait_and_those_before_are_answered() {
         assert_eq!(refused(engine.range_by_map(&part, Some(2)).err()), Some(0), "it may be decided");
     }
     let epoch = world.decide(B, &[0]);
-    // The new owner is the first to hear of it: what it has now the old one must not show as well.
+    // The new owner hears of it first: what the new owner has now the old one must not show as well.
     world.engines[B].unit_open(&by, epoch).expect("opened");
     assert_eq!(refused(world.engines[A].range_by_map(&part, Some(2)).err()), Some(0));
     assert_eq!(world.list(last, 1), Ok(want.clone()));
@@ -349,7 +378,7 @@ fn r13_a_long_read_by_the_map_before_ends_when_the_unit_is_dropped() {
     let (by, last) = world.switch(A, B, &[0]);
     let mut open = world.engines[A].open_range_by_map(&prefix(PODS), Some(last), Some(1)).expect("settled");
     let mut found = keys_of(&world.engines[A].next_chunk(&mut open, 2, 1 << 20).expect("there"));
-    // The other side, which leaves out what came.
+    // The read at the other side leaves out the keys that came.
     let mut other = world.engines[B].open_range_by_map(&prefix(PODS), Some(last), Some(1)).expect("settled");
     let next = world.by(&quarters(&[0, 2, 3]));
     while !world.engines[B].unit_track(&next, 3).expect("owned").ready {}
@@ -372,7 +401,7 @@ fn r13_a_long_read_by_the_map_before_ends_when_the_unit_is_dropped() {
     assert!(found.len() < want.len() && found.iter().all(|key| want.contains(key)), "each key once");
 }
 
-/// The end of a move waits for who reads at the old owner, and not for ever.
+/// The end of a move waits for clients that read at the old owner, but not for ever.
 #[test]
 fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     let dropped = |world: &mut World, at: u64, by: &UnitMove, open: &OpenRange| {
@@ -391,7 +420,7 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
         let (by, last) = world.switch(A, B, &[0]);
         (world, before, by, last)
     };
-    // A long read that began before the switch.
+    // Case: a long read that began before the switch.
     let (mut world, mut open, by, last) = begin();
     let at = open.at;
     assert_eq!(dropped(&mut world, 7_000, &by, &open), Some(60));
@@ -400,13 +429,13 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     assert_eq!(dropped(&mut world, 66_001, &by, &open), None);
     world.engines[A].close_range(open);
     assert!(at <= last);
-    // One that does not end.
+    // Case: a long read that does not end.
     let (mut world, mut open, by, _) = begin();
     assert_eq!(dropped(&mut world, 7_000, &by, &open), Some(60));
     assert_eq!(dropped(&mut world, 67_000, &by, &open), None);
     assert_eq!(refused(world.engines[A].next_chunk(&mut open, 5, 1 << 20).err()), Some(2));
     world.engines[A].close_range(open);
-    // A list that is read page by page, of which its pin tells when it has ended.
+    // Case: a list that is read page by page, whose pin shows when it has ended.
     let (mut world, mut open, by, last) = begin();
     while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
     let pin = PinId(9);
@@ -416,7 +445,7 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     assert!(world.engines[A].release(&[pin]));
     assert_eq!(dropped(&mut world, 7_001, &by, &open), None);
     world.engines[A].close_range(open);
-    // One that takes longer than a pin lasts.
+    // Case: a list that takes longer than a pin lasts.
     let (mut world, mut open, by, last) = begin();
     while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
     world.engines[A].hold(MonoMillis(0), last, pin);
@@ -430,7 +459,7 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     assert_eq!(by_the_map_in_force, Some(51), "nothing of it is read by that");
     assert_eq!(dropped(&mut world, 16_900, &by, &open), None);
     world.engines[A].close_range(open);
-    // One that ended long before.
+    // Case: a list that ended long before.
     let (mut world, mut open, by, last) = begin();
     while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
     pages(&mut world.engines[A], last, 1);
@@ -438,7 +467,7 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     world.engines[A].unit_readers_look(MonoMillis(2_000));
     assert_eq!(dropped(&mut world, 6_000, &by, &open), None);
     world.engines[A].close_range(open);
-    // Nobody reads it, and of a copy that was never owned here nobody can.
+    // Case: no client reads the unit, and no client can read a copy that was never owned here.
     let (mut world, mut open, by, last) = begin();
     while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
     world.engines[A].hold(MonoMillis(7_000), last.next(), pin);

@@ -1,4 +1,4 @@
-//! Each named after its line in the list of what others got wrong.
+//! Each test is named after its line in the list of what others got wrong.
 
 mod common;
 
@@ -76,7 +76,7 @@ fn pitfall_a5_history_joins_live_events_in_order_and_once() {
     assert_eq!(pull(&mut engine, stream, ALL), Vec::<String>::new());
 }
 
-/// F27: a watch that is cancelled leaves its place in the queue behind, and nobody is given anything for it.
+/// F27: a watch that is cancelled leaves its place in the queue behind, and nothing is sent for it.
 #[test]
 fn f27_a_cancelled_watch_leaves_nothing_behind() {
     let mut engine = dense();
@@ -87,7 +87,7 @@ fn f27_a_cancelled_watch_leaves_nothing_behind() {
     engine.watch_create(stream, watch(KeyRange::everything(), None)).expect("free");
     assert_eq!(pull(&mut engine, stream, ALL).len(), 4);
     write(&mut engine, put("a", ""));
-    // They have something, and have not been given it.
+    // Both watches have an event that is not given out yet.
     assert!(engine.watch_cancel(stream, WatchId(0)) && engine.watch_cancel(stream, WatchId(3)));
     engine.validate();
     engine.watch_progress(stream);
@@ -96,7 +96,7 @@ fn f27_a_cancelled_watch_leaves_nothing_behind() {
     assert!(engine.watch_cancel(stream, WatchId(1)) && engine.watch_cancel(stream, WatchId(2)));
     write(&mut engine, put("b", ""));
     assert_eq!(pull(&mut engine, stream, ALL), ["canceled 1", "canceled 2"]);
-    // The stream is not woken for what is gone.
+    // The stream is not woken for watches that are gone.
     let _ = engine.take_wakes();
     assert_eq!(pull(&mut engine, stream, ALL), Vec::<String>::new());
     assert!(engine.take_wakes().is_empty());
@@ -161,7 +161,7 @@ fn pitfall_a7_b1_progress_never_overtakes_events() {
         [format!("progress * {second}"), format!("1: +/registry/minions/n@{third}")]
     );
     assert_eq!(pull(&mut engine, stream, 1), [format!("progress * {third}")]);
-    // What it showed can be listed, of every Kind on the stream.
+    // What the progress covered can be listed, for every Kind on the stream.
     for kind in ["/registry/pods/", "/registry/minions/"] {
         engine.range(&RangeQuery { revision: Some(third), ..query(prefix(kind)) }).expect("readable");
     }
@@ -190,7 +190,7 @@ fn pitfall_a8_an_empty_value_is_not_a_deletion() {
     assert_eq!(pull(&mut engine, stream, ALL), ["created 0", "0: +a@2"]);
     let answer = engine.range(&all()).expect("current");
     assert_eq!((answer.count, &answer.kvs[0].value()[..]), (1, &b""[..]));
-    // And it can be compared, while an absent one cannot.
+    // An empty value can be compared, while an absent one cannot.
     let empty = |key| vec![compare(key, CompareTarget::Value("".into()), CompareResult::Equal)];
     assert!(succeeded(&engine.apply(NOW, txn(empty("a"), vec![], vec![])).expect("accepted")));
     assert!(!succeeded(&engine.apply(NOW, txn(empty("b"), vec![], vec![])).expect("accepted")));
@@ -253,7 +253,7 @@ fn pitfall_a10_compares_mean_what_they_say() {
         let op = txn(vec![compare(key, target.clone(), result)], vec![], vec![]);
         assert_eq!(succeeded(&engine.apply(NOW, op).expect("accepted")), want, "{key} {target:?} {result:?}");
     }
-    // All compares count; one over a range holds for every key of it.
+    // All compares must hold; one over a range must hold for every key of it.
     write(&mut engine, put("b", "m"));
     let yes = compare("a", CompareTarget::Mod(2), Equal);
     let no = compare("b", CompareTarget::Mod(2), Equal);
@@ -279,7 +279,7 @@ fn pitfall_a10_odd_ranges_and_missing_keys() {
         .expect("accepted");
     assert_eq!(engine.range(&query(prefix("/registry/"))).map(|a| a.count), Ok(1));
     assert_eq!(engine.range(&all()).map(|a| a.count), Ok(2));
-    // Tombstones are not counted, and freed.
+    // Tombstones are not counted, and are freed.
     write(&mut engine, delete("/registry/pods/a/1"));
     assert_eq!(engine.range(&query(prefix("/registry/"))).map(|a| a.count), Ok(0));
     let now = write(&mut engine, put("compact_rev_key", "1"));
@@ -316,7 +316,7 @@ fn pitfall_a13_a_page_does_not_walk_to_the_end() {
     }
     engine.publish();
     let page = RangeQuery { limit: 1, ..query(prefix("/registry/pods/")) };
-    // That no step depends on how many keys there are is what `bench/tests/instructions.rs` counts ("engine page of 1").
+    // `bench/tests/instructions.rs` counts that no step depends on the number of keys ("engine page of 1").
     let answer = engine.range(&page).expect("current");
     assert_eq!((answer.count, answer.more, answer.kvs.len()), (20_000, true, 1));
 }
@@ -420,7 +420,7 @@ fn pitfall_b13_r7_periodic_progress_promises_the_present() {
     assert_eq!(pull(&mut engine, stream, ALL), Vec::<String>::new());
     let event = write(&mut engine, put("/registry/pods/a/1", ""));
     assert!(event > shown);
-    // Who had an event has no need of progress.
+    // A watch that had an event needs no progress.
     pull(&mut engine, stream, ALL);
     engine.progress_tick(WallMicros(10_000));
     assert_eq!(pull(&mut engine, stream, ALL), Vec::<String>::new());

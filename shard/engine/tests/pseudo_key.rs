@@ -1,5 +1,5 @@
-//! Who answers for a Kind's pseudo-key, `/registry/<kind>`, while the Kind's keys move from store to store: reads of it
-//! mean the Kind and are asked of every store that has a part of it; writes of it are one store's.
+//! Which stores answer for a Kind's pseudo-key, `/registry/<kind>`, while the Kind's keys move from store to store:
+//! reads of it mean the Kind and are asked of every store that has a part of it; writes of it go to one store.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn span(start: &str, end: &str) -> Unit {
     Unit::of_range(KeyRange::Span { start: Key::from(start), end: Some(Key::from(end)) })
 }
 
-/// Moves all units of a leg, as one decision.
+/// Moves all units of a leg with one decision.
 fn leg(source: &mut Engine, target: &mut Engine, id: u64, units: &[Unit], epoch: u64) {
     let moves: Vec<UnitMove> =
         units.iter().map(|unit| UnitMove { id: MoveId(id), term: Term(1), unit: unit.clone() }).collect();
@@ -59,7 +59,7 @@ fn leg(source: &mut Engine, target: &mut Engine, id: u64, units: &[Unit], epoch:
     target.validate();
 }
 
-/// Every way in which a router asks a store for the Kind's revision, by the map of this generation.
+/// Asks a store for the Kind's revision in every way in which a router does, by the map of this generation.
 fn asks(engine: &mut Engine, generation: u64) -> Result<(), String> {
     let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
     let probe = engine.range_by_map(&query(single(PSEUDO)), Some(generation));
@@ -97,12 +97,12 @@ fn f44_a_store_that_gave_the_pseudo_key_away_still_answers_for_its_part_of_the_k
     assert_eq!((asks(&mut a, 3), asks(&mut b, 3)), (Ok(()), Ok(())));
     let behind = a.owns(&[single(PSEUDO)], Some(2)).expect_err("a map that does not know of the split");
     assert_eq!(behind.epoch, 3);
-    // The other way round: the keeper gives away all but the key itself.
+    // In the other direction: the keeper gives away everything but the pseudo-key itself.
     leg(&mut b, &mut a, 3, &[span(PODS, CUT)], 4);
     assert_eq!((asks(&mut a, 4), asks(&mut b, 4)), (Ok(()), Ok(())));
 }
 
-/// As a key it has one owner, whoever answers for the Kind.
+/// As a key the pseudo-key has one owner, whichever stores answer for the Kind.
 #[test]
 fn f44_only_its_owner_writes_a_pseudo_key() {
     let (mut a, mut b) = (shard(1), shard(2));
@@ -120,17 +120,17 @@ fn f44_only_its_owner_writes_a_pseudo_key() {
     assert!(a.owns_to_write(&single(PSEUDO), Some(2)).is_err() && a.owns(&[single(PSEUDO)], Some(2)).is_ok());
     assert!(succeeded(&b.apply(NOW, compared).expect("its own")));
     b.publish();
-    // Read at both, as it is where it is owned.
+    // Both stores can read it; only its owner has the value.
     let kvs = |engine: &mut Engine| engine.range_by_map(&query(single(PSEUDO)), Some(2)).map(|a| keys(&a));
     assert_eq!((kvs(&mut a), kvs(&mut b)), (Ok(vec![]), Ok(vec![PSEUDO.to_owned()])));
-    // The keeper writes on when the last of the Kind's objects that it had is gone from it.
+    // The keeper can still write the pseudo-key when it has none of the Kind's objects left.
     leg(&mut a, &mut b, 2, &[span(PODS, END)], 3);
     leg(&mut b, &mut a, 3, &[span(PODS, END)], 4);
     write(&mut b, put(PSEUDO, "again"));
     assert_eq!((asks(&mut a, 4), asks(&mut b, 4)), (Ok(()), Ok(())));
 }
 
-/// A Kind that is wholly elsewhere is not answered for.
+/// A store does not answer for a Kind of which it has no part.
 #[test]
 fn f44_a_store_without_any_part_of_the_kind_refuses() {
     let (mut a, mut b) = (shard(1), shard(2));

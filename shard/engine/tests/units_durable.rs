@@ -1,5 +1,5 @@
-//! R15: units across a crash: what was given away does not come back, what was taken over is there, what was half done is
-//! not, and who was fenced stays so.
+//! R15: units across a crash: what was given away does not come back, what was taken over is there, what was half done
+//! is not there, and old coordinators stay fenced.
 
 mod common;
 
@@ -56,7 +56,7 @@ impl Kept {
         header(&answer)
     }
 
-    /// What is logged is on disk; what was lost of mode buffered is everything behind `lost`.
+    /// Restarts from what is logged; of mode buffered everything above `lost` is lost.
     fn crash(&mut self, lost: Option<Revision>) {
         self.log();
         let mut recovered = Recovered::default();
@@ -69,7 +69,7 @@ impl Kept {
         self.engine.validate();
     }
 
-    /// A checkpoint takes the place of the logs.
+    /// Replaces the logs by a checkpoint.
     fn checkpoint(&mut self) {
         let (mut walk, mut records) = (self.engine.checkpoint_begin(), Vec::new());
         while self.engine.checkpoint_next(&mut walk, 1, 1 << 20, |logged| records.push(logged)) {}
@@ -89,7 +89,7 @@ fn by(id: u64, term: u64) -> UnitMove {
     UnitMove { id: MoveId(id), term: Term(term), unit: Unit::of_range(prefix(PODS)) }
 }
 
-/// Everything of the source comes to the target, which is not sealed yet.
+/// Copies everything of the source to the target, which is not sealed yet.
 fn copy(source: &mut Kept, target: &mut Kept, by: &UnitMove) -> Revision {
     while !source.engine.unit_track(by, 3).expect("tracked").ready {}
     let at = source.engine.unit_copy_begin(by).expect("tracked");
@@ -117,7 +117,7 @@ fn r15_a_frozen_unit_stays_frozen_and_a_stale_coordinator_fenced() {
     let last = copy(&mut source, &mut target, &by(1, 3));
     source.crash(None);
     assert_eq!(source.state(), Some(UnitState::Frozen { last }));
-    // R13: what is not above the final revision can be read, and nothing else be done.
+    // R13: only revisions up to the final revision can be read, and nothing else can be done.
     assert!(source.engine.apply(NOW, put(B, "")).is_err());
     assert!(source.engine.range(&query(prefix(PODS))).is_err());
     let at = kindred_engine::ops::RangeQuery { revision: Some(last), ..query(prefix(PODS)) };
@@ -174,13 +174,13 @@ fn r15_what_was_given_away_does_not_come_back_with_the_unit() {
         one.crash(None);
         assert_eq!(one.state(), Some(UnitState::Gone), "what was released has no way back after a crash");
         assert_eq!(one.engine.owns(&[single(A)], None).map_err(|refused| refused.epoch), Err(5));
-        // R13 ends there: what was settled is read at the new owner.
+        // R13 ends there: what was settled can only be read at the new owner.
         for by_map in [None, Some(4)] {
             let at = RangeQuery { revision: Some(last), ..query(single(A)) };
             let refused = one.engine.range_by_map(&at, by_map).err();
             assert!(matches!(refused, Some(EngineError::NotOwned(NotOwned { epoch: 5, .. }))), "{refused:?}");
         }
-        // There a key goes and another comes; then the unit comes back.
+        // At the new owner a key is deleted and another is written; then the unit comes back.
         two.engine.apply(NOW, delete(A)).expect("owned");
         two.write(C);
         let last = copy(&mut two, &mut one, &by(2, 1));
@@ -208,7 +208,7 @@ fn r15_what_a_source_followed_counts_when_it_takes_the_unit_back() {
     one.engine.unit_release(&by(1, 1), 5).expect("frozen");
     two.engine.unit_open(&by(1, 1), 5).expect("sealed");
     two.write(B);
-    // The way back: the source has everything but what came since.
+    // The way back: the source has everything but what was written since.
     let last = copy(&mut two, &mut one, &by(1, 2));
     one.engine.unit_seal(NOW, &by(1, 2), last).expect("all is there");
     one.crash(None);
@@ -218,7 +218,7 @@ fn r15_what_a_source_followed_counts_when_it_takes_the_unit_back() {
     assert_eq!(one.list(), [A, B]);
 }
 
-/// Of the whole unit, which stays owned by the one it is taken from.
+/// Lets a store follow the whole unit, which stays owned by the store that it is copied from.
 fn follow(owner: &mut Kept, follower: &mut Kept, by: &UnitMove) {
     while !owner.engine.unit_track(by, 3).expect("tracked").ready {}
     let at = owner.engine.unit_copy_begin(by).expect("tracked");
@@ -239,13 +239,13 @@ fn r15_a_source_that_crashed_after_its_release_may_be_asked_for_it_again() {
     one.crash(None);
     assert_eq!(one.state(), Some(UnitState::Gone));
     one.engine.unit_release(&by(1, 1), 5).expect("gone");
-    // It follows a new copy, for the way back. A coordinator that takes over then knows nothing of it.
+    // The unit is copied again for the way back. A coordinator that takes over then does not know of that.
     two.engine.apply(NOW, delete(A)).expect("owned");
     two.write(B);
     follow(&mut two, &mut one, &by(1, 1));
     one.engine.unit_release(&by(1, 2), 5).expect("it follows");
     assert!(matches!(one.state(), Some(UnitState::Following { sealed: None, .. })));
-    // What it had before the crash does not come back with what it follows.
+    // What the store had before the crash does not come back with the new copy.
     let last = copy(&mut two, &mut one, &by(1, 3));
     one.engine.unit_seal(NOW, &by(1, 3), last).expect("all is there");
     one.crash(None);
@@ -266,7 +266,7 @@ fn r10_a_gap_goes_with_the_unit() {
     target.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
     target.engine.unit_open(&by(1, 1), 5).expect("sealed");
     target.log();
-    // R13: also at the old owner, by the map before, frozen or released.
+    // R13: the old owner answers too, by the map before, whether frozen or released.
     for released in [false, true] {
         if released {
             source.engine.unit_release(&by(1, 1), 5).expect("frozen");
@@ -294,7 +294,7 @@ fn r10_a_gap_goes_with_the_unit() {
     let feed = target.engine.feed_open(vec![prefix(PODS)], Some(kept.next().next()));
     let out = target.engine.feed_pull(feed, 1 << 20).expect("its first message");
     assert_eq!(out.compacted, Some(start));
-    // Also after a crash of the new owner, which loses nothing.
+    // The same holds after a crash of the new owner, which loses nothing.
     target.crash(None);
     assert!(target.engine.unit_records().last().is_some_and(|record| record.state == UnitState::Owned));
     assert!(target.engine.changed(&[prefix(PODS)], kept.next()));
@@ -303,7 +303,7 @@ fn r10_a_gap_goes_with_the_unit() {
     assert_eq!(target.engine.feed_pull(feed, 1 << 20).map(|out| out.gaps), Some(vec![]));
 }
 
-/// What a stock etcd would say of its pods: what is current, with revisions of its own.
+/// What a stock etcd returns of its pods: what is current, with revisions of its own.
 fn told(source: &mut Engine) -> Vec<CopiedKey> {
     let found = source.range(&query(prefix(PODS))).expect("the present").kvs;
     found.into_iter().map(|kv| CopiedKey { versions: vec![kv] }).collect()
@@ -312,19 +312,19 @@ fn told(source: &mut Engine) -> Vec<CopiedKey> {
 #[test]
 fn r13_keys_of_an_etcd_keep_their_revisions_and_begin_a_history_of_their_own() {
     for checkpoint in [false, true] {
-        // It counts 2, 3, 4 …
+        // The etcd counts 2, 3, 4 …
         let mut etcd = common::dense();
         for key in [A, B, C] {
             write(&mut etcd, put(key, "1"));
         }
         let mut shard = Kept::new(1, Durability::Buffered);
-        // Far above all of it, and where this shard's clock is.
+        // Both are far above all of the etcd's revisions, and near this shard's clock.
         let (begin, last) = (Revision(1_000 << 10), Revision(2_000 << 10));
         let at = etcd.current_all();
         let import =
             Import { keys: told(&mut etcd), floor: Some(begin), through: Some(at), ..Import::default() };
         shard.engine.unit_import(&by(1, 1), import).expect("imported");
-        // What happens there meanwhile.
+        // Writes that happen at the etcd meanwhile.
         let kept = write(&mut etcd, put(B, "2"));
         write(&mut etcd, delete(C));
         let imported = etcd.current_all();
@@ -335,7 +335,7 @@ fn r13_keys_of_an_etcd_keep_their_revisions_and_begin_a_history_of_their_own() {
         let followed = |event: &Event| FollowedEvent { version: event.kv.clone(), prev: event.prev.clone() };
         let events: Vec<_> = events.iter().map(followed).collect();
         assert_eq!(events.len(), 2);
-        // Twice, as by two coordinators.
+        // The events are imported twice, as by two coordinators.
         for _ in 0..2 {
             let import = Import { events: events.clone(), through: Some(imported), ..Import::default() };
             assert_eq!(shard.engine.unit_import(&by(1, 1), import), Ok(imported));
@@ -364,7 +364,7 @@ fn r13_keys_of_an_etcd_keep_their_revisions_and_begin_a_history_of_their_own() {
             for revision in [Revision(1), kept, imported, begin, last.prev()] {
                 let compacted = shard.engine.range(&at(revision)).err();
                 assert!(matches!(compacted, Some(EngineError::Compacted { floor }) if floor == last));
-                // Who watched the etcd is told once, with where to go on, and misses nothing.
+                // A watcher of the etcd is told once where to continue, and misses nothing.
                 let feed = shard.engine.feed_open(vec![prefix(PODS)], Some(revision));
                 let said = shard.engine.feed_pull(feed, 1 << 20).expect("its first message");
                 assert_eq!((said.compacted, said.events.len()), (Some(last), 0));
@@ -385,8 +385,8 @@ fn r13_keys_of_an_etcd_keep_their_revisions_and_begin_a_history_of_their_own() {
     }
 }
 
-/// A leg of a move with many units: what is asked of all of them is one record in the log, and nothing when it is asked
-/// again; a crash leaves all of it or, before the log has it, nothing.
+/// A leg of a move with many units: a call about all of them is one record in the log, and none when it is repeated. A
+/// crash leaves all of it or, before it is logged, nothing.
 #[test]
 fn f18_many_units_frozen_as_one_are_one_record_in_the_log() {
     const UNITS: usize = 250;
@@ -417,7 +417,7 @@ fn f18_many_units_frozen_as_one_are_one_record_in_the_log() {
     let frozen: Vec<UnitState> = source.engine.unit_records().iter().map(|record| record.state).collect();
     assert!(frozen.iter().all(|state| matches!(state, UnitState::Frozen { .. })), "{frozen:?}");
     assert_eq!((tables(&mut source), frozen.len()), (1, UNITS));
-    // Asked again it answers the same, and logs nothing.
+    // The repeated call answers the same, and logs nothing.
     together(&mut source, &freeze);
     assert_eq!(tables(&mut source), 0);
     source.crash(None);
@@ -425,7 +425,7 @@ fn f18_many_units_frozen_as_one_are_one_record_in_the_log() {
     assert_eq!(tables(&mut source), 0);
     let again: Vec<UnitState> = source.engine.unit_records().iter().map(|record| record.state).collect();
     assert_eq!(again, frozen);
-    // Each is fenced for itself.
+    // Each unit is fenced for itself.
     let stale = UnitMove { term: Term(0), ..units[3].clone() };
     source.engine.hold_units();
     let refused = source.engine.unit_release(&stale, 5);
@@ -438,8 +438,8 @@ fn f18_many_units_frozen_as_one_are_one_record_in_the_log() {
     assert_eq!((states[3], states[4]), (frozen[3], UnitState::Gone));
 }
 
-/// A coordinator that dies between seal and decision: when the attempt is given up, the target answers for its own part again
-/// and does not wait for the next coordinator's import.
+/// A coordinator dies between seal and decision: when the attempt is given up, the target answers for its own part
+/// again and does not wait for the next coordinator's import.
 #[test]
 fn f22_a_target_whose_attempt_was_given_up_serves_its_own_part() {
     let (mut source, mut target) = shards(Durability::Fsync);
@@ -460,7 +460,7 @@ fn f22_a_target_whose_attempt_was_given_up_serves_its_own_part() {
     assert_eq!(target.list(), [B]);
     let again = UnitState::Following { through: last, sealed: None };
     assert_eq!(target.state(), Some(again));
-    // What the dead coordinator sent comes too late, and what is asked twice is done once.
+    // The dead coordinator's seal comes too late, and a repeated unseal changes nothing.
     let late = target.engine.unit_seal(NOW, &by(1), last);
     assert!(matches!(late, Err(UnitError::StaleTerm { .. })), "{late:?}");
     target.engine.unit_unseal(&by(2)).expect("nothing to do");

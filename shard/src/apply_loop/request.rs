@@ -1,6 +1,6 @@
-//! What the loop is asked, and the answers that it holds back.
+//! Requests to the loop, and the answers that it holds back.
 
-use std::sync::Weak;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use kindred_engine::{
     engine::{FeedId, PinId, StreamId, WatchOut},
@@ -11,65 +11,82 @@ use kindred_partition_config::{ids::Revision, key::KeyRange};
 use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
-    core::{Core, CursorId, Started},
+    core::{AfterPublish, Call, Core, CursorId, Flushed, Started},
     etcd_status::KvError,
-    internal::RaiseSince,
     replies::Reply,
     wish::Wish,
 };
 
-/// What the loop is asked. Hot requests are variants; the rest runs as a closure.
+/// A request to the loop. Frequent ones are variants; others run as closures.
 pub(crate) enum Request {
-    /// A write or a txn.
+    /// A write or a transaction.
     Apply { op: Op, wish: Wish, answer: Respond<OpAnswer> },
-    /// A read that may turn out to be long.
+    /// A read, which may turn out to be long.
     Read { query: RangeQuery, wish: Wish, owner: Weak<()>, answer: Respond<Started> },
-    /// Several of these that came in one message, in their order.
+    /// Requests that came in one message, in order.
     Batch(Vec<Batched>),
-    /// More of a long read.
+    /// The next chunk of a long read.
     Chunk { cursor: CursorId, answer: oneshot::Sender<Result<LongChunk, KvError>> },
-    /// What a watch stream has to say.
+    /// The next messages of a watch stream.
     Pull { stream: StreamId, bytes_max: usize, answer: oneshot::Sender<Vec<WatchOut>> },
     /// A feed's stream has room again.
     ResumeFeed(FeedId),
-    /// Anything else; what it returns is called after the batch is published, and when what it changed is as durable as
-    /// it must be.
+    /// Any other call. Its result is sent after the batch is published and its changes are as durable as they must be.
     Call(Call),
-    /// What is to see its whole batch: it runs when that is published.
+    /// A call that must see its whole batch: it runs after the publish.
     Late(Call),
-    /// What is to see ranges at a revision or above: they are raised, and it runs when that is visible.
+    /// A call that must see ranges at or above a revision: it runs when the raise is visible.
     Raised { raise: Raise, late: Call },
-    /// What is to see everything published and on disk: nothing else is executed before it.
+    /// A call that must see everything published and on disk. Nothing else is executed before it.
     Flushed(Flushed),
 }
 
-/// Some keys of a long read, and whether there are no more.
+/// Keys of a long read, and whether they are the last.
 pub(crate) type LongChunk = (Vec<Version>, bool);
 
-/// An operation of a batch.
 pub(crate) struct Batched {
     pub call: BatchedCall,
     pub wish: Wish,
     pub reply: Reply,
 }
 
-/// What an operation of a batch does.
+/// The kind of an operation in a batch.
 pub(crate) enum BatchedCall {
-    /// See [`Request::Apply`].
     Apply(Op),
-    /// See [`Request::Read`]; one that is answered whole.
+    /// See [`Request::Read`]; it must be short.
     Read(RangeQuery),
-    /// See [`Request::Raised`].
     Raise(RaiseSince),
-    /// Reads are done with what they pinned.
+    /// Reads release their pins.
     Release(Vec<PinId>),
+}
+
+/// The request `RaiseSince`, as a call of its own or in a batch.
+#[derive(Debug, Clone)]
+pub(crate) struct RaiseSince {
+    pub ranges: Vec<KeyRange>,
+    pub to: Revision,
+    pub since: Revision,
+    pub pin: Option<PinId>,
+    pub generation: Option<u64>,
+}
+
+impl RaiseSince {
+    /// The raise that must be visible before it runs.
+    pub(crate) fn first(&self) -> Raise {
+        Raise { ranges: self.ranges.clone(), to: self.to, generation: self.generation }
+    }
+
+    /// The current revision after the raise, and whether something changed since.
+    pub(crate) fn run(&self, core: &mut Core) -> Result<(Revision, bool), KvError> {
+        core.raise_since(&self.ranges, self.to, self.since, self.pin, self.generation)
+    }
 }
 
 impl From<Batched> for Request {
     fn from(Batched { call, wish, reply }: Batched) -> Self {
         match call {
             BatchedCall::Apply(op) => Self::Apply { op, wish, answer: Respond::Batch(reply) },
-            // Nothing stays open for it.
+            // A short read leaves nothing open.
             BatchedCall::Read(query) => {
                 Self::Read { query, wish, owner: Weak::new(), answer: Respond::Batch(reply) }
             }
@@ -89,16 +106,15 @@ impl From<Batched> for Request {
     }
 }
 
-/// Where an answer goes.
+/// The destination of an answer.
 pub(crate) enum Respond<T> {
-    /// To whoever waits for this one; if nobody does its request is done all the same.
+    /// A single receiver. If it is gone, its request is executed all the same.
     One(oneshot::Sender<Result<T, KvError>>),
-    /// To the stream that it came over.
+    /// The stream that the request came over.
     Batch(Reply),
 }
 
 impl<T: InBatch> Respond<T> {
-    /// Gives the answer.
     pub(crate) fn send(self, answer: Result<T, KvError>) {
         match self {
             Self::One(to) => drop(to.send(answer)),
@@ -106,7 +122,7 @@ impl<T: InBatch> Respond<T> {
         }
     }
 
-    /// Whether the request is to be executed: one of a batch that nobody waits for is not.
+    /// Whether to execute the request. One of a batch is skipped when no client waits for it any more.
     pub(crate) fn is_wanted(&self, now: Instant) -> bool {
         match self {
             Self::One(_) => true,
@@ -115,7 +131,7 @@ impl<T: InBatch> Respond<T> {
     }
 }
 
-/// What can be answered in a batch.
+/// An answer that fits into a batch.
 pub(crate) trait InBatch {
     fn in_batch(self) -> Result<OpAnswer, KvError>;
 }
@@ -130,20 +146,11 @@ impl InBatch for Started {
     fn in_batch(self) -> Result<OpAnswer, KvError> {
         match self {
             Self::Whole(answer) => Ok(OpAnswer::Range(answer)),
-            // Not let in at the door.
+            // Long reads are refused before they reach a batch.
             Self::Long { .. } => Err(KvError::Malformed("a long read in a batch".to_owned())),
         }
     }
 }
-
-/// See [`Request::Call`].
-pub(crate) type Call = Box<dyn FnOnce(&mut Core) -> AfterPublish + Send>;
-
-/// Sends an answer.
-pub(crate) type AfterPublish = Box<dyn FnOnce() + Send>;
-
-/// See [`Request::Flushed`]; with an error when the disk takes too long.
-pub(crate) type Flushed = Box<dyn FnOnce(Result<&mut Core, KvError>) -> AfterPublish + Send>;
 
 /// What is to be raised, and by which map (see [`Core::raise`]).
 pub(crate) struct Raise {
@@ -162,7 +169,7 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// A receiver that is gone does not matter: its request is done.
+    /// Sends the answer. If the receiver is gone, that does not matter: the request is done.
     pub(crate) fn send(self) {
         match self {
             Self::Apply(to, answer) => to.send(answer),
@@ -174,10 +181,24 @@ impl Answer {
     }
 }
 
-/// What waits for the log.
+/// An answer or call that waits for the fsync log.
 pub(crate) enum Waiter {
-    /// To be sent.
+    /// An answer to send.
     Answer(Answer),
-    /// To be run then.
+    /// A call to run.
     Late(Call),
+}
+
+/// A description of the requests that the loop refused at its last look; shared with the handles.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Refusing(Arc<Mutex<Option<&'static str>>>);
+
+impl Refusing {
+    pub(crate) fn set(&self, what: Option<&'static str>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    }
+
+    pub(crate) fn get(&self) -> Option<&'static str> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

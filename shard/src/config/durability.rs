@@ -1,34 +1,33 @@
-//! Settings of durability: which Kinds survive what, and how much memory a Kind may take.
+//! Durability settings: each Kind's mode, and quotas of Kinds.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use kindred_partition_config::{
+    duration::parse_duration,
     kind::{KindPrefix, KindScheme},
     model::Durability,
 };
 
-use super::{Errors, Options, Revisions, duration, list};
+use super::{Errors, Options, Revisions, list};
 
-/// Kinds of which a restart may begin empty: their writers write them again all the time.
+/// Kinds that may be empty after a restart, since their writers keep writing them again.
 const EPHEMERAL: [&str; 2] = ["leases", "events"];
-/// Writes of mode buffered wait so long for others.
+/// The default of `--flush-interval`.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(5);
-/// What a crash may lose of mode buffered stays small.
+/// The maximum of `--flush-interval`, which bounds what a crash may lose of mode `buffered`.
 const FLUSH_INTERVAL_MAX: Duration = Duration::from_secs(1);
-/// Bytes of log between two checkpoints.
+/// The default of `--checkpoint-bytes`.
 const CHECKPOINT_BYTES: u64 = 256 << 20;
-/// Fewer would write checkpoints all the time.
+/// The minimum of `--checkpoint-bytes`; with fewer, checkpoints would be written all the time.
 const CHECKPOINT_BYTES_MIN: u64 = 1 << 20;
 
-/// What the logs ask for before they go on, and a small checkpoint. A larger one is made in the room of the one before.
+/// Room for further log records and for a small checkpoint. A larger checkpoint takes the room of the one before.
 const RESERVE_BYTES: u64 = 32 << 20;
 
-/// Checked settings of durability.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DurabilitySettings {
     /// The mode of every Kind that is not in `of`.
     pub default: Durability,
-    /// Modes of single Kinds.
     pub of: BTreeMap<KindPrefix, Durability>,
     /// See `--flush-interval`.
     pub flush_interval: Duration,
@@ -38,9 +37,9 @@ pub struct DurabilitySettings {
     pub segment_bytes: Option<u64>,
     /// See `--accept-data-loss`.
     pub accept_data_loss: bool,
-    /// Room that is kept for the way out of a full disk.
+    /// Bytes reserved for the way out of a full disk.
     pub reserve_bytes: u64,
-    /// Bytes that the versions of a Kind may take.
+    /// Bytes that all versions of a Kind may take.
     pub quotas: BTreeMap<KindPrefix, u64>,
 }
 
@@ -82,7 +81,7 @@ pub(super) fn check(
         errors.add("durability-of", "needs --data-dir, the directory to keep the data in");
     }
     of.extend(named);
-    let flush = options.flush_interval.as_deref().map_or(Ok(FLUSH_INTERVAL), duration);
+    let flush = options.flush_interval.as_deref().map_or(Ok(FLUSH_INTERVAL), parse_duration);
     let flush_interval = errors.or("flush-interval", flush, FLUSH_INTERVAL);
     if flush_interval > FLUSH_INTERVAL_MAX {
         errors.add(
@@ -110,7 +109,7 @@ pub(super) fn check(
     }
 }
 
-/// The parts of `KIND=VALUE,…`.
+/// Parses `KIND=VALUE,…`.
 fn each<T>(
     field: &str,
     text: Option<&str>,
@@ -151,7 +150,6 @@ fn bytes(text: &str) -> Result<u64, String> {
     parsed.ok_or_else(|| format!("{text:?} is not a number of bytes, 1 or more"))
 }
 
-/// A mode's name, as on the command line.
 #[must_use]
 pub fn mode_name(mode: Durability) -> &'static str {
     match mode {
@@ -208,7 +206,7 @@ mod tests {
             ("/k/secrets/", Durability::Fsync),
         ];
         assert_eq!(modes(&settings), expected.map(|(kind, mode)| (kind.to_owned(), mode)));
-        // Who chooses a mode for all means all.
+        // A mode that is chosen for all Kinds applies to all.
         assert!(modes(&resolve("{data-dir: /d, durability: fsync}").unwrap()).is_empty());
         let quotas = resolve("{quota: 'events=1000,pods=5'}").unwrap().quotas;
         assert_eq!(quotas.values().copied().collect::<Vec<_>>(), [1000, 5]);

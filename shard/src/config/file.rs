@@ -1,4 +1,4 @@
-//! The configuration file: YAML or JSON, names as the flags'.
+//! The configuration file: YAML or JSON, with the flags' names.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::Options;
 
-/// TLS flags as a file may hold them.
+/// TLS flags in a configuration file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 struct FileTls {
@@ -35,7 +35,7 @@ const TLS_FIELDS: [&str; 8] = [
     "allow-plaintext",
 ];
 
-/// JSON is YAML too, so one parser reads both.
+/// Reads the file; as JSON is YAML, one parser reads both.
 pub(super) fn read_file(
     path: PathBuf,
     tls: &mut ServerTlsArgs,

@@ -1,4 +1,4 @@
-//! What the loop knows of the disk: which writes it takes, and what is to be done once something is there.
+//! The loop's view of the disk: which writes the logs take, and calls that wait for them.
 
 use kindred_engine::{
     durability::{Durability, KindModes, ModesError, ModesTaken},
@@ -10,32 +10,31 @@ use kindred_partition_config::{
     kind::Located,
 };
 use kindred_wire::error::EtcdError;
+use tokio::sync::oneshot;
 
-use super::Core;
-use crate::{
-    apply_loop::{Call, Flushed},
-    durability::checkpoint::CheckpointWaiter,
-    etcd_status::KvError,
-};
+use super::{Call, Core, Flushed};
+use crate::etcd_status::KvError;
 
-/// Whether the log of a mode takes what is written.
+/// A caller that waits for a checkpoint begun after its request.
+pub type CheckpointWaiter = oneshot::Sender<Result<(), String>>;
+
+/// Whether the log of a mode takes writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LogState {
-    /// It does, or there is none.
+    /// It takes writes, or there is no log.
     #[default]
     Takes,
-    /// So much waits for the disk that no more is taken.
+    /// Too much already waits for the disk.
     Full,
-    /// The disk refuses: no space, an error, read-only.
+    /// The disk refuses: no space, an error, or read-only.
     Failing,
 }
 
-/// The state of both logs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Disk {
-    /// Of the Kinds of mode buffered.
+    /// The log of Kinds in mode `buffered`.
     pub buffered: LogState,
-    /// Of the Kinds of mode fsync, and of leases, units and compactions of all.
+    /// The log of Kinds in mode `fsync`, and of all leases, units and compactions.
     pub fsync: LogState,
 }
 
@@ -53,7 +52,7 @@ impl Disk {
         }
     }
 
-    /// Whether NOSPACE is raised because of it.
+    /// Whether NOSPACE is raised because of a log.
     #[must_use]
     pub fn is_failing(self) -> bool {
         [self.buffered, self.fsync].contains(&LogState::Failing)
@@ -61,7 +60,7 @@ impl Disk {
 }
 
 impl Core {
-    /// The clock is right now: a shard that found nothing of before begins at its present.
+    /// Called when the clock is confirmed: a shard that found no data begins at its present.
     pub fn begin(&mut self) {
         if !std::mem::take(&mut self.found_nothing) {
             return;
@@ -77,8 +76,9 @@ impl Core {
         }
     }
 
-    /// Other modes (see [`Engine::set_modes`](kindred_engine::engine::Engine::set_modes)), when both logs are flushed; those
-    /// that need a checkpoint first get one.
+    /// Sets other modes when both logs are flushed (see
+    /// [`Engine::set_modes`](kindred_engine::engine::Engine::set_modes)), and requests a checkpoint for those that need
+    /// one first.
     pub fn set_modes(&mut self, modes: KindModes) -> Result<ModesTaken, ModesError> {
         let generation = modes.generation;
         let taken = self.engine.set_modes(modes)?;
@@ -88,31 +88,32 @@ impl Core {
         Ok(taken)
     }
 
-    /// Runs something, once more, when what was logged until now is on disk; nothing is executed before.
+    /// Runs a second call when what was logged so far is on disk, with nothing executed before it.
     pub(crate) fn again_when_flushed(&mut self, call: Flushed) {
         self.again = Some(call);
     }
 
-    /// What is to be run so.
+    /// Takes the call of [`Core::again_when_flushed`].
     pub(crate) fn take_again(&mut self) -> Option<Flushed> {
         self.again.take()
     }
 
-    /// Whether there is a present to assign from (R3), and the clock's ceiling leaves room for another revision (R2).
+    /// Whether the clock is confirmed (R3) and its ceiling leaves room for another revision (R2).
     #[must_use]
     pub fn may_assign(&self) -> bool {
         self.clock.is_confirmed() && self.engine.may_assign(self.clock.wall())
     }
 
-    /// Whether the ceiling is in the way of a revision that the clock may follow to (R3). For one that it may not follow to
-    /// no ceiling is raised: it is refused, or answered with what there is.
+    /// Whether only the ceiling keeps the clock from a revision. A revision that it may not follow to (R3) waits for no
+    /// ceiling: it is refused, or answered with the present one.
     #[must_use]
     pub fn waits_for_ceiling(&self, to: Revision) -> bool {
         !self.engine.may_reach(to) && self.engine.may_follow(self.clock.wall(), to)
     }
 
-    /// What does not work though the shard serves, for the operators of its routers; empty when all does. Of the clock's
-    /// ceiling the shard's own readiness tells: a first or late one is no trouble while it is on its way.
+    /// A description of the trouble of a shard that serves, for the operators of its routers; empty without trouble.
+    /// The ceiling is left to the shard's own readiness, since a first or late one is no trouble while it is being
+    /// written.
     #[must_use]
     pub fn trouble(&self) -> String {
         let logs = [("fsync", self.disk.fsync), ("buffered", self.disk.buffered)];
@@ -123,7 +124,7 @@ impl Core {
         }
     }
 
-    /// What a shard that has begun to serve refuses at the moment, for who looks at it; nothing when all is well.
+    /// The requests that a shard that serves refuses at present, for its operators; `None` when it refuses none.
     #[must_use]
     pub fn refuses(&self) -> Option<&'static str> {
         if !self.opened {
@@ -139,7 +140,7 @@ impl Core {
         }
     }
 
-    /// Whether the Kinds that the request writes may take more room: one that is full stops its own writes only.
+    /// Refuses a write to a Kind that is over its quota; other Kinds are not affected.
     pub(super) fn check_quota(&self, op: &Op) -> Result<(), KvError> {
         if self.quotas.is_empty() {
             return Ok(());
@@ -163,7 +164,7 @@ impl Core {
         }
     }
 
-    /// Whether the logs take what the request may write.
+    /// Refuses a request whose writes the logs do not take.
     pub(super) fn check_disk(&self, op: &Op) -> Result<(), KvError> {
         if self.disk == Disk::default() {
             return Ok(());
@@ -184,7 +185,7 @@ impl Core {
         }
     }
 
-    /// The Kind prefix of all keys of a range, empty for keys of no Kind; `None` when they may be of several.
+    /// The prefix of the only Kind of a range's keys, empty for keys of no Kind; `None` when there may be several.
     fn only_kind<'r>(&self, range: &'r KeyRange) -> Option<&'r [u8]> {
         let kind = self.only_kind_of(range.start());
         match range {
@@ -197,33 +198,33 @@ impl Core {
         }
     }
 
-    /// The same of leases, which are always on disk.
+    /// Refuses lease changes that the fsync log does not take.
     pub(super) fn check_lease_disk(&self) -> Result<(), KvError> {
         self.disk.check(Durability::Fsync)
     }
 
-    /// Whether something that deletes keys by itself may do so.
+    /// Refuses internal deletions while no revision may be assigned.
     pub(super) fn check_clock(&self) -> Result<(), KvError> {
         if self.may_assign() { Ok(()) } else { Err(KvError::DiskWait) }
     }
 
-    /// To be run when everything that was executed so far is on disk where it must be.
+    /// Runs a call when everything executed so far is as durable as it must be.
     pub(crate) fn when_durable(&mut self, call: Call) {
         self.deferred.push(call);
     }
 
-    /// What is to be run then.
+    /// Takes the calls of [`Core::when_durable`].
     pub(crate) fn take_deferred(&mut self) -> Vec<Call> {
         self.defer_ended();
         std::mem::take(&mut self.deferred)
     }
 
-    /// Asks for a checkpoint that holds everything executed so far.
+    /// Requests a checkpoint that holds everything executed so far.
     pub fn ask_checkpoint(&mut self, waiter: CheckpointWaiter) {
         self.checkpoint_waiters.push(waiter);
     }
 
-    /// Who asked since the last call.
+    /// Takes the waiters that came since the last call.
     pub(crate) fn checkpoint_waiters(&mut self) -> Vec<CheckpointWaiter> {
         std::mem::take(&mut self.checkpoint_waiters)
     }

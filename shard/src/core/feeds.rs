@@ -1,6 +1,6 @@
-//! Feeds on the loop: what a feed has to say is given to its stream behind the publish that made it so, without being
-//! asked for. A stream that is behind has a few messages; its feed says nothing more before it has asked to be resumed,
-//! and costs a position in the history and nothing else.
+//! Feeds on the loop. After each publish, the messages of a feed are pushed to its stream without a request. A stream
+//! that is behind holds a few messages. Its feed then produces nothing until the stream asks to resume, and costs no
+//! more than its position in the history.
 
 use kindred_engine::engine::{FeedId, FeedOut};
 use kindred_partition_config::ids::Revision;
@@ -9,20 +9,19 @@ use tokio::sync::mpsc;
 use super::{Core, FeedOf, FeedWanted};
 use crate::etcd_status::KvError;
 
-/// Messages of one feed that wait for its stream.
+/// Messages of one feed that may wait for its stream.
 pub(crate) const WAITING_MAX: usize = 4;
-/// Bytes of one message, about.
+/// Approximate bytes of one message.
 const MESSAGE_BYTES: usize = 256 << 10;
 
-/// A message of a feed.
 #[derive(Debug)]
 pub(crate) struct Pushed {
     pub out: FeedOut,
-    /// It took the last room: nothing more comes before [`Core::feed_resume`].
+    /// It took the last room: no message follows before [`Core::feed_resume`].
     pub is_last: bool,
 }
 
-/// Where the messages of a feed go.
+/// The destination of a feed's messages.
 #[derive(Debug)]
 pub(super) struct Outlet {
     to: mpsc::Sender<Pushed>,
@@ -30,17 +29,16 @@ pub(super) struct Outlet {
 }
 
 impl Outlet {
-    /// Whether nobody reads it.
+    /// Whether the receiver is gone.
     pub(super) fn is_closed(&self) -> bool {
         self.to.is_closed()
     }
 }
 
-/// All feeds of the shard.
 pub(super) type Outlets = std::collections::HashMap<FeedId, Outlet>;
 
 impl Core {
-    /// A new feed, whose messages go to `to`.
+    /// Opens a feed whose messages go to `to`.
     pub(crate) fn feed_open(
         &mut self,
         wanted: FeedWanted,
@@ -58,12 +56,12 @@ impl Core {
         Ok(id)
     }
 
-    /// Raises a feed's ranges; answered in the feed.
+    /// Raises a feed's ranges; the answer is a watermark in the feed.
     pub fn feed_advance(&mut self, id: FeedId, to: Revision) {
         self.engine.feed_advance(self.clock.wall(), id, to);
     }
 
-    /// The stream has taken the message that said that it was the last.
+    /// Resumes a feed whose stream has taken the message marked `is_last`.
     pub(crate) fn feed_resume(&mut self, id: FeedId) {
         if let Some(feed) = self.feeds.get_mut(&id) {
             feed.paused = false;
@@ -71,26 +69,24 @@ impl Core {
         }
     }
 
-    /// The router is gone.
     pub fn feed_close(&mut self, id: FeedId) {
         if self.feeds.remove(&id).is_some() {
             self.engine.feed_close(id);
         }
     }
 
-    /// Gives every feed that has something to say one message of it. Nothing is to be applied and not yet handed to the
-    /// logs.
+    /// Pushes one message of each feed that has any. Everything applied must have been handed to the logs.
     pub(crate) fn push_feeds(&mut self) {
         let mut ids = std::mem::take(&mut self.feeds_behind);
         ids.append(&mut self.engine.take_feed_wakes());
         for id in ids {
             self.push_feed(id);
         }
-        // Those that had to stop among events of others.
+        // Feeds whose scan budget ended among other events continue at once.
         self.feeds_behind.append(&mut self.engine.take_feed_wakes());
     }
 
-    /// Whether some feed has more to say at once.
+    /// Whether a feed can push more at once.
     #[must_use]
     pub fn has_feeds_behind(&self) -> bool {
         !self.feeds_behind.is_empty()
@@ -98,12 +94,12 @@ impl Core {
 
     fn push_feed(&mut self, id: FeedId) {
         let Some(feed) = self.feeds.get_mut(&id).filter(|feed| !feed.paused) else { return };
-        // It is paused with its last room, so there is none only when nobody reads it any more.
+        // A feed that took the last room is paused, so there is no room only if the receiver is gone.
         let Ok(room) = feed.to.try_reserve() else { return };
         let Some(out) = self.engine.feed_pull(id, MESSAGE_BYTES) else { return };
-        // Free beside the one that is reserved.
+        // The reserved place is not counted.
         feed.paused = feed.to.capacity() == 0;
-        // What ends with a watermark is all: whatever comes after it wakes the feed.
+        // A message with a watermark is complete: a later event wakes the feed.
         let is_all = out.watermark.is_some() || out.compacted.is_some() || out.moved.is_some();
         if !is_all && !feed.paused {
             self.feeds_behind.push(id);

@@ -1,4 +1,4 @@
-//! Leases on the loop: ids, ends, and who is told of them.
+//! Leases on the loop: their ids, their ends, and the watchers of these.
 
 use std::collections::HashSet;
 
@@ -9,14 +9,15 @@ use tokio::sync::mpsc;
 use super::{Core, LEASE_OVERHEAD};
 use crate::etcd_status::KvError;
 
-/// Somebody who wants to know which leases ended (R12).
+/// A watcher that wants to know which leases ended (R12).
 pub(super) struct EndedWatcher {
     told: HashSet<LeaseId>,
     pub(super) sender: mpsc::Sender<(LeaseId, Vec<Slot>)>,
 }
 
 impl Core {
-    /// Grants a lease with the given id, or with a new one: positive, unique, and with the own slot in its low bits.
+    /// Grants a lease with the given id, or with a new one: positive, unique, and with this shard's slot in its low
+    /// bits.
     pub fn lease_grant(&mut self, id: Option<LeaseId>, ttl_s: i64) -> Result<(LeaseId, i64), KvError> {
         self.check_room(LEASE_OVERHEAD)?;
         self.check_lease_disk()?;
@@ -28,7 +29,7 @@ impl Core {
         loop {
             let id = self.new_lease_id();
             match self.engine.lease_grant(now, id, ttl_s) {
-                // A client may have chosen that very number.
+                // A client may have chosen this number.
                 Err(EngineError::LeaseExists(_)) => {}
                 granted => return Ok((id, granted?)),
             }
@@ -43,7 +44,6 @@ impl Core {
         LeaseId(self.lease_last)
     }
 
-    /// Ends a lease now.
     pub fn lease_revoke(&mut self, id: LeaseId) -> Result<(Revision, Vec<Slot>), KvError> {
         self.check_corrupt()?;
         self.check_lease_disk()?;
@@ -54,7 +54,8 @@ impl Core {
         Ok(ended)
     }
 
-    /// Takes over leases; see [`kindred_engine::engine::Engine::lease_inherit`]. After an error some were taken over.
+    /// Inherits leases; see [`kindred_engine::engine::Engine::lease_inherit`]. After an error some may have been
+    /// inherited.
     pub fn lease_inherit(&mut self, leases: &[(LeaseId, i64, Vec<Slot>)]) -> Result<(), KvError> {
         self.check_lease_disk()?;
         let now = self.clock.mono();
@@ -64,7 +65,7 @@ impl Core {
         Ok(())
     }
 
-    /// Deletes the keys here of a lease that ended at its home, or that the stores which `denied` it would have as theirs.
+    /// Deletes the keys here of a lease that ended at its home, or that none of the stores in `denied` knows.
     pub fn lease_end(&mut self, id: LeaseId, denied: &[Slot]) -> Result<Revision, KvError> {
         self.check_lease_disk()?;
         self.check_clock()?;
@@ -75,26 +76,27 @@ impl Core {
         })
     }
 
-    /// Ends a lease whose time has come; whether more are due.
+    /// Ends one expired lease. Returns whether more are due.
     pub fn lease_expire(&mut self) -> bool {
         let (wall, mono) = (self.clock.wall(), self.clock.mono());
         if self.engine.lease_deadline().is_none_or(|deadline| deadline > mono) {
             return false;
         }
-        // One at a time: a lease may hold thousands of keys.
+        // One at a time, because a lease may hold thousands of keys.
         let more = self.engine.lease_expire(wall, mono, 1);
         self.ended_news = true;
         more
     }
 
-    /// Tells of every lease that waits for other stores, now and as they end. A watcher that cannot follow is dropped
-    /// and asks anew.
+    /// Sends every ended lease that waits for other stores, now and as they end. A watcher that cannot keep up is
+    /// dropped and asks again.
     pub fn watch_ended(&mut self, sender: mpsc::Sender<(LeaseId, Vec<Slot>)>) {
         self.ended.push(EndedWatcher { told: HashSet::new(), sender });
         self.ended_news = true;
     }
 
-    /// An end is told once a restart remembers it (R12): of a lease that lives again, nobody may have deleted keys.
+    /// Reports ended leases once a restart would remember them (R12): otherwise keys of a lease that lives again could
+    /// be deleted.
     pub(super) fn defer_ended(&mut self) {
         if std::mem::take(&mut self.ended_news) && !self.ended.is_empty() {
             let waiting = self.engine.leases_ended();

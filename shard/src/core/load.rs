@@ -1,4 +1,4 @@
-//! What a move to or from this shard would find (`Shard.Load`).
+//! The sizes and rates that planning a move needs (`Shard.Load`).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -12,14 +12,14 @@ use kindred_wal::LogKind;
 use tokio::time::Instant;
 
 use super::Core;
-use crate::{durability::status::LogStatus, internal::modes::on_wire};
+use crate::durability::status::{LogStatus, on_wire};
 
-/// Looks that are kept, about one a second: a rate is that of so many seconds.
+/// Looks that are kept, about one per second: rates are averages over this many seconds.
 const LOOKS: usize = 10;
-/// A shorter time says nothing of a second.
+/// The shortest time over which a rate is computed.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// How much was written to each Kind, at the last looks.
+/// The bytes written to each Kind, as of the last looks.
 #[derive(Debug)]
 pub(super) struct Written {
     /// Oldest first; never empty.
@@ -27,12 +27,11 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// Before anything was.
     pub(super) fn new(now: Instant) -> Self {
         Self { looks: [(now, BTreeMap::new())].into() }
     }
 
-    /// Notes how much was written since the start by now.
+    /// Notes the bytes written since the start, per Kind.
     fn look(&mut self, now: Instant, totals: BTreeMap<Key, u64>) {
         if self.looks.len() == LOOKS {
             self.looks.pop_front();
@@ -40,10 +39,10 @@ impl Written {
         self.looks.push_back((now, totals));
     }
 
-    /// Bytes in a second, of a Kind to which so much was written since the start by now.
+    /// The bytes per second written to a Kind, given its total since the start.
     fn per_second(&self, prefix: &Key, total: u64, now: Instant) -> u64 {
         let Some((since, totals)) = self.looks.front() else { return 0 };
-        // A shard that begins anew counts anew.
+        // The totals start at zero again when the engine begins anew.
         let bytes = total.saturating_sub(totals.get(prefix).copied().unwrap_or_default());
         let millis = now.duration_since(*since).max(SHORTEST).as_millis();
         u64::try_from(u128::from(bytes) * 1000 / millis).unwrap_or(u64::MAX)
@@ -51,13 +50,13 @@ impl Written {
 }
 
 impl Core {
-    /// Notes how much was written, for [`Core::load`]; about once a second.
+    /// Notes the written bytes for [`Core::load`]. Called about once a second.
     pub(crate) fn note_written(&mut self, now: Instant) {
         let totals = self.engine.written().map(|(prefix, bytes)| (prefix.clone(), bytes)).collect();
         self.written.look(now, totals);
     }
 
-    /// See `Shard.Load`.
+    /// Answers `Shard.Load`.
     #[must_use]
     pub fn load(&self, ranges: &[KeyRange]) -> pb::LoadResponse {
         let now = Instant::now();
@@ -115,7 +114,7 @@ fn log_of(log: &LogStatus) -> pb::LogLoad {
     }
 }
 
-/// A Kind of which there is nothing yet.
+/// The load of a Kind without keys.
 fn nothing_of(kind: &Key) -> KindLoad {
     KindLoad { prefix: kind.clone(), keys: 0, live_bytes: 0, bytes: 0, held_bytes: 0, written_bytes: 0 }
 }

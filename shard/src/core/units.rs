@@ -1,4 +1,4 @@
-//! Ownership on the loop: which requests are this shard's to answer (R13), and calls for a move.
+//! Ownership on the loop: which requests this shard may answer (R13), and the calls for moves.
 
 use kindred_engine::{
     ops::{Op, RangeQuery},
@@ -8,7 +8,7 @@ use kindred_engine::{
 use super::Core;
 
 impl Core {
-    /// A call for a move; what it leaves to be removed is removed from now on.
+    /// Runs a call for a move, and starts scrubbing if it left something to remove.
     pub fn unit_call<T>(
         &mut self,
         call: impl FnOnce(&mut Self) -> Result<T, UnitError>,
@@ -18,7 +18,7 @@ impl Core {
         answer
     }
 
-    /// Several calls for moves as one: the table of units is logged once, behind all of them.
+    /// Runs several calls for moves, after which the table of units is logged once.
     pub fn unit_calls(&mut self, calls: impl FnOnce(&mut Self)) {
         self.engine.hold_units();
         calls(self);
@@ -26,16 +26,16 @@ impl Core {
         self.scrubbing |= self.engine.wants_scrub();
     }
 
-    /// Drops a unit when nobody reads it here any more (design of moves, completion).
+    /// Drops a unit once no read uses it here (completion of a move).
     pub fn unit_drop(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
         let cursors = self.cursors.values().filter(|cursor| cursor.owner.strong_count() > 0);
         let open = cursors.filter(|cursor| self.engine.unit_is_read(by, &cursor.open)).count();
         self.engine.unit_drop_when_unread(self.clock.mono(), by, epoch, open)
     }
 
-    /// Whether what a request reads and deletes is this shard's by the map of this generation: spans, and the pseudo-keys
-    /// that stand for a Kind. What does not depend on a generation the engine checks when it executes. Of a txn both
-    /// branches count: which one is taken is known too late.
+    /// Refuses a request whose spans or pseudo-keys are not this shard's by the map of `generation`. What does not
+    /// depend on a generation, the engine checks at execution. Both branches of a transaction count, since it is not
+    /// known yet which one is taken.
     pub(super) fn owns(&self, op: &Op, generation: Option<u64>) -> Result<(), NotOwned> {
         if generation.is_none() {
             return Ok(());
@@ -52,7 +52,7 @@ impl Core {
         }
     }
 
-    /// The same of a read; what was settled before a unit changed hands may be read at its revision.
+    /// The same for a read. Up to its final revision a unit that changed hands may still be read.
     pub(super) fn owns_read(&self, query: &RangeQuery, generation: Option<u64>) -> Result<(), NotOwned> {
         match generation {
             None => Ok(()),

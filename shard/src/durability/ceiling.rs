@@ -1,8 +1,8 @@
-//! The clock's durable ceiling (R2) is raised in the background, by a thread of its own, so that nobody waits for its disk. With each ceiling
-//! goes how far both logs are on disk, so that a start finds out a log that was cut off.
+//! Raises the clock's durable ceiling (R2) in a thread of its own, so that the loop does not wait for its disk. Each
+//! ceiling is stored with the positions up to which both logs are on disk, so that a start detects a truncated log.
 //!
-//! Also of an idle shard: its promises are to move on with the present (R7), and they stay below the ceiling as all else does. With an old one
-//! they would stand still, and the first write would wait for a sync.
+//! An idle shard's ceiling is raised too: its promises advance with the present (R7) and stay below the ceiling.
+//! Otherwise they would stop, and the first write would wait for a sync.
 
 use std::{
     sync::{
@@ -19,21 +19,21 @@ use kindred_partition_config::ids::{Revision, SLOT_BITS};
 use kindred_wal::{ClockFile, LogPlaces, WalError};
 use tokio::sync::Notify;
 
-/// The ceiling stands so far above the present.
+/// The distance of the ceiling from the present.
 const AHEAD: Duration = Duration::from_secs(3);
-/// And so far above what was assigned, when a burst or a raise ran ahead of the wall clock.
+/// The distance from the last revision, which a burst or raise may have moved ahead of the wall clock.
 const ABOVE_LAST: Duration = Duration::from_millis(10);
-/// A disk that takes seconds is asked earlier, up to here.
+/// The maximum distance, which grows while the disk takes seconds to sync.
 const AHEAD_MAX: Duration = Duration::from_secs(60);
-/// A write that failed is tried again after this long.
+/// The time after which a failed write is retried.
 const RETRY: Duration = Duration::from_millis(200);
 
 fn micros(of: Duration) -> i64 {
     i64::try_from(of.as_micros()).unwrap_or(i64::MAX >> SLOT_BITS)
 }
 
-/// The next ceiling, when it is time for one: with half of the way to the one in force used up. `took` is how long the last
-/// write of one took.
+/// The next ceiling, if it is time for one: when half of the distance is used up. `took` is the duration of the last
+/// write.
 #[must_use]
 pub fn wanted(now: WallMicros, last: Revision, ceiling: Revision, took: Duration) -> Option<Revision> {
     let ahead = micros((AHEAD + 2 * took).min(AHEAD_MAX));
@@ -47,35 +47,35 @@ pub fn wanted(now: WallMicros, last: Revision, ceiling: Revision, took: Duration
     (used && next > ceiling).then_some(next)
 }
 
-/// The one that a start stores before anything is assigned: above what was in force, which may have been on its way to the
-/// disk at a crash.
+/// The ceiling that a start stores before anything is assigned. It is above the one in force, of which a higher
+/// successor may have been lost in a crash.
 #[must_use]
 pub fn first(now: WallMicros, last: Revision, in_force: Revision) -> Revision {
     let next = wanted(now, last, Revision::ZERO, Duration::ZERO);
     next.unwrap_or(above(last)).max(above(in_force))
 }
 
-/// The ceiling that lets the clock come to a revision, and a little further.
+/// The ceiling that lets the clock reach a revision, with a little room.
 #[must_use]
 pub fn above(to: Revision) -> Revision {
     Revision(to.get().saturating_add(micros(ABOVE_LAST) << SLOT_BITS))
 }
 
-/// What the keeper's thread and the loop share.
+/// State shared by the thread and the loop.
 #[derive(Debug, Default)]
 struct Shared {
     ceiling: AtomicI64,
-    /// How long the last write took, microseconds.
+    /// Duration of the last write, in microseconds.
     took_micros: AtomicU64,
-    /// How far both logs were on disk by what was written last.
+    /// The log positions that were stored last.
     noted: Mutex<Option<LogPlaces>>,
     stopped: AtomicBool,
 }
 
-/// Tells how far both logs are on disk.
+/// Tells up to where both logs are on disk.
 pub type Durable = Box<dyn Fn() -> LogPlaces + Send>;
 
-/// The file, and what is written to it.
+/// The file, and the source of the log positions to store in it.
 struct Keeping {
     file: ClockFile,
     durable: Durable,
@@ -89,21 +89,21 @@ impl Keeping {
     }
 }
 
-/// The thread.
+/// The handle of the thread that raises the ceiling.
 #[derive(Debug)]
 pub struct CeilingKeeper {
     wanted: Option<SyncSender<Revision>>,
-    /// What was asked for last and is not there yet.
+    /// The last requested ceiling, until it is in force.
     asked: Option<Revision>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Keeping>>,
 }
 
 impl CeilingKeeper {
-    /// Starts the thread; `changed` is notified at every new ceiling.
+    /// Starts the thread; `changed` is notified of every new ceiling.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// When the thread cannot be started.
     pub fn start(file: ClockFile, changed: Arc<Notify>, durable: Durable) -> std::io::Result<Self> {
         let ceiling = AtomicI64::new(file.ceiling().get());
         let shared = Arc::new(Shared { ceiling, ..Shared::default() });
@@ -115,30 +115,30 @@ impl CeilingKeeper {
         Ok(Self { wanted: Some(wanted), asked: None, shared, thread: Some(thread) })
     }
 
-    /// Called once in a while: how far both logs are on disk is written, if it is not what was written last.
+    /// Stores the log positions if they changed since the last write. Called now and then.
     pub fn note(&mut self, durable: LogPlaces) {
         let noted = *self.shared.noted.lock().unwrap_or_else(PoisonError::into_inner);
         if noted != Some(durable)
             && let Some(wanted) = &self.wanted
         {
-            // One that is under way does the same; a thread that has ended is told of where the ceiling stands still.
+            // A write under way stores them too. If the thread has ended, the ceiling stops rising, which is noticed
+            // elsewhere.
             let _ = wanted.try_send(Revision::ZERO);
         }
     }
 
-    /// The ceiling in force.
     #[must_use]
     pub fn ceiling(&self) -> Revision {
         Revision(self.shared.ceiling.load(Ordering::Acquire))
     }
 
-    /// How long the last write took.
+    /// Duration of the last write.
     #[must_use]
     pub fn last_took(&self) -> Duration {
         Duration::from_micros(self.shared.took_micros.load(Ordering::Acquire))
     }
 
-    /// Asks for a higher one; without effect while one is under way.
+    /// Requests a higher ceiling; without effect while a request is pending.
     pub fn ask(&mut self, ceiling: Revision) {
         let current = self.ceiling();
         self.asked = self.asked.filter(|asked| *asked > current);
@@ -148,20 +148,20 @@ impl CeilingKeeper {
         let Some(wanted) = &self.wanted else { return };
         match wanted.try_send(ceiling) {
             Ok(()) => self.asked = Some(ceiling),
-            // One is under way, or the thread has ended, which `ceiling` shows by standing still.
+            // A write is under way, or the thread has ended and the ceiling stops rising.
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
     }
 
-    /// Ends the thread; after a clean stop the ceiling is what was promised last, so that the next start does not run ahead
+    /// Ends the thread. A clean stop lowers the ceiling to the last promise, so that the next start does not run ahead
     /// of the wall clock.
     ///
     /// # Errors
-    /// When the disk does not take it: the one before stays.
+    /// When the disk fails; the ceiling then stays as it was.
     pub fn stop(mut self, last: Option<Revision>) -> Result<(), WalError> {
         self.shared.stopped.store(true, Ordering::Release);
         self.wanted = None;
-        // The thread ends by itself; should it have panicked, the ceiling of before stays.
+        // If the thread has panicked, the ceiling stays as it was.
         let file = self.thread.take().and_then(|thread| thread.join().ok());
         match (file, last) {
             (Some(mut file), Some(last)) => file.store(last).map(|_| ()),
@@ -183,7 +183,7 @@ fn keep(mut file: Keeping, wishes: &Receiver<Revision>, shared: &Shared, changed
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return file,
         }
-        // A note keeps the ceiling that is in force.
+        // A note of log positions keeps the ceiling in force.
         let Some(ceiling) = wish.map(|wish| wish.max(file.file.ceiling())) else { continue };
         if shared.stopped.load(Ordering::Acquire) {
             return file;

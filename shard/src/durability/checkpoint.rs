@@ -1,15 +1,16 @@
-//! Checkpoints, while writes go on: the loop walks through the engine a slice at a time, a thread writes what it finds.
+//! Writes checkpoints while requests are executed: the loop walks the engine slice by slice, and a thread writes the
+//! records.
 //!
-//! What is written during the walk is in the log behind the place where the checkpoint says that replaying begins, and the
-//! checkpoint is given its name only when the logs are on disk up to where the walk ended: so a start never finds half of
-//! what belongs together (see [`kindred_wal::CheckpointWriter`]).
+//! Writes during the walk are in the log behind the position from which the checkpoint says to replay. The checkpoint
+//! gets its name only when the logs are on disk up to where the walk ended, so a start never finds part of a
+//! transaction (see [`kindred_wal::CheckpointWriter`]).
 
 use std::{
     sync::{
         Arc, Mutex,
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use kindred_engine::engine::checkpoint::Walk;
@@ -18,95 +19,81 @@ use kindred_wal::{
     Batch, Checkpoint, CheckpointWriter, Disk, Frame, Layout, LogKind, LogPlaces, Record, Visit, VisitError,
     WalError, checkpoints, read_checkpoint, segments, sweep,
 };
-use tokio::{
-    sync::{Notify, oneshot},
-    time::Instant,
-};
+use tokio::{sync::Notify, time::Instant};
 
 use super::{
     failpoint::{Point, around},
     kept::{Kept, push},
     reserve::Reserve,
+    status::CheckpointStatus,
 };
-use crate::{core::Core, metrics::checkpoint_done};
+use crate::{
+    core::{CheckpointWaiter, Core},
+    metrics::checkpoint_done,
+};
 
-/// Bytes of one slice, about.
+/// Approximate bytes of one slice.
 const SLICE_BYTES: usize = 256 << 10;
 /// Keys of one slice.
 const SLICE_KEYS: usize = 256;
-/// Slices that wait for the thread.
+/// Slices that may wait for the thread.
 const SLICES_MAX: usize = 4;
-/// Checkpoints kept: should the newest turn out to be damaged, the one before serves.
+/// Checkpoints kept; if the newest is damaged, the previous one is used.
 const KEEP: usize = 2;
-/// Beside a checkpoint so much is left to the logs, or room is made first.
+/// Free bytes that must remain for the logs beside a checkpoint; otherwise room is made first.
 const LOGS_BYTES: u64 = 12 << 20;
-/// So long logs that had no room are waited for when there is some.
+/// How long to wait for logs that had no room, after room was made.
 const LOGS_WAIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(20);
-/// After a failure, or on a disk that is full still, the next one is tried so much later.
+/// Delay before the next attempt after a failure or on a full disk.
 const AGAIN: Duration = Duration::from_secs(30);
-/// A checkpoint that waits so long for a log that cannot be written is given up.
+/// Time after which a checkpoint is given up because it waits for a log that cannot be written.
 const STUCK: Duration = Duration::from_secs(60);
-
-/// Who waits for a checkpoint that begins after the question.
-pub type CheckpointWaiter = oneshot::Sender<Result<(), String>>;
 
 enum Work {
     Write(Batch),
     Finish(LogPlaces),
 }
 
-/// What the thread tells at its end.
+/// The thread's result, once it has ended.
 type Outcome = Arc<Mutex<Option<Result<Checkpoint, WalError>>>>;
 
-/// A checkpoint under way.
 struct Running {
     began: Instant,
-    /// `None` once everything was sent.
+    /// `None` once the walk has ended.
     walk: Option<Walk>,
     to: SyncSender<Work>,
-    /// A slice that the thread had no room for.
+    /// A slice for which the thread had no room.
     unsent: Option<Batch>,
-    /// Where the walk ended: the logs must be on disk up to there.
+    /// The log positions at the end of the walk; the logs must be on disk up to there.
     until: Option<LogPlaces>,
-    /// The thread was told so.
+    /// Whether the thread was told to finish.
     finishing: bool,
     outcome: Outcome,
     waiters: Vec<CheckpointWaiter>,
-    /// The modes that wait for it.
+    /// The generation of the modes that wait for it.
     modes: Option<u64>,
 }
 
-/// The last one.
-#[derive(Debug, Clone)]
-pub struct Last {
-    /// When it was finished.
-    pub at: SystemTime,
-    /// How long it took.
-    pub took: Duration,
-    /// Its size.
-    pub bytes: u64,
-}
-
-/// When checkpoints are due, and the one under way.
+/// Schedules checkpoints and drives the one under way.
 #[derive(Default)]
 pub struct Checkpoints {
     running: Option<Running>,
     waiters: Vec<CheckpointWaiter>,
     /// See `--checkpoint-bytes`.
     every_bytes: u64,
-    /// Bytes of log before this start that no checkpoint covers, less what had been written when the last one began.
+    /// Bytes of log from before this start that no checkpoint covers; zero once one has begun.
     base: u64,
-    /// What the logs had written when the last one began.
+    /// The bytes that the logs had written when the last checkpoint began.
     written_at: u64,
     written: u64,
     again_at: Option<Instant>,
-    /// One that is to make room is not begun before.
+    /// No checkpoint to make room is begun before this time.
     full_at: Option<Instant>,
     due: bool,
-    /// Of what was read at the start something was damaged, and no checkpoint has been made since.
+    /// Files read at the start were damaged, and no checkpoint was made since.
     damaged: bool,
-    last: Option<Last>,
+    last: Option<CheckpointStatus>,
     log_bytes: [u64; 2],
 }
 
@@ -117,31 +104,31 @@ impl std::fmt::Debug for Checkpoints {
 }
 
 impl Checkpoints {
-    /// None under way; `tail_bytes` of log were replayed at the start. After damage that was accepted one is due at once:
-    /// the next start does not ask again then.
+    /// No checkpoint under way; `tail_bytes` of log were replayed at the start. After accepted damage a checkpoint is
+    /// due at once, so that the next start does not refuse it again.
     #[must_use]
     pub fn new(every_bytes: u64, tail_bytes: u64, damaged: bool) -> Self {
         Self { every_bytes, base: tail_bytes, damaged, ..Self::default() }
     }
 
-    /// The last one since the start.
+    /// The last checkpoint since the start.
     #[must_use]
-    pub fn last(&self) -> Option<&Last> {
-        self.last.as_ref()
+    pub fn last(&self) -> Option<CheckpointStatus> {
+        self.last.clone()
     }
 
-    /// Bytes of the segments of a log.
+    /// Bytes of a log's segments.
     #[must_use]
     pub fn log_bytes(&self, kind: LogKind) -> u64 {
         self.log_bytes[usize::from(kind == LogKind::Buffered)]
     }
 
-    /// Notes how much log there is, of which `written` bytes since the start.
+    /// Measures the logs; `written` is the number of bytes written since the start.
     pub fn measure(&mut self, disk: &dyn Disk, layout: &Layout, written: u64) {
         self.written = written;
         self.due = self.base + written.saturating_sub(self.written_at) >= self.every_bytes;
         for kind in LogKind::ALL {
-            // A directory that cannot be listed is told of by the log itself.
+            // If the directory cannot be listed, the log itself reports it.
             if let Ok(segments) = segments(disk, &layout.log(kind), kind) {
                 self.log_bytes[usize::from(kind == LogKind::Buffered)] =
                     segments.iter().map(|file| file.bytes).sum();
@@ -161,14 +148,14 @@ impl Checkpoints {
         self.again_at.filter(|_| self.due || self.damaged || !self.waiters.is_empty())
     }
 
-    /// Begins one if it is due, or takes the next step of the one under way.
+    /// Begins a checkpoint if one is due, or takes the next step of the one under way.
     pub(super) fn slice(&mut self, kept: &mut Kept, core: &mut Core) {
         self.waiters.extend(core.checkpoint_waiters());
         if self.running.is_some() {
             self.step(kept, core);
             return;
         }
-        // A full disk is freed of what a checkpoint makes up for.
+        // On a full disk, a checkpoint lets old logs be removed.
         let full = ((kept.full())() || kept.reserve.is_released())
             && self.full_at.is_none_or(|at| at <= Instant::now());
         if full {
@@ -249,7 +236,7 @@ impl Checkpoints {
             let durable =
                 kept.fsync.durable() >= until.fsync.0 && kept.buffered.durable() >= until.buffered.0;
             if !durable && running.began.elapsed() > STUCK && kept.is_failing() {
-                // What it holds cannot be told to be whole, and its room may be what the log needs.
+                // It cannot be completed, and the log may need its room.
                 self.due = true;
                 core.modes_wait = core.modes_wait.max(running.modes);
                 return self.failed(running.waiters, &"a log cannot be written");
@@ -272,10 +259,10 @@ impl Checkpoints {
         }
         tracing::info!(number = %checkpoint.number, bytes = checkpoint.bytes, ?took, "checkpoint");
         checkpoint_done(took, checkpoint.bytes);
-        self.last = Some(Last { at: SystemTime::now(), took, bytes: checkpoint.bytes });
+        self.last = Some(CheckpointStatus::now(took, checkpoint.bytes));
         if let Some(generation) = running.modes {
-            // Of the Kinds that are kept from now on no log has what was written before: a start must not do without this checkpoint,
-            // or a later one. The log says so before it says that they are kept.
+            // No log has what was written before to the Kinds that are kept from now on, so a start must not do without
+            // this checkpoint or a later one. The log states that before it states the new modes.
             let mut needs = Batch::new();
             needs.push(&Record::Needs(checkpoint.number));
             kept.fsync.append(needs);
@@ -297,26 +284,26 @@ impl Running {
         match self.to.try_send(Work::Write(batch)) {
             Ok(()) => {}
             Err(TrySendError::Full(Work::Write(batch))) => self.unsent = Some(batch),
-            // It has ended, and says why.
+            // The thread has ended; its outcome tells why.
             Err(_) => self.walk = None,
         }
     }
 }
 
-/// The thread.
+/// The state of the checkpoint thread.
 struct Writer {
     disk: Arc<dyn Disk>,
     layout: Layout,
     changed: Arc<Notify>,
     outcome: Outcome,
     reserve: Arc<Reserve>,
-    /// Whether a log cannot go on as the disk is full.
+    /// Whether a log cannot be written because the disk is full.
     full: Box<dyn Fn() -> bool + Send>,
 }
 
 impl Writer {
     fn run(self, from: LogPlaces, work: &Receiver<Work>) {
-        // Without work any more, the loop has ended: so does this, and leaves nothing.
+        // Without more work the loop has ended: this thread ends too, and leaves nothing.
         let Some(ended) = self.write(from, work).transpose() else { return };
         if let Ok(mut outcome) = self.outcome.lock() {
             *outcome = Some(ended);
@@ -332,7 +319,7 @@ impl Writer {
                 Work::Write(batch) => file.write(batch)?,
                 Work::Finish(until) => {
                     let done = file.finish(until)?;
-                    // The one before has no room beside it, nor what it needs of the logs.
+                    // The previous checkpoint, and the logs that it needs, may have no room beside this one.
                     let keep = if tight && self.newest_is_whole()? { 1 } else { KEEP };
                     if let Err(error) = sweep(&*self.disk, &self.layout, keep) {
                         tracing::warn!(%error, "old logs are not removed; it is tried again after the next checkpoint");
@@ -346,8 +333,9 @@ impl Writer {
         Ok(None)
     }
 
-    /// Where a checkpoint does not fit beside the logs, the one before the newest gives way to it, then the reserve; whether that was so.
-    /// It waits for the logs that go on in that room, as without them the checkpoint could not be finished.
+    /// Makes room if a checkpoint does not fit beside the logs: first removes the checkpoint before the newest, then
+    /// releases the reserve. Waits for logs that can then be written, as the checkpoint cannot be finished without
+    /// them. Returns whether room was short.
     fn make_room(&self) -> Result<bool, WalError> {
         let newest = checkpoints(&*self.disk, &self.layout)?.last().map_or(0, |file| file.bytes);
         let needed = newest.saturating_add(newest / 4).saturating_add(LOGS_BYTES);
@@ -372,13 +360,13 @@ impl Writer {
     }
 
     fn has_room(&self, needed: u64) -> bool {
-        // The directory of checkpoints may be made by the first one.
+        // The directory of checkpoints may not exist before the first one, so the log's is asked.
         let directory = self.layout.log(LogKind::Fsync);
         let held = !(self.full)() && !self.reserve.is_released();
         held && self.disk.free_space(&directory).is_ok_and(|free| free >= needed)
     }
 
-    /// Whether the newest checkpoint can be read to its end, so that it serves without the one before.
+    /// Whether the newest checkpoint can be read to its end, so that the one before is not needed.
     fn newest_is_whole(&self) -> Result<bool, WalError> {
         let all = checkpoints(&*self.disk, &self.layout)?;
         let Some(newest) = all.last() else { return Ok(false) };
@@ -393,7 +381,7 @@ impl Writer {
     }
 }
 
-/// For a look at what is whole.
+/// Ignores what it reads, for a check of a file.
 struct Unused;
 
 impl Visit for Unused {

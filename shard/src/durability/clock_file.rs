@@ -1,7 +1,8 @@
-//! The file of the clock at a start: it is made before anything else of a store, so where anything else is it must be there.
+//! Opens the clock's file at a start. The file is created before anything else of a store, so where anything else
+//! exists it must exist too.
 //!
-//! Without it the ceiling of the revisions (R2) and how far the logs were on disk would be forgotten without a word. It also counts the
-//! starts, as it is the one file that a start writes in place: a full disk stops no start.
+//! Without it, the ceiling of the revisions (R2) and the log positions on disk would be lost silently. It also counts
+//! the starts, as it is the one file that a start writes in place: a full disk prevents no start.
 
 use std::time::SystemTime;
 
@@ -10,19 +11,19 @@ use kindred_wal::{ClockDamage, ClockFile, Disk, Layout, LogKind, OnDamage, WalEr
 
 use crate::identity::Identity;
 
-/// What else is known of the store.
+/// Other facts about the store.
 #[derive(Debug, Clone, Copy)]
 pub struct Beside {
-    /// Its revisions are counted. Versions before this one made no file of the clock for such a store.
+    /// Whether it counts revisions densely. Versions before format 2 created no clock file for such a store.
     pub dense: bool,
-    /// It has an identity.
+    /// Whether it has an identity.
     pub identity: bool,
 }
 
-/// The layout of files from which on every store has a file of the clock.
+/// The format version of the files since which every store has a clock file.
 const ALWAYS_SINCE: u16 = 2;
 
-/// Opens the file; nothing where there is none and none must be, or where its loss is accepted.
+/// Opens the file. `None` where none exists and none must, or where its loss is accepted.
 ///
 /// # Errors
 /// When it cannot be read, is damaged, or is missing.
@@ -51,7 +52,7 @@ pub fn open(
     }
 }
 
-/// Something that is made after the file of the clock only.
+/// Something that exists only if the clock file was created before.
 fn witness(disk: &dyn Disk, layout: &Layout, beside: Beside) -> Result<Option<&'static str>, WalError> {
     let mut files = checkpoints(disk, layout)?;
     for kind in LogKind::ALL {
@@ -64,10 +65,10 @@ fn witness(disk: &dyn Disk, layout: &Layout, beside: Beside) -> Result<Option<&'
     Ok((beside.identity && !beside.dense).then_some("the store's identity.json"))
 }
 
-/// Notes another start of the store, in the file of the clock; answers which one it is.
+/// Counts another start of the store in its clock file. Returns the number of this start.
 ///
 /// # Errors
-/// As of [`open`], and when it cannot be written.
+/// As [`open`], and when the file cannot be written.
 pub fn begin(
     disk: &dyn Disk,
     layout: &Layout,
@@ -84,7 +85,7 @@ pub fn begin(
         }
         None => {
             let file = ClockFile::create(disk, &layout.clock(), Revision::ZERO)?;
-            // Where it was lost nobody knows how many starts there were: fewer than seconds.
+            // After its loss the number of starts is unknown, but below the number of seconds.
             (file, if identity.is_some() && !beside.dense { counted.max(seconds()) } else { counted })
         }
     };

@@ -1,17 +1,18 @@
-//! The whole of a shard but its network, over a disk that loses, tears and reorders what was not synced and forgets what it
-//! could not sync: loop, engine, logs, checkpoints, ceiling and recovery, from seeds, under wall clocks that step.
+//! Tests a whole shard without its network (loop, engine, logs, checkpoints, ceiling and recovery) from seeds, under
+//! wall clocks that step, on a disk that loses, tears and reorders what was not synced and forgets what it could not
+//! sync.
 //!
-//! What must hold after each crash, whatever became of what was not synced:
+//! What must hold after each crash, whatever became of unsynced data:
 //!
-//! 1. of mode fsync everything that was acknowledged is there; of mode buffered a beginning of it, and everything where only the
-//!    process died; of mode none nothing, unless the stop was in good order;
-//! 2. what is lost is told: its revision reads as compacted;
-//! 3. no half transaction is there;
-//! 4. no revision is given twice or is lower than one that was given or shown before (R2), whatever the wall clock says;
-//! 5. nothing of this is called damage.
+//! 1. of mode `fsync` every acknowledged write is there; of mode `buffered` a prefix, and all of it if only the process
+//!    died; of mode `none` nothing, unless the stop was clean;
+//! 2. losses are announced: their revisions read as compacted;
+//! 3. no transaction is there in part;
+//! 4. no revision is assigned twice, or below one that was assigned or shown before (R2), whatever the wall clock says;
+//! 5. nothing of this is reported as damage.
 //!
-//! A failure names its seed: `KINDRED_SHARD_SEED=n cargo test -p kindred-shard crashes` begins there. `KINDRED_SHARD_SEEDS`
-//! sets how many are run. Threads write, so a seed gives the same plan, not the same moments.
+//! A failure names its seed: `KINDRED_SHARD_SEED=n cargo test -p kindred-shard crashes` begins there.
+//! `KINDRED_SHARD_SEEDS` sets the number of seeds. Threads write, so a seed fixes the plan but not the timing.
 
 mod damage;
 mod disk;

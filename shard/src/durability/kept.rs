@@ -36,30 +36,30 @@ use crate::{
     metrics::LogMetrics,
 };
 
-/// A clean stop waits so long for the disk.
+/// How long a clean stop waits for the disk.
 const CLOSE_MAX: Duration = Duration::from_secs(10);
-/// What a stop in good order keeps of the Kinds of mode none is written in so much time, or not at all: whoever stops the
-/// process does not wait for ever.
+/// The time in which a clean stop must have written the Kinds of mode `none`; after it they are not kept, so that a
+/// stop does not take too long.
 const UNKEPT_MAX: Duration = Duration::from_secs(5);
-/// Keys and bytes of one batch of that, about.
+/// Approximate keys and bytes of one batch of these.
 const UNKEPT_KEYS: usize = 1024;
 const UNKEPT_BYTES: usize = 1 << 20;
-/// The ceiling is looked at so often at least.
+/// The longest interval between two looks at the ceiling.
 const CEILING_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What the thread of a log tells the loop.
+/// State that a log's thread reports to the loop.
 #[derive(Debug, Default)]
 pub struct Signals {
-    /// The system has it, so that it outlives this process.
+    /// The position up to which the kernel has the log, so that it outlives this process.
     written: AtomicU64,
     durable: AtomicU64,
     failing: AtomicBool,
-    /// It fails as there is no room.
+    /// Whether it fails for lack of room.
     full: AtomicBool,
     times: SyncTimes,
 }
 
-/// Makes the callback of a log.
+/// The callback for a log's events, and the signals that it sets.
 pub(super) fn events(kind: LogKind, changed: Arc<Notify>) -> (Arc<Signals>, impl FnMut(Event) + Send) {
     let signals = Arc::new(Signals::default());
     let (told, metrics) = (signals.clone(), LogMetrics::new(kind));
@@ -92,14 +92,14 @@ pub(super) fn events(kind: LogKind, changed: Arc<Notify>) -> (Arc<Signals>, impl
     (signals, tell)
 }
 
-/// An open log and how far it is.
+/// An open log and its progress.
 #[derive(Debug)]
 pub(super) struct OpenLog {
     pub(super) log: Log,
     pub(super) signals: Arc<Signals>,
-    /// The last frame of ours.
+    /// The last frame appended.
     pub(super) position: FrameSeq,
-    /// A batch was too large to be written: what it holds is never on disk.
+    /// A batch was too large to be written, and will never be on disk.
     broken: bool,
 }
 
@@ -123,9 +123,9 @@ impl OpenLog {
         self.signals.written.load(Ordering::Acquire)
     }
 
-    /// Where it stands after what was appended last.
+    /// The position after the last append.
     fn position(&self) -> u64 {
-        // What could not even be appended is never written.
+        // A batch that could not be appended is never written.
         if self.broken { u64::MAX } else { self.position.0 }
     }
 
@@ -136,7 +136,7 @@ impl OpenLog {
         }
     }
 
-    /// Nothing that follows may be acknowledged either.
+    /// Marks the log as broken: nothing that follows may be acknowledged either.
     fn too_large(&mut self, error: &TooLarge) {
         tracing::error!(%error, "writes are refused from now on; restart with a smaller --max-request-bytes");
         self.broken = true;
@@ -166,32 +166,33 @@ impl OpenLog {
             pending_bytes: status.pending_bytes,
             pending_ms: u64::try_from(status.pending_for.as_millis()).unwrap_or(u64::MAX),
             written_bytes: status.written_bytes,
+            wal_bytes: 0,
             sync_p99_micros: self.signals.times.p99_micros(),
             failing: status.failing.map(|failure| failure.to_string()),
         }
     }
 }
 
-/// How far both logs are on disk.
+/// The positions up to which both logs are on disk.
 pub(super) fn durable(fsync: &Signals, buffered: &Signals) -> LogPlaces {
     let [fsync, buffered] =
         [fsync, buffered].map(|signals| FrameSeq(signals.durable.load(Ordering::Acquire)));
     LogPlaces { fsync, buffered }
 }
 
-/// Tells whether a log cannot go on as the disk is full.
+/// Tells whether a log cannot be written because the disk is full.
 pub(super) fn full(fsync: Arc<Signals>, buffered: Arc<Signals>) -> impl Fn() -> bool + Send {
     move || [&fsync, &buffered].iter().any(|signals| signals.full.load(Ordering::Acquire))
 }
 
-/// Records as one batch: one frame.
+/// Encodes records as one batch, which is one frame.
 pub(super) fn batch(records: &[Logged]) -> Batch {
     let mut batch = Batch::with_capacity(records.iter().map(room).sum());
     records.iter().for_each(|logged| push(&mut batch, logged));
     batch
 }
 
-/// About how many bytes a record takes, at least where there are many or long ones.
+/// The approximate encoded size of a record, close where records are many or long.
 fn room(logged: &Logged) -> usize {
     const BESIDES: usize = 32;
     match logged {
@@ -200,7 +201,7 @@ fn room(logged: &Logged) -> usize {
     }
 }
 
-/// Adds what the engine logs.
+/// Encodes a record of the engine.
 pub(super) fn push(batch: &mut Batch, logged: &Logged) {
     match logged {
         Logged::Version(version) => record::push_version(batch, version),
@@ -224,14 +225,14 @@ pub struct Kept {
     pub(super) fsync: OpenLog,
     pub(super) buffered: OpenLog,
     pub(super) changed: Arc<Notify>,
-    /// Positions that are not on disk yet, and what becomes visible with each.
+    /// Positions of the fsync log that are not published yet, with the mark that becomes visible at each.
     pub(super) marks: VecDeque<(u64, FsyncMark)>,
-    /// Where the log of mode fsync has what the start found missing (R10). Before that is on disk nothing may be in the
-    /// other log that says, or seems to say, that all before it is there.
+    /// The position at which the fsync log has the gaps that the start found (R10). Until that is on disk, the buffered
+    /// log must hold nothing that claims, or seems to claim, that everything before is there.
     pub(super) first: FrameSeq,
-    /// The file of the clock.
+    /// Keeps the clock's file.
     pub(super) ceiling: CeilingKeeper,
-    /// Dense revisions need no ceiling: all that was shown is on disk.
+    /// Dense revisions need no ceiling: whatever was shown is on disk.
     pub(super) dense: bool,
     pub(super) promised: Revision,
     pub(super) checkpoints: Checkpoints,
@@ -245,7 +246,7 @@ impl Kept {
         self.changed.clone()
     }
 
-    /// Hands over what the start found: the first thing that the logs get.
+    /// Hands over the records of the start, the first that the logs get.
     pub(super) fn begin(&mut self, engine: &mut Engine) {
         self.first = self.fsync.log.next();
         self.append(engine);
@@ -264,17 +265,19 @@ impl Kept {
         }
         if !applied.fsync.is_empty() {
             self.fsync.append(batch(&applied.fsync));
-            self.marks.push_back((self.fsync.position.0, applied.mark));
+            // A batch that could not be appended is never published.
+            self.marks.push_back((self.fsync.position(), applied.mark));
         }
         let promises = applied.promise > self.promised && !self.buffered.broken && self.has_begun();
         if promises {
-            // What is shown is in the log, or never was: so a crash loses the fewest revisions (R10).
+            // What is shown up to this revision is in the logs or not kept at all, so a promise leaves the smallest gap
+            // (R10).
             self.promised = applied.promise;
         }
         if !applied.buffered.is_empty() {
             let mut records = batch(&applied.buffered);
             if promises {
-                // With what it covers: what is acknowledged is not only there then, but also known to be whole.
+                // In the same frame as what it covers: acknowledged writes are then also known to be complete.
                 records.push(&Record::Promise(applied.promise));
             }
             around(Point::LoopAppendBuffered, || self.buffered.append(records));
@@ -305,7 +308,7 @@ impl Kept {
     }
 
     pub(super) fn is_flushed(&self) -> bool {
-        // Both, so that both hurry.
+        // Without short circuit, so that both logs hurry.
         self.fsync.is_flushed() & self.buffered.is_flushed() && self.marks.is_empty()
     }
 
@@ -320,7 +323,7 @@ impl Kept {
         }
         let buffered = if self.has_begun() { self.buffered.state() } else { LogState::Failing };
         core.disk = match self.reserve.is_released() {
-            // What clients write would only use up what is left for a checkpoint.
+            // Clients' writes would only use up the room that is left for a checkpoint.
             true => DiskState { buffered: LogState::Failing, fsync: LogState::Failing },
             false => DiskState { buffered, fsync: self.fsync.state() },
         };
@@ -337,7 +340,7 @@ impl Kept {
         }
     }
 
-    /// Tells whether a log cannot go on as the disk is full.
+    /// Tells whether a log cannot be written because the disk is full.
     pub(super) fn full(&self) -> impl Fn() -> bool + Send + use<> {
         full(self.fsync.signals.clone(), self.buffered.signals.clone())
     }
@@ -348,12 +351,11 @@ impl Kept {
         }
     }
 
-    /// Whether a log cannot be written.
     pub(super) fn is_failing(&self) -> bool {
         [&self.fsync, &self.buffered].iter().any(|log| log.state() == LogState::Failing)
     }
 
-    /// Where both logs stand now.
+    /// The next positions of both logs.
     pub(super) fn next(&self) -> LogPlaces {
         LogPlaces { fsync: self.fsync.log.next(), buffered: self.buffered.log.next() }
     }
@@ -378,18 +380,22 @@ impl Kept {
         if !self.checkpoints.is_running() {
             self.reserve.restore_soon();
         }
-        let logs = [(LogKind::Fsync, self.fsync.report()), (LogKind::Buffered, self.buffered.report())];
+        let mut logs = [(LogKind::Fsync, self.fsync.report()), (LogKind::Buffered, self.buffered.report())];
         self.checkpoints.measure(
             &*self.disk,
             &self.layout,
             logs.iter().map(|(_, log)| log.written_bytes).sum(),
         );
-        let status = DurabilityStatus::new(core.engine.modes(), logs, &self.checkpoints);
+        for (kind, log) in &mut logs {
+            log.wal_bytes = self.checkpoints.log_bytes(*kind);
+        }
+        let status = DurabilityStatus::new(core.engine.modes(), logs, self.checkpoints.last());
         LogMetrics::report(&status);
         status
     }
 
-    /// Everything is written, then that nothing is missing; then the ceiling is lowered to what was promised last.
+    /// Stops cleanly: writes everything, then the marks that nothing is missing, then lowers the ceiling to the last
+    /// promise.
     pub(super) async fn close(mut self: Box<Self>, core: &mut Core) {
         self.append(&mut core.engine);
         let last = core.engine.last_revision();
@@ -402,14 +408,15 @@ impl Kept {
         });
         let (disk, path) = (self.disk.clone(), self.layout.stopped());
         match tokio::task::spawn_blocking(move || self.close_files(last)).await {
-            // Behind the logs, so that they are closed whatever becomes of it.
+            // After the logs, so that they are closed whatever becomes of it.
             Ok((true, _lock)) => around(Point::StopUnkept, || keep_unkept(&*disk, &path, last, core)),
             Ok((false, _lock)) => {}
             Err(_) => tracing::error!("the logs were not closed; the next start is one after a crash"),
         }
     }
 
-    /// Whether the next start finds a stop in good order; and the lock, for what is still to be done.
+    /// Closes the files. Returns whether the next start will find a clean stop, and the lock, which the rest of the
+    /// stop needs.
     fn close_files(self: Box<Self>, last: Revision) -> (bool, Option<DirectoryLock>) {
         let Self { fsync, buffered, ceiling, dense, _lock: lock, .. } = *self;
         let mut clean = true;
@@ -429,7 +436,7 @@ impl Kept {
     }
 }
 
-/// Keeps what no log does, so that a stop in good order loses nothing of any Kind.
+/// Writes the Kinds that no log keeps, so that a clean stop loses nothing.
 fn keep_unkept(disk: &dyn Disk, path: &Path, last: Revision, core: &mut Core) {
     let began = Instant::now();
     let (mut walk, mut more) = (core.engine.unkept_begin(), true);

@@ -1,7 +1,7 @@
-//! What the engine logs, as records of the log and back.
+//! Converts the engine's log records to records of the log and back.
 //!
-//! A version is written as it is answered, so that it is encoded once. Leases, units and modes are rare and small: JSON,
-//! whose names are persisted and **must never change their meaning**; `tests` holds them against texts of this version.
+//! A version is written as it is answered, so it is encoded once. Leases, units and modes are rare and small: they are
+//! JSON, whose names are persisted and **must never change their meaning**; `tests` compares them with fixed texts.
 
 use std::collections::BTreeMap;
 
@@ -21,25 +21,23 @@ use kindred_partition_config::{
 use kindred_wal::{Batch, Record, Records, VersionRecord};
 use serde::{Deserialize, Serialize};
 
-/// A record that is whole, by its checksum, and means nothing to this version.
+/// A record with a correct checksum that this version does not understand.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The text is not what this version writes.
+    /// The text is not in a form that this version writes.
     #[error(
         "a record of a {what} that this version cannot read ({source}); start the version that wrote it, or a later one"
     )]
     Text {
-        /// Of what.
+        /// The kind of record.
         what: &'static str,
-        /// What is wrong.
         source: serde_json::Error,
     },
-    /// The numbers are none that a shard has.
+    /// A value is outside the range that a shard can have.
     #[error("a record of a {what} with a value that cannot be: {value}")]
     Value {
-        /// Of what.
+        /// The kind of record.
         what: &'static str,
-        /// The value.
         value: String,
     },
 }
@@ -48,7 +46,7 @@ fn read<'b, T: Deserialize<'b>>(what: &'static str, bytes: &'b [u8]) -> Result<T
     serde_json::from_slice(bytes).map_err(|source| RecordError::Text { what, source })
 }
 
-/// Text of a value that has one.
+/// Encodes a value as JSON.
 fn write(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("maps with keys of text, numbers and lists only")
 }
@@ -57,7 +55,7 @@ fn bad(what: &'static str, value: impl std::fmt::Display) -> RecordError {
     RecordError::Value { what, value: value.to_string() }
 }
 
-/// A key as text: any bytes, two digits each.
+/// A key as text: two hexadecimal digits per byte.
 fn key_text(key: &[u8]) -> String {
     use std::fmt::Write as _;
     key.iter().fold(String::with_capacity(2 * key.len()), |mut text, byte| {
@@ -108,7 +106,6 @@ fn slots_of(numbers: Vec<u16>) -> Result<Vec<Slot>, RecordError> {
     numbers.into_iter().map(slot).collect()
 }
 
-/// The content of a lease's record.
 #[must_use]
 pub fn lease(record: &LeaseRecord) -> Vec<u8> {
     let state = match &record.state {
@@ -122,10 +119,10 @@ pub fn lease(record: &LeaseRecord) -> Vec<u8> {
     write(&Lease { id: record.id.get(), state })
 }
 
-/// A lease's record.
+/// Decodes a lease's record.
 ///
 /// # Errors
-/// When it is none of this version.
+/// When this version does not understand it.
 pub fn lease_of(content: &[u8]) -> Result<LeaseRecord, RecordError> {
     let Lease { id, state } = read("lease", content)?;
     let id = LeaseId::from_wire(id).ok_or_else(|| bad("lease", id))?;
@@ -178,17 +175,16 @@ impl From<Mode> for Durability {
     }
 }
 
-/// The content of a record of modes.
 #[must_use]
 pub fn modes(modes: &KindModes) -> Vec<u8> {
     let kinds = modes.kinds.iter().map(|(kind, mode)| (key_text(kind), (*mode).into())).collect();
     write(&Modes { generation: modes.generation, default: modes.default.into(), kinds })
 }
 
-/// The modes of a record.
+/// Decodes a record of modes.
 ///
 /// # Errors
-/// When it is none of this version.
+/// When this version does not understand it.
 pub fn modes_of(content: &[u8]) -> Result<KindModes, RecordError> {
     let Modes { generation, default, kinds } = read("Kind's mode", content)?;
     let kinds = kinds.into_iter().map(|(kind, mode)| Ok((key_of("Kind's mode", &kind)?, mode.into())));
@@ -230,7 +226,7 @@ struct Layer {
     since: i64,
 }
 
-/// A span, and of a ring the buckets as on the wire.
+/// A unit's span and, in a ring, its buckets as in the internal API.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {
@@ -268,7 +264,6 @@ fn unit_of(keys: &Keys) -> Result<Unit, RecordError> {
     Ok(Unit { range: KeyRange::Span { start, end }, buckets })
 }
 
-/// The content of a record of units.
 #[must_use]
 pub fn units(table: &UnitTable) -> Vec<u8> {
     let entry = |entry: &UnitEntry| Entry {
@@ -302,10 +297,10 @@ pub fn units(table: &UnitTable) -> Vec<u8> {
     })
 }
 
-/// The units of a record.
+/// Decodes a record of units.
 ///
 /// # Errors
-/// When it is none of this version.
+/// When this version does not understand it.
 pub fn units_of(content: &[u8]) -> Result<UnitTable, RecordError> {
     let Units { next, records, terms, layers } = read("unit", content)?;
     let entry = |entry: Entry| {
@@ -344,7 +339,6 @@ pub fn units_of(content: &[u8]) -> Result<UnitTable, RecordError> {
 
 // ---- versions, by themselves and in imports
 
-/// Adds a version to a batch.
 pub fn push_version(batch: &mut Batch, version: &Version) {
     let [key_value, rest] = version.encoded();
     let record = VersionRecord {
@@ -356,10 +350,10 @@ pub fn push_version(batch: &mut Batch, version: &Version) {
     batch.push_version(&record, rest);
 }
 
-/// The version of a record.
+/// Decodes a record of a version.
 ///
 /// # Errors
-/// When it is none, or not the one that the record is of.
+/// When it is malformed, or its revision differs from the record's.
 pub fn version_of(record: &VersionRecord<'_>) -> Result<Version, RecordError> {
     let found = Version::from_wire(record.key_value, record.deletion, record.sub);
     let found = found.map_err(|error| bad("version", error))?;
@@ -370,7 +364,7 @@ pub fn version_of(record: &VersionRecord<'_>) -> Result<Version, RecordError> {
     }
 }
 
-/// The content of a record of an import: the number of its unit (8 bytes), and versions as records.
+/// The content of an import's record: the number of its unit (8 bytes), then the versions as records.
 #[must_use]
 pub fn import(imported: &Imported) -> Vec<u8> {
     let mut versions = Batch::new();
@@ -378,10 +372,10 @@ pub fn import(imported: &Imported) -> Vec<u8> {
     [&imported.unit.to_le_bytes()[..], versions.payload()].concat()
 }
 
-/// The import of a record.
+/// Decodes a record of an import.
 ///
 /// # Errors
-/// When it is none of this version.
+/// When this version does not understand it.
 pub fn import_of(content: &[u8]) -> Result<Imported, RecordError> {
     let (unit, versions) = content.split_first_chunk::<8>().ok_or_else(|| bad("import", "cut off"))?;
     let versions = Records::new(versions).map(|record| match record {

@@ -1,4 +1,4 @@
-//! What a start finds in the files, gathered for the engine.
+//! Gathers what a start finds in the files, for the engine.
 
 use std::{path::Path, sync::Mutex};
 
@@ -16,51 +16,49 @@ use super::{
 };
 use crate::{clock::Clock, starting::Starting};
 
-/// What else is known at a start.
+/// Other facts known at a start.
 #[derive(Debug, Clone, Copy)]
 pub struct Start {
-    /// The clock's ceiling (R2); dense revisions have none.
+    /// The clock's ceiling (R2); `None` with dense revisions.
     pub ceiling: Option<Revision>,
-    /// Damage was accepted.
+    /// Whether damage was accepted.
     pub lost: bool,
 }
 
-/// All records that mean something to the engine, and how the logs ended.
+/// All records for the engine, and how the logs ended.
 #[derive(Debug, Default)]
 pub struct Gathered {
     found: Recovered,
-    /// The last promise in the log of mode buffered: everything up to it is there.
+    /// The last promise in the buffered log: it is complete up to there.
     promised: Option<Revision>,
     something: bool,
-    /// The last record of each log, if it says that the shard was stopped in good order.
+    /// For each log, the revision of its last record if that marks a clean stop.
     clean: [Option<Revision>; 2],
     shown_percent: u64,
-    /// What the stop in good order kept of the Kinds of mode none is among it.
+    /// Whether the Kinds of mode `none` that a clean stop kept are included.
     unkept: bool,
-    /// Who is told how far it is.
+    /// Gets the number of records read, to show progress.
     starting: Starting,
 }
 
 impl Gathered {
-    /// Nothing yet; every record is told.
+    /// An empty state that counts the records that it is given in `starting`.
     #[must_use]
     pub fn telling(starting: Starting) -> Self {
         Self { starting, ..Self::default() }
     }
 
-    /// Whether nothing was found at all.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         !self.something
     }
 
-    /// How many versions were found.
     #[must_use]
     pub fn versions(&self) -> usize {
         self.found.versions.len()
     }
 
-    /// What the stop kept of the Kinds of mode none, if that was the last thing that the shard did and all of it is there.
+    /// Reads the Kinds of mode `none` that a clean stop kept, if the stop was the last thing that the shard did.
     pub fn take_unkept(&mut self, disk: &dyn Disk, path: &Path) {
         let Some(last) = self.clean() else { return };
         let payloads = match stopped::read(disk, path, last) {
@@ -80,7 +78,7 @@ impl Gathered {
                 Ok(Some(Logged::Imported(imported))) => {
                     unkept.extend(imported.versions.into_iter().map(|version| (imported.unit, version)));
                 }
-                // Nothing else is written there.
+                // A clean stop writes no other records to this file.
                 Ok(_) => {}
                 Err(error) => {
                     tracing::warn!(%error, "{}: a record is not understood; the Kinds of mode none begin empty", path.display());
@@ -93,14 +91,14 @@ impl Gathered {
         self.unkept = true;
     }
 
-    /// The last revision of a stop in good order, if there was one after everything else.
+    /// The last revision of a clean stop, if both logs end with the same one.
     fn clean(&self) -> Option<Revision> {
         let [fsync, buffered] = self.clean;
         fsync.filter(|_| fsync == buffered)
     }
 
-    /// Whether nothing is missing: the last thing that the shard did was to stop in good order. The ceiling tells whether it
-    /// has started again since, and was lost before it logged anything.
+    /// Whether nothing is missing, because the shard last stopped cleanly. The ceiling tells whether it started again
+    /// since and died before it logged anything.
     #[must_use]
     pub fn is_clean(&self, start: &Start) -> bool {
         !start.lost && self.clean().is_some_and(|last| start.ceiling.is_none_or(|ceiling| last == ceiling))
@@ -112,16 +110,16 @@ impl Gathered {
             self.promised = self.promised.max(Some(*at));
         }
         let Some(logged) = meaning(record)? else { return Ok(()) };
-        // Modes alone are of a start whose clock nobody has confirmed.
+        // Modes alone come from a start whose clock was never confirmed.
         self.something |= !matches!(logged, Logged::Modes(_));
         self.found.push(logged);
         Ok(())
     }
 
-    /// The engine as it was; a new one where nothing was found.
+    /// The recovered engine; a new one if nothing was found.
     ///
     /// # Errors
-    /// When a revision is one that no shard could have assigned.
+    /// When a revision is one that no clock could have assigned.
     pub(super) fn into_engine(
         self,
         config: EngineConfig,
@@ -137,12 +135,12 @@ impl Gathered {
         let promised = self.promised.unwrap_or(Revision::ZERO);
         let lost = Lost {
             buffered: (!clean).then_some(promised),
-            // How far it was whole nobody knows: up to the last version in it.
+            // Where the fsync log was damaged, it is complete only up to the last version in it.
             fsync: start.lost.then_some(Revision::ZERO),
             none_is_whole: clean && self.unkept,
         };
         let found = Recovered { lost, start: highest, ..self.found };
-        // A wall clock that nobody has confirmed assigns nothing (R3).
+        // An unconfirmed wall clock assigns nothing (R3).
         let now = if clock.is_confirmed() { clock.wall() } else { WallMicros(0) };
         let mut recovery = engine::Recovery::new(config, found);
         let restored = on_all_cores(std::mem::take(&mut recovery.kinds), KindReplay::run);
@@ -150,7 +148,7 @@ impl Gathered {
     }
 }
 
-/// What a record says to the engine; `None` for what the logs say of themselves.
+/// The engine's record for a record; `None` for those that concern only the logs.
 fn meaning(record: &Record<'_>) -> Result<Option<Logged>, RecordError> {
     Ok(Some(match record {
         Record::Version(version) => Logged::Version(record::version_of(version)?),
@@ -163,18 +161,18 @@ fn meaning(record: &Record<'_>) -> Result<Option<Logged>, RecordError> {
             let gap = Gap { after: *after, until: *until };
             Logged::Gap(Box::new(KindGap { kind: Key::copy_from(kind), gap }))
         }
-        // What a stop says is noted by who reads the frame.
+        // The frame's reader handles the record of a clean stop.
         Record::Promise(_) | Record::Clean(_) | Record::Needs(_) | Record::Began(_) => return Ok(None),
     }))
 }
 
-/// Works on all cores, beginning with what comes first; the results are in no order.
+/// Runs the work on all cores, first items first. The results are in no order.
 fn on_all_cores<T: Send, R: Send>(work: Vec<T>, run: impl Fn(T) -> R + Sync) -> Vec<R> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(work.len());
     let done = Mutex::new(Vec::with_capacity(work.len()));
     let work = Mutex::new(work.into_iter());
     let one = || {
-        // Nothing that holds these locks panics.
+        // No thread panics while it holds these locks.
         while let Some(next) = work.lock().ok().and_then(|mut work| work.next()) {
             let result = run(next);
             if let Ok(mut done) = done.lock() {
@@ -200,7 +198,7 @@ impl Recovery for Gathered {
             self.take(&record)?;
             clean = match record {
                 Record::Clean(at) => Some(at),
-                // It is written with the flush, behind the stop that covers it.
+                // A promise may be written with the flush, behind the stop that covers it.
                 Record::Promise(at) => clean.filter(|clean| at <= *clean),
                 _ => None,
             };
@@ -227,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// What a buffered log holds, one frame after the other: whether the shard was stopped in good order.
+    /// The clean stop that logs with these frames end in.
     fn clean(frames: &[&[Record<'_>]]) -> Option<Revision> {
         let mut gathered = Gathered::default();
         for (at, records) in frames.iter().enumerate() {
@@ -256,7 +254,7 @@ mod tests {
         assert_eq!(clean(&[&[promise]]), None);
     }
 
-    /// What the fuzzer does with the bytes of the log, with what its records mean: it is taken or refused.
+    /// Mutates the contents of records as the fuzzer mutates the log's bytes: each is accepted or refused.
     #[test]
     fn any_content_of_any_record_is_taken_or_refused() {
         let unit = br#"{"next":7,"records":[{"number":1,"move":5,"term":2,"unit":{"start":"2f722f","end":"2f7230","buckets":"","prefix":0},"state":{"frozen":{"last":9}},"epoch":3,"floor":4,"split":true,"gaps":[[6,8]]}],"terms":[[5,2]],"layers":[]}"#;

@@ -1,6 +1,6 @@
-//! Room for the way out of a full disk: a checkpoint lets old logs go, but takes room itself, and needs the logs to be on disk, which take
-//! some as well. So a file is kept that is given up when the disk is full, and made again when there is room again; meanwhile nothing is
-//! written that clients ask for, as they would only use it up.
+//! Keeps room for the way out of a full disk. A checkpoint lets old logs be removed, but takes room itself and needs
+//! the logs to be on disk, which take some as well. So a reserve file is released when the disk is full, and recreated
+//! when there is room again. Meanwhile clients' writes are refused, as they would use up the room.
 
 use std::{
     io,
@@ -13,29 +13,29 @@ use std::{
 
 use kindred_wal::{Disk, Layout};
 
-/// So much is to be free beside it when it is made.
+/// Bytes that must be free beside the reserve when it is created.
 const BESIDE_BYTES: u64 = 12 << 20;
 
-/// The file.
 #[derive(Debug)]
 pub struct Reserve {
     disk: Arc<dyn Disk>,
     directory: PathBuf,
     path: PathBuf,
     bytes: u64,
-    /// It was given up, and is not there again yet.
+    /// It was released and is not recreated yet.
     released: AtomicBool,
     busy: AtomicBool,
 }
 
 impl Reserve {
-    /// Makes it, if it is not there. A disk that is too full for it is used without: who starts on one may have less to lose.
+    /// Creates the reserve if it is missing. On a disk that is too full for it, the shard runs without, since starting
+    /// matters more.
     #[must_use]
     pub fn open(disk: Arc<dyn Disk>, layout: &Layout, bytes: u64) -> Arc<Self> {
         let path = layout.reserve();
         let directory = path.parent().map(PathBuf::from).unwrap_or_default();
         let left = disk.open_read(&path).and_then(|file| file.length()).ok();
-        // One that is shorter was given up before this start.
+        // A shorter file was released before this start.
         let released = AtomicBool::new(left.is_some_and(|left| left < bytes));
         let reserve = Self { disk, directory, path, bytes, released, busy: AtomicBool::new(false) };
         if left.is_none() && !reserve.make() {
@@ -48,7 +48,7 @@ impl Reserve {
         Arc::new(reserve)
     }
 
-    /// Whether it is given up: what clients write is refused until it is there again.
+    /// Whether it is released: then clients' writes are refused until it is recreated.
     #[must_use]
     pub fn is_released(&self) -> bool {
         self.released.load(Ordering::Acquire)
@@ -58,7 +58,7 @@ impl Reserve {
         self.disk.open_read(&self.path).and_then(|file| file.length()).is_ok_and(|bytes| bytes >= self.bytes)
     }
 
-    /// Gives the room to the logs and the next checkpoint. The file stays, empty, so that another start knows.
+    /// Gives its room to the logs and the next checkpoint. The file stays, empty, so that another start knows.
     pub fn release(&self) {
         if !self.is_there() {
             return;
@@ -81,7 +81,7 @@ impl Reserve {
         file.sync()
     }
 
-    /// Makes it again where it was given up and there is room.
+    /// Recreates a released reserve if there is room.
     pub fn restore(&self) {
         if self.is_released() && self.make() {
             self.released.store(false, Ordering::Release);
@@ -89,7 +89,7 @@ impl Reserve {
         }
     }
 
-    /// The same on a thread of its own; without effect while one is under way.
+    /// The same on a thread of its own; without effect while one is running.
     pub fn restore_soon(self: &Arc<Self>) {
         if !self.is_released() || self.busy.swap(true, Ordering::AcqRel) {
             return;
@@ -100,7 +100,6 @@ impl Reserve {
             reserve.busy.store(false, Ordering::Release);
         };
         if std::thread::Builder::new().name("reserve".to_owned()).spawn(run).is_err() {
-            // It is tried again.
             self.busy.store(false, Ordering::Release);
         }
     }
@@ -117,7 +116,7 @@ impl Reserve {
         }
         let made = made();
         if made.is_err() {
-            // Part of it helps nobody; what cannot be given back now is tried again with the next one.
+            // A part of it is useless. If it cannot be given back now, the next attempt does so.
             let _ = if self.is_released() { self.cut_off() } else { self.disk.remove(&self.path) };
         }
         made.is_ok()

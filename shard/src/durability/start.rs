@@ -1,5 +1,5 @@
-//! The start of a shard with a data directory: what is there is read, the engine begins where it ended, and nothing is
-//! served before what tells of that is on disk.
+//! Starts a shard with a data directory: reads the files, recovers the engine, and serves nothing before the records of
+//! this start are on disk.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,13 +9,10 @@ use std::{
 
 use anyhow::Context as _;
 use kindred_engine::{
-    durability::{Durability, KindModes, ModesTaken},
+    durability::{KindModes, ModesTaken},
     engine::{Engine, EngineConfig, RevisionMode},
 };
-use kindred_partition_config::{
-    ids::{Revision, Slot},
-    model,
-};
+use kindred_partition_config::ids::{Revision, Slot};
 use kindred_transport::{private, random::bits as random};
 use kindred_wal::{
     ClockFile, DirectoryLock, Disk, FrameSeq, Layout, Log, LogEnd, LogKind, LogOptions, LogPlaces, OnDamage,
@@ -41,10 +38,10 @@ use crate::{
     starting::Starting,
 };
 
-/// What is to be on disk before anything is served is waited for so long; on a disk that refuses, reads are served without.
+/// How long the start waits for its records to be on disk. If the disk refuses them, only reads are served.
 const FIRST_SYNC_MAX: Duration = Duration::from_secs(30);
 
-/// A data directory that no other process uses while this is held.
+/// A data directory, locked against other processes while this is held.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
@@ -52,29 +49,28 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Makes the directory if there is none, and takes it.
+    /// Creates the directory if needed, and locks it.
     ///
     /// # Errors
     /// When it cannot be used, or another process uses it.
     pub fn take(path: &Path) -> anyhow::Result<Self> {
-        // Where a folder was there: the names that this and earlier versions put into it.
+        // In an existing folder only the names that this and earlier versions create are expected.
         private::take(path, &["identity.json", "wal"])
             .with_context(|| format!("--data-dir: cannot make {}", path.display()))?;
         let lock = DirectoryLock::take(path).with_context(|| format!("--data-dir {}", path.display()))?;
         Ok(Self { path: path.to_owned(), lock })
     }
 
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Who the store in a directory is, one start further; a new one where there is none yet.
+/// The identity of the store in a directory, with this start counted; a new one for a new store.
 ///
 /// # Errors
-/// When the directory cannot be used, or what is in it is damaged and that is not accepted.
+/// When the directory cannot be used, or its contents are damaged and that is not accepted.
 pub fn identity(
     directory: &Directory,
     (name, slot): (&str, Slot),
@@ -83,7 +79,7 @@ pub fn identity(
 ) -> anyhow::Result<Identity> {
     let path = directory.path();
     let known = Identity::read(path)?;
-    // Before anything is counted up: another store's directory is left as it is.
+    // Before anything is changed: another store's directory is left as it is.
     known.as_ref().map_or(Ok(()), |known| known.check(path, name, slot))?;
     let beside = clock_file::Beside { dense, identity: known.is_some() };
     let layout = Layout::new(path);
@@ -91,7 +87,7 @@ pub fn identity(
     let incarnation = clock_file::begin(&*disk, &layout, beside, on_damage(settings), known.as_ref())
         .with_context(|| format!("--data-dir {}", path.display()))?;
     match known {
-        // Nothing but the file of the clock is written, which takes no room: a full disk stops no start.
+        // Only the clock's file is written, in place: a full disk prevents no start.
         Some(known) if known.is_named() => Ok(Identity { incarnation, ..known }),
         Some(known) => {
             let named = Identity { incarnation, ..known }.named(name, slot);
@@ -112,23 +108,17 @@ fn on_damage(settings: &DurabilitySettings) -> OnDamage {
     if settings.accept_data_loss { OnDamage::Accept } else { OnDamage::Refuse }
 }
 
-/// The modes that the flags ask for.
 #[must_use]
 pub fn modes(settings: &DurabilitySettings) -> KindModes {
-    let mode = |mode| match mode {
-        model::Durability::None => Durability::None,
-        model::Durability::Buffered => Durability::Buffered,
-        model::Durability::Fsync => Durability::Fsync,
-    };
-    let kinds = settings.of.iter().map(|(kind, of)| (kind.as_key().clone(), mode(*of)));
-    KindModes { generation: 0, default: mode(settings.default), kinds: kinds.collect() }
+    let kinds = settings.of.iter().map(|(kind, of)| (kind.as_key().clone(), *of));
+    KindModes { generation: 0, default: settings.default, kinds: kinds.collect() }
 }
 
-/// What was read.
+/// The contents of a data directory.
 struct Read {
     gathered: Gathered,
     recovered: Recovered,
-    /// The file, if it is whole, and the ceiling in it.
+    /// The clock's file, if it is whole, and its ceiling.
     clock: Option<(ClockFile, Revision)>,
 }
 
@@ -145,7 +135,7 @@ fn read(
     Ok(Read { gathered, recovered, clock })
 }
 
-/// Says what a crash, or damage, left out.
+/// Logs what a crash or damage left out.
 fn tell(recovered: &Recovered) {
     for end in [&recovered.fsync, &recovered.buffered] {
         if let Some(torn) = &end.torn {
@@ -160,10 +150,10 @@ fn tell(recovered: &Recovered) {
     }
 }
 
-/// Opens what is kept in a directory.
+/// Opens a data directory.
 ///
 /// # Errors
-/// When the directory cannot be used, or what is in it is damaged and that is not accepted.
+/// When the directory cannot be used, or its contents are damaged and that is not accepted.
 pub async fn open(
     directory: Directory,
     config: EngineConfig,
@@ -179,7 +169,7 @@ pub async fn open(
     opened.with_context(|| format!("--data-dir {}", path.display()))
 }
 
-/// Opens what is kept on a disk.
+/// As [`open`], on any disk.
 pub(super) async fn open_on(
     disk: Arc<dyn Disk>,
     layout: Layout,
@@ -210,7 +200,7 @@ pub(super) async fn open_on(
     if !found_nothing {
         tracing::info!(versions, clean, took = ?began.elapsed(), "the data directory is read");
     }
-    // What a shard of a cluster finds nothing of begins when its clock is known to be right (R3).
+    // A shard of a cluster that finds no data begins when its clock is confirmed (R3).
     let waits = found_nothing && !clock.is_confirmed();
     if !waits {
         engine.log_changes();
@@ -228,7 +218,7 @@ pub(super) async fn open_on(
     let logs =
         || anyhow::Ok((open(LogKind::Fsync, recovered.fsync)?, open(LogKind::Buffered, recovered.buffered)?));
     let (fsync, buffered) = around(Point::StartLogs, logs)?;
-    // Behind the logs: what they need comes first.
+    // After the logs, which need room first.
     let reserve = Reserve::open(disk.clone(), &layout, settings.reserve_bytes);
     let signals = (fsync.signals.clone(), buffered.signals.clone());
     let durable = move || durable(&signals.0, &signals.1);
@@ -251,7 +241,7 @@ pub(super) async fn open_on(
     engine.publish();
     reach(Point::StartDurable, Side::Before);
     if on_disk(&kept).await {
-        // It has been read, and is of no stop to come: a start that finds it knows that by its revision.
+        // It has been read. Should it stay, its revision tells the next start that it is of an earlier stop.
         let _ = disk.remove(&layout.stopped());
         if taken == Some(ModesTaken::AfterLog) {
             taken = set_modes(&mut engine, &wanted)?;
@@ -267,7 +257,7 @@ pub(super) async fn open_on(
     Ok((core, Logs::Kept(Box::new(kept))))
 }
 
-/// Waits until the log of mode fsync has everything; `false` when the disk refuses, or takes too long.
+/// Waits until the fsync log is on disk; `false` when the disk refuses or takes too long.
 async fn on_disk(kept: &Kept) -> bool {
     let deadline = tokio::time::Instant::now() + FIRST_SYNC_MAX;
     loop {
@@ -281,7 +271,7 @@ async fn on_disk(kept: &Kept) -> bool {
     }
 }
 
-/// The flags' modes are in force, or will be, unless routers have chosen others since.
+/// Sets the modes of the flags, unless routers have chosen others since.
 fn set_modes(engine: &mut Engine, wanted: &KindModes) -> anyhow::Result<Option<ModesTaken>> {
     let known = engine.modes();
     if known.generation > 0 {
@@ -294,8 +284,8 @@ fn set_modes(engine: &mut Engine, wanted: &KindModes) -> anyhow::Result<Option<M
     Ok(Some(engine.set_modes(wanted.clone()).context("--durability")?))
 }
 
-/// A ceiling above everything that is going to be assigned first is on disk before that is (R2). It also says that the
-/// last stop is over: what it left is not taken for a stop in good order again.
+/// Stores a ceiling above everything that will be assigned first (R2). It also marks the last stop as over, so that it
+/// is not taken for a clean stop again.
 fn first_ceiling(
     disk: &dyn Disk,
     layout: &Layout,
@@ -306,7 +296,7 @@ fn first_ceiling(
     let in_force = file.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
     let next = match clock.is_confirmed() {
         true => ceiling::first(clock.wall(), engine.last_revision(), in_force),
-        // Not from a clock that may be wrong; it is raised when that is known.
+        // An unconfirmed clock does not count; the ceiling is raised once the clock is confirmed.
         false => ceiling::above(in_force),
     };
     let file = match file {

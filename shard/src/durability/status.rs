@@ -1,96 +1,104 @@
-//! What the admin port shows of durability: for each Kind its mode and what a crash would lose of it now.
+//! The durability status on the admin port: each Kind's mode, and what a crash would lose now.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kindred_engine::durability::{Durability, KindModes};
+use kindred_proto::shard_v1 as pb;
 use kindred_wal::LogKind;
 use serde::Serialize;
 
-use super::checkpoint::Checkpoints;
-
-/// How a log stands.
+/// The state of a log.
 #[derive(Debug, Clone, Default)]
 pub struct LogReport {
     /// Bytes that are not on disk yet.
     pub pending_bytes: u64,
-    /// For how long the oldest of them has waited.
+    /// How long the oldest of them has waited.
     pub pending_ms: u64,
     /// Bytes written since the start.
     pub written_bytes: u64,
-    /// In which 99 of 100 of the last batches were written and synced.
+    /// Bytes of its segments.
+    pub wal_bytes: u64,
+    /// The 99th percentile of the last times to write and sync a batch.
     pub sync_p99_micros: Option<u64>,
-    /// Why it cannot be written, if it cannot.
+    /// Why it cannot be written, if so.
     pub failing: Option<String>,
 }
 
-/// Everything, as JSON shows it.
+/// The whole status, as JSON shows it.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DurabilityStatus {
-    /// The mode of Kinds that are not named.
+    /// The mode of Kinds that `kinds` does not name.
     pub default: String,
-    /// Which edition of the modes this is.
+    /// The generation of the modes.
     pub generation: u64,
-    /// The Kinds that are named.
     pub kinds: Vec<KindStatus>,
-    /// Both logs.
     pub logs: Vec<LogStatus>,
     /// The last checkpoint since the start.
     pub checkpoint: Option<CheckpointStatus>,
 }
 
-/// A Kind.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KindStatus {
-    /// Its prefix.
     pub prefix: String,
-    /// Its mode.
     pub mode: String,
 }
 
-/// A log: what a crash would lose of the Kinds of its mode, at most.
+/// A log, and what a crash would lose at most of the Kinds in its mode.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LogStatus {
     /// `fsync` or `buffered`.
     pub mode: String,
-    /// Bytes that are not on disk; of mode fsync they are not acknowledged either.
+    /// Bytes that are not on disk. In mode `fsync` they are not acknowledged either.
     pub not_durable_bytes: u64,
-    /// For how long the oldest of them has waited.
+    /// How long the oldest of them has waited.
     pub not_durable_ms: u64,
     /// Bytes of its segments.
     pub wal_bytes: u64,
-    /// In which 99 of 100 of the last batches were written and synced; absent before the first.
+    /// The 99th percentile of the last times to write and sync a batch; absent before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_p99_micros: Option<u64>,
-    /// Why it cannot be written, if it cannot.
+    /// Why it cannot be written, if so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
 }
 
-/// The last checkpoint.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointStatus {
-    /// When, seconds since the Unix epoch.
+    /// The time of its end, in seconds since the Unix epoch.
     pub finished_at: u64,
-    /// How long it took.
     pub took_ms: u64,
-    /// Its size.
     pub bytes: u64,
 }
 
+impl CheckpointStatus {
+    /// A checkpoint that ends now.
+    #[must_use]
+    pub fn now(took: Duration, bytes: u64) -> Self {
+        Self {
+            finished_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            bytes,
+        }
+    }
+}
+
 impl DurabilityStatus {
-    /// Of a shard that keeps nothing.
+    /// The status of a shard that keeps nothing.
     #[must_use]
     pub fn of_memory() -> Self {
         Self { default: Durability::None.to_string(), ..Self::default() }
     }
 
-    /// Puts it together.
     #[must_use]
-    pub fn new(modes: &KindModes, logs: [(LogKind, LogReport); 2], checkpoints: &Checkpoints) -> Self {
+    pub fn new(
+        modes: &KindModes,
+        logs: [(LogKind, LogReport); 2],
+        checkpoint: Option<CheckpointStatus>,
+    ) -> Self {
         let kind = |(prefix, mode): (&kindred_partition_config::key::Key, &Durability)| KindStatus {
             prefix: prefix.to_string(),
             mode: mode.to_string(),
@@ -99,15 +107,10 @@ impl DurabilityStatus {
             mode: kind.name().to_owned(),
             not_durable_bytes: report.pending_bytes,
             not_durable_ms: report.pending_ms,
-            wal_bytes: checkpoints.log_bytes(kind),
+            wal_bytes: report.wal_bytes,
             sync_p99_micros: report.sync_p99_micros,
             failing: report.failing,
         };
-        let checkpoint = checkpoints.last().map(|last| CheckpointStatus {
-            finished_at: seconds(last.at),
-            took_ms: u64::try_from(last.took.as_millis()).unwrap_or(u64::MAX),
-            bytes: last.bytes,
-        });
         Self {
             default: modes.default.to_string(),
             generation: modes.generation,
@@ -118,6 +121,12 @@ impl DurabilityStatus {
     }
 }
 
-fn seconds(at: SystemTime) -> u64 {
-    at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+/// The mode in the internal API.
+#[must_use]
+pub fn on_wire(mode: Durability) -> pb::Durability {
+    match mode {
+        Durability::None => pb::Durability::None,
+        Durability::Buffered => pb::Durability::Buffered,
+        Durability::Fsync => pb::Durability::Fsync,
+    }
 }

@@ -1,9 +1,10 @@
-//! What a stop in good order keeps of the Kinds of mode none, which are in no log: one file, written when both logs are closed
-//! and read by the start that follows, if nothing was lost in between. It carries the last revision of the shard, so no other
-//! start takes it for its own: after a stop that was not in good order these Kinds are empty, as they always were.
+//! Keeps the Kinds of mode `none`, which are in no log, over a clean stop: one file, written after both logs are closed
+//! and read by the next start if nothing was lost in between. It carries the last revision of the shard, so that no
+//! other start takes it for its own: after any other stop these Kinds are empty.
 //!
-//! All numbers are little endian. The file: [`MAGIC`], the revision; frames of a length, a checksum of revision and payload, and
-//! the payload (records as in the logs); and one of length zero, whose checksum is of the revision and the number of frames.
+//! All numbers are little endian. The file has `MAGIC`, the revision, and frames: a length, a checksum of revision
+//! and payload, and the payload (records as in the logs). The last frame has length zero and a checksum of the revision
+//! and the number of frames.
 
 use std::{io, path::Path};
 
@@ -19,11 +20,11 @@ fn checksum(last: Revision, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&last.get().to_le_bytes()), bytes)
 }
 
-/// Writes the file under a name of its own, and gives it its own when all of it is on disk. Whether it came to its end before
-/// `goes_on` said no; how many bytes it has.
+/// Writes the file under a temporary name and renames it once it is on disk. Returns its size, or `None` when `goes_on`
+/// ended the writing.
 ///
 /// # Errors
-/// The disk's. What was written is then removed, as far as the disk does that.
+/// An error of the disk. Whatever was written is then removed, if the disk can.
 pub fn write(
     disk: &dyn Disk,
     path: &Path,
@@ -57,7 +58,7 @@ pub fn write(
     };
     let ended = written();
     if !matches!(ended, Ok(Some(_))) {
-        // It may not be there, or the disk may refuse that too: nobody reads a file of this name.
+        // It may not exist, or the disk may refuse that too; no start reads a file of this name.
         let _ = disk.remove(&unfinished);
     }
     ended
@@ -74,18 +75,17 @@ fn frame(file: &mut dyn DiskFile, at: u64, checksum: u32, payload: &[u8]) -> io:
     Ok(bytes.len() as u64)
 }
 
-/// Why a file is of no use.
+/// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StoppedError {
-    /// The disk's.
+    /// An error of the disk.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is not as it was written.
     #[error("damaged at offset {0}")]
     Damaged(u64),
 }
 
-/// The payloads of the frames, if the file is of a stop at this revision; none of another one.
+/// The payloads of the frames, if the file is of a stop at this revision; otherwise `None`.
 ///
 /// # Errors
 /// When it cannot be read, or is damaged.
@@ -119,7 +119,7 @@ pub fn read(disk: &dyn Disk, path: &Path, last: Revision) -> Result<Option<Vec<V
 }
 
 fn exactly(file: &dyn DiskFile, at: u64, bytes: u64) -> Result<Vec<u8>, StoppedError> {
-    // A length that is damaged is not believed before there are so many bytes.
+    // A damaged length must not allocate more than the file holds.
     if at.saturating_add(bytes) > file.length()? {
         return Err(StoppedError::Damaged(at));
     }
@@ -134,7 +134,6 @@ fn exactly(file: &dyn DiskFile, at: u64, bytes: u64) -> Result<Vec<u8>, StoppedE
     Ok(buffer)
 }
 
-/// The records of a payload.
 pub fn records(payload: &[u8]) -> impl Iterator<Item = Record<'_>> {
     Frame { seq: FrameSeq::FIRST, payload }.records()
 }

@@ -1,4 +1,4 @@
-//! How long a log lately took to write and sync.
+//! Recent times that a log took to write and sync a batch.
 
 use std::{
     collections::VecDeque,
@@ -6,15 +6,14 @@ use std::{
     time::Duration,
 };
 
-/// Times that count.
+/// Times that are kept.
 const TIMES: usize = 512;
 
-/// The last times, by the thread of the log, for whoever asks. Locked for a moment only.
+/// The last times. The log's thread adds them, and any thread may read; the lock is held briefly.
 #[derive(Debug, Default)]
 pub struct SyncTimes(Mutex<VecDeque<u32>>);
 
 impl SyncTimes {
-    /// One more.
     pub fn note(&self, took: Duration) {
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if times.len() == TIMES {
@@ -23,7 +22,7 @@ impl SyncTimes {
         times.push_back(u32::try_from(took.as_micros()).unwrap_or(u32::MAX));
     }
 
-    /// The microseconds in which 99 of 100 were done, `None` without any.
+    /// The 99th percentile in microseconds; `None` without any times.
     #[must_use]
     pub fn p99_micros(&self) -> Option<u64> {
         let mut times: Vec<u32> = {

@@ -1,9 +1,9 @@
-//! What waits for a log, in the order in which it came.
+//! A queue of what waits for a log.
 
 use std::collections::VecDeque;
 
-/// Entries that wait until a log is durable up to a position. Positions never go down, so that entries leave in the order
-/// in which they came: an answer never overtakes one that was decided before it.
+/// Entries that wait until a log is durable up to a position. Positions never decrease along the queue, so entries
+/// leave in the order in which they came: an answer never overtakes an earlier one.
 #[derive(Debug)]
 pub struct Waiting<T> {
     queue: VecDeque<(u64, T)>,
@@ -16,25 +16,23 @@ impl<T> Default for Waiting<T> {
 }
 
 impl<T> Waiting<T> {
-    /// Holds an entry until `position` is durable, or the position of one before it where that is higher.
+    /// Holds an entry until `position` is durable, or the position of the entry before it if that is higher.
     pub fn push(&mut self, position: u64, entry: T) {
         let last = self.queue.back().map_or(0, |(last, _)| *last);
         self.queue.push_back((position.max(last), entry));
     }
 
-    /// The next entry for which everything up to `durable` is enough.
+    /// The next entry whose position is at or below `durable`.
     pub fn pop(&mut self, durable: u64) -> Option<T> {
         let (_, entry) = self.queue.pop_front_if(|(position, _)| *position <= durable)?;
         Some(entry)
     }
 
-    /// How many wait.
     #[must_use]
     pub fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether none waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()

@@ -1,4 +1,4 @@
-//! Messages of a feed (`kindred.shard.v1.FeedResponse`), written by hand around the stored bytes.
+//! Encodes messages of a feed (`kindred.shard.v1.FeedResponse`) by hand around the stored bytes.
 
 use bytes::Bytes;
 use kindred_engine::{durability::Gap, engine::FeedOut};
@@ -18,10 +18,9 @@ const UNTIL: u32 = 2;
 /// Fields of a `FeedEvent`.
 const REVISION: u32 = 1;
 const EVENT: u32 = 2;
-/// Most bytes that a revision with its tag takes.
+/// Maximum bytes of a revision with its tag.
 const NUMBER_BYTES_MAX: usize = 11;
 
-/// A `FeedResponse`.
 #[must_use]
 pub fn response(out: &FeedOut) -> Bytes {
     let events: Vec<(Revision, StoredEvent<'_>)> =

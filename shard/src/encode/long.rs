@@ -1,5 +1,5 @@
-//! A `RangeResponse` that is written while its client takes it. Until then it holds a handle for each key: the values are
-//! the store's own, whether anybody reads the answer or not.
+//! A `RangeResponse` that is encoded while its client takes it. Until then it holds a handle per key to the store's own
+//! values, whether or not the answer is ever read.
 
 use std::{collections::VecDeque, mem::size_of};
 
@@ -18,27 +18,25 @@ const DROPPED_MAX: usize = 16;
 pub struct LongRange {
     contents: Contents,
     chunks: VecDeque<Vec<Version>>,
-    /// Of the fields of the keys.
+    /// Encoded length of the fields of the keys.
     bytes: usize,
 }
 
 impl LongRange {
-    /// Without keys yet.
     #[must_use]
     pub fn new(contents: Contents) -> Self {
         Self { contents, chunks: VecDeque::new(), bytes: 0 }
     }
 
-    /// Appends keys.
     pub fn push(&mut self, chunk: Vec<Version>) {
         self.bytes += kvs_len(&chunk, self.contents);
         self.chunks.push_back(chunk);
     }
 
-    /// The answer: as bytes, unless it is long.
+    /// The answer: encoded at once unless it is long.
     #[must_use]
     pub fn finish(self, ids: &ServerIds, header: Revision, tail: RangeTail) -> Message {
-        // How long keys without their values become is known when they are written only.
+        // The length of keys without values is known only when they are encoded.
         let later = self.contents == Contents::Whole && self.bytes > FRAME_BYTES;
         let room = if later { 0 } else { self.bytes + TAIL_BYTES_MAX };
         let mut front = Vec::with_capacity(HEADER_BYTES_MAX + room);
@@ -59,7 +57,7 @@ impl LongRange {
     }
 }
 
-/// What is still to be written.
+/// The part of an answer that is still to be encoded.
 struct Writing {
     front: Vec<u8>,
     chunks: VecDeque<std::vec::IntoIter<Version>>,
@@ -99,7 +97,7 @@ impl Making for Writing {
     }
 }
 
-/// Many handles are not given back in one turn.
+/// Drops many handles over several turns.
 impl Drop for Writing {
     fn drop(&mut self) {
         if self.chunks.len() > DROPPED_MAX

@@ -1,4 +1,4 @@
-//! Auth, by path: there are no users, so every method but AuthStatus is answered like etcd's with auth off.
+//! The Auth service, by path: there are no users, so every method except AuthStatus answers as etcd does with auth off.
 
 use std::future::{Ready, ready};
 
@@ -11,7 +11,6 @@ use tonic::{Request, Response, Status, body::Body, codegen::http, server::UnaryS
 
 use crate::encode::ServerIds;
 
-/// Methods of etcd's Auth service.
 const METHODS: [&str; 17] = [
     "AuthEnable",
     "AuthDisable",
@@ -32,7 +31,7 @@ const METHODS: [&str; 17] = [
     "RoleRevokePermission",
 ];
 
-/// Answers with the same bytes, whatever is asked.
+/// Answers every request with the same bytes.
 pub struct Fixed(pub Bytes);
 
 impl UnaryService<Bytes> for Fixed {
@@ -44,7 +43,7 @@ impl UnaryService<Bytes> for Fixed {
     }
 }
 
-/// Answers a call with bytes that are known beforehand.
+/// Answers a call with a fixed message.
 pub async fn fixed(request: http::Request<Body>, message: Bytes) -> http::Response<Body> {
     tonic::server::Grpc::new(RawCodec).unary(Fixed(message), request).await
 }

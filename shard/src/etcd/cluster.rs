@@ -1,4 +1,4 @@
-//! Cluster: one member. Changes of membership are refused in [`super::front`].
+//! The Cluster service, with one member. [`super::front`] refuses changes of membership.
 
 use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb::{self as pb, cluster_server::Cluster};
@@ -6,7 +6,6 @@ use tonic::{Request, Response, Status};
 
 use super::Member;
 
-/// The service.
 #[derive(Clone)]
 pub struct ClusterService(pub Member);
 

@@ -1,8 +1,8 @@
-//! Which calls a shard takes from whom.
+//! Decides which calls a shard accepts from which callers.
 //!
-//! A shard alone is an etcd: whoever reaches its port may do all. One of a cluster, or one that was told how to know its
-//! routers, takes what changes anything, and the calls of `kindred.shard.v1`, from routers only; by etcd's API others may read, where
-//! they may do that at all (`kindred_transport::who`).
+//! A shard alone is an etcd: any client that reaches its port may do everything. A shard in a cluster, or one that can
+//! recognize its routers, accepts changes and the calls of `kindred.shard.v1` only from routers. Other callers may read
+//! through etcd's API if they are allowed that (`kindred_transport::who`).
 
 use http::HeaderMap;
 use kindred_transport::{
@@ -11,7 +11,7 @@ use kindred_transport::{
 };
 use tonic::{Request, Status};
 
-/// Who is let in.
+/// Admits or refuses callers.
 #[derive(Debug, Clone)]
 pub struct Door {
     routers: Routers,
@@ -19,20 +19,20 @@ pub struct Door {
 }
 
 impl Door {
-    /// That of a shard that knows its routers so.
+    /// The door of a shard that recognizes its routers by `routers`.
     #[must_use]
     pub fn new(routers: Routers, in_cluster: bool) -> Self {
         let guarded = in_cluster || routers.are_known();
         Self { routers, guarded }
     }
 
-    /// Whether it matters at all who asks.
+    /// Whether callers are distinguished at all.
     #[must_use]
     pub fn is_guarded(&self) -> bool {
         self.guarded
     }
 
-    /// Whether the sender of a call may make it.
+    /// Refuses a call that its sender may not make.
     ///
     /// # Errors
     /// PermissionDenied, with what to do.
@@ -45,7 +45,7 @@ impl Door {
         self.admits_to(needed(path), from, headers)
     }
 
-    /// The same for a call that needs a router after all, as only its message tells.
+    /// Refuses a call, whose message shows that it needs a router, from any other caller.
     ///
     /// # Errors
     /// As [`Door::admits`].
@@ -54,7 +54,7 @@ impl Door {
         self.admits_to(Standing::Router, from, request.metadata().as_ref())
     }
 
-    /// The same for what is known of a call.
+    /// Refuses a call that needs this standing from a caller with less.
     ///
     /// # Errors
     /// As [`Door::admits`].
@@ -86,10 +86,10 @@ impl Door {
     }
 }
 
-/// What a caller must be.
+/// The standing that a call requires.
 #[must_use]
 pub fn needed(path: &str) -> Standing {
-    // Which units the shard has tells nothing of what is in them, and changes nothing.
+    // The list of units reveals no data and changes nothing.
     if path == "/kindred.shard.v1.Units/List" {
         return Standing::Reader;
     }
@@ -103,9 +103,9 @@ pub fn needed(path: &str) -> Standing {
     let reads = match service {
         "KV" => matches!(method, "Range" | "RangeStream"),
         "Lease" => matches!(method, "LeaseTimeToLive" | "LeaseLeases"),
-        // An alarm may be asked for; whether it is to be changed is in the message.
+        // Reading alarms is allowed; the service checks the message for changes.
         "Maintenance" => matches!(method, "Status" | "Hash" | "HashKV" | "Alarm"),
-        // Their changes are not served by any shard, and answered so.
+        // Their changes are not served by any shard, and are refused as such.
         "Watch" | "Cluster" | "Auth" => true,
         _ => false,
     };

@@ -1,5 +1,5 @@
-//! The front door of the etcd port: finds the service of a path, answers by path what has no messages here, counts, and
-//! puts the transport's own refusals into etcd's words.
+//! The entry of the etcd port: finds the service of a path, answers the paths that have no generated service, counts
+//! calls, and translates the transport's own refusals into etcd's texts.
 
 use std::{
     convert::Infallible,
@@ -42,7 +42,7 @@ use crate::{
     metrics::{CallMetrics, call_metrics},
 };
 
-/// What a call may be on this port, and is not served.
+/// Calls that exist on etcd's port and that a shard does not serve.
 const UNSUPPORTED: [(&str, &str); 8] = [
     ("/etcdserverpb.Maintenance/Snapshot", "list the keys, or use a backup of kindred"),
     ("/etcdserverpb.Maintenance/MoveLeader", "a shard has one member"),
@@ -56,10 +56,9 @@ const UNSUPPORTED: [(&str, &str); 8] = [
 
 /// `HealthCheckResponse { status: SERVING }`.
 const SERVING: &[u8] = &[0x08, 0x01];
-/// The call that a shard of a cluster waits for before it serves any other.
+/// The call that a shard of a cluster awaits before it serves any other.
 const HELLO: &str = "/kindred.shard.v1.Shard/Hello";
 
-/// All services of the etcd port.
 #[derive(Clone)]
 pub struct Front {
     member: Member,
@@ -76,7 +75,6 @@ pub struct Front {
 }
 
 impl Front {
-    /// The services of a member.
     #[must_use]
     pub fn new(member: Member, shard: ShardService) -> Self {
         let units = UnitService::new(member.clone(), shard.incarnation());
@@ -97,13 +95,13 @@ impl Front {
         }
     }
 
-    /// The calls that are answered before this door.
+    /// The calls that are answered without passing through here.
     #[must_use]
     pub fn unary_calls(&self) -> KvService {
         KvService::new(self.member.clone())
     }
 
-    /// What no generated service answers.
+    /// Answers what no generated service does.
     fn by_path(&self, request: http::Request<Body>) -> BoxFuture<http::Response<Body>, Infallible> {
         let member = self.member.clone();
         Box::pin(async move {
@@ -178,7 +176,7 @@ impl Service<http::Request<Body>> for Front {
     }
 }
 
-/// A call that is being answered.
+/// A call in progress.
 pub struct Answering {
     inner: BoxFuture<http::Response<Body>, Infallible>,
     metrics: &'static CallMetrics,
@@ -189,8 +187,8 @@ impl Future for Answering {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Ok(response) = ready!(self.inner.as_mut().poll(cx));
-        // A refusal comes without a body, its status among the headers. Anything else counts as answered here: the
-        // status of a stream is only known when it ends.
+        // A refusal has no body, and its status is in the headers. Anything else counts as handled here, since the
+        // status of a stream is known only at its end.
         let Some(refused) = Status::from_header_map(response.headers()) else {
             self.metrics.handled(Code::Ok);
             return Poll::Ready(Ok(response));
@@ -209,13 +207,13 @@ impl Future for Answering {
     }
 }
 
-/// A status of the transport in the middle of a stream, in etcd's words where it has some.
+/// A status of the transport in the middle of a stream, translated if etcd has a text for it.
 #[must_use]
 pub fn transport_status(status: Status) -> Status {
     grpc_go_size_error(&status).unwrap_or(status)
 }
 
-/// tonic's refusal of a message that is too long, in grpc-go's words and code.
+/// Translates tonic's refusal of an oversized message into grpc-go's text and code.
 fn grpc_go_size_error(refused: &Status) -> Option<Status> {
     if refused.code() != Code::OutOfRange {
         return None;

@@ -1,4 +1,4 @@
-//! KV: requests decoded with prost, answers written around the stored bytes.
+//! The KV service. Requests are decoded with prost; answers are written around the stored bytes.
 
 use std::{
     pin::Pin,
@@ -34,41 +34,36 @@ use crate::{
     wish::{self, Wish},
 };
 
-/// Chunks of a range stream that wait for the client.
+/// Chunks of a range stream that may wait for the client.
 const STREAM_CHUNKS_MAX: usize = 2;
 
-/// The service.
 #[derive(Clone)]
 pub struct KvService {
     member: Member,
-    /// Who asks, where that matters and the service is of one connection.
+    /// The caller, if callers are distinguished and the service is of one connection.
     from: Option<Arc<ConnectionInfo>>,
 }
 
-/// What a [`KvService`] answers with one message.
+/// The unary methods of a [`KvService`] that are answered directly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// `Range`.
     Range,
-    /// `Put`.
     Put,
-    /// `DeleteRange`.
     DeleteRange,
-    /// `Txn`.
     Txn,
 }
 
 impl KvService {
-    /// The service of a member, behind its front door.
+    /// The service of a member, behind [`super::front`].
     #[must_use]
     pub fn new(member: Member) -> Self {
         Self { member, from: None }
     }
 
-    /// Answers a request; `buckets` are of a `DeleteRange`.
+    /// Answers a request; `buckets` restrict a `DeleteRange`.
     ///
     /// # Errors
-    /// etcd's.
+    /// etcd's errors.
     pub async fn answer(
         &self,
         method: Method,
@@ -120,7 +115,7 @@ impl UnaryCalls for KvService {
             "Txn" => Method::Txn,
             _ => return None,
         };
-        // The front door says why nothing is answered yet.
+        // Before the shard serves, `Front` answers with the reason.
         self.member.is_serving().then_some(method)
     }
 
@@ -179,14 +174,14 @@ impl Kv for KvService {
         let (sender, chunks) = mpsc::channel(STREAM_CHUNKS_MAX);
         let (good_end, mut chunks) = ending::produced(ReceiverStream::new(chunks));
         let member = self.member.clone();
-        // Ends with the last chunk, or when the client goes away and `chunks` with it.
+        // Ends with the last chunk, or when the client goes away and `chunks` is dropped.
         tokio::spawn(async move {
             match stream_range(&member, query, wish, &sender).await {
                 Ok(()) => good_end.reached(),
                 Err(error) => drop(sender.send(Err(error.into())).await),
             }
         });
-        // What is refused is refused at once, as by etcd: nothing of a stream has begun that could not be asked again.
+        // A refusal is returned at once, as by etcd: nothing has been sent yet, so the client may repeat the call.
         let first = chunks.next().await.transpose()?.map(Ok);
         let chunks: Self::RangeStreamStream = Box::pin(tokio_stream::iter(first).chain(chunks));
         let mut response = Response::new(chunks);
@@ -213,7 +208,7 @@ impl Kv for KvService {
     }
 }
 
-/// A read in key order. What is long is written while its client takes it: until then it is a handle for each key.
+/// A read in key order. A long answer is encoded while its client takes it; until then it is a handle per key.
 async fn natural_range(member: &Member, query: RangeQuery, wish: Wish) -> Result<long::Message, KvError> {
     let (limit, contents) = (query.limit, query.contents);
     let mut read = match member.handle.start(query, wish).await? {
@@ -228,12 +223,12 @@ async fn natural_range(member: &Member, query: RangeQuery, wish: Wish) -> Result
     Ok(keys.finish(&member.ids, read.header, given.tail(&read)))
 }
 
-/// How much of a long read was given to its client. What there is says where it ends, never a count.
+/// How much of a long read was given to its client. The keys themselves decide where it ends, never a count.
 struct Given {
     keys: u64,
-    /// Keys that the limit leaves room for.
+    /// Keys that the limit still allows.
     room: u64,
-    /// The limit kept keys back.
+    /// Whether the limit cut off keys.
     more: bool,
 }
 
@@ -243,7 +238,7 @@ impl Given {
         Self { keys: 0, room, more: false }
     }
 
-    /// What of a chunk belongs to the answer.
+    /// Cuts a chunk at the limit.
     fn cut(&mut self, mut chunk: Vec<Version>) -> Vec<Version> {
         let room = usize::try_from(self.room).unwrap_or(usize::MAX);
         self.more |= chunk.len() > room;
@@ -253,7 +248,7 @@ impl Given {
         chunk
     }
 
-    /// Whether nothing more is to be given. Of a read that goes on behind the limit there is at least one key more.
+    /// Whether nothing more is to be given. If the read goes on behind the limit, it has at least one more key.
     fn is_whole(&mut self, read: &handle::LongRead) -> bool {
         self.more |= self.room == 0 && !read.is_done();
         self.more || read.is_done()
@@ -265,8 +260,8 @@ impl Given {
     }
 }
 
-/// Sends a range in key order; header, `more` and `count` only in the last chunk. A pin that was lost to a compaction
-/// ends it as compacted.
+/// Sends a range in key order, with header, `more` and `count` only in the last chunk. If the pin is lost to a
+/// compaction, the stream ends as compacted.
 async fn stream_range(
     member: &Member,
     query: RangeQuery,

@@ -1,4 +1,4 @@
-//! Lease.
+//! The Lease service.
 
 use std::pin::Pin;
 
@@ -13,10 +13,9 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{Member, front::transport_status};
 use crate::etcd_status::{KvError, status};
 
-/// Answers that wait for the connection to take them; the client is not read from meanwhile.
+/// Answers that may wait for the connection. When they are full, the client's stream is not read.
 const OUTBOUND_MAX: usize = 16;
 
-/// The service.
 #[derive(Clone)]
 pub struct LeaseService(pub Member);
 

@@ -1,4 +1,4 @@
-//! Maintenance: what a server of one member can say. Snapshot, MoveLeader and Downgrade are refused in [`super::front`].
+//! The Maintenance service of a server with one member. [`super::front`] refuses Snapshot, MoveLeader and Downgrade.
 
 use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb::{
@@ -11,7 +11,6 @@ use tonic::{Request, Response, Status};
 use super::Member;
 use crate::etcd_status::KvError;
 
-/// The service.
 #[derive(Clone)]
 pub struct MaintenanceService(pub Member);
 
@@ -19,7 +18,7 @@ fn alarm_members(alarms: Vec<(i32, u64)>) -> Vec<pb::AlarmMember> {
     alarms.into_iter().map(|(alarm, member_id)| pb::AlarmMember { member_id, alarm }).collect()
 }
 
-/// As etcd prints an alarm in the errors of Status.
+/// An alarm as etcd prints it in the errors of Status.
 fn alarm_text(alarm: &pb::AlarmMember) -> String {
     let kind = AlarmType::try_from(alarm.alarm).unwrap_or(AlarmType::None);
     format!("memberID:{} alarm:{}", alarm.member_id, kind.as_str_name())
@@ -83,7 +82,8 @@ impl Maintenance for MaintenanceService {
         }))
     }
 
-    /// A checkpoint, after which old logs go; freed memory is free without. etcd's answer has no header either.
+    /// Makes a checkpoint, after which old logs are removed; memory needs no defragmentation. As in etcd, the answer
+    /// has no header.
     async fn defragment(
         &self,
         _request: Request<pb::DefragmentRequest>,

@@ -1,4 +1,4 @@
-//! Requests of KV as they came into what the engine is asked, after the checks of etcd's front door.
+//! Converts encoded KV requests for the engine, after etcd's own checks.
 
 use bytes::Bytes;
 use kindred_engine::ops::{Delete, Op, RangeQuery};
@@ -14,12 +14,12 @@ fn decode<M: Message + Default>(request: Bytes) -> Result<M, KvError> {
     Ok(M::decode(request)?)
 }
 
-/// A `RangeRequest`.
+/// Decodes a `RangeRequest`.
 pub(crate) fn range(request: Bytes) -> Result<RangeQuery, Status> {
     Ok(convert::range(decode::<pb::RangeRequest>(request)?).map_err(KvError::from)?)
 }
 
-/// A `PutRequest`.
+/// Decodes a `PutRequest`.
 pub(crate) fn put(member: &Member, request: Bytes) -> Result<Op, Status> {
     let size = request.len();
     let put = convert::put(decode::<pb::PutRequest>(request)?).map_err(KvError::from)?;
@@ -27,7 +27,7 @@ pub(crate) fn put(member: &Member, request: Bytes) -> Result<Op, Status> {
     Ok(Op::Put(put))
 }
 
-/// A `DeleteRangeRequest`, of these buckets only.
+/// Decodes a `DeleteRangeRequest`, restricted to these buckets.
 pub(crate) fn delete(member: &Member, request: Bytes, buckets: Option<UnitBuckets>) -> Result<Op, Status> {
     let size = request.len();
     let delete = convert::delete(decode::<pb::DeleteRangeRequest>(request)?).map_err(KvError::from)?;
@@ -35,7 +35,7 @@ pub(crate) fn delete(member: &Member, request: Bytes, buckets: Option<UnitBucket
     Ok(Op::Delete(Delete { buckets, ..delete }))
 }
 
-/// A `TxnRequest`.
+/// Decodes a `TxnRequest`.
 pub(crate) fn txn(member: &Member, request: Bytes) -> Result<Op, Status> {
     let size = request.len();
     let txn = convert::txn(nested::txn(request).map_err(KvError::from)?, member.txn_ops_max)

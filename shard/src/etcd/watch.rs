@@ -1,8 +1,8 @@
-//! Watch: one task for each client stream.
+//! The Watch service, with one task per client stream.
 //!
-//! Events stay in the engine until the client can take more: the task first gets room in the outbound buffer, then pulls.
-//! So a slow client costs its own position in the history and nothing else. A client that closes only its sending half
-//! keeps its watches, as in etcd; one that is gone drops the outbound buffer's receiver, which ends the task.
+//! Events stay in the engine until the client can take more: the task first gets room in the outbound buffer, then
+//! pulls. So a slow client costs only its own position in the history. A client that closes just its sending half keeps
+//! its watches, as in etcd. If a client is gone, the receiver of the outbound buffer is dropped, which ends the task.
 
 use std::{collections::VecDeque, pin::Pin};
 
@@ -30,14 +30,13 @@ use crate::{
     handle::WatchStream,
 };
 
-/// Messages that wait for the connection to take them.
+/// Messages that may wait for the connection.
 const OUTBOUND_MAX: usize = 4;
-/// Encoded messages and refusals that may wait for room in the outbound buffer before the client is read from again.
+/// Encoded messages and refusals that may wait for the outbound buffer before the client's stream is read again.
 const READY_MAX: usize = 256;
-/// Bytes pulled from the engine at a time, about.
+/// Approximate bytes of one pull from the engine.
 const PULL_BYTES: usize = 256 << 10;
 
-/// The service.
 #[derive(Clone)]
 pub struct WatchService(pub Member);
 
@@ -58,9 +57,9 @@ impl Watch for WatchService {
 struct Session {
     member: Member,
     stream: WatchStream,
-    /// Encoded, in order, not yet in the outbound buffer.
+    /// Encoded messages, in order, that are not in the outbound buffer yet.
     ready: VecDeque<Bytes>,
-    /// The engine may have something for this stream.
+    /// Whether the engine may have something for this stream.
     pull: bool,
 }
 
@@ -101,7 +100,7 @@ impl Session {
         }
     }
 
-    /// Takes what the engine has for this client.
+    /// Pulls and encodes what the engine has for this client.
     async fn fill(&mut self) -> Result<(), KvError> {
         let items = self.stream.pull(PULL_BYTES).await?;
         self.pull = !items.is_empty();
@@ -116,11 +115,11 @@ impl Session {
         match pb::WatchRequest::decode(bytes)?.request_union {
             Some(RequestUnion::CreateRequest(create)) => self.create(create).await?,
             Some(RequestUnion::CancelRequest(cancel)) => {
-                // A watch that does not exist is not answered, as in etcd.
+                // As in etcd, cancelling a watch that does not exist is not answered.
                 self.stream.cancel(WatchId(cancel.watch_id)).await?;
             }
             Some(RequestUnion::ProgressRequest(_)) => self.stream.progress().await?,
-            // etcd ignores what it does not know.
+            // As in etcd, unknown requests are ignored.
             None => {}
         }
         self.pull = true;
@@ -142,7 +141,7 @@ impl Session {
             Err((KvError::Engine(EngineError::DuplicateWatchId), header)) => {
                 self.refuse(header, None, WatchRefusal::DuplicateId.reason());
             }
-            // Whoever asked is to ask elsewhere, and has asked for others too: it must know for which.
+            // The router creates several watches at once and must know which one to move to another store.
             Err((KvError::Engine(EngineError::NotOwned(refused)), header)) => {
                 self.refuse(header, id, &not_owned(&refused).message());
             }
@@ -160,7 +159,7 @@ fn spec(create: pb::WatchCreateRequest) -> Result<WatchSpec, WatchRefusal> {
     if create.start_revision < 0 {
         return Err(WatchRefusal::NegativeStart);
     }
-    // The smallest key stands for none.
+    // As in etcd, an empty key means the smallest one.
     let key = if create.key.is_empty() { Bytes::from_static(&[0]) } else { create.key };
     let range = KeyRange::from_wire(key, create.range_end);
     if range.is_empty() {

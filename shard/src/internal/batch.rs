@@ -12,7 +12,7 @@ use tokio::time::{Duration, Instant};
 use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::RaiseSince;
+use super::raise_since;
 use crate::{
     apply_loop::{Batched, BatchedCall},
     core::is_short,
@@ -23,12 +23,11 @@ use crate::{
     wish::{Wish, checked, pin_id},
 };
 
-/// The longest message that is read: routers keep theirs to a few hundred KiB.
+/// The longest message that is read; routers limit theirs to a few hundred KiB.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// Operations that the loop is given at a time, so that others come in between.
+/// Operations handed to the loop at a time, so that other requests come in between.
 const ENTRY_OPS: usize = 64;
 
-/// The service.
 #[derive(Clone)]
 pub struct BatchService(pub Member);
 
@@ -79,17 +78,18 @@ impl Calls {
     }
 }
 
-/// What reads one stream.
+/// The reader of one stream.
 struct Reader {
     member: Member,
     replies: Arc<Replies>,
     calls: Calls,
-    /// The last operation that was read.
+    /// The id of the last operation read.
     last: u64,
 }
 
 impl Reader {
-    /// Ends when the router is gone or says no more, or the process stops: then the router is told what was not read.
+    /// Ends when the router closes the stream or is gone, or when the process stops; the router is then told which
+    /// operations were not read.
     async fn run(mut self, mut requests: Streaming<Bytes>) {
         let stopping = self.member.stopping.clone();
         let stopped = stopping.cancelled();
@@ -113,7 +113,7 @@ impl Reader {
             };
             let mut ops = ops.into_iter();
             while ops.len() > 0 {
-                // A loop that has ended answers by dropping them.
+                // If the loop has ended, dropping the operations answers them.
                 self.member.handle.batch(ops.by_ref().take(ENTRY_OPS).collect()).await;
             }
         }
@@ -124,7 +124,7 @@ impl Reader {
         if self.replies.room().await { requests.next().await } else { None }
     }
 
-    /// The operations of a message; those that are refused at the door are answered.
+    /// The operations of a message; refused ones are answered here.
     fn take(&mut self, message: &Bytes) -> Result<Vec<Batched>, Status> {
         let (mut read, mut cancelled) = (Vec::new(), Vec::new());
         read_request(message, |op| read.push(op), |id| cancelled.push(id))
@@ -162,7 +162,7 @@ impl Reader {
             Method::Put => write(request::put(&self.member, bytes)),
             Method::DeleteRange => write(request::delete(&self.member, bytes, None)),
             Method::Txn => write(request::txn(&self.member, bytes)),
-            Method::RaiseSince => Ok(BatchedCall::Raise(RaiseSince::of(decoded(bytes)?))),
+            Method::RaiseSince => Ok(BatchedCall::Raise(raise_since(decoded(bytes)?))),
             Method::ReleasePins => super::pins(decoded(bytes)?).map(BatchedCall::Release),
         }
     }
@@ -177,7 +177,7 @@ fn wish(op: &BatchOp<'_>) -> Wish {
     Wish { at_least, pin: pin_id(op.pin), generation: checked(op.generation) }
 }
 
-/// A long read would hold up the others: it has a call of its own.
+/// Refuses a long read, which would delay the others: it must be a call of its own.
 fn short(query: RangeQuery) -> Result<RangeQuery, Status> {
     if is_short(&query) {
         return Ok(query);

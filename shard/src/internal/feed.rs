@@ -1,5 +1,5 @@
-//! Feeds: the loop gives each what it has to say, and the connection takes it from there; a task reads what the router
-//! asks meanwhile.
+//! Feeds: the loop pushes each feed's messages, and the connection takes them from there. A task reads the router's
+//! requests meanwhile.
 
 use std::{
     pin::Pin,
@@ -30,10 +30,9 @@ use crate::{
     wish::checked,
 };
 
-/// Ranges of one feed: of a Kind that is split between two stores, each has as many as there are splits.
+/// Ranges of one feed. A Kind that is split between two stores has as many on each as there are splits.
 const RANGES_MAX: usize = 4096;
 
-/// The service.
 #[derive(Clone)]
 pub struct FeedService(pub Member);
 
@@ -49,7 +48,7 @@ impl Feeds for FeedService {
     }
 }
 
-/// Ends when the router is gone, the feed is compacted or its keys move, or the process stops.
+/// Reads one feed's requests. Ends when the router is gone, on an error, or when the process stops.
 async fn run(
     member: Member,
     requests: Streaming<Bytes>,
@@ -80,32 +79,32 @@ async fn serve(
     let _ = opened.send(messages);
     while let Some(request) = requests.next().await {
         match call(request)? {
-            // Those that wait are one in the engine.
+            // The engine merges those that wait.
             FeedCall::Advance(advance) => feed.advance(Revision(advance.to)).await?,
             FeedCall::Open(_) => return Err(Status::invalid_argument("kindred: a feed is opened once")),
         }
     }
-    // Half-closed; it goes on while somebody reads it.
+    // The router closed its sending half; the feed continues while its messages are read.
     std::future::pending().await
 }
 
-/// The answers of one feed.
+/// The message stream of one feed.
 pub struct Messages {
     stage: Stage,
-    /// Why it is over, when no message says so. A task that goes away without a word has failed.
+    /// The final status, if no message tells the end. If the task is dropped without sending one, it has failed.
     ended: oneshot::Receiver<Option<Status>>,
 }
 
 enum Stage {
     Opening(oneshot::Receiver<FeedMessages>),
     Open(FeedMessages),
-    /// Nothing more comes but why.
+    /// Only the final status is still to come.
     Ending,
     Over,
 }
 
 impl Messages {
-    /// What is there now; `None` when the stream ends.
+    /// The next message; `None` when no more will come.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<FeedOut>> {
         loop {
             match &mut self.stage {
@@ -136,7 +135,7 @@ impl Stream for Messages {
                 return Poll::Ready(Some(Ok(encode::feed::response(&out))));
             }
             Poll::Ready(None) => this.stage = Stage::Ending,
-            // All that was said comes before the end.
+            // Pending messages come before the end.
             Poll::Pending => {}
         }
         let end = ready!(Pin::new(&mut this.ended).poll(cx));
@@ -154,7 +153,7 @@ fn wanted(open: pb::FeedOpen) -> Result<FeedWanted, Status> {
     let pb::FeedOpen { ranges, start, generation, unit } = open;
     let start = convert::revision(start, "start")?;
     if let Some(unit) = unit {
-        // Its ranges say nothing that the unit does not.
+        // The unit determines the ranges.
         return Ok(FeedWanted { of: FeedOf::Unit(convert::unit(unit)?), start });
     }
     let ranges = key_ranges(ranges);

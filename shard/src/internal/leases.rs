@@ -1,4 +1,4 @@
-//! `Leases`: homes that go away hand their leases to an heir (R12); see `kindred_engine::lease`.
+//! Service `Leases`: a home that goes away hands its leases to an heir (R12); see `kindred_engine::lease`.
 
 use kindred_engine::lease::{AdoptedLease, HandedLease};
 use kindred_partition_config::ids::{LeaseId, Slot};
@@ -8,10 +8,9 @@ use tonic::{Request, Response, Status};
 use super::{lease, slot, slots};
 use crate::{core::Core, etcd::Member};
 
-/// Leases of one answer.
+/// Leases in one answer.
 const LEASES_MAX: u32 = 1024;
 
-/// The service.
 #[derive(Clone)]
 pub struct LeasesService(pub Member);
 

@@ -1,5 +1,6 @@
-//! How durable each Kind is to be (R9), as routers say it: what the shard was started with, and over it what the cluster's
-//! configuration says of Kinds. What it cannot do is answered, not refused: a Kind is served all the same.
+//! Durability modes as routers set them (R9): the modes with which the shard was started, overridden by those that the
+//! cluster's configuration names. What the shard cannot provide is reported in the answer, not refused: the Kind is
+//! served all the same.
 
 use kindred_engine::durability::{Durability, KindModes, ModesError, ModesTaken};
 use kindred_partition_config::key::Key;
@@ -9,22 +10,23 @@ use tonic::Status;
 use crate::{
     core::Core,
     durability::failpoint::{Point, around},
+    durability::status::on_wire,
 };
 
 /// Why a shard without a data directory keeps nothing.
 const IN_MEMORY: &str = "it keeps everything in memory: start it with --data-dir";
 
-/// What is in force after the loop was asked.
+/// The modes in force after a request.
 pub struct Taken {
     modes: KindModes,
-    /// Why not all is as it was asked.
+    /// Why some differ from the requested ones.
     why: String,
 }
 
-/// The modes that a request asks for, over those that the shard was started with.
+/// The requested modes, on top of those with which the shard was started.
 ///
 /// # Errors
-/// When a Kind is named twice, or by something that is no prefix, or its mode is none that this version knows.
+/// When a Kind is named twice or by something that is not a prefix, or its mode is unknown to this version.
 pub fn asked(request: &pb::SetModesRequest, own: &KindModes) -> Result<KindModes, Status> {
     let mut modes = KindModes { generation: request.generation, ..own.clone() };
     let mut named = std::collections::BTreeSet::new();
@@ -46,14 +48,14 @@ pub fn asked(request: &pb::SetModesRequest, own: &KindModes) -> Result<KindModes
     Ok(modes)
 }
 
-/// States that a cluster may have had between two that a shard hears of. A generation far above the one in force would keep out
-/// every later one for good.
+/// How far a generation may be above the one in force: more than a cluster changes its state between two requests. A
+/// generation that is far too high would keep out all later ones for good.
 const GENERATIONS_AHEAD_MAX: u64 = 1 << 32;
 
-/// Whether a generation can be one of the cluster, by the one in force.
+/// Refuses a generation that cannot be one of this cluster.
 ///
 /// # Errors
-/// When it cannot.
+/// When it is too far above the one in force.
 pub fn bounded(core: &Core, asked: &KindModes) -> Result<(), Status> {
     let in_force = core.engine.modes().generation;
     if asked.generation > in_force.saturating_add(GENERATIONS_AHEAD_MAX) {
@@ -65,8 +67,8 @@ pub fn bounded(core: &Core, asked: &KindModes) -> Result<(), Status> {
     Ok(())
 }
 
-/// On the loop, at any time: the answer to what changes nothing, as every router asks when it starts and after every change of
-/// the cluster's state. A disk that is slow holds up nobody else for it.
+/// On the loop, at any time: answers a request that changes nothing, which every router sends at its start and after
+/// every change of the cluster's state. It need not wait for the disk.
 pub fn unchanged(core: &mut Core, asked: &KindModes) -> Option<Taken> {
     if !core.keeps {
         let modes = KindModes { generation: asked.generation, ..KindModes::all(Durability::None) };
@@ -76,10 +78,10 @@ pub fn unchanged(core: &mut Core, asked: &KindModes) -> Option<Taken> {
     same.then(|| Taken { modes: asked.clone(), why: String::new() })
 }
 
-/// On the loop, when the logs are flushed: the modes are in force from here on, as far as they can be. `None` where they are
-/// logged first: to be gone on with by [`take_logged`].
+/// On the loop, when the logs are flushed: puts the modes in force as far as possible. `None` if they are logged first;
+/// then [`take_logged`] continues.
 pub fn take(core: &mut Core, asked: KindModes) -> Option<Taken> {
-    // Another router may have brought them since.
+    // Another router may have set them meanwhile.
     if let Some(taken) = unchanged(core, &asked) {
         return Some(taken);
     }
@@ -90,7 +92,7 @@ pub fn take(core: &mut Core, asked: KindModes) -> Option<Taken> {
     }
 }
 
-/// The same when what [`take`] logged is on disk.
+/// Continues when what [`take`] logged is on disk.
 pub fn take_logged(core: &mut Core, asked: KindModes) -> Taken {
     let refused = around(Point::ModesTakeLogged, || core.set_modes(asked).err());
     in_force(core, refused)
@@ -101,7 +103,7 @@ fn in_force(core: &Core, refused: Option<ModesError>) -> Taken {
     Taken { modes: core.engine.modes().clone(), why }
 }
 
-/// The answer: what is in force, and what of the request is not.
+/// The answer: the generation in force, and the requested modes that are not in force.
 #[must_use]
 pub fn answer(request: &pb::SetModesRequest, asked: &KindModes, taken: &Taken) -> pb::SetModesResponse {
     let default = (mode(request.default_mode()).is_some() && taken.modes.default != asked.default)
@@ -126,15 +128,6 @@ fn mode(mode: pb::Durability) -> Option<Durability> {
         pb::Durability::None => Some(Durability::None),
         pb::Durability::Buffered => Some(Durability::Buffered),
         pb::Durability::Fsync => Some(Durability::Fsync),
-    }
-}
-
-/// As the internal API writes it.
-pub(crate) fn on_wire(mode: Durability) -> pb::Durability {
-    match mode {
-        Durability::None => pb::Durability::None,
-        Durability::Buffered => pb::Durability::Buffered,
-        Durability::Fsync => pb::Durability::Fsync,
     }
 }
 

@@ -1,7 +1,7 @@
-//! Service `Units`: what a coordinator of a live move asks of a shard (R13-R16). Each call is one question to the engine, or
-//! many small ones: what touches every key of a unit is done a slice in each turn of the loop, so that nobody waits for it.
+//! Service `Units`: the calls of a live move's coordinator (R13-R16). Each is one engine call or many small ones: work
+//! on every key of a unit is done in slices, one per turn of the loop, so that other requests are not delayed.
 //!
-//! Calls run between batches, after what was applied is published: the engine refuses to freeze or open in the middle.
+//! Calls run between batches, after everything applied is published: the engine refuses to freeze or open otherwise.
 
 use std::pin::Pin;
 
@@ -26,22 +26,21 @@ use crate::{
 pub(super) mod convert;
 mod together;
 
-/// Keys of a slice of a track, or of a look for leases.
+/// Keys in one slice of a track, or of a search for leases.
 const SLICE_KEYS: usize = 512;
-/// Keys, or events, of one slice of a copy or an import.
+/// Keys or events in one slice of a copy or an import.
 const CHUNK_KEYS: usize = 256;
-/// Bytes of one slice of a copy or an import, about: a single key with its history may be more.
+/// Approximate bytes in one slice of a copy or an import; a single key with its history may exceed it.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Units of which one turn tells what has happened.
+/// Units whose tails are read in one turn.
 const TAILS_AT_ONCE: usize = 64;
-/// Bytes of an answer with what has happened in many units, about.
+/// Approximate bytes of an answer with the tails of many units.
 const TAILS_BYTES: usize = 1 << 20;
-/// Messages of a stream that wait for the connection to take them.
+/// Messages of a stream that may wait for the connection.
 const STREAM_MAX: usize = 2;
-/// The longest message that is read. A key is imported with all of its history in one.
+/// The longest message that is read. A key is imported with its whole history in one message.
 pub const MESSAGE_BYTES_MAX: usize = 256 << 20;
 
-/// The service.
 #[derive(Clone)]
 pub struct UnitService {
     member: Member,
@@ -53,13 +52,13 @@ type Outbound<T> = mpsc::Sender<Result<T, Status>>;
 type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl UnitService {
-    /// The service of a member that started for this time.
+    /// The service of a member with this incarnation.
     #[must_use]
     pub fn new(member: Member, incarnation: u64) -> Self {
         Self { member, incarnation, metrics: UnitMetrics::get() }
     }
 
-    /// One call to the engine, between batches.
+    /// Makes one engine call between batches.
     async fn ask<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Core) -> Result<T, UnitError> + Send + 'static,
@@ -67,7 +66,7 @@ impl UnitService {
         Ok(self.member.handle.call_visible(move |core| core.unit_call(call)).await??)
     }
 
-    /// Runs a stream in a task of its own, which ends with it, with its reader, or with the process.
+    /// Runs a stream in its own task, which ends with the stream, its reader or the process.
     fn stream<T, F>(&self, run: impl FnOnce(Self, Outbound<T>) -> F) -> Messages<T>
     where
         T: Send + 'static,
@@ -110,7 +109,7 @@ impl UnitService {
                 move |core: &mut Core| core.engine.unit_copy(&by, after.as_ref(), CHUNK_KEYS, CHUNK_BYTES);
             let chunk = self.ask(next).await?;
             self.metrics.copied(chunk.keys.len());
-            // A reader that is gone ends the stream.
+            // If the reader is gone, the stream ends.
             if to.send(Ok(convert::copied(at, &chunk))).await.is_err() || chunk.after.is_none() {
                 return Ok(());
             }
@@ -137,7 +136,7 @@ impl UnitService {
     }
 }
 
-/// A call that is made alone.
+/// Makes a single call.
 macro_rules! alone {
     ($service:expr, $request:expr, $call:ident) => {
         match $service.alone(Call::$call($request.into_inner())).await? {
@@ -262,7 +261,7 @@ impl Units for UnitService {
             let next = move |core: &mut Core| {
                 let mut told = Vec::with_capacity(some.len());
                 for (unit, start) in &some {
-                    // What is full says nothing of those that follow.
+                    // Once the answer is full, the remaining tails stay empty.
                     let said = match left {
                         0 => Ok(Bytes::new()),
                         _ => {
@@ -296,8 +295,16 @@ fn tail(tail: &pb::TailRequest) -> Result<(Unit, Revision), Status> {
     Ok((convert::unit(unit)?, start))
 }
 
-/// A refusal among other answers.
+/// A refusal as one of several answers.
 fn refusal(refused: UnitError) -> pb::UnitRefusal {
+    let stale_term = match &refused {
+        UnitError::StaleTerm { seen, .. } => Some(seen.0),
+        _ => None,
+    };
     let status = status(&KvError::Unit(refused));
-    pb::UnitRefusal { code: i32::from(status.code()).cast_unsigned(), message: status.message().to_owned() }
+    pb::UnitRefusal {
+        code: i32::from(status.code()).cast_unsigned(),
+        message: status.message().to_owned(),
+        stale_term,
+    }
 }

@@ -27,7 +27,7 @@ fn put(revision: i64) -> Result<OpAnswer, KvError> {
 
 #[derive(Debug, PartialEq)]
 enum Next {
-    /// What one message says: an operation with the code that it was answered with, or the last one that was read.
+    /// The content of one message: operations with their status codes, and the last operation read.
     Said(Vec<(u64, i32)>, Option<u64>),
     Nothing,
     End(Option<Code>),

@@ -1,4 +1,4 @@
-//! A shard in this process on port 0, and a client that speaks protobuf through the raw services.
+//! A shard in this process on port 0, and a client that sends protobuf through the raw services.
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -22,7 +22,7 @@ use tonic::{Status, Streaming};
 pub mod moves;
 pub mod process;
 
-/// Every client here says that it is a router: what others may do is told in `doors.rs`.
+/// Every client here says that it is a router; `doors.rs` tests what other clients may do.
 pub type Channel = RouterChannel;
 
 /// A channel to a shard.
@@ -51,7 +51,7 @@ impl Shard {
         Self { running: server::start(settings).await.unwrap() }
     }
 
-    /// As SIGTERM does.
+    /// Stops the shard as SIGTERM does.
     pub async fn stop(self) {
         self.running.drain.begin();
         self.running.finish().await.unwrap();
@@ -69,7 +69,7 @@ impl Shard {
         Client { channel: self.channel().await }
     }
 
-    /// Open watches, as the engine counts them.
+    /// The number of open watches that the engine counts.
     pub async fn watches(&self) -> u64 {
         self.running.handle.call(|core| core.engine.stats().watches).await.unwrap()
     }
@@ -192,7 +192,7 @@ impl Watcher {
         self.requests = None;
     }
 
-    /// Creates a watch and waits for its answer, which must be the next.
+    /// Creates a watch and waits for its answer, which must be the next message.
     pub async fn create(&mut self, request: pb::WatchCreateRequest) -> pb::WatchResponse {
         self.send(watch_request::RequestUnion::CreateRequest(request)).await;
         let created = self.next().await;
@@ -219,13 +219,13 @@ impl Watcher {
         Ok(pb::WatchResponse::decode(message).unwrap())
     }
 
-    /// Nothing comes for a while.
+    /// Checks that no message comes for a while.
     pub async fn silent(&mut self) {
         let next = tokio::time::timeout(Duration::from_millis(150), self.answers.message()).await;
         assert!(next.is_err(), "unexpected: {next:?}");
     }
 
-    /// Events up to this many, over however many messages.
+    /// Collects this many events, over however many messages.
     pub async fn events(&mut self, count: usize) -> Vec<kindred_proto::mvccpb::Event> {
         let mut events = Vec::new();
         while events.len() < count {
@@ -238,7 +238,6 @@ impl Watcher {
     }
 }
 
-/// Waits for a condition.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !check().await {

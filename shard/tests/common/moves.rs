@@ -1,4 +1,5 @@
-//! A coordinator of a move as a test is one: the calls of service `Units` in their order, and the tail between two shards.
+//! A test in the role of a move's coordinator: the calls of service `Units` in their order, and the tail between two
+//! shards.
 
 use bytes::Bytes;
 use kindred_proto::shard_v1::{
@@ -40,7 +41,7 @@ pub async fn track(source: &mut Units, by: &shard::UnitMove) -> shard::TrackResp
     }
 }
 
-/// Copies everything; the revision behind which a tail starts, and how many keys came.
+/// Copies everything. Answers the revision behind which a tail starts, and how many keys came.
 pub async fn copy(source: &mut Units, target: &mut Units, by: &shard::UnitMove) -> (i64, usize) {
     let request = shard::CopyRequest { r#move: Some(by.clone()), after: Bytes::new(), at: 0 };
     let mut copied = source.copy(request).await.unwrap().into_inner();
@@ -62,13 +63,13 @@ pub async fn copy(source: &mut Units, target: &mut Units, by: &shard::UnitMove) 
     (began, keys)
 }
 
-/// What follows a copy.
+/// The tail that follows a copy.
 pub struct Tail {
     _requests: mpsc::Sender<shard::FeedRequest>,
     answers: Streaming<shard::FeedResponse>,
     target: Units,
     by: shard::UnitMove,
-    /// All up to this is imported.
+    /// Everything up to this revision is imported.
     pub through: i64,
 }
 
@@ -132,7 +133,7 @@ pub async fn open(target: &mut Units, by: &shard::UnitMove, epoch: u64) {
     target.open(shard::OpenRequest { r#move: Some(by.clone()), epoch }).await.unwrap();
 }
 
-/// Drops, and waits until everything is gone.
+/// Drops the unit, and waits until everything of it is gone.
 pub async fn drop_unit(shard: &mut Units, by: &shard::UnitMove, epoch: u64) {
     shard.drop(shard::DropRequest { r#move: Some(by.clone()), epoch }).await.unwrap();
     let asked = shard.clone();
@@ -143,7 +144,7 @@ pub async fn drop_unit(shard: &mut Units, by: &shard::UnitMove, epoch: u64) {
     .await;
 }
 
-/// The whole switch at once: frozen, imported to the end, decided, opened. The final revision.
+/// Makes the whole switch: freezes, imports the rest, seals, decides and opens. Answers the final revision.
 pub async fn switch(
     source: &mut Units,
     target: &mut Units,
@@ -160,13 +161,13 @@ pub async fn switch(
     last
 }
 
-/// States, epochs and keys of all records.
+/// The states, epochs and key counts of all records.
 pub async fn records(shard: &mut Units) -> Vec<(shard::UnitState, u64, u64)> {
     let answer = shard.list(shard::UnitsListRequest {}).await.unwrap().into_inner();
     answer.records.iter().map(|record| (record.state(), record.epoch, record.keys)).collect()
 }
 
-/// All digests of the unit, as one.
+/// All digests of the unit, in their order.
 pub async fn digests(
     shard: &mut Units,
     by: &shard::UnitMove,

@@ -8,7 +8,7 @@ use std::{
 
 use super::{Client, channel};
 
-/// Killed at its end.
+/// The process is killed when this is dropped.
 pub struct ShardProcess {
     child: Child,
     address: String,
@@ -24,7 +24,7 @@ fn command(data_dir: &Path, flags: &[&str]) -> Command {
 }
 
 impl ShardProcess {
-    /// Starts one and waits until it serves.
+    /// Starts a process and waits until it serves.
     pub fn start(data_dir: &Path, flags: &[&str]) -> Self {
         let mut child = command(data_dir, flags).spawn().unwrap();
         let mut line = String::new();
@@ -37,7 +37,7 @@ impl ShardProcess {
         Self { child, address, admin }
     }
 
-    /// What one says that does not start.
+    /// What a process that does not start writes to its standard error.
     pub fn refused(data_dir: &Path, flags: &[&str]) -> String {
         let mut child = command(data_dir, flags).stderr(Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
@@ -57,7 +57,7 @@ impl ShardProcess {
         Client { channel: channel(&format!("http://{}", self.address)) }
     }
 
-    /// As a crash.
+    /// Kills the process, as a crash does.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

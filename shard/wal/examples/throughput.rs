@@ -1,6 +1,6 @@
-//! How fast a log is on the disk of a directory: `cargo run --release -p kindred-wal --example throughput -- DIRECTORY`.
+//! Measures how fast frames become durable: `cargo run --release -p kindred-wal --example throughput -- DIRECTORY`.
 //!
-//! Clients that each wait for their own frame to be durable, with and without zeros written ahead; then reading all of it back.
+//! Clients that each wait for their own frame, with and without zeros written ahead; then all frames are read back.
 
 #![allow(clippy::print_stdout, reason = "a program that prints")]
 
@@ -66,7 +66,7 @@ fn batch(revision: i64) -> Batch {
     batch
 }
 
-/// So many frames are under way at any time.
+/// Keeps `clients` frames in flight.
 fn closed_loop(root: &Path, options: LogOptions, clients: u64) -> Result<(), Box<dyn std::error::Error>> {
     let (tell, told) = mpsc::channel();
     let fill = options.fill_bytes;
@@ -97,7 +97,7 @@ fn closed_loop(root: &Path, options: LogOptions, clients: u64) -> Result<(), Box
     Ok(())
 }
 
-/// 300,000 frames at once, and back.
+/// Appends 300,000 frames at once and reads them back.
 fn bulk(root: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let layout = Layout::new(root);
     let options = LogOptions::new(LogKind::Buffered, 1);

@@ -1,9 +1,10 @@
-//! Checkpoints: one file with everything that a shard keeps, so that the logs before it may go.
+//! Checkpoints: a checkpoint is one file with a shard's whole durable state, so that older log segments can be
+//! removed.
 //!
-//! A checkpoint is fuzzy: it is written while the shard works, so it names for each log the place `from` which the log is to be replayed
-//! after it (the log's next frame when the walk began) and the place `until` which the log must reach (its last frame when the walk ended),
-//! because what was written during the walk may be in the checkpoint or not. It must be finished only when both logs are durable to there:
-//! otherwise it could hold a change whose predecessor was lost.
+//! A checkpoint is fuzzy, because it is written while the shard works: it may or may not include writes made during
+//! the walk. So it stores two positions for each log. Replay starts at `from`, the log's next frame when the walk
+//! began. The log must reach `until`, its last frame when the walk ended. A checkpoint must be finished only after
+//! both logs are durable up to `until`; otherwise it could hold a change whose predecessor was lost.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,23 +27,23 @@ use crate::{
     writer::executor::Out,
 };
 
-/// A place in each log.
+/// A position in each log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPlaces {
-    /// In the log of mode `fsync`.
+    /// The position in the fsync log.
     pub fsync: FrameSeq,
-    /// In the log of mode `buffered`.
+    /// The position in the buffered log.
     pub buffered: FrameSeq,
 }
 
 impl LogPlaces {
-    /// The beginning of both.
+    /// The first frame of both logs.
     pub const FIRST: Self = Self { fsync: FrameSeq::FIRST, buffered: FrameSeq::FIRST };
 
-    /// Before the beginning of both.
+    /// No frame of either log.
     pub const NONE: Self = Self { fsync: FrameSeq(0), buffered: FrameSeq(0) };
 
-    /// That of one log.
+    /// The position in one log.
     #[must_use]
     pub const fn of(&self, kind: LogKind) -> FrameSeq {
         match kind {
@@ -78,22 +79,20 @@ impl LogPlaces {
     }
 }
 
-/// A whole checkpoint.
+/// A complete checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Its number.
     pub number: FileNumber,
-    /// Where it is.
     pub path: PathBuf,
-    /// Its length.
     pub bytes: u64,
-    /// Its first frame that each log is to be replayed from.
+    /// The first frame of each log to replay after this checkpoint.
     pub from: LogPlaces,
-    /// The last frame that each log must reach.
+    /// The last frame that each log must contain for this checkpoint to be usable.
     pub until: LogPlaces,
 }
 
-/// Writes a checkpoint. One at a time in a shard, on a thread that may wait for the disk. Dropped unfinished, it is removed.
+/// Writes a checkpoint, on a thread that may block on the disk. A shard writes one at a time. Dropping the writer
+/// before [`CheckpointWriter::finish`] removes the file.
 #[derive(Debug)]
 pub struct CheckpointWriter {
     disk: Arc<dyn Disk>,
@@ -109,15 +108,16 @@ pub struct CheckpointWriter {
     finished: bool,
 }
 
-/// What is not synced yet never grows above this: a sync of gigabytes would hold up the logs' own.
+/// The maximum number of unsynced bytes. A sync of gigabytes would delay the syncs of the logs.
 const SYNC_BYTES: u64 = 16 << 20;
 
 impl CheckpointWriter {
-    /// Begins the next checkpoint. `from` is [`Log::next`](crate::Log::next) of each log, asked before the walk through the shard's state
-    /// begins, and in the same turn in which it begins. `salt` is random; a disk with less than `min_free_bytes` is refused as full.
+    /// Begins the next checkpoint. `from` is [`Log::next`](crate::Log::next) of each log, taken in the turn in
+    /// which the walk through the shard's state begins. `salt` must be random. If the disk has less than
+    /// `min_free_bytes` free, it counts as full.
     ///
     /// # Errors
-    /// When the file system refuses.
+    /// When the file system fails.
     pub fn create(
         disk: Arc<dyn Disk>,
         layout: &Layout,
@@ -151,16 +151,17 @@ impl CheckpointWriter {
         Ok(new)
     }
 
-    /// Its number.
+    /// The number that the checkpoint will have.
     #[must_use]
     pub const fn number(&self) -> FileNumber {
         self.number
     }
 
-    /// Adds a batch. Those of some hundred KiB are right: a frame costs 32 bytes, and is held whole by who reads it.
+    /// Adds a batch. Batches should be a few hundred KiB: each frame costs 32 bytes, and a reader holds a whole
+    /// frame in memory.
     ///
     /// # Errors
-    /// When the file system refuses, or the batch is too large. The checkpoint is of no use then.
+    /// When the file system fails or the batch is too large. The checkpoint is useless then.
     pub fn write(&mut self, batch: Batch) -> Result<(), WalError> {
         let payload = batch.into_payload().map_err(|large| self.error(std::io::Error::other(large)))?;
         self.frame(FrameKind::Batch, &payload)
@@ -182,18 +183,19 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Ends it: syncs it and gives it its name. `until` is `Log::next().prev()` of each log, asked when the walk had ended, and both logs are
-    /// durable to there (the caller has waited for it). From when this returns, what [`sweep`] removes is not needed any more.
+    /// Syncs the checkpoint and gives it its name. `until` is `Log::next().prev()` of each log after the walk
+    /// ended; the caller must have waited until both logs are durable up to there. When this returns, [`sweep`] may
+    /// remove what the checkpoint makes obsolete.
     ///
     /// # Errors
-    /// When the file system refuses.
+    /// When the file system fails.
     pub fn finish(mut self, until: LogPlaces) -> Result<Checkpoint, WalError> {
         self.frame(FrameKind::CheckpointEnd, &until.encode())?;
         let done = (|| {
             self.file.write_at(self.offset, &self.buffer)?;
             self.file.sync()?;
             self.disk.rename(&unfinished(&self.path), &self.path)?;
-            // From here on it is not ours to remove, whatever happens.
+            // After the rename, `drop` must not remove the file, even if the directory sync fails.
             self.finished = true;
             self.path.parent().map_or(Ok(()), |directory| self.disk.sync_directory(directory))
         })();
@@ -210,21 +212,21 @@ impl CheckpointWriter {
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
         if !self.finished {
-            // What cannot be removed now is removed before the next one.
+            // If the removal fails, the next checkpoint removes the file.
             self.disk.remove(&unfinished(&self.path)).ok();
         }
     }
 }
 
-/// The checkpoints of a shard, the oldest first. Only heads are read.
+/// Lists a shard's checkpoints, oldest first. Reads only their headers.
 ///
 /// # Errors
-/// When the file system refuses. Damage is in the answer.
+/// When the file system fails. Damage is part of the result.
 pub fn checkpoints(disk: &dyn Disk, layout: &Layout) -> Result<Vec<Segment>, WalError> {
     numbered_files(disk, &layout.checkpoints(), CHECKPOINT, FileKind::Checkpoint)
 }
 
-/// From where each log is replayed after a checkpoint, or why that cannot be read.
+/// The positions from which the logs are replayed after a checkpoint, or why its head cannot be read.
 pub(crate) fn head(disk: &dyn Disk, file: &Segment) -> Result<Result<LogPlaces, Damage>, WalError> {
     let header = match &file.header {
         Ok(header) => header,
@@ -247,7 +249,8 @@ fn open(disk: &dyn Disk, path: &Path, header: &FileHeader) -> Result<FrameReader
     FrameReader::new(file, seed).map_err(WalError::io("read", path))
 }
 
-/// Reads a whole checkpoint. Its frames are visited as they are read: when it turns out to be damaged, those before the damage have been.
+/// Reads a whole checkpoint. Frames are visited as they are read, so those before any damage have been visited when
+/// it is found.
 ///
 /// # Errors
 /// [`WalError::Damaged`] when it is not whole; other errors as of [`scan`](crate::scan()).
@@ -296,7 +299,7 @@ pub fn read_checkpoint(
     }
 }
 
-/// The error for a checkpoint, with what is behind the damage.
+/// The error for a damaged checkpoint, with what is lost after the damage.
 pub(crate) fn damaged(disk: &dyn Disk, file: &Segment, offset: u64, damage: Damage) -> WalError {
     if damage.is_newer() {
         return WalError::Newer { path: file.path.clone(), why: damage };
@@ -322,10 +325,10 @@ pub(crate) fn damaged(disk: &dyn Disk, file: &Segment, offset: u64, damage: Dama
     }
 }
 
-/// Bytes of the last frame of a checkpoint.
+/// The length of a checkpoint's last frame.
 const END_BYTES: usize = FRAME_HEADER_BYTES + 2 * 9;
 
-/// Whether a checkpoint has its last frame: that it was not cut off. What is between is not looked at.
+/// Whether a checkpoint was not truncated: its last frame is valid. The frames before it are not checked.
 fn is_ended(disk: &dyn Disk, file: &Segment) -> Result<bool, WalError> {
     let (Some(seed), Some(at)) = (file.seed, file.bytes.checked_sub(END_BYTES as u64)) else {
         return Ok(false);
@@ -339,30 +342,29 @@ fn is_ended(disk: &dyn Disk, file: &Segment) -> Result<bool, WalError> {
     }))
 }
 
-/// What was removed.
+/// What [`sweep`] removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Swept {
-    /// Checkpoints.
     pub checkpoints: usize,
-    /// Segments of both logs.
+    /// Removed segments of both logs.
     pub segments: usize,
-    /// Their bytes.
+    /// The total length of the removed files.
     pub bytes: u64,
 }
 
-/// Removes what is not needed any more: all but the newest `keep` checkpoints (2 is right: should the newest turn out to be damaged, the one
-/// before serves), and the segments that none of these needs. With fewer checkpoints than that, nothing. To be called after a checkpoint
-/// was finished, never while one is being written.
+/// Removes all but the newest `keep` valid checkpoints, and the segments that none of these needs. `keep` should be
+/// 2, so that the older one serves if the newest proves damaged. Removes nothing while there are fewer valid
+/// checkpoints. Call it after a checkpoint is finished, never while one is being written.
 ///
 /// # Errors
-/// When the file system refuses. What was to be removed then goes with the next call.
+/// When the file system fails. The next call removes the rest then.
 pub fn sweep(disk: &dyn Disk, layout: &Layout, keep: usize) -> Result<Swept, WalError> {
     let all = checkpoints(disk, layout)?;
     let mut swept = Swept::default();
     let mut whole = 0;
     let mut oldest = None;
     for (index, file) in all.iter().enumerate().rev() {
-        // A damaged one is none, and keeps nothing.
+        // A damaged checkpoint does not count and keeps no segments.
         if let Ok(from) = head(disk, file)?
             && is_ended(disk, file)?
         {
@@ -374,7 +376,8 @@ pub fn sweep(disk: &dyn Disk, layout: &Layout, keep: usize) -> Result<Swept, Wal
         }
     }
     let Some((oldest, from)) = oldest else { return Ok(swept) };
-    // A checkpoint may have its name in memory only, if the process that gave it was killed.
+    // Syncs the directory first: if the process that renamed a checkpoint was killed, the new name may not be
+    // durable yet.
     let directory = layout.checkpoints();
     disk.sync_directory(&directory).map_err(WalError::io("sync", &directory))?;
     for file in &all[..oldest] {
@@ -405,7 +408,7 @@ fn remove(disk: &dyn Disk, file: &Segment, bytes: &mut u64) -> Result<(), WalErr
     Ok(())
 }
 
-/// Whether a header that cannot be read is of a later version.
+/// Whether the header cannot be read because a later version wrote it.
 pub(crate) const fn newer(file: &Segment) -> bool {
     matches!(file.header, Err(HeaderDamage::Newer(_)))
 }

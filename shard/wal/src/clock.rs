@@ -1,11 +1,13 @@
-//! The file of the clock's ceiling (R2): a shard assigns and promises only below a number that is on the disk, whatever its Kinds' modes.
+//! The file of the clock's ceiling (R2). A shard assigns and promises only revisions below a durable number,
+//! whatever the durability modes of its Kinds.
 //!
-//! Two slots, written in place in turn, so that a write that is cut short leaves the one before; the file has its size from the beginning,
-//! so that a full disk does not stop the clock. Each slot is there twice, a block of the disk apart: a torn write never was in force, but
-//! one flipped bit must not bring the ceiling back to where it was before.
+//! The file has two slots, written in place in turn, so that a torn write leaves the previous slot intact. The file
+//! is preallocated, so a full disk does not stop the clock. Each slot has two copies, one disk block apart. A torn
+//! write was never in force, but one flipped bit must not bring back an older ceiling.
 //!
-//! What else a start must know, and must be able to write on a full disk, stands beside the ceiling: which start of the shard this is, and
-//! how far each log was on the disk when the slot was written, so that a log that ends before that is not taken for one that a crash cut.
+//! The slots also hold other facts that a start needs and that must be writable on a full disk: the incarnation of
+//! the shard, and how far each log was durable when the slot was written. With the latter, a log that ends earlier
+//! is not mistaken for one that a crash cut short.
 
 use std::{path::Path, path::PathBuf};
 
@@ -21,23 +23,25 @@ use crate::{
 const SLOTS: usize = 2;
 const SLOT_BYTES: usize = CLOCK_COPY_BYTES * CLOCK_COPIES;
 
-/// The file of a shard's clock, open for writing.
+/// A shard's clock file, open for writing.
 #[derive(Debug)]
 pub struct ClockFile {
     file: Box<dyn DiskFile>,
     path: PathBuf,
-    /// The slot that counts, and which of the two it is.
+    /// The slot in force, and its index.
     current: ClockSlot,
     at: usize,
 }
 
 impl ClockFile {
-    /// Opens the file; answers it with the ceiling that was in force, or nothing if there is no file yet.
+    /// Opens the file and returns it with the ceiling in force. `None` if the file does not exist.
     ///
-    /// Store a higher ceiling before anything is assigned: the one that is read may have been on its way to the disk at a crash.
+    /// Store a higher ceiling before anything is assigned: the ceiling that is read may not have been durable at a
+    /// crash.
     ///
     /// # Errors
-    /// When it cannot be read, and [`WalError::Clock`] when neither slot is whole. [`ClockFile::create`] replaces it then, if that is wanted.
+    /// When the file cannot be read, and [`WalError::Clock`] when neither slot is valid. [`ClockFile::create`] can
+    /// then replace it.
     pub fn open(disk: &dyn Disk, path: &Path) -> Result<Option<(Self, Revision)>, WalError> {
         let file = match disk.open(path) {
             Ok(file) => file,
@@ -57,17 +61,17 @@ impl ClockFile {
         Ok(Some((Self { file, path: path.to_owned(), current, at }, Revision(current.ceiling))))
     }
 
-    /// Makes the file, or replaces it, with this ceiling; returns when it is on the disk.
+    /// Creates or replaces the file with this ceiling. It is durable when this returns.
     ///
     /// # Errors
-    /// When the file system refuses.
+    /// When the file system fails.
     pub fn create(disk: &dyn Disk, path: &Path, ceiling: Revision) -> Result<Self, WalError> {
         let new = unfinished(path);
         let LogPlaces { fsync, buffered } = LogPlaces::NONE;
         let current = ClockSlot { generation: 1, ceiling: ceiling.get(), incarnation: 0, fsync, buffered };
         let made = disk.create(&new).and_then(|mut file| {
             file.preallocate((SLOT_BYTES * SLOTS) as u64)?;
-            // Zeros are written, not only reserved, so that writing in place takes nothing from the file system.
+            // Write zeros rather than only reserve space, so that later writes in place allocate nothing.
             file.write_at(0, &[slot(&current), vec![0; SLOT_BYTES * (SLOTS - 1)]].concat())?;
             file.sync()?;
             disk.rename(&new, path)?;
@@ -78,25 +82,24 @@ impl ClockFile {
         Ok(Self { file, path: path.to_owned(), current, at: 0 })
     }
 
-    /// The ceiling in force.
     #[must_use]
     pub const fn ceiling(&self) -> Revision {
         Revision(self.current.ceiling)
     }
 
-    /// Which start of the shard wrote it last; 0 where that was never said.
+    /// The incarnation that last wrote the file; 0 if it was never recorded.
     #[must_use]
     pub const fn incarnation(&self) -> u64 {
         self.current.incarnation
     }
 
-    /// The last frame of each log that was known to be on the disk; 0 for none.
+    /// The last frame of each log that was recorded as durable; 0 if there is none.
     #[must_use]
     pub const fn durable(&self) -> LogPlaces {
         LogPlaces { fsync: self.current.fsync, buffered: self.current.buffered }
     }
 
-    /// Notes which start this is; returns when it is on the disk.
+    /// Records the incarnation. It is durable when this returns.
     ///
     /// # Errors
     /// As of [`ClockFile::store`].
@@ -104,8 +107,8 @@ impl ClockFile {
         self.write(ClockSlot { incarnation, ..self.current })
     }
 
-    /// As [`ClockFile::store`], and notes that both logs are on the disk up to these frames. What was noted before stays noted: numbers of
-    /// frames that were on the disk are never given again.
+    /// As [`ClockFile::store`], and records that the logs are durable up to these frames. Recorded positions never
+    /// decrease, because sequence numbers of durable frames are never reused.
     ///
     /// # Errors
     /// As of [`ClockFile::store`].
@@ -115,11 +118,12 @@ impl ClockFile {
         self.write(ClockSlot { ceiling: ceiling.get(), fsync, buffered, ..self.current })
     }
 
-    /// Puts another ceiling in force, higher or (at a clean stop, when nothing is assigned any more) lower; returns when it is on the disk.
-    /// Takes an fdatasync: not for a thread that must not wait.
+    /// Puts another ceiling in force: a higher one, or a lower one at a clean stop, when nothing is assigned any
+    /// more. It is durable when this returns. Costs an fdatasync, so it must not run on a thread that may not
+    /// block.
     ///
     /// # Errors
-    /// When the file system refuses: the ceiling of before is in force, and it may be tried again.
+    /// When the file system fails. The previous ceiling stays in force, and the call may be repeated.
     pub fn store(&mut self, ceiling: Revision) -> Result<(), WalError> {
         self.store_with(ceiling, LogPlaces::NONE)
     }
@@ -135,7 +139,7 @@ impl ClockFile {
     }
 }
 
-/// A slot with its copies and their padding.
+/// A slot as its padded copies.
 fn slot(slot: &ClockSlot) -> Vec<u8> {
     let mut copy = [0; CLOCK_COPY_BYTES];
     copy[..CLOCK_SLOT_USED].copy_from_slice(&slot.encode());

@@ -1,13 +1,15 @@
-//! Crashes, from seeds, of all that this crate writes, over a disk that loses, tears and reorders what was not synced and forgets what it
-//! could not sync. What must hold after each:
+//! Seeded crashes of everything that this crate writes. The disk loses, tears and reorders unsynced data, and
+//! forgets what it failed to sync. After each crash:
 //!
-//! 1. what a log gives back is a prefix of what was appended to it, byte by byte, in whole frames;
-//! 2. it contains everything that was reported durable, and everything that an earlier recovery gave back before the log was opened on it;
-//! 3. reading again gives the same;
-//! 4. the clock's ceiling is one that was asked for, and at least the last one that was acknowledged;
-//! 5. nothing of this is called damage.
+//! 1. the frames read back are a prefix of those appended to the log, whole and byte by byte;
+//! 2. they include all frames that were reported durable, and all that a recovery returned before the log was
+//!    opened again;
+//! 3. a second read gives the same frames;
+//! 4. the clock's ceiling is one that was requested, and at least the last one that was acknowledged;
+//! 5. none of this is reported as damage.
 //!
-//! A failure names its seed: `KINDRED_WAL_SEED=n cargo test -p kindred-wal crashes` replays it. `KINDRED_WAL_SEEDS` sets how many are run.
+//! A failure prints its seed, and `KINDRED_WAL_SEED=n cargo test -p kindred-wal crashes` replays it.
+//! `KINDRED_WAL_SEEDS` sets the number of seeds.
 
 use std::env;
 
@@ -43,7 +45,7 @@ fn nothing_durable_is_lost() {
     }
     println!("{total:?}");
     if number("KINDRED_WAL_SEED").is_none() {
-        // What is claimed to be tested has happened.
+        // Check that the runs covered what this test claims to cover.
         let seen =
             [total.crashes, total.torn, total.failures, total.recovered, total.checkpoints, total.swept];
         assert!(seen.iter().all(|count| *count > 50), "{total:?}");

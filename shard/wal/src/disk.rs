@@ -1,4 +1,4 @@
-//! The file system as this crate uses it: behind a trait, so that tests can lose, tear and reorder what was not synced.
+//! The file system behind a trait, so that tests can lose, tear and reorder unsynced data.
 
 use std::{
     fmt, io,
@@ -9,48 +9,45 @@ mod real;
 
 pub use self::real::{DirectoryLock, LockError, RealDisk};
 
-/// Where the files are. Paths are used as they are given.
+/// A file system. Paths are used as given.
 pub trait Disk: fmt::Debug + Send + Sync + 'static {
-    /// A new, empty file, open for writing; one of that name is replaced by it.
+    /// Creates an empty file that is open for reading and writing; replaces any existing file.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// A file that is there, open for reading and writing.
+    /// Opens an existing file for reading and writing.
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// A file that is there, open for reading.
+    /// Opens an existing file for reading.
     fn open_read(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     /// The names in a directory, sorted.
     fn list(&self, directory: &Path) -> io::Result<Vec<String>>;
-    /// Gives a file another name; a file that has it is replaced at once.
+    /// Renames a file and atomically replaces any file of the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Makes a directory and those above it.
+    /// Creates a directory and its missing parents.
     fn create_directory(&self, directory: &Path) -> io::Result<()>;
-    /// Returns when the names in a directory are on the disk.
+    /// Makes the names in a directory durable.
     fn sync_directory(&self, directory: &Path) -> io::Result<()>;
-    /// Bytes that may still be written.
+    /// The number of bytes that can still be written.
     fn free_space(&self, directory: &Path) -> io::Result<u64>;
 }
 
-/// An open file.
 pub trait DiskFile: fmt::Debug + Send + Sync {
-    /// Its length.
     fn length(&self) -> io::Result<u64>;
-    /// Reads some bytes from an offset: 0 at the end.
+    /// Reads at least one byte from an offset; returns 0 at the end of the file.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<usize>;
-    /// Writes all of the bytes, or fails with any part of them written.
+    /// Writes all bytes. On failure any part of them may have been written.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Cuts it off, or extends it by zeros.
+    /// Truncates the file, or extends it with zeros.
     fn truncate(&mut self, length: u64) -> io::Result<()>;
-    /// Takes the space for so many bytes and makes the file at least that long, what is new being zeros.
+    /// Reserves space for `length` bytes and extends the file with zeros to at least that length.
     fn preallocate(&mut self, length: u64) -> io::Result<()>;
-    /// The same open file once more, for another thread: what is written by one is synced by the other.
+    /// Another handle of the same open file, for another thread. A sync of either handle covers the writes of both.
     fn again(&self) -> io::Result<Box<dyn DiskFile>>;
-    /// Returns when everything written is on the disk. When it fails, nothing that was written since the last success is known to be
-    /// there, and a later success says nothing of it: the system may have given it up.
+    /// Makes everything written durable. After a failure, nothing written since the last success is known to be
+    /// durable, and a later success does not change that, because the system may have dropped the data.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// Reads until the buffer is full or the file ends; answers how much was read.
+/// Reads until the buffer is full or the file ends; returns the number of bytes read.
 pub(crate) fn read_full(file: &dyn DiskFile, offset: u64, into: &mut [u8]) -> io::Result<usize> {
     let mut done = 0;
     while done < into.len() {
@@ -64,17 +61,17 @@ pub(crate) fn read_full(file: &dyn DiskFile, offset: u64, into: &mut [u8]) -> io
     Ok(done)
 }
 
-/// The name under which a file is written before it has its own.
+/// The temporary name of a file that is not complete.
 pub(crate) fn unfinished(path: &Path) -> PathBuf {
     with_suffix(path, UNFINISHED)
 }
 
-/// The name under which a file is put aside when its loss was accepted.
+/// The name of a file that was set aside when its loss was accepted.
 pub(crate) fn lost(path: &Path) -> PathBuf {
     with_suffix(path, ".lost")
 }
 
-/// The end of the name of what was not finished.
+/// The suffix of temporary names.
 pub(crate) const UNFINISHED: &str = ".new";
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -83,10 +80,11 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Makes a directory, and makes sure that it is there after a crash.
+/// Creates a directory and makes its name durable.
 pub(crate) fn ensure_directory(disk: &dyn Disk, directory: &Path) -> io::Result<()> {
     disk.create_directory(directory)?;
-    // The names of directories above that were there already do no harm; two levels are ours.
+    // Sync two levels of parents: kindred creates at most two. Syncing a directory that existed before does no
+    // harm.
     for above in directory.ancestors().skip(1).take(2).filter(|path| !path.as_os_str().is_empty()) {
         disk.sync_directory(above)?;
     }

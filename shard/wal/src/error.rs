@@ -1,4 +1,4 @@
-//! What can go wrong, and what damage costs.
+//! The errors of this crate, and what damage costs.
 
 use std::{
     error::Error,
@@ -14,34 +14,30 @@ use crate::{
     record::RecordDamage,
 };
 
-/// What the caller of a reader answers when it cannot take what was read.
+/// The error of a caller that cannot accept what was read.
 pub type VisitError = Box<dyn Error + Send + Sync>;
 
-/// Why files cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum WalError {
-    /// The file system refuses.
+    /// A file system operation failed.
     #[error("cannot {doing} {path}: {source}", path = path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed, such as "write".
         doing: &'static str,
-        /// Where.
         path: PathBuf,
-        /// Why not.
         source: io::Error,
     },
-    /// Something that was on the disk is not there any more, or is not what was written.
+    /// Durable data is missing or has changed.
     #[error("{0}")]
     Damaged(Box<Loss>),
-    /// A later version of this program wrote it. `--accept-data-loss` does not help here, and need not.
+    /// A later version of this program wrote the file. `--accept-data-loss` does not help, and is not needed.
     #[error("{path} cannot be read: {why}", path = path.display())]
     Newer {
-        /// Which file.
         path: PathBuf,
-        /// What is not known.
+        /// The unknown format, version or record.
         why: Damage,
     },
-    /// The clock's file is not there, though it must be, or both of its slots are damaged.
+    /// The clock file is missing though it must exist, or both of its slots are damaged.
     #[error(
         "{path} {why}: the ceiling of this shard's revisions is lost, and how far its logs were on the disk. Restore the file; or, with \
          --accept-data-loss, the shard starts above every revision in its logs and at or above the wall clock, its Kinds of mode none may \
@@ -49,19 +45,16 @@ pub enum WalError {
         path = path.display()
     )]
     Clock {
-        /// Which file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         why: ClockDamage,
     },
-    /// The caller could not take what was read.
+    /// The caller could not accept a frame.
     #[error("what {path} holds at byte {offset} cannot be taken: {source}", path = path.display())]
     Visit {
-        /// Which file.
         path: PathBuf,
-        /// Where the frame begins.
+        /// The frame's offset in the file.
         offset: u64,
-        /// The caller's error.
         source: VisitError,
     },
 }
@@ -73,49 +66,46 @@ impl WalError {
     }
 }
 
-/// What is wrong with the clock's file.
+/// What is wrong with the clock file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ClockDamage {
-    /// Neither slot is whole.
     #[error("has no whole slot")]
     Slots,
-    /// It is not there, but other files are that a shard makes after it.
+    /// The file is missing, but files exist that a shard creates after it.
     #[error("is missing, though {0} is there")]
     Missing(&'static str),
 }
 
-/// What is wrong with a file.
+/// What is wrong with a file of the log or a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// Its head.
+    /// The file header is damaged.
     #[error("{0}")]
     Header(#[from] HeaderDamage),
-    /// A frame.
     #[error("{0}")]
     Frame(#[from] FrameDamage),
-    /// It is not there.
     #[error("the file is missing")]
     Missing,
-    /// It ends before something that was on the disk.
+    /// The log ends before a frame that was durable.
     #[error("it ends after frame {last}, but {needed} frames were on the disk")]
     TooShort {
-        /// The last frame that is there.
+        /// The last frame in the log.
         last: FrameSeq,
-        /// The last one that was on the disk.
+        /// The last frame that was durable.
         needed: FrameSeq,
     },
-    /// It is shorter than it was.
+    /// The file is shorter than it was when it got its name.
     #[error("it has {bytes} bytes, but had {were} or more")]
     Cut {
-        /// Its length.
+        /// The file's present length.
         bytes: u64,
-        /// What was on the disk before it got its name.
+        /// The length that its header records.
         were: u64,
     },
-    /// A checkpoint without its last frame, or without its first.
+    /// A checkpoint lacks its first or its last frame.
     #[error("it is not a whole checkpoint")]
     Incomplete,
-    /// The log goes on from a checkpoint that is not there or is damaged.
+    /// The log relies on a checkpoint that is missing or damaged.
     #[error(
         "the fsync log relies on checkpoint {0}, which cannot be read: it has all that was written of a Kind before that was kept in a log"
     )]
@@ -123,7 +113,7 @@ pub enum Damage {
 }
 
 impl Damage {
-    /// Whether it is none, but of a later version.
+    /// Whether the file is intact but of a later version.
     pub(crate) const fn is_newer(&self) -> bool {
         matches!(
             self,
@@ -133,20 +123,18 @@ impl Damage {
     }
 }
 
-/// Damage, and what it costs to go on without what is damaged.
+/// Damage, and what is lost by continuing without the damaged part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loss {
-    /// Which file.
     pub file: PathBuf,
-    /// Where in the file.
+    /// The offset at which the damage begins.
     pub offset: u64,
-    /// What is wrong.
     pub damage: Damage,
-    /// Frames behind it that could be read but follow on what is lost.
+    /// Readable frames after the damage, which are lost with it.
     pub frames: u64,
-    /// Bytes from there to the end of the log, but for zeros at the ends of its files.
+    /// Bytes from the damage to the end of the log, without the zeros at the ends of files.
     pub bytes: u64,
-    /// The lowest and the highest revision in those frames.
+    /// The lowest and the highest revision in those frames, if known.
     pub revisions: Option<(Revision, Revision)>,
 }
 
@@ -164,25 +152,24 @@ impl fmt::Display for Loss {
     }
 }
 
-/// What to do with damage.
+/// The reaction to damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnDamage {
-    /// Answer an error.
+    /// Return an error.
     Refuse,
-    /// Go on with what lies before it, and report the loss (`--accept-data-loss`).
+    /// Continue with what comes before the damage, and report the loss (`--accept-data-loss`).
     Accept,
 }
 
-/// The unwritten or half written end that a crash left of the last write. Nothing of it was ever reported as durable.
+/// The incomplete last write that a crash left at the end of a log. None of it was ever reported durable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TornTail {
-    /// Which file.
     pub file: PathBuf,
-    /// Where the last whole frame ends.
+    /// The offset at which the last whole frame ends.
     pub offset: u64,
-    /// Bytes behind it, but for zeros at the end, which are left out.
+    /// The number of bytes after it, without the zeros at the end.
     pub bytes: u64,
-    /// How the first of them is no frame.
+    /// Why these bytes are not a valid frame.
     pub damage: FrameDamage,
 }
 

@@ -1,5 +1,5 @@
-//! Any bytes as a file of any kind, for the fuzzer and the tests that stand in for it: nothing may panic, no more may be allocated than the
-//! file is long, and reading must come to an end.
+//! Decodes arbitrary bytes as each kind of file, for the fuzzer and for tests that stand in for it. Decoding must
+//! not panic, must not allocate more than the file's length, and must terminate.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::{
     sim::SimDisk,
 };
 
-/// Counts what it is given.
+/// Counts the payload bytes that recovery returns.
 #[derive(Debug, Default)]
 struct Counted {
     bytes: usize,
@@ -34,7 +34,7 @@ impl Recovery for Counted {
     }
 }
 
-/// Reads the input as a segment, as a checkpoint, as a clock's file, and as the payload of a frame that is otherwise right.
+/// Decodes the input as a segment, a checkpoint, a clock file, and a frame payload behind valid headers.
 ///
 /// # Panics
 /// When it finds a defect.
@@ -73,7 +73,7 @@ fn read(path: &Path, content: Vec<u8>, layout: &Layout) {
             Err(other) => panic!("{other}"),
         }
     }
-    // What is allocated is read into.
+    // Every allocation for file contents is read into, so the largest read bounds it.
     assert!(
         disk.largest_read() <= length.max(64 << 10),
         "a buffer of {} for {length} bytes",
@@ -81,7 +81,8 @@ fn read(path: &Path, content: Vec<u8>, layout: &Layout) {
     );
 }
 
-/// The input behind checksums that fit: the first bytes say which header, kind of frame and length are claimed.
+/// The input wrapped in valid checksums. Its first bytes choose the header, the kind of frame and the length that
+/// are claimed.
 fn framed(input: &[u8]) -> Option<Vec<u8>> {
     let (choice, rest) = input.split_first_chunk::<8>()?;
     let kind = [FileKind::FsyncLog, FileKind::Checkpoint][usize::from(choice[0] & 1)];
@@ -113,7 +114,7 @@ fn framed(input: &[u8]) -> Option<Vec<u8>> {
         );
         offset += frame.frame_bytes();
         if index == usize::from(choice[2]) {
-            // A length that is not there, in a header that fits.
+            // Claim a length that exceeds the file, in a header with a valid checksum.
             frame.payload_bytes = u32::from_le_bytes([choice[3], choice[4], choice[5], choice[6] & 0x7f]);
         }
         out.extend_from_slice(&frame.encode(seed));

@@ -1,8 +1,9 @@
-//! What is on the disk, byte by byte. **Every number in this file is persisted: none may ever change its meaning**; what is new gets a
-//! new number, and a change of layout gets a new [`FORMAT_VERSION`]. `tests/golden.rs` holds files of this format against the code.
+//! The on-disk format, byte by byte. **Every number in this file is persisted, and none may ever change its
+//! meaning**: additions get new numbers, and a changed layout gets a new [`FORMAT_VERSION`]. `tests/golden.rs`
+//! compares the code with files of this format.
 //!
-//! All numbers are little endian. Checksums are CRC-32C (the processor computes it, about as fast as memory is read; 32 bits are enough
-//! because a frame that passes by chance must also carry the one sequence number that is next).
+//! All numbers are little endian. Checksums are CRC-32C, which processors compute about as fast as they read
+//! memory. 32 bits suffice, because a frame that passes by chance must also have the expected sequence number.
 //!
 //! # Files
 //!
@@ -13,87 +14,91 @@
 //! | `checkpoint/<number>.ckp` | 3 | a file header, a frame of kind 2, frames of kind 1, a frame of kind 3 |
 //! | `clock` | | two slots, see [`ClockSlot`] |
 //!
-//! Numbers of files are ten decimal digits, from 1. A file is written under `<name>.new` and gets its name when its first
-//! [`FileHeader::whole`] bytes are on the disk. `<name>.lost` was put aside by a start with `--accept-data-loss`.
+//! File numbers have ten decimal digits and start at 1. A file is written as `<name>.new` and gets its name when
+//! its first [`FileHeader::whole`] bytes are durable. A start with `--accept-data-loss` renames the files that it
+//! sets aside to `<name>.lost`.
 //!
 //! # File header, 64 bytes
 //!
 //! | at | bytes | what |
 //! | --- | --- | --- |
 //! | 0 | 8 | `KNDRDWAL` |
-//! | 8 | 2 | format version: 2, or 1 in files of before |
+//! | 8 | 2 | format version: 2, or 1 in older files |
 //! | 10 | 1 | kind of the file |
 //! | 11 | 5 | zero |
 //! | 16 | 8 | number of the file |
-//! | 24 | 8 | sequence number of its first frame |
-//! | 32 | 8 | where the file before ends: the sequence number after its last frame that counts. Differs from the one above only where a loss was accepted |
-//! | 40 | 8 | how many bytes of this file, this header included, were on the disk before it got its name |
+//! | 24 | 8 | sequence number of the file's first frame |
+//! | 32 | 8 | where the previous file ends: the sequence number after its last valid frame. Differs from the field above only after an accepted loss |
+//! | 40 | 8 | the number of bytes of this file, with this header, that were durable before it got its name |
 //! | 48 | 8 | salt: a random number |
-//! | 56 | 4 | how long the file was when it got its name, zeros written ahead included; of a longer one the highest number. Zero in version 1 |
-//! | 60 | 4 | checksum of the 60 bytes before; the *seed* of the file's frames |
+//! | 56 | 4 | the file's length when it got its name, with the zeros written ahead; saturates at the highest number. Zero in version 1 |
+//! | 60 | 4 | checksum of the preceding 60 bytes; also the *seed* of the file's frames |
 //!
 //! # Frame, 32 bytes and its payload
 //!
 //! | at | bytes | what |
 //! | --- | --- | --- |
-//! | 0 | 4 | checksum of the 28 bytes that follow, begun from the file's seed: a frame of another file, or a value that looks like a frame, is none |
-//! | 4 | 4 | bytes of payload |
+//! | 0 | 4 | checksum of the following 28 bytes, started from the file's seed, so that a frame of another file, or a value that looks like a frame, does not pass |
+//! | 4 | 4 | payload length in bytes |
 //! | 8 | 4 | checksum of the payload |
 //! | 12 | 1 | kind of the frame |
-//! | 13 | 2 | how many sectors of the file that begin within the frame are zeros as far as it goes; the highest number: so many or more. Zero in version 1 |
+//! | 13 | 2 | the number of sectors that begin within the frame and whose bytes in the frame are all zero; saturates at the highest number. Zero in version 1 |
 //! | 15 | 1 | zero |
 //! | 16 | 8 | sequence number: one more than the frame before |
-//! | 24 | 8 | *synced*: how many bytes of this file were known to be on the disk when this frame was written |
+//! | 24 | 8 | *synced*: the number of bytes of this file known to be durable when this frame was written |
 //!
-//! A frame of kind 1 is one batch: all of its records or none.
+//! A frame of kind 1 is one batch: all of its records are recovered, or none.
 //!
 //! # Torn or damaged
 //!
-//! What lies below a `synced` (or `whole`) of a later frame was on the disk once, so damage there is corruption. So is damage to a frame that
-//! a checkpoint relies on (its `until`), or that the file of the clock knows to be on the disk ([`ClockSlot`]).
+//! Bytes below a `synced` (or `whole`) of a later frame were durable once, so damage there is corruption. The same
+//! holds for damage to a frame that a checkpoint relies on (its `until`) or that the clock file records as durable
+//! ([`ClockSlot`]).
 //!
-//! Above all of these a crash may have cut the last write of the fsync log short. A disk writes a sector ([`SECTOR_BYTES`]) whole or not at
-//! all, and no sector of a log is written twice between two syncs but for zeros, so what was not written is zeros or lies behind the end
-//! of the file: a frame that lacks a whole sector, more than its header says are zeros by themselves, is *torn*. Any other that does not
-//! fit was written and is damaged, also in the last write before the end.
+//! Above all of these, a crash may have cut short the last write of the fsync log. A disk writes each sector
+//! ([`SECTOR_BYTES`]) as a whole or not at all, and between two syncs no sector of a log is written twice, except
+//! over zeros. So a sector that was not written is zeros or lies after the end of the file. A frame that lacks a
+//! whole sector, that is, has more zero sectors than its header says, is *torn*. Any other invalid frame was fully
+//! written and is damaged, even in the last write.
 //!
-//! The buffered log is written many times between two syncs, and what was not synced of it may be lost by its mode: there everything that
-//! nothing proves is torn, and a gap tells it.
+//! The buffered log has many writes between two syncs, and its mode permits the loss of unsynced data. There,
+//! everything that is not proven durable counts as torn, and a gap reports the loss.
 //!
 //! # Records
 //!
-//! The payload of a frame of kind 1 is records, one after the other: id (1 byte), length (LEB128, at most 5 bytes), content. The ids and
-//! contents stand at [`RecordId`].
+//! The payload of a frame of kind 1 is a sequence of records: id (1 byte), length (LEB128, at most 5 bytes),
+//! content. [`RecordId`] lists the ids and contents.
 
 use crate::number::{FileNumber, FrameSeq};
 
-/// The first bytes of every file.
+/// The magic bytes at the start of a log segment or checkpoint.
 pub const MAGIC: [u8; 8] = *b"KNDRDWAL";
-/// The layout that this code writes, and the highest that it reads.
+/// The format version that this code writes, and the highest that it reads.
 pub const FORMAT_VERSION: u16 = 2;
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes atomically.
 pub const SECTOR_BYTES: u64 = 512;
-/// Bytes of a file header.
+/// The length of a file header.
 pub const FILE_HEADER_BYTES: usize = 64;
-/// Bytes of a frame before its payload.
+/// The length of a frame header.
 pub const FRAME_HEADER_BYTES: usize = 32;
-/// The most that one frame holds: a batch above it is refused by the writer, and a length above it is damage to the reader.
+/// The maximum payload of a frame. The writer refuses a larger batch, and a reader treats a larger length as
+/// damage.
 pub const MAX_PAYLOAD_BYTES: usize = 2 << 30;
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum FileKind {
-    /// A segment of the log whose frames are synced before they are shown.
+    /// A segment of the log that is synced before its frames become visible.
     FsyncLog = 1,
-    /// A segment of the log that is written every few milliseconds.
+    /// A segment of the log that is synced every few milliseconds.
     BufferedLog = 2,
-    /// A checkpoint of the whole shard.
+    /// A checkpoint of a whole shard.
     Checkpoint = 3,
 }
 
 impl FileKind {
-    /// The kind of a number on the disk.
+    /// Decodes the byte of a file header.
     #[must_use]
     pub const fn from_byte(byte: u8) -> Option<Self> {
         match byte {
@@ -105,16 +110,16 @@ impl FileKind {
     }
 }
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// Records: one batch.
     Batch = 1,
-    /// The first frame of a checkpoint: from where each log is to be replayed after it. Entries of 9 bytes: kind of the log's files (1
-    /// byte), sequence number (8 bytes).
+    /// The first frame of a checkpoint: where the replay of each log starts. Its entries have 9 bytes: the file
+    /// kind of the log (1 byte) and a sequence number (8 bytes).
     CheckpointHead = 2,
-    /// The last frame of a checkpoint: how far each log must reach for this checkpoint to be used, as entries like those of the head.
+    /// The last frame of a checkpoint: how far each log must reach for the checkpoint to be usable, in entries like
+    /// those of the head.
     CheckpointEnd = 3,
 }
 
@@ -129,93 +134,92 @@ impl FrameKind {
     }
 }
 
-/// What a record is. A newtype and not an enum: a file of a newer version may hold ids that this one does not know, which is an error to
-/// name, not damage.
+/// The type of a record. A newtype and not an enum, because a file of a newer version may hold unknown ids, which
+/// is an error to report but not damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RecordId(pub u8);
 
 impl RecordId {
-    /// A version of a key: flags (1 byte, bit 0: a deletion), position among the changes of its revision (4 bytes), revision (8 bytes),
-    /// the encoded `mvccpb.KeyValue`.
+    /// A version of a key: flags (1 byte; bit 0 marks a deletion), position among the changes of its revision (4
+    /// bytes), revision (8 bytes), the encoded `mvccpb.KeyValue`.
     pub const VERSION: Self = Self(1);
-    /// Revision (8 bytes): every change at or below it of what this log keeps stands before this record.
+    /// Revision (8 bytes). Every change at or below it that this log keeps precedes this record.
     pub const PROMISE: Self = Self(2);
-    /// Something about a lease. The content is the shard's.
+    /// A change of a lease. The shard defines the content.
     pub const LEASE: Self = Self(3);
-    /// Something about a unit that the shard owns, imports or has given away. The content is the shard's.
+    /// A change of a unit that the shard owns, imports or has given away. The shard defines the content.
     pub const UNIT: Self = Self(4);
-    /// Revision (8 bytes): compacted there.
+    /// Revision (8 bytes) of a compaction.
     pub const COMPACTION: Self = Self(5);
-    /// The durability modes of the Kinds. The content is the shard's.
+    /// The durability modes of the Kinds. The shard defines the content.
     pub const MODES: Self = Self(6);
-    /// Revisions that may have been shown and are lost (R10): last one kept (8 bytes), first one after (8 bytes), the Kind prefix (the
-    /// rest; empty: all).
+    /// A gap of revisions that may have been shown and are lost (R10): the last durable revision (8 bytes), the
+    /// first revision after the gap (8 bytes), the Kind prefix (the remaining bytes; empty for all Kinds).
     pub const GAP: Self = Self(7);
-    /// Revision (8 bytes), the last one: the shard was stopped in good order, there is no gap.
+    /// Revision (8 bytes): the last revision at a clean stop, after which there is no gap.
     pub const CLEAN: Self = Self(8);
-    /// Number of a checkpoint (8 bytes): it holds what no log holds, so what follows is not to be replayed on an older one.
+    /// The number of a checkpoint (8 bytes) that holds data that no log has. The records after this one must not be
+    /// replayed on an older checkpoint.
     pub const NEEDS: Self = Self(9);
-    /// Something imported into a unit that is not ours yet, whatever its Kind's mode. The content is the shard's.
+    /// Data imported into a unit that the shard does not own yet, whatever the Kind's mode. The shard defines the
+    /// content.
     pub const IMPORT: Self = Self(10);
-    /// Revision (8 bytes): the store began there; nothing was ever shown at or below it.
+    /// Revision (8 bytes) at which the store began. It never showed a revision at or below it.
     pub const BEGAN: Self = Self(11);
 }
 
-/// Bit 0 of a version's flags.
 pub(crate) const VERSION_IS_DELETION: u8 = 1;
 
-/// The head of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileHeader {
-    /// What the file holds.
     pub kind: FileKind,
-    /// Its number, the one in its name.
+    /// The file's number, as in its name.
     pub number: FileNumber,
-    /// The sequence number of its first frame.
+    /// The sequence number of the file's first frame.
     pub first: FrameSeq,
-    /// Where the file before ends: the frames there from this number on do not count.
+    /// The end of the previous file: its frames from this number on do not count.
     pub after: FrameSeq,
-    /// How many bytes of the file were on the disk before it got its name.
+    /// The number of bytes that were durable before the file got its name.
     pub whole: u64,
-    /// A random number, so that nothing written elsewhere passes as a frame of this file.
+    /// A random number, so that no bytes written elsewhere pass as a frame of this file.
     pub salt: u64,
-    /// How long the file was when it got its name: it never gets shorter. 0 where that is not known.
+    /// The file's length when it got its name; a shorter file is damaged. 0 if unknown.
     pub length: u32,
-    /// The layout of the file: [`FORMAT_VERSION`], or a lower one in a file of before.
+    /// The file's format: [`FORMAT_VERSION`], or lower in older files.
     pub version: u16,
 }
 
-/// Why bytes are no file header.
+/// Why bytes are not a valid file header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderDamage {
-    /// Fewer bytes than a header has.
+    /// The file is shorter than a header.
     #[error("the file ends within its header")]
     Short,
-    /// Something else.
+    /// The magic bytes are wrong.
     #[error("it does not begin as a file of kindred does")]
     Magic,
-    /// The checksum does not fit.
+    /// The header's checksum is wrong.
     #[error("the checksum of the header does not fit")]
     Checksum,
-    /// Made by a later version of this program.
+    /// A later version of this program wrote the file.
     #[error(
         "it has format {0}; this version reads up to {FORMAT_VERSION}: start the version that wrote it, or a later one"
     )]
     Newer(u16),
-    /// A kind that does not belong here.
+    /// The kind of file does not belong in this directory.
     #[error("it holds something else (kind {0})")]
     Kind(u8),
-    /// The number is not the one of the name.
+    /// The number differs from the one in the file's name.
     #[error("it is number {0} by its header: it was renamed or copied")]
     Number(FileNumber),
 }
 
-/// The state of the checksum from which the frames of a file begin.
+/// The initial checksum state for the frames of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed(pub(crate) u32);
 
 impl FileHeader {
-    /// The header as bytes, and the seed of the file's frames.
+    /// Encodes the header, and returns the seed for the file's frames.
     #[must_use]
     pub fn encode(&self) -> ([u8; FILE_HEADER_BYTES], Seed) {
         let mut out = [0; FILE_HEADER_BYTES];
@@ -233,10 +237,10 @@ impl FileHeader {
         (out, Seed(seed))
     }
 
-    /// Reads a header and checks it.
+    /// Decodes and checks a header.
     ///
     /// # Errors
-    /// When it is none, is damaged, or is of a later format.
+    /// When it is not a header, is damaged, or is of a later format.
     pub fn decode(bytes: &[u8]) -> Result<(Self, Seed), HeaderDamage> {
         let bytes = bytes.get(..FILE_HEADER_BYTES).ok_or(HeaderDamage::Short)?;
         if bytes[..8] != MAGIC {
@@ -263,64 +267,60 @@ impl FileHeader {
         Ok((header, Seed(seed)))
     }
 
-    /// The seed that a damaged header claims, to look for what may still be readable behind it.
+    /// The seed that a damaged header contains, used to search for frames that are still readable.
     pub(crate) fn claimed_seed(bytes: &[u8]) -> Option<Seed> {
         (bytes.len() >= FILE_HEADER_BYTES).then(|| Seed(get_u32(bytes, 60)))
     }
 }
 
-/// A frame but for its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// What the payload is.
+    /// The kind of the payload.
     pub kind: FrameKind,
-    /// Bytes of payload.
+    /// The payload's length in bytes.
     pub payload_bytes: u32,
-    /// Checksum of the payload.
     pub payload_checksum: u32,
-    /// The frame's sequence number.
     pub seq: FrameSeq,
-    /// How many bytes of the file were on the disk when the frame was written.
+    /// The number of bytes of the file that were durable when the frame was written.
     pub synced: u64,
-    /// How many of its sectors are zeros by themselves (see [`zero_sectors`]).
+    /// The number of the frame's sectors that are all zero (see [`zero_sectors`]).
     pub zero_sectors: u16,
 }
 
-/// Why a frame is no good.
+/// Why a frame is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameDamage {
-    /// The file ends within the frame.
     #[error("the file ends within a frame")]
     Short,
-    /// The frame's own checksum does not fit.
+    /// The header's checksum is wrong.
     #[error("no frame begins here, or its checksum does not fit")]
     Header,
-    /// The payload's checksum does not fit.
+    /// The payload's checksum is wrong.
     #[error("the checksum of frame {0} does not fit")]
     Payload(FrameSeq),
-    /// Another frame than the next one.
+    /// The frame has another sequence number than expected.
     #[error("frame {found} stands where frame {wanted} belongs")]
     Sequence {
-        /// The next one.
+        /// The expected number.
         wanted: FrameSeq,
-        /// The one that is here.
+        /// The number in the frame.
         found: FrameSeq,
     },
-    /// Not a kind of frame that belongs here.
+    /// The kind of frame does not belong here.
     #[error("frame {0} is of a kind that does not belong here")]
     Kind(FrameSeq),
-    /// The checksum fits, the records do not.
+    /// The checksum is right, but the records are not valid.
     #[error("frame {seq}: {why}")]
     Records {
-        /// Which frame.
+        /// The frame's sequence number.
         seq: FrameSeq,
-        /// What is wrong.
+        /// What is wrong with the records.
         why: crate::record::RecordDamage,
     },
 }
 
 impl FrameHeader {
-    /// The header of a frame with this payload, to be written at an offset of its file.
+    /// The header for a frame with this payload at this offset of its file.
     ///
     /// The caller has checked that the payload is at most [`MAX_PAYLOAD_BYTES`].
     #[must_use]
@@ -331,7 +331,7 @@ impl FrameHeader {
         Self { kind, payload_bytes, payload_checksum: crc32c::crc32c(payload), seq, synced, zero_sectors }
     }
 
-    /// The header as bytes, for the file of this seed.
+    /// Encodes the header for the file with this seed.
     #[must_use]
     pub fn encode(&self, seed: Seed) -> [u8; FRAME_HEADER_BYTES] {
         let mut out = [0; FRAME_HEADER_BYTES];
@@ -346,11 +346,12 @@ impl FrameHeader {
         out
     }
 
-    /// Reads a header and checks it: what it says of the payload's length can be trusted then, up to what is there.
+    /// Decodes and checks a header. The returned payload length is authentic, but the payload may extend beyond the
+    /// file's end.
     #[must_use]
     pub fn decode(seed: Seed, bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..FRAME_HEADER_BYTES)?;
-        // The cheap checks first: a search tries every position of a damaged file.
+        // Cheap checks first, because a search tries every offset of a damaged file.
         let kind = FrameKind::from_byte(bytes[12])?;
         let payload_bytes = get_u32(bytes, 4);
         if bytes[15] != 0 || payload_bytes as usize > MAX_PAYLOAD_BYTES {
@@ -369,21 +370,22 @@ impl FrameHeader {
         })
     }
 
-    /// Whether the payload is the one that was written.
+    /// Whether this is the payload that was written.
     #[must_use]
     pub fn fits(&self, payload: &[u8]) -> bool {
         payload.len() == self.payload_bytes as usize && crc32c::crc32c(payload) == self.payload_checksum
     }
 
-    /// Bytes of the whole frame.
+    /// The length of the header and the payload.
     #[must_use]
     pub const fn frame_bytes(&self) -> u64 {
         FRAME_HEADER_BYTES as u64 + self.payload_bytes as u64
     }
 }
 
-/// How many sectors of a file that begin within a frame at this offset are zeros, as far as the frame goes. They are zeros as well where they
-/// were never written. Those that hold the frame's number are none: no frame has number 0.
+/// The number of sectors that begin within a frame at this offset and are all zero as far as the frame reaches. A
+/// sector that was never written is zero, too. A sector that holds the sequence number is never all zero, because
+/// no frame has number 0.
 #[must_use]
 pub fn zero_sectors(offset: u64, seq: FrameSeq, synced: u64, payload: &[u8]) -> u16 {
     let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
@@ -392,7 +394,7 @@ pub fn zero_sectors(offset: u64, seq: FrameSeq, synced: u64, payload: &[u8]) -> 
     put(&mut tail, 8, &synced.to_le_bytes());
     let sector = SECTOR_BYTES as usize;
     let begins = offset + (FRAME_HEADER_BYTES - tail.len()) as u64;
-    // The first sector that begins at the number or behind it.
+    // The offset of the first sector that begins at or after the sequence number.
     let mut first = usize::try_from(begins.next_multiple_of(SECTOR_BYTES) - begins).unwrap_or(usize::MAX);
     if let Some(of_header) = tail.get(first..).filter(|rest| !rest.is_empty()) {
         let of_payload = payload.len().min(sector - of_header.len());
@@ -404,53 +406,52 @@ pub fn zero_sectors(offset: u64, seq: FrameSeq, synced: u64, payload: &[u8]) -> 
     u16::try_from(zeros).unwrap_or(u16::MAX)
 }
 
-/// Bytes of one copy of a clock slot, of which the first [`CLOCK_SLOT_USED`] are used: a block of the disk, so that a torn write of one
-/// copy leaves the others alone.
+/// The length of one copy of a clock slot, of which the first [`CLOCK_SLOT_USED`] bytes are used. It is a disk
+/// block, so that a torn write of one copy does not affect the others.
 pub const CLOCK_COPY_BYTES: usize = 4096;
-/// The layout of a clock slot that this code writes, and the highest that it reads.
+/// The version of clock slots that this code writes, and the highest that it reads.
 pub const CLOCK_VERSION: u16 = 2;
-/// Bytes of a clock slot that mean something.
+/// The used length of a clock slot.
 pub const CLOCK_SLOT_USED: usize = 64;
-/// The same of version 1.
+/// The used length of a clock slot of version 1.
 const CLOCK_SLOT_USED_1: usize = 40;
-/// Copies of a slot, side by side, written at once: a flipped bit in one is no loss.
+/// The number of adjacent copies of a slot, written at once. A flipped bit in one loses nothing.
 pub const CLOCK_COPIES: usize = 2;
-/// The first bytes of a clock slot.
+/// The magic bytes of a clock slot.
 pub const CLOCK_MAGIC: [u8; 8] = *b"KNDRDCLK";
 
-/// A slot of the clock's file (R2). The file has two, each of [`CLOCK_COPIES`] copies of [`CLOCK_COPY_BYTES`]; the one of the lower
-/// generation is overwritten. A copy:
+/// A slot of the clock file (R2). The file has two, each with [`CLOCK_COPIES`] copies of [`CLOCK_COPY_BYTES`]. A
+/// write replaces the slot with the lower generation. A copy:
 ///
 /// | at | bytes | what |
 /// | --- | --- | --- |
 /// | 0 | 8 | `KNDRDCLK` |
-/// | 8 | 2 | version: 2, or 1 in files of before |
+/// | 8 | 2 | version: 2, or 1 in older files |
 /// | 10 | 2 | zero |
 /// | 12 | 8 | generation |
 /// | 20 | 8 | ceiling |
 /// | 28 | 8 | incarnation; zero in version 1 |
-/// | 36 | 8 | the last frame of the fsync log that was on the disk when the slot was written |
-/// | 44 | 8 | the same of the buffered log |
+/// | 36 | 8 | the last frame of the fsync log that was durable when the slot was written |
+/// | 44 | 8 | the same for the buffered log |
 /// | 52 | 8 | zero |
-/// | 60 | 4 | checksum of the 60 bytes before |
+/// | 60 | 4 | checksum of the preceding 60 bytes |
 ///
-/// Version 1 has its checksum, of the 36 bytes before, at 36, and ends there.
+/// Version 1 ends after its checksum, which is at 36 and covers the preceding 36 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockSlot {
-    /// Grows with every write: the higher one counts.
+    /// Grows with every write; the slot with the higher one counts.
     pub generation: u64,
-    /// The ceiling of the shard's clock.
     pub ceiling: i64,
-    /// Which start of the shard wrote it; 0 where that is not known.
+    /// The incarnation of the shard that wrote the slot; 0 if unknown.
     pub incarnation: u64,
-    /// The last frame of the fsync log that was known to be on the disk; 0 for none.
+    /// The last frame of the fsync log that was known to be durable; 0 for none.
     pub fsync: FrameSeq,
-    /// The same of the buffered log.
+    /// The same for the buffered log.
     pub buffered: FrameSeq,
 }
 
 impl ClockSlot {
-    /// One copy, without its padding.
+    /// Encodes one copy, without its padding.
     #[must_use]
     pub fn encode(&self) -> [u8; CLOCK_SLOT_USED] {
         let mut out = [0; CLOCK_SLOT_USED];
@@ -466,7 +467,7 @@ impl ClockSlot {
         out
     }
 
-    /// One copy, if it is whole.
+    /// Decodes one copy; `None` if it is not valid.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let old = bytes.get(..CLOCK_SLOT_USED_1)?;
@@ -499,14 +500,14 @@ fn put(out: &mut [u8], at: usize, bytes: &[u8]) {
     out[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// The caller has checked the length.
+/// The caller must check the length.
 fn get_u32(bytes: &[u8], at: usize) -> u32 {
     let mut out = [0; 4];
     out.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(out)
 }
 
-/// The caller has checked the length.
+/// The caller must check the length.
 pub(crate) fn get_u64(bytes: &[u8], at: usize) -> u64 {
     let mut out = [0; 8];
     out.copy_from_slice(&bytes[at..at + 8]);

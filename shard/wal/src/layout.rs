@@ -1,23 +1,22 @@
-//! Which file is where in a shard's data directory.
+//! The paths in a shard's data directory.
 
 use std::path::{Path, PathBuf};
 
 use crate::{format::FileKind, number::FileNumber};
 
-/// Which of a shard's logs.
+/// One of a shard's two logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LogKind {
-    /// That of the Kinds of mode `fsync`, and of what is always synced before it is answered.
+    /// The log for Kinds of mode `fsync`, and for everything that is synced before it is answered.
     Fsync,
-    /// That of the Kinds of mode `buffered`.
+    /// The log for Kinds of mode `buffered`.
     Buffered,
 }
 
 impl LogKind {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::Fsync, Self::Buffered];
 
-    /// The kind of its segments.
+    /// The file kind of the log's segments.
     #[must_use]
     pub const fn file_kind(self) -> FileKind {
         match self {
@@ -34,7 +33,7 @@ impl LogKind {
         }
     }
 
-    /// As in the name of its directory, in messages and in metrics.
+    /// The name in the log's directory, in messages and in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -57,31 +56,31 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Those of this data directory.
+    /// The layout of this data directory.
     #[must_use]
     pub fn new(data_directory: &Path) -> Self {
         Self { root: data_directory.to_owned() }
     }
 
-    /// Where the segments of a log are.
+    /// The directory of a log's segments.
     #[must_use]
     pub fn log(&self, kind: LogKind) -> PathBuf {
         self.root.join("wal").join(kind.name())
     }
 
-    /// Where the checkpoints are.
+    /// The directory of the checkpoints.
     #[must_use]
     pub fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoint")
     }
 
-    /// A file that only takes room, to be given up when there is no other.
+    /// A file that only occupies space, removed when the disk is full.
     #[must_use]
     pub fn reserve(&self) -> PathBuf {
         self.root.join("reserve")
     }
 
-    /// What a stop in good order leaves of what the logs do not keep.
+    /// The file that a clean stop writes for data that the logs do not keep.
     #[must_use]
     pub fn stopped(&self) -> PathBuf {
         self.root.join("stopped")
@@ -94,21 +93,20 @@ impl Layout {
     }
 }
 
-/// The end of a segment's name.
+/// The suffix of a segment's name.
 pub(crate) const SEGMENT: &str = ".wal";
-/// The end of a checkpoint's name.
+/// The suffix of a checkpoint's name.
 pub(crate) const CHECKPOINT: &str = ".ckp";
 
-/// The path of a numbered file.
 pub(crate) fn numbered(directory: &Path, number: FileNumber, suffix: &str) -> PathBuf {
     directory.join(format!("{:010}{suffix}", number.0))
 }
 
-/// The number in a name, if it is one of ours.
+/// Parses the number of a segment or checkpoint name; `None` for other names.
 pub(crate) fn number_of(name: &str, suffix: &str) -> Option<FileNumber> {
     let digits = name.strip_suffix(suffix)?;
     let number = digits.parse().ok().filter(|number| *number > 0)?;
-    // One name a number: no sign, no other count of zeros.
+    // Each number has one name: no sign, and exactly ten digits.
     (format!("{number:010}") == digits).then_some(FileNumber(number))
 }
 

@@ -1,21 +1,22 @@
-//! What a shard keeps on its disk: a write-ahead log for each durability mode, checkpoints, and the ceiling of its clock. Knows bytes and
-//! files, not engines: records are made from and into what they mean by the shard.
+//! A shard's durable storage: a write-ahead log for each durability mode, checkpoints, and the ceiling of its
+//! clock. This crate knows bytes and files, not engines; the shard encodes and interprets the records.
 //!
-//! What lies on the disk, byte by byte: [`format`](mod@format). Everything goes through a [`Disk`]: [`RealDisk`], or [`sim::SimDisk`] in
-//! tests.
+//! [`format`](mod@format) describes the on-disk format. All I/O goes through a [`Disk`]: [`RealDisk`], or
+//! [`sim::SimDisk`] in tests.
 //!
 //! # The life of a shard's files
 //!
-//! 1. **Start**: [`DirectoryLock::take`], then [`recover`] calls a [`Recovery`] with every [`Record`] that is kept: those of the newest whole
-//!    checkpoint, then those of each log from the place that it names, and answers where each log ends. [`ClockFile::open`] answers the
-//!    ceiling.
-//! 2. **Work**: [`Log::open`] for each [`LogKind`] with its [`LogEnd`]. For each batch of the apply loop: one [`Batch`] a log,
-//!    [`Log::append`] answers its [`FrameSeq`], and [`Event::Durable`] tells when it is on the disk. [`Log::promise`] after it.
-//!    [`Log::has_room`] before the next.
-//! 3. **Checkpoint**, while work goes on: note [`Log::next`] of both logs; [`CheckpointWriter::create`] with these; walk through the state,
-//!    [`CheckpointWriter::write`]; note `Log::next().prev()` of both logs and wait until both are durable to there;
-//!    [`CheckpointWriter::finish`] with these; [`sweep`].
-//! 4. **Stop**: append [`Record::Clean`] to both logs, [`Log::close`], and a lower ceiling with [`ClockFile::store`].
+//! 1. **Start**: [`DirectoryLock::take`], then [`recover()`] passes every [`Record`] to a [`Recovery`]: those of the
+//!    newest valid checkpoint, then those of each log from the position that the checkpoint names. It returns the
+//!    end of each log. [`ClockFile::open`] returns the ceiling.
+//! 2. **Work**: [`Log::open`] for each [`LogKind`] with its [`LogEnd`]. For each batch of the apply loop, and for
+//!    each log that it concerns: ask [`Log::has_room`], then [`Log::append`] a [`Batch`], which returns its
+//!    [`FrameSeq`], then call [`Log::promise`]. [`Event::Durable`] reports when the frame is durable.
+//! 3. **Checkpoint**, while work goes on: note [`Log::next`] of both logs; [`CheckpointWriter::create`] with these
+//!    positions; walk through the state and [`CheckpointWriter::write`] it; note `Log::next().prev()` of both logs
+//!    and wait until both are durable up to there; [`CheckpointWriter::finish`] with these positions; [`sweep`].
+//! 4. **Stop**: append [`Record::Clean`] to both logs, [`Log::close`] them, and lower the ceiling with
+//!    [`ClockFile::store`].
 //!
 //! ```
 //! use std::{sync::Arc, time::Duration};
@@ -60,12 +61,13 @@
 //! # }
 //! ```
 //!
-//! # What holds
+//! # Guarantees
 //!
-//! After any crash, the frames of a log that [`recover`] gives are a prefix of those appended, in whole frames, and contain all that were
-//! reported durable; recovering again gives the same. Damage to what was reported durable is found: of the fsync log also in its very last
-//! write, as a torn one lacks whole sectors; and a log that was cut off is found out by the file of the clock, which knows how far it was.
-//! `src/crashes.rs` holds this against a disk that loses, tears and reorders what was not synced.
+//! After any crash, the frames that [`recover()`] returns from a log are a prefix of those appended. They are whole
+//! frames and include all that were reported durable. A second recovery returns the same frames. Damage to durable
+//! frames is detected, in the fsync log even in the very last write, because a torn write lacks whole sectors. A
+//! truncated log is detected by the clock file, which records how far it was durable. `src/crashes.rs` tests this
+//! against a disk that loses, tears and reorders unsynced data.
 
 #![forbid(unsafe_code)]
 

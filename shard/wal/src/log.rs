@@ -1,4 +1,4 @@
-//! A log that is open for appending: the handle, the thread that writes, and for the buffered log the one that syncs.
+//! A log that is open for appending: its handle, its writer thread and, for the buffered log, its sync thread.
 
 use std::{
     path::PathBuf,
@@ -27,31 +27,32 @@ use crate::{
 
 /// A log that is open for appending.
 ///
-/// Appending never waits for the disk. What was appended is durable when [`Event::Durable`] says so; until then it is kept in memory, and
-/// written again, elsewhere, if the disk fails. To keep that bounded, ask [`Log::has_room`] before taking work that will be appended, and
-/// again after each [`Event::Durable`].
+/// Appending never waits for the disk. A frame is durable when [`Event::Durable`] says so. Until then it is kept in
+/// memory, and if the disk fails it is written again to a new segment. To bound that memory, ask [`Log::has_room`]
+/// before accepting work, and again after each [`Event::Durable`].
 ///
-/// Dropping it ends the thread after the step that is under way and leaves what is not durable, as a crash does; [`Log::close`] writes all.
+/// Dropping the log ends its threads after the current step and loses what is not durable, like a crash.
+/// [`Log::close`] writes everything first.
 #[derive(Debug)]
 pub struct Log {
     shared: Arc<Shared>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
-/// Who is told what happens.
+/// The callback for events.
 type Events = Box<dyn FnMut(Event) + Send>;
 
 struct Shared {
-    /// Taken before the state is changed by what was done, so that it is told in the order in which it was.
+    /// Locked before the state changes, so that events are reported in the order in which they happened.
     events: Mutex<Events>,
-    /// Of the buffered log: the segment that is written.
+    /// The segment that is being written, in the buffered log only.
     to_sync: Mutex<Option<ToSync>>,
     state: Mutex<State>,
-    /// Something is to be written, or the log is to end.
+    /// Notified when there is something to write or the log ends.
     work: Condvar,
-    /// Something is to be synced, or the log is to end.
+    /// Notified when there is something to sync or the log ends.
     sync_work: Condvar,
-    /// Something became durable, or failed.
+    /// Notified when frames became durable or a step failed.
     progress: Condvar,
     begun: Instant,
 }
@@ -66,35 +67,37 @@ impl std::fmt::Debug for Shared {
 struct State {
     core: Core,
     stop: bool,
-    /// Until when the thread that writes sleeps, if it does: nobody wakes it for what can wait until then.
+    /// Set while the writer thread sleeps. It is not woken for work that can wait until then.
     sleeps: Option<Sleep>,
-    /// The same of the one that syncs.
+    /// The same for the sync thread.
     sync_sleeps: Option<Sleep>,
 }
 
-/// Until when; nothing for until it is woken.
+/// The time when a thread wakes up by itself; `None` if it must be woken.
 #[derive(Debug, Clone, Copy)]
 struct Sleep(Option<Duration>);
 
-/// What a log could not write before it was closed.
+/// What a log failed to write before it was closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the log was closed with frames from {from} on not on the disk: {why}")]
 pub struct Unwritten {
-    /// The first one.
+    /// The first frame that was not written.
     pub from: FrameSeq,
-    /// What the disk said, or that it took too long.
+    /// The disk's error, or that it took too long.
     pub why: String,
 }
 
 impl Log {
-    /// Opens a log where [`scan`](crate::scan()) or [`recover`](crate::recover()) found its end; [`LogEnd::fresh`] for a new one. Begins a
-    /// new segment, with the frames of the end that nothing proves to be on the disk. When the disk does not take that, the log is open and
-    /// failing ([`Log::status`]), so that a shard on a full disk can still be read.
+    /// Opens a log at the end that [`scan`](crate::scan()) or [`recover`](crate::recover()) found; a new log starts
+    /// with [`LogEnd::fresh`]. The log begins a new segment with the frames that are not proven durable. If the
+    /// disk refuses that, the log still opens and reports the failure ([`Log::status`]), so that a shard on a full
+    /// disk can serve reads.
     ///
-    /// `events` is called on the log's threads, one at a time, and must not wait: send into a channel, or notify.
+    /// `events` is called on the log's threads, one call at a time. It must not block: send into a channel, or
+    /// notify.
     ///
     /// # Errors
-    /// When the directory cannot be made, what is to be put aside cannot be, or the thread cannot be started.
+    /// When the directory cannot be created, a segment cannot be set aside, or a thread cannot be started.
     pub fn open(
         disk: Arc<dyn Disk>,
         directory: PathBuf,
@@ -132,21 +135,23 @@ impl Log {
         Ok(log)
     }
 
-    /// Appends a batch; answers the number of its frame. Numbers grow with every call; the log's own frames take some in between.
+    /// Appends a batch and returns its sequence number. Numbers increase with every call; the log's own frames use
+    /// some of them.
     ///
     /// # Errors
-    /// When no frame can hold it. Nothing is appended then.
+    /// When the batch exceeds the maximum payload of a frame. Nothing is appended then.
     pub fn append(&self, batch: Batch) -> Result<FrameSeq, TooLarge> {
         self.change(|core, now| core.append(now, batch))
     }
 
-    /// Says that everything up to this revision of what the log keeps has been appended. A record of it follows with the next write, or
-    /// after [`LogOptions::promise_interval`] alone. Lower ones than before are ignored.
+    /// Declares that every change up to this revision that belongs to this log has been appended. A record of it is
+    /// written with the next frame, or alone after [`LogOptions::promise_interval`]. A lower revision than before
+    /// is ignored.
     pub fn promise(&self, revision: Revision) {
         self.change(|core, now| core.promise(now, revision));
     }
 
-    /// Writes what there is without waiting for more.
+    /// Writes and syncs pending frames at once.
     pub fn flush(&self) {
         self.change(|core, _| core.hurry());
     }
@@ -158,37 +163,37 @@ impl Log {
         answer
     }
 
-    /// The last frame that the system has, so that it outlives this process; 0 when there is none.
+    /// The last frame that was written to the operating system and thus survives this process; 0 if there is none.
     #[must_use]
     pub fn written(&self) -> FrameSeq {
         self.shared.state.lock().core.written()
     }
 
-    /// The last frame that is on the disk; 0 when there is none.
+    /// The last durable frame; 0 if there is none.
     #[must_use]
     pub fn durable(&self) -> FrameSeq {
         self.shared.state.lock().core.durable()
     }
 
-    /// The number that the next frame gets: what a checkpoint that is begun now names as the place to replay from.
+    /// The sequence number of the next frame. A checkpoint that begins now uses it as the start of its replay.
     #[must_use]
     pub fn next(&self) -> FrameSeq {
         self.shared.state.lock().core.next_seq()
     }
 
-    /// Whether less than [`LogOptions::max_pending_bytes`] are waiting to become durable.
+    /// Whether less than [`LogOptions::max_pending_bytes`] are not yet durable.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.shared.state.lock().core.has_room()
     }
 
-    /// What it has done and still has to do.
+    /// A snapshot of the log's progress.
     #[must_use]
     pub fn status(&self) -> LogStatus {
         self.shared.state.lock().core.status(self.shared.begun.elapsed())
     }
 
-    /// Waits until a frame is durable, without holding up anything else. `false` when the time has passed before.
+    /// Waits until a frame is durable, without blocking other callers. Returns `false` on timeout.
     #[must_use]
     pub fn wait_durable(&self, seq: FrameSeq, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
@@ -201,10 +206,11 @@ impl Log {
         true
     }
 
-    /// Writes everything, then ends the thread. Gives up at the first failure, at once when the log is failing, and after `timeout`.
+    /// Writes all frames, then ends the threads. Gives up at the first failure, at once if the log is already
+    /// failing, and after `timeout`.
     ///
     /// # Errors
-    /// When not everything could be written.
+    /// When not all frames could be written.
     pub fn close(mut self, timeout: Duration) -> Result<(), Unwritten> {
         let until = Instant::now() + timeout;
         let mut state = self.shared.state.lock();
@@ -233,14 +239,15 @@ impl Log {
         self.shared.work.notify_one();
         self.shared.sync_work.notify_one();
         for thread in self.threads.drain(..) {
-            // It panics only when the callback does, whose owner then knows.
+            // A thread panics only if the callback does, and the callback's owner handles that.
             thread.join().ok();
         }
     }
 }
 
 impl State {
-    /// Which threads are to be woken: the one that writes, the one that syncs. Neither is told twice.
+    /// Whether to wake the writer thread and the sync thread. Clears the sleep of a thread, so that it is woken
+    /// only once.
     fn wakes(&mut self) -> [bool; 2] {
         let sooner = |sleeps: &mut Option<Sleep>, at: Option<Duration>| {
             let Some(Sleep(until)) = *sleeps else { return false };
@@ -261,7 +268,7 @@ impl Drop for Log {
 }
 
 impl Shared {
-    /// Lets the state go, and wakes who has something to do now.
+    /// Unlocks the state, then wakes the threads that have work.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         let [writes, syncs] = state.wakes();
         drop(state);
@@ -273,7 +280,7 @@ impl Shared {
         }
     }
 
-    /// Takes in how something went, and tells it.
+    /// Applies the outcome of a step or sync, then reports its events.
     fn done(&self, take_in: impl FnOnce(&mut Core, Duration) -> Vec<Event>) {
         let mut events = self.events.lock();
         let mut state = self.state.lock();
@@ -286,7 +293,7 @@ impl Shared {
     fn run(&self, executor: &mut Executor) {
         while let Some(step) = self.next_step() {
             let outcome: Result<(), Failure> = executor.perform(&step);
-            // The frames may be the last ones to be held, and large.
+            // Free the frames, which may be large and not referenced elsewhere.
             drop(step);
             if let Some(made) = executor.take_to_sync() {
                 *self.to_sync.lock() = Some(made);
@@ -298,7 +305,7 @@ impl Shared {
     fn run_syncs(&self) {
         while let Some(sync) = self.next_sync() {
             let mut to_sync = self.to_sync.lock();
-            // Where another segment was made meanwhile, that has all that was not durable.
+            // If another segment was created meanwhile, that one has all frames that were not durable.
             let segment = to_sync.as_mut().filter(|segment| segment.number == sync.number);
             let outcome = segment.map(ToSync::sync);
             drop(to_sync);
@@ -306,7 +313,7 @@ impl Shared {
         }
     }
 
-    /// Waits for something to sync; nothing when the log ends.
+    /// Waits for something to sync; `None` when the log ends.
     fn next_sync(&self) -> Option<Sync> {
         let mut state = self.state.lock();
         loop {
@@ -329,7 +336,7 @@ impl Shared {
         }
     }
 
-    /// Waits for something to do; nothing when the log ends.
+    /// Waits for the next step; `None` when the log ends.
     fn next_step(&self) -> Option<Step> {
         let mut state = self.state.lock();
         loop {
@@ -353,10 +360,10 @@ impl Shared {
     }
 }
 
-/// Makes the directory ready for a new segment.
+/// Prepares the directory for a new segment.
 pub(crate) fn prepare(disk: &dyn Disk, directory: &std::path::Path, end: &LogEnd) -> Result<(), WalError> {
     ensure_directory(disk, directory).map_err(WalError::io("make", directory))?;
-    // The last one first: a crash in between leaves a log without a hole.
+    // Last segment first, so that a crash in between leaves a log without a hole.
     for path in &end.discard {
         disk.rename(path, &lost(path)).map_err(WalError::io("put aside", path))?;
         disk.sync_directory(directory).map_err(WalError::io("sync", directory))?;

@@ -1,22 +1,21 @@
-//! The two counts that must not be mixed up.
+//! Newtypes for the two counters of this crate.
 
 use std::fmt;
 
-/// The number of a frame in its log, from 1 and over all of the log's segments. A checkpoint names places in a log by it.
+/// A frame's sequence number in its log. Numbers start at 1 and continue across segments. Checkpoints use them as
+/// log positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameSeq(pub u64);
 
 impl FrameSeq {
-    /// The number of the first frame of a new log.
     pub const FIRST: Self = Self(1);
 
-    /// The frame after this one.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 
-    /// The frame before this one; 0, which no frame has, before the first.
+    /// The previous number; 0, which no frame has, for the first frame.
     #[must_use]
     pub const fn prev(self) -> Self {
         Self(self.0.saturating_sub(1))
@@ -29,12 +28,11 @@ impl fmt::Display for FrameSeq {
     }
 }
 
-/// The number of a segment or of a checkpoint, from 1, also in its name.
+/// The number of a segment or checkpoint, from 1. It is part of the file's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileNumber(pub u64);
 
 impl FileNumber {
-    /// The file after this one.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.saturating_add(1))

@@ -1,42 +1,43 @@
-//! How a log is written.
+//! The tuning options of a log.
 
 use std::time::Duration;
 
 use crate::layout::LogKind;
 
-/// How a log is written. [`LogOptions::new`] gives what is right for most.
+/// The tuning options of a log. [`LogOptions::new`] gives the defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogOptions {
-    /// Which log: `fsync` writes and syncs as soon as there is something and the last sync is done, `buffered` once in
-    /// [`LogOptions::flush_interval`].
+    /// The fsync log writes and syncs as soon as it has frames and the previous sync is done. The buffered log
+    /// syncs every [`LogOptions::flush_interval`].
     pub kind: LogKind,
-    /// Random, another one at each start: frames of one file can then never be taken for those of another.
+    /// A random number, new at each start, so that frames of one file never pass as frames of another.
     pub salt: u64,
-    /// A segment at least this long is followed by the next one.
+    /// A segment that reaches this length is followed by a new one.
     pub segment_bytes: u64,
-    /// So many zeros are written ahead of the frames, and twice as many, up to four times, whenever those before are used up, unless so much
-    /// is written at once that it is not worth it. Writing over what is there changes nothing but data, so that an fdatasync need not wait for the file system's journal,
-    /// where it stands in line with all who write there. 0 for none.
+    /// The number of zero bytes to write ahead of the frames when a segment begins. Whenever these are used up, the
+    /// amount doubles, up to four times the first; a write too large to benefit skips this. Overwriting zeros
+    /// changes only data, so an fdatasync need not wait for the file system's journal behind other writers. 0
+    /// disables it.
     pub fill_bytes: u64,
-    /// How long a frame of the buffered log waits for others.
+    /// The longest time that a frame of the buffered log waits for its sync.
     pub flush_interval: Duration,
-    /// The buffered log does not wait further when it holds this much.
+    /// The buffered log syncs at once when this many bytes are unsynced.
     pub flush_bytes: u64,
     /// How long a promise waits when there is nothing else to write.
     pub promise_interval: Duration,
-    /// [`Log::has_room`](crate::Log::has_room) answers no when frames of this many bytes are not yet durable.
+    /// [`Log::has_room`](crate::Log::has_room) is false when at least this many bytes are not yet durable.
     pub max_pending_bytes: u64,
-    /// A new segment is refused when the disk would be left with less than this: the clock, a checkpoint and an operator need some, and a
-    /// log that recovers with the last free block fails again at once.
+    /// A new segment is refused if it would leave less free space than this. The clock, a checkpoint and an
+    /// operator need some space, and a log that recovers with the last free block would fail again at once.
     pub min_free_bytes: u64,
-    /// The first wait after a failure; it doubles from there.
+    /// The first delay after a failure; each further failure doubles it.
     pub retry_first: Duration,
-    /// The longest wait after a failure.
+    /// The maximum delay after a failure.
     pub retry_last: Duration,
 }
 
 impl LogOptions {
-    /// What is right for most.
+    /// The defaults.
     #[must_use]
     pub const fn new(kind: LogKind, salt: u64) -> Self {
         Self {

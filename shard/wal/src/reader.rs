@@ -1,6 +1,7 @@
-//! Reads the frames of one file, in their order or, in a damaged file, wherever there still are any.
+//! Reads the frames of a file in order or, in a damaged file, wherever frames can still be found.
 //!
-//! No length is believed before its checksum fits, and none beyond the end of the file: what is allocated is bounded by what is there.
+//! A length is trusted only after its checksum is verified, and never beyond the end of the file, so allocations
+//! are bounded by the file's length.
 
 use std::io;
 
@@ -14,43 +15,43 @@ use crate::{
     record::Records,
 };
 
-/// How much is read at once.
+/// The size of a read.
 const CHUNK: usize = 1 << 20;
 
-/// The frames of a file, one after the other.
+/// Reads the frames of a file in order.
 #[derive(Debug)]
 pub(crate) struct FrameReader {
     file: Box<dyn DiskFile>,
     length: u64,
     seed: Seed,
-    /// Where the next frame begins.
+    /// The offset of the next frame.
     offset: u64,
-    /// Bytes of the file from `offset` on are at `start..end`.
+    /// `buffer[start..end]` holds the bytes of the file from `offset` on.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
 }
 
-/// What comes next in a file.
+/// The next item in a file.
 #[derive(Debug)]
 pub(crate) enum Found<'b> {
-    /// A whole frame.
+    /// The expected frame.
     Frame { header: FrameHeader, payload: &'b [u8] },
-    /// Nothing, or zeros to the end of the file.
+    /// The end of the file, or only zeros up to it.
     End,
-    /// Something that is not the next frame. The reader stays in front of it.
+    /// Bytes that are not the expected frame. The reader's offset does not advance.
     Damaged(FrameDamage),
 }
 
 impl FrameReader {
-    /// Begins behind the file's header.
+    /// Starts after the file's header.
     pub(crate) fn new(file: Box<dyn DiskFile>, seed: Seed) -> io::Result<Self> {
         let length = file.length()?;
         let offset = FILE_HEADER_BYTES as u64;
         Ok(Self { file, length, seed, offset, buffer: Vec::new(), start: 0, end: 0 })
     }
 
-    /// Where the next frame begins.
+    /// The offset of the next frame.
     pub(crate) const fn offset(&self) -> u64 {
         self.offset
     }
@@ -59,12 +60,11 @@ impl FrameReader {
         &*self.file
     }
 
-    /// Goes on somewhere else.
     pub(crate) fn seek(&mut self, offset: u64) {
         (self.offset, self.start, self.end) = (offset, 0, 0);
     }
 
-    /// The next frame, which should have this number.
+    /// Reads the next frame, which should have the number `expected`.
     pub(crate) fn next(&mut self, expected: FrameSeq) -> io::Result<Found<'_>> {
         let left = self.length.saturating_sub(self.offset);
         if left == 0 {
@@ -97,7 +97,7 @@ impl FrameReader {
         Ok(Found::Frame { header, payload: &self.buffer[payload] })
     }
 
-    /// Has at least so many bytes in the buffer, or all that the file has; answers how many of them there are.
+    /// Buffers at least `want` bytes, or all that the file has; returns how many of the `want` bytes are there.
     fn fill(&mut self, want: usize) -> io::Result<usize> {
         if self.end - self.start < want {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -132,8 +132,8 @@ impl FrameReader {
     }
 }
 
-/// Whether a frame that does not fit is one of which a sector was never written, whole: it is all zeros, or behind the end of the file. A
-/// frame of which every sector was written is damaged.
+/// Whether an invalid frame was torn: at least one of its sectors is all zeros or lies after the end of the file,
+/// so it was never written. If every sector was written, the frame is damaged.
 pub(crate) fn is_torn(
     file: &dyn DiskFile,
     seed: Seed,
@@ -154,12 +154,13 @@ pub(crate) fn is_torn(
     };
     let mut payload = vec![0; header.payload_bytes as usize];
     read_full(file, offset + FRAME_HEADER_BYTES as u64, &mut payload)?;
-    // Of the highest number nobody knows how many more there were.
+    // At the highest number, the count may have saturated, so nothing can be concluded from it.
     Ok(header.zero_sectors == u16::MAX
         || zero_sectors(offset, header.seq, header.synced, &payload) > header.zero_sectors)
 }
 
-/// A header lies in one sector, or in two. Nothing was ever written behind it but with it.
+/// Whether a sector of a frame's header was never written. A header lies in one sector or in two. Every write after
+/// the header included it.
 fn lacks_a_sector_of_its_header(file: &dyn DiskFile, offset: u64, head: &[u8]) -> io::Result<bool> {
     let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let boundary = (offset + 1).next_multiple_of(SECTOR_BYTES);
@@ -175,7 +176,7 @@ fn lacks_a_sector_of_its_header(file: &dyn DiskFile, offset: u64, head: &[u8]) -
     Ok(is_zero(&second[..read]))
 }
 
-/// What is wrong with a frame whose header fits.
+/// Validates a frame whose header checksum is right.
 fn check(header: &FrameHeader, payload: &[u8], expected: FrameSeq) -> Option<FrameDamage> {
     if !header.fits(payload) {
         return Some(FrameDamage::Payload(header.seq));
@@ -190,7 +191,7 @@ fn check(header: &FrameHeader, payload: &[u8], expected: FrameSeq) -> Option<Fra
     None
 }
 
-/// Where a file ends, but for the zeros that were written ahead.
+/// The length of a file without its trailing zeros.
 pub(crate) fn used(file: &dyn DiskFile) -> io::Result<u64> {
     let mut end = file.length()?;
     let mut chunk = vec![0; 64 << 10];
@@ -209,14 +210,14 @@ pub(crate) fn used(file: &dyn DiskFile) -> io::Result<u64> {
 /// A frame found in a damaged file.
 #[derive(Debug)]
 pub(crate) struct Survivor<'b> {
-    /// Where it begins.
+    /// The frame's offset.
     pub offset: u64,
     pub header: FrameHeader,
-    /// The payload, if it is whole.
+    /// The payload, if its checksum is right.
     pub payload: Option<&'b [u8]>,
 }
 
-/// Looks for frames at every position from an offset on, until the visitor has seen enough (answers false).
+/// Searches for frames at every offset from `from` on, until `visit` returns false.
 pub(crate) fn survivors(
     file: &dyn DiskFile,
     seed: Seed,
@@ -225,7 +226,7 @@ pub(crate) fn survivors(
 ) -> io::Result<()> {
     let length = file.length()?;
     let mut window = vec![0; CHUNK.min(usize::try_from(length.saturating_sub(from)).unwrap_or(CHUNK))];
-    // The window holds `have` bytes of the file from `base` on.
+    // `window[..have]` holds the bytes of the file from `base` on.
     let (mut base, mut have, mut offset) = (from, 0, from);
     let mut large = Vec::new();
     while offset + FRAME_HEADER_BYTES as u64 <= length {
@@ -252,7 +253,8 @@ pub(crate) fn survivors(
         } else {
             None
         };
-        // A payload that is not whole may hide the beginnings of the frames that follow.
+        // An invalid payload may contain the start of the next frame, so the search resumes right after this
+        // offset.
         let next = if payload.is_some() { end } else { offset + 1 };
         if !visit(&Survivor { offset, header, payload }) {
             break;

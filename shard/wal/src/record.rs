@@ -1,4 +1,4 @@
-//! Records, and the batches that are written as one frame.
+//! Records, and the batches of records that are written as one frame.
 
 use kindred_partition_config::ids::Revision;
 
@@ -7,77 +7,73 @@ use crate::{
     number::FileNumber,
 };
 
-/// One thing that is kept. What is a slice here is opaque to this crate.
+/// A durable record. This crate does not interpret the contents that are slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record<'a> {
-    /// A version of a key.
     Version(VersionRecord<'a>),
-    /// Every change at or below this revision of what this log keeps stands before this record. The writer adds these
-    /// ([`Log::promise`](crate::Log::promise)).
+    /// Every change at or below this revision that this log keeps precedes this record. The writer adds these
+    /// records ([`Log::promise`](crate::Log::promise)).
     Promise(Revision),
-    /// Something about a lease.
+    /// A change of a lease.
     Lease(&'a [u8]),
-    /// Something about a unit.
+    /// A change of a unit.
     Unit(&'a [u8]),
-    /// Compacted at this revision.
+    /// A compaction at this revision.
     Compaction(Revision),
     /// The durability modes of the Kinds.
     Modes(&'a [u8]),
-    /// Revisions that may have been shown and are lost (R10).
+    /// A gap of revisions that may have been shown and are lost (R10).
     Gap(GapRecord<'a>),
-    /// The last revision of a shard that was stopped in good order.
+    /// A clean stop at this revision, the shard's last.
     Clean(Revision),
-    /// The checkpoint of this number holds what no log holds: recovery refuses to replay what follows on an older one. To be written to
-    /// the `fsync` log after such a checkpoint was finished (that of an imported unit, R15), before anything relies on it.
+    /// The checkpoint with this number holds data that no log has, so recovery refuses to replay the following
+    /// records on an older one. It is written to the `fsync` log after such a checkpoint is finished (for an
+    /// imported unit, R15), and before anything relies on it.
     Needs(FileNumber),
-    /// Something imported into a unit that is not the shard's yet.
+    /// Data imported into a unit that the shard does not own yet.
     Import(&'a [u8]),
     /// The revision at which the store began.
     Began(Revision),
 }
 
-/// A version of a key as it is kept.
+/// A durable version of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VersionRecord<'a> {
-    /// When it was written.
     pub revision: Revision,
-    /// Its place among the changes of that revision.
+    /// The position among the changes of that revision.
     pub sub: u32,
-    /// Whether it is a deletion.
     pub deletion: bool,
     /// The encoded `mvccpb.KeyValue`.
     pub key_value: &'a [u8],
 }
 
-/// The gap (D, s) of a Kind, or of all.
+/// The gap (D, s) of a Kind, or of all Kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GapRecord<'a> {
-    /// D: the last revision kept.
+    /// D: the last durable revision.
     pub after: Revision,
-    /// s: the first revision after the gap.
     pub until: Revision,
-    /// The Kind's prefix; empty for all Kinds.
+    /// The Kind prefix; empty for all Kinds.
     pub kind: &'a [u8],
 }
 
-/// Why the bytes of a frame whose checksum fits are no records.
+/// Why a frame with a valid checksum does not hold valid records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordDamage {
-    /// An id that this version does not know.
+    /// The record id is unknown to this version.
     #[error(
         "a record of kind {0}, which this version does not know: start the version that wrote it, or a later one"
     )]
     Unknown(u8),
-    /// A length that goes beyond the frame.
+    /// A record's length exceeds the frame.
     #[error("a record that goes beyond its frame")]
     Length,
-    /// The content of a known record does not have its form.
+    /// The content of a record with this id is malformed.
     #[error("a malformed record of kind {0}")]
     Malformed(u8),
 }
 
 impl<'a> Record<'a> {
-    /// The record's id on the disk.
     #[must_use]
     pub const fn id(&self) -> RecordId {
         match self {
@@ -95,7 +91,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The revision that the record is about, if it is about one.
+    /// The revision that the record is about, if there is one.
     #[must_use]
     pub const fn revision(&self) -> Option<Revision> {
         match self {
@@ -157,14 +153,14 @@ impl<'a> GapRecord<'a> {
     }
 }
 
-/// The records of a frame, in their order.
+/// An iterator over the records of a frame.
 #[derive(Debug, Clone)]
 pub struct Records<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Records<'a> {
-    /// Those of a frame's payload. Borrows; allocates nothing.
+    /// The records of a frame's payload, without allocation.
     #[must_use]
     pub const fn new(payload: &'a [u8]) -> Self {
         Self { rest: payload }
@@ -188,14 +184,14 @@ impl<'a> Iterator for Records<'a> {
         }
         let record = self.take();
         if record.is_err() {
-            // Nothing behind it has a known beginning.
+            // After an invalid record, the start of the next one is unknown.
             self.rest = &[];
         }
         Some(record)
     }
 }
 
-/// A LEB128 number of at most five bytes and 32 bits.
+/// Decodes a LEB128 number of at most five bytes that fits 32 bits.
 fn take_length(mut rest: &[u8]) -> Option<(usize, &[u8])> {
     let mut value = 0_u64;
     for shift in (0..35).step_by(7) {
@@ -210,7 +206,8 @@ fn take_length(mut rest: &[u8]) -> Option<(usize, &[u8])> {
     None
 }
 
-/// Records that are kept or lost together: one frame. A transaction, and what belongs to it, must be in one batch; a batch may hold many.
+/// Records that become durable together, in one frame. All records of a transaction must be in one batch; a batch
+/// may hold many transactions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     payload: Vec<u8>,
@@ -218,19 +215,16 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// An empty one.
     #[must_use]
     pub const fn new() -> Self {
         Self { payload: Vec::new(), records: 0 }
     }
 
-    /// An empty one with room for so many bytes.
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
         Self { payload: Vec::with_capacity(bytes), records: 0 }
     }
 
-    /// Adds a record.
     pub fn push(&mut self, record: &Record<'_>) {
         let id = record.id();
         match record {
@@ -253,7 +247,7 @@ impl Batch {
         }
     }
 
-    /// Adds a version; what follows its key-value's bytes, where these are held in two pieces, is in `rest`.
+    /// Adds a version whose key-value is stored in two parts: `version.key_value` and `rest`.
     pub fn push_version(&mut self, version: &VersionRecord<'_>, rest: &[u8]) {
         let flags = if version.deletion { VERSION_IS_DELETION } else { 0 };
         let [sub, revision] = [&version.sub.to_le_bytes()[..], &version.revision.get().to_le_bytes()];
@@ -275,51 +269,48 @@ impl Batch {
         self.records += 1;
     }
 
-    /// How many records it holds.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.records
     }
 
-    /// Whether it holds none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.records == 0
     }
 
-    /// Bytes that it takes in a frame.
+    /// The length of the encoded records.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.payload.len()
     }
 
-    /// The records, as they will be read.
     #[must_use]
     pub fn records(&self) -> Records<'_> {
         Records::new(&self.payload)
     }
 
-    /// The records as bytes: what [`Records::new`] takes.
+    /// The encoded records, as [`Records::new`] takes them.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
         &self.payload
     }
 
-    /// The payload of the frame.
+    /// The batch as the payload of a frame.
     ///
     /// # Errors
-    /// When it is more than a frame holds.
+    /// When it exceeds the maximum payload of a frame.
     pub(crate) fn into_payload(self) -> Result<Vec<u8>, TooLarge> {
         let bytes = self.payload.len();
         if bytes > MAX_PAYLOAD_BYTES { Err(TooLarge { bytes }) } else { Ok(self.payload) }
     }
 }
 
-/// A batch that no frame can hold.
+/// The error for a batch that exceeds the maximum payload of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a batch of {bytes} bytes is more than a frame of the log holds ({MAX_PAYLOAD_BYTES} bytes)")]
 pub struct TooLarge {
-    /// Its size.
+    /// The batch's length.
     pub bytes: usize,
 }
 

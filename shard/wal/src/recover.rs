@@ -1,4 +1,4 @@
-//! What a start reads: the newest checkpoint that is whole, and each log from the place that it names.
+//! Recovery at start: reads the newest valid checkpoint, and each log from the position that it names.
 
 use std::collections::BTreeMap;
 
@@ -13,63 +13,63 @@ use crate::{
     segments::{Segment, removable, segments},
 };
 
-/// Where a frame comes from.
+/// The origin of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// A checkpoint: in no order.
+    /// A checkpoint, whose frames have no order.
     Checkpoint,
-    /// A log: in the order in which it was written.
+    /// A log, in the order of its writes.
     Log(LogKind),
 }
 
-/// What gathers a shard's state while its files are read.
+/// Rebuilds a shard's state from the files.
 pub trait Recovery {
-    /// Forget everything: the checkpoint that was being read is damaged, and another one is read.
+    /// Discards everything: the checkpoint that was being read is damaged, and another one follows.
     fn reset(&mut self);
 
-    /// A whole batch. Those of the checkpoint come first, then those of the `fsync` log, then those of the `buffered` log. A record may come
-    /// again, from the checkpoint and from a log.
+    /// Receives a whole batch. The frames of the checkpoint come first, then those of the `fsync` log, then those
+    /// of the `buffered` log. The same record may come from the checkpoint and from a log.
     ///
     /// # Errors
-    /// When it cannot be taken: recovery stops with [`WalError::Visit`].
+    /// When the frame cannot be accepted. Recovery then stops with [`WalError::Visit`].
     fn frame(&mut self, source: Source, frame: &Frame<'_>) -> Result<(), VisitError>;
 
-    /// So much of what is to be read was read. Told every few MiB and at the end.
+    /// Reports progress, every few MiB and at the end.
     fn progress(&mut self, _progress: Progress) {}
 }
 
-/// How far reading has come.
+/// The progress of recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes read.
     pub done: u64,
-    /// Bytes to be read.
+    /// The total number of bytes to read.
     pub total: u64,
 }
 
-/// What was found.
+/// The result of recovery.
 #[derive(Debug, Clone)]
 pub struct Recovered {
     /// The checkpoint that was read.
     pub checkpoint: Option<Checkpoint>,
-    /// Where each log ends, for [`Log::open`](crate::Log::open).
+    /// The end of each log, for [`Log::open`](crate::Log::open).
     pub fsync: LogEnd,
-    /// As `fsync`.
     pub buffered: LogEnd,
-    /// Newer checkpoints that are damaged and were not needed. To be told to the operator.
+    /// Newer checkpoints that are damaged and were not needed. The operator should be told.
     pub passed_over: Vec<Loss>,
-    /// What was lost, and accepted with [`OnDamage::Accept`]: a gap is to be opened. Make a checkpoint at once:
-    /// damage to a checkpoint is refused again at the next start, until there is a newer one. Of a checkpoint: nothing is certain to be whole; of a
-    /// log: the Kinds of its mode end where it was cut.
+    /// Losses that [`OnDamage::Accept`] accepted. The caller must open a gap and write a checkpoint at once,
+    /// because the next start reports a damaged checkpoint again until there is a newer one. After the loss of a
+    /// checkpoint no data is certain to be complete; after the loss of a part of a log, the Kinds of its mode end
+    /// where it was cut.
     pub losses: Vec<Loss>,
 }
 
-/// Reads everything that a shard keeps. Changes nothing on the disk. `known` says which frame of each log was the last that was known to be
-/// on the disk ([`ClockFile::durable`](crate::ClockFile::durable)): a log that ends before it has lost something.
+/// Reads all durable data of a shard. Changes nothing on the disk. `known` has the last frame of each log that was
+/// recorded as durable ([`ClockFile::durable`](crate::ClockFile::durable)); a log that ends before it has lost
+/// data.
 ///
 /// # Errors
-/// When files cannot be read or are damaged, naming file, offset and what would be lost; with [`OnDamage::Accept`] reads what it can
-/// instead. A file of a later version is refused all the same.
+/// When files cannot be read or are damaged; the error names file, offset and what would be lost.
+/// [`OnDamage::Accept`] reads what it can instead, but still refuses a file of a later version.
 pub fn recover(
     disk: &dyn Disk,
     layout: &Layout,
@@ -84,7 +84,7 @@ pub fn recover(
             .map(|kind| Ok((kind, segments(disk, &layout.log(kind), kind)?)))
             .collect::<Result<_, WalError>>()?,
     };
-    // What follows a checkpoint is known when it is read; until then it is guessed to be everything.
+    // The part of the logs to replay is unknown until the checkpoint is read, so assume all of it.
     let total = files.checkpoints.last().map_or(0, |file| file.bytes) + files.behind(LogPlaces::FIRST);
     let mut reading = Reading {
         recovery,
@@ -115,7 +115,7 @@ pub fn recover(
     {
         let file = numbered(&layout.checkpoints(), needed, CHECKPOINT);
         let damage = Damage::NeedsCheckpoint(needed);
-        // What is damaged of it was found when it was tried.
+        // If reading that checkpoint was tried, its damage is already known.
         let loss = match chosen.passed_over.iter().find(|loss| loss.file == file) {
             Some(found) => Loss { damage, ..found.clone() },
             None => Loss { file, offset: 0, damage, frames: 0, bytes: 0, revisions: None },
@@ -135,14 +135,14 @@ pub fn recover(
     })
 }
 
-/// What lies in the directories.
+/// The files in the data directory.
 struct Files {
     checkpoints: Vec<Segment>,
     logs: BTreeMap<LogKind, Vec<Segment>>,
 }
 
 impl Files {
-    /// Bytes of the logs from a place on.
+    /// The total length of the log segments from a position on.
     fn behind(&self, from: LogPlaces) -> u64 {
         let logs = self.logs.iter().map(|(kind, segments)| {
             let before = removable(segments, from.of(*kind)).len();
@@ -151,7 +151,7 @@ impl Files {
         logs.sum()
     }
 
-    /// Whether each log has the segments from a place on, as far as their beginning tells.
+    /// Whether each log has its segments from a position on, judged by their headers.
     fn reach_back(&self, from: LogPlaces) -> bool {
         self.logs.iter().all(|(kind, segments)| {
             let begins = |segment: &Segment| {
@@ -161,7 +161,7 @@ impl Files {
         })
     }
 
-    /// The earliest place of each log that is there.
+    /// The first position in each log.
     fn begin(&self) -> LogPlaces {
         let first = |kind| {
             let headers =
@@ -172,7 +172,7 @@ impl Files {
     }
 }
 
-/// What to replay the logs on.
+/// The state on which the logs are replayed.
 struct Chosen {
     checkpoint: Option<Checkpoint>,
     from: LogPlaces,
@@ -181,7 +181,7 @@ struct Chosen {
     losses: Vec<Loss>,
 }
 
-/// Reads the newest checkpoint that is whole and whose logs are there.
+/// Reads the newest checkpoint that is valid and has its logs.
 fn choose(
     disk: &dyn Disk,
     files: &Files,
@@ -191,7 +191,8 @@ fn choose(
     let mut passed_over = Vec::new();
     for file in files.checkpoints.iter().rev() {
         if let Some(from) = head(disk, file)?.ok().filter(|_| !checkpoint::newer(file)) {
-            // The newest one's logs must be there; `scan` says what of them is not. Older ones are worth a try only with theirs.
+            // For the newest checkpoint, `scan` reports missing log segments. An older one is tried only if its
+            // logs are there.
             if !passed_over.is_empty() && !files.reach_back(from) {
                 continue;
             }
@@ -212,7 +213,7 @@ fn choose(
         let (from, until) = (LogPlaces::FIRST, LogPlaces::NONE);
         return Ok(Chosen { checkpoint: None, from, until, passed_over, losses: Vec::new() });
     };
-    // Logs that nothing was ever removed from do without.
+    // Complete logs need no checkpoint.
     if files.reach_back(LogPlaces::FIRST) {
         let (from, until) = (LogPlaces::FIRST, LogPlaces::NONE);
         return Ok(Chosen { checkpoint: None, from, until, passed_over, losses: Vec::new() });
@@ -223,7 +224,8 @@ fn choose(
     salvage(disk, files, passed_over, reading)
 }
 
-/// No checkpoint is whole, and that is accepted: what can be read of the newest one, and the logs as far back as they are there.
+/// No checkpoint is valid, and the loss is accepted: reads what it can of the newest one, and the logs as far back
+/// as they exist.
 fn salvage(
     disk: &dyn Disk,
     files: &Files,
@@ -244,11 +246,11 @@ fn salvage(
     Ok(Chosen { checkpoint: None, from, until: LogPlaces::NONE, passed_over: Vec::new(), losses })
 }
 
-/// Hands on what is read.
+/// Passes frames on to the [`Recovery`], and counts progress.
 struct Reading<'r> {
     recovery: &'r mut dyn Recovery,
     source: Source,
-    /// The highest checkpoint that the log says it needs.
+    /// The highest checkpoint number that the log says it needs.
     needs: Option<FileNumber>,
     progress: Progress,
     told: u64,

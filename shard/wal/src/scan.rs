@@ -1,9 +1,10 @@
-//! Reads a log from a place on: what a start does (D.: torn tail, corruption, accepted loss).
+//! Reads a log from a position on, and decides whether its end is torn or damaged.
 //!
-//! The last segment may end in what a crash left of the last write. Everything else that is not the next whole frame was on the disk once
-//! and is damage: a bad frame in a segment that another follows, or below a `synced` or `whole` of the last segment, or before the last
-//! frame that is known to be on the disk; one of the fsync log that lacks no whole sector; a file that is shorter than it was; a missing
-//! segment; a header that does not fit (a segment gets its name only when its header is on the disk).
+//! The last segment may end in a write that a crash cut short. Any other position that does not hold the next whole
+//! frame was durable once, so it is damage: a bad frame in a segment that has a successor; a bad frame below a
+//! `synced` or `whole` of the last segment, or before the last frame that is recorded as durable; a bad frame of
+//! the fsync log that lacks no whole sector; a file that became shorter; a missing segment; an invalid header (a
+//! segment gets its name only when its header is durable).
 
 use std::path::{Path, PathBuf};
 
@@ -23,57 +24,54 @@ use crate::{
 /// A whole frame of a log or a checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct Frame<'a> {
-    /// Its number.
     pub seq: FrameSeq,
-    /// Its content.
     pub payload: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// The batch's records, checked already: none is an error.
+    /// The batch's records. They are already validated, so none is an error.
     pub fn records(&self) -> impl Iterator<Item = crate::Record<'a>> + use<'a> {
         Records::new(self.payload).filter_map(Result::ok)
     }
 }
 
-/// What of a log is to be read.
+/// The part of a log to read.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
-    /// The first frame to be visited.
+    /// The first frame to visit.
     pub from: FrameSeq,
-    /// The last frame that the checkpoint relies on, or that is known to be on the disk: the log must reach it. 0 for none.
+    /// The last frame that the checkpoint relies on or that is recorded as durable. The log must reach it. 0 for
+    /// none.
     pub until: FrameSeq,
-    /// What to do with damage.
     pub on_damage: OnDamage,
 }
 
 impl Wanted {
-    /// A log without a checkpoint, from its beginning.
+    /// The whole of a log that has no checkpoint.
     pub const ALL: Self = Self { from: FrameSeq::FIRST, until: FrameSeq(0), on_damage: OnDamage::Refuse };
 }
 
-/// Where a log ends, and how it goes on. [`Log::open`](crate::Log::open) takes it.
+/// The end of a log, for [`Log::open`](crate::Log::open).
 #[derive(Debug, Clone)]
 pub struct LogEnd {
-    /// The number of the next frame.
+    /// The sequence number of the next frame.
     pub next: FrameSeq,
-    /// What a crash left behind the last whole frame.
+    /// The incomplete write after the last whole frame, if a crash left one.
     pub torn: Option<TornTail>,
-    /// The damage that was accepted.
     pub loss: Option<Loss>,
-    /// Where what is kept ends: frames of the old segments from here on do not count.
+    /// The end of the valid frames: frames of the old segments from this number on do not count.
     pub(crate) after: FrameSeq,
-    /// Frames that nothing proves to be on the disk, however readable they are now. The next segment begins with them, so that what was
-    /// recovered once is recovered for ever; also when the system has given up writing the old one (as after a failed fsync).
+    /// Readable frames that are not proven durable. The next segment begins with them, so that a frame that was
+    /// recovered once is always recovered, even if the system has given up writing the old segment (as after a
+    /// failed fsync).
     pub(crate) unproven: Vec<(FrameSeq, Vec<u8>)>,
-    /// The number of the next segment.
     pub(crate) number: FileNumber,
-    /// Segments to be put aside before it, the last one first.
+    /// Segments to set aside before the next one is created, last one first.
     pub(crate) discard: Vec<PathBuf>,
 }
 
 impl LogEnd {
-    /// Of a log that has no segment yet.
+    /// The end of a log that has no segment.
     #[must_use]
     pub const fn fresh() -> Self {
         Self {
@@ -88,22 +86,23 @@ impl LogEnd {
     }
 }
 
-/// What is told while files are read.
+/// Receives what is read from files.
 pub trait Visit {
-    /// A whole frame, each once and in their order.
+    /// Receives each whole frame once, in order.
     ///
     /// # Errors
-    /// When it cannot be taken: reading stops.
+    /// When the frame cannot be accepted. Reading stops then.
     fn frame(&mut self, frame: &Frame<'_>) -> Result<(), VisitError>;
 
-    /// So many bytes more of the files were read.
+    /// Reports that this many more bytes were read.
     fn progress(&mut self, _bytes: u64) {}
 }
 
-/// Reads a log's frames from a place on, in their order. Reads only: what is to be changed on the disk is in the answer.
+/// Reads a log's frames in order from a position on. Changes nothing on the disk; the result says what
+/// [`Log::open`](crate::Log::open) must change.
 ///
 /// # Errors
-/// When files cannot be read, are damaged (unless that is accepted), or the visitor refuses a frame.
+/// When files cannot be read or are damaged (unless the damage is accepted), or the visitor refuses a frame.
 pub fn scan(
     disk: &dyn Disk,
     directory: &Path,
@@ -126,19 +125,19 @@ struct Scan<'a> {
     wanted: Wanted,
     visit: &'a mut dyn Visit,
     all: &'a [Segment],
-    /// The next frame.
+    /// The expected sequence number.
     expect: FrameSeq,
 }
 
-/// How reading came to its end.
+/// The result of reading.
 enum Stop {
     End(LogEnd),
     Damaged(At),
 }
 
-/// Where damage is.
+/// The place of damage.
 struct At {
-    /// How many of the segments are kept.
+    /// The number of segments to keep, including the damaged one if its head is kept.
     keep: usize,
     file: PathBuf,
     offset: u64,
@@ -171,7 +170,7 @@ impl Scan<'_> {
         Ok(self.too_short().map_or_else(|| Stop::End(self.end(number, None, Vec::new())), Stop::Damaged))
     }
 
-    /// The segment to begin with.
+    /// The last segment that begins at or before the wanted frame.
     fn start(&self) -> Option<(usize, FileHeader)> {
         let headers = self.all.iter().enumerate().rev();
         let mut headers =
@@ -179,7 +178,7 @@ impl Scan<'_> {
         headers.find(|(_, header)| header.after <= self.wanted.from)
     }
 
-    /// No segment begins early enough.
+    /// The result if no segment begins early enough.
     fn without_start(&self) -> Stop {
         let Some(first) = self.all.first() else {
             if self.wanted.from == FrameSeq::FIRST && self.wanted.until.0 == 0 {
@@ -198,7 +197,7 @@ impl Scan<'_> {
         })
     }
 
-    /// The segment after one is not what must follow it.
+    /// The damage if the segment after `before` is missing or has an invalid header.
     fn no_header(&self, index: usize, next: &Segment, before: FileNumber) -> At {
         if next.number != before.next() {
             let file = numbered(self.directory, before.next(), SEGMENT);
@@ -208,7 +207,7 @@ impl Scan<'_> {
         At { keep: index, file: next.path.clone(), offset: 0, damage }
     }
 
-    /// The log must reach what the checkpoint relies on.
+    /// The damage if the log ends before a frame that it must reach.
     fn too_short(&self) -> Option<At> {
         let last = self.all.last().filter(|_| self.expect <= self.wanted.until)?;
         let damage = Damage::TooShort { last: self.expect.prev(), needed: self.wanted.until };
@@ -220,7 +219,7 @@ impl Scan<'_> {
         LogEnd { next: self.expect, torn, loss: None, after, unproven, number, discard: Vec::new() }
     }
 
-    /// Reads one segment; answers nothing when the next one is to be read.
+    /// Reads one segment; `None` if the next one is to be read.
     fn segment(&mut self, index: usize, header: &FileHeader, ends: Ends) -> Result<Option<Stop>, WalError> {
         let segment = &self.all[index];
         let path = &segment.path;
@@ -294,14 +293,14 @@ impl Scan<'_> {
             return Ok(Some(Stop::End(self.end(segment.number.next(), Some(torn), tail.into_unproven()))));
         }
         if torn {
-            // The segment after this one is damaged or missing: that is what is to be told.
+            // The next segment is damaged or missing, which is what to report.
             return Ok(None);
         }
         let damage = cut.unwrap_or(damage.into());
         Ok(Some(Stop::Damaged(At { keep: index + 1, file: path.clone(), offset, damage })))
     }
 
-    /// Damage among frames that nobody wants is passed by, to the next whole one.
+    /// Skips damage among frames that are not wanted: finds the next valid frame.
     fn skip(&self, reader: &FrameReader, seed: Seed) -> std::io::Result<Option<(u64, FrameSeq)>> {
         let mut found = None;
         if self.expect < self.wanted.from {
@@ -319,7 +318,7 @@ impl Scan<'_> {
         Ok(found)
     }
 
-    /// What to do with damage: an error, or the end of the log and what that costs.
+    /// Turns damage into an error, or into the end of the log with its loss.
     fn damaged(&mut self, at: At) -> Result<LogEnd, WalError> {
         let At { keep, file, offset, damage } = at;
         if damage.is_newer() {
@@ -328,7 +327,7 @@ impl Scan<'_> {
         let mut behind =
             Behind { frames: 0, bytes: 0, revisions: None, last: self.expect.prev().max(self.wanted.until) };
         let (kept, rest) = self.all.split_at(keep);
-        // The damaged file itself is among those that are kept up to the damage.
+        // A kept damaged file counts from the damage on.
         for (segment, from) in kept
             .last()
             .filter(|last| last.path == file)
@@ -350,7 +349,7 @@ impl Scan<'_> {
             return Err(WalError::Damaged(Box::new(loss)));
         }
         Ok(LogEnd {
-            // Numbers of lost frames are not given again.
+            // The sequence numbers of lost frames are not reused.
             next: behind.last.next(),
             torn: None,
             loss: Some(loss),
@@ -362,21 +361,21 @@ impl Scan<'_> {
     }
 }
 
-/// Progress is told about this often.
+/// The number of bytes between progress reports.
 const PROGRESS_BYTES: u64 = 16 << 20;
 
-/// How a segment ends.
+/// The limits of a segment.
 #[derive(Clone, Copy)]
 struct Ends {
-    /// No segment follows.
+    /// Whether no segment follows.
     last: bool,
-    /// The first frame that does not count any more, when a whole segment follows.
+    /// The first frame that does not count, by the header of the next segment, if that is valid.
     at: Option<FrameSeq>,
 }
 
-/// The frames at the end of the last segment that nothing behind them proves.
+/// The frames at the end of the last segment that no later frame proves durable.
 struct Tail {
-    /// Everything below was on the disk.
+    /// All bytes below this offset were durable.
     proof: u64,
     frames: Vec<(u64, FrameSeq, Vec<u8>)>,
 }
@@ -397,7 +396,7 @@ impl Tail {
     }
 }
 
-/// Whether a frame behind an offset says that what is there was on the disk.
+/// Whether a later frame proves that the bytes at an offset were durable.
 fn proven(reader: &FrameReader, seed: Seed, offset: u64) -> std::io::Result<bool> {
     let mut proven = false;
     survivors(reader.file(), seed, offset, |frame| {
@@ -407,7 +406,7 @@ fn proven(reader: &FrameReader, seed: Seed, offset: u64) -> std::io::Result<bool
     Ok(proven)
 }
 
-/// What lies behind damage.
+/// What is lost after damage.
 struct Behind {
     frames: u64,
     bytes: u64,

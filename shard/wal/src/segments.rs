@@ -1,4 +1,4 @@
-//! The segments of a log as they lie in its directory, and which of them may go.
+//! Lists the numbered files of a directory, and finds the segments that can be removed.
 
 use std::{
     io,
@@ -13,30 +13,27 @@ use crate::{
     number::{FileNumber, FrameSeq},
 };
 
-/// A numbered file and what its header says.
+/// A numbered file (a log segment or a checkpoint) with its header.
 #[derive(Debug, Clone)]
 pub struct Segment {
-    /// The number in its name.
     pub number: FileNumber,
-    /// Where it is.
     pub path: PathBuf,
-    /// Its length.
     pub bytes: u64,
-    /// Its header, or why there is none.
+    /// The header, or why it is invalid.
     pub header: Result<FileHeader, HeaderDamage>,
-    /// From where the checksums of its frames begin, as far as that can be told.
+    /// The seed of its frames' checksums, if it can be determined.
     pub(crate) seed: Option<Seed>,
 }
 
-/// The segments of a log, in their order. A directory that is not there has none.
+/// The segments of a log in order. None if the directory does not exist.
 ///
 /// # Errors
-/// When the file system refuses. Damage is in the answer.
+/// When the file system fails. Damage is part of the result.
 pub fn segments(disk: &dyn Disk, directory: &Path, kind: LogKind) -> Result<Vec<Segment>, WalError> {
     numbered_files(disk, directory, SEGMENT, kind.file_kind())
 }
 
-/// The files of a directory that are named by a number.
+/// The numbered files of a directory, in order.
 pub(crate) fn numbered_files(
     disk: &dyn Disk,
     directory: &Path,
@@ -71,8 +68,8 @@ fn look(disk: &dyn Disk, path: PathBuf, number: FileNumber, kind: FileKind) -> R
     Ok(Segment { number, path, bytes, header, seed })
 }
 
-/// Which segments, in their order, hold nothing that is replayed after a checkpoint that names this place in the log: all before the last
-/// one that begins at or before it. The one that is being written is never among them.
+/// The segments that a replay from this position does not need: all before the last one that begins at or before
+/// it. Never includes the segment that is being written.
 #[must_use]
 pub fn removable(segments: &[Segment], from: FrameSeq) -> &[Segment] {
     let needed =

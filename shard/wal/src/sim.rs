@@ -1,14 +1,14 @@
-//! A disk in memory that does to what was not synced what disks do: for tests, from a seed, without a clock.
+//! An in-memory disk that treats unsynced data as real disks do. It is seeded and uses no clock.
 //!
-//! - A **write** is seen by every reader at once and is on the disk only after a sync of its file. At a crash each of its 512-byte sectors
-//!   is on the disk or is not, whatever became of those before; the last write of a file may also end at any sector. No sector is half
-//!   written: a disk writes each whole, also when power fails.
-//! - A **name** (made, changed, removed) is on the disk only after a sync of its directory. At a crash the first few of the changes of each
-//!   directory are, each directory for itself, as in a journal.
-//! - A **failed sync** writes some sectors and *forgets the others*: readers still see them, later syncs succeed, and at a crash they are
-//!   gone. So do real systems.
-//! - Space may run out, the file system may turn read-only, each on demand; syncs may be held; everything may stop at the n-th operation,
-//!   as a process that is killed or a machine that loses power does.
+//! - A **write** is visible to all readers at once, and durable only after a sync of its file. At a crash each of
+//!   its 512-byte sectors is durable or not, independently of earlier writes. The last write of a file may also end
+//!   at any sector. No sector is half written, even on power loss.
+//! - A **name** (created, changed or removed) is durable only after a sync of its directory. At a crash a prefix of
+//!   the changes of each directory is durable, separately for each directory, as in a journal.
+//! - A **failed sync** writes some sectors and *forgets the others*: readers still see them and later syncs
+//!   succeed, but a crash loses them. Real systems do this.
+//! - Tests can exhaust the space, make the file system read-only, hold syncs, and stop everything at the n-th
+//!   operation, as a killed process or a power loss would.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,20 +26,20 @@ mod random;
 
 use self::{inode::Inode, random::Random};
 
-/// What a disk does to those who use it.
+/// The faults to inject.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Writes, and what needs space, fail as on a full disk when so many more bytes were written than removed.
+    /// Writes and reservations fail as on a full disk after this many more bytes, net of removed bytes.
     pub space_left: Option<u64>,
-    /// The sync that is that many syncs away fails; 0 is the next one.
+    /// The sync after this many more syncs fails; 0 is the next one.
     pub fail_sync_in: Option<u64>,
-    /// Everything that changes something fails as on a file system that was mounted read-only.
+    /// All changes fail as on a read-only file system.
     pub read_only: bool,
-    /// After so many more operations that change something every operation fails, until [`SimDisk::crash`].
+    /// After this many more changes every operation fails, until [`SimDisk::crash`].
     pub stop_in: Option<u64>,
 }
 
-/// A disk in memory. Handles of it show the same disk.
+/// A simulated disk. Clones share the same disk.
 #[derive(Clone)]
 pub struct SimDisk {
     shared: Arc<Shared>,
@@ -47,7 +47,7 @@ pub struct SimDisk {
 
 struct Shared {
     state: Mutex<State>,
-    /// Syncs are not held any more.
+    /// Notified when syncs are no longer held.
     released: Condvar,
 }
 
@@ -55,16 +55,16 @@ struct State {
     random: Random,
     inodes: BTreeMap<u64, Inode>,
     next_inode: u64,
-    /// As readers see it.
+    /// The visible directories.
     directories: BTreeSet<PathBuf>,
     names: BTreeMap<PathBuf, u64>,
-    /// As it is on the disk.
+    /// The names that are durable.
     durable_names: BTreeMap<PathBuf, u64>,
-    /// Changes of names that were not synced, by directory.
+    /// Unsynced changes of names, by directory.
     unsynced_names: BTreeMap<PathBuf, Vec<Rename>>,
     faults: Faults,
     stopped: bool,
-    /// Grows with every crash: files that were open before it cannot be used.
+    /// Increments at every crash, which invalidates open files.
     life: u64,
     hold_syncs: bool,
     operations: u64,
@@ -72,7 +72,7 @@ struct State {
     largest_read: usize,
 }
 
-/// A change of a directory: names with what they stand for from then on.
+/// A change of a directory: names with the inodes that they then refer to.
 type Rename = Vec<(PathBuf, Option<u64>)>;
 
 impl fmt::Debug for SimDisk {
@@ -85,7 +85,7 @@ impl fmt::Debug for SimDisk {
 }
 
 impl SimDisk {
-    /// An empty disk. The same seed and the same operations give the same crashes.
+    /// An empty disk. The same seed and operations produce the same crashes.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let state = State {
@@ -107,38 +107,36 @@ impl SimDisk {
         Self { shared: Arc::new(Shared { state: Mutex::new(state), released: Condvar::new() }) }
     }
 
-    /// From now on these faults, and no others.
     pub fn set_faults(&self, faults: Faults) {
         self.shared.state.lock().faults = faults;
     }
 
-    /// The faults as they are now.
     #[must_use]
     pub fn faults(&self) -> Faults {
         self.shared.state.lock().faults
     }
 
-    /// Power is lost, and comes back: what was not synced is on the disk or is not. Faults end; open files cannot be used any more.
+    /// Simulates a power loss: each unsynced change is durable or lost. Faults end, and open files become invalid.
     pub fn crash(&self) {
         let mut state = self.shared.state.lock();
         state.crash();
         self.shared.released.notify_all();
     }
 
-    /// The process is killed, and nothing else: everything written is still seen, and still not synced.
+    /// Simulates a killed process: everything written stays visible, and stays unsynced.
     pub fn kill(&self) {
         let mut state = self.shared.state.lock();
         state.end_life();
         self.shared.released.notify_all();
     }
 
-    /// Whether [`Faults::stop_in`] has come to its end.
+    /// Whether [`Faults::stop_in`] has taken effect.
     #[must_use]
     pub fn stopped(&self) -> bool {
         self.shared.state.lock().stopped
     }
 
-    /// Flips a bit of a file, on the disk and for readers.
+    /// Flips a bit of a file, both on the disk and for readers.
     pub fn flip(&self, path: &Path, bit: u64) {
         let mut state = self.shared.state.lock();
         let Some(inode) = state.names.get(path).copied().and_then(|inode| state.inodes.get_mut(&inode))
@@ -148,18 +146,17 @@ impl SimDisk {
         inode.flip(bit);
     }
 
-    /// Lets every sync wait until [`SimDisk::release_syncs`]: a disk that takes its time.
+    /// Blocks every sync until [`SimDisk::release_syncs`], to simulate a slow disk.
     pub fn hold_syncs(&self) {
         self.shared.state.lock().hold_syncs = true;
     }
 
-    /// Lets syncs go on.
     pub fn release_syncs(&self) {
         self.shared.state.lock().hold_syncs = false;
         self.shared.released.notify_all();
     }
 
-    /// How many operations that change something were done, and how many of them were syncs of files.
+    /// The number of changes, and how many of them were syncs of files.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         let state = self.shared.state.lock();
@@ -179,7 +176,7 @@ impl SimDisk {
         Some(state.inodes.get(state.names.get(path)?)?.seen.clone())
     }
 
-    /// Puts a file there, synced.
+    /// Creates a synced file.
     pub fn place(&self, path: &Path, content: Vec<u8>) {
         let mut state = self.shared.state.lock();
         let inode = state.new_inode();
@@ -189,7 +186,7 @@ impl SimDisk {
         state.directories.extend(path.ancestors().skip(1).map(Path::to_owned));
     }
 
-    /// A copy of the disk as readers see it now, all of it synced, with a seed of its own.
+    /// A copy of the disk with everything visible synced, and a seed of its own.
     #[must_use]
     pub fn copy(&self, seed: u64) -> Self {
         let copy = Self::new(seed);
@@ -221,7 +218,7 @@ impl State {
         if self.stopped { Err(io::Error::other("the machine has stopped")) } else { Ok(()) }
     }
 
-    /// Something is about to be changed, or synced.
+    /// Counts an operation that changes or syncs something, and applies the faults.
     fn change(&mut self) -> io::Result<()> {
         self.alive()?;
         self.operations += 1;
@@ -235,7 +232,7 @@ impl State {
         if self.faults.read_only { Err(io::ErrorKind::ReadOnlyFilesystem.into()) } else { Ok(()) }
     }
 
-    /// Takes space for so many bytes; answers how many there is space for.
+    /// Takes space for up to `bytes` bytes; returns how many fit.
     fn take_space(&mut self, bytes: usize) -> usize {
         let Some(left) = &mut self.faults.space_left else { return bytes };
         let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes);
@@ -243,7 +240,7 @@ impl State {
         taken
     }
 
-    /// Names that change together, all of one directory.
+    /// Applies changes of names in one directory as a single step.
     fn rename(&mut self, change: Rename) {
         for (path, inode) in &change {
             match inode {
@@ -343,7 +340,7 @@ impl Disk for SimDisk {
 
     fn create_directory(&self, directory: &Path) -> io::Result<()> {
         let mut state = self.shared.state.lock();
-        // Directories are on the disk at once; that those above them are synced is not simulated.
+        // Directories are durable at once; syncing their parents is not simulated.
         state.alive()?;
         state.directories.extend(directory.ancestors().map(Path::to_owned));
         Ok(())
@@ -351,7 +348,7 @@ impl Disk for SimDisk {
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
         let mut state = self.shared.state.lock();
-        // Nothing is to be synced where nothing may be changed.
+        // A sync succeeds on a read-only file system, because there is nothing to sync.
         let read_only = std::mem::take(&mut state.faults.read_only);
         let done = state.change();
         state.faults.read_only = read_only;
@@ -371,7 +368,7 @@ impl Disk for SimDisk {
 struct SimFile {
     disk: SimDisk,
     inode: u64,
-    /// In which life of the disk it was opened.
+    /// The life of the disk in which the file was opened.
     life: u64,
 }
 
@@ -422,7 +419,7 @@ impl DiskFile for SimFile {
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.change(|state, inode| {
-            // What is written in place takes no space.
+            // Overwriting takes no space.
             let end = offset + bytes.len() as u64;
             let more = end.saturating_sub(offset.max(inode.seen.len() as u64));
             let more = usize::try_from(more).unwrap_or(usize::MAX).min(bytes.len());

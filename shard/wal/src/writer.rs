@@ -1,4 +1,5 @@
-//! The writer of a log: what to do is decided by [`core`], done by [`executor`], one after the other on a thread of its own.
+//! The writer of a log: [`core`] decides on the next step and [`executor`] performs it, in turns, on the log's
+//! thread.
 
 pub(crate) mod core;
 pub(crate) mod executor;
@@ -7,36 +8,37 @@ use std::{fmt, io, time::Duration};
 
 use crate::number::{FileNumber, FrameSeq};
 
-/// What a log tells. Told in order, from the log's own thread.
+/// An event of a log. Events are reported in order, from the log's own threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Of the buffered log: the system has every frame up to this one, so that they outlive the process, though not yet the system.
+    /// In the buffered log: every frame up to this one was written to the operating system. They survive the
+    /// process, but not yet a crash of the machine.
     Written {
-        /// The last one.
+        /// The last such frame.
         seq: FrameSeq,
     },
-    /// Every frame up to this one is on the disk.
+    /// Every frame up to this one is durable.
     Durable {
-        /// The last one.
+        /// The last such frame.
         seq: FrameSeq,
-        /// How many bytes were written for it.
+        /// The number of bytes that were written for these frames.
         bytes: u64,
-        /// How long it took to write and sync them: `etcd_disk_wal_fsync_duration_seconds`.
+        /// The time to write and sync them: `etcd_disk_wal_fsync_duration_seconds`.
         took: Duration,
     },
-    /// The disk does not take what is written. Nothing appended from now on becomes durable until [`Event::Recovered`]. What is not yet
-    /// durable is kept in memory and tried again. Told again when the reason changes.
+    /// The disk refuses writes. No frame becomes durable until [`Event::Recovered`]; pending frames are kept in
+    /// memory and retried. Reported again when the reason changes.
     Failing(Failure),
-    /// The disk takes it again. What could not be written has been written; its [`Event::Durable`] follows.
+    /// The disk accepts writes again. The pending frames have been written, and [`Event::Durable`] follows.
     Recovered,
 }
 
 /// Why a log cannot be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What it comes to.
+    /// The class of the failure.
     pub reason: FailureReason,
-    /// What the system said, and of which file.
+    /// The system's error message and the file's name.
     pub message: String,
 }
 
@@ -46,19 +48,18 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What a failure comes to.
+/// The class of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureReason {
-    /// The disk, or the quota, is full.
+    /// The disk or a quota is full.
     NoSpace,
-    /// The file system cannot be written any more.
+    /// The file system is read-only.
     ReadOnly,
-    /// Anything else: the disk is failing.
+    /// Any other I/O error.
     Io,
 }
 
 impl FailureReason {
-    /// What an error comes to.
     #[must_use]
     pub fn of(error: &io::Error) -> Self {
         match error.kind() {
@@ -68,7 +69,7 @@ impl FailureReason {
         }
     }
 
-    /// For metrics.
+    /// The label in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -79,21 +80,19 @@ impl FailureReason {
     }
 }
 
-/// What a log has done and still has to do.
+/// The progress of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogStatus {
-    /// The last frame that is on the disk; 0 when there is none.
+    /// The last durable frame; 0 if there is none.
     pub durable: FrameSeq,
-    /// The next frame that is appended.
+    /// The sequence number of the next frame.
     pub next: FrameSeq,
-    /// Bytes of the frames that are not yet durable: what a crash would lose.
+    /// The length of the frames that are not yet durable, which a crash would lose.
     pub pending_bytes: u64,
-    /// For how long the oldest of them has been waiting.
+    /// The age of the oldest of these frames.
     pub pending_for: Duration,
-    /// The segment that is being written.
     pub segment: Option<FileNumber>,
-    /// Bytes written since the start.
     pub written_bytes: u64,
-    /// Why it cannot be written now.
+    /// Why writes fail at present, if they do.
     pub failing: Option<Failure>,
 }

@@ -1,4 +1,4 @@
-//! What the fuzz target does, for a bounded time and from seeds.
+//! Runs the fuzz target on seeded inputs for a bounded time.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -17,7 +17,7 @@ fn random_bytes_are_refused() {
     for _ in 0..3000 {
         let mut bytes = vec![0; random.random_range(0..400)];
         random.fill_bytes(&mut bytes);
-        // Small numbers are ids and lengths more often.
+        // Small numbers are more often valid ids and lengths.
         if random.random_bool(0.5) {
             bytes.iter_mut().for_each(|byte| *byte %= 24);
         }
@@ -25,7 +25,7 @@ fn random_bytes_are_refused() {
     }
 }
 
-/// A segment with some of everything.
+/// A segment with records of many types.
 fn segment() -> Vec<u8> {
     let disk = SimDisk::new(1);
     let directory = Path::new("wal").to_owned();

@@ -1,5 +1,6 @@
-//! Files of formats 1 and 2 as they were written once. They must be written so, byte by byte, and read so, for ever: a shard is started on the files
-//! of an older version. When this fails, the change is not one that may be made to the format; what is new gets new numbers.
+//! Golden files of formats 1 and 2. They must be written (format 2) and read byte by byte like this for ever,
+//! because a shard starts on files of older versions. If a test fails, the change must not be made to the format;
+//! additions get new numbers.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -12,7 +13,7 @@ use kindred_wal::{
     sim::SimDisk,
 };
 
-/// Segment, checkpoint and clock of a version.
+/// The segment, checkpoint and clock file of a format.
 type Files = [&'static str; 3];
 const FILES_1: Files = [
     include_str!("golden/segment.hex"),
@@ -26,7 +27,7 @@ const FILES_2: Files = [
 ];
 const TEXT: &str = include_str!("golden/decoded.txt");
 
-/// Hexadecimal digits in lines of 32 bytes; `*n` stands for n lines of zeros.
+/// Hexadecimal lines of 32 bytes; `*n` stands for n lines of zeros.
 fn hex(bytes: &[u8]) -> String {
     let (mut out, mut zeros) = (String::new(), 0);
     for line in bytes.chunks(32) {
@@ -79,7 +80,7 @@ fn batches() -> [Batch; 2] {
     [first, second]
 }
 
-/// Everything, as text.
+/// All records as text.
 #[derive(Default)]
 struct Text(String);
 

@@ -1,4 +1,4 @@
-//! A log with its thread: what a shard sees of it.
+//! A log with its threads, as a shard sees it.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -15,7 +15,7 @@ use kindred_wal::{
     sim::{Faults, SimDisk},
 };
 
-/// Long enough for any machine; nothing waits for its end.
+/// Long enough for any machine; no test waits for it to pass.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn directory() -> PathBuf {
@@ -46,7 +46,7 @@ fn open(disk: &SimDisk, kind: LogKind, end: LogEnd) -> (Log, mpsc::Receiver<Even
     (log.unwrap(), told)
 }
 
-/// The leases and promises of a log, in their order.
+/// A log's leases and promises, in order.
 #[derive(Default)]
 struct All(Vec<String>);
 
@@ -79,7 +79,7 @@ fn durable(told: &mpsc::Receiver<Event>) -> FrameSeq {
     }
 }
 
-/// What the system was given outlives the process, also on a disk that has not synced for a long time.
+/// Frames that the operating system has survive the process, even if the disk has not synced for a long time.
 #[test]
 fn f11_what_the_buffered_log_has_written_outlives_the_process() {
     let disk = SimDisk::new(1);
@@ -148,7 +148,7 @@ fn closing_writes_everything_and_the_next_start_goes_on() {
     assert_eq!((end.next, end.torn), (FrameSeq(6), None));
 }
 
-/// Appending never waits for a disk that takes seconds, and what waits is bounded by who asks for room.
+/// Appending never waits for a slow disk, and a caller that asks for room bounds the pending frames.
 #[test]
 fn a_slow_disk_holds_up_nobody() {
     let disk = SimDisk::new(1);
@@ -263,7 +263,8 @@ fn segments_follow_each_other_on_a_real_disk() {
     );
 }
 
-/// Each time it costs a stall and a turn of the file system's journal, so a busy log fills up less often; a quiet one takes little space.
+/// Writing zeros costs a stall and a journal commit of the file system, so a busy log does it less often. A quiet
+/// log takes little space.
 #[test]
 fn zeros_are_written_ahead_and_more_each_time() {
     let disk = SimDisk::new(1);

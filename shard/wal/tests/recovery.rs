@@ -1,4 +1,4 @@
-//! What a start does with what it finds: torn tails, damage, missing files, checkpoints.
+//! Recovery at start: torn tails, damage, missing files and checkpoints.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -20,11 +20,11 @@ use kindred_wal::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A frame of one version whose value has 100 bytes, with its header.
+/// The length of a frame with one version and a value of 100 bytes.
 const FRAME: u64 = 32 + 2 + 13 + 100;
 const HEADER: u64 = 64;
 
-/// Revisions by where they came from.
+/// The recovered revisions, by their origin.
 #[derive(Debug, Default)]
 struct Found {
     checkpoint: Vec<i64>,
@@ -60,7 +60,7 @@ impl Recovery for Found {
 struct Store {
     disk: SimDisk,
     layout: Layout,
-    /// What the file of the clock knows.
+    /// The positions that the clock file records as durable.
     known: LogPlaces,
 }
 
@@ -109,7 +109,7 @@ impl Store {
         Log::open(Arc::new(self.disk.clone()), self.layout.log(LogKind::Fsync), options, end, |_| {}).unwrap()
     }
 
-    /// Appends these one by one, each durable before the next.
+    /// Appends these revisions one by one and waits until each is durable.
     fn write(&self, log: &Log, revisions: impl IntoIterator<Item = i64>) {
         for revision in revisions {
             let seq = log.append(batch(revision)).unwrap();
@@ -117,7 +117,7 @@ impl Store {
         }
     }
 
-    /// Four frames a segment, as many as asked for.
+    /// A store with these revisions, in segments of four frames.
     fn with(revisions: std::ops::RangeInclusive<i64>) -> Self {
         let store = Self::new();
         let log = store.open(LogEnd::fresh());
@@ -170,7 +170,7 @@ fn a_torn_tail_is_cut_at_the_last_whole_frame_and_reported() {
         match recovered.fsync.torn {
             None => assert_eq!(cut, 0),
             Some(torn) => {
-                // Zeros at the end may have been written ahead, and are not counted.
+                // Trailing zeros may have been written ahead and are not counted.
                 let tail = &whole[kept - usize::try_from(cut).unwrap()..kept];
                 let bytes = tail.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1);
                 assert_eq!((torn.file, torn.offset, torn.bytes), (path.clone(), HEADER + 2 * FRAME, bytes));
@@ -178,7 +178,7 @@ fn a_torn_tail_is_cut_at_the_last_whole_frame_and_reported() {
             }
         }
     }
-    // Zeros are what a file system leaves of a write that it never did.
+    // A file system may leave zeros for a write that never happened.
     store.disk.place(&path, [&whole[..usize::try_from(HEADER + 2 * FRAME).unwrap()], &[0; 5000]].concat());
     let (recovered, found) = store.good();
     assert_eq!((found.log, recovered.fsync.torn), (vec![1, 2], None));
@@ -188,7 +188,7 @@ fn a_torn_tail_is_cut_at_the_last_whole_frame_and_reported() {
 fn a_bad_frame_that_was_on_the_disk_is_refused_with_what_is_lost() {
     let store = Store::with(1..=10);
     assert_eq!(store.good().1.log, (1..=10).collect::<Vec<_>>());
-    // The second frame of the first segment: three frames behind it there, six in the segments that follow.
+    // The second frame of the first segment. Two more frames follow in the segment, and six in later ones.
     store.flip(1, HEADER + FRAME + 60);
     let loss = store.damaged();
     assert_eq!((loss.file.clone(), loss.offset), (store.segment(1), HEADER + FRAME));
@@ -212,7 +212,7 @@ fn a_bad_frame_that_was_on_the_disk_is_refused_with_what_is_lost() {
     assert_eq!(names, ["0000000001.wal", "0000000002.wal", "0000000002.wal.lost", "0000000003.wal.lost"]);
 }
 
-/// In the last segment too, as the frames behind it say that it was synced.
+/// In the last segment, too: the frames after it prove that it was synced.
 #[test]
 fn a_bad_frame_before_a_later_write_is_no_torn_tail() {
     let store = Store::with(1..=3);
@@ -220,7 +220,7 @@ fn a_bad_frame_before_a_later_write_is_no_torn_tail() {
     assert_eq!(store.damaged().damage, Damage::Frame(FrameDamage::Header));
 }
 
-/// Of a torn write a whole sector is missing: a frame of which none is was written, and is damaged.
+/// A torn write lacks a whole sector. A frame that lacks none was fully written and is damaged.
 #[test]
 fn f07_a_bit_that_flips_in_the_last_write_is_no_torn_tail() {
     let store = Store::with(1..=3);
@@ -240,7 +240,7 @@ fn f07_a_bit_that_flips_in_the_last_write_is_no_torn_tail() {
     assert_eq!(store.good().1.log, [1, 2, 20]);
 }
 
-/// Values that are zeros themselves look like sectors that were never written; their frame says that they are.
+/// A value of zeros looks like sectors that were never written; its frame header says that they are zeros.
 #[test]
 fn f07_a_value_of_zeros_hides_no_flipped_bit_and_a_sector_that_is_missing_is_torn() {
     for value in [vec![0; 5000], [vec![7; 700], vec![0; 2000], vec![7; 900]].concat(), vec![7; 3000]] {
@@ -254,7 +254,7 @@ fn f07_a_value_of_zeros_hides_no_flipped_bit_and_a_sector_that_is_missing_is_tor
         drop(log);
         let path = store.segment(2);
         let whole = store.disk.content(&path).unwrap();
-        // What was not proven is there again; then come this frame's 32 bytes, and its payload.
+        // The frames that were not proven durable come first, then this frame's 32-byte header and its payload.
         let begins = whole.len() - value.len() - 32 - 16;
         for byte in (begins..whole.len()).step_by(37) {
             let mut flipped = whole.clone();
@@ -288,7 +288,7 @@ fn f50_a_log_that_ends_before_what_is_known_to_be_on_the_disk_is_refused() {
         let loss = store.damaged();
         assert_eq!(loss.damage, Damage::TooShort { last, needed: FrameSeq(3) }, "{kept}");
         assert_eq!(loss.file, path);
-        // What nobody knew to be there may have been cut by a crash.
+        // A frame that was not recorded as durable may have been cut by a crash.
         store.known = LogPlaces { fsync: last, buffered: FrameSeq(0) };
         store.good();
     }
@@ -302,7 +302,7 @@ fn f50_a_log_that_ends_before_what_is_known_to_be_on_the_disk_is_refused() {
     assert_eq!(store.damaged().damage, Damage::Missing, "the whole log");
 }
 
-/// A segment is filled up with zeros before it has its name, and never gets shorter.
+/// A segment is filled with zeros before it gets its name, and never becomes shorter.
 #[test]
 fn f50_a_file_that_is_shorter_than_it_was_is_refused() {
     let store = Store::new();
@@ -421,7 +421,7 @@ fn what_no_checkpoint_needs_is_removed_and_the_newest_but_one_still_serves() {
     assert_eq!(recovered.passed_over.len(), 1);
     assert_eq!(recovered.passed_over[0].file, store.checkpoint_path(2));
 
-    // The next one is a better one; the damaged one counts for nothing and goes when its turn comes.
+    // A newer checkpoint serves. The damaged one does not count, and is removed in its turn.
     store.checkpoint(&log, [300]);
     store.write(&log, 19..=30);
     store.checkpoint(&log, [400]);
@@ -440,7 +440,7 @@ fn without_a_whole_checkpoint_only_the_whole_log_serves() {
     store.write(&log, [10]);
     drop(log);
     let content = store.disk.content(&store.checkpoint_path(1)).unwrap();
-    // Cut in the middle, and behind the last batch: the end is missing.
+    // Cut in the middle, and within the last frame.
     for kept in [content.len() / 2, content.len() - 50] {
         store.disk.place(&store.checkpoint_path(1), content[..kept].to_vec());
         let (recovered, found) = store.good();
@@ -475,7 +475,8 @@ fn a_checkpoint_that_the_log_needs_is_not_fallen_back_behind() {
     assert_eq!((found.checkpoint, recovered.losses.len()), (vec![100], 1));
 }
 
-/// A checkpoint may hold changes of frames up to `until`: a log without them would put it ahead of what came before.
+/// A checkpoint may hold changes of frames up to `until`. On a shorter log, it would be ahead of their
+/// predecessors.
 #[test]
 fn a_log_that_ends_before_what_its_checkpoint_relies_on_is_refused() {
     let store = Store::new();
@@ -523,10 +524,10 @@ fn a_directory_that_is_no_log_of_ours_is_left_alone() {
     assert_eq!(store.good().1.log, [1, 2, 3]);
 }
 
-/// Also where a sector begins within the frame's header, whose last bytes are zeros anyhow.
+/// The same where a sector begins within the frame's header, whose last bytes are zeros anyway.
 #[test]
 fn f07_a_sector_that_is_missing_behind_any_part_of_a_header_is_torn() {
-    // The last frame begins from 39 bytes before the end of a sector to 26 behind it.
+    // The last frame begins between 39 bytes before a sector boundary and 26 bytes after it.
     for before in 240..305 {
         let store = Store::new();
         let options = LogOptions { fill_bytes: 0, ..LogOptions::new(LogKind::Fsync, 1) };

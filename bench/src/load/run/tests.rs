@@ -21,7 +21,7 @@ fn every_key_is_one_workers_own() {
     assert_eq!(own(5, 64, 4), [1], "more workers than keys share them");
 }
 
-/// A server that answers puts one by one, and stands still at one of them.
+/// A server that answers puts one by one and stalls once.
 struct Stalls {
     puts: Mutex<u64>,
 }
@@ -70,7 +70,7 @@ impl Kv for Stalls {
     }
 }
 
-/// A server that stands still once, with connections to it.
+/// A stalling server with connections to it.
 async fn stalling() -> Target {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -81,18 +81,18 @@ async fn stalling() -> Target {
     Target::new(load::connect(&address.to_string(), shape).await.unwrap(), shape)
 }
 
-/// Operations that took longer than a sixth of the stall.
+/// The number of operations that took longer than a sixth of the stall.
 fn late(outcome: &Outcome) -> usize {
     outcome.nanos.iter().filter(|nanos| u128::from(**nanos) > STALL.as_nanos() / 6).count()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stall_is_charged_to_all_that_it_kept_waiting() {
-    // 500 a second: all 200 that are left are due long before the server goes on.
+    // At 500 per second, all remaining 200 operations are due long before the stall ends.
     let open = stalling().await.open(Kind::Put, 300, 500).await.unwrap();
     assert_eq!(open.ops(), 300);
     assert!(late(&open) >= 100, "{} were late", late(&open));
-    // The one that is under way is all that a closed loop sees of it.
+    // A closed loop notices the stall only in the call in flight.
     let closed = stalling().await.closed(Kind::Put, 300).await.unwrap();
     assert_eq!(closed.ops(), 300);
     assert!((1..20).contains(&late(&closed)), "{} were late", late(&closed));

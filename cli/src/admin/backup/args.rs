@@ -1,4 +1,4 @@
-//! The command lines of `kindred backup` and `kindred restore`.
+//! The command lines of `kindred backup` and `kindred restore`. The doc comments of arguments are the help texts.
 
 use std::path::PathBuf;
 
@@ -7,17 +7,16 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::rate;
 use crate::admin::args::{Connect, Output};
 
-/// `kindred backup`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct BackupArgs {
-    /// Of a backup that there is.
+    /// Operations on an existing backup.
     #[command(subcommand)]
     pub existing: Option<Existing>,
-    /// The folder that is to be the backup: not there yet, or empty. Best on another disk than the stores'.
+    /// The folder for the backup, which must not exist or must be empty. Best on another disk than the stores'.
     #[arg(long, value_name = "DIR", required = true)]
     pub to: Option<PathBuf>,
-    /// How.
+    /// How the backup is made.
     #[command(flatten)]
     pub through: Through,
 }
@@ -25,71 +24,71 @@ pub struct BackupArgs {
 /// How a backup or a restore is made.
 #[derive(Debug, Args)]
 pub struct Through {
-    /// Bytes of keys and values a second at most, such as 50MiB [default: as fast as it goes].
+    /// Maximum bytes of keys and values per second, such as 50MiB [default: no limit].
     #[arg(long, value_name = "BYTES", value_parser = rate::parse)]
     pub rate: Option<u64>,
-    /// The etcd API to read and write through [default: what the router advertises].
+    /// Addresses of the etcd API for reads and writes [default: those that the router advertises].
     #[arg(long, value_name = "URL[,URL]", value_delimiter = ',')]
     pub endpoints: Vec<String>,
-    /// How to print.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
-    /// Whom to ask.
+    /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
 }
 
-/// `kindred backup verify`.
+/// The operations on an existing backup.
 #[derive(Debug, Subcommand)]
 pub enum Existing {
-    /// Read all of a backup: every checksum, every count, the order of keys; and say what is in it. Asks no router.
+    /// Read a whole backup, check its checksums, counts and the order of its keys, and show its contents. Contacts
+    /// no router.
     Verify(VerifyArgs),
 }
 
-/// `kindred backup verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// The backup.
+    /// The backup's folder.
     pub dir: PathBuf,
-    /// How to print.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
 }
 
-/// `kindred restore`.
 #[derive(Debug, Args)]
 pub struct RestoreArgs {
-    /// The backup.
+    /// The backup's folder.
     pub dir: PathBuf,
     /// Only this Kind: pods, leases.coordination.k8s.io, or the prefix of its keys.
     #[arg(long)]
     pub kind: Option<String>,
-    /// Only what lies in this namespace, and the Namespace object itself unless a Kind is named.
+    /// Only the keys in this namespace, and also its Namespace object unless a Kind is given.
     #[arg(long, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// Only say what would be created, changed and left.
+    /// Only show what would be created, changed and left.
     #[arg(long)]
     pub dry_run: bool,
-    /// Change keys that differ from the backup's; without it a restore that would have to changes nothing.
+    /// Change keys that differ from the backup. Without this, a restore that would have to change keys does
+    /// nothing.
     #[arg(long)]
     pub overwrite: bool,
-    /// Delete keys of the restored range that the backup does not have, so that it is as it was.
+    /// Delete keys in the restored range that the backup does not have.
     #[arg(long)]
     pub delete_extra: bool,
-    /// The time that restored leases get.
+    /// The TTL of restored leases.
     #[arg(long, value_enum, default_value_t)]
     pub lease_ttl: LeaseTtl,
-    /// How.
+    /// How the restore is made.
     #[command(flatten)]
     pub through: Through,
 }
 
-/// How long a restored lease lives.
+/// The TTL of a restored lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum LeaseTtl {
-    /// What was left of it in the backup.
+    /// The remaining time at the moment of the backup.
     #[default]
     Remaining,
-    /// All that it was granted once.
+    /// The full TTL that was granted originally.
     Granted,
 }

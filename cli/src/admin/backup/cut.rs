@@ -1,5 +1,5 @@
-//! One cut of everything: a revision that the router keeps readable at every shard while it is renewed, whatever clients
-//! compact meanwhile.
+//! A cut of the whole key space: a revision that every shard keeps readable while the cut is renewed, whatever
+//! clients compact.
 
 use std::time::Duration;
 
@@ -16,43 +16,41 @@ use super::rate::Rate;
 use crate::admin::Failure;
 use crate::admin::client::Client;
 
-/// Renewals in the time for which a cut is kept: several may fail.
+/// Renewals during the lifetime of a cut, so that several may fail.
 const RENEWALS: u32 = 6;
 
-/// What a router answers to a new cut.
+/// A cut, as the router's answer describes it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cut {
     name: String,
-    /// Of what shards serve.
+    /// The revision T of the cut at the shards.
     pub revision: String,
     ttl_seconds: u64,
-    /// Whose it is.
     pub cluster_id: String,
-    /// Where Kinds begin.
+    /// kube-apiserver's `--etcd-prefix`.
     pub etcd_prefix: String,
-    /// Where the etcd API is.
+    /// The addresses of the etcd API.
     pub client_urls: Vec<String>,
-    /// The key space, as one read can go across it.
+    /// The key space, divided where one read cannot cross.
     pub ranges: Vec<CutRange>,
-    /// The stores, as the router shows them.
+    /// The stores, as the router reports them.
     pub stores: Value,
-    /// The cluster's state.
     pub state: Value,
 }
 
-/// A part of the key space that one read can go across.
+/// A part of the key space that a single read can cover.
 #[derive(Debug, Deserialize)]
 pub struct CutRange {
     start: String,
     end: Option<String>,
-    /// Where to read.
+    /// The revision to read at.
     pub revision: String,
-    /// The stock etcd that serves it.
+    /// The stock etcd that serves it, if one does.
     pub etcd: Option<String>,
 }
 
-/// The key whose bytes these hexadecimal digits are.
+/// Decodes a key from hexadecimal digits.
 pub(super) fn unhex(text: &str) -> Option<Key> {
     let byte = |at: usize| text.get(at..at + 2).and_then(|two| u8::from_str_radix(two, 16).ok());
     let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
@@ -88,10 +86,10 @@ impl CutRange {
 }
 
 impl Cut {
-    /// Has a router begin one.
+    /// Asks a router for a new cut.
     ///
     /// # Errors
-    /// When it cannot be reached, or cannot have all shards keep a revision.
+    /// When the router cannot be reached, or cannot make all shards keep a revision.
     pub async fn take(client: &Client) -> Result<Self, Failure> {
         let cut = client.change(Method::POST, "/api/v1/cuts", None).await?;
         serde_json::from_value(cut).map_err(|error| {
@@ -99,10 +97,10 @@ impl Cut {
         })
     }
 
-    /// Renews the cut as long as this work takes, and ends it then.
+    /// Renews the cut until `work` is done, then releases it.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Those of `work`.
     pub async fn keep<T>(
         &self,
         client: &Client,
@@ -112,27 +110,28 @@ impl Cut {
             done = work => done,
             never = self.renewed(client) => never,
         };
-        // Lost, it ends by itself.
+        // If this request is lost, the cut expires by itself.
         let _ = client.change(Method::DELETE, &format!("/api/v1/cuts/{}", self.name), None).await;
         done
     }
 
-    /// Renews the cut for ever. That it cannot be renewed is told by what is read: another router may renew it next time.
+    /// Renews the cut for ever. A failed renewal is not reported here, because another router may renew it next
+    /// time, and reads fail if the cut is lost.
     async fn renewed<T>(&self, client: &Client) -> T {
         let pause = Duration::from_secs(self.ttl_seconds) / RENEWALS;
         loop {
             tokio::time::sleep(pause).await;
             let body = json!({ "revision": self.revision });
             let path = format!("/api/v1/cuts/{}", self.name);
-            // Several may fail before it is lost, and then the next read says so.
+            // The cut survives some failed renewals. If it is lost, the next read fails.
             let _ = client.change(Method::POST, &path, Some(&body)).await;
         }
     }
 
-    /// Every key as it was, in key order.
+    /// Passes every key at the cut to `each`, in key order.
     ///
     /// # Errors
-    /// When it cannot be read to its end, and those of `each`.
+    /// When reading fails, and those of `each`.
     pub async fn read(
         &self,
         etcd: &Etcd,

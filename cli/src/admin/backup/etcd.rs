@@ -1,4 +1,5 @@
-//! The cluster's etcd API, as any client uses it: ranges read to their end whatever breaks on the way, leases, writes.
+//! An ordinary client of the cluster's etcd API. It resumes interrupted reads of ranges, handles leases, and
+//! writes.
 
 use std::time::Duration;
 
@@ -11,17 +12,18 @@ use kindred_wire::error::EtcdError;
 use tonic::{Code, Request, Status, Streaming, transport::Channel};
 
 use crate::admin::Failure;
+use crate::admin::output::counted;
 
-/// For one call.
+/// The time limit of a call.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Tries of a call, or of going on with a range, without progress.
+/// The maximum number of attempts at a call, or at resuming a range without progress.
 const TRIES: u32 = 8;
-/// Keys of a page where there is no stream of pages.
+/// The initial number of keys in a page, for servers without RangeStream.
 const PAGE_KEYS: i64 = 200;
-/// What a page should weigh.
+/// The target size of a page.
 const PAGE_BYTES: usize = 2 << 20;
 
-/// A client.
+/// A client of the etcd API.
 #[derive(Debug, Clone)]
 pub struct Etcd {
     kv: KvClient<Channel>,
@@ -29,43 +31,39 @@ pub struct Etcd {
     shown: String,
 }
 
-/// A span of keys.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Interval {
-    /// The first key.
     pub start: Key,
-    /// The first one beyond; `None` for no end.
+    /// The exclusive upper bound; `None` for none.
     pub end: Option<Key>,
 }
 
 impl Interval {
-    /// Every key.
     #[must_use]
     pub fn everything() -> Self {
         Self { start: Key::copy_from(b""), end: None }
     }
 
-    /// Every key that begins so.
+    /// Every key with this prefix.
     #[must_use]
     pub fn prefix(prefix: &[u8]) -> Self {
         let start = Key::copy_from(prefix);
         Self { end: start.prefix_end(), start }
     }
 
-    /// One key.
+    /// The interval of a single key.
     #[must_use]
     pub fn single(key: &[u8]) -> Self {
         let start = Key::copy_from(key);
         Self { end: Some(start.successor()), start }
     }
 
-    /// Whether it holds a key.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {
         key >= &self.start[..] && self.end.as_ref().is_none_or(|end| key < &end[..])
     }
 
-    /// The keys in both; `None` where there are none.
+    /// The intersection; `None` if it is empty.
     #[must_use]
     pub fn with(&self, other: &Self) -> Option<Self> {
         let end = match (&self.end, &other.end) {
@@ -76,7 +74,7 @@ impl Interval {
         both.end.as_ref().is_none_or(|end| both.start < *end).then_some(both)
     }
 
-    /// etcd's words: an empty key is none there, and `\0` is the first.
+    /// The `key` and `range_end` of a request. etcd has no empty key; `\0` is the first.
     fn on_wire(&self) -> (Bytes, Bytes) {
         let first = Bytes::from_static(&[0]);
         let key = if self.start.is_empty() { first.clone() } else { self.start.0.clone() };
@@ -85,10 +83,10 @@ impl Interval {
 }
 
 impl Etcd {
-    /// A client of these endpoints, of which it uses one that answers.
+    /// A client of these endpoints. It uses one that answers.
     ///
     /// # Errors
-    /// When an address is none, or a TLS file cannot be used.
+    /// When an address is invalid or a TLS file is unusable.
     pub fn new(urls: &[String], tls: &ClientTlsArgs) -> Result<Self, Failure> {
         let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
         let endpoints: Result<Vec<_>, _> =
@@ -103,7 +101,7 @@ impl Etcd {
         })
     }
 
-    /// Reads keys in key order: at a revision, or as they are when they are read.
+    /// Reads keys in key order, either at a revision or as they are at the time of each read.
     #[must_use]
     pub fn read(&self, interval: Interval, at: Option<i64>) -> Reading {
         let Interval { start, end } = interval;
@@ -118,7 +116,7 @@ impl Etcd {
         }
     }
 
-    /// The first key in an interval.
+    /// The first key in an interval, if there is one.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -129,7 +127,7 @@ impl Etcd {
         Ok(answer.map_err(|status| self.failed(&status))?.kvs.into_iter().next().map(|kv| kv.key))
     }
 
-    /// A key as it is now.
+    /// Reads a key at its latest revision.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -139,10 +137,11 @@ impl Etcd {
         Ok(answer.map_err(|status| self.failed(&status))?.kvs.into_iter().next())
     }
 
-    /// A transaction that may be sent again: of its compares none holds once it was executed. Whether they held.
+    /// Runs a transaction that can safely be resent, because its compares fail once it was executed. Returns
+    /// whether they succeeded.
     ///
     /// # Errors
-    /// The store's own.
+    /// The store's status.
     pub async fn txn(&self, txn: &pb::TxnRequest) -> Result<bool, Status> {
         Ok(self.again(|| async { self.kv.clone().txn(timed(txn.clone())).await }).await?.succeeded)
     }
@@ -150,7 +149,7 @@ impl Etcd {
     /// The ids of all leases.
     ///
     /// # Errors
-    /// When they cannot be told.
+    /// When the call fails.
     pub async fn leases(&self) -> Result<Vec<i64>, Failure> {
         let listed = self
             .again(|| async { self.lease.clone().lease_leases(timed(pb::LeaseLeasesRequest {})).await })
@@ -158,10 +157,10 @@ impl Etcd {
         Ok(listed.map_err(|status| self.failed(&status))?.leases.into_iter().map(|lease| lease.id).collect())
     }
 
-    /// The TTL that a lease was granted and what is left of it; `None` when there is no such lease.
+    /// A lease's granted TTL and its remaining time; `None` if there is no such lease.
     ///
     /// # Errors
-    /// When it cannot be told.
+    /// When the call fails.
     pub async fn lease(&self, id: i64) -> Result<Option<(i64, i64)>, Failure> {
         let request = pb::LeaseTimeToLiveRequest { id, keys: false };
         let told = self.again(|| async { self.lease.clone().lease_time_to_live(timed(request)).await }).await;
@@ -169,10 +168,10 @@ impl Etcd {
         Ok((told.ttl >= 0 && told.granted_ttl > 0).then_some((told.granted_ttl, told.ttl)))
     }
 
-    /// Grants a lease by its id; false when there is one of that id.
+    /// Grants a lease with this id; false if the id is taken.
     ///
     /// # Errors
-    /// When it is refused.
+    /// When the grant is refused.
     pub async fn grant(&self, id: i64, ttl: i64) -> Result<bool, Failure> {
         let request = pb::LeaseGrantRequest { id, ttl };
         match self.again(|| async { self.lease.clone().lease_grant(timed(request)).await }).await {
@@ -182,7 +181,7 @@ impl Etcd {
         }
     }
 
-    /// What a failed call means to who gave the command.
+    /// Translates the status of a failed call for the user.
     #[must_use]
     pub fn failed(&self, status: &Status) -> Failure {
         let text = format!("{}: {}", self.shown, status.message());
@@ -219,7 +218,7 @@ fn timed<T>(message: T) -> Request<T> {
     request
 }
 
-/// Whether the same call may be answered a little later.
+/// Whether the same call may succeed a little later.
 fn may_pass(status: &Status) -> bool {
     matches!(
         status.code(),
@@ -237,26 +236,25 @@ async fn pause(tries: u32) {
 }
 
 enum Mode {
-    /// etcd 3.7's stream of pages; `None` until it is opened.
+    /// Through RangeStream; `None` until the stream is open.
     Stream(Option<Box<Opened>>),
-    /// Page by page, from a server that has none.
+    /// Page by page, from a server without RangeStream.
     Pages,
-    /// All was read.
     Done,
 }
 
-/// A stream of pages, and what it has told of itself.
+/// An open stream of pages, and the check of its completeness.
 struct Opened {
     pages: Streaming<pb::RangeStreamResponse>,
     told: Told,
 }
 
-/// The keys that a stream gave are counted and held against its last message, so that a stream that broke off is not taken
-/// for a whole copy.
+/// Compares the number of keys that a stream delivered with its last message, so that a broken stream does not
+/// count as complete.
 #[derive(Debug, Default)]
 struct Told {
     keys: u64,
-    /// Its last message: that alone has a header.
+    /// Count and `more` of the last message, which is the only one with a header.
     last: Option<(i64, bool)>,
 }
 
@@ -268,15 +266,15 @@ impl Told {
         }
     }
 
-    /// Refuses a stream that ended before it had given all there is.
+    /// Refuses a stream that ended before all keys were delivered.
     fn check(&self) -> Result<(), Status> {
         let Some((count, more)) = self.last else {
             return Err(Status::unavailable("a list ended before its last message"));
         };
         if more || u64::try_from(count) != Ok(self.keys) {
             return Err(Status::data_loss(format!(
-                "a list of {} keys says that there are {count}{}: it cannot be trusted, and nothing may be made of it",
-                self.keys,
+                "a list of {} says that there are {count}{}: it cannot be trusted, and nothing may be made of it",
+                counted(self.keys, "key"),
                 if more { " and more" } else { "" }
             )));
         }
@@ -296,10 +294,10 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// The next keys; none at the end. What breaks on the way is gone on with behind the last key.
+    /// The next keys; empty at the end. An interrupted read resumes after the last key.
     ///
     /// # Errors
-    /// When it cannot be read to its end; `Compacted` where the revision is not readable any more.
+    /// When the range cannot be read; `Compacted` when the revision is no longer readable.
     pub async fn next(&mut self) -> Result<Vec<KeyValue>, Status> {
         loop {
             match self.some().await {
@@ -320,7 +318,7 @@ impl Reading {
                     self.mode = Mode::Pages;
                 }
                 Err(status) => {
-                    // Where no revision is asked for, the next one will do.
+                    // Without a fixed revision, a read at a newer revision will do.
                     let compacted = grpc::etcd_error(&status) == Some(EtcdError::Compacted);
                     let passes = may_pass(&status) || (compacted && self.at.is_none());
                     if !passes || self.tries >= TRIES {
@@ -341,7 +339,7 @@ impl Reading {
         pb::RangeRequest { key, range_end, limit, revision: self.at.unwrap_or(0), ..Default::default() }
     }
 
-    /// One message or page; `None` where there is something to do before there is one.
+    /// The next message or page; `None` if another call is needed first.
     async fn some(&mut self) -> Result<Option<Vec<KeyValue>>, Status> {
         if self.end.as_ref().is_some_and(|end| *end <= self.start) {
             self.mode = Mode::Done;
@@ -362,7 +360,7 @@ impl Reading {
                 Err(_) => Err(Status::deadline_exceeded(format!("no answer within {} s", LIMIT.as_secs()))),
             },
             Mode::Stream(None) => {
-                // No deadline for the whole of it: it takes as long as it is to take.
+                // The stream as a whole has no deadline.
                 let request = self.request(0);
                 let opened = self.etcd.kv.range_stream(request).await?.into_inner();
                 self.mode = Mode::Stream(Some(Box::new(Opened { pages: opened, told: Told::default() })));

@@ -1,4 +1,4 @@
-//! The folder of a backup on disk: written under another name, synced, and renamed when all of it is there.
+//! A backup's folder: it is written under a temporary name, synced, and renamed when it is complete.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufWriter, Write as _};
@@ -10,17 +10,17 @@ use kindred_transport::private;
 use super::manifest::{DATA, Manifest};
 use crate::admin::Failure;
 
-/// Writes a whole file, so that it is there after a power cut.
+/// Creates a file that is durable when this returns.
 ///
 /// # Errors
-/// When it cannot.
+/// When it cannot be written.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = private::create_new(path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }
 
-/// A backup that is being written; dropped before its end, it is removed.
+/// A backup that is being written. Dropping it before [`Unfinished::finish`] removes it.
 #[derive(Debug)]
 pub struct Unfinished {
     target: PathBuf,
@@ -29,10 +29,10 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// Begins a backup that will be `target`.
+    /// Begins a backup that will become `target`.
     ///
     /// # Errors
-    /// When there is something at `target` or at its temporary name, or no folder can be made there.
+    /// When there is something at `target` or at its temporary name, or no folder can be created there.
     pub fn begin(target: &Path) -> Result<Self, Failure> {
         let shown = target.display();
         let name = target.file_name().ok_or_else(|| {
@@ -65,7 +65,7 @@ impl Unfinished {
         let mut temporary = name.to_owned();
         temporary.push(".unfinished");
         let path = parent.join(temporary);
-        // For the owner alone: a backup holds the cluster's secrets.
+        // Private, because a backup contains the cluster's secrets.
         match DirBuilder::new().mode(private::FOLDER).create(&path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -82,24 +82,24 @@ impl Unfinished {
         Ok(unfinished)
     }
 
-    /// Makes a file in it.
+    /// Creates a file in the backup.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn create(&self, file: &str) -> io::Result<BufWriter<File>> {
         Ok(BufWriter::with_capacity(1 << 20, private::create_new(&self.path.join(file))?))
     }
 
-    /// Where it is written.
+    /// The temporary path of the backup.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes the manifest and gives the folder its name.
+    /// Writes the manifest and renames the folder to its target.
     ///
     /// # Errors
-    /// When it cannot be written; it is removed then.
+    /// When it cannot be written. The backup is removed then.
     pub fn finish(mut self, manifest: &Manifest) -> Result<(), Failure> {
         let sync = |path: &Path| File::open(path).and_then(|folder| folder.sync_all());
         let all = || {
@@ -118,13 +118,13 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if !self.finished {
-            // What cannot be removed has no manifest: nobody takes it for a backup.
+            // If the removal fails, the missing manifest shows that this is not a backup.
             let _ = fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// Why a file could not be written, and what to do.
+/// Explains to the user why a file could not be written.
 #[must_use]
 pub fn written(path: &Path, error: &io::Error) -> Failure {
     let shown = path.display();

@@ -1,12 +1,12 @@
-//! The data files of a backup. Version 1 of the format is frozen: what is written here today is read for ever.
+//! The data files of a backup. Version 1 of the format is frozen: files written in it must stay readable for ever.
 //!
 //! A backup is a folder:
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `manifest.json` | everything that is no key: revision, time, stores, map, leases, and of each data file its Kind, keys, length and checksum |
+//! | `manifest.json` | everything but the keys: revision, time, stores, map, leases, and for each data file its Kind, number of keys, length and checksum |
 //! | `manifest.xxh3` | the checksum of `manifest.json`, in hex with a line feed |
-//! | `data/NNNN-NAME.kbk` | the keys of one Kind in key order; of one more file those of no Kind |
+//! | `data/NNNN-NAME.kbk` | the keys of one Kind in key order; keys of no Kind are in a file of their own |
 //!
 //! A data file is a header and frames; numbers are little endian:
 //!
@@ -16,8 +16,8 @@
 //! payload  records, one or more, each: varint length, then the encoded mvccpb.KeyValue
 //! ```
 //!
-//! A record is never cut by the end of a frame. Values are opaque bytes; of create and mod revision, version and lease a
-//! restore uses the lease. Checksums of whole files are XXH3 (128 bits, seed 0), in hex.
+//! A record never crosses the end of a frame. Values are opaque bytes. A restore uses a record's lease, but not its
+//! create and mod revision and version. Checksums of whole files are XXH3 (128 bits, seed 0), in hex.
 
 use std::io::{self, Read, Write};
 
@@ -30,53 +30,49 @@ use xxhash_rust::xxh3::Xxh3;
 pub const VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"KNDRBKUP";
 const HEADER_BYTES: u64 = 16;
-/// What a frame holds before it is written; more when one record is larger.
+/// The size from which a frame is written. A large record makes a larger frame.
 const FRAME_BYTES: usize = 256 << 10;
 
-/// What a file holds, and the checksum of all its bytes.
+/// The size and checksum of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sum {
-    /// Records.
+    /// The number of records.
     pub keys: u64,
-    /// Length of the file.
+    /// The file's length in bytes.
     pub bytes: u64,
-    /// Of the whole file, in hex.
+    /// The checksum of the whole file, in hex.
     pub xxh3: String,
 }
 
-/// Why a file cannot be read as one of a backup.
+/// Why a file is not a valid data file.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
-    /// It cannot be read at all.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// Its beginning is not that of a data file.
     #[error("its first 16 bytes are not the header of a data file of a backup")]
     Header,
-    /// Written by a later version.
+    /// A later version of kindred wrote the file.
     #[error("its format has version {0}, this kindred reads {VERSION}: use a newer kindred")]
     Version(u32),
-    /// The file ends inside a frame.
     #[error("it ends inside the frame at byte {at}")]
     Cut {
-        /// Where the frame begins.
+        /// The frame's offset.
         at: u64,
     },
-    /// The bytes of a frame are not those that were written.
+    /// A frame's checksum is wrong.
     #[error("the checksum of the frame at byte {at} is wrong")]
     Checksum {
-        /// Where the frame begins.
+        /// The frame's offset.
         at: u64,
     },
-    /// A frame whose checksum is right, and which holds no records all the same.
+    /// A frame has the right checksum, but no valid records.
     #[error("the frame at byte {at} holds something other than records")]
     Record {
-        /// Where the frame begins.
+        /// The frame's offset.
         at: u64,
     },
 }
 
-/// Writes a data file.
 pub struct FileWriter<W> {
     out: W,
     hash: Xxh3,
@@ -86,7 +82,7 @@ pub struct FileWriter<W> {
 }
 
 impl<W: Write> FileWriter<W> {
-    /// Begins a file.
+    /// Writes the header.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -99,7 +95,7 @@ impl<W: Write> FileWriter<W> {
         Ok(file)
     }
 
-    /// Adds a key; the caller adds them in key order.
+    /// Adds a key. The caller must add keys in key order.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -133,7 +129,7 @@ impl<W: Write> FileWriter<W> {
         self.out.write_all(bytes)
     }
 
-    /// Writes what is left; the sum, and what was written to.
+    /// Writes the last frame, and returns the file's sum and the inner writer.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -151,7 +147,7 @@ fn hex(hash: &Xxh3) -> String {
     format!("{:032x}", hash.digest128())
 }
 
-/// The checksum of bytes, as of a whole file.
+/// The checksum of a whole file's content.
 #[must_use]
 pub fn sum_of(bytes: &[u8]) -> String {
     let mut hash = Xxh3::new();
@@ -159,7 +155,7 @@ pub fn sum_of(bytes: &[u8]) -> String {
     hex(&hash)
 }
 
-/// Reads a data file frame by frame: never more memory than the file is long, whatever its bytes say.
+/// Reads a data file frame by frame. Allocations are bounded by the file's length, whatever its content.
 pub struct FileReader<R> {
     input: R,
     hash: Xxh3,
@@ -169,10 +165,10 @@ pub struct FileReader<R> {
 }
 
 impl<R: Read> FileReader<R> {
-    /// Begins to read a file of this length.
+    /// Reads the header of a file with this length.
     ///
     /// # Errors
-    /// When it does not begin as a data file does.
+    /// When the header is invalid.
     pub fn new(input: R, length: u64) -> Result<Self, FormatError> {
         let mut file = Self { input, hash: Xxh3::new(), at: 0, length, keys: 0 };
         if length < HEADER_BYTES {
@@ -197,10 +193,10 @@ impl<R: Read> FileReader<R> {
         Ok(bytes)
     }
 
-    /// The records of the next frame; none at the end of the file.
+    /// The records of the next frame; empty at the end of the file.
     ///
     /// # Errors
-    /// When the frame is not as it was written.
+    /// When the frame is damaged.
     pub fn next(&mut self) -> Result<Vec<KeyValue>, FormatError> {
         let (at, left) = (self.at, self.length - self.at);
         if left == 0 {
@@ -226,13 +222,13 @@ impl<R: Read> FileReader<R> {
         Ok(records)
     }
 
-    /// The sum of the file, once all of it was read.
+    /// The file's sum, after all of it was read.
     pub fn sum(&self) -> Sum {
         Sum { keys: self.keys, bytes: self.at, xxh3: hex(&self.hash) }
     }
 }
 
-/// The records of a payload; `None` when it holds something else, or nothing.
+/// The records of a payload; `None` if there are none or one is invalid.
 fn records(mut payload: Bytes) -> Option<Vec<KeyValue>> {
     let mut records = Vec::new();
     while !payload.is_empty() {

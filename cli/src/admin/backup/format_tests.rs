@@ -32,7 +32,7 @@ fn read(bytes: &[u8]) -> Result<(Vec<KeyValue>, Sum), FormatError> {
     }
 }
 
-/// Version 1 for ever: who changes these bytes makes old backups unreadable.
+/// Version 1 is frozen: a change of these bytes would make old backups unreadable.
 #[test]
 fn the_bytes_of_version_1() {
     let (bytes, sum) =
@@ -68,7 +68,7 @@ fn refusals_say_where() {
     let crc = crc32c::crc32c(&later[..12]);
     later[12..16].copy_from_slice(&crc.to_le_bytes());
     assert!(error(&later).contains("version 9"));
-    // A length beyond the file asks for no memory.
+    // A length beyond the end of the file must not cause an allocation.
     let mut long = bytes.clone();
     long[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
     assert_eq!(error(&long), "it ends inside the frame at byte 16");
@@ -80,7 +80,7 @@ proptest! {
         let (mut bytes, sum) = written(&[kv("a", b"1", 0), kv("b", &[0; 100], 3)]);
         let at = at % bytes.len();
         bytes[at] ^= 1 << bit;
-        // Also where a frame's checksum did not tell, that of the file does.
+        // The file's checksum also detects what a frame's checksum would miss.
         prop_assert!(read(&bytes).is_err() || sum_of(&bytes) != sum.xxh3);
         prop_assert!(read(&bytes).is_err());
     }

@@ -1,5 +1,5 @@
-//! `kindred verify`: what is in each Kind, as one number. The hash of a Kind is of its keys and values alone, in key order,
-//! whatever their revisions, leases and shards are: a cluster that was restored from a backup has the backup's.
+//! `kindred verify` prints a hash for each Kind. It covers the Kind's keys and values in key order, but not their
+//! revisions, leases or shards, so a cluster restored from a backup has the same hashes.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,6 @@ use crate::admin::client::Client;
 use crate::admin::output::{self, Table, bytes, count};
 use crate::admin::{Failure, context};
 
-/// The contents of one Kind.
 #[derive(Default)]
 pub struct Contents {
     keys: u64,
@@ -27,7 +26,8 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// The next key in key order. Lengths go in too, so that no two different contents read the same.
+    /// Adds the next key in key order. Lengths are hashed as well, so that different contents never hash the same
+    /// input.
     pub fn add(&mut self, kv: &KeyValue) {
         for part in [&kv.key, &kv.value] {
             self.hash.update(&(part.len() as u64).to_le_bytes());
@@ -37,14 +37,12 @@ impl Contents {
         self.keys += 1;
     }
 
-    /// XXH3-64 in hex.
     #[must_use]
     pub fn hash(&self) -> String {
         format!("{:016x}", self.hash.digest())
     }
 }
 
-/// The contents of every Kind, by its name.
 #[derive(Default)]
 struct Kinds(BTreeMap<String, Contents>);
 
@@ -71,7 +69,6 @@ impl Kinds {
     }
 }
 
-/// `kindred verify`.
 pub async fn run(through: &Through, outer: &Connect) -> Result<(), Failure> {
     let address = context::address(&through.connect.over(outer))?;
     let client = Client::new(&address)?;
@@ -121,7 +118,7 @@ mod tests {
         ] {
             assert_ne!(one, other);
         }
-        // Printed hashes are compared over versions of this program.
+        // Hashes are compared across versions of this program.
         assert_eq!(hash(&[]), "2d06800538d394c2");
     }
 

@@ -1,4 +1,4 @@
-//! `manifest.json`: what a backup is of, and what its files must be. Numbers beyond 53 bits are texts, as in Kubernetes.
+//! `manifest.json` describes a backup and its files. Numbers beyond 53 bits are strings, as in Kubernetes.
 
 use std::fs;
 use std::io;
@@ -11,124 +11,118 @@ use serde_json::Value;
 use super::format::{self, Sum};
 use crate::admin::Failure;
 
-/// The manifest's name in the folder.
+/// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
-/// The name of its checksum.
+/// The file name of the manifest's checksum.
 pub const MANIFEST_SUM: &str = "manifest.xxh3";
 /// The folder of the data files.
 pub const DATA: &str = "data";
 
-/// The whole manifest.
+/// The content of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Manifest {
     /// [`format::VERSION`].
     pub format_version: u32,
-    /// The program.
+    /// The version of kindred that wrote the backup.
     pub written_by: String,
-    /// When the cut was taken, RFC 3339, by the clock of the machine that wrote it.
+    /// When the cut was taken, in RFC 3339, by the clock of the machine that wrote it.
     pub taken: String,
-    /// When the last byte was written.
+    /// When the last byte was written, in the same form.
     pub finished: String,
-    /// T: every key that shards serve is as it was at this revision.
+    /// T, the revision of all keys that shards serve.
     pub revision: String,
-    /// The cluster.
     pub cluster_id: String,
-    /// kube-apiserver's `--etcd-prefix`: how keys are told apart by Kind.
+    /// kube-apiserver's `--etcd-prefix`, which determines the Kinds of keys.
     pub etcd_prefix: String,
-    /// Stock etcds that were read at revisions of their own.
+    /// The stock etcds, which were read at revisions of their own.
     #[serde(default)]
     pub etcd_revisions: Vec<EtcdRevision>,
-    /// The stores, with slot, UUID and incarnation, as the router showed them.
+    /// The stores with slot, UUID and incarnation, as the router reported them.
     pub stores: Value,
-    /// The cluster's state document: stores, slots, configs, map.
+    /// The cluster state document: stores, slots, configs, map.
     pub state: Value,
-    /// The data files, in key order; that of the keys of no Kind last.
+    /// The data files in key order; the file with the keys of no Kind comes last.
     pub files: Vec<File>,
-    /// Leases.
     pub leases: Vec<Lease>,
-    /// All keys.
+    /// The total number of keys.
     pub keys: u64,
-    /// The length of all data files.
+    /// The total length of the data files.
     pub bytes: u64,
 }
 
-/// A stock etcd's own revision.
+/// The revision of a stock etcd in the backup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EtcdRevision {
-    /// The store.
     pub store: String,
-    /// Where it was read.
+    /// The revision that was read.
     pub revision: String,
 }
 
-/// A data file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct File {
-    /// Its path in the folder.
+    /// The path in the folder.
     pub file: String,
-    /// The name of the Kind, as people write it.
+    /// The Kind's name as in a configuration.
     pub kind: String,
-    /// The prefix of the Kind's keys; none for the keys of no Kind.
+    /// The Kind prefix; `None` for the keys of no Kind.
     pub prefix: Option<String>,
-    /// Keys.
+    /// The number of keys.
     pub keys: u64,
-    /// Length of the file.
+    /// The file's length.
     pub bytes: u64,
-    /// Of the whole file.
+    /// The checksum of the whole file.
     pub xxh3: String,
 }
 
 impl File {
-    /// What the file must come to.
+    /// The expected sum of the file.
     #[must_use]
     pub fn sum(&self) -> Sum {
         Sum { keys: self.keys, bytes: self.bytes, xxh3: self.xxh3.clone() }
     }
 }
 
-/// A lease. Times in seconds.
+/// A lease, with times in seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Lease {
-    /// Its id as etcdctl shows it.
+    /// The id as etcdctl prints it.
     pub id: String,
-    /// The TTL that it was granted; none when it ended while the backup ran.
+    /// The granted TTL; `None` if the lease ended during the backup.
     pub ttl: Option<i64>,
-    /// What was left of it.
     pub remaining: Option<i64>,
 }
 
 impl Lease {
-    /// The id as on the wire.
+    /// The numeric id.
     #[must_use]
     pub fn number(&self) -> Option<i64> {
         u64::from_str_radix(&self.id, 16).ok().map(u64::cast_signed)
     }
 }
 
-/// A lease id as etcdctl shows it.
+/// Formats a lease id as etcdctl does.
 #[must_use]
 pub fn lease_text(id: i64) -> String {
     format!("{:016x}", id.cast_unsigned())
 }
 
 impl Manifest {
-    /// How keys are told apart.
+    /// The key layout.
     #[must_use]
     pub fn scheme(&self) -> KindScheme {
         KindScheme::new(&self.etcd_prefix)
     }
 
-    /// The Kind of a file.
     #[must_use]
     pub fn prefix_of(&self, file: &File) -> Option<KindPrefix> {
         self.scheme().kind_prefix(file.prefix.as_ref()?.as_bytes())
     }
 
-    /// Writes it, and its checksum.
+    /// Writes the manifest and its checksum.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -143,7 +137,7 @@ impl Manifest {
     /// Reads the manifest of a backup.
     ///
     /// # Errors
-    /// When there is none, or it is damaged: says which, and what to do.
+    /// When it is missing or damaged; says which, and what to do.
     pub fn read(folder: &Path) -> Result<Self, Failure> {
         let shown = folder.display();
         let path = folder.join(MANIFEST);

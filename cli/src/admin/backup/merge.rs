@@ -1,4 +1,4 @@
-//! What a restore does with each key: the backup's keys and the cluster's, both in key order, side by side.
+//! Compares the backup's and the cluster's keys in key order, and decides what a restore does with each.
 
 use std::collections::BTreeSet;
 
@@ -7,20 +7,20 @@ use kindred_proto::etcdserverpb::{
 };
 use kindred_proto::mvccpb::KeyValue;
 
-/// What there is to do with a key.
+/// The result for one key.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// The cluster does not have it.
+    /// Only the backup has the key.
     Create(KeyValue),
-    /// It has it, with the same value and lease.
+    /// Both have the key, with the same value and lease.
     Same(KeyValue),
-    /// It has it, otherwise: the backup's, and the cluster's.
+    /// Both have the key, but they differ: the backup's version, then the cluster's.
     Change(KeyValue, KeyValue),
-    /// Only the cluster has it.
+    /// Only the cluster has the key.
     Extra(KeyValue),
 }
 
-/// The next step, of what comes next in the backup and in the cluster; which of them it uses up.
+/// The next step, from the next keys of both sides. Takes the keys that it uses.
 #[must_use]
 pub fn step(backup: &mut Option<KeyValue>, cluster: &mut Option<KeyValue>) -> Option<Step> {
     use std::cmp::Ordering::{Equal, Greater, Less};
@@ -40,13 +40,14 @@ pub fn step(backup: &mut Option<KeyValue>, cluster: &mut Option<KeyValue>) -> Op
     })
 }
 
-/// Whether a key is as a backup has it: of the rest, revisions and version, every store makes its own.
+/// Whether the cluster's key equals the backup's. Revisions and version do not count, because every store assigns
+/// its own.
 #[must_use]
 pub fn is_as(found: &KeyValue, wanted: &KeyValue) -> bool {
     found.value == wanted.value && found.lease == wanted.lease
 }
 
-/// The write of a step, which does nothing where the key has changed since it was looked at.
+/// The transaction of a step. It does nothing if the key has changed since it was read.
 #[must_use]
 pub fn txn(step: &Step) -> Option<pb::TxnRequest> {
     let (key, compare, write) = match step {
@@ -81,23 +82,22 @@ fn put(wanted: &KeyValue) -> Request {
     })
 }
 
-/// Counts of one Kind.
+/// The counts of one Kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Not in the cluster.
+    /// Keys only in the backup.
     pub created: u64,
-    /// In the cluster, otherwise.
+    /// Keys that differ.
     pub changed: u64,
-    /// In the cluster, the same.
+    /// Keys that are equal.
     pub same: u64,
-    /// Only in the cluster.
+    /// Keys only in the cluster.
     pub extra: u64,
     /// The leases of created and changed keys.
     pub leases: BTreeSet<i64>,
 }
 
 impl Step {
-    /// The key.
     #[must_use]
     pub fn key(&self) -> &[u8] {
         match self {
@@ -107,7 +107,6 @@ impl Step {
 }
 
 impl Counts {
-    /// Counts a step.
     pub fn note(&mut self, step: &Step) {
         match step {
             Step::Create(wanted) => {
@@ -147,7 +146,7 @@ mod tests {
         }
     }
 
-    /// What the transactions of all steps leave.
+    /// The keys after the transactions of all steps.
     fn applied(
         backup: &BTreeMap<u8, u8>,
         cluster: &BTreeMap<u8, u8>,

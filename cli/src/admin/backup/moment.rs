@@ -1,19 +1,20 @@
-//! Moments as RFC 3339 has them, in UTC.
+//! Timestamps in RFC 3339, in UTC.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Now, by this machine's clock.
+/// The current time of this machine.
 #[must_use]
 pub fn now() -> String {
     text(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// A moment since the Unix epoch.
+/// Formats a time since the Unix epoch.
 #[must_use]
 pub fn text(since_epoch: Duration) -> String {
     let seconds = since_epoch.as_secs();
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Days since 0000-03-01, so that a leap day is the last of its year: 719,468 lie before the epoch.
+    // Counted from 0000-03-01, so that a leap day is the last day of its year. 719,468 days lie between that and
+    // the epoch.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

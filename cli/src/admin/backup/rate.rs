@@ -1,28 +1,28 @@
-//! Bytes a second, at most.
+//! Limits bytes per second.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// What a burst may take beyond the rate, in time.
+/// How far a burst may exceed the rate, as time.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Spends bytes no faster than it may.
+/// A limiter of bytes per second.
 #[derive(Debug)]
 pub struct Rate {
     bytes_per_second: Option<u64>,
-    /// When all that was spent is paid for.
+    /// The time at which everything spent so far is allowed.
     paid: Instant,
 }
 
 impl Rate {
-    /// As fast as this; `None` as fast as it goes.
+    /// `None` for no limit.
     #[must_use]
     pub fn new(bytes_per_second: Option<u64>) -> Self {
         Self { bytes_per_second, paid: Instant::now() }
     }
 
-    /// Spends bytes, and waits until they are paid for.
+    /// Spends bytes, and waits until the rate allows them.
     pub async fn spend(&mut self, bytes: u64) {
         let Some(rate) = self.bytes_per_second else { return };
         let now = Instant::now();
@@ -34,10 +34,10 @@ impl Rate {
     }
 }
 
-/// `50MiB`, `10MB`, `800k`, or bytes, a second.
+/// Parses a rate in bytes per second: `50MiB`, `10MB`, `800k`, or a plain number.
 ///
 /// # Errors
-/// When it is no such number above zero.
+/// When it is not a positive rate.
 pub fn parse(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is no rate; write bytes a second such as 50MiB");
     let trimmed = text.trim().trim_end_matches("/s");
@@ -78,7 +78,7 @@ mod tests {
         for _ in 0..10 {
             rate.spend(500).await;
         }
-        // Five seconds' worth, less the burst.
+        // Five seconds, less the burst.
         let took = began.elapsed();
         assert!((Duration::from_millis(4_890)..=Duration::from_secs(5)).contains(&took), "{took:?}");
         Rate::new(None).spend(u64::MAX).await;

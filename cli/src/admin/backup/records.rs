@@ -1,4 +1,4 @@
-//! The keys of a backup in key order, over all of its files.
+//! Reads the keys of a backup in key order across its files.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -13,7 +13,7 @@ use super::select::Selection;
 use super::verify;
 use crate::admin::Failure;
 
-/// Some files one behind the other.
+/// Several files, read in order.
 struct Chain {
     folder: PathBuf,
     files: VecDeque<File>,
@@ -52,7 +52,7 @@ fn damaged(folder: &Path, file: &File, error: &FormatError) -> Failure {
 /// The selected keys of a backup.
 pub struct Records {
     selection: Selection,
-    /// The files of Kinds, and that of the keys of no Kind, which stand between them.
+    /// The files of Kinds, and the file with keys of no Kind, which lie between those of Kinds.
     chains: [Chain; 2],
 }
 
@@ -60,7 +60,7 @@ impl Records {
     /// Opens a backup.
     ///
     /// # Errors
-    /// When a file is not there, or no data file.
+    /// When a file is missing or is not a data file.
     pub fn open(folder: &Path, manifest: &Manifest, selection: &Selection) -> Result<Self, Failure> {
         let chain = |of_kinds: bool| {
             let files = manifest.files.iter().filter(|file| file.prefix.is_some() == of_kinds);
@@ -72,7 +72,7 @@ impl Records {
         Ok(Self { selection: selection.clone(), chains: [chain(true), chain(false)] })
     }
 
-    /// The next key.
+    /// The next selected key.
     ///
     /// # Errors
     /// When a file is damaged.

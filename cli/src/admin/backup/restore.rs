@@ -1,9 +1,9 @@
-//! `kindred restore DIR`: keys of a backup into a running cluster, through ordinary writes, so that its watchers see ordinary
-//! events at new revisions.
+//! `kindred restore DIR` writes keys of a backup to a running cluster through ordinary writes, so its watchers see
+//! ordinary events at new revisions.
 //!
-//! Twice over the backup and the cluster, side by side in key order: the first time to tell what there is to do, and to
-//! refuse before anything is changed; the second time to do it. Every write holds only for the key as it was looked at.
-//! What was done is found the same the next time, so that an interrupted restore is run again.
+//! It compares the backup with the cluster twice, in key order: first to report what it will do, and to refuse
+//! before anything changes; then to write. Each write applies only if the key is unchanged since it was compared.
+//! An interrupted restore can be repeated: it finds the finished part equal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -26,22 +26,22 @@ use super::sides::Cluster;
 use super::{cut, take, verify};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::{Client, Form};
-use crate::admin::output::{self, Table, count, time};
+use crate::admin::output::{self, Table, count, counted, time};
 use crate::admin::{Failure, context};
 
-/// Writes under way at a time.
+/// The maximum number of concurrent writes.
 const WRITES_AT_ONCE: usize = 64;
-/// Keys that are named of a kind of change.
+/// The number of keys to list for each type of change.
 const NAMED: usize = 10;
 
-/// What there is to do, and what was done.
+/// What a restore will do, or has done.
 #[derive(Debug, Default)]
 struct Tally {
     kinds: BTreeMap<String, Counts>,
-    /// The first keys of each kind of change, with its sign.
+    /// The first keys of each type of change, with its sign.
     named: Vec<String>,
     unnamed: u64,
-    /// The keys that differ, the first of them.
+    /// The first of the keys that differ.
     differing: Vec<String>,
 }
 
@@ -79,7 +79,6 @@ impl Tally {
     }
 }
 
-/// `kindred restore`.
 pub async fn run(args: &RestoreArgs, outer: &Connect) -> Result<(), Failure> {
     let manifest = Manifest::read(&args.dir)?;
     let selection = select::of(&manifest, args.kind.as_deref(), args.namespace.as_deref())?;
@@ -106,9 +105,10 @@ pub async fn run(args: &RestoreArgs, outer: &Connect) -> Result<(), Failure> {
     let differing = plan.sum(|counts| counts.changed);
     if differing > 0 && !args.overwrite {
         return Err(Failure::Refused(format!(
-            "{} keys of the cluster differ from the backup's, and nothing was changed: give --overwrite to put the backup's in \
+            "{} of the cluster differ{} from the backup's, and nothing was changed: give --overwrite to put the backup's in \
              their place, or --dry-run to see what that would do\n{}",
-            count(differing),
+            counted(differing, "key"),
+            if differing == 1 { "s" } else { "" },
             plan.differing.join("\n")
         )));
     }
@@ -122,29 +122,29 @@ pub async fn run(args: &RestoreArgs, outer: &Connect) -> Result<(), Failure> {
     restore.print(&done.tally, Some((&done, leases)), began)?;
     if done.overtaken > 0 {
         return Err(Failure::Refused(format!(
-            "{} keys were changed by others while they were to be restored, and are as those left them; run it again to see",
-            count(done.overtaken)
+            "others have changed {} that the restore was to write, and that is left so; run it again to see",
+            counted(done.overtaken, "key")
         )));
     }
     Ok(())
 }
 
-/// A restore's two sides.
+/// The two sides of a restore.
 struct Restore<'a> {
     args: &'a RestoreArgs,
     manifest: &'a Manifest,
     selection: &'a Selection,
     scheme: KindScheme,
     etcd: Etcd,
-    /// What of the cluster is looked at, cut where one read cannot go across.
+    /// The compared parts of the cluster's key space, divided where one read cannot cross.
     intervals: Vec<Interval>,
 }
 
-/// What came of it.
+/// The outcome of a restore.
 #[derive(Debug, Default)]
 struct Done {
     tally: Tally,
-    /// Keys that somebody else had changed.
+    /// The number of keys that another client changed meanwhile.
     overtaken: u64,
 }
 
@@ -156,7 +156,8 @@ impl<'a> Restore<'a> {
         selection: &'a Selection,
     ) -> Result<Self, Failure> {
         let address = context::address(&args.through.connect.over(outer))?;
-        // Any etcd will do where its address is given; a router tells where it serves, and what one read cannot go across.
+        // With `--endpoints` any etcd works. Otherwise a router provides the addresses and the ranges that one read
+        // can cover.
         let who = match Client::new(&address)?.get("/api/v1/cluster", Form::Objects).await {
             Ok(who) => who,
             Err(Failure::Unreachable(_)) if !args.through.endpoints.is_empty() => Value::Null,
@@ -180,7 +181,7 @@ impl<'a> Restore<'a> {
         let runs = runs(&who)?;
         let mut wanted = selection.intervals.clone();
         if let Some(namespace) = args.namespace.as_deref().filter(|_| args.kind.is_none()) {
-            // Kinds that only the cluster has hold keys of the namespace too.
+            // Kinds that only the cluster has may also have keys in the namespace.
             let kinds = select::kinds(&etcd, &manifest.scheme(), &runs).await?;
             wanted.extend(kinds.iter().map(|kind| select::in_namespace(kind, namespace)));
             wanted.sort();
@@ -202,7 +203,7 @@ impl<'a> Restore<'a> {
         kind.map_or_else(|| "<other>".to_owned(), |kind| self.scheme.name_of(&kind))
     }
 
-    /// What there is to do; changes nothing.
+    /// Determines the changes without making any.
     async fn plan(&self) -> Result<Tally, Failure> {
         let (mut records, mut cluster) = self.sides()?;
         let mut tally = Tally::default();
@@ -219,7 +220,8 @@ impl<'a> Restore<'a> {
         Ok(tally)
     }
 
-    /// Grants the leases of keys that are restored, of a whole restore all of them; how many there were not.
+    /// Grants the leases of the restored keys, or all leases in a complete restore. Returns how many did not exist
+    /// before.
     async fn grant(&self, used: &BTreeSet<i64>) -> Result<u64, Failure> {
         let whole = self.args.kind.is_none() && self.args.namespace.is_none();
         let mut granted = 0;
@@ -234,7 +236,7 @@ impl<'a> Restore<'a> {
             };
             let ttl = match seconds {
                 Some(seconds) => seconds.max(1),
-                // It ended while the backup ran, and so do its keys, soon.
+                // The lease ended during the backup, so its keys are to end soon.
                 None if used.contains(&id) => 60,
                 None => continue,
             };
@@ -243,7 +245,6 @@ impl<'a> Restore<'a> {
         Ok(granted)
     }
 
-    /// Does it.
     async fn apply(&self) -> Result<Done, Failure> {
         let (mut records, mut cluster) = self.sides()?;
         let mut done = Done::default();
@@ -301,14 +302,14 @@ impl<'a> Restore<'a> {
         Ok(())
     }
 
-    /// Writes; whether the key is as it is to be now.
+    /// Writes a key; the flag in the result says whether the key has its restored value.
     async fn write(&self, kind: String, step: Step) -> Result<(String, Step, bool), Failure> {
         let Some(txn) = merge::txn(&step) else { return Ok((kind, step, true)) };
         let held = self.etcd.txn(&txn).await.map_err(|status| self.etcd.failed(&status))?;
         if held {
             return Ok((kind, step, true));
         }
-        // Somebody changed it; or the answer to this very write was lost, and it was sent again.
+        // Another client changed the key, or this write was executed, its answer was lost, and it was resent.
         let wanted = match &step {
             Step::Create(wanted) | Step::Change(wanted, _) => Some(wanted),
             Step::Same(_) | Step::Extra(_) => None,
@@ -362,9 +363,9 @@ impl<'a> Restore<'a> {
             Some((_, leases)) => {
                 let written = tally.sum(|counts| counts.created + counts.changed);
                 text += &format!(
-                    "{} keys restored, {} leases granted in {}\n",
-                    count(written),
-                    count(leases),
+                    "{} restored, {} granted in {}\n",
+                    counted(written, "key"),
+                    counted(leases, "lease"),
                     time(began.elapsed())
                 );
             }
@@ -382,7 +383,7 @@ fn weight(step: &Step) -> u64 {
     }
 }
 
-/// What one read of the cluster cannot go across: the ends of what stock etcds serve.
+/// The ranges that one read can cover: reads cannot cross the bounds of what stock etcds serve.
 fn runs(who: &Value) -> Result<Vec<Interval>, Failure> {
     let Some(ranges) = who["ranges"].as_array() else { return Ok(vec![Interval::everything()]) };
     let wrong = || Failure::Refused("the router's answer has no ranges; is it of this version?".to_owned());

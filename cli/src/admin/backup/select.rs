@@ -1,4 +1,4 @@
-//! What of a backup is restored.
+//! Selects the part of a backup to restore.
 
 use std::collections::BTreeSet;
 
@@ -9,17 +9,16 @@ use super::etcd::{Etcd, Interval};
 use super::manifest::Manifest;
 use crate::admin::Failure;
 
-/// Files, and of their keys those in some intervals.
+/// The selected files, and the intervals that select their keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection {
-    /// Paths of data files.
+    /// The paths of data files.
     pub files: BTreeSet<String>,
-    /// In key order; none overlaps another.
+    /// The intervals in key order, without overlap.
     pub intervals: Vec<Interval>,
 }
 
 impl Selection {
-    /// Whether a key is restored.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {
         let behind = self.intervals.partition_point(|interval| &interval.start[..] <= key);
@@ -30,10 +29,10 @@ impl Selection {
     }
 }
 
-/// What a command line names.
+/// The selection that a command line describes.
 ///
 /// # Errors
-/// When the backup has no such Kind, or the name of the namespace is none.
+/// When the backup does not have the Kind, or the namespace's name is invalid.
 pub fn of(manifest: &Manifest, kind: Option<&str>, namespace: Option<&str>) -> Result<Selection, Failure> {
     if let Some(name) = namespace.filter(|name| name.is_empty() || name.contains('/')) {
         return Err(Failure::Usage(format!("--namespace: {name:?} is not the name of a namespace")));
@@ -62,7 +61,6 @@ pub fn of(manifest: &Manifest, kind: Option<&str>, namespace: Option<&str>) -> R
     Ok(Selection { files, intervals })
 }
 
-/// The keys of a Kind in a namespace.
 #[must_use]
 pub fn in_namespace(kind: &KindPrefix, namespace: &str) -> Interval {
     Interval::prefix(&[kind.as_key(), namespace.as_bytes(), b"/"].concat())
@@ -90,10 +88,10 @@ fn named(manifest: &Manifest, scheme: &KindScheme, name: &str) -> Result<(String
     )))
 }
 
-/// The Kinds that a cluster has keys of: one question for each.
+/// The Kinds of which the cluster has keys. Costs one request for each.
 ///
 /// # Errors
-/// When it cannot be asked.
+/// When a request fails.
 pub async fn kinds(etcd: &Etcd, scheme: &KindScheme, runs: &[Interval]) -> Result<Vec<KindPrefix>, Failure> {
     let mut kinds = Vec::new();
     for run in runs {

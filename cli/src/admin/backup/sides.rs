@@ -1,4 +1,4 @@
-//! The keys of a cluster in some intervals, in key order.
+//! Reads the cluster's keys in some intervals, in key order.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,6 @@ use kindred_proto::mvccpb::KeyValue;
 use super::etcd::{Etcd, Interval, Reading};
 use crate::admin::Failure;
 
-/// The cluster's side of a restore.
 pub struct Cluster {
     etcd: Etcd,
     intervals: VecDeque<Interval>,
@@ -16,7 +15,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The keys of these intervals as they are when they are read.
+    /// The keys of these intervals, as they are when they are read.
     #[must_use]
     pub fn new(etcd: Etcd, intervals: Vec<Interval>) -> Self {
         Self { etcd, intervals: intervals.into(), reading: None, page: VecDeque::new() }

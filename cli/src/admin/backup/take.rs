@@ -1,7 +1,8 @@
-//! `kindred backup --to DIR`: one cut of everything, read through a router as any client reads.
+//! `kindred backup --to DIR`: reads one cut of the whole key space through a router, as any client reads.
 //!
-//! The router keeps the cut's revision readable at every shard while this command renews it, whatever clients compact
-//! meanwhile; keys come in key order and go to one file a Kind. What waits in memory is a message of the stream and a frame.
+//! The router keeps the cut's revision readable at every shard while this command renews it, whatever clients
+//! compact. Keys come in key order and go to one file for each Kind. Memory holds at most a message of the stream
+//! and a frame.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,15 +24,14 @@ use super::rate::Rate;
 use super::{moment, verify};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::Client;
-use crate::admin::output::{self, bytes, count, time};
+use crate::admin::output::{self, bytes, counted, time};
 use crate::admin::{Failure, context};
 
-/// Leases that are asked after at a time.
+/// The number of leases to query at a time.
 const LEASES_AT_ONCE: usize = 32;
-/// The name of the file of keys that belong to no Kind.
+/// The name for keys that belong to no Kind.
 pub(super) const OTHER: &str = "<other>";
 
-/// `kindred backup`.
 pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
     if let Some(Existing::Verify(args)) = &args.existing {
         return verify::run(args);
@@ -42,7 +42,7 @@ pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
     let through = &args.through;
     let address = context::address(&through.connect.over(outer))?;
     let client = Client::new(&address)?;
-    // Before anything is asked of the cluster.
+    // Before the first request to the cluster.
     let folder = Unfinished::begin(target)?;
     let began = Instant::now();
     let work = async {
@@ -67,24 +67,24 @@ pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
     }
     output::print(&verify::contents(&manifest).render())?;
     output::print(&format!(
-        "{shown}: {} keys and {} leases at revision {}, {} in {}\n",
-        count(manifest.keys),
-        count(manifest.leases.len() as u64),
+        "{shown}: {} and {} at revision {}, {} in {}\n",
+        counted(manifest.keys, "key"),
+        counted(manifest.leases.len() as u64, "lease"),
         manifest.revision,
         bytes(manifest.bytes),
         time(began.elapsed())
     ))
 }
 
-/// The etcd API's addresses: those given, else those that the router advertises.
+/// The addresses of the etcd API: those given, or those that the router advertises.
 pub(super) fn endpoints<'a>(through: &'a Through, advertised: &'a [String]) -> &'a [String] {
     if through.endpoints.is_empty() { advertised } else { &through.endpoints }
 }
 
-/// Leases and their times, by id.
+/// Granted TTL and remaining time of leases, by id.
 type Leases = BTreeMap<i64, (i64, i64)>;
 
-/// The leases that there are before the cut: one that ends right after it is told of all the same.
+/// The leases before the cut, so that leases which end right after it are recorded as well.
 async fn known_leases(
     client: &Client,
     through: &Through,
@@ -111,7 +111,7 @@ async fn times(etcd: &Etcd, ids: impl IntoIterator<Item = i64>) -> Result<Leases
     Ok(known)
 }
 
-/// Reads everything, into files; with the leases of all keys.
+/// Reads all keys into files, and collects their leases.
 async fn read(
     etcd: &Etcd,
     cut: &Cut,
@@ -133,7 +133,7 @@ async fn read(
     let new: Vec<i64> = used.iter().copied().filter(|id| !known.contains_key(id)).collect();
     known.extend(times(etcd, new).await?);
     for id in used {
-        // It was there at the cut and has ended since.
+        // The lease existed at the cut and has ended since.
         known.entry(id).or_insert((-1, -1));
     }
     let some = |seconds: i64| (seconds >= 0).then_some(seconds);
@@ -173,14 +173,15 @@ fn manifest_of(cut: Cut, taken: String, files: Vec<manifest::File>, leases: Vec<
 }
 
 struct Open {
-    /// The Kind's prefix; empty for the keys of no Kind.
+    /// The Kind prefix; empty for the keys of no Kind.
     prefix: String,
     name: String,
     file: String,
     writer: FileWriter<BufWriter<File>>,
 }
 
-/// The data files. Keys come in key order, so one Kind's are together; those of no Kind stand between Kinds.
+/// The data files. Keys come in key order, so those of one Kind are adjacent; keys of no Kind may come between
+/// Kinds.
 struct Files<'f> {
     folder: &'f Unfinished,
     scheme: KindScheme,
@@ -212,7 +213,7 @@ impl<'f> Files<'f> {
             Some(open) => {
                 open.writer.add(kv).map_err(|error| written(&self.folder.path().join(&open.file), &error))
             }
-            // It was opened above.
+            // Unreachable: the file was opened above.
             None => Ok(()),
         }
     }
@@ -225,7 +226,7 @@ impl<'f> Files<'f> {
     }
 }
 
-/// The prefix of a key's Kind as text; `None` for a key of no Kind, and of one whose name is no text.
+/// The Kind prefix of a key as text; `None` for a key of no Kind, or if the prefix is not UTF-8.
 pub(super) fn prefix_of<'k>(scheme: &KindScheme, key: &'k [u8]) -> Option<&'k str> {
     match scheme.locate(key) {
         Located::Object { kind } => std::str::from_utf8(kind).ok(),
@@ -242,7 +243,7 @@ fn open(folder: &Unfinished, scheme: &KindScheme, prefix: &str, number: usize) -
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
         text.trim_matches(['/', '<', '>']).chars().map(plain).take(80).collect()
     };
-    // The keys of no Kind may come between any: their file has no number.
+    // Keys of no Kind may come between any Kinds, so their file has no number.
     let file = match prefix {
         "" => format!("{DATA}/other.kbk"),
         _ => format!("{DATA}/{number:04}-{}.kbk", slug(&name)),

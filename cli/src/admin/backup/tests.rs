@@ -1,4 +1,4 @@
-//! Backups as folders: written, damaged, verified.
+//! Backup folders: writing, damage and verification.
 
 use std::fs;
 use std::io;
@@ -32,7 +32,7 @@ const FILES: [(&str, Option<&str>, &[&str]); 3] = [
     ("<other>", None, &["/registry/o", "compact_rev_key"]),
 ];
 
-/// Begins a backup; its manifest.
+/// Writes a backup's data files, and returns its manifest.
 fn begun(target: &Path) -> (Unfinished, Manifest) {
     let folder = Unfinished::begin(target).unwrap();
     let mut files = Vec::new();
@@ -101,7 +101,7 @@ fn f34_a_backup_is_its_owners_alone() {
     }
 }
 
-/// Not one of every byte of every file may be another, and no file shorter.
+/// A flip in any byte of any file, or a shorter file, is detected.
 #[test]
 fn every_flipped_byte_is_found() {
     let dir = tempfile::tempdir().unwrap();
@@ -174,7 +174,7 @@ fn an_unfinished_backup_is_none() {
     assert!(Manifest::read(&target).unwrap_err().to_string().contains("is no backup"));
     drop(folder);
     assert!(!path.exists() && !target.exists(), "it removes what it began");
-    // A process that was killed removes nothing.
+    // A killed process removes nothing.
     std::mem::forget(begun(&target).0);
     assert!(Unfinished::begin(&target).is_err());
     fs::remove_dir_all(&path).unwrap();
@@ -199,7 +199,7 @@ fn where_no_backup_can_go() {
         disk.starts_with("/b: the disk is full; the unfinished backup was removed: free space"),
         "{disk}"
     );
-    // An empty folder will do, and so will one whose parent is not there yet.
+    // An empty folder is accepted, and so is a path with a missing parent.
     let empty = dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
     let (folder, manifest) = begun(&empty);

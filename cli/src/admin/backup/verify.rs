@@ -1,4 +1,4 @@
-//! `kindred backup verify DIR`: reads every byte of a backup. Asks nobody.
+//! `kindred backup verify DIR`: reads every byte of a backup, without contacting a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,12 +15,11 @@ use super::manifest::{File, Manifest, lease_text};
 use super::take::prefix_of;
 use crate::admin::Failure;
 use crate::admin::args::Output;
-use crate::admin::output::{self, Table, bytes, count};
+use crate::admin::output::{self, Table, bytes, count, counted};
 
-/// What is done about a damaged file.
+/// The remedy for a damaged file.
 const INSTEAD: &str = "use another copy of this backup";
 
-/// `kindred backup verify`.
 pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let manifest = Manifest::read(&args.dir)?;
     let (hashes, problems) = read(&args.dir, &manifest, |_| true);
@@ -39,18 +38,18 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     }
     output::print(&table.render())?;
     output::print(&format!(
-        "{} of {}, cluster {}: whole; {} keys and {} leases at revision {}, {}\n",
+        "{} of {}, cluster {}: whole; {} and {} at revision {}, {}\n",
         args.dir.display(),
         manifest.taken,
         manifest.cluster_id,
-        count(manifest.keys),
-        count(manifest.leases.len() as u64),
+        counted(manifest.keys, "key"),
+        counted(manifest.leases.len() as u64, "lease"),
         manifest.revision,
         bytes(manifest.bytes)
     ))
 }
 
-/// What is in a backup.
+/// The contents of a backup as a table.
 #[must_use]
 pub fn contents(manifest: &Manifest) -> Table {
     let mut table = Table::new(&["kind", "keys", "bytes", "file"]);
@@ -60,12 +59,12 @@ pub fn contents(manifest: &Manifest) -> Table {
     table
 }
 
-/// Everything that is wrong with some files of a backup.
+/// All problems of the chosen files.
 pub fn problems(folder: &Path, manifest: &Manifest, which: impl Fn(&File) -> bool) -> Vec<String> {
     read(folder, manifest, which).1
 }
 
-/// The hashes of what these files hold, as `kindred verify` tells them of a cluster, and everything that is wrong.
+/// The hashes of the chosen files' contents, as `kindred verify` prints them for a cluster, and all problems.
 fn read(folder: &Path, manifest: &Manifest, which: impl Fn(&File) -> bool) -> (Vec<String>, Vec<String>) {
     let (mut hashes, mut problems) = (Vec::new(), Vec::new());
     let total = |of: fn(&File) -> u64| manifest.files.iter().map(of).sum::<u64>();
@@ -85,7 +84,7 @@ fn read(folder: &Path, manifest: &Manifest, which: impl Fn(&File) -> bool) -> (V
 /// Opens a data file.
 ///
 /// # Errors
-/// When it is not there, or is none.
+/// When it is missing or is not a data file.
 pub fn open(folder: &Path, file: &File) -> Result<FileReader<BufReader<fs::File>>, FormatError> {
     let opened = fs::File::open(folder.join(&file.file))?;
     let length = opened.metadata()?.len();
@@ -96,7 +95,7 @@ fn check(folder: &Path, manifest: &Manifest, file: &File, leases: &BTreeSet<&str
     let text = |error: FormatError| error.to_string();
     let mut reader = open(folder, file).map_err(text)?;
     let scheme = manifest.scheme();
-    // What a stock etcd held has revisions of its own.
+    // Keys of a stock etcd have revisions of their own.
     let highest = match manifest.etcd_revisions.is_empty() {
         true => manifest.revision.parse().unwrap_or(i64::MAX),
         false => i64::MAX,
@@ -136,7 +135,7 @@ fn check(folder: &Path, manifest: &Manifest, file: &File, leases: &BTreeSet<&str
         return Err("its checksum is not the one in the manifest".to_owned());
     }
     if found.keys != told.keys {
-        return Err(format!("it has {} keys, the manifest says {}", found.keys, told.keys));
+        return Err(format!("it has {}, the manifest says {}", counted(found.keys, "key"), told.keys));
     }
     Ok(contents.hash())
 }

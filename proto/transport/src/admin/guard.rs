@@ -1,9 +1,9 @@
-//! Who may ask an admin port, and for what.
+//! Authentication and authorisation for an admin port.
 //!
-//! Whoever may change something is an *admin*, whoever may look a *viewer*. A client is known by a certificate of the CA for
-//! this port or by a token; where neither is set up, everybody on this machine is an admin, and the port listens on the loopback
-//! interface only. As a browser sends what any page asks it to, with its certificate, a change must be of a kind that no page
-//! can send to another site (`crate::admin::origin`).
+//! An *admin* may change things, a *viewer* may only read. A certificate of this port's client CA or a token
+//! identifies a client. If neither is configured, every client on this machine is an admin, and the port may listen
+//! on the loopback interface only. A browser sends whatever a page asks it to, with the user's certificate, so
+//! changes must have a form that no page can send to another site (`crate::admin::origin`).
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::network::Network;
 use crate::tls::{RELOAD_EVERY, ServerFlags, ServerTls, ServerTlsSettings, TlsError};
 use crate::who::equal;
 
-/// The shortest token.
+/// The minimum length of a token.
 const TOKEN_BYTES_MIN: usize = 16;
 
 /// Flags of an admin port.
@@ -31,69 +31,69 @@ const TOKEN_BYTES_MIN: usize = 16;
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 #[command(next_help_heading = "Admin port")]
 pub struct AdminArgs {
-    /// TLS certificate of the admin port (PEM); read again when it changes.
+    /// TLS certificate of the admin port (PEM); reloaded when it changes.
     #[arg(long, value_name = "FILE")]
     pub admin_cert_file: Option<PathBuf>,
     /// Key of --admin-cert-file (PEM).
     #[arg(long, value_name = "FILE")]
     pub admin_key_file: Option<PathBuf>,
-    /// CA of the client certificates that the admin port accepts; without --admin-token-file a client must have one.
+    /// CA of the client certificates that the admin port accepts. Without --admin-token-file, clients must have
+    /// one.
     #[arg(long, value_name = "FILE")]
     pub admin_client_ca_file: Option<PathBuf>,
-    /// Names (common name or SAN) of client certificates that may change things, comma-separated; all others of the CA may
-    /// only look [default: all may change things].
+    /// Names (common name or SAN) of client certificates that may change things, comma-separated; others of the CA
+    /// may only read [default: all may change things].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub admin_client_names: Vec<String>,
-    /// Bearer tokens that the admin port accepts, one a line: `TOKEN ROLE`, the role `view` or `admin`; read again when it
-    /// changes.
+    /// File of bearer tokens for the admin port, one `TOKEN ROLE` per line, with the role `view` or `admin`;
+    /// reloaded when it changes.
     #[arg(long, value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
-    /// Answer /livez and /readyz to everybody, in one word without names, for probes that have neither certificate nor token.
+    /// Answer /livez and /readyz without authentication, in one word without names, for probes that have neither
+    /// certificate nor token.
     #[arg(long)]
     pub admin_anonymous_probes: bool,
 }
 
-/// What somebody may do at an admin port.
+/// A client's role at an admin port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Look.
+    /// May only read.
     View,
-    /// Everything.
+    /// May read and change everything.
     Admin,
 }
 
-/// Settings of an admin port that cannot be used.
+/// Why the settings of an admin port are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
-    /// Flags that contradict each other or miss a partner.
+    /// Flags contradict each other, or one lacks its partner.
     #[error("{0}")]
     Flags(String),
-    /// TLS files.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The file of tokens.
+    /// The token file is unusable.
     #[error("--admin-token-file {path}: {problem}", path = .path.display())]
     Tokens {
-        /// The file.
+        /// The file of --admin-token-file.
         path: PathBuf,
-        /// What is wrong.
         problem: String,
     },
 }
 
-/// How an admin port is guarded. Clones share one state.
+/// The guard of an admin port. Clones share one state.
 #[derive(Debug, Clone, Default)]
 pub struct AdminGuard {
     tls: Option<ServerTls>,
     known: Arc<Known>,
 }
 
-/// By what clients are known.
+/// The means of identifying clients.
 #[derive(Debug, Default)]
 struct Known {
-    /// Certificates are shown, of a CA that only vouches for clients of this port, or of the clients' port.
+    /// Whether a client certificate of the CA for this port, or for the clients' port, identifies a client.
     certificates: bool,
-    /// Those that may change things; empty: all.
+    /// The certificate names of admins; empty if all are.
     names: Vec<String>,
     tokens: Option<TokenFile>,
     anonymous_probes: bool,
@@ -106,7 +106,7 @@ impl Known {
 }
 
 impl AdminArgs {
-    /// What is set here, else what is set there.
+    /// Combines the flags with the settings of `file`; flags win.
     #[must_use]
     pub fn or(self, file: Self) -> Self {
         Self {
@@ -122,11 +122,12 @@ impl AdminArgs {
         }
     }
 
-    /// Loads the files and checks that nobody is let in by mistake. `clients` is the TLS of the clients' port, which an admin
-    /// port without TLS of its own uses when its address begins with `https://`; `flag` names the address in errors.
+    /// Loads the files and checks that no client is admitted by mistake. `clients` is the TLS of the clients' port;
+    /// an admin port without TLS of its own uses it if its address begins with `https://`. `flag` names the address
+    /// in errors.
     ///
     /// # Errors
-    /// When a flag misses its partner, a file cannot be used, or others than this machine would be served without a question.
+    /// When a flag lacks its partner, a file is unusable, or other machines would be served without authentication.
     pub fn load(
         &self,
         flag: &str,
@@ -189,13 +190,12 @@ impl AdminArgs {
 }
 
 impl AdminGuard {
-    /// TLS of the port.
     #[must_use]
     pub fn tls(&self) -> Option<ServerTls> {
         self.tls.clone()
     }
 
-    /// How to listen.
+    /// The options for listening on the port.
     #[must_use]
     pub fn listen_options(&self, network: &Network) -> crate::ListenOptions {
         crate::ListenOptions::with_tls(self.tls()).on(network)
@@ -221,14 +221,14 @@ impl AdminGuard {
         Ok(())
     }
 
-    /// Starts to follow the file of tokens in the current tokio runtime.
+    /// Starts to follow the token file in the current tokio runtime.
     pub(super) fn follow(&self) {
         if self.known.tokens.is_some() {
             tokio::spawn(follow(Arc::downgrade(&self.known)));
         }
     }
 
-    /// What the sender of a request may do; none: nobody knows who it is.
+    /// The role of a request's sender; `None` if the sender is unknown.
     fn role(&self, from: &ConnectionInfo, headers: &HeaderMap) -> Option<Role> {
         let known = &self.known;
         if known.nobody() {
@@ -243,7 +243,7 @@ impl AdminGuard {
         by_certificate.max(by_token)
     }
 
-    /// The answer to a request that may not be, or what the sender may do.
+    /// Checks whether the sender may make this request.
     fn admits(
         &self,
         from: &ConnectionInfo,
@@ -269,24 +269,24 @@ impl AdminGuard {
     }
 }
 
-/// Whether it changes nothing.
+/// Whether the method changes nothing.
 pub(super) fn is_read(method: &Method) -> bool {
     method == Method::GET || method == Method::HEAD
 }
 
-/// The token of an Authorization header.
+/// The bearer token of an Authorization header.
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
 }
 
-/// Why a request is not passed on.
+/// Why a request is refused.
 enum Refused {
-    /// Nobody knows who sent it.
+    /// The sender is unknown.
     Unknown,
-    /// It may not do that.
+    /// The sender may not make this request.
     Forbidden(String),
-    /// A probe of nobody known: its answer is one word.
+    /// An anonymous probe, which is answered in one word.
     OneWord,
 }
 
@@ -313,7 +313,7 @@ impl Refused {
     }
 }
 
-/// Every request of an admin port comes through here.
+/// The middleware through which every request of an admin port passes.
 pub(super) async fn guarded(State(guard): State<AdminGuard>, request: Request, next: Next) -> Response {
     let from = request.extensions().get::<axum::extract::ConnectInfo<ConnectionInfo>>();
     let Some(axum::extract::ConnectInfo(from)) = from else {
@@ -333,7 +333,7 @@ pub(super) async fn guarded(State(guard): State<AdminGuard>, request: Request, n
     }
 }
 
-/// The tokens of a file, as it is now.
+/// The token file with its current content.
 #[derive(Debug)]
 struct TokenFile {
     path: PathBuf,
@@ -350,7 +350,7 @@ impl std::fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Every token is compared, so that the time tells nothing.
+    /// The role of a token. Compares every token, so that the timing reveals nothing.
     fn role(&self, shown: &[u8]) -> Option<Role> {
         let of = |(token, role): &(String, Role)| equal(token.as_bytes(), shown).then_some(*role);
         self.0.iter().filter_map(of).max()
@@ -404,7 +404,7 @@ impl TokenFile {
         Tokens::parse(&std::fs::read_to_string(path).map_err(|error| error.to_string())?)
     }
 
-    /// Blocks on the file system.
+    /// Reads the file again; keeps the tokens in use if that fails. Blocks on the file system.
     fn reload(&self) {
         match Self::read(&self.path) {
             Ok(tokens) if tokens == **self.current.load() => {}

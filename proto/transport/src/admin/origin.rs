@@ -1,9 +1,10 @@
-//! What a web page cannot make a browser send to an admin port.
+//! Refuses requests that a web page could make a browser send to an admin port.
 //!
-//! A page may send a POST to any address, with the certificate that its user has, as long as it is what a form sends; for
-//! anything else the browser asks that address first, and this one never agrees. So a POST must have a content type that no form
-//! has, or a header of ours; one without a content type must not come from a page at all, which browsers say. And where everybody on this machine may do everything, a page must not get in under a name that its
-//! owner resolves to 127.0.0.1: there the port answers to addresses and to names without a dot alone.
+//! A page may POST to any address with its user's certificate, if the request looks like one of a form. For any
+//! other request the browser first asks the server, which never agrees. So a POST needs a content type that no form
+//! has, or kindred's own header. A POST without a content type must not come from a page, which browsers indicate
+//! in headers. If every client on this machine is an admin, a page must also not get in under a name that its owner
+//! resolves to 127.0.0.1. Then the port accepts only addresses and names without a dot in `Host`.
 
 use std::net::IpAddr;
 
@@ -12,20 +13,20 @@ use axum::http::{HeaderMap, Method, header};
 use super::guard::is_read;
 use crate::listener::{ConnectionInfo, Peer};
 
-/// A header that says that a change is meant, whatever its content type.
+/// A header that marks a request as an intended change, whatever its content type.
 pub const REQUEST_HEADER: &str = "x-kindred-request";
 
-/// Checks a request; `open` where nobody is asked who it is.
+/// Checks a request. `open` means that the port authenticates no clients.
 ///
 /// # Errors
-/// Why it may come from a page, and what to send instead.
+/// When a page may have sent the request; says what to send instead.
 pub(super) fn check(
     from: &ConnectionInfo,
     open: bool,
     method: &Method,
     headers: &HeaderMap,
 ) -> Result<(), String> {
-    // No page reaches a Unix socket.
+    // Pages cannot reach a Unix socket.
     if from.peer == Peer::Unix {
         return Ok(());
     }
@@ -60,7 +61,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Whether a content type is one of this API, and so none of a form.
+/// Whether this is a content type of the API, which no form can have.
 fn is_ours(kind: &str) -> bool {
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let (family, of) = kind.split_once('/').unwrap_or_default();
@@ -71,12 +72,13 @@ fn is_ours(kind: &str) -> bool {
         })
 }
 
-/// Whether the page was of this port.
+/// Whether a page's origin is this port.
 fn same_site(origin: &str, host: &str) -> bool {
     origin.split_once("://").is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host))
 }
 
-/// Whether a Host header has an address in it, or a name without a dot, as `localhost` is: no such name can be bought.
+/// Whether a Host header contains an address, or a name without a dot such as `localhost`, which no attacker can
+/// register.
 fn is_literal(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(six) => six.split_once(']').map_or(six, |(six, _)| six),
@@ -141,7 +143,7 @@ mod tests {
         let named = [("host", "evil.example:2381")];
         assert!(checked(true, Method::GET, &named).is_err());
         checked(false, Method::GET, &named).unwrap();
-        // A browser asks before it sends these, and is never told that it may.
+        // A browser asks before it sends these, and the port never agrees.
         checked(true, Method::DELETE, &[("host", "127.0.0.1")]).unwrap();
         assert!(
             checked(true, Method::DELETE, &[("host", "127.0.0.1"), ("origin", "http://evil.example")])

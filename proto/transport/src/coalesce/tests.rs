@@ -1,5 +1,5 @@
-//! A scripted inner connection, a task that is polled only when it was woken, and the claim that at rest every flushed
-//! byte has arrived.
+//! Runs a task, polled only when woken, over a scripted inner connection. At rest every flushed byte must have
+//! arrived.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -13,12 +13,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 
-/// What the inner connection does at its next call.
+/// The result of the inner connection's next call.
 #[derive(Debug, Clone, Copy)]
 enum Answer {
-    /// Takes at most so many bytes, or flushes.
+    /// Accepts at most this many bytes, or completes a flush.
     Take(usize),
-    /// Is not ready; its waker is kept until the environment fires it.
+    /// Is not ready, and keeps its waker until the test fires it.
     Wait,
 }
 
@@ -86,7 +86,7 @@ impl AsyncWrite for Inner {
     }
 }
 
-/// Whether the task is to be polled again.
+/// Whether the task was woken, and how often.
 #[derive(Default)]
 struct Woken(AtomicBool, AtomicUsize);
 
@@ -97,14 +97,14 @@ impl Wake for Woken {
     }
 }
 
-/// One turn of the task: frames to write, each perhaps followed by a flush as h2 does, and a flush at the end.
+/// A turn of the task: the frames to write, each with an optional flush as in h2, and a flush at the end.
 #[derive(Debug, Clone)]
 struct Turn {
     reads_first: bool,
     frames: Vec<(usize, bool)>,
 }
 
-/// What the task does once it has nothing more to write.
+/// The behaviour of the task when it has nothing left to write.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Idle {
     Reads,
@@ -116,7 +116,7 @@ enum Idle {
 struct Task {
     io: Coalesce<Inner>,
     turns: VecDeque<Turn>,
-    /// Bytes of a frame that did not fit yet, and whether a flush follows; `None`: the turn's last flush is due.
+    /// The remaining bytes of a frame and whether a flush follows; `None` if the turn's last flush is due.
     due: VecDeque<Option<(Vec<u8>, bool)>>,
     flush_due: bool,
     written: Vec<u8>,
@@ -129,7 +129,7 @@ impl Task {
         assert!(Pin::new(&mut self.io).poll_read(cx, &mut ReadBuf::new(&mut space)).is_pending());
     }
 
-    /// As a connection task: what is not ready ends the turn, to go on there when woken.
+    /// Behaves like a connection task: if a call is pending, the turn ends there and continues after a wake-up.
     fn poll(&mut self, cx: &mut Context<'_>) {
         if self.due.is_empty() && !self.flush_due {
             let Some(turn) = self.turns.pop_front() else {
@@ -180,7 +180,7 @@ impl Task {
         }
     }
 
-    /// Polls until nothing wakes the task any more: neither itself, nor the inner connection, nor new work.
+    /// Polls until nothing wakes the task: neither itself, nor the inner connection, nor new work.
     fn run(&mut self) {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(woken.clone());
@@ -265,7 +265,7 @@ fn many_frames_are_one_write() {
 fn a_long_write_is_not_gathered_and_takes_along_what_was() {
     let waker = Waker::noop();
     let mut cx = Context::from_waker(waker);
-    // The first write takes half of what was gathered, the second one the rest and a part of the long one.
+    // The first inner write accepts half of the buffer, the second one the rest and a part of the long write.
     let script = VecDeque::from([Answer::Take(50), Answer::Take(50 + DIRECT), Answer::Wait]);
     let mut io = Coalesce::new(Inner { script, ..Inner::default() });
     assert!(Pin::new(&mut io).poll_write(&mut cx, &[1; 100]).is_ready());
@@ -308,7 +308,7 @@ async fn arrives_without_timers_and_shutdown_drains() {
         io.shutdown().await.unwrap();
     });
     let mut bytes = vec![0; 1000];
-    // Paused time advances by itself when nothing can run: a lost wake-up becomes a timeout here, not a hang.
+    // Paused time advances when nothing can run, so a lost wake-up becomes a timeout and not a hang.
     tokio::time::timeout(Duration::from_secs(1), right.read_exact(&mut bytes)).await.unwrap().unwrap();
     right.write_all(&[1]).await.unwrap();
     let mut rest = Vec::new();
@@ -346,14 +346,14 @@ async fn a_full_socket_pushes_back() {
         right.read_to_end(&mut bytes).await.unwrap();
         bytes.len()
     });
-    // The writer waits and is woken as the other side reads.
+    // The writer waits, and is woken when the other side reads.
     poll_fn(|cx| Pin::new(&mut io).poll_write(cx, &[3; 10])).await.unwrap();
     io.shutdown().await.unwrap();
     drop(io);
     assert_eq!(reader.await.unwrap(), accepted + 10);
 }
 
-/// A long answer to a client with room for all of it is written in many turns, between which others run.
+/// A long answer to a client with room for all of it takes many turns, between which other tasks run.
 #[tokio::test]
 async fn a_turn_writes_so_much_and_no_more() {
     const BYTES: usize = 16 << 20;
@@ -372,7 +372,7 @@ async fn a_turn_writes_so_much_and_no_more() {
             Poll::Ready(turn)
         });
         let turn = turn.await;
-        // What the buffer takes goes out in the next turn.
+        // The buffered part goes out in the next turn.
         assert!(turn <= 128 * STEP + 4 * FULL, "{turn} bytes in a turn");
         (sent, turns) = (sent + turn, turns + 1);
         tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! An accepted connection.
+//! An accepted connection and what is known of its client.
 
 use std::fmt;
 use std::io;
@@ -20,17 +20,15 @@ use crate::coalesce::Coalesce;
 use crate::stream::{Stream, forward};
 use crate::tls::ClientIdentity;
 
-/// Who is at the other end.
+/// The remote end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
-    /// A TCP address.
     Tcp(SocketAddr),
-    /// A process on this machine, through a Unix socket.
+    /// A process of this machine, through a Unix socket.
     Unix,
 }
 
 impl Peer {
-    /// Whether it is a process of this machine.
     #[must_use]
     pub fn is_this_machine(&self) -> bool {
         match self {
@@ -49,19 +47,17 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What is known of a connection; an extension of every request that came over it.
+/// Facts about a connection, available as an extension of each of its requests.
 #[derive(Debug, Clone)]
 pub struct ConnectionInfo {
-    /// The other end.
     pub peer: Peer,
-    /// Whether the connection is encrypted.
     pub tls: bool,
-    /// The client's verified certificate, if it had to show one.
+    /// The client's verified certificate, if the server required one.
     pub client: Option<Arc<ClientIdentity>>,
 }
 
 impl ConnectionInfo {
-    /// The connection that a request came over.
+    /// The connection of a request, from the request's extensions.
     #[must_use]
     pub fn of(extensions: &http::Extensions) -> Option<&Self> {
         extensions.get()
@@ -84,16 +80,17 @@ pub(super) enum Transport {
 pub struct Connection {
     io: Coalesce<Transport>,
     info: ConnectionInfo,
-    /// Until its beginning has come.
+    /// Present until the beginning of HTTP has arrived.
     beginning: Option<Box<Beginning>>,
-    /// It was read from since this was last looked at.
+    /// Set by every read; the observer clears it.
     heard: Arc<AtomicBool>,
     closed: CancellationToken,
     killed: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl Connection {
-    /// A connection that has a place at the door, if it has one, until the beginning of HTTP has come, which may take so long.
+    /// A connection that may hold a place at the door (`at_door`) until the beginning of HTTP arrives, within the
+    /// given time.
     pub(super) fn new(
         transport: Transport,
         peer: Peer,
@@ -119,26 +116,26 @@ impl Connection {
         }
     }
 
-    /// Set whenever something is read; whoever wants to know clears it.
+    /// A flag that every read sets. The caller clears it.
     #[must_use]
     pub fn heard(&self) -> Arc<AtomicBool> {
         self.heard.clone()
     }
 
-    /// Closes it, whatever it carries.
+    /// A token that closes the connection, whatever it carries.
     #[must_use]
     pub fn closed(&self) -> CancellationToken {
         self.closed.clone()
     }
 
-    /// What is known of the connection.
     #[must_use]
     pub fn info(&self) -> ConnectionInfo {
         self.info.clone()
     }
 }
 
-/// What of the beginning of HTTP has come: HTTP/2's preface, and the first line of HTTP/1, have so many bytes.
+/// The progress of the beginning of HTTP: `BYTES` bytes, which are HTTP/2's preface. HTTP/1 requests with a `Host`
+/// header are longer.
 struct Beginning {
     bytes: usize,
     late: Pin<Box<Sleep>>,
@@ -148,7 +145,7 @@ struct Beginning {
 impl Beginning {
     const BYTES: usize = 24;
 
-    /// After a read: ready when all of it has come, or when it is late.
+    /// Called after a read: ready when the beginning is complete or late.
     fn poll(&mut self, cx: &mut Context<'_>, bytes: usize, waits: bool) -> Poll<io::Result<()>> {
         self.bytes += bytes;
         if self.bytes >= Self::BYTES {
@@ -198,7 +195,8 @@ impl AsyncRead for Connection {
         if read.is_ready() {
             this.heard.store(true, Ordering::Relaxed);
         }
-        // A busy connection comes to an empty socket soon, so asking only then keeps the token off the hot path.
+        // Checked only when nothing can be read, which a busy connection soon reaches, to keep the token off the
+        // hot path.
         if read.is_pending() && this.killed.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the server stops")));
         }

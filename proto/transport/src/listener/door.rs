@@ -1,8 +1,9 @@
-//! Connections that have not said yet what they want: in their TLS handshake, or in front of the first bytes of HTTP.
+//! Limits connections that have not shown what they want: those in a TLS handshake or before the first bytes of
+//! HTTP.
 //!
-//! They cost a place each, and nobody is known yet, so places are few and a client that says nothing loses its own first. When
-//! all are taken, the address with most of them gives one up: its oldest that has said nothing, or that is long under way.
-//! So a thousand sockets that stay silent delay nobody else, wherever they come from.
+//! Each of them takes a place. Their clients are unknown, so places are few, and silent clients lose theirs first.
+//! If all are taken, the address with most of them gives one up: its oldest that has been silent, or has been in
+//! progress for long. So a thousand silent sockets delay no other client, wherever they come from.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,12 +17,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::Peer;
 
-/// One that has said nothing for so long may lose its place: what a client sends behind its connect is there by then.
+/// The silence after which a connection may lose its place. By then the bytes that a client sends after connecting
+/// have arrived.
 const SILENT: Duration = Duration::from_millis(100);
-/// One that is under way for so long may, whatever it has said.
+/// The time after which a connection may lose its place even if it has sent something.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// Connections of this process that did not get through the door, and why.
+/// The connections of this process that were given up, by reason.
 #[derive(Debug, Default)]
 struct Counted {
     failed: AtomicU64,
@@ -37,24 +39,23 @@ static COUNTED: Counted = Counted {
     idle: AtomicU64::new(0),
 };
 
-/// Why a connection was closed that a server gave up, as metrics label it.
+/// Why a server gave up a connection, as labelled in metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GivenUp {
     /// The TLS handshake failed.
     Failed,
-    /// The time for the handshake, or for the first bytes, was over.
+    /// The time limit for the handshake or the first bytes passed.
     Late,
-    /// Another connection got its place.
+    /// Another connection took its place.
     Displaced,
-    /// It was silent and carried nothing.
+    /// It was silent and had no streams.
     Idle,
 }
 
 impl GivenUp {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Failed, Self::Late, Self::Displaced, Self::Idle];
 
-    /// The label of metrics.
+    /// The label in metrics.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -65,7 +66,7 @@ impl GivenUp {
         }
     }
 
-    /// How many there were in this process.
+    /// The number of such connections in this process.
     #[must_use]
     pub fn count(self) -> u64 {
         self.counter().load(Ordering::Relaxed)
@@ -85,11 +86,11 @@ impl GivenUp {
     }
 }
 
-/// Whose places are counted together.
+/// The group of addresses whose places count together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum From {
     Ip(IpAddr),
-    /// The network of an IPv6 address: whoever has one has all of them.
+    /// The /64 network of an IPv6 address, because its owner has all of its addresses.
     Net([u16; 4]),
     Unix,
 }
@@ -109,7 +110,7 @@ impl From {
     }
 }
 
-/// One that waits at the door.
+/// A connection at the door.
 #[derive(Debug)]
 struct Waiting {
     id: u64,
@@ -120,7 +121,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// From when on it may lose its place.
+    /// The time from which it may lose its place.
     fn until(&self) -> Instant {
         self.since + if self.spoke.load(Ordering::Relaxed) { SLOW } else { SILENT }
     }
@@ -136,11 +137,11 @@ pub(super) struct Door {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// In the order in which they came.
+    /// In the order of arrival.
     waiting: Vec<Waiting>,
 }
 
-/// A place at the door; given back when it is dropped.
+/// A place at the door, freed on drop.
 #[derive(Debug)]
 pub(super) struct Pass {
     door: Door,
@@ -153,7 +154,8 @@ impl Door {
         Self { places: places.max(1), waiting: Arc::default() }
     }
 
-    /// From when on there may be a place, if there is none now. One may be given back before.
+    /// Whether there is a place; otherwise the time from which one can be taken from another connection. One may be
+    /// freed before.
     pub fn room(&self, now: Instant) -> Result<(), Instant> {
         let state = self.waiting.lock();
         if state.waiting.len() < self.places {
@@ -163,7 +165,8 @@ impl Door {
         if until <= now { Ok(()) } else { Err(until) }
     }
 
-    /// Takes a place, if need be that of another, whose token is cancelled. To be asked after [`Door::room`].
+    /// Takes a place, if necessary from another connection, whose token is then cancelled. Call [`Door::room`]
+    /// first.
     pub fn enter(&self, peer: Peer, now: Instant, closed: CancellationToken) -> Pass {
         let mut state = self.waiting.lock();
         if state.waiting.len() >= self.places
@@ -182,7 +185,7 @@ impl Door {
 }
 
 impl State {
-    /// The oldest of those that may lose their place, of the address that has most of them.
+    /// The index of the oldest connection that may lose its place, of the address with most such connections.
     fn gives_way(&self, now: Instant) -> Option<usize> {
         let mut of: HashMap<From, usize> = HashMap::new();
         let mut candidates = Vec::new();
@@ -198,7 +201,7 @@ impl State {
 }
 
 impl Pass {
-    /// It has said something.
+    /// Records that the client has sent something.
     pub fn spoke(&self) {
         self.spoke.store(true, Ordering::Relaxed);
     }
@@ -243,7 +246,7 @@ mod tests {
         let test = test(4);
         let (_one, kept) = test.enter("10.0.0.1", 0);
         let flood: Vec<_> = (1..4).map(|at| test.enter("10.0.0.9", at)).collect();
-        // Nobody has been silent for long yet.
+        // No connection has been silent for long enough.
         assert_eq!(test.door.room(test.at(50)), Err(test.at(100)));
         assert_eq!(test.door.room(test.at(103)), Ok(()));
         let (_two, next) = test.enter("10.0.0.2", 103);
@@ -251,7 +254,7 @@ mod tests {
             flood.iter().map(|(_, token)| token.is_cancelled()).collect::<Vec<_>>(),
             [true, false, false]
         );
-        // A place that was taken away is not given back twice.
+        // Dropping a pass whose place was taken frees nothing.
         drop(flood);
         assert!(!kept.is_cancelled() && !next.is_cancelled());
         let others: Vec<_> = (0..2).map(|_| test.enter("10.0.0.3", 104)).collect();

@@ -1,4 +1,4 @@
-//! Connections that one runtime accepts and others serve.
+//! Distributes accepted connections among several runtimes.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -12,10 +12,10 @@ use super::source::Source;
 use crate::network::OtherStream;
 use crate::stream::Stream;
 
-/// Connections that wait for a runtime which is busy.
+/// The maximum number of connections that wait for a busy runtime.
 const WAITING_MAX: usize = 256;
 
-/// A connection that belongs to no runtime.
+/// A connection that is not registered with any runtime.
 #[derive(Debug)]
 pub(super) enum Loose {
     Tcp(TcpStream, SocketAddr),
@@ -35,7 +35,7 @@ impl Loose {
         })
     }
 
-    /// Joins the runtime that asks.
+    /// Registers the connection with the current runtime.
     pub(super) fn join(self) -> io::Result<(Stream, Peer)> {
         Ok(match self {
             Self::Tcp(stream, address) => {
@@ -47,7 +47,7 @@ impl Loose {
     }
 }
 
-/// Accepts, and gives each connection to the next share in turn.
+/// Accepts connections and hands them to the shares in turn.
 #[derive(Debug)]
 pub struct HandsOut {
     source: Source,
@@ -55,7 +55,7 @@ pub struct HandsOut {
 }
 
 impl HandsOut {
-    /// Runs until it is dropped, or no share is left.
+    /// Runs until it is dropped or no share is left.
     pub async fn run(mut self) {
         let mut turn = 0;
         while !self.to.is_empty() {
@@ -78,7 +78,8 @@ impl HandsOut {
 }
 
 impl Incoming {
-    /// Shares it: what accepts, and as many shares, each for a runtime of its own. TLS handshakes are the shares'.
+    /// Splits the stream into an acceptor and `shares` streams, each for its own runtime. The shares perform the
+    /// TLS handshakes.
     #[must_use]
     pub fn split(self, shares: usize) -> (HandsOut, Vec<Self>) {
         let (to, from): (Vec<_>, Vec<_>) = (0..shares).map(|_| mpsc::channel(WAITING_MAX)).unzip();

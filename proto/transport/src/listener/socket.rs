@@ -1,4 +1,4 @@
-//! The listening socket, TCP or Unix.
+//! Listening sockets: TCP and Unix.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -16,15 +16,16 @@ use crate::address::{Host, Target};
 use crate::network::{Network, OtherListener};
 use crate::stream::Stream;
 
-/// Who may connect to a Unix socket: nobody shows a certificate there.
+/// The mode of a Unix socket. Only the owner may connect, because clients show no certificates there.
 const OWNER_ONLY: u32 = 0o600;
-/// Between the binding of a Unix socket and its listening, during which it refuses like a dead one, less time passes.
+/// The assumed maximum time between the bind and the listen of a Unix socket, when it refuses connections like a
+/// dead one.
 const STARTING: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpListener),
-    /// The file goes first: while the socket is open, no other file can have its inode.
+    /// The file is dropped first: while the socket is open, no other file can have its inode.
     Unix(#[allow(dead_code, reason = "removes the file when dropped")] SocketFile, UnixListener),
     Other(Box<dyn OtherListener>),
 }
@@ -81,7 +82,7 @@ fn tcp(address: SocketAddr, options: &ListenOptions) -> io::Result<Socket> {
     // A restarted process must get its port back while old connections linger in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     if address.is_ipv6() {
-        // As in etcd, [::] means IPv4 too, whatever the system's default.
+        // As in etcd, [::] includes IPv4, whatever the system's default.
         socket2::SockRef::from(&socket).set_only_v6(!address.ip().is_unspecified())?;
     }
     socket.bind(address)?;
@@ -106,15 +107,15 @@ async fn unix(path: &Path, backlog: u32) -> io::Result<Socket> {
         _ => error,
     })?;
     let file = SocketFile { path: path.to_owned(), inode: fs::symlink_metadata(path)?.ino() };
-    // Before it listens, so that nobody else was ever let in.
+    // Before it listens, so that no other user can connect.
     fs::set_permissions(path, Permissions::from_mode(OWNER_ONLY))?;
     Ok(Socket::Unix(file, socket.listen(backlog)?))
 }
 
-/// Removes the socket of a process that was killed. That of a living one stays, and so does whatever is no socket.
+/// Removes the socket file of a killed process. Keeps the socket of a running one, and any other file.
 async fn remove_stale(path: &Path) -> io::Result<()> {
     let Some(dead) = dead_socket(path).await? else { return Ok(()) };
-    // It may be one that is just being made.
+    // The socket may just be starting up.
     tokio::time::sleep(STARTING).await;
     match dead_socket(path).await? {
         None => Ok(()),
@@ -123,13 +124,13 @@ async fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The inode of a socket at which nobody listens; none when the path is free.
+/// The inode of a socket on which no process listens; `None` if the path is free.
 async fn dead_socket(path: &Path) -> io::Result<Option<u64>> {
     let file = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
-    // To connect to any other file is refused as well.
+    // Connecting to another kind of file is refused as well, so check the type first.
     if !file.file_type().is_socket() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there"));
     }
@@ -143,7 +144,7 @@ async fn dead_socket(path: &Path) -> io::Result<Option<u64>> {
     }
 }
 
-/// The file of a Unix socket, removed at the end unless another process took the path meanwhile.
+/// The file of a Unix socket. It is removed on drop, unless another process has taken the path.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,

@@ -1,4 +1,4 @@
-//! Where connections come from.
+//! The source of connections: a listening socket, or another runtime that accepts.
 
 use std::io;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use super::share::Loose;
 use super::socket::Socket;
 use crate::stream::Stream;
 
-/// Before accepting is tried again when it failed for want of files or memory: at once would only burn a core.
+/// The delay after a failed accept for lack of files or memory. An immediate retry would only burn CPU.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) enum Source {
         socket: Socket,
         pause: Option<Pin<Box<Sleep>>>,
     },
-    /// Another runtime accepts.
+    /// Another runtime accepts and hands connections over.
     Handed(mpsc::Receiver<Loose>),
 }
 
@@ -31,7 +31,7 @@ impl Source {
         Self::Listening { socket, pause: None }
     }
 
-    /// The next; none when there will be no more.
+    /// The next connection; `None` at the end.
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Option<(Stream, Peer)>> {
         loop {
             let accepted = match self {
@@ -55,7 +55,7 @@ impl Source {
     }
 
     fn refused(&mut self, error: &io::Error) {
-        // These concern one connection that its client gave up; all others would come again at once.
+        // These errors concern one connection that its client gave up. All others would recur at once.
         let one_connection = matches!(
             error.kind(),
             io::ErrorKind::ConnectionAborted

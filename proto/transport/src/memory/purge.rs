@@ -1,15 +1,16 @@
-//! Freed memory goes back to the system from a thread of its own.
+//! Returns freed memory to the system from a separate thread.
 //!
-//! mimalloc gives back what has been free for a second, all of it at once, from whichever thread frees next: in the middle of a compaction
-//! that was the apply loop, which then did nothing but `madvise` for 5 to 7 ms and more (`kindred-bench stalls`). The thread here is there first, so
-//! that nothing is left to others. The allocator has no setting for it, and its call no safe wrapper.
+//! mimalloc returns all memory that has been free for a second at once, from whichever thread frees next. During a
+//! compaction that was the apply loop, which then spent 5 to 7 ms or more in `madvise` (`kindred-bench stalls`).
+//! This thread acts earlier, so that other threads have nothing to return. The allocator has no setting for this,
+//! and its function has no safe wrapper.
 
 use std::{sync::Once, thread, time::Duration};
 
-/// Well below the second after which the allocator does it itself, wherever it is called.
+/// Well below the second after which the allocator acts in any thread.
 const EVERY: Duration = Duration::from_millis(400);
 
-/// Starts the thread, once a process; it ends with the process.
+/// Starts the thread, once per process; it runs until the process ends.
 pub fn aside() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
@@ -27,8 +28,8 @@ pub fn aside() {
 
 #[expect(unsafe_code, reason = "the allocator's own call, which has no arguments that could be wrong")]
 fn give_back() {
-    // SAFETY: any thread may call it at any time: what it collects is this thread's heap, which holds nothing, and pages that
-    // no thread owns, which the allocator claims one by one as it does when it gives them out.
+    // SAFETY: any thread may call it at any time. It collects this thread's heap, which is empty, and pages that no
+    // thread owns, which the allocator claims one by one as in an allocation.
     unsafe { libmimalloc_sys::mi_collect(true) }
 }
 
@@ -37,7 +38,7 @@ mod tests {
     #[global_allocator]
     static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-    /// What is given back is nobody's: threads that allocate meanwhile keep what they have.
+    /// Only unowned memory is returned: threads that allocate meanwhile keep theirs.
     #[test]
     fn memory_in_use_is_left_alone() {
         super::aside();

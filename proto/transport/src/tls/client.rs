@@ -1,4 +1,4 @@
-//! The client's side: towards shards, meta and stock etcds.
+//! TLS of clients: for connections to shards, meta and stock etcds.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::files::{Named, Tried, certified_key, system_roots};
 use super::{TlsError, crypto_provider};
 
-/// TLS flags of a command-line client, as etcdctl names them.
+/// TLS flags of a command-line client, named as in etcdctl.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ClientTlsArgs {
     /// Verify servers with this CA bundle (PEM); otherwise the system's.
@@ -32,13 +32,13 @@ pub struct ClientTlsArgs {
     pub insecure_skip_tls_verify: bool,
 }
 
-/// TLS flags of a router towards its stores.
+/// TLS flags of a router for its stores.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct StoreTlsArgs {
     /// CA of the stores' certificates (PEM); otherwise the system's.
     #[arg(long, value_name = "FILE")]
     pub store_trusted_ca_file: Option<PathBuf>,
-    /// Certificate to show to stores (PEM); read again when it changes.
+    /// Certificate to show to stores (PEM); reloaded when it changes.
     #[arg(long, value_name = "FILE")]
     pub store_cert_file: Option<PathBuf>,
     /// Key of --store-cert-file (PEM).
@@ -49,20 +49,20 @@ pub struct StoreTlsArgs {
     pub store_insecure_skip_tls_verify: bool,
 }
 
-/// TLS settings of a client. The default verifies servers with the system's roots and shows no certificate.
+/// The TLS settings of a client. By default it verifies servers with the system's roots and shows no certificate.
 #[derive(Debug, Clone, Default)]
 pub struct ClientTlsSettings {
-    /// CA of the servers; otherwise the system's roots.
+    /// The CA of the servers; the system's roots by default.
     pub trusted_ca_file: Option<PathBuf>,
-    /// Certificate and key to show.
+    /// The files of the certificate and the key to show.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// Whether any certificate of a server is accepted.
+    /// Whether any server certificate is accepted.
     pub insecure_skip_verify: bool,
-    /// The flags that errors name.
+    /// The flags to name in errors.
     pub flags: ClientFlags,
 }
 
-/// The names of the flags that settings came from.
+/// The flags that settings came from.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "one name for each file of the settings")]
 pub struct ClientFlags {
@@ -78,10 +78,10 @@ impl Default for ClientFlags {
 }
 
 impl ClientTlsArgs {
-    /// The settings, and whether any flag was given.
+    /// The settings; `None` if no flag was given.
     ///
     /// # Errors
-    /// When a certificate misses its key or the other way round.
+    /// When a certificate lacks its key or a key its certificate.
     pub fn settings(&self) -> Result<Option<ClientTlsSettings>, TlsError> {
         settings(
             ClientFlags::default(),
@@ -92,20 +92,20 @@ impl ClientTlsArgs {
         )
     }
 
-    /// Loads the files; `None` if no flag was given (then `https://` endpoints use the system's roots).
+    /// Loads the files; `None` if no flag was given (`https://` endpoints then use the system's roots).
     ///
     /// # Errors
-    /// When a file cannot be used.
+    /// When a file is unusable.
     pub fn load(&self) -> Result<Option<ClientTls>, TlsError> {
         self.settings()?.map(ClientTls::load).transpose()
     }
 }
 
 impl StoreTlsArgs {
-    /// The settings, if any flag was given.
+    /// The settings; `None` if no flag was given.
     ///
     /// # Errors
-    /// When a certificate misses its key or the other way round.
+    /// When a certificate lacks its key or a key its certificate.
     pub fn settings(&self) -> Result<Option<ClientTlsSettings>, TlsError> {
         let flags = ClientFlags {
             trusted_ca_file: "--store-trusted-ca-file",
@@ -121,10 +121,10 @@ impl StoreTlsArgs {
         )
     }
 
-    /// Loads the files; `None` if no flag was given (then `https://` endpoints use the system's roots).
+    /// Loads the files; `None` if no flag was given (`https://` endpoints then use the system's roots).
     ///
     /// # Errors
-    /// When a file cannot be used.
+    /// When a file is unusable.
     pub fn load(&self) -> Result<Option<ClientTls>, TlsError> {
         self.settings()?.map(ClientTls::load).transpose()
     }
@@ -191,7 +191,7 @@ impl ClientTlsSettings {
     }
 }
 
-/// TLS of a client; looks at its files at every connect. Clones share one state.
+/// A client's TLS, which checks its files at every connect. Clones share one state.
 #[derive(Debug, Clone)]
 pub struct ClientTls {
     inner: Arc<Inner>,
@@ -208,7 +208,7 @@ impl ClientTls {
     /// Loads the files.
     ///
     /// # Errors
-    /// When one cannot be used; the error names it.
+    /// When one is unusable; the error names it.
     pub fn load(settings: ClientTlsSettings) -> Result<Self, TlsError> {
         let (digest, config) = settings.build();
         let mut tried = Tried::default();
@@ -217,8 +217,8 @@ impl ClientTls {
         Ok(Self { inner: Arc::new(Inner { settings, current, tried: Mutex::new(tried) }) })
     }
 
-    /// The configuration for the next connect, from the files as they are now. A file that cannot be used leaves
-    /// the last good ones in use. Blocks on the file system.
+    /// The configuration for the next connect, from the files as they are. If a file is unusable, the last good
+    /// configuration stays in use. Blocks on the file system.
     #[must_use]
     pub fn fresh(&self) -> Arc<ClientConfig> {
         let inner = &self.inner;
@@ -236,7 +236,7 @@ impl ClientTls {
     }
 }
 
-/// Accepts any server: for tests only, as etcdctl's flag of the same name.
+/// Accepts any server certificate, for tests only, like etcdctl's flag of the same name.
 #[derive(Debug)]
 struct AnyServer(Arc<CryptoProvider>);
 

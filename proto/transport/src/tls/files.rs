@@ -1,4 +1,4 @@
-//! Reading certificates, keys and CAs, and noticing that they changed.
+//! Reads certificates, keys and CAs, and detects that they changed.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{TlsError, crypto_provider};
 
-/// A file and the flag that named it.
+/// A file with the flag that names it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Named<'a> {
     pub flag: &'static str,
@@ -19,7 +19,7 @@ pub(super) struct Named<'a> {
 }
 
 impl Named<'_> {
-    /// The content; also taken into `digest`, which so covers all files of a configuration.
+    /// Reads the file and adds it to `digest`, which covers all files of a configuration.
     pub fn read(self, digest: &mut Xxh3) -> Result<Vec<u8>, TlsError> {
         let read = std::fs::read(self.path);
         let content =
@@ -48,7 +48,7 @@ impl Named<'_> {
     }
 }
 
-/// A certificate chain with its key, checked to belong together.
+/// A certificate chain with its key, after a check that they match.
 pub(super) fn certified_key(
     certificate: Named<'_>,
     key: Named<'_>,
@@ -71,7 +71,7 @@ pub(super) fn certified_key(
     }
 }
 
-/// The roots that the system trusts, read once: `SSL_CERT_FILE`, or the bundle of the distribution.
+/// The system's trusted roots, read once: `SSL_CERT_FILE`, or the distribution's bundle.
 pub(super) fn system_roots() -> Arc<RootCertStore> {
     static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
     ROOTS.get_or_init(|| Arc::new(read_system_roots())).clone()
@@ -88,14 +88,14 @@ fn read_system_roots() -> RootCertStore {
     let chosen = std::env::var("SSL_CERT_FILE").ok();
     let found = chosen.iter().map(String::as_str).chain(BUNDLES).find_map(|path| std::fs::read(path).ok());
     let mut roots = RootCertStore::empty();
-    // A bundle may hold roots that rustls cannot read; the others count.
+    // A bundle may contain roots that rustls cannot read; the others are used.
     roots.add_parsable_certificates(
         CertificateDer::pem_slice_iter(&found.unwrap_or_default()).filter_map(Result::ok),
     );
     roots
 }
 
-/// Whether the content differs from what was last tried, and remembers it.
+/// Remembers the content that was last tried, and tells whether new content differs.
 #[derive(Debug, Default)]
 pub(super) struct Tried(Option<u64>);
 

@@ -1,4 +1,4 @@
-//! Who the client is, and whether that one may connect.
+//! Identifies clients by their certificates, and decides which of them may connect.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-/// What a verified client certificate says.
+/// The identity in a verified client certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientIdentity {
-    /// The common name, empty if the certificate has none; etcd takes it as the user.
+    /// The common name, which etcd uses as the user; empty if there is none.
     pub common_name: String,
-    /// The other names: host names, addresses and URIs.
+    /// The subject alternative names: host names, addresses and URIs.
     pub names: Vec<String>,
 }
 
 impl ClientIdentity {
-    /// Reads the first certificate of a chain that was verified.
+    /// Reads the first certificate of a verified chain.
     #[must_use]
     pub fn of_chain(chain: &[CertificateDer<'_>]) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(chain.first()?).ok()?;
@@ -34,7 +34,7 @@ impl ClientIdentity {
         Some(Self { common_name: name_of(&parsed), names: names.collect() })
     }
 
-    /// Whether it has one of these names.
+    /// Whether the certificate has any of these names.
     #[must_use]
     pub fn has_any(&self, names: &[String]) -> bool {
         let common = Some(&self.common_name).filter(|name| !name.is_empty());
@@ -56,12 +56,12 @@ fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
 }
 
 fn name_of(parsed: &X509Certificate<'_>) -> String {
-    // Go takes the last common name of a subject that has several.
+    // Go uses the last common name if a subject has several.
     let name = parsed.subject().iter_common_name().last().and_then(|name| name.as_str().ok());
     name.unwrap_or_default().to_owned()
 }
 
-/// Which of the clients that the CA knows may connect; empty: all.
+/// The clients of the CA that may connect; empty lists admit all.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Allowed {
     pub common_names: Vec<String>,
@@ -82,7 +82,7 @@ impl Allowed {
     }
 }
 
-/// Verifies the chain first, then the name.
+/// Verifies the chain, then the name.
 #[derive(Debug)]
 pub(super) struct NamedClients {
     pub chain: Arc<dyn ClientCertVerifier>,

@@ -1,4 +1,4 @@
-//! The server's side: flags, checks, and a configuration that is replaced whole when a file changes.
+//! TLS of servers: flags, checks, and a configuration that is replaced as a whole when a file changes.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,22 +17,22 @@ use super::files::{Named, Tried, certified_key};
 use super::peer::{Allowed, NamedClients};
 use super::{RELOAD_EVERY, TlsError, TlsVersion, crypto_provider};
 
-/// TLS flags of a server, as etcd names them.
+/// TLS flags of a server, named as in etcd.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ServerTlsArgs {
-    /// Server TLS certificate file (PEM); read again when it changes.
+    /// TLS certificate of the server (PEM); reloaded when it changes.
     #[arg(long, value_name = "FILE")]
     pub cert_file: Option<PathBuf>,
     /// Key of --cert-file (PEM).
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
-    /// CA that client certificates must be signed by; given alone it already makes them mandatory, as in etcd.
+    /// CA of the client certificates; as in etcd, this alone makes them mandatory.
     #[arg(long, value_name = "FILE")]
     pub trusted_ca_file: Option<PathBuf>,
-    /// Demand client certificates; needs --trusted-ca-file.
+    /// Require client certificates; needs --trusted-ca-file.
     #[arg(long)]
     pub client_cert_auth: bool,
-    /// Common names that a client certificate may carry, comma-separated.
+    /// Accepted common names of client certificates, comma-separated.
     #[arg(
         long,
         visible_alias = "allowed-cn",
@@ -41,43 +41,41 @@ pub struct ServerTlsArgs {
         conflicts_with = "client_cert_allowed_hostname"
     )]
     pub client_cert_allowed_cn: Vec<String>,
-    /// Host names or addresses of which a client certificate must carry one (SAN), comma-separated.
+    /// Accepted host names or addresses of client certificates (SAN), comma-separated.
     #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub client_cert_allowed_hostname: Vec<String>,
-    /// Lowest TLS version.
+    /// Minimum TLS version.
     #[arg(long, value_enum, value_name = "VERSION", default_value_t = TlsVersion::Tls12)]
     pub tls_min_version: TlsVersion,
-    /// Accept connections without TLS on the same port as well, while certificates are rolled out.
+    /// Also accept connections without TLS on the same port, while certificates are rolled out.
     #[arg(long)]
     pub allow_plaintext: bool,
 }
 
-/// TLS settings of a server; see [`ServerTlsArgs`].
+/// The TLS settings of a server; see [`ServerTlsArgs`].
 #[derive(Debug, Clone)]
 pub struct ServerTlsSettings {
-    /// Certificate chain, the server's own first.
+    /// The certificate chain, the server's own certificate first.
     pub cert_file: PathBuf,
-    /// Its key.
     pub key_file: PathBuf,
-    /// CA of client certificates, which are mandatory if it is given.
+    /// The CA of client certificates, which are then mandatory.
     pub trusted_ca_file: Option<PathBuf>,
-    /// Whether a client may come without a certificate all the same.
+    /// Whether a client may nevertheless connect without a certificate.
     pub clients_optional: bool,
-    /// Accepted common names; empty: all.
+    /// The accepted common names; empty for all.
     pub allowed_cns: Vec<String>,
-    /// Accepted host names; empty: all.
+    /// The accepted host names; empty for all.
     pub allowed_hostnames: Vec<String>,
-    /// The names of the flags that gave the files, for errors.
+    /// The flags to name in errors.
     pub flags: ServerFlags,
-    /// Lowest TLS version.
     pub min_version: TlsVersion,
-    /// Whether connections without TLS are accepted too.
+    /// Whether connections without TLS are accepted as well.
     pub allow_plaintext: bool,
-    /// How often the files are looked at.
+    /// The reload interval.
     pub reload_every: Duration,
 }
 
-/// The names of the flags that settings came from.
+/// The flags that settings came from.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "one name for each file of the settings")]
 pub struct ServerFlags {
@@ -96,7 +94,7 @@ impl ServerTlsArgs {
     /// The settings, or `None` if no flag asks for TLS.
     ///
     /// # Errors
-    /// When a flag misses its partner.
+    /// When a flag lacks its partner.
     pub fn settings(&self) -> Result<Option<ServerTlsSettings>, TlsError> {
         let flags = |text: &str| Err(TlsError::Flags(text.to_owned()));
         let names = !self.client_cert_allowed_cn.is_empty() || !self.client_cert_allowed_hostname.is_empty();
@@ -131,17 +129,16 @@ impl ServerTlsArgs {
         }))
     }
 
-    /// Loads the files that the flags name; `None` if no flag asks for TLS.
+    /// Loads the files; `None` if no flag asks for TLS.
     ///
     /// # Errors
-    /// When a flag misses its partner or a file cannot be used.
+    /// When a flag lacks its partner or a file is unusable.
     pub fn load(&self) -> Result<Option<ServerTls>, TlsError> {
         self.settings()?.map(ServerTls::load).transpose()
     }
 }
 
 impl ServerTlsSettings {
-    /// TLS without client certificates.
     #[must_use]
     pub fn new(cert_file: impl Into<PathBuf>, key_file: impl Into<PathBuf>) -> Self {
         Self {
@@ -158,7 +155,7 @@ impl ServerTlsSettings {
         }
     }
 
-    /// Reads the files and builds the configuration; also the digest of what was read.
+    /// Reads the files and builds the configuration; also returns the digest of the files.
     fn build(&self) -> (u64, Result<ServerConfig, TlsError>) {
         let mut digest = Xxh3::new();
         let config = self.read(&mut digest);
@@ -206,7 +203,7 @@ impl ServerTlsSettings {
     }
 }
 
-/// TLS of a server; follows its files. Clones share one state.
+/// A server's TLS, which follows its files. Clones share one state.
 #[derive(Debug, Clone)]
 pub struct ServerTls {
     inner: Arc<Inner>,
@@ -215,8 +212,8 @@ pub struct ServerTls {
 #[derive(Debug)]
 struct Inner {
     settings: ServerTlsSettings,
-    /// Replaced whole: with it go the sessions that clients could resume, so that a client whose CA was taken away
-    /// has to show a certificate again.
+    /// Replaced as a whole, with the sessions that clients could resume, so that a client whose CA was removed must
+    /// show a certificate again.
     current: ArcSwap<ServerConfig>,
     tried: Mutex<Tried>,
     followed: AtomicBool,
@@ -226,7 +223,7 @@ impl ServerTls {
     /// Loads the files.
     ///
     /// # Errors
-    /// When one cannot be used; the error names it.
+    /// When one is unusable; the error names it.
     pub fn load(settings: ServerTlsSettings) -> Result<Self, TlsError> {
         let (digest, config) = settings.build();
         let mut tried = Tried::default();
@@ -236,24 +233,22 @@ impl ServerTls {
         Ok(Self { inner: Arc::new(Inner { settings, current, tried: Mutex::new(tried), followed }) })
     }
 
-    /// The configuration for the next handshake.
     #[must_use]
     pub fn current(&self) -> Arc<ServerConfig> {
         self.inner.current.load_full()
     }
 
-    /// The settings that it was loaded with.
     #[must_use]
     pub fn settings(&self) -> &ServerTlsSettings {
         &self.inner.settings
     }
 
-    /// Reads the files again; whether new handshakes now use something new. Blocks on the file system.
+    /// Reads the files again; returns whether new handshakes use new content. Blocks on the file system.
     pub fn reload(&self) -> bool {
         self.inner.reload()
     }
 
-    /// Starts to follow the files in the current tokio runtime, once; ends when the last clone is dropped.
+    /// Starts to follow the files in the current tokio runtime, once. Ends when the last clone is dropped.
     pub fn follow(&self) {
         if !self.inner.followed.swap(true, Ordering::Relaxed) {
             let every = self.inner.settings.reload_every;
@@ -287,7 +282,7 @@ async fn follow(inner: Weak<Inner>, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
         let Some(inner) = inner.upgrade() else { return };
-        // A file system that hangs must not take a worker of the runtime with it.
+        // A file system that hangs must not block a thread of the runtime.
         if tokio::task::spawn_blocking(move || inner.reload()).await.is_err() {
             tracing::error!("reading the TLS files panicked; they are not followed any more");
             return;

@@ -1,4 +1,4 @@
-//! The body of an answer: one message behind its prefix and the trailers of success, or whatever tonic answers.
+//! The body of an answer: a prefix, a message and the trailers of success, or the body that tonic made.
 
 use std::io::IoSlice;
 use std::pin::Pin;
@@ -15,11 +15,11 @@ use super::message::PREFIX_BYTES;
 use crate::server::Open;
 use crate::unread::{LongRead, Unread, UnreadBody};
 
-/// A piece of an answer: the bytes before a message and the pieces of the message, without a copy that joins them.
+/// A part of an answer: the gRPC prefix and the pieces of the message, without joining them.
 #[derive(Debug)]
 pub struct Piece {
     prefix: [u8; PREFIX_BYTES],
-    /// Bytes of the prefix that are gone.
+    /// The number of prefix bytes already consumed.
     taken: u8,
     bytes: Rope,
 }
@@ -71,7 +71,7 @@ impl Buf for Piece {
 #[derive(Debug)]
 pub struct AnswerBody {
     next: Next,
-    /// The stream of its connection is open for as long as there is this.
+    /// Keeps its stream counted as open.
     _open: Option<Open>,
 }
 
@@ -81,15 +81,15 @@ enum Next {
     Trailers,
     End,
     Tonic(tonic::body::Body),
-    /// What its client takes piece by piece.
+    /// A long body that the client takes piece by piece.
     Long(UnreadBody),
 }
 
 impl AnswerBody {
-    /// One message, and that all is well.
+    /// A message, followed by the status OK.
     ///
     /// # Errors
-    /// When no prefix can tell its length; the text is tonic's.
+    /// When it is too long for a prefix; the text is tonic's.
     pub fn message(message: Message, unread: &Unread) -> Result<Self, Status> {
         match message {
             Message::Whole(rope) if rope.len() <= FRAME_BYTES => {
@@ -99,13 +99,13 @@ impl AnswerBody {
         }
     }
 
-    /// No body: the status is among the headers.
+    /// No body: the headers have the status.
     #[must_use]
     pub fn none() -> Self {
         Self::of(Next::End)
     }
 
-    /// What tonic answers.
+    /// Wraps an answer of tonic's.
     #[must_use]
     pub fn tonic(response: Response<tonic::body::Body>, unread: &Unread) -> Response<Self> {
         let long = response.extensions().get::<LongRead>().is_some();
@@ -116,7 +116,7 @@ impl AnswerBody {
         Self { next, _open: None }
     }
 
-    /// The same as the answer of this stream.
+    /// Marks this as the answer of an open stream.
     pub(crate) fn open(self, open: Open) -> Self {
         Self { _open: Some(open), ..self }
     }

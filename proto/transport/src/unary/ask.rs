@@ -1,8 +1,8 @@
-//! Unary calls to a store without tonic's codec, which copies an answer twice: once to join its frames, and once more as it
-//! makes room for a message that is all there. Here it stays the pieces that were read from the socket.
+//! Calls unary methods of a store without tonic's codec, which copies an answer twice: to join its frames, and to
+//! make room for the complete message. Here the answer stays in the pieces that were read.
 //!
-//! An answer is given when it is whole and its status is known: then a read that fails half way may be sent again (R11), and a
-//! client that reads slowly holds nothing of the connection, which all clients share.
+//! An answer is returned only when it is complete and its status is known. So a read that fails in the middle can
+//! be resent (R11), and a client that reads slowly blocks nothing on the connection, which all clients share.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -21,10 +21,10 @@ use super::GRPC;
 use super::message::{MessageError, PREFIX_BYTES};
 use super::pieces::PieceReader;
 
-/// Sends a request to the method of this path, and gives its answer.
+/// Sends a request to the method at this path and returns its answer.
 ///
 /// # Errors
-/// The peer's, or what happened to the connection, which has a source.
+/// The peer's status, or a status with a source if the connection failed.
 pub async fn ask<C>(
     mut channel: C,
     path: &'static str,
@@ -40,7 +40,7 @@ where
     let (head, mut body) = answer.into_parts();
     match Status::from_header_map(&head.headers) {
         None => {}
-        // An end without a beginning.
+        // The status OK came without a message.
         Some(status) if status.code() == Code::Ok => return Err(MessageError::NoAnswer.into()),
         Some(status) => return Err(status),
     }
@@ -78,7 +78,7 @@ fn on_wire(path: &'static str, request: tonic::Request<Bytes>) -> Result<Request
     Ok(request)
 }
 
-/// What an answer without a status means, as gRPC has it: a proxy's error, or one that was cut off.
+/// The status for an answer without one, by gRPC's mapping: an error of a proxy, or an answer that was cut off.
 fn without_status(status: StatusCode) -> Status {
     let code = match status {
         StatusCode::BAD_REQUEST => Code::Internal,

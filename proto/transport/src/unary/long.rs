@@ -1,5 +1,5 @@
-//! Messages that are too long for one frame: they go to HTTP/2 piece by piece, as their client makes room, and may be made
-//! only then.
+//! Messages that exceed one frame. HTTP/2 gets them piece by piece as the client makes room, and they may be
+//! generated as they are taken.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use kindred_wire::rope::Rope;
@@ -7,26 +7,25 @@ use tonic::Status;
 
 use super::message::PREFIX_BYTES;
 
-/// Messages up to here are given to HTTP/2 at once.
+/// Messages up to this length go to HTTP/2 at once.
 pub const FRAME_BYTES: usize = 256 << 10;
 
-/// A message that is made while it is taken.
+/// A message that is generated while it is taken.
 pub trait Making: Send {
-    /// Bytes that are still to come.
+    /// The number of bytes still to come.
     fn left(&self) -> usize;
 
-    /// Bytes of memory that it holds for them.
+    /// The memory that it holds for them, in bytes.
     fn held(&self) -> usize;
 
-    /// The next bytes, about as many as these and at least one while there are any left; none at the end.
+    /// The next bytes: about this many, at least one if any are left, and none at the end.
     fn make(&mut self, about: usize) -> Bytes;
 }
 
-/// An answer's message.
+/// The message of an answer.
 pub enum Message {
-    /// It is there.
     Whole(Rope),
-    /// It is made as it is taken.
+    /// A message that is generated as it is taken.
     Made(Box<dyn Making>),
 }
 
@@ -43,7 +42,6 @@ impl From<Bytes> for Message {
 }
 
 impl Message {
-    /// How many bytes it has.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -52,13 +50,12 @@ impl Message {
         }
     }
 
-    /// Whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of it in one piece.
+    /// The complete message in one piece.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         match self {
@@ -83,10 +80,10 @@ impl std::fmt::Debug for Message {
     }
 }
 
-/// The bytes before a message.
+/// The gRPC prefix of a message.
 ///
 /// # Errors
-/// When no prefix can tell its length; the text is tonic's.
+/// When the length does not fit the prefix; the text is tonic's.
 pub(super) fn prefix(length: usize) -> Result<[u8; PREFIX_BYTES], Status> {
     let Ok(length) = u32::try_from(length) else {
         return Err(Status::resource_exhausted(format!(
@@ -97,7 +94,7 @@ pub(super) fn prefix(length: usize) -> Result<[u8; PREFIX_BYTES], Status> {
     Ok([0, a, b, c, d])
 }
 
-/// What is still to come of a message and its prefix.
+/// The remaining part of a message and its prefix.
 #[derive(Debug)]
 pub(crate) struct LongMessage {
     prefix: Option<[u8; PREFIX_BYTES]>,
@@ -105,15 +102,15 @@ pub(crate) struct LongMessage {
 }
 
 impl LongMessage {
-    /// All of it.
+    /// The whole message.
     ///
     /// # Errors
-    /// When it is too long for any prefix.
+    /// When it is too long for a prefix.
     pub fn of(message: Message) -> Result<Self, Status> {
         Ok(Self { prefix: Some(prefix(message.len())?), message })
     }
 
-    /// Bytes of memory that it holds.
+    /// The memory that it holds, in bytes.
     pub fn held(&self) -> usize {
         match &self.message {
             Message::Whole(rope) => rope.len(),
@@ -121,7 +118,7 @@ impl LongMessage {
         }
     }
 
-    /// The next bytes; none at the end.
+    /// The next bytes; `None` at the end.
     pub fn next_piece(&mut self) -> Option<Bytes> {
         let prefix = self.prefix.take();
         let piece = match &mut self.message {

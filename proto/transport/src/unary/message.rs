@@ -1,17 +1,17 @@
-//! The one message of a unary request, out of DATA frames that are cut anywhere.
+//! Extracts the single message of a unary request from DATA frames, which may split it anywhere.
 //!
-//! What is refused, and in which words, is as tonic does it; a message that is too long is refused as grpc-go does it.
+//! The errors and their texts are tonic's; a message that is too long fails as in grpc-go.
 
 use bytes::{Buf, Bytes, BytesMut};
 use tonic::Status;
 
-/// Bytes before each message: whether it is compressed, and its length.
+/// The length of a gRPC prefix: the compressed flag and the message's length.
 pub const PREFIX_BYTES: usize = 5;
 
-/// Why the body of a request is not a message.
+/// Why a body does not contain a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// The compressed flag is set, and no encoding was agreed on.
+    /// The compressed flag is set, but no encoding was agreed on.
     #[error("protocol error: received message with compressed-flag but no grpc-encoding was specified")]
     Compressed,
     /// The compressed flag is neither 0 nor 1.
@@ -19,15 +19,15 @@ pub enum MessageError {
         "protocol error: received message with invalid compression flag: {0} (valid flags are 0 and 1), while sending request"
     )]
     Flag(u8),
-    /// The message is longer than is taken. The text is grpc-go's.
+    /// The message exceeds the limit. The text is grpc-go's.
     #[error("grpc: received message larger than max ({found} vs. {limit})")]
     TooLong {
-        /// Its length.
+        /// The message's length.
         found: usize,
-        /// The most that is taken.
+        /// The limit.
         limit: usize,
     },
-    /// The body ends within a message, or within the bytes before one.
+    /// The body ends within a message or a prefix.
     #[error("Unexpected EOF decoding stream.")]
     Truncated,
     /// The body has no message.
@@ -36,7 +36,7 @@ pub enum MessageError {
     /// The body of an answer has no message.
     #[error("Missing response message.")]
     NoAnswer,
-    /// The body of an answer goes on behind its message.
+    /// The body of an answer continues after its message.
     #[error("protocol error: more than one message in the answer to a unary call")]
     Surplus,
 }
@@ -50,29 +50,29 @@ impl From<MessageError> for Status {
     }
 }
 
-/// Takes frames and gives the message. Further messages are read over, as tonic does: only what is wrong with them counts.
+/// Accepts frames and returns the first message. Like tonic, it skips further messages but reports their errors.
 #[derive(Debug)]
 pub struct MessageReader {
     limit: usize,
     message: Option<Bytes>,
-    /// Of a message that has begun: the length, when its prefix is read.
+    /// The length of the message that has begun, once its prefix is complete.
     length: Option<usize>,
     rest: BytesMut,
 }
 
 impl MessageReader {
-    /// For a message of at most `limit` bytes.
+    /// A reader for messages up to `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self { limit, message: None, length: None, rest: BytesMut::new() }
     }
 
-    /// The next frame.
+    /// Adds the next frame.
     ///
     /// # Errors
-    /// What is wrong with the bytes so far.
+    /// When the bytes so far are invalid.
     pub fn push(&mut self, frame: Bytes) -> Result<(), MessageError> {
-        // The whole message in one frame, as nearly always: nothing is copied.
+        // Nearly always one frame has the whole message; then nothing is copied.
         if self.message.is_none()
             && self.rest.is_empty()
             && self.length.is_none()
@@ -95,7 +95,7 @@ impl MessageReader {
                 }
             };
             if self.rest.len() < length {
-                // Within the limit, and the client has begun to send it.
+                // Safe to reserve: the length is within the limit, and the client has begun to send.
                 self.rest.reserve(length - self.rest.len());
                 return Ok(());
             }
@@ -122,12 +122,12 @@ impl MessageReader {
     /// The message, at the end of the body.
     ///
     /// # Errors
-    /// When there is none, or a part of one more.
+    /// When there is none, or another one is incomplete.
     pub fn finish(self) -> Result<Bytes, MessageError> {
         if !self.rest.is_empty() {
             return Err(MessageError::Truncated);
         }
-        // As for tonic, a prefix and nothing behind it is no message rather than a part of one.
+        // Like tonic, a prefix with nothing after it counts as no message, not as a truncated one.
         self.message.ok_or(MessageError::Missing)
     }
 }

@@ -1,26 +1,26 @@
-//! The one message of an answer, out of DATA frames that are cut anywhere: the pieces that came, none of them copied.
+//! Extracts the single message of an answer from DATA frames as a rope of uncopied pieces.
 
 use bytes::{Buf as _, Bytes};
 use kindred_wire::rope::Rope;
 
 use super::message::{MessageError, PREFIX_BYTES};
 
-/// Takes frames and gives the message.
+/// Accepts frames and returns the message.
 #[derive(Debug, Default)]
 pub struct PieceReader {
     prefix: [u8; PREFIX_BYTES],
-    /// Bytes of the prefix that came.
+    /// The number of prefix bytes that have arrived.
     begun: usize,
-    /// Of the message, what is still to come, when its prefix came.
+    /// The number of message bytes still to come, once the prefix is complete.
     left: usize,
     message: Rope,
 }
 
 impl PieceReader {
-    /// The next frame.
+    /// Adds the next frame.
     ///
     /// # Errors
-    /// What is wrong with the bytes so far.
+    /// When the bytes so far are invalid.
     pub fn push(&mut self, mut frame: Bytes) -> Result<(), MessageError> {
         if self.begun < PREFIX_BYTES {
             let taken = frame.len().min(PREFIX_BYTES - self.begun);
@@ -44,7 +44,7 @@ impl PieceReader {
     /// The message, at the end of the body.
     ///
     /// # Errors
-    /// When there is none, or a part of one.
+    /// When there is none, or it is incomplete.
     pub fn finish(self) -> Result<Rope, MessageError> {
         match (self.begun, self.left) {
             (0, _) => Err(MessageError::NoAnswer),
@@ -87,13 +87,13 @@ mod tests {
             prop_assert_eq!(read_all.len(), message.len());
             let mut taken = Vec::new();
             while read_all.has_remaining() {
-                // Not copied: a piece is a part of a frame.
+                // Each piece is a part of a frame, not a copy.
                 prop_assert!(inside(read_all.chunk()));
                 taken.extend_from_slice(read_all.chunk());
                 read_all.advance(read_all.chunk().len());
             }
             prop_assert_eq!(&taken, &message);
-            // One byte too few, and one too many.
+            // One byte too few, then one too many.
             let part = whole.slice(..whole.len() - 1);
             prop_assert_eq!(read([part]).unwrap_err(), MessageError::Truncated);
             let more = frames.into_iter().chain([Bytes::from_static(b"x")]);

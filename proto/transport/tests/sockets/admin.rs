@@ -1,4 +1,4 @@
-//! The admin server in HTTP/1.1.
+//! The admin server over HTTP/1.1.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,7 +73,7 @@ async fn probes_version_metrics_and_own_routes() {
     assert_eq!(drain.finish().await, Drained::Cleanly);
 }
 
-/// Over real sockets: TLS with certificates and tokens, and what a page could send.
+/// Over real sockets: TLS with certificates and tokens, and requests that a page could send.
 #[tokio::test]
 async fn f32_an_admin_port_asks_who_it_is() {
     let directory = tempfile::tempdir().unwrap();
@@ -134,7 +134,7 @@ async fn f32_an_admin_port_asks_who_it_is() {
     drain.finish().await;
 }
 
-/// Half a request is not waited for, in either version of HTTP.
+/// An incomplete request ends its connection, in both versions of HTTP.
 #[tokio::test(start_paused = true)]
 async fn f37_half_a_request_to_an_admin_port_is_closed() {
     let listener = Listener::bind(&ListenAddr::any_local_port(), ListenOptions::default()).await.unwrap();
@@ -153,7 +153,7 @@ async fn f37_half_a_request_to_an_admin_port_is_closed() {
         let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
         stream.write_all(sent).await.unwrap();
         let mut answer = Vec::new();
-        // An error is an end as well.
+        // An error also ends the connection.
         let read = tokio::time::timeout(Duration::from_secs(300), stream.read_to_end(&mut answer)).await;
         assert!(read.is_ok(), "{sent:?} is waited for");
     }

@@ -1,4 +1,4 @@
-//! Channels: lost servers, dead peers, many small messages.
+//! Channels: lost servers, dead peers and many small messages.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::atomic::Ordering;
@@ -82,11 +82,11 @@ async fn names_and_unix_sockets() {
     assert!(taken.to_string().contains("another process"), "{taken}");
     server.stop().await;
     assert!(!path.exists());
-    // A process that was killed leaves its file.
+    // A killed process leaves its socket file.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let server = Server::start(&address, ListenOptions::default()).await;
     who(&channel(&server.endpoint, None)).await.unwrap();
-    // Certificates are not asked for where they would be by TCP.
+    // The Unix socket does not ask for certificates, unlike TCP.
     let mode = std::fs::symlink_metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "{mode:o}");
 
@@ -109,7 +109,7 @@ async fn a_file_that_is_no_socket_stays() {
     let error = refused(&path).await;
     assert!(error.contains(&format!("unix://{}", path.display())) && error.contains("no socket"), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-    // Nor does a link to a socket, dead or not, or what is at its other end.
+    // A link to a socket stays as well, whether that socket is dead or not.
     let (dead, link) = (directory.path().join("dead"), directory.path().join("link"));
     drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
     std::os::unix::fs::symlink(&dead, &link).unwrap();
@@ -127,7 +127,7 @@ async fn a_unix_socket_goes_before_tcp_while_somebody_listens_there() {
     let path = directory.path().join("kindred.sock");
     let tcp = Server::start_tls(by_tcp.clone()).await;
     let connector = Connector::with_tls(Some(ClientTls::load(tls.client_settings()).unwrap()));
-    // Never with TLS, whatever others have.
+    // The Unix socket never uses TLS, even if the other endpoint does.
     let endpoints = [tcp.endpoint.clone(), Endpoint::unix(&path)];
     let channel = connector.channel_any(&endpoints).unwrap();
     assert_eq!(who(&channel).await.unwrap(), auto_tls::CLIENT_NAME, "no such file on this machine");
@@ -167,7 +167,8 @@ async fn many_streams(server: &Server) {
             let (send, receive) = tokio::sync::mpsc::channel(1);
             let requests = tokio_stream::wrappers::ReceiverStream::new(receive);
             let mut answers = client.watch(requests).await.unwrap().into_inner();
-            // Sizes on both sides of h2's threshold, and one question at a time: any lost wake-up stops it for good.
+            // Sizes on both sides of h2's threshold, one request at a time: a lost wake-up would block the test for
+            // good.
             for round in 0..30u32 {
                 let message = Bytes::from(vec![round as u8; (stream * 37 + round * 211) as usize % 5000]);
                 send.send(message.clone()).await.unwrap();

@@ -1,4 +1,4 @@
-//! The crate over real sockets.
+//! Tests of this crate over real sockets.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

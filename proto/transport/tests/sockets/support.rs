@@ -1,4 +1,4 @@
-//! A small gRPC server and a proxy that can go silent.
+//! A small gRPC server, and a proxy that can fall silent.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -22,10 +22,10 @@ use tonic::service::Routes;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-/// Answers who the client is; a linearizable call never answers.
+/// Answers with the client's name. A linearizable call gets no answer.
 #[derive(Clone, Default)]
 struct Service {
-    /// How many of those there were.
+    /// The number of calls without an answer.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -46,7 +46,7 @@ impl Cluster for Service {
     }
 }
 
-/// Sends every message back five times.
+/// Echoes every message five times.
 #[tonic::async_trait]
 impl Watch for Service {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
@@ -73,7 +73,7 @@ impl Watch for Service {
 pub struct Server {
     pub endpoint: Endpoint,
     pub drain: Drain,
-    /// Calls that are never answered.
+    /// The number of calls that are never answered.
     pub waiting: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -107,7 +107,7 @@ pub fn channel(endpoint: &Endpoint, tls: Option<ClientTls>) -> Channel {
     Connector::with_tls(tls).channel(endpoint).unwrap()
 }
 
-/// One call, with a limit that only a hang reaches.
+/// Makes one call, with a timeout that only a hang reaches.
 pub async fn who(channel: &Channel) -> Result<String, Status> {
     ask(channel, false).await
 }
@@ -119,7 +119,7 @@ pub async fn ask(channel: &Channel, never_answers: bool) -> Result<String, Statu
     Ok(answer.into_inner().members.remove(0).name)
 }
 
-/// Repeats until the condition holds.
+/// Waits until the condition holds.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, condition: impl Fn() -> F) {
     let until = tokio::time::Instant::now() + Duration::from_secs(60);
     while !condition().await {
@@ -128,7 +128,7 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, condition: impl Fn
     }
 }
 
-/// Forwards connections; those that are open when `silence` is cancelled stay open and carry nothing any more.
+/// Forwards connections. When `silence` is cancelled, the open ones stay open but carry nothing.
 pub async fn proxy(to: SocketAddr) -> (SocketAddr, CancellationToken) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

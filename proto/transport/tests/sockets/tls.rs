@@ -1,4 +1,4 @@
-//! Who may connect, and certificates that change while the server runs.
+//! Client authentication, and certificates that change while the server runs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -48,7 +48,7 @@ async fn only_clients_of_the_ca_are_served() {
     assert_eq!(error.code(), Code::Unavailable);
     let careless = ClientTlsSettings { insecure_skip_verify: true, ..wrong_server };
     who(&channel(&server.endpoint, client(careless))).await.unwrap();
-    // A client without TLS, and one whom the CA vouches for but who expects another server name.
+    // A client without TLS is refused.
     let plain = server.endpoint.clone().with_scheme(kindred_transport::address::Scheme::Plain);
     who(&channel(&plain, None)).await.unwrap_err();
 }
@@ -63,7 +63,7 @@ async fn names_of_clients_are_checked() {
         ..ours.server_settings()
     };
     let named = ours.client_settings();
-    // The server's certificate is good for a client too, and carries host names.
+    // The server's certificate is valid for a client, too, and has host names.
     let hosted = ClientTlsSettings {
         identity: Some((ours.server_cert.clone(), ours.server_key.clone())),
         ..named.clone()
@@ -90,7 +90,7 @@ async fn rotated_files_are_used_without_restart() {
     let server = serve(settings).await;
     let open = channel(&server.endpoint, client(old.client_settings()));
     who(&open).await.unwrap();
-    // The client's own files are replaced too; it was loaded with the old ones.
+    // The client's own files are replaced as well; it was loaded with the old ones.
     let rotated = client(old.client_settings());
     let fresh = client(new.client_settings());
     assert_eq!(who(&channel(&server.endpoint, fresh.clone())).await.unwrap_err().code(), Code::Unavailable);
@@ -100,7 +100,7 @@ async fn rotated_files_are_used_without_restart() {
         (&new.server_cert, &old.server_cert),
     ];
     let kept = client({
-        // A copy of the old identity, to see that it is refused now.
+        // A copy of the old identity, which must be refused.
         let copy = directory.path().join("copy");
         std::fs::create_dir(&copy).unwrap();
         let copied = |from: &Path| {
@@ -127,7 +127,7 @@ async fn rotated_files_are_used_without_restart() {
     std::fs::copy(&new.client_key, &old.client_key).unwrap();
     who(&channel(&server.endpoint, rotated)).await.unwrap();
 
-    // Files that cannot be used change nothing.
+    // Unusable files change nothing.
     std::fs::write(&old.server_cert, "no certificate").unwrap();
     std::fs::write(&old.client_key, "no key").unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -158,7 +158,7 @@ async fn a_stuck_handshake_delays_nobody() {
     let quick = channel(&server.endpoint, client(ours.client_settings()));
     who(&quick).await.unwrap();
 
-    // With every place taken, the time limit makes room.
+    // If every place is taken, the time limit frees places.
     let options = ListenOptions {
         handshakes_max: 2,
         handshake_timeout: Duration::from_secs(1),
@@ -225,7 +225,7 @@ async fn an_admin_port_has_the_clients_tls_when_its_address_says_so() {
     assert!(refused.unwrap_err().to_string().contains("--cert-file"));
 }
 
-/// Whether the peer closes within a time that only a connection which is kept exceeds.
+/// Whether the peer closes within a time that only a kept connection exceeds.
 async fn is_closed(stream: &mut TcpStream) -> bool {
     use tokio::io::AsyncReadExt as _;
     let mut byte = [0; 64];
@@ -238,14 +238,15 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// More silent sockets than there are places, and more of them all the time: clients are served, from the same address too.
+/// More silent sockets than places, with more of them all the time: clients are still served, even from the same
+/// address.
 #[tokio::test]
 async fn f35_silent_handshakes_lock_nobody_out() {
     let directory = tempfile::tempdir().unwrap();
     let ours = certificates(directory.path(), "ours");
     let options = ListenOptions {
         handshakes_max: 16,
-        // Far longer than this test may take.
+        // Far longer than this test takes.
         handshake_timeout: Duration::from_secs(600),
         ..ListenOptions::with_tls(Some(ServerTls::load(ours.server_settings()).unwrap()))
     };
@@ -262,7 +263,7 @@ async fn f35_silent_handshakes_lock_nobody_out() {
     assert!(GivenUp::Displaced.count() >= 64);
 }
 
-/// A connection that says nothing, or half of what HTTP/2 begins with, is closed; one that says it all is kept.
+/// A silent connection, or one with an incomplete HTTP/2 preface, is closed; one with a complete preface stays.
 #[tokio::test]
 async fn f37_half_a_beginning_is_not_waited_for() {
     use tokio::io::AsyncWriteExt as _;
@@ -279,13 +280,14 @@ async fn f37_half_a_beginning_is_not_waited_for() {
     who(&open).await.unwrap();
 }
 
-/// A minute is nothing to a watch, and enough of a connection that carries none and whose client does not answer.
+/// A quiet watch survives, while an idle connection whose client does not answer is closed after more than a
+/// minute.
 #[tokio::test(start_paused = true)]
 async fn f37_what_carries_nothing_and_does_not_answer_is_closed() {
     use kindred_proto::raw::watch::watch_client::WatchClient;
     use tokio::io::AsyncWriteExt as _;
     let server = Server::start(&ListenAddr::any_local_port(), ListenOptions::default()).await;
-    // Neither of these clients asks whether the server lives.
+    // Neither client sends keepalive pings.
     let plain =
         || tonic::transport::Channel::from_shared(server.endpoint.to_string()).unwrap().connect_lazy();
     let (watching, idle) = (plain(), plain());
@@ -298,7 +300,7 @@ async fn f37_what_carries_nothing_and_does_not_answer_is_closed() {
     }
     who(&idle).await.unwrap();
     let mut silent = TcpStream::connect(server.endpoint.authority()).await.unwrap();
-    // The preface, and settings of no bytes.
+    // The preface and an empty settings frame.
     silent.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     let began = tokio::time::Instant::now();
     while !is_closed(&mut silent).await {

@@ -1,4 +1,4 @@
-//! The calls that are answered without tonic: the same to the byte as with it.
+//! Calls that are answered without tonic are identical to tonic's.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::support::{channel, eventually};
 
 const LIMIT: usize = 100_000;
 
-/// Answers what the message asks for; also counts the calls that are under way.
+/// Answers what the message asks for, and counts the running calls.
 #[derive(Clone, Default)]
 struct Echo {
     running: Arc<AtomicUsize>,
@@ -126,7 +126,7 @@ async fn start<U: UnaryCalls>(calls: U, tonic: Echo) -> (Endpoint, Drain) {
     (endpoint, drain)
 }
 
-/// A body of these frames, which may end in an error that resets the stream.
+/// A body of these frames.
 struct Frames(std::vec::IntoIter<Bytes>);
 
 impl Body for Frames {
@@ -141,7 +141,7 @@ impl Body for Frames {
     }
 }
 
-/// What a client sees of an answer.
+/// An answer as the client sees it.
 #[derive(Debug, PartialEq)]
 struct Seen {
     status: u16,
@@ -249,7 +249,7 @@ async fn a_client_that_goes_away_ends_its_call() {
         call.abort();
         eventually("the call ended", || async { echo.running.load(Ordering::SeqCst) == 0 }).await;
     }
-    // The connection lives on.
+    // The connection stays usable.
     let answer = KVClient::new(channel).put(Request::new(Bytes::from_static(b"hello"))).await.unwrap();
     assert_eq!(answer.into_inner(), Bytes::from_static(b"hello"));
     drain.kill();
@@ -295,7 +295,7 @@ async fn many_calls_at_once_each_get_their_own_answer() {
     drain.kill();
 }
 
-/// What a store answers, frame by frame; an error resets the stream.
+/// A store's answer, frame by frame; an error resets the stream.
 #[derive(Clone)]
 struct Script {
     status: u16,
@@ -322,7 +322,7 @@ impl Body for Scripted {
     }
 }
 
-/// A server that answers every call by the script, once its message has come.
+/// A server that answers every request with the script after its message has arrived.
 async fn scripted(script: Script) -> Endpoint {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = Endpoint::tcp(listener.local_addr().unwrap());
@@ -427,7 +427,7 @@ async fn a_call_whose_time_is_over_ends() {
     let mut request = Request::new(Bytes::from_static(b"never"));
     request.set_timeout(Duration::from_millis(50));
     let tonics = KVClient::new(channel(&endpoint, None)).put(request).await;
-    // Which of the two it is depends on which side notices first.
+    // The code depends on which side notices first.
     let over = |status: Status| matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled);
     assert!(over(answer.unwrap_err()) && over(tonics.unwrap_err()));
     drain.kill();

@@ -1,4 +1,4 @@
-//! Connections that are served by threads beside the one that accepts.
+//! Connections served by threads other than the accepting one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::support::{channel, who};
 
 const THREADS: usize = 3;
 
-/// Answers which thread it runs on.
+/// Answers with the name of the thread that it runs on.
 struct Where;
 
 #[tonic::async_trait]
@@ -42,7 +42,7 @@ async fn start(address: &ListenAddr, options: ListenOptions) -> (Endpoint, Drain
     (endpoint, drain)
 }
 
-/// How many of these connections each thread serves.
+/// The number of these connections that each thread serves.
 async fn served(endpoint: &Endpoint, tls: Option<ClientTls>, connections: usize) -> BTreeMap<String, usize> {
     let (mut open, mut by_thread) = (Vec::new(), BTreeMap::new());
     for _ in 0..connections {
@@ -84,7 +84,7 @@ async fn a_stop_closes_the_port_and_ends_the_connections() {
     let open = channel(&endpoint, None);
     who(&open).await.unwrap();
     drain.begin();
-    // Told to go elsewhere, the client closes its connection: nothing is left to be killed.
+    // The client closes its connection after GOAWAY, so nothing is left to kill.
     assert_eq!(drain.finish().await, kindred_transport::serve::Drained::Cleanly);
     who(&open).await.unwrap_err();
     let again: ListenAddr = endpoint.to_string().parse().unwrap();

@@ -1,6 +1,6 @@
 use super::{Code, EtcdError, WatchRefusal};
 
-/// Spelled out a second time on purpose: a change of the table must be made twice.
+/// Deliberately repeats the table, so that every change must be made twice.
 fn expected() -> Vec<(EtcdError, u8, &'static str)> {
     vec![
         (EtcdError::EmptyKey, 3, "etcdserver: key is not provided"),

@@ -1,5 +1,5 @@
-//! Changes of the configuration while moves are under way: what contradicts one is refused, with the way out; what is on its
-//! way already does not begin again.
+//! Changes of the configuration while moves are under way. A change that contradicts a move is refused, with the way
+//! out; a transfer that a move already makes is not begun again.
 
 use kindred_partition_config::{
     kind::KindPrefix,
@@ -12,15 +12,14 @@ use super::record::{Goal, MoveRecord, Phase};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {}", way_out(*.phase, *.goal, *.id))]
 pub struct Conflict {
-    /// What the two have to do with each other.
+    /// How the change and the move collide.
     what: String,
-    /// The move.
     id: u64,
     phase: Phase,
     goal: Goal,
 }
 
-/// What ends a move.
+/// What ends a move, for people.
 fn way_out(phase: Phase, goal: Goal, id: u64) -> String {
     match (phase, goal) {
         (Phase::Switched, _) => format!(
@@ -41,7 +40,7 @@ impl Conflict {
         Self { what, id: record.id.0, phase: record.phase, goal: record.goal }
     }
 
-    /// Somebody asks for what a move that is not over is about.
+    /// The conflict of a request for something that an unfinished move is already doing.
     #[must_use]
     pub fn said_already(state: &ClusterState, record: &MoveRecord) -> Self {
         let named = named(state, kind_of(state, record).as_ref());
@@ -54,9 +53,9 @@ impl Conflict {
 /// Which transfers a change begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begins {
-    /// Of the Kinds that it wants elsewhere than the configuration did.
+    /// Those of the Kinds whose placement in the configuration it changes.
     WhatItChanges,
-    /// Whatever the map does not have where it is wanted: somebody asks for just that.
+    /// All that bring the map to the configuration, because the request asks for exactly that.
     WhatIsNotThere,
 }
 
@@ -66,10 +65,10 @@ pub fn kind_of(state: &ClusterState, record: &MoveRecord) -> Option<KindPrefix> 
     record.kind.as_ref().and_then(|kind| state.scheme().kind_prefix(kind.as_bytes()))
 }
 
-/// The change of `before` with the transfers that it begins, beside the moves of these records.
+/// The change of `before`, with the transfers that it begins beside the moves of these records.
 ///
 /// # Errors
-/// When it contradicts a move that is not over.
+/// When it contradicts an unfinished move.
 pub fn beside<'r>(
     before: &ClusterState,
     mut change: Change,
@@ -84,7 +83,7 @@ pub fn beside<'r>(
     let state = &change.state;
     change.transfers.retain(|transfer| {
         let of_change = begins == Begins::WhatIsNotThere || !before.wants_as(state, transfer.kind.as_ref());
-        // What a move of the Kind has still to do is that move's.
+        // The remaining transfers of the Kind belong to its move.
         of_change && !kinds.contains(&transfer.kind)
     });
     for transfer in &change.transfers {
@@ -113,7 +112,7 @@ fn contradicts(before: &ClusterState, after: &ClusterState, record: &MoveRecord)
             let (Some(was), Some(is)) = (before.stores.get(at), after.stores.get(at)) else { continue };
             let (name, id) = (&was.name, record.id.0);
             let removed = was.state != StoreState::Removed && is.state == StoreState::Removed;
-            // One of the same name in its place is how a move ends whose store is lost.
+            // If a store of the same name takes its place, the store was lost, and this is how the move can end.
             if removed && after.store(name).is_none() {
                 let what = format!("store {:?} is an end of move {id}", name.0);
                 return Err(Conflict::new(record, what));
@@ -153,7 +152,7 @@ mod tests {
         ClusterState::bootstrap(&parse_config(config).unwrap()).unwrap()
     }
 
-    /// The pods are on their way from b to c.
+    /// The state in which the pods move from b to c, and the record of that move.
     fn moving() -> (ClusterState, MoveRecord) {
         let change = state().move_kind("pods", &name("c")).unwrap();
         let record = MoveRecord::new(MoveId(7), &change.transfers).unwrap();
@@ -167,7 +166,7 @@ mod tests {
     #[test]
     fn f20_a_change_that_contradicts_a_move_is_refused_with_the_way_out() {
         let (state, record) = moving();
-        // No key moves for it, and a later edit would begin a move.
+        // The change moves no key, but a later edit would begin a move.
         let back = state.move_kind("pods", &name("b")).unwrap();
         assert_eq!(back.transfers, []);
         let why = refused(&state, back.clone(), &record);
@@ -195,16 +194,16 @@ mod tests {
     #[test]
     fn f20_a_store_that_a_move_needs_is_neither_drained_nor_removed() {
         let (state, record) = moving();
-        // It is on its way back to b, which the configs do not say yet.
+        // The move is on its way back to b, which the configs do not say yet.
         let back = MoveRecord { goal: Goal::Back, ..record.clone() };
         let drain_b = state.drain_store(&name("b"), Some(&name("c"))).unwrap();
         let why = refused(&state, drain_b.clone(), &back);
         assert!(why.contains("brings pods to store \"b\"") && why.contains("kindred move abort 7"), "{why}");
-        // A drain of the store that it leaves goes with it: only what else is there begins to move.
+        // A drain of the store that the move leaves is compatible with it; only the other keys begin to move.
         let change = beside(&state, drain_b, [&record], Begins::WhatIsNotThere).unwrap();
         let kinds: Vec<_> = change.by_kind().into_keys().flatten().map(|kind| kind.to_string()).collect();
         assert_eq!(kinds, ["/registry/secrets/"]);
-        // It owns nothing any more, and there is a way back to it.
+        // The store owns nothing, but it is the way back.
         let mut empty = state.clone();
         empty.configs.retain(|config| config.metadata.name == "pods");
         empty.map = state.move_kind("pods", &name("c")).unwrap().desired;
@@ -214,7 +213,7 @@ mod tests {
         let switched = MoveRecord { phase: Phase::Switched, ..record.clone() };
         let why = refused(&empty, change, &switched);
         assert!(why.contains("store \"b\" is an end of move 7"), "{why}");
-        // A lost one is replaced, whatever moves.
+        // A lost store is replaced, whatever moves are under way.
         let (replaced, _) = state.replace_store(&name("c"), Vec::new(), 1).unwrap();
         let change = Change { desired: replaced.map.clone(), state: replaced, transfers: Vec::new() };
         assert!(beside(&state, change, [&record], Begins::WhatItChanges).is_ok());
@@ -226,7 +225,7 @@ mod tests {
         let state = state.with_transfers(&record.legs[0].transfers).unwrap();
         let switched = record.decided(0, Epoch(2));
         assert_eq!(switched.phase, Phase::Switched);
-        // The pods have left b, and may come back; the secrets are there.
+        // The pods have left b and may come back; the secrets are there.
         let drain = state.drain_store(&name("b"), None).unwrap();
         let change = beside(&state, drain, [&switched], Begins::WhatIsNotThere).unwrap();
         let kinds: Vec<_> = change.by_kind().into_keys().flatten().map(|kind| kind.to_string()).collect();
@@ -235,7 +234,7 @@ mod tests {
         let drain = state.drain_store(&name("a"), Some(&name("b"))).unwrap();
         let change = beside(&state, drain.clone(), [&switched], Begins::WhatIsNotThere).unwrap();
         assert_eq!((change.transfers, change.state), (drain.transfers, drain.state));
-        // The pods themselves would have to go on.
+        // The pods themselves would have to move on.
         let why =
             beside(&state, state.drain_store(&name("c"), None).unwrap(), [&switched], Begins::WhatIsNotThere);
         let why = why.unwrap_err().to_string();
@@ -257,7 +256,7 @@ mod tests {
             (change.transfers.len(), change.state.config("pods").unwrap().durability.as_deref()),
             (0, Some("fsync"))
         );
-        // Nor when the map is not where the configs want it, and no move is under way.
+        // The same holds if the map differs from the configs and no move is under way.
         let mut edited = state.config("pods").unwrap().clone();
         edited.durability = Some("none".to_owned());
         let change = state.apply_configs(&[ConfigChange::Update(edited)]).unwrap();

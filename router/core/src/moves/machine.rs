@@ -1,8 +1,8 @@
-//! The coordinator of one move: answers in, steps out. No I/O and no clock: whoever owns the machine polls it after each
-//! answer and every [`TICK`], runs the steps, and answers each once.
+//! The coordinator of one move, as a state machine: it takes answers and returns steps. No I/O and no clock: its owner
+//! polls it after each answer and every [`TICK`], runs the steps, and answers each once.
 //!
-//! What to do next is a function of the record and of what this coordinator has learnt since it took over, so a step that
-//! failed is simply still to be done, and a coordinator that begins in the middle does what it cannot rule out again.
+//! The next steps are a function of the record and of what this coordinator has learnt since it took over. So a step
+//! that failed is simply still to be done, and a coordinator that begins in the middle repeats what it cannot rule out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,30 +20,33 @@ use super::{
 };
 
 mod next;
+mod unit;
 
-/// How often to poll when no answer comes.
+use self::unit::UnitState;
+
+/// How often to poll while no answer comes.
 pub const TICK: Duration = Duration::from_millis(20);
 
-/// What may be chosen.
+/// The settings of a coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// From the first freeze of an attempt to its decision; later it is given up (R15).
+    /// The longest time from the first freeze of an attempt to its decision; after that the attempt is given up (R15).
     pub budget: Duration,
-    /// From an attempt that was given up to the next one; twice as long after each that follows.
+    /// The pause after an attempt that was given up; doubled with each further one in a row.
     pub backoff: Duration,
-    /// It does not grow longer than this.
+    /// The longest pause.
     pub backoff_max: Duration,
-    /// So many attempts in a row may be given up: then the move itself goes back to where it came from.
+    /// After so many attempts in a row were given up, the move itself turns back.
     pub attempts_max: u32,
-    /// An attempt begins only when every unit of it was followed this recently: both of its stores answer.
+    /// An attempt begins only if both stores of every unit answered within this time.
     pub fresh: Duration,
-    /// From a step that failed to its repetition.
+    /// The pause before a failed step is repeated.
     pub retry: Duration,
-    /// Between rounds of following.
+    /// The pause between two rounds of tailing.
     pub follow_every: Duration,
-    /// How far behind a follower may be when an attempt begins.
+    /// The largest lag of a follower at which an attempt may begin.
     pub ready_lag: Duration,
-    /// How long the way back stays open when nobody says otherwise.
+    /// How long the way back stays open if no operator closes it.
     pub reverse_window: Duration,
     /// How many units are copied or compared at a time.
     pub concurrent: usize,
@@ -66,29 +69,29 @@ impl Default for Settings {
     }
 }
 
-/// What an operator may ask for.
+/// A request of an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// Give the move up; what has moved already goes back. Of a move on its way back: it stays at the new store.
+    /// Give the move up; what has moved goes back. For a move on its way back: stay at the new stores.
     Abort,
-    /// Switch back. Of a move that is being aborted: it goes on.
+    /// Switch back. For a move that is being aborted: continue it.
     Reverse,
-    /// Close the way back.
+    /// Close the way back, which ends the move.
     Complete,
 }
 
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Not in this phase.
+    /// The move's phase does not allow it.
     #[error("the move is {phase}: {what_to_do}")]
     Phase {
-        /// How far it is.
+        /// The phase, for people.
         phase: &'static str,
         /// What can be asked for instead.
         what_to_do: &'static str,
     },
-    /// Another request came first.
+    /// Another request is being carried out.
     #[error("another request is being carried out: ask again in a moment")]
     Busy,
     /// The old owner is a stock etcd.
@@ -96,7 +99,7 @@ pub enum Refusal {
         "there is no way back: the keys came from a stock etcd, to which no live move goes; complete the move"
     )]
     OneWay,
-    /// There is nothing to bring back.
+    /// A store of the move was lost, so there is nothing to bring back.
     #[error(
         "there is no way back: a store of the move was lost, and another one is in its place; complete the move"
     )]
@@ -106,50 +109,19 @@ pub enum Refusal {
         "the way back is not usable: store {store} does not follow yet; see the move's status, and ask again"
     )]
     NoWayBack {
-        /// The store that would own it again.
+        /// The store that would be the owner again.
         store: StoreIdx,
     },
 }
 
-/// Whether there is something left to do for this coordinator.
+/// Whether this coordinator has anything left to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// Poll it.
+    /// Poll on.
     Running,
-    /// Another coordinator has taken over.
+    /// Another coordinator has taken the move over.
     Fenced,
-    /// The move is over.
     Over,
-}
-
-/// What this coordinator knows of a unit.
-#[derive(Debug, Clone, Default)]
-struct UnitState {
-    tracked: bool,
-    copied: bool,
-    leased: bool,
-    /// How far the follower is behind; `None` before the first round.
-    lag: Option<Duration>,
-    /// When both stores last answered for it.
-    followed_at: Option<Duration>,
-    follow_at: Duration,
-    verified: bool,
-    /// The final revision, and the owner's incarnation.
-    frozen: Option<(Revision, u64)>,
-    imported: bool,
-    /// The follower's incarnation.
-    sealed: Option<u64>,
-    /// Both stand in these incarnations.
-    confirmed: bool,
-    /// To do: the owner may be frozen by an attempt that was given up.
-    unfreeze: bool,
-    /// To do: after a decision.
-    release: bool,
-    open: bool,
-    dropped: bool,
-    forgotten: bool,
-    /// Not before this, after a failure.
-    retry_at: Duration,
 }
 
 /// The coordinator. `me` must be new with every incarnation of a router: a record that names it was written by this
@@ -160,42 +132,42 @@ pub struct Machine {
     settings: Settings,
     record: MoveRecord,
     version: i64,
-    /// Who had it when this machine began.
+    /// The coordinator in the record when this machine began.
     before: String,
     /// Whether this coordinator has taken the move over.
     holds: bool,
     status: Status,
     units: BTreeMap<UnitAt, UnitState>,
     tickets: u64,
-    /// Calls to stores.
+    /// Calls to stores that are under way.
     calls: BTreeMap<Ticket, (StepName, UnitAt)>,
-    /// The same, by what is called.
+    /// The same calls, by what is called.
     under_way: BTreeSet<(StepName, UnitAt)>,
     /// The one access to meta that is under way.
     meta: Option<(Ticket, StepName)>,
-    /// A decision that is under way, and not waited for any longer.
+    /// A decision under way whose answer is no longer waited for.
     late: Option<Ticket>,
     meta_retry_at: Duration,
     read: bool,
-    /// Of the attempt: when its first freeze was sent.
+    /// When the first freeze of the present attempt was sent.
     frozen_at: Option<Duration>,
     give_up: Option<String>,
     attempt_not_before: Duration,
     redirect: Option<(Goal, Option<String>)>,
     complete: bool,
-    /// Stores that were lost and replaced.
+    /// Stores that were lost and replaced, or removed.
     gone: BTreeSet<StoreIdx>,
-    /// The highest term that a store has seen of the move, where that is one that meta does not know.
+    /// The highest term that a store reported to have seen of the move.
     seen: Term,
-    /// When it was polled or answered last.
+    /// The time of the last poll or answer.
     clock: Duration,
-    /// The version of the request that is being carried out, or was last.
+    /// The mod revision of the last request that was accepted.
     asked: i64,
     switched_at: Option<Duration>,
 }
 
 impl Machine {
-    /// A coordinator that will take over the move with this record, whose version is `version`.
+    /// A coordinator that will take over the move of this record, which has mod revision `version` in meta.
     #[must_use]
     pub fn new(me: String, settings: Settings, record: MoveRecord, version: i64) -> Self {
         let units = record.legs.iter().enumerate().flat_map(|(leg, of_leg)| {
@@ -231,7 +203,7 @@ impl Machine {
         }
     }
 
-    /// Tells which stores were lost and replaced (R14), or removed: nothing is moved to or from them any more.
+    /// Sets the stores that were lost and replaced (R14), or removed; nothing is moved to or from them any more.
     pub fn stores_gone(&mut self, gone: BTreeSet<StoreIdx>) {
         self.gone = gone;
     }
@@ -248,17 +220,17 @@ impl Machine {
         &self.record
     }
 
-    /// How far the furthest follower is behind; `None` while one has not followed yet.
+    /// The largest lag of any follower; `None` while some unit has not been followed.
     #[must_use]
     pub fn lag(&self) -> Option<Duration> {
         self.units.values().map(|unit| unit.lag).try_fold(Duration::ZERO, |most, lag| Some(most.max(lag?)))
     }
 
-    /// Takes an operator's request, to be carried out by the next polls: only when [`MoveRecord::heard`] has come to its
-    /// `version` in meta it is sure to be, whatever becomes of this coordinator.
+    /// Accepts an operator's request, which the next polls carry out. It survives this coordinator only once
+    /// [`MoveRecord::heard`] has reached its `version` in meta.
     ///
     /// # Errors
-    /// When the move is not in a phase for it, or cannot do it.
+    /// When the move's phase does not allow it, or the move cannot do it.
     pub fn request(&mut self, request: Request, version: i64) -> Result<(), Refusal> {
         self.may(request)?;
         self.asked = version;
@@ -304,7 +276,7 @@ impl Machine {
         }
     }
 
-    /// Whether all followers of legs that have been switched follow, and have just said so.
+    /// Checks that the followers of all switched legs follow and have answered recently.
     fn usable_way_back(&self) -> Result<(), Refusal> {
         if self.record.has_no_way_back() {
             return Err(Refusal::OneWay);
@@ -315,8 +287,8 @@ impl Machine {
         }
         for (at, unit) in &self.units {
             let leg = &self.record.legs[at.leg];
-            let is_there = unit.copied && unit.lag.is_some() && self.is_fresh(unit);
-            let is_there = is_there && !unit.release && !unit.open;
+            let is_there = unit.has(StepName::Copy) && unit.lag.is_some() && self.is_fresh(unit);
+            let is_there = is_there && !unit.owes(StepName::Release) && !unit.owes(StepName::Open);
             if leg.epoch.is_some() && switched && !is_there && !leg.lost {
                 return Err(Refusal::NoWayBack { store: leg.follower() });
             }
@@ -324,23 +296,23 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether the follower is close behind, and both stores have just said so.
+    /// Whether the follower's lag is small, and both stores have answered recently.
     fn is_near(&self, unit: &UnitState) -> bool {
         self.is_fresh(unit) && unit.lag.is_some_and(|lag| lag <= self.settings.ready_lag)
     }
 
-    /// Whether both stores have answered for the unit a moment ago.
+    /// Whether both stores have answered for the unit recently.
     fn is_fresh(&self, unit: &UnitState) -> bool {
         unit.followed_at.is_some_and(|at| self.clock <= at + self.settings.fresh)
     }
 
-    /// From the last attempt that was given up to the next one: longer each time.
+    /// The pause after the last attempt that was given up; longer each time.
     fn pause(&self) -> Duration {
         let doubled = self.record.failed.saturating_sub(1).min(16);
         self.settings.backoff.saturating_mul(1 << doubled).min(self.settings.backoff_max)
     }
 
-    /// Takes the answer to a step. Answers to steps of an older term are ignored: they have been asked for again.
+    /// Takes the answer to a step. Answers to steps of an older term are ignored, because these steps are repeated.
     pub fn answer(&mut self, ticket: Ticket, answer: Answer, now: Duration) {
         if self.status != Status::Running {
             return;
@@ -366,7 +338,7 @@ impl Machine {
             Answer::NoRecord => self.status = Status::Over,
             Answer::Refused { reason } => self.give_up = Some(reason),
             _ => {
-                // Whatever was to be written: it may have been, and it may be yet, if only this version is still there.
+                // Whatever was to be written may have been written, or may yet be, so the record must be read.
                 self.read = true;
                 if !matches!(answer, Answer::Conflict) || name == Some(StepName::Read) {
                     self.meta_retry_at = now + self.settings.retry;
@@ -375,8 +347,8 @@ impl Machine {
         }
     }
 
-    /// A decision that was not waited for any longer. When it was made after all, what was to give it up cannot be written
-    /// any more, and is not waited for either.
+    /// Takes the answer to a decision that was no longer waited for. If it was made after all, the swap that was to
+    /// give the attempt up can only fail, so its answer is not waited for either.
     fn of_late(&mut self, answer: Answer, now: Duration) {
         self.late = None;
         if let Answer::Swapped { record, version } = answer
@@ -387,7 +359,7 @@ impl Machine {
         }
     }
 
-    /// Takes the record that is in meta, after a swap of this coordinator or a read.
+    /// Takes over the record that is in meta, after a swap of this coordinator or a read.
     fn adopt(&mut self, record: MoveRecord, version: i64, now: Duration) {
         let mine = record.coordinator == self.me;
         if !mine && (self.holds || record.coordinator != self.before) {
@@ -396,7 +368,7 @@ impl Machine {
         }
         if self.record.phase == record.phase {
             // A decision that was not made is made later than what it was confirmed for.
-            self.units.values_mut().for_each(|unit| unit.confirmed = false);
+            self.units.values_mut().for_each(UnitState::unconfirm);
         }
         let old = std::mem::replace(&mut self.record, record);
         self.version = version;
@@ -412,7 +384,7 @@ impl Machine {
             }
         }
         if old.term != self.record.term {
-            // What is under way has a term that stores may refuse by now: it is asked for again.
+            // Steps under way have a term that stores may refuse by now; they are repeated.
             self.calls.clear();
             self.under_way.clear();
         }
@@ -426,14 +398,7 @@ impl Machine {
             self.give_up = None;
             if self.record.legs[leg].moved == old.legs[leg].moved {
                 self.attempt_not_before = now + self.pause();
-                for unit in self.of_leg(leg) {
-                    // Both stores are to answer before anything is frozen again.
-                    (unit.lag, unit.followed_at) = (None, None);
-                    (unit.frozen, unit.imported, unit.sealed, unit.confirmed) = (None, false, None, false);
-                    // Why the attempt failed is not known: the owner may have restarted.
-                    unit.tracked = false;
-                    unit.unfreeze = true;
-                }
+                self.of_leg(leg).for_each(UnitState::given_up);
             }
         }
         if self.record.goal != old.goal {
@@ -445,30 +410,19 @@ impl Machine {
         }
     }
 
-    /// What a coordinator that begins in the middle cannot rule out.
+    /// Marks what an earlier coordinator may have left to do.
     fn began(&mut self) {
         let attempted = self.record.attempts > 0;
         let decided: Vec<bool> = self.record.legs.iter().map(|leg| leg.epoch.is_some()).collect();
         for (at, unit) in &mut self.units {
-            unit.unfreeze = attempted;
-            unit.release = decided[at.leg];
-            unit.open = decided[at.leg];
-            // Compared before it was switched.
-            unit.verified = decided[at.leg];
+            unit.begun(attempted, decided[at.leg]);
         }
     }
 
-    /// The follower owns the leg, and the owner will follow: it has everything.
+    /// The leg has switched: the new owner is to be opened; the former one, which has everything, becomes the follower.
     fn changed_hands(&mut self, leg: usize) {
         for unit in self.of_leg(leg) {
-            *unit = UnitState {
-                copied: true,
-                leased: true,
-                verified: true,
-                release: true,
-                open: true,
-                ..UnitState::default()
-            };
+            *unit = UnitState::handed_over();
         }
     }
 
@@ -482,34 +436,21 @@ impl Machine {
             Answer::Followed { lag } => {
                 unit.lag = Some(lag);
                 unit.followed_at = Some(now);
-                // All units are followed at the same times, so that one call asks for all of them.
+                // Aligned, so that all units are tailed at the same times, by one call.
                 unit.follow_at = rounded_down(now + self.settings.follow_every, self.settings.follow_every);
             }
-            Answer::Frozen { final_revision, life } => unit.frozen = Some((final_revision, life)),
-            Answer::Sealed { life } => unit.sealed = Some(life),
-            Answer::Done => match name {
-                StepName::Track => unit.tracked = true,
-                StepName::Copy => unit.copied = true,
-                StepName::AttachLeases => unit.leased = true,
-                StepName::Verify => unit.verified = true,
-                StepName::ImportLast => unit.imported = true,
-                StepName::Confirm => unit.confirmed = true,
-                StepName::Release => unit.release = false,
-                StepName::Open => unit.open = false,
-                StepName::Unfreeze => unit.unfreeze = false,
-                StepName::Drop => unit.dropped = true,
-                StepName::Forget => unit.forgotten = true,
-                _ => {}
-            },
+            Answer::Frozen { final_revision, life } => unit.froze(final_revision, life),
+            Answer::Sealed { life } => unit.was_sealed(life),
+            Answer::Done => unit.did(name),
             Answer::Lost { reason } => {
-                (unit.copied, unit.leased, unit.lag, unit.verified) = (false, false, None, false);
+                unit.lost();
                 unit.retry_at = now + self.settings.retry;
                 if matches!(self.record.phase, Phase::Switching { .. }) {
                     self.give_up = Some(reason);
                 }
             }
             Answer::Restarted { reason } => {
-                unit.tracked = false;
+                unit.untrack();
                 unit.retry_at = now + self.settings.retry;
                 if matches!(self.record.phase, Phase::Switching { .. }) {
                     self.give_up = Some(reason);
@@ -527,10 +468,12 @@ impl Machine {
             }
             _ => {
                 if matches!(name, StepName::Tail | StepName::ReverseTail) {
-                    (unit.lag, unit.followed_at) = (None, None);
+                    unit.not_followed();
                 }
                 // An owner that has restarted may know nothing of the track.
-                unit.tracked &= !matches!(name, StepName::Copy | StepName::Tail | StepName::ReverseTail);
+                if matches!(name, StepName::Copy | StepName::Tail | StepName::ReverseTail) {
+                    unit.untrack();
+                }
                 // Within the budget of an attempt there is no time to wait for long.
                 let retry = self.settings.retry;
                 let frozen = matches!(self.record.phase, Phase::Switching { .. });
@@ -555,7 +498,7 @@ impl Machine {
         self.meta_step(name, What::Swap { record: Box::new(record), version })
     }
 
-    /// A call about a unit, unless the same is under way or has just failed.
+    /// Adds a call about a unit, unless the same call is under way or has just failed.
     fn call(&mut self, name: StepName, at: UnitAt, now: Duration, steps: &mut Vec<Step>) {
         let Some(state) = self.units.get(&at) else { return };
         if now < state.retry_at || self.under_way.contains(&(name, at)) {
@@ -578,7 +521,7 @@ impl Machine {
         steps.push(step);
     }
 
-    /// What a record that carries out what was asked says of it.
+    /// The value of [`MoveRecord::heard`] for a record that carries out the last request.
     fn hears(&self) -> i64 {
         self.record.heard.max(self.asked)
     }
@@ -588,7 +531,7 @@ impl Machine {
     }
 }
 
-/// The last multiple of `every` at or before a time.
+/// The last multiple of `every` at or before `time`.
 fn rounded_down(time: Duration, every: Duration) -> Duration {
     let over = time.as_nanos().checked_rem(every.as_nanos()).unwrap_or(0);
     time.saturating_sub(Duration::from_nanos(u64::try_from(over).unwrap_or(0)))

@@ -1,4 +1,4 @@
-//! What a move will cost, from what the stores say of its units and of themselves.
+//! Predicts the cost of a move from what the stores say of its units and of themselves.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_partition_config::map::StoreIdx;
 
-/// How much of a unit there is at its owner.
+/// The size of a unit at its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UnitSize {
     /// Live keys.
     pub keys: u64,
-    /// Of keys and values with their history, as they are sent, about.
+    /// Approximate bytes of keys and values with their history, as they are sent.
     pub bytes: u64,
 }
 
@@ -20,79 +20,75 @@ pub struct UnitSize {
 pub struct LegSize {
     /// The new owner.
     pub to: StoreIdx,
-    /// Of all its units.
+    /// The sum over its units.
     pub size: UnitSize,
-    /// Bytes that its owner's clients write into the units in a second.
+    /// Bytes per second that clients write into its units.
     pub written_per_second: u64,
-    /// The slowest answer of either store, there and back.
+    /// The slowest round trip to either store.
     pub round_trip: Duration,
-    /// For as long the disks of both stores hold up one switch.
+    /// How long the disks of both stores delay one switch.
     pub syncs: Duration,
-    /// What of the new owner's limits it needs; empty when there are none.
+    /// The limits of the new owner that it counts against; empty if there are none.
     pub limits: Vec<Limit>,
 }
 
-/// Room that a leg needs.
+/// A limit of a store, and how much of it a leg needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limit {
-    /// The Kind whose quota it is; `None`: the store's.
+    /// The Kind whose quota it is; `None` for the store's own.
     pub of: Option<KindPrefix>,
-    /// Bytes that its units will take there.
+    /// Bytes that the leg's units will occupy.
     pub takes: u64,
     /// Bytes that are left.
     pub room: u64,
 }
 
-/// Room that is not there.
+/// A limit that would be exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lack {
-    /// Where.
+    /// The store with the limit.
     pub to: StoreIdx,
     /// See [`Limit::of`].
     pub of: Option<KindPrefix>,
-    /// Bytes that all legs to the store will take.
+    /// Bytes that all legs to the store will occupy.
     pub takes: u64,
     /// Bytes that are left.
     pub room: u64,
 }
 
-/// The prediction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preview {
-    /// Live keys that move.
     pub keys: u64,
-    /// Bytes that move.
+    /// Bytes that move, history included.
     pub bytes: u64,
-    /// Bytes that clients write into what moves, in a second.
+    /// Bytes per second that clients write into what moves.
     pub written_per_second: u64,
-    /// To copy and catch up; `None` when it never would, as more is written than the rate lets through.
+    /// Time to copy and catch up; `None` if more is written than the rate allows, so that it would never end.
     pub duration: Option<Duration>,
-    /// The longest that a write waits: one switch, as legs are switched one after the other.
+    /// The longest time that a write waits: that of one switch, because legs are switched one after another.
     pub pause: Duration,
 }
 
-/// How fast a copy goes.
+/// The rate of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyRate {
     /// Never 0.
     pub bytes_per_second: u64,
-    /// How it is known.
     pub from: RateFrom,
 }
 
-/// How a rate is known.
+/// The source of a rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RateFrom {
-    /// It is set.
+    /// It is the configured limit.
     Limit,
-    /// The last copies were made at it.
+    /// It was measured in the last copy.
     Measured,
-    /// Nothing was copied yet.
+    /// Nothing was copied yet, so it is a constant.
     Assumed,
 }
 
 impl RateFrom {
-    /// One word.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -103,12 +99,12 @@ impl RateFrom {
     }
 }
 
-/// Bytes in a second that a copy is taken to make before any was made: what was measured, about, for keys of 1 KiB between
-/// two processes of one machine.
+/// The rate assumed before any copy was made: approximately the one measured for keys of 1 KiB between two processes of
+/// one machine.
 const ASSUMED: u64 = 64 << 20;
 
 impl CopyRate {
-    /// The rate of the next copy. 0 is no limit, and nothing copied.
+    /// The rate to expect of the next copy. 0 means no limit, or nothing measured.
     #[must_use]
     pub fn expected(limit: u64, measured: u64) -> Self {
         let known = [(limit, RateFrom::Limit), (measured, RateFrom::Measured)];
@@ -121,13 +117,13 @@ impl CopyRate {
 /// Rounds of calls between the first freeze and the opening of the target: freeze, import, seal, decide, open.
 pub const ROUNDS_OF_A_SWITCH: u32 = 5;
 
-/// What a move of these legs will cost.
+/// Predicts the cost of a move with these legs.
 #[must_use]
 pub fn preview(legs: &[LegSize], rate: CopyRate) -> Preview {
     let sum = |of: fn(&LegSize) -> u64| legs.iter().fold(0_u64, |sum, leg| sum.saturating_add(of(leg)));
     let bytes = sum(|leg| leg.size.bytes);
     let written_per_second = sum(|leg| leg.written_per_second);
-    // What is written during the copy has to be sent, too, and what is written during that.
+    // Writes during the copy must be sent too, as must those during that, and so on.
     let net = rate.bytes_per_second.checked_sub(written_per_second).filter(|net| *net > 0);
     let duration = net.map(|net| {
         let millis = u128::from(bytes) * 1000 / u128::from(net);
@@ -143,7 +139,7 @@ pub fn preview(legs: &[LegSize], rate: CopyRate) -> Preview {
     }
 }
 
-/// Where there is no room for all the legs of a change together.
+/// The limits that all legs of a change together would exceed.
 #[must_use]
 pub fn no_room<'l>(legs: impl IntoIterator<Item = &'l LegSize>) -> Vec<Lack> {
     let mut needed: BTreeMap<(StoreIdx, Option<&KindPrefix>), (u64, u64)> = BTreeMap::new();
@@ -151,7 +147,7 @@ pub fn no_room<'l>(legs: impl IntoIterator<Item = &'l LegSize>) -> Vec<Lack> {
         for Limit { of, takes, room } in &leg.limits {
             let (all, left) = needed.entry((leg.to, of.as_ref())).or_insert((0, *room));
             *all = all.saturating_add(*takes);
-            // Asked at different times.
+            // The legs asked at different times.
             *left = (*left).min(*room);
         }
     }

@@ -1,8 +1,8 @@
-//! What the shards say that they own, against what the map in meta says, and what brings the two into accord.
+//! Compares the units that the shards say they own with the map in meta, and plans how to make them agree.
 //!
-//! The shards are the authority: each change of hands stands in both of them, with the generation of the map that decided
-//! it. Meta may have lost that map, with the records of its moves. A map that was decided later than all that shards have
-//! heard of is right, as they are about to hear of it.
+//! The shards are the authority: each change of ownership is recorded in both of them, with the generation of the map
+//! that decided it. Meta may have lost that map and the records of its moves. A map that was decided later than
+//! anything the shards have heard of is right, because they are about to hear of it.
 //!
 //! | module | decides |
 //! | --- | --- |
@@ -18,58 +18,55 @@ use kindred_partition_config::{
 pub mod owners;
 pub mod repairs;
 
-/// How a unit stands at a shard.
+/// The state of a unit at a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeldState {
-    /// Owned, and an owner in a move.
+    /// It is owned, and a move has it as its source.
     Tracked,
-    /// Owned, and not served until a move has decided.
+    /// It is owned, but not served until a switch is decided.
     Frozen,
-    /// Not owned: a copy.
+    /// It is not owned: a copy.
     Following {
-        /// All of it is there, for a decision.
+        /// Whether the copy is complete for a decision.
         sealed: bool,
     },
-    /// Owned.
+    /// It is owned and served.
     Owned,
-    /// Not owned, and its data goes.
+    /// It is not owned, and its data is being dropped.
     Dropping,
-    /// Not owned.
+    /// It is not owned, and there is no data.
     Gone,
 }
 
 impl HeldState {
-    /// Whether the shard counts as its owner.
+    /// Whether the shard counts as the owner.
     #[must_use]
     pub fn is_owner(self) -> bool {
         matches!(self, Self::Tracked | Self::Frozen | Self::Owned)
     }
 }
 
-/// A record of a shard.
+/// A shard's record of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
-    /// The last move of it.
+    /// The last move of the unit.
     pub id: MoveId,
-    /// The highest term of the move that the record has seen.
+    /// The highest term of that move that the shard has seen.
     pub term: Term,
-    /// Which keys.
     pub unit: Unit,
-    /// How it stands.
     pub state: HeldState,
-    /// The generation of the map since which this shard (owner), or another one, owns it; 0 for none.
+    /// The generation of the map since which this shard (if it is the owner) or another one owns the unit; 0 for none.
     pub epoch: u64,
-    /// Of a copy: every event up to this revision is there; 0 when that is not known.
+    /// For a copy: the revision up to which it has every event; 0 if unknown.
     pub through: i64,
 }
 
-/// What a shard says.
+/// The records of one shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// The shard.
     pub store: StoreIdx,
-    /// Its records, the oldest first: of those that hold a key the last one counts. Of a key without one it owns whatever it
-    /// is asked for.
+    /// Oldest first: of the records that contain a key, the last one counts. A shard without a record of a key serves
+    /// it to any router that asks.
     pub records: Vec<Held>,
 }
 

@@ -1,4 +1,4 @@
-//! What the meta store knows of a move.
+//! The record of a move in the meta store.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,96 +15,95 @@ use serde::{Deserialize, Serialize};
 /// The version of the record that this code writes, and the only one that it reads.
 pub const RECORD_VERSION: u32 = 1;
 
-/// How far a move is.
+/// The phase of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Phase {
-    /// The followers are being filled.
+    /// The followers get their copies.
     Copying,
-    /// They follow.
+    /// The followers have copies and follow the owners.
     CatchingUp,
     /// Both sides are compared.
     Verifying,
     /// The next leg can be switched.
     Ready,
-    /// A leg is being switched: its units are frozen, or will be. Undecided.
+    /// An attempt to switch a leg is under way: its units are frozen or will be, and nothing is decided yet.
     #[serde(rename_all = "camelCase")]
     Switching {
-        /// Which try of this move, from 1.
+        /// The number of the attempt in this move, from 1.
         attempt: u32,
-        /// Which leg.
+        /// The leg that is being switched.
         leg: usize,
     },
-    /// All legs are where they go; the others follow, so that there is a way back.
+    /// All legs are at their goal; the former owners follow, so that there is a way back.
     Switched,
-    /// The followers' data goes.
+    /// The way back is closed, and the followers drop their data.
     Completing,
-    /// Over: everything is where it was to go, or back if the goal was changed to that.
+    /// Over: everything is at its goal, or back if the goal was changed to that.
     Done,
-    /// Nothing has moved, or all of it is back; the followers' data goes.
+    /// Nothing has moved, or all of it is back; the followers drop their data.
     Aborting,
     /// Over: everything is where it was.
     Aborted,
 }
 
 impl Phase {
-    /// Whether nothing will ever happen to the move any more.
+    /// Whether the move has ended for good.
     #[must_use]
     pub fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Aborted)
     }
 }
 
-/// Where a move goes.
+/// The goal of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Goal {
-    /// To the new stores.
+    /// The new stores.
     There,
-    /// Back to the old ones: reversed.
+    /// The old stores, with a way forward: the move was reversed.
     Back,
-    /// Back to the old ones, and without a trace: aborted.
+    /// The old stores, and the end: the move was aborted.
     Abort,
 }
 
-/// All transfers of a move between one pair of stores. They are switched together, by one decision; legs one after the
-/// other, so that of a Kind no more than one store is frozen at a time.
+/// All transfers of a move between one pair of stores, which are switched together by one decision. Legs are switched
+/// one after another, so that at most one store of a Kind is frozen at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Leg {
     /// The store that owned the units when the move began.
     pub from: StoreIdx,
-    /// The store that they go to.
+    /// The store that the units move to.
     pub to: StoreIdx,
-    /// What moves.
     pub transfers: Vec<Transfer>,
-    /// Whether `to` owns them now.
+    /// Whether `to` owns the units.
     pub moved: bool,
-    /// There is no way back: `from` is a stock etcd, to which no live move goes.
+    /// Whether there is no way back, because `from` is a stock etcd, which no live move goes to.
     #[serde(default, skip_serializing_if = "is_false")]
     pub one_way: bool,
-    /// The generation of the last decision about them; `None` before the first.
+    /// The map generation of the last decision about the units; `None` before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<Epoch>,
-    /// One of the two stores was lost and replaced (R14): the leg stays as it is, wherever the move goes.
+    /// Whether one of the two stores was lost and replaced (R14); then the leg stays as it is, whatever the goal.
     #[serde(default, skip_serializing_if = "is_false")]
     pub lost: bool,
 }
 
 impl Leg {
-    /// Who owns the units now.
+    /// The store that owns the units.
     #[must_use]
     pub fn owner(&self) -> StoreIdx {
         if self.moved { self.to } else { self.from }
     }
 
-    /// Who follows, or will.
+    /// The store that follows the owner, or will.
     #[must_use]
     pub fn follower(&self) -> StoreIdx {
         if self.moved { self.from } else { self.to }
     }
 
-    /// What the next switch of the leg does to the map.
+    /// The transfers in the map that the next switch of the leg makes.
     #[must_use]
     pub fn next_transfers(&self) -> Vec<Transfer> {
         match self.moved {
@@ -114,39 +113,35 @@ impl Leg {
     }
 }
 
-/// A move, as it is in the meta store.
+/// A move as it is recorded in meta.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MoveRecord {
-    /// [`RECORD_VERSION`].
+    /// Always [`RECORD_VERSION`].
     pub(crate) version: u32,
-    /// Its number.
     pub id: MoveId,
-    /// The Kind that moves, by its prefix; `None` for keys of no Kind.
+    /// The prefix of the Kind that moves; `None` for keys of no Kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// One more with every change of what may be sent to the stores. 0 before the first coordinator.
+    /// Incremented with every change of what may be sent to stores. 0 before the first coordinator.
     pub term: Term,
-    /// Who took the last term over; empty before the first.
+    /// The coordinator that took the last term over; empty before the first.
     pub coordinator: String,
-    /// How far it is.
     pub phase: Phase,
-    /// Where it goes.
     pub goal: Goal,
-    /// How many attempts to switch were begun.
+    /// The number of attempts to switch that were begun.
     pub attempts: u32,
-    /// How many of them were given up since the last that was decided, or since the goal is this one.
+    /// The number of attempts given up since the last decision or change of the goal.
     #[serde(default, skip_serializing_if = "is_none_yet")]
     pub failed: u32,
-    /// Why it was aborted, or its last attempt was.
+    /// Why the move was aborted, or its last attempt was given up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The version in meta of the last request of an operator that this record carries out; 0 for none.
+    /// The mod revision in meta of the last operator's request that this record carries out; 0 for none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub heard: i64,
-    /// What moves.
     pub legs: Vec<Leg>,
-    /// What the configuration said of the Kind before: it says so again when the move ends where it began.
+    /// The earlier configuration of the Kind, which is restored if the move ends where it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Said>,
 }
@@ -166,13 +161,13 @@ fn is_zero(number: &i64) -> bool {
     *number == 0
 }
 
-/// Why bytes are no record.
+/// Why bytes are not a valid record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Not a record's JSON.
+    /// They are not the JSON of a record.
     #[error("the move's record is malformed: {0}")]
     Malformed(String),
-    /// Of another version of kindred.
+    /// The record has another version.
     #[error(
         "the move's record has version {0}, this kindred reads {RECORD_VERSION}: use the version that wrote it"
     )]
@@ -180,7 +175,7 @@ pub enum RecordError {
 }
 
 impl MoveRecord {
-    /// A move of these transfers, which are of one Kind, before anything was done. `None` without transfers.
+    /// A record of these transfers, which must be of one Kind, before anything was done. `None` without transfers.
     #[must_use]
     pub fn new(id: MoveId, transfers: &[Transfer]) -> Option<Self> {
         let kind: Option<KindPrefix> = transfers.first()?.kind.clone();
@@ -214,37 +209,37 @@ impl MoveRecord {
         })
     }
 
-    /// The same with what the configuration said before the change that it is of.
+    /// Sets the configuration that was in force before the change that begins the move.
     #[must_use]
     pub fn after(self, before: Said) -> Self {
         Self { before: Some(before), ..self }
     }
 
-    /// The same with legs that have no way back: those from stores of which this says that they are stock etcds.
+    /// Marks the legs from stock etcds as having no way back.
     #[must_use]
     pub fn one_way_from(mut self, is_etcd: impl Fn(StoreIdx) -> bool) -> Self {
         self.legs.iter_mut().for_each(|leg| leg.one_way = is_etcd(leg.from));
         self
     }
 
-    /// Whether what is settled now stays so.
+    /// Whether some leg has moved and cannot go back.
     #[must_use]
     pub fn has_no_way_back(&self) -> bool {
         self.legs.iter().any(|leg| leg.one_way && leg.moved)
     }
 
-    /// What the configuration is to say again: the move is over, and everything is where it was.
+    /// The configuration to restore: set if the move is over and everything is where it was.
     #[must_use]
     pub fn to_put_back(&self) -> Option<&Said> {
         self.before.as_ref().filter(|_| self.phase.is_over() && self.goal != Goal::There)
     }
 
-    /// Reads a record.
+    /// Parses a record.
     ///
     /// # Errors
-    /// When it is malformed or of another version.
+    /// When it is malformed, or has another version.
     pub fn from_json(bytes: &[u8]) -> Result<Self, RecordError> {
-        /// The version first: another one may have other fields.
+        /// Only the version is parsed first, because another version may have other fields.
         #[derive(Deserialize)]
         struct Head {
             version: u32,
@@ -263,14 +258,13 @@ impl MoveRecord {
         }
     }
 
-    /// Writes the record.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a record has string keys only and nothing that fails to serialise")
     }
 
-    /// The legs that are not where they are to go, in the order in which they are switched: on the way back the last one
-    /// first. Those with a lost store are not: nothing can be switched there any more.
+    /// The legs that are not at their goal, in the order of switching: on the way back the last leg is first. Legs with
+    /// a lost store are left out, because they cannot be switched.
     #[must_use]
     pub fn unsettled(&self) -> Vec<usize> {
         let there = self.goal == Goal::There;
@@ -282,8 +276,8 @@ impl MoveRecord {
         legs
     }
 
-    /// The record after the attempt that is under way was given up: what is frozen may serve again. A new term fences what
-    /// was sent for the attempt.
+    /// The record after the present attempt was given up, so that frozen units may be served again. The new term fences
+    /// all calls of the attempt.
     #[must_use]
     pub fn given_up(&self, reason: String) -> Self {
         let term = Term(self.term.0 + 1);
@@ -291,7 +285,7 @@ impl MoveRecord {
         Self { term, phase: Phase::CatchingUp, failed, reason: Some(reason), ..self.clone() }
     }
 
-    /// How far the move is by where its legs are and where it goes.
+    /// The phase that follows from where the legs are and from the goal.
     #[must_use]
     pub fn phase_by_goal(&self) -> Phase {
         match (self.unsettled().is_empty(), self.goal) {
@@ -301,8 +295,8 @@ impl MoveRecord {
         }
     }
 
-    /// The record when stores were lost and replaced: legs with one of them stay as they are. An attempt that is under way
-    /// at one of them is given up. `None` when it says so already.
+    /// The record after stores were lost and replaced: legs with such a store stay as they are, and an attempt under
+    /// way is given up. `None` if there is nothing to change.
     #[must_use]
     pub fn without(&self, gone: &BTreeSet<StoreIdx>) -> Option<Self> {
         let lost = |leg: &Leg| !leg.lost && (gone.contains(&leg.from) || gone.contains(&leg.to));
@@ -318,7 +312,7 @@ impl MoveRecord {
         Some(next)
     }
 
-    /// The record of a move that is over because others have settled what it was about. The configuration is theirs, too.
+    /// The record of a move that ends because its keys were settled otherwise; the configuration is not restored.
     #[must_use]
     pub fn ended(&self, reason: &str) -> Self {
         let moved = self.legs.iter().all(|leg| leg.moved);
@@ -327,7 +321,7 @@ impl MoveRecord {
         Self { term: Term(self.term.0 + 1), phase, reason, before: None, ..self.clone() }
     }
 
-    /// Whether this was written after the other: of one move, when meta has lost what it was told last.
+    /// Whether this version of the record was written after the other, for when meta has lost the latest.
     #[must_use]
     pub fn is_newer_than(&self, other: &Self) -> bool {
         let age = |record: &Self| {
@@ -342,7 +336,7 @@ impl MoveRecord {
         age(self) > age(other)
     }
 
-    /// The record after the decision that the leg changes hands, by the map of this generation (R15c). It is written in
+    /// The record after the decision that the leg changes owner, by the map of this generation (R15c). It is written in
     /// one transaction with that map.
     #[must_use]
     pub fn decided(&self, leg: usize, generation: Epoch) -> Self {
@@ -357,7 +351,7 @@ impl MoveRecord {
         next
     }
 
-    /// Whether the move has to do with keys of `range`: a second move of them is refused meanwhile.
+    /// Whether the move is not over and concerns keys of `range`; a second move of them is then refused.
     #[must_use]
     pub fn concerns(&self, range: &KeyRange) -> bool {
         !self.phase.is_over()

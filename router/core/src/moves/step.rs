@@ -1,5 +1,5 @@
-//! What a coordinator does to the world: one call to a store or one access to the meta store each. There is a failpoint
-//! before and one after each, by its name.
+//! The steps of a coordinator: each is one call to a store or one access to meta. There is a failpoint before and after
+//! each, with its name.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,20 +11,19 @@ use kindred_partition_config::{
 
 use super::record::MoveRecord;
 
-/// Names and list of all steps.
+/// Declares all steps with their names.
 macro_rules! steps {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// The kinds of steps, in about the order of a move.
+        /// The kinds of steps, roughly in the order of a move.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum StepName {
             $($(#[$doc])* $name,)*
         }
 
         impl StepName {
-            /// Every kind of step.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// As in failpoints, logs and metrics.
+            /// The name in failpoints, logs and metrics.
             #[must_use]
             pub fn as_str(self) -> &'static str {
                 match self {
@@ -36,93 +35,89 @@ macro_rules! steps {
 }
 
 steps! {
-    /// Meta: takes the move over. An attempt that was not decided is given up with it.
+    /// Meta: take the move over; this also gives up an attempt without a decision.
     TakeTerm = "take-term",
-    /// Meta: reads the record, after an answer that left its state open.
+    /// Meta: read the record, after an answer that left it unknown.
     Read = "read",
-    /// Meta: notes how far the move is.
+    /// Meta: record a new phase.
     Advance = "advance",
-    /// Owner: keep a separate index of the unit. Repeated until ready.
+    /// Owner: keep a separate index of the unit. Repeated until it is ready.
     Track = "track",
-    /// Follower: make sure that it has a whole copy as of some revision; done at once if it does already.
+    /// Follower: get a whole copy as of some revision; done at once if it has one.
     Copy = "copy",
     /// Homes of the leases of the unit's keys: attach the follower (R12).
     AttachLeases = "attach-leases",
-    /// Follower: import what has happened at the owner since. Repeated.
+    /// Follower: import the owner's news. Repeated.
     Tail = "tail",
-    /// Both: compare at one revision.
+    /// Both: compare the unit at one revision.
     Verify = "verify",
-    /// Meta: an attempt begins.
+    /// Meta: begin an attempt.
     BeginSwitch = "begin-switch",
-    /// Owner: nothing in the unit is read, written or shown any more (R13, R15a).
+    /// Owner: stop all reads, writes and promises of the unit (R13, R15a).
     Freeze = "freeze",
-    /// Follower: import all up to the final revision, and attach leases that are new.
+    /// Follower: import everything up to the final revision, and attach new leases.
     ImportLast = "import-last",
-    /// Follower: nothing is missing, and the clock is above the final revision (R15b).
+    /// Follower: make the complete import durable, and raise the clock to the final revision (R15b).
     Seal = "seal",
-    /// Both: the freeze and the seal stand, in the lives of the stores in which they were made (R15c).
+    /// Both: check that freeze and seal still stand, in the incarnations that made them (R15c).
     Confirm = "confirm",
-    /// Meta: record and map, in one transaction (R15c).
+    /// Meta: write record and map in one transaction (R15c).
     Decide = "decide",
-    /// The owner that was: it follows (R15d).
+    /// Former owner: become a follower (R15d).
     Release = "release",
-    /// The owner that is: it serves (R15e).
+    /// New owner: serve the unit (R15e).
     Open = "open",
-    /// Meta: the attempt is given up; only then may the owner be unfrozen.
+    /// Meta: give the attempt up; only then may the owner be unfrozen.
     CancelAttempt = "cancel-attempt",
-    /// Owner: it serves again.
+    /// Owner: serve the unit again.
     Unfreeze = "unfreeze",
-    /// As `Tail`, after a switch: keeps the way back open.
+    /// Like `Tail`, after a switch: keeps the way back open.
     ReverseTail = "reverse-tail",
-    /// Meta: another goal, by an operator or because there is no way on.
+    /// Meta: change the goal, for an operator or because the move cannot go on.
     Redirect = "redirect",
-    /// Meta: there will be no way back.
+    /// Meta: close the way back.
     Complete = "complete",
-    /// Follower: its data of the unit goes.
+    /// Follower: drop the unit's data.
     Drop = "drop",
-    /// Owner: no index of its own any more.
+    /// Owner: give up the separate index.
     Forget = "forget",
-    /// Meta: the move is over.
+    /// Meta: end the move.
     Finish = "finish",
 }
 
-/// Which step an answer is to: new with every step, so that answers that come too late are known.
+/// Identifies a step and its answer; unique per step, so that late answers are recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// A unit of a move: a leg, and a transfer of it.
+/// A unit of a move, by its leg and its transfer within that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitAt {
-    /// The leg.
     pub leg: usize,
-    /// The transfer.
     pub transfer: usize,
 }
 
-/// A step to run. The one who runs it answers exactly once, in bounded time.
+/// A step to run. The caller answers it exactly once, in bounded time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// What the answer carries.
+    /// To be passed with the answer.
     pub ticket: Ticket,
-    /// Its kind.
     pub name: StepName,
-    /// What to do.
     pub what: What,
 }
 
 impl StepName {
-    /// Whether one call does it for all units of a leg. What carries all of a unit's data is done unit by unit.
+    /// Whether one call can do this step for all units of a leg. Steps that carry a unit's data are done unit by unit.
     fn is_of_many(self) -> bool {
         !matches!(self, Self::Copy | Self::Verify)
     }
 }
 
-/// Steps that were begun at once, put together where one call can do several: the same step of units of one leg, by the
-/// same term. Each is still answered for itself.
+/// Groups steps that were begun together, where one call can do several: the same step of units of one leg, with the
+/// same term. Each step still gets its own answer.
 #[must_use]
 pub fn together(steps: Vec<Step>) -> Vec<Vec<Step>> {
     let mut joint: Vec<Vec<Step>> = Vec::new();
-    // Where those of a kind stand that others may join.
+    // The index of the group that later steps of a kind can join.
     let mut places: BTreeMap<(StepName, usize, Term), usize> = BTreeMap::new();
     for step in steps {
         let key = match &step.what {
@@ -140,124 +135,118 @@ pub fn together(steps: Vec<Step>) -> Vec<Vec<Step>> {
     joint
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
     /// Read the record.
     Read,
-    /// Write this record if the one there still has this version (mod_revision).
+    /// Write this record if meta still has this version (mod revision).
     Swap {
-        /// What to write.
         record: Box<MoveRecord>,
         /// The version to replace.
         version: i64,
     },
-    /// In one transaction: [`MoveRecord::decided`] of this record if the one there still has this version, and the
-    /// cluster's state with the leg's [`super::record::Leg::next_transfers`] if that is still the one that was read for it.
-    /// When only the state has changed meanwhile, read it and try again.
+    /// In one transaction, write [`MoveRecord::decided`] of this record if meta still has this version, and the
+    /// cluster's state with the leg's [`super::record::Leg::next_transfers`] if that is still the one that was read. If
+    /// only the state has changed meanwhile, read it and try again.
     Decide {
-        /// The record to decide.
         record: Box<MoveRecord>,
         /// The version to replace.
         version: i64,
-        /// Which leg.
+        /// The leg to decide.
         leg: usize,
     },
-    /// Call a store, or two.
+    /// Call one store, or two.
     Unit(UnitCall),
 }
 
 /// A call about one unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitCall {
-    /// Which.
     pub at: UnitAt,
-    /// The unit.
     pub unit: Unit,
-    /// To send with each call.
+    /// Sent with each call.
     pub term: Term,
-    /// Who owns it by the record.
+    /// The owner by the record.
     pub owner: StoreIdx,
-    /// Who follows.
+    /// The follower by the record.
     pub follower: StoreIdx,
-    /// Of `ImportLast`, `Seal` and `Confirm`: the final revision.
+    /// For `ImportLast`, `Seal` and `Confirm`: the final revision.
     pub final_revision: Revision,
-    /// Of `Confirm`: the incarnations of the owner that froze the unit, and of the follower that sealed it.
+    /// For `Confirm`: the incarnations of the owner at the freeze and of the follower at the seal.
     pub lives: (u64, u64),
-    /// Of `Release`, `Open` and `Drop`: the generation of the last decision; 0 before the first.
+    /// For `Release`, `Open` and `Drop`: the map generation of the last decision; 0 before the first.
     pub epoch: Epoch,
 }
 
-/// How a step ended.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// `Swap`, `Decide`: this is what is written now.
+    /// `Swap`, `Decide`: it was written.
     Swapped {
-        /// The record, as written.
+        /// The record that was written.
         record: Box<MoveRecord>,
-        /// Its version.
         version: i64,
     },
-    /// `Swap`, `Decide`: surely not written; the record is another one.
+    /// `Swap`, `Decide`: it was certainly not written, because meta has another version of the record.
     Conflict,
-    /// `Decide`: surely not written; the map has changed so that the leg cannot be switched.
+    /// `Decide`: it was certainly not written, because the changed map does not allow it.
     Refused {
-        /// Why.
+        /// For people.
         reason: String,
     },
-    /// `Read`: what is there.
+    /// `Read`: the record.
     Record {
-        /// The record.
         record: Box<MoveRecord>,
-        /// Its version.
+        /// Its mod revision.
         version: i64,
     },
-    /// `Read`: there is no such move any more.
+    /// `Read`: the move has no record any more.
     NoRecord,
-    /// Done; of `Track`: ready.
+    /// Done; for `Track`: ready.
     Done,
     /// `Track`: not ready yet.
     NotReady,
-    /// `Tail`, `ReverseTail`: how far the follower is behind.
+    /// `Tail`, `ReverseTail`: the follower imported the owner's news.
     Followed {
-        /// About.
+        /// How far it is behind, approximately.
         lag: Duration,
     },
-    /// `Verify`: the two differ.
+    /// `Verify`: the two sides differ.
     Different {
-        /// Where.
+        /// Where they differ.
         reason: String,
     },
-    /// `Freeze`: nothing above this was assigned or promised.
+    /// `Freeze`: the unit is frozen.
     Frozen {
-        /// The final revision.
+        /// The final revision: the owner has assigned and promised nothing above it.
         final_revision: Revision,
         /// The owner's incarnation.
         life: u64,
     },
-    /// `Seal`: everything is there.
+    /// `Seal`: the follower has everything.
     Sealed {
         /// The follower's incarnation.
         life: u64,
     },
-    /// `Confirm`: a store has restarted since, or what it did for the attempt is undone.
+    /// A store has restarted since, or what it did for the attempt is undone.
     Restarted {
-        /// Which, and how it stands.
+        /// Which store, and its state.
         reason: String,
     },
-    /// The follower does not have what it was given: it has to be copied again.
+    /// The follower has lost its copy, which must be made again.
     Lost {
-        /// Why.
+        /// For people.
         reason: String,
     },
     /// A store has seen a higher term.
     Stale {
-        /// The highest that it has seen of the move.
+        /// The highest term that it has seen of the move.
         seen: Term,
     },
-    /// Anything else, a deadline included: it may have been done, and is tried again. A `Swap` may be written yet.
+    /// Anything else, including a missed deadline: it may have been done, and is retried. A `Swap` may yet be written.
     Failed {
-        /// Why.
+        /// For people.
         reason: String,
     },
 }

@@ -1,15 +1,15 @@
-//! What any router does for a move whose coordinator has gone silent while keys are held up: no I/O and no clock, polled
-//! and answered as the [`super::machine`] is.
+//! What any router does for a move whose coordinator is silent while keys are held. No I/O and no clock: it is polled
+//! and answered like the [`super::machine`].
 //!
-//! A claim lasts for seconds, and clients must not wait for so long. Between the first freeze and the end of an attempt
-//! nothing but this is to be done, and the record says all of it:
+//! A claim lasts for seconds, and clients must not wait so long. Between the first freeze and the end of an attempt
+//! only two things can be needed, and both follow from the record:
 //!
-//! * an attempt that is not decided in time is given up, by the same compare-and-swap that would decide it (R15c): one of
-//!   the two happens, never both;
-//! * what follows from a decision, or from an attempt that was given up, may be asked of the stores by whoever knows the
-//!   record, and as often as one likes: they refuse what an older term asks for.
+//! * An attempt that is not decided in time is given up, by the same compare-and-swap that would decide it (R15c): one
+//!   of the two happens, never both.
+//! * The consequences of a decision, or of an attempt that was given up, may be asked of the stores by any router that
+//!   knows the record, any number of times. Stores refuse what an older term asks for.
 //!
-//! The move itself stays its coordinator's, or that of the router that takes it over when the claim has ended.
+//! The move itself stays with its coordinator, or with the router that takes it over when the claim has expired.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,19 +21,19 @@ use super::{
     step::{Answer, Step, StepName, Ticket, UnitAt, UnitCall, What},
 };
 
-/// What may be chosen.
+/// The settings of a watchdog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// From where an attempt is seen to begin until it is given up: more than a coordinator that lives takes.
+    /// How long after an attempt was seen to begin it is given up; longer than a live coordinator takes.
     pub undecided: Duration,
-    /// From where the end of an attempt is seen until its consequences are looked after.
+    /// How long after the end of an attempt was seen its consequences are carried out.
     pub unsettled: Duration,
-    /// From something that failed to its repetition.
+    /// The pause before a failed step is repeated.
     pub again: Duration,
 }
 
 impl Settings {
-    /// Beside coordinators with these settings.
+    /// Settings that suit coordinators with these settings.
     #[must_use]
     pub fn beside(coordinators: &machine::Settings) -> Self {
         Self {
@@ -51,35 +51,33 @@ struct Seen {
     switching: bool,
     /// When something is to be done about it.
     due: Duration,
-    /// What is still to be asked of the stores, and not before when.
+    /// What is still to be asked of the stores, each with its earliest time.
     to_do: BTreeMap<(StepName, UnitAt), Duration>,
 }
 
-/// The watchdog of one move.
 #[derive(Debug)]
 pub struct Watchdog {
     settings: Settings,
     seen: Option<Seen>,
     tickets: u64,
-    /// What is under way; `None` is the record's.
+    /// The steps under way; `None` for a write of the record.
     open: BTreeMap<Ticket, Option<(StepName, UnitAt)>>,
 }
 
 impl Watchdog {
-    /// Tickets begin behind `tickets`.
+    /// A watchdog whose tickets begin after `tickets`.
     #[must_use]
     pub fn new(settings: Settings, tickets: u64) -> Self {
         Self { settings, seen: None, tickets, open: BTreeMap::new() }
     }
 
-    /// Whether to poll on while the record stays as it is.
+    /// Whether to poll on while the record does not change.
     #[must_use]
     pub fn waits(&self) -> bool {
         self.seen.as_ref().is_some_and(|seen| seen.switching || !seen.to_do.is_empty())
     }
 
-    /// The steps to begin now, by the record as it is known, which has this version. `me` is the coordinator that needs no
-    /// watching.
+    /// The steps to begin, by the record as last seen and its mod revision. Moves of coordinator `me` are not watched.
     pub fn poll(&mut self, now: Duration, me: &str, record: &MoveRecord, version: i64) -> Vec<Step> {
         if record.phase.is_over() || record.coordinator == me || record.coordinator.is_empty() {
             self.seen = None;
@@ -88,7 +86,7 @@ impl Watchdog {
         }
         let switching = matches!(record.phase, Phase::Switching { .. });
         match &self.seen {
-            // What was written by this watchdog comes back late.
+            // An older record arrives late, after this watchdog has written a newer one.
             Some(seen) if record.term < seen.term => return Vec::new(),
             Some(seen) if record.term == seen.term && switching == seen.switching => {}
             _ => self.see(record, now + self.settings.unsettled, now),
@@ -97,7 +95,7 @@ impl Watchdog {
         let mut steps = Vec::new();
         if switching {
             if self.open.is_empty() {
-                // Asked again if nothing comes of it.
+                // Asked again if there is no result.
                 seen.due = now + self.settings.again;
                 let reason = format!(
                     "not decided within {} ms, and nothing is heard of its coordinator {}",
@@ -118,7 +116,6 @@ impl Watchdog {
         steps
     }
 
-    /// Takes the answer to a step.
     pub fn answer(&mut self, ticket: Ticket, answer: &Answer, now: Duration) {
         let Some(of) = self.open.remove(&ticket) else { return };
         let again = now + self.settings.again;
@@ -136,7 +133,7 @@ impl Watchdog {
         }
     }
 
-    /// Another record: what is under way for the one before is not for this one.
+    /// Takes over a new record; steps under way were for the one before.
     fn see(&mut self, record: &MoveRecord, settle_at: Duration, now: Duration) {
         self.open.clear();
         let switching = matches!(record.phase, Phase::Switching { .. });
@@ -153,7 +150,7 @@ impl Watchdog {
     }
 }
 
-/// What may have to be done after the attempts that there were.
+/// What may have to be done after the attempts so far.
 fn consequences(record: &MoveRecord) -> BTreeMap<(StepName, UnitAt), Duration> {
     let mut found = BTreeMap::new();
     for (leg, of_leg) in record.legs.iter().enumerate() {
@@ -197,7 +194,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A move of the pods from a to b whose first attempt is under way.
+    /// The record of a move of the pods from a to b, with its first attempt under way.
     fn switching() -> MoveRecord {
         let config = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}]\npartitions:\n\
             - {metadata: {name: p}, resource: pods, serviceGroupId: a}\n";
@@ -217,7 +214,7 @@ mod tests {
         steps.iter().map(|step| step.name.as_str()).collect()
     }
 
-    /// From the last sign of the coordinator to where the unit serves again there are 650 ms and two round trips.
+    /// From the coordinator's last sign of life until the unit is served again, 650 ms and two round trips pass.
     #[test]
     fn an_attempt_without_a_decision_is_given_up_and_unfrozen_at_once() {
         let (mut dog, record) = (watchdog(), switching());
@@ -234,13 +231,13 @@ mod tests {
         assert!(next.reason.as_ref().unwrap().contains("nothing is heard of its coordinator dead.1"));
         assert_eq!(dog.poll(661 * MS, "r2.1", &record, 31), [], "once at a time");
         dog.answer(*ticket, &Answer::Swapped { record: next.clone(), version: 32 }, 662 * MS);
-        // The old record may be seen for a while.
+        // The old record may still be seen for a while.
         assert_eq!(dog.poll(662 * MS, "r2.1", &record, 31), []);
         let steps = dog.poll(663 * MS, "r2.1", next, 32);
         assert_eq!(names(&steps), ["unfreeze"]);
         let What::Unit(call) = &steps[0].what else { panic!("{steps:?}") };
         assert_eq!((call.term, call.owner), (Term(5), next.legs[0].from));
-        // It is asked for until it is done, and then no more.
+        // It is asked until it is done, and not again.
         dog.answer(steps[0].ticket, &Answer::Failed { reason: "away".to_owned() }, 700 * MS);
         assert_eq!(dog.poll(949 * MS, "r2.1", next, 32), []);
         let steps = dog.poll(950 * MS, "r2.1", next, 32);

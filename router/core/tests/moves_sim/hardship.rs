@@ -1,11 +1,11 @@
-//! Moves to which everything happens: stores that never come back or come back empty, routers that forget, a meta store that
-//! is rolled back or loses the record, and operators who abort, reverse, complete, drain and edit at any phase. Then somebody
-//! ends the move with the commands that are documented for it.
+//! Moves under every kind of trouble: stores that never come back or come back empty, routers that forget, a meta store
+//! that is rolled back or loses the record, and operators who abort, reverse, complete, drain and edit in any phase.
+//! Then an operator ends the move with the documented commands.
 //!
-//! What must hold: the state that is written is always sound; some command always ends the move; and then every key has one
-//! owner, which serves it.
+//! What must hold: every state that is written is valid; some command always ends the move; and afterwards every key
+//! has one owner, which serves it.
 //!
-//! `KINDRED_SOAK_SEED` is the first seed (fixed unless set), `KINDRED_SOAK_CASES` how many.
+//! `KINDRED_SOAK_SEED` is the first seed (fixed unless set), `KINDRED_SOAK_CASES` the number of seeds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,14 +34,14 @@ use crate::{
     world::{KEYS, Random, scenario},
 };
 
-/// The move is the only one.
+/// The id of the only move.
 const ID: MoveId = MoveId(1);
-/// Until then there is trouble.
+/// Trouble happens until this time.
 const TROUBLE: Duration = Duration::from_secs(20);
-/// What an operator waits for a command to take effect.
+/// How long an operator waits for a command to take effect.
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// What runs did, so that a simulation that does nothing is noticed.
+/// Counters of what happened in the runs, to detect a simulation that does nothing.
 #[derive(Debug, Default)]
 struct Did {
     lost: u32,
@@ -64,13 +64,13 @@ struct Hardship {
     state: ClusterState,
     record: Option<MoveRecord>,
     version: i64,
-    /// What was written before: the state, and the record.
+    /// Everything written to meta so far: states and records.
     history: Vec<(ClusterState, Option<MoveRecord>)>,
     shards: Vec<Shard>,
-    /// Until when each is away.
+    /// For each store, the time until which it is away.
     away: Vec<Duration>,
     machine: Option<Machine>,
-    /// Meta has forgotten a decision.
+    /// Whether meta has forgotten a decision.
     forgot: bool,
     routers: u64,
     log: Vec<String>,
@@ -109,7 +109,7 @@ impl Hardship {
         hard
     }
 
-    /// Something was written to meta.
+    /// Records a write to meta, and checks that the state is valid.
     fn wrote(&mut self) {
         self.version += 1;
         if let Err(errors) = self.state.validated() {
@@ -130,7 +130,7 @@ impl Hardship {
         self.now < self.away[usize::from(store.0)]
     }
 
-    /// Lets the coordinator work for so long, or until the move is over.
+    /// Lets the coordinator work for this time, or until the move is over.
     fn go(&mut self, time: Duration, trouble: bool, did: &mut Did) {
         let end = self.now + time;
         while self.now < end && !self.is_over() {
@@ -160,7 +160,7 @@ impl Hardship {
         }
         for step in steps {
             let trouble = self.now < TROUBLE;
-            // A call that is lost on its way, or an answer that is.
+            // The call or its answer may be lost on the way.
             let answer = match trouble && self.random.one_in(25) {
                 true => Answer::Failed { reason: "lost".to_owned() },
                 false => self.run(&step, did),
@@ -198,7 +198,7 @@ impl Hardship {
         }
     }
 
-    /// With the last record of a move that was given up, the configuration says again what it said.
+    /// The last record of a move that was aborted also restores the earlier configuration.
     fn swap(&mut self, record: MoveRecord) -> Answer {
         if let Some(said) = record.to_put_back()
             && let Ok(back) = self.state.with_said_of(conflict::kind_of(&self.state, &record).as_ref(), said)
@@ -287,7 +287,7 @@ impl Hardship {
         u64::try_from(self.now.as_millis()).unwrap()
     }
 
-    /// Something that nobody asked for, or that somebody asks for without thinking.
+    /// A random failure, or a careless command.
     fn happens(&mut self, did: &mut Did) {
         let store = StoreIdx(self.random.below(3) as u16);
         let at = usize::from(store.0);
@@ -300,7 +300,7 @@ impl Hardship {
         match what {
             0 => self.machine = None,
             1 => self.away[at] = self.away[at].max(self.now + Duration::from_secs(self.random.below(8))),
-            // For ever, and one at most: of two nobody can say what they had.
+            // Lost for ever, but at most one store: with two lost, nobody could say what they had.
             2 if self.away.iter().all(|away| *away < FOR_EVER) && !self.forgot => {
                 did.lost += 1;
                 self.away[at] = FOR_EVER;
@@ -317,7 +317,7 @@ impl Hardship {
             5 | 6 => self.edit(did),
             7 => self.drain(store, did),
             8 => {
-                // All routers forget, and meta has no record any more.
+                // All routers forget, and meta has lost the record.
                 if self.random.one_in(3) {
                     did.records_lost += 1;
                     self.record = None;
@@ -340,7 +340,7 @@ impl Hardship {
         }
     }
 
-    /// Meta is what it was some writes ago, and no router knows better.
+    /// Rolls meta back by some writes, and no router knows better.
     fn roll_back(&mut self, did: &mut Did) {
         let back = self.random.below(self.history.len().min(6) as u64) as usize;
         if back == 0 || !self.random.one_in(2) {
@@ -349,7 +349,7 @@ impl Hardship {
         let at = self.history.len() - 1 - back;
         let forgets = self.history[at].0.generation != self.state.generation;
         if forgets && self.away.contains(&FOR_EVER) {
-            // What was decided for a store that is lost was known to it and to meta alone.
+            // A decision for a lost store was known only to it and to meta.
             return;
         }
         self.forgot |= forgets;
@@ -359,7 +359,7 @@ impl Hardship {
         self.wrote();
     }
 
-    /// A change of the configuration, made beside the move where it does not contradict it.
+    /// Makes a change of the configuration beside the move, if it does not contradict it.
     fn make(&mut self, change: Change, did: &mut Did) {
         let records: Vec<_> = self.record.iter().collect();
         let change = match conflict::beside(&self.state, change, records, Begins::WhatItChanges) {
@@ -370,7 +370,7 @@ impl Hardship {
                 return;
             }
         };
-        // What would begin another move is left.
+        // Changes that would begin another move are left out.
         if change.transfers.is_empty() {
             did.edits += 1;
             self.state = change.state;
@@ -412,7 +412,7 @@ impl Hardship {
         }
     }
 
-    /// What an operator does about a move that does not end: the documented commands.
+    /// The documented commands for a move that does not end.
     fn end(&mut self, did: &mut Did) {
         for round in 0..6 {
             self.replace_what_is_lost(did);
@@ -475,7 +475,7 @@ impl Hardship {
             .collect()
     }
 
-    /// `kindred reconcile --apply`, until it finds nothing to do.
+    /// `kindred reconcile --apply`, repeated until it finds nothing to do.
     fn reconcile(&mut self, did: &mut Did) {
         for _ in 0..4 {
             let records: BTreeMap<_, _> = self.record.iter().map(|record| (ID, record.clone())).collect();
@@ -526,7 +526,7 @@ impl Hardship {
         }
     }
 
-    /// Every key has an owner, which serves it; nothing is frozen.
+    /// Checks that every key has an owner that serves it, and that nothing is frozen.
     fn served(&self, seed: u64) {
         for key in KEYS {
             let key = format!("/registry/pods/{key}");
@@ -577,7 +577,7 @@ fn f15_some_command_always_ends_a_move() {
             hard.reports(),
             hard.log
         );
-        // What meta has lost, and stores that were lost behind the end.
+        // Repairs what meta has lost, and replaces stores that were lost after the end.
         hard.replace_what_is_lost(&mut did);
         hard.away.iter_mut().filter(|away| **away < FOR_EVER).for_each(|away| *away = Duration::ZERO);
         hard.reconcile(&mut did);

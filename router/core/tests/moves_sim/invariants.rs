@@ -1,4 +1,4 @@
-//! What must hold whatever happens, one function each.
+//! The invariants of the simulation, one function each.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,10 +7,10 @@ use kindred_router_core::moves::record::MoveRecord;
 
 use crate::shard::{Shard, State};
 
-/// Longer than a lease, a takeover and two attempts of a new coordinator need.
+/// Longer than a lease, a takeover and two attempts of a new coordinator take together.
 const FREEZE_MAX: Duration = Duration::from_secs(25);
 
-/// An invariant that does not hold.
+/// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
     pub invariant: &'static str,
@@ -21,7 +21,7 @@ fn broken(invariant: &'static str, how: String) -> Result<(), Broken> {
     Err(Broken { invariant, how })
 }
 
-/// A store's writes of a key until another store writes it.
+/// A store's writes of a key, until another store writes the key.
 #[derive(Debug, Clone, Copy)]
 struct Tenure {
     store: usize,
@@ -29,7 +29,7 @@ struct Tenure {
     last: i64,
 }
 
-/// What has happened, as nobody in the system sees it.
+/// An omniscient observer's record of what happened.
 #[derive(Default)]
 pub struct Watcher {
     accepted: BTreeMap<String, Vec<(i64, u64)>>,
@@ -47,7 +47,7 @@ impl Watcher {
         *known = (*known).max(at);
     }
 
-    /// A store has accepted a write.
+    /// Records and checks a write that a store accepted.
     pub fn accepted(
         &mut self,
         key: &str,
@@ -110,7 +110,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// What must hold when everything has come to rest.
+    /// Checks what must hold when everything has come to rest.
     pub fn at_the_end(
         &self,
         shards: &[Shard],
@@ -191,7 +191,7 @@ fn map_and_records_agree(shards: &[Shard], record: &MoveRecord, state: &ClusterS
             }
         }
     }
-    // What the record says of its legs is what the map says.
+    // The map agrees with the record about its legs.
     for leg in &record.legs {
         let back: Vec<_> = leg.next_transfers();
         if transfers::with_transfers(&state.map, &back, state.generation).is_err() {

@@ -1,8 +1,8 @@
-//! Simulation of live moves: the coordinators are the real machine, stores and meta store are models of the contract that
-//! the machine relies on. Everything follows from a seed.
+//! A simulation of live moves: the coordinators are the real machine; stores and meta store are models of the contract
+//! that the machine relies on. Everything follows from a seed.
 //!
-//! `KINDRED_SIM_SEED=7 cargo test -p kindred-router-core --test moves_sim` runs one seed, `KINDRED_SIM_SEEDS=100000` that
-//! many.
+//! `KINDRED_SIM_SEED=7 cargo test -p kindred-router-core --test moves_sim` runs one seed, `KINDRED_SIM_SEEDS=100000`
+//! that many.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of this is a test")]
@@ -20,31 +20,31 @@ mod world;
 use invariants::Broken;
 use world::{Counts, World};
 
-/// A rule that is left out, to see that an invariant notices.
+/// A rule that is broken on purpose; some invariant must notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// A frozen unit serves writes and reads (R15a).
+    /// A frozen unit serves reads and writes (R15a).
     FrozenServes,
     /// A released unit serves reads (R13).
     ReleasedReads,
-    /// Calls of old terms are admitted.
+    /// Stores admit calls of old terms.
     OldTermsAdmitted,
-    /// A coordinator has one term, not one for each attempt and each attempt that is given up: what is delayed of one
-    /// attempt meets the next.
+    /// A coordinator keeps one term, instead of one for each attempt and each attempt given up: delayed calls of one
+    /// attempt meet the next.
     AttemptsShareATerm,
     /// An unfreeze does nothing.
     UnfreezeIgnored,
-    /// An attempt's units are unfrozen before the abort of the attempt is written (R15).
+    /// Units are unfrozen before the abort of the attempt is written (R15).
     UnfreezeFirst,
-    /// The target's clock is not raised (R15b).
+    /// A seal does not raise the target's clock (R15b).
     SealKeepsClock,
     /// The decision does not check that the record is the one that was read (R15c).
     DecideUnguarded,
-    /// An event is left out of what follows.
+    /// A tail leaves out an event.
     LosesAnEvent,
-    /// Events that follow a copy are taken without a copy: its store has restarted.
+    /// A follower without a copy, because it has restarted, imports events that belong to one.
     EventsToNothing,
-    /// What is dropped stays.
+    /// A drop keeps the data.
     DropIgnored,
     /// A switch is decided although a store has restarted since its part of it (R15c).
     LivesIgnored,
@@ -154,7 +154,7 @@ fn ten_thousand_seeds() {
     }
 }
 
-/// The first seed at which the mutation is noticed, and by which invariant.
+/// The first seed at which the mutation is noticed, and the invariant that notices it.
 fn noticed(mutation: Mutation) -> (u64, &'static str) {
     for seed in 0..20_000 {
         if let (_, Err(broken)) = run(seed, Some(mutation)) {

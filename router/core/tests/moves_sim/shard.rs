@@ -1,4 +1,4 @@
-//! A store as a move sees it: keys with their history, a clock, and the records of units that the move is about.
+//! A store as a move sees it: keys with their history, a clock, and the records of the move's units.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,7 +10,7 @@ use kindred_router_core::moves::step::{Answer, StepName, UnitCall};
 
 use crate::Mutation;
 
-/// What a unit is to the store.
+/// The state of a unit at the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Tracked,
@@ -25,18 +25,18 @@ pub struct Record {
     pub unit: Unit,
     pub state: State,
     pub epoch: Epoch,
-    /// Of a follower: everything is there for a decision.
+    /// For a follower: it has everything for a decision.
     pub sealed: bool,
 }
 
-/// Versions of keys: revision and value, oldest first.
+/// The versions of each key, as revision and value, oldest first.
 pub type Versions = BTreeMap<String, Vec<(i64, u64)>>;
 
-/// What one side sends the other.
+/// The data that one side sends to the other.
 #[derive(Debug, Clone)]
 pub struct Export {
     pub versions: Versions,
-    /// These are all of the unit above `after` and up to `through`; all there are when it is `None`.
+    /// It has all versions of the unit above `after` (all of history for `None`) up to `through`.
     pub after: Option<i64>,
     pub through: i64,
 }
@@ -44,15 +44,15 @@ pub struct Export {
 #[derive(Debug, Clone)]
 pub struct Shard {
     slot: i64,
-    /// How far its wall clock is off, in ms.
+    /// The offset of its wall clock in ms.
     skew: i64,
     clock: i64,
     pub data: Versions,
     pub records: Vec<Record>,
     term: Term,
-    /// Which life of it this is.
+    /// Its incarnation.
     life: u64,
-    /// In which term it last said that an attempt stands.
+    /// The last term in which it confirmed an attempt.
     confirmed: Option<Term>,
     mutation: Option<Mutation>,
 }
@@ -86,7 +86,7 @@ impl Shard {
         self.mutation == Some(mutation)
     }
 
-    /// Whether an operation on the key is served.
+    /// Whether it serves an operation on the key.
     pub fn serves(&self, key: &str, is_write: bool) -> bool {
         let Some(record) = self.records.iter().find(|record| record.unit.contains(key.as_bytes())) else {
             return true;
@@ -102,7 +102,7 @@ impl Shard {
         self.data.get(key)?.last().copied()
     }
 
-    /// Assigns a revision and writes.
+    /// Assigns a revision and writes the key.
     pub fn write(&mut self, key: &str, value: u64, now: u64) -> i64 {
         let wall = (i64::try_from(now).unwrap() + self.skew).max(0) + 10_000;
         self.clock = (self.clock >> 4).max(wall).wrapping_add(1) << 4 | self.slot;
@@ -132,7 +132,7 @@ impl Shard {
         }
     }
 
-    /// A lower term than the highest seen is refused.
+    /// Refuses terms below the highest one seen.
     pub fn admits(&mut self, term: Term) -> bool {
         if term < self.term && !self.is(Mutation::OldTermsAdmitted) {
             return false;
@@ -145,7 +145,7 @@ impl Shard {
         self.term
     }
 
-    /// How far the unit follows; `None` when it does not.
+    /// The revision up to which it follows the unit; `None` if it does not.
     pub fn through(&self, unit: &Unit) -> Option<i64> {
         match self.state(unit) {
             Some(State::Following { through }) => Some(through),
@@ -153,7 +153,7 @@ impl Shard {
         }
     }
 
-    /// What happened in the unit above `after` (in all of history for `None`); `None` when this store does not own it.
+    /// The unit's versions above `after` (all of history for `None`); `None` if this store does not own the unit.
     pub fn export(&self, unit: &Unit, after: Option<i64>) -> Option<Export> {
         let through = match self.state(unit) {
             Some(State::Tracked) => self.clock,
@@ -191,7 +191,7 @@ impl Shard {
         Answer::Done
     }
 
-    /// Compares what both have up to where this one follows.
+    /// Compares the versions of both sides, up to where this one follows.
     pub fn verify(&self, unit: &Unit, export: &Export) -> Answer {
         let Some(through) = self.through(unit) else {
             return Answer::Lost { reason: "nothing to compare".into() };
@@ -204,13 +204,12 @@ impl Shard {
         }
     }
 
-    /// Whether it has said that the attempt of this term stands. What it loses after that is as if it were lost after the
-    /// decision.
+    /// Whether it has confirmed the attempt of this term. What it loses after that counts as lost after the decision.
     pub fn has_confirmed(&self, term: Term) -> bool {
         self.confirmed == Some(term)
     }
 
-    /// It starts again, and does not know any more that units are frozen; how many.
+    /// Restarts and forgets that units are frozen; returns how many.
     pub fn lose_freezes(&mut self) -> u64 {
         self.life += 1;
         let mut lost = 0;
@@ -225,7 +224,8 @@ impl Shard {
         lost
     }
 
-    /// It starts again. Forgets the keys of units that it follows and does not own, but not that it does not own them; how many units.
+    /// Restarts and forgets the keys of units that it follows and does not own, but not that it does not own them.
+    /// Returns the number of these units.
     pub fn lose_copies(&mut self, owns: impl Fn(&Unit) -> bool) -> u64 {
         self.life += 1;
         let (mut lost, data) = (0, &mut self.data);
@@ -241,7 +241,7 @@ impl Shard {
         lost
     }
 
-    /// Every other call.
+    /// Handles every other call.
     pub fn call(&mut self, name: StepName, call: &UnitCall, now: u64) -> Answer {
         let failed = |reason: &str| Answer::Failed { reason: reason.to_owned() };
         if !self.admits(call.term) {
@@ -318,7 +318,7 @@ impl Shard {
         Answer::Done
     }
 
-    /// How long the unit that was frozen first has been.
+    /// How long the unit that was frozen first has been frozen.
     pub fn longest_freeze(&self, now: u64) -> Option<Duration> {
         let since = self.records.iter().filter_map(|record| match record.state {
             State::Frozen { since, .. } => Some(since),

@@ -1,4 +1,4 @@
-//! Two routers, three stores, a meta store, clients, and a network that delays, repeats and loses; all of it from a seed.
+//! Two routers, three stores, meta, clients, and a network that delays, repeats and loses; all driven by a seed.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,24 +21,24 @@ use crate::{
     shard::{Export, Shard},
 };
 
-/// Until then routers crash and stall, calls go astray, and operators change their minds.
+/// Until this time routers crash and stall, calls are lost, and operators change their minds.
 const TROUBLE_MS: u64 = 15_000;
-/// A call that was not answered by then has failed for the one who asked.
+/// The caller gives up a call that is not answered within this time.
 const DEADLINE_MS: u64 = 1_000;
-/// How late a call can still arrive.
+/// The longest time that a call may take to arrive.
 const LATEST_MS: u64 = 4_000;
-/// A coordinator that was not heard of for so long may be replaced.
+/// After so long without a sign of the coordinator, another may take over.
 const LEASE_MS: u64 = 3_000;
-/// Nothing goes on for longer.
+/// The end of the run at the latest.
 const HORIZON_MS: u64 = 120_000;
 const CLIENTS: usize = 3;
 /// How often a router looks at the moves of others.
 const WATCH_MS: u64 = 40;
-/// Tickets above are a watchdog's.
+/// Tickets above this belong to watchdogs.
 const WATCHDOGS: u64 = 1 << 40;
 pub const KEYS: [&str; 6] = ["a", "c", "e", "m", "p", "x"];
 
-/// SplitMix64.
+/// A SplitMix64 generator.
 pub struct Random(u64);
 
 impl Random {
@@ -63,7 +63,7 @@ impl Random {
     }
 }
 
-/// A call of a step, to one process.
+/// A call of a step to one process.
 #[derive(Debug, Clone)]
 enum Call {
     Meta(What),
@@ -105,10 +105,10 @@ enum Reply {
 #[derive(Debug, Clone)]
 struct Op {
     key: String,
-    /// The value to write, and the revision that the key must have.
+    /// The value to write, and the mod revision that the key must have.
     write: Option<(u64, Option<i64>)>,
     router: usize,
-    /// What was acknowledged before it began.
+    /// The highest revision acknowledged before the operation began.
     floor: i64,
     until: u64,
 }
@@ -120,9 +120,9 @@ struct Router {
     open: BTreeMap<Ticket, (Step, Option<i64>)>,
     stalled_until: u64,
     watchdog: Watchdog,
-    /// The record as this router knows it.
+    /// The record and its version as this router knows them.
     known: (MoveRecord, i64),
-    /// Which of all takeovers its last one was.
+    /// The number of the last takeover by this router among all takeovers.
     reign: u64,
 }
 
@@ -132,7 +132,7 @@ struct Meta {
     state: ClusterState,
 }
 
-/// What a run did.
+/// Counters of what happened in a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     pub events: u64,
@@ -147,9 +147,9 @@ pub struct Counts {
     pub aborted: u64,
     pub reversed: u64,
     pub copies_lost: u64,
-    /// By restarts in the middle of an attempt.
+    /// Freezes lost by restarts during an attempt.
     pub freezes_lost: u64,
-    /// Attempts given up by a router that did not make them.
+    /// Attempts given up by a router that did not coordinate them.
     pub rescued: u64,
 }
 
@@ -179,7 +179,7 @@ fn store(name: &str) -> StoreName {
     StoreName(name.to_owned())
 }
 
-/// The change that is the move.
+/// A random configuration, and the change that is the move.
 pub fn scenario(random: &mut Random) -> (ClusterState, Change) {
     let partitions = match random.below(3) {
         0 => "- {metadata: {name: p}, resource: pods, serviceGroupId: a}",
@@ -272,7 +272,7 @@ impl World {
         self.now < TROUBLE_MS
     }
 
-    /// How long a message takes: mostly little.
+    /// A random delay of a message; mostly short.
     fn delay(&mut self) -> u64 {
         match self.is_trouble() && self.random.one_in(25) {
             true => 1 + self.random.below(LATEST_MS),
@@ -280,14 +280,14 @@ impl World {
         }
     }
 
-    /// Runs to the end.
+    /// Runs the simulation to its end.
     pub fn run(&mut self) -> Result<(), Broken> {
         while let Some(((at, _), event)) = self.queue.pop_first() {
             self.now = at;
             self.counts.events += 1;
             self.step(event)?;
             self.watcher.no_lock_is_left(&self.shards, self.now)?;
-            // Everything that was delayed has arrived by then.
+            // All delayed messages have arrived by then.
             if self.over_at.is_some_and(|over| self.now > over.max(TROUBLE_MS) + 2 * LATEST_MS)
                 || self.now > HORIZON_MS
             {
@@ -322,13 +322,13 @@ impl World {
                     [Request::Abort, Request::Reverse, Request::Complete][self.random.below(3) as usize];
                 for router in &mut self.routers {
                     if let Some(machine) = &mut router.machine {
-                        // Refused where it makes no sense.
+                        // May be refused in this phase.
                         let _ = machine.request(request, 0);
                     }
                 }
             }
             Event::Client(client) => self.begin(client),
-            // By whatever map the router has by then.
+            // Sent by the map that the router has by then.
             Event::Again { client, op } => self.send_op(client, op),
             Event::AtStore { client, op, store } => self.at_store(client, op, store)?,
             Event::Back { client, op, outcome } => self.back(client, op, outcome)?,
@@ -342,11 +342,11 @@ impl World {
         router.machine = None;
         router.open.clear();
         router.watchdog = new_watchdog();
-        // It begins with whatever map it has on its disk.
+        // It restarts with the map that it has on disk.
     }
 
-    /// A store restarts that does not keep what it was told of moves: copies are gone, and so is the freeze of an attempt
-    /// that is not decided. Not once it has said that the attempt stands: the decision relies on that.
+    /// Restarts a store that keeps nothing of moves on disk: its copies are gone, and so is the freeze of an undecided
+    /// attempt. Not after it has confirmed the attempt, because the decision relies on that.
     fn restart(&mut self) {
         let store = self.random.below(3) as usize;
         let record = &self.meta.record;
@@ -364,7 +364,7 @@ impl World {
         self.counts.copies_lost += self.shards[store].lose_copies(owns);
     }
 
-    /// Lets a router coordinate when none was heard of for the time of a lease.
+    /// Lets a router coordinate if there was no sign of a coordinator for the time of a lease.
     fn elect(&mut self) {
         if self.over_at.is_none() {
             let idle = self.routers.iter().all(|router| router.machine.is_none());
@@ -392,7 +392,7 @@ impl World {
         }
     }
 
-    /// A router looks after a move that it does not coordinate, by a record that may be an old one.
+    /// Runs a router's watchdog for the move, by a possibly outdated record.
     fn watch(&mut self, at: usize) {
         if self.over_at.is_some() {
             return;
@@ -538,7 +538,7 @@ impl World {
         }
     }
 
-    /// The next call of the step, or its answer.
+    /// Sends the next call of the step, or passes its answer on.
     fn reply(&mut self, to: Asker, ticket: Ticket, reply: Reply) {
         let router = &mut self.routers[to.0];
         if router.incarnation != to.1 {
@@ -550,7 +550,7 @@ impl World {
             return self.answer(to, ticket, answer);
         };
         let call = match (reply, step.name) {
-            // The owner's freeze stands; now the follower's seal.
+            // The owner's freeze stands; check the follower's seal.
             (Reply::Answer(Answer::Done), StepName::Confirm) if through.is_none() => {
                 *through = Some(0);
                 Call::Store { store: usize::from(unit.follower.0), name: StepName::Confirm }
@@ -614,7 +614,7 @@ impl World {
                     u64::from(record.attempts > 0 && record.reason != meta.record.reason);
                 self.counts.reversed += u64::from(record.goal != meta.record.goal);
                 meta.record = *record;
-                // A store may restart in the middle of it.
+                // A store may restart during the attempt.
                 let begins = matches!(meta.record.phase, Phase::Switching { .. });
                 if begins && self.now < TROUBLE_MS && self.random.one_in(4) {
                     let delay = 1 + self.random.below(60);

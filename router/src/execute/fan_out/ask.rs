@@ -1,4 +1,4 @@
-//! What a client asks of a range, what each store is asked for, and what it answers. Values stay bytes.
+//! Translates a client's Range into requests for stores, and reads their answers. Values stay bytes.
 
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
@@ -13,19 +13,18 @@ use kindred_wire::rope::Rope;
 use kindred_wire::scan::{Fields, WireError};
 use kindred_wire::splice::Splice;
 
-/// Bytes of a key-value, to make room for about as many as a page has.
+/// Assumed size of a key-value, to reserve room for the items of a page.
 const ITEM_BYTES: usize = 512;
 
-/// A store and the keys that it is asked for.
+/// A store, and the keys that are read from it.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// The store.
     pub store: StoreIx,
-    /// The keys; never empty.
+    /// Never empty.
     pub range: KeyRange,
 }
 
-/// A range in etcd's convention: key and range_end.
+/// A range as etcd's `key` and `range_end`.
 #[must_use]
 pub fn on_wire(range: &KeyRange) -> (Bytes, Bytes) {
     match range {
@@ -37,30 +36,29 @@ pub fn on_wire(range: &KeyRange) -> (Bytes, Bytes) {
     }
 }
 
-/// A client's Range, understood.
+/// A parsed Range of a client.
 #[derive(Debug)]
 pub struct Ask {
     request: pb::RangeRequest,
-    /// What the merge needs to know of it.
+    /// How the merge orders, limits and filters the answer.
     pub spec: RangeSpec,
-    /// What stores are asked for.
+    /// How the stores are asked.
     pub part: StorePart,
-    /// Sort what was read in the order of keys, and cut it to the limit then.
+    /// If set, items are read in key order, sorted, and then cut to the limit.
     pub resort: Option<Resort>,
 }
 
-/// etcd's reading of a target other than the key *without* an order: the first `limit` + 1 items in the order of keys,
-/// sorted among themselves, cut to `limit`. With an order, or a filter, it sorts everything before it cuts.
+/// How etcd treats a sort target other than the key *without* a sort order: it reads the first `limit` + 1 items in key
+/// order, sorts these, and cuts them to `limit`. With an order or a filter it sorts everything before it cuts.
 #[derive(Debug, Clone, Copy)]
 pub struct Resort {
-    /// The order, ascending.
+    /// Always ascending.
     pub order: Order,
-    /// The client's limit.
     pub limit: usize,
 }
 
 impl Ask {
-    /// `None` for a request that etcd refuses: any store says so.
+    /// `None` for a request that etcd refuses; any store can give etcd's error for it.
     #[must_use]
     pub fn of(request: pb::RangeRequest) -> Option<Self> {
         let target = match WireTarget::try_from(request.sort_target).ok()? {
@@ -102,25 +100,25 @@ impl Ask {
         Some(Self { request, spec, part, resort })
     }
 
-    /// Whether a `RangeStream` serves it.
+    /// Whether a `RangeStream` can serve it.
     #[must_use]
     pub fn streams(&self) -> bool {
         self.resort.is_none() && self.spec.streams()
     }
 
-    /// The revision that the client asks for.
     #[must_use]
     pub fn revision(&self) -> Option<Revision> {
         Revision::from_wire(self.request.revision)
     }
 
-    /// Whether the answer comes in the order of keys, so that stores can be asked page by page.
+    /// Whether the answer is in key order, so that stores can be read page by page.
     #[must_use]
     pub fn pages(&self) -> bool {
         self.spec.order.target == SortTarget::Key
     }
 
-    /// The next page of a source, behind the key `after`; `None` for the current revision, or for all items.
+    /// The request for a source's next page, which begins behind the key `after`. Without `at` it is for the current
+    /// revision, without `items` for all items.
     #[must_use]
     pub fn page(
         &self,
@@ -152,7 +150,7 @@ impl Ask {
         }
     }
 
-    /// The count of a source.
+    /// The request for the count of a source.
     #[must_use]
     pub fn count(&self, source: &Source, at: Option<Revision>) -> pb::RangeRequest {
         let (key, range_end) = on_wire(&source.range);
@@ -161,23 +159,22 @@ impl Ask {
     }
 }
 
-/// A store's answer.
+/// A store's answer to a Range.
 #[derive(Debug)]
 pub struct Page {
     /// The store's current revision.
     pub header: Revision,
-    /// Keys in the range that was asked for, limit and filters aside.
+    /// Keys in the requested range, before limit and filters.
     pub count: u64,
-    /// Items behind the last one.
+    /// Whether there are items behind the last one.
     pub more: bool,
-    /// The items.
     pub items: Vec<KeyValue>,
-    /// The length of the answer.
+    /// The length of the answer in bytes.
     pub bytes: usize,
 }
 
 impl Page {
-    /// Reads an answer in place, in one pass: each of its key-values is looked for in memory once.
+    /// Parses an answer in place and in one pass, so that each key-value is loaded into the CPU's caches once.
     ///
     /// # Errors
     /// When the bytes are not a `RangeResponse`.
@@ -210,7 +207,7 @@ impl Page {
     }
 }
 
-/// Where a part lies in a page: cheaper to keep than a part that keeps the page alive. No message has more than 4 GB.
+/// An offset range within a page, at most 4 GiB. It is smaller than a `Bytes` that keeps the page alive.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     start: u32,
@@ -220,7 +217,7 @@ struct Place {
 impl Place {
     fn of(part: &[u8], page: &[u8]) -> Result<Self, WireError> {
         if part.is_empty() {
-            // It may be no part.
+            // An empty slice may point outside of the page.
             return Ok(Self { start: 0, end: 0 });
         }
         let start = part.as_ptr().addr() - page.as_ptr().addr();
@@ -237,11 +234,11 @@ impl Place {
     }
 }
 
-/// One key-value of an answer: the store's own bytes.
+/// One key-value of an answer, as the bytes that the store sent.
 #[derive(Debug, Clone)]
 pub struct KeyValue {
     page: Bytes,
-    /// With its tag and length.
+    /// The field with its tag and length.
     field: Place,
     encoded: Place,
     key: Place,
@@ -266,10 +263,10 @@ impl KeyValue {
         })
     }
 
-    /// Puts it behind all else of a `RangeResponse`.
+    /// Appends the key-value to a `RangeResponse`.
     ///
     /// # Errors
-    /// When a store sent what is no key-value.
+    /// When the store's bytes are not a valid key-value.
     pub fn splice_to(&self, response: &mut Splice, drop_value: bool) -> Result<(), WireError> {
         if !drop_value {
             response.field(&self.page, self.field.get());
@@ -280,12 +277,12 @@ impl KeyValue {
         Ok(())
     }
 
-    /// Appends it to a `RangeResponse`.
+    /// Appends the field, with its value, to a `RangeResponse`.
     pub fn append_to(&self, response: &mut Vec<u8>) {
         response.extend_from_slice(&self.page[self.field.get()]);
     }
 
-    /// The bytes that it adds to an answer, its value included.
+    /// The bytes that it adds to an answer, including its value.
     #[must_use]
     pub fn weight(&self) -> usize {
         self.field.get().len()

@@ -1,7 +1,7 @@
-//! The revision of a read over several stores, and what they answered on the way: runs a [`ConsistentRead`].
+//! Finds the revision of a read over several stores, together with the first pages: runs a [`ConsistentRead`].
 //!
-//! Each source of a read is a participant of its own, also where a store has several: each has a range that may have
-//! changed, or not, until T.
+//! Each source is a participant of its own, even if several are at one store, because each range may or may not have
+//! changed until T.
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -18,18 +18,18 @@ use tonic::{Code, Status};
 
 use super::ask::{Page, Source};
 
-/// What a store says to be raised.
+/// A store's answer to a raise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Raised {
-    /// Its current revision of the range, promised.
+    /// Its current revision of the range; the store promises it.
     pub current: Revision,
-    /// Whether the range has changed since the revision that was named; `true` where the store cannot tell.
+    /// Whether the range has changed since the given revision; `true` if the store cannot tell.
     pub changed: bool,
 }
 
-/// The stores, as a read needs them: real ones, or a test's.
+/// The stores as a read sees them; tests have their own.
 pub trait Shards: Sync {
-    /// `KV/Range`, raised to `at_least` before if the store can; what it shows stays readable for a while if `pin`.
+    /// `KV/Range`, raised to `at_least` before if the store can. With `pin`, what it shows stays readable for a while.
     fn range(
         &self,
         store: StoreIx,
@@ -38,8 +38,8 @@ pub trait Shards: Sync {
         pin: bool,
     ) -> impl Future<Output = Result<Rope, Status>> + Send;
 
-    /// The current revision of the source's range, raised to `to`, which stays readable for a while if it is compared with
-    /// `since`.
+    /// The current revision of the source's range, raised to `to`. With `since`, that revision is compared with and
+    /// `to` stays readable for a while.
     fn raise(
         &self,
         source: &Source,
@@ -47,31 +47,31 @@ pub trait Shards: Sync {
         since: Option<Revision>,
     ) -> impl Future<Output = Result<Raised, Status>> + Send;
 
-    /// The error of a store that cannot be raised.
+    /// The error for a store that cannot be raised to a revision.
     fn cannot_follow(&self, store: StoreIx, to: Revision) -> Status;
 }
 
-/// A read's revision.
+/// The revision of a read, and its first pages.
 #[derive(Debug)]
 pub struct Cut {
-    /// Of the data.
+    /// The revision of the data.
     pub at: Revision,
-    /// To show in the header: promised by every store.
+    /// The revision for the header; every store has promised it.
     pub header: Revision,
-    /// What each source answered at `at`; `None` where nothing was asked.
+    /// What each source answered at `at`; `None` if it was not asked.
     pub firsts: Vec<Option<Page>>,
 }
 
-/// One read in progress.
+/// A read while its revision is sought.
 struct Taking<'a, S, F> {
     shards: &'a S,
     sources: &'a [Source],
     shown: Revision,
-    /// The request for a source's data at a revision, `None` for the current one.
+    /// Makes the request for a source's data at a revision; `None` for the current one.
     ask: F,
 }
 
-/// Finds the revision of a read over `sources`, of which no store has shown less than `shown`.
+/// Finds the revision of a read over `sources`. It is at least `shown`, the highest revision shown so far.
 ///
 /// # Errors
 /// etcd's for a future or compacted revision; `Unavailable` naming the store that is away or cannot follow.
@@ -113,7 +113,7 @@ impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S
             Command::Current { store, at_least } => {
                 let raised = match self.raise(store, at_least, None).await? {
                     Some(raised) => raised,
-                    // A wish, and the store cannot.
+                    // `at_least` is only a wish; the store cannot follow it.
                     None => self.shards.raise(&self.sources[store.0], Revision::ZERO, None).await?,
                 };
                 Ok((Event::Raised { store, current: raised.current }, None))
@@ -127,7 +127,7 @@ impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S
                 Some(_) => (Event::Unchanged { store, to }, None),
                 None => (Event::CannotFollow { store }, None),
             }),
-            // The caller ends with it.
+            // [`take`] returns at `Done`.
             Command::Done { .. } => Err(Status::internal("kindred: a read went on after its end")),
         }
     }
@@ -135,7 +135,7 @@ impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S
     async fn read_at(&self, store: StoreIx, revision: Revision) -> Result<(Event, Option<Page>), Status> {
         let at_least = revision.max(self.shown);
         let answered = match self.page(store, Some(revision), at_least).await {
-            // Not raised by the wish alone.
+            // The wish did not raise the store, so raise it explicitly.
             Err(status) if grpc::etcd_error(&status) == Some(EtcdError::FutureRevision) => {
                 if self.raise(store, revision, None).await?.is_none() {
                     return Ok((Event::CannotFollow { store }, None));
@@ -155,12 +155,12 @@ impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S
 
     async fn page(&self, store: StoreIx, at: Option<Revision>, at_least: Revision) -> Result<Page, Status> {
         let request = Bytes::from((self.ask)(store.0, at).encode_to_vec());
-        // A revision that is named is the client's, or pinned already.
+        // A named revision needs no pin: the client chose it, or it is pinned already.
         let answer = self.shards.range(self.sources[store.0].store, request, at_least, at.is_none()).await?;
         Page::parse(answer).map_err(malformed)
     }
 
-    /// `None` when the store refuses: its clock may not go that far (R3).
+    /// Raises a source's store; `None` if the store refuses because its clock may not go that far (R3).
     async fn raise(
         &self,
         store: StoreIx,
@@ -186,7 +186,7 @@ impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S
     }
 }
 
-/// A store's answer that is none.
+/// The error for a store's answer that does not parse.
 pub fn malformed(error: kindred_wire::scan::WireError) -> Status {
     Status::internal(format!("kindred: a store's answer: {error}"))
 }

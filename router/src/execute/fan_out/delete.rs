@@ -1,9 +1,10 @@
-//! `DeleteRange` over several stores: one atomic part for each store and run of neighbouring keys, one after another in
-//! key order, a ring's by store. Not atomic as a whole: when a part fails, those before it stay done, the rest is not
-//! tried, and the error says so. Sending the request again deletes what is left.
+//! `DeleteRange` over several stores. Each store deletes a run of neighbouring keys atomically; the parts run one after
+//! another in key order, those of a ring store by store. The whole is not atomic: when a part fails, the parts before
+//! it stay deleted, the rest is not tried, and the error says so. Sending the request again deletes the rest.
 //!
-//! While keys move a part may be refused. Then what is not done yet is placed anew by the newest map; what is done is not
-//! repeated, wherever it has moved since: that would delete what was written after it, and count differently.
+//! While keys move, a store may refuse a part. Then all parts that are not done are placed again by the newest map.
+//! Parts that are done are not repeated, even if their keys have moved since: that would delete keys that were written
+//! afterwards, and falsify the count.
 
 use std::collections::VecDeque;
 
@@ -26,7 +27,7 @@ use crate::app::App;
 use crate::execute::{Deadline, Effect, by_map, call, of_buckets};
 use crate::hold::{NotOwned, Waiting};
 
-/// What the parts did together.
+/// The combined result of the parts.
 #[derive(Debug, Default)]
 struct Deleted {
     revision: i64,
@@ -54,7 +55,7 @@ impl Deleted {
     }
 
     fn answer(mut self) -> Bytes {
-        // Parts follow each other in key order, but the stores of a ring interleave.
+        // Parts are in key order, but the stores of a ring interleave.
         self.previous.sort_by(|a, b| a.0.cmp(&b.0));
         let mut body = Vec::new();
         ResponseHeader { revision: self.revision, ..Default::default() }.put(&mut body);
@@ -68,7 +69,7 @@ impl App {
     /// A `DeleteRange` over several stores.
     ///
     /// # Errors
-    /// The error of the first part that failed, with what was done before it.
+    /// The error of the first part that failed, with what was deleted before it.
     pub async fn delete_over(
         &self,
         spread: &[KindPrefix],
@@ -77,10 +78,10 @@ impl App {
     ) -> Result<Bytes, Status> {
         let request = pb::DeleteRangeRequest::decode(body.clone()).map_err(|error| undecodable(&error))?;
         let range = KeyRange::from_wire(request.key.clone(), request.range_end.clone());
-        // A unit that was deleted may move to a store that is still to be asked: it is not deleted again there.
+        // Units that are done: one that moves to a store whose turn is still to come must not be deleted again.
         let mut done = Done::default();
         let (mut left, mut generation) = self.left_of(&range, &done);
-        // A store that is known to be away fails the whole before anything is done.
+        // If a store is known to be away, the whole fails before anything is deleted.
         left.iter().try_for_each(|piece| self.stores.get(piece.store).ready())?;
         let mut deleted = Deleted::default();
         let mut waiting = Waiting::new(self, Effect::Write, deadline.at());
@@ -89,7 +90,7 @@ impl App {
             let (key, range_end) = on_wire(&piece.range);
             let part = pb::DeleteRangeRequest { key, range_end, prev_kv: request.prev_kv };
             let bytes = Bytes::from(part.encode_to_vec());
-            // Each part above those before it, so that the header is the last one's.
+            // Each part gets a revision above the parts before it, so that the header is the last part's.
             let at_least = self.at_least(spread).max(Revision(deleted.revision));
             let answer = call(store, Effect::Write, deadline, || async {
                 let request = by_map(deadline.at_least(bytes.clone(), at_least), generation);
@@ -100,7 +101,7 @@ impl App {
                     deleted.add(&answer).map_err(malformed)?;
                     done.add(store.name(), piece.units);
                 }
-                // As a whole nothing was executed yet: the caller plans it anew.
+                // Nothing was executed yet, so the caller can plan the whole anew.
                 Err(status) if done.units.is_empty() => return Err(status),
                 Err(status) if NotOwned::of(&status).is_some() => {
                     if let Err(status) = waiting.wait(generation, &body).await {
@@ -115,18 +116,18 @@ impl App {
         Ok(deleted.answer())
     }
 
-    /// What is still to be done of a range by the newest map, and that map's generation.
+    /// The pieces of a range that are not done, placed by the newest map, and the generation of that map.
     fn left_of(&self, range: &KeyRange, done: &Done) -> (VecDeque<Piece>, u64) {
         let routes = self.routes.load();
         (routes.pieces_left(range, &done.units).into(), routes.generation())
     }
 }
 
-/// What was carried out.
+/// The parts that are done.
 #[derive(Debug, Default)]
 struct Done {
     units: Vec<Unit>,
-    /// By which stores, each once.
+    /// The stores that executed them, each once.
     stores: Vec<String>,
 }
 
@@ -139,13 +140,18 @@ impl Done {
     }
 }
 
-/// The failure of a part: alone when nothing was done before, so that clients treat it as they would one store's.
+/// The error for a failed part. If nothing was done before it, it is that store's error unchanged, so that clients
+/// treat it as they would treat a single store's.
 fn partly(done: &[String], count: i64, failed: &str, status: Status) -> Status {
     if done.is_empty() {
         return status;
     }
+    let deleted = match count {
+        1 => format!("1 key on {done:?} is deleted"),
+        _ => format!("{count} keys on {done:?} are deleted"),
+    };
     let text = format!(
-        "kindred: the delete is partly done: {count} keys on {done:?} are deleted, store {failed:?} failed and the rest \
+        "kindred: the delete is partly done: {deleted}, store {failed:?} failed and the rest \
          was not tried ({}); send it again",
         status.message()
     );
@@ -163,6 +169,9 @@ mod tests {
         let status = partly(&["a".to_owned(), "b".to_owned()], 12, "c", failed());
         assert_eq!(status.code(), tonic::Code::Unavailable);
         assert!(status.message().contains("12 keys on [\"a\", \"b\"] are deleted"), "{status:?}");
+        assert!(
+            partly(&["a".to_owned()], 1, "c", failed()).message().contains("1 key on [\"a\"] is deleted")
+        );
         assert!(!kindred_wire::refusal::clients_resend_writes_on(status.message()));
     }
 

@@ -1,4 +1,4 @@
-//! Real shards, as a read over several of them needs them.
+//! The real stores behind [`Shards`].
 
 use std::sync::{Mutex, PoisonError};
 
@@ -27,9 +27,9 @@ pub struct Live {
     stores: Stores,
     deadline: Deadline,
     generation: u64,
-    /// The name of this request's pins.
+    /// The id of this request's pins.
     pin: u64,
-    /// Where there may be one.
+    /// The stores that may hold a pin of this request.
     pinned: Mutex<Vec<StoreIx>>,
 }
 
@@ -42,7 +42,7 @@ impl Live {
     }
 }
 
-/// However the request ends, nothing of it stands in a compaction's way (R5).
+/// Releases the pins however the request ends, so that they do not delay a compaction (R5).
 impl Drop for Live {
     fn drop(&mut self) {
         let pinned = self.pinned.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -51,7 +51,7 @@ impl Drop for Live {
 }
 
 impl App {
-    /// The stores, for one request that was planned by the map of this generation.
+    /// The stores for one request that was planned by the map of this generation.
     pub(super) fn live(&self, generation: u64, deadline: Deadline) -> Live {
         let (pin, pinned) = (self.pins.next(), Mutex::default());
         Live { stores: self.stores.clone(), deadline, generation, pin, pinned }
@@ -72,7 +72,7 @@ impl Shards for Live {
         let store = self.stores.get(store);
         let deadline = self.deadline.renewed(Effect::Read);
         let pin = if pin { self.pin } else { 0 };
-        // A page may be long, and would stand before what others wait for: it has a call of its own.
+        // A page may be long and would delay other operations in a batch, so it gets a call of its own.
         let small = is_small(Call::Range, &request);
         attempt(store, Effect::Read, deadline, || async {
             if small && let Some(lane) = store.cut_lane() {
@@ -89,7 +89,7 @@ impl Shards for Live {
     }
 
     async fn raise(&self, source: &Source, to: Revision, since: Option<Revision>) -> Result<Raised, Status> {
-        // Without data to compare with there is nothing to read again.
+        // Without data to compare with, nothing will be read again, so no pin is needed.
         let pin = since.is_some();
         if pin {
             self.pinning(source.store);

@@ -1,7 +1,7 @@
-//! The data of a read over several stores, page by page in the order of the answer: runs a [`RangeMerge`].
+//! Reads the data of a read over several stores page by page, in the order of the answer: runs a [`RangeMerge`].
 //!
-//! The pages that came with the question for T are used first. Later ones are read at T, each sized by the one before,
-//! so that what waits here is about [`PAGE_BYTES`] for each source that is being read.
+//! The pages that came with the search for T are used first. Later pages are read at T. Each is sized by the one
+//! before, so that about [`PAGE_BYTES`] are buffered for each source.
 
 use std::collections::VecDeque;
 
@@ -19,41 +19,41 @@ use tonic::Status;
 use super::ask::{Ask, KeyValue, Page, Source};
 use super::cut::{Cut, Shards, malformed};
 
-/// What a page should weigh.
+/// The intended size of a page in bytes.
 const PAGE_BYTES: usize = 1 << 20;
-/// Bounds of a page, in items.
+/// Minimum and maximum number of items of a page.
 const PAGE_ITEMS: std::ops::RangeInclusive<u64> = 8..=10_000;
 
-/// Where items go.
+/// Receives the items of an answer.
 pub trait Sink {
-    /// The next items of the answer; waits while the reader is slow.
+    /// Takes the next items of the answer; waits while the reader is slow.
     fn take(&mut self, items: Vec<KeyValue>) -> impl Future<Output = Result<(), Status>> + Send;
 }
 
-/// What ends an answer.
+/// The fields that follow an answer's items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ending {
-    /// All keys in the range.
+    /// The number of keys in the range.
     pub count: u64,
-    /// Items behind the last one.
+    /// Whether there are items behind the last one.
     pub more: bool,
 }
 
 /// The sources of a read in key order, and how they are read.
 #[derive(Debug)]
 pub struct Layout {
-    /// All sources.
+    /// All sources, grouped by part.
     pub sources: Vec<Source>,
-    /// How many sources each part has.
+    /// The number of sources of each part.
     pub groups: Vec<usize>,
     /// How many parts are read before their turn.
     pub ahead: usize,
-    /// Items of a source's first page.
+    /// The number of items of a source's first page.
     pub first_items: u64,
 }
 
 impl Layout {
-    /// Whether the source is among those read at once.
+    /// Whether the source belongs to the parts that are read from the beginning.
     #[must_use]
     pub fn is_first(&self, index: usize, ask: &Ask) -> bool {
         if !ask.pages() {
@@ -70,14 +70,14 @@ impl Layout {
         turn <= self.ahead
     }
 
-    /// Items to ask a source for; `None` for all.
+    /// The number of items to ask a source for; `None` for all.
     #[must_use]
     pub fn items(&self, ask: &Ask, page: u64, useful: Option<u64>) -> Option<u64> {
         if ask.pages() { Some(useful.map_or(page, |useful| useful.min(page))) } else { ask.spec.limit }
     }
 }
 
-/// How far a source is read.
+/// What was read of a source, and how to go on.
 #[derive(Debug)]
 struct Progress {
     first: Option<Page>,
@@ -93,10 +93,10 @@ struct Merging<'a, S> {
     at: Revision,
 }
 
-/// Gives the answer's items to `sink`, in order.
+/// Merges the sources and gives the answer's items to `sink` in order.
 ///
 /// # Errors
-/// A store's own; the answer is unusable then.
+/// The first error of a store or of the sink; the items given so far are then useless.
 pub async fn merge<S: Shards>(
     shards: &S,
     layout: &Layout,
@@ -108,7 +108,7 @@ pub async fn merge<S: Shards>(
     let mut sources: Vec<Progress> = Vec::with_capacity(cut.firsts.len());
     for (index, first) in cut.firsts.into_iter().enumerate() {
         let count = first.as_ref().map(|page| page.count);
-        // What was asked for its count alone has no page yet.
+        // A source that was asked for its count alone has no page yet.
         let first = first.filter(|_| layout.is_first(index, ask) && !ask.spec.count_only);
         sources.push(Progress { first, count, last: None, page_items: layout.first_items });
     }
@@ -133,7 +133,7 @@ pub async fn merge<S: Shards>(
                 let count = count.ok_or_else(|| Status::internal("kindred: a source without a count"))?;
                 Event::Counted { source, count }
             }
-            // Its page is ignored when it comes.
+            // A page that is still under way is ignored when it comes.
             Some(Command::Close { .. }) => continue,
             Some(Command::Emit(items)) => {
                 sink.take(items).await?;
@@ -171,7 +171,7 @@ impl<S: Shards> Merging<'_, S> {
             let items = u64::try_from(PAGE_BYTES / weight).unwrap_or(u64::MAX);
             progress.page_items = items.clamp(*PAGE_ITEMS.start(), *PAGE_ITEMS.end());
         }
-        // Later pages count what is behind them only.
+        // Only the first page counts the whole range; the count of a later page begins at that page.
         let count = *progress.count.get_or_insert(page.count);
         let end = if self.ask.pages() {
             (!page.more).then_some(End { more: false })

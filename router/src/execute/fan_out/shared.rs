@@ -1,5 +1,5 @@
-//! Small reads over several stores, of which many ask at the same time: every apiserver's probe of a Kind is the same
-//! request. [`Rounds`] decides who shares a round.
+//! Small reads over several stores that many clients send at the same time: all apiservers probe a Kind with the same
+//! request. [`Rounds`] decides which requests share one round of questions to the stores.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,15 +13,15 @@ use tokio::sync::oneshot;
 use tonic::Status;
 
 use crate::app::App;
-use crate::execute::{Deadline, Effect};
+use crate::execute::Deadline;
 
-/// The longest request that is compared with others.
+/// The longest request in bytes that may be shared.
 pub const BYTES_MAX: usize = 1 << 10;
-/// How long others wait for a round to end: one that takes longer waits for a store that stands still, and whoever comes
-/// may find by now that it does.
+/// How long the next round waits for one to end. A slower round waits for a store that hangs; later requests may find
+/// it known to be down.
 const SLOW: Duration = Duration::from_millis(500);
 
-/// A request, and the generation of the map that it is carried out by.
+/// A request, and the generation of the map by which it is carried out.
 type Question = (Bytes, u64);
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ struct Waiter {
     to: oneshot::Sender<Result<Rope, Status>>,
 }
 
-/// The reads under way. Never locked across an await.
+/// The shared reads under way. Never locked across an await.
 #[derive(Debug, Default)]
 pub struct SharedReads(Mutex<Rounds<Question, Waiter>>);
 
@@ -41,7 +41,7 @@ impl SharedReads {
 }
 
 impl App {
-    /// As [`App::range_over`], for a request that others may send as well.
+    /// Like [`App::range_over`], for a request that several clients may send.
     ///
     /// # Errors
     /// As [`App::range_over`].
@@ -60,12 +60,12 @@ impl App {
         }
         match tokio::time::timeout_at(deadline.at(), answer).await {
             Ok(answer) => answer.map_err(|_| Status::internal("kindred: a read ended without an answer"))?,
-            Err(_) => Err(deadline.passed(Effect::Read)),
+            Err(_) => Err(deadline.passed()),
         }
     }
 }
 
-/// A round, and those that follow in its place.
+/// A running round of a question, and the rounds that follow it in the same task.
 struct UnderWay {
     app: Arc<App>,
     question: Question,
@@ -79,7 +79,7 @@ impl UnderWay {
 
     async fn run(mut self, fan_out: FanOut, mut waiters: Vec<Waiter>) {
         loop {
-            // Nobody else comes to wait for this one. Each of them waits no longer than its own time.
+            // No new waiters join a running round. Each waits only until its own deadline, so the latest one counts.
             let Some(latest) = waiters.iter().map(|waiter| waiter.deadline).max_by_key(|it| it.at()) else {
                 return;
             };
@@ -90,13 +90,13 @@ impl UnderWay {
             let answer = loop {
                 tokio::select! {
                     answer = &mut reading => break answer,
-                    // What was asked of the stores is cancelled.
+                    // Dropping the read cancels its calls to the stores.
                     () = all_gone(&mut waiters) => break Err(Status::cancelled("the clients have gone")),
                     () = &mut slow, if !self.ended => self.step_aside(&fan_out),
                 }
             };
             for waiter in waiters {
-                // Who is gone does not want it.
+                // The client may be gone.
                 let _ = waiter.to.send(answer.clone());
             }
             if self.ended {
@@ -110,7 +110,7 @@ impl UnderWay {
         self.ended = true;
     }
 
-    /// Lets the next round begin in its place, and goes on for its own waiters alone.
+    /// Starts the next round in a task of its own; this one goes on for its own waiters only.
     fn step_aside(&mut self, fan_out: &FanOut) {
         self.ended = true;
         if let Some(next) = self.app.shared_reads.lock().next(&self.question) {
@@ -120,7 +120,8 @@ impl UnderWay {
     }
 }
 
-/// A round that broke answers nobody, and stands in nobody's way.
+/// If the task ends early (a panic), the rounds of the question are dropped, so that their waiters get an error and
+/// later requests begin a new round.
 impl Drop for UnderWay {
     fn drop(&mut self) {
         while !self.ended {

@@ -1,4 +1,4 @@
-//! `RangeStream` over several stores: disjoint slices in key order, header, `more` and `count` only in the last one.
+//! `RangeStream` over several stores. Messages are slices in key order; only the last has header, `more` and `count`.
 
 use std::sync::Arc;
 
@@ -18,15 +18,14 @@ use super::{FIRST_ITEMS_STREAMED, end, layout, open, undecodable};
 use crate::app::App;
 use crate::execute::{Deadline, is_future};
 
-/// What a message of a stream may weigh before it is sent; one item more when that is heavy.
+/// Size in bytes at which a message is sent; a single larger item makes a larger message.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Messages that wait for the client.
+/// Messages that may wait for the client.
 const CHUNKS_MAX: usize = 2;
 
-/// The messages of a stream.
 pub type Chunks = Produced<ReceiverStream<Result<Bytes, Status>>>;
 
-/// Cuts the answer into messages. The last one is sent at the end, with what ends the answer.
+/// Cuts the answer into messages. The last one is sent when the fields that end the answer are known.
 struct Chunked {
     to: mpsc::Sender<Result<Bytes, Status>>,
     pending: Vec<u8>,
@@ -37,7 +36,7 @@ impl Chunked {
         let response = std::mem::take(&mut self.pending);
         let mut message = Vec::with_capacity(response.len() + 8);
         put_range_stream(&mut message, &response);
-        // The client has gone: nobody reads the status.
+        // The client has gone, so this status is read by nobody.
         self.to.send(Ok(message.into())).await.map_err(|_| Status::cancelled("the client has gone"))
     }
 }
@@ -55,7 +54,8 @@ impl Sink for Chunked {
 }
 
 impl App {
-    /// A `RangeStream` over several stores; `None` for a request that etcd refuses: any store says so.
+    /// A `RangeStream` over several stores. `None` for a request that cannot be streamed, or that etcd refuses; any
+    /// store gives etcd's error for it.
     ///
     /// # Errors
     /// etcd's own; `Unavailable` naming a store that is away.
@@ -73,7 +73,7 @@ impl App {
         let mut follows = ask.revision();
         let cut = loop {
             match open(&shards, &layout, &ask, self.at_least(&fan_out.spread)).await {
-                // As for a `Range` (R4).
+                // Handled as in [`App::range_over`] (R4).
                 Err(status) if is_future(&status) && follows.is_some() => {
                     let Some(wanted) = follows.take() else { return Err(status) };
                     self.kind_at(&fan_out.spread, wanted, generation, deadline).await?.ok_or(status)?;
@@ -85,7 +85,7 @@ impl App {
         let (to, chunks) = mpsc::channel(CHUNKS_MAX);
         let (good_end, chunks) = ending::produced(ReceiverStream::new(chunks));
         let header = self.identity.header(cut.header.get());
-        // Ends with the last chunk, or when the client goes away and the receiver with it.
+        // Ends with the last message, or when the client goes away and its receiver is dropped.
         self.drain.spawn(async move {
             let mut chunked = Chunked { to, pending: Vec::new() };
             let whole = async {
@@ -96,7 +96,7 @@ impl App {
             };
             match whole.await {
                 Ok(()) => good_end.reached(),
-                // Lost with the client, if that is why.
+                // If the client has gone, the status is lost with it.
                 Err(status) => drop(chunked.to.send(Err(status)).await),
             }
         });

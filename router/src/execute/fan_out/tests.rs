@@ -1,4 +1,4 @@
-//! Reads over simulated stores while writes go on, against one store that holds the same history.
+//! Compares reads over simulated stores during writes with reads of one store that holds the same history.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use super::cut::Raised;
 use super::*;
 
-/// A store: every version of every key, and how far it has promised.
+/// A store: every version of every key, and its current revision.
 #[derive(Debug, Clone, Default)]
 struct Fake {
     versions: Vec<mvccpb::KeyValue>,
@@ -23,7 +23,7 @@ struct Fake {
 }
 
 impl Fake {
-    /// A value of length 0 is a delete.
+    /// An empty value deletes the key.
     fn write(&mut self, key: &str, value: &str, revision: i64) {
         let last = self.versions.iter().rev().find(|kv| kv.key == key.as_bytes());
         let live = last.filter(|kv| kv.version > 0).cloned();
@@ -97,7 +97,7 @@ impl Fake {
     }
 }
 
-/// Some stores, and writes that come in between a read's calls.
+/// Several stores, and writes that happen between the calls of a read.
 #[derive(Debug)]
 struct Cluster {
     state: Mutex<State>,
@@ -109,7 +109,7 @@ struct State {
     whole: Fake,
     layout: fn(&str) -> usize,
     writes: Vec<(String, String)>,
-    /// One write at each of so many calls.
+    /// A write happens at every so many calls; 0 for never.
     every: usize,
     calls: usize,
     clock: i64,
@@ -151,7 +151,7 @@ impl Shards for Cluster {
         let store = state.call(store)?;
         store.current = store.current.max(at_least.get());
         let answer = store.range(&pb::RangeRequest::decode(request).unwrap())?;
-        // In pieces that end anywhere, as frames do.
+        // Splits the answer at arbitrary places, as frames do.
         let whole = Bytes::from(answer.encode_to_vec());
         let mut pieces = Rope::default();
         for begin in (0..whole.len()).step_by(101) {
@@ -187,7 +187,7 @@ fn span(start: &str, end: &str) -> KeyRange {
     KeyRange::Span { start: Key::from(start), end: Some(Key::from(end)) }
 }
 
-/// The plan of a range over names, or over a ring.
+/// The plan of a range over name ranges, or over a ring.
 fn fan_out(ring: bool, range: &KeyRange) -> FanOut {
     let all = [(span("", "d"), vec![0]), (span("d", "g"), vec![1]), (span("g", "z"), vec![2])];
     let parts: Vec<_> = if ring { vec![(span("", "z"), vec![0, 1, 2])] } else { all.to_vec() };
@@ -289,7 +289,7 @@ proptest! {
         prop_assert!(asked.iter().all(|store| state.stores[store.0].current >= header));
     }
 
-    /// A4: pages of a list are of one revision, whatever is written between them.
+    /// A4: all pages of a list show one revision, whatever is written between them.
     #[test]
     fn pages_miss_nothing_and_double_nothing(
         ring: bool, written in writes(), later in writes(), limit in 1..4i64,

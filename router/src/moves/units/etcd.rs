@@ -1,17 +1,17 @@
-//! The steps of a move that takes a unit from a stock etcd: what a shard does itself as a source is done here, with nothing
-//! but etcd's own API.
+//! The steps of a move that takes a unit from a stock etcd. A shard that is a source does these things itself; for an
+//! etcd they are done here with etcd's own API.
 //!
-//! * **Fence**: the etcd's fence key (`kindred_router_core::fence`) says what a shard's table of units says. The freeze is a
-//!   write of it, from whose revision on the etcd executes nothing of the unit.
-//! * **Revisions**: keys keep those that they have. An etcd counts from 1, a shard from a clock, so all of them are below
-//!   what the shard will assign, a client's compare on a mod revision that it read at the etcd goes on to hold, and no
-//!   header goes back. But a revision at the shard is none at the etcd: the unit's history begins anew at the switch, at a
-//!   revision of the shard's clock, and whoever watches or reads below that is told that it is compacted.
-//! * **Copy**: the current version of each key at one revision, then the events behind it. Until the switch the follower's
-//!   `through` is a revision of the etcd.
-//! * Keys with leases are not taken along: the etcd's leases are unknown to shards.
-//! * What has moved stays in the etcd, where nobody is served it; whoever still watches the etcd directly is not told that it
-//!   was deleted.
+//! * **Fence**: the etcd's fence key (`kindred_router_core::fence`) holds what a shard's table of units would hold. A
+//!   freeze is a write of that key; from its revision on, the etcd executes no request for the unit.
+//! * **Revisions**: keys keep the revisions that they have. An etcd counts from 1 and a shard from a clock, so they all
+//!   lie below what the shard will assign: a client's compare on a mod revision that it read at the etcd still holds,
+//!   and no header goes back. But history cannot be continued: the unit's history begins anew at the switch, at a
+//!   revision of the shard's clock, and watches and reads below that are told that it is compacted.
+//! * **Copy**: the current version of each key at one revision, then the events after it. Until the switch the
+//!   follower's `through` is a revision of the etcd.
+//! * Keys with leases are refused: shards do not know the etcd's leases.
+//! * The moved keys stay in the etcd, where no router serves them. Clients that watch the etcd directly see no
+//!   deletion.
 
 use std::time::Duration;
 
@@ -45,20 +45,20 @@ use crate::watch::message;
 
 /// How often a change of the fence is tried while others change it.
 const TRIES: usize = 8;
-/// Bytes of a page of a copy or a comparison, about, and how many keys it has at first and at most.
+/// The approximate size of a page of a copy or a comparison, and the first and the largest number of its keys.
 const PAGE_BYTES: usize = 1 << 20;
 const PAGE_KEYS: i64 = 128;
 const PAGE_KEYS_MAX: i64 = 4096;
-/// Keys of one digest, as shards make them.
+/// The number of keys in one digest, as in shards.
 const DIGEST_KEYS: u64 = 1024;
-/// How often the two sides are compared before they count as different: between the two, a compaction of the follower may
-/// have dropped what was current.
+/// How often the sides are compared before they count as different. Between the two reads, a compaction of the follower
+/// may have dropped versions that were current.
 const COMPARISONS: usize = 3;
-/// How often a watch is asked how far it is.
+/// How often a watch is asked for its progress.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 /// How often the follower is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The life of an etcd: a cluster keeps what it has acknowledged, so it has but one.
+/// The incarnation of an etcd. It has only one, because a cluster keeps what it has acknowledged.
 const LIFE: u64 = 1;
 
 impl From<FenceError> for Failed {
@@ -77,12 +77,12 @@ impl From<WireError> for Failed {
     }
 }
 
-/// Pages of a unit at one revision.
+/// Reads the keys of a unit page by page at one revision.
 struct Pages {
     start: Bytes,
     end: Bytes,
     limit: i64,
-    /// 0 before the first.
+    /// The revision; 0 before the first page fixes it.
     at: i64,
     more: bool,
 }
@@ -98,7 +98,7 @@ impl UnitSteps<'_> {
         FencedUnit { id: self.id, term: self.call.term, transfer }
     }
 
-    /// The present of the follower's clock, as a revision that no shard assigns: their slots are not 0.
+    /// The present time of the follower's clock as a revision. No shard assigns it, because its slot is 0.
     async fn clock(&self) -> Result<Revision, Failed> {
         let store = self.follower();
         let request = crate::stores::monitor::hello_of(self.app, store, &store.spec());
@@ -128,7 +128,7 @@ impl UnitSteps<'_> {
             }
             None => {}
         }
-        // All that the etcd has is below it: of each key only what is current counts.
+        // Everything in the etcd lies below this revision, so only the current version of each key counts.
         let floor = self.clock().await?.get();
         let mut pages = self.pages(0);
         let (began, mut sent) = (Instant::now(), 0);
@@ -145,12 +145,13 @@ impl UnitSteps<'_> {
             self.import(pb::ImportRequest { keys, floor, ..Default::default() }).await?;
         }
         self.app.copy_speed.made(sent, began.elapsed());
-        // Only now is it whole: who takes over before begins again.
+        // The copy counts as whole only from here on; until then another coordinator starts over.
         self.import(pb::ImportRequest { floor, through: pages.at, ..Default::default() }).await.map(drop)
     }
 
-    /// Until a switch the follower's place is a revision of the etcd. A follower that has restarted with what it sealed in
-    /// an attempt that was given up knows its own instead, and how far it followed the etcd is not known any more.
+    /// Checks that the follower's `through` is a revision of the etcd, as it must be before a switch. A follower that
+    /// restarted after it sealed for an abandoned attempt reports a revision of its own; how far it followed the etcd
+    /// is then unknown, and its copy is dropped.
     async fn is_of_the_etcd(&self, through: Revision) -> Result<(), Failed> {
         if through.get() <= current_revision(self.owner()).await? {
             return Ok(());
@@ -168,7 +169,7 @@ impl UnitSteps<'_> {
         Ok(Answer::Followed { lag: imported.elapsed() })
     }
 
-    /// Imports the etcd's events up to a revision that it has come to. When the last of them came.
+    /// Imports the etcd's events up to revision `to`, which the etcd has reached. Returns when the last of them came.
     async fn follow_etcd(&self, to: i64, end: Instant) -> Result<Instant, Failed> {
         let Some(through) = self.through().await? else {
             return Err(Failed::Lost(format!("store {:?} has no whole copy", self.follower().name())));
@@ -182,7 +183,7 @@ impl UnitSteps<'_> {
         let create =
             etcd::WatchCreateRequest { key: range.key, range_end: range.range_end, ..Default::default() };
         let (asks, requests) = mpsc::channel(4);
-        // There is room for both.
+        // The queue has room for both.
         let _ = asks.try_send(message::create(&create, 1, through.get() + 1, true));
         let _ = asks.try_send(message::progress());
         let mut watch = bounded(store, |store, _| async move {
@@ -197,7 +198,7 @@ impl UnitSteps<'_> {
                 return Err(Failed::Other(reason));
             }
             let Ok(said) = tokio::time::timeout(ASK_EVERY, watch.message()).await else {
-                // It answers only when it has sent all that there is; one question that waits is enough.
+                // The watch answers only when it has sent everything, so one waiting question is enough.
                 let _ = asks.try_send(message::progress());
                 continue;
             };
@@ -241,7 +242,7 @@ impl UnitSteps<'_> {
         Err(Failed::Different(different))
     }
 
-    /// Compares both sides, key by key, at a revision at which nothing of the unit happened; where they differ.
+    /// Compares both sides key by key at a revision at which the unit did not change. Returns a difference, if any.
     async fn compare(&self) -> Result<Option<String>, Failed> {
         let (owner, follower) = (self.owner(), self.follower());
         let at = self.touch_fence().await?;
@@ -303,7 +304,7 @@ impl UnitSteps<'_> {
         ))
     }
 
-    /// Writes the fence as it is; the revision of that.
+    /// Writes the fence unchanged; returns the revision of the write.
     async fn touch_fence(&self) -> Result<i64, Failed> {
         for _ in 0..TRIES {
             let known = fenced::read(self.owner(), Deadline::within(CALL_MAX)).await?;
@@ -319,7 +320,7 @@ impl UnitSteps<'_> {
         self.follow_etcd(since, Instant::now() + CALL_MAX).await.map(|_| since)
     }
 
-    /// The etcd's revision since which the unit is frozen, or a later one.
+    /// A revision of the etcd at or after the one since which the unit is frozen.
     fn frozen_since(&self, fence: &Known) -> Result<i64, Failed> {
         match fence.doc.state(self.id, &self.call.unit) {
             Some(FenceState::Frozen { last }) if last == self.call.final_revision => Ok(fence.mod_revision),
@@ -337,11 +338,11 @@ impl UnitSteps<'_> {
 }
 
 impl LegSteps<'_> {
-    /// Runs a step in which a stock etcd has to do with the units; `None` where it is no other than a shard's.
+    /// Runs a step for units of which a stock etcd is owner or follower. `None` for steps that are a shard's alone.
     pub(super) async fn run_at_etcd(&self, name: StepName) -> Option<Result<Each<Answer>, Failed>> {
         let (owner, follower) = (self.owner(), self.follower());
         if !follower.is_shard() {
-            // It gave the units away, and there is no way back.
+            // The etcd gave the units away, and there is no way back.
             return match name {
                 StepName::Release => {
                     let release =
@@ -360,7 +361,7 @@ impl LegSteps<'_> {
             StepName::Copy | StepName::Tail | StepName::Verify => {
                 Ok(join_all(self.calls.iter().map(|call| self.alone_etcd(name, call))).await)
             }
-            // None of its keys has one.
+            // No key of the units has a lease.
             StepName::AttachLeases => Ok(self.all_done()),
             StepName::Freeze => self.freeze_etcd().await,
             StepName::ImportLast => self
@@ -371,12 +372,12 @@ impl LegSteps<'_> {
             StepName::Confirm => self.confirm_etcd().await,
             StepName::Unfreeze => self.fence_done(owner, |doc, by, _| doc.unfreeze(by)).await,
             StepName::Forget => self.fence_done(owner, |doc, by, _| doc.forget(by)).await,
-            // At the follower.
+            // The remaining steps are for the follower.
             _ => return None,
         })
     }
 
-    /// A step of one unit.
+    /// Runs a step of a single unit.
     async fn alone_etcd(&self, name: StepName, call: &UnitCall) -> Result<Answer, Failed> {
         let unit = self.unit(call);
         match name {
@@ -390,7 +391,7 @@ impl LegSteps<'_> {
         self.unit(call).import_last_etcd(fence).await
     }
 
-    /// Changes the etcd's fence for all units in one write. When it is changed already nothing is written.
+    /// Changes the etcd's fence for all units in one write. Writes nothing if the fence says so already.
     async fn fence<T>(
         &self,
         store: &Store,
@@ -400,7 +401,7 @@ impl LegSteps<'_> {
             let known = fenced::read(store, Deadline::within(CALL_MAX)).await?;
             let mut doc = known.doc.clone();
             let changed = self.calls.iter().map(|call| {
-                // A refusal changes nothing.
+                // A refused change leaves the document as it was.
                 let mut next = doc.clone();
                 let changed = change(&mut next, &self.unit(call).fenced_unit(), call)?;
                 doc = next;
@@ -443,7 +444,7 @@ impl LegSteps<'_> {
         Ok(each.into_iter().map(|last| last.map(frozen)).collect())
     }
 
-    /// Of each unit the etcd's revision up to which everything is imported.
+    /// Imports the rest of all units; for each, returns the etcd's revision up to which everything is imported.
     async fn import_last_etcd(&self) -> Result<Each<i64>, Failed> {
         let fence = fenced::read(self.owner(), Deadline::within(CALL_MAX)).await?;
         let imported = self.calls.iter().map(|call| self.unit_import_last_etcd(call, &fence));
@@ -451,7 +452,8 @@ impl LegSteps<'_> {
     }
 
     async fn seal_etcd(&self) -> Result<Each<Answer>, Failed> {
-        // Another move may have changed the fence meanwhile: nothing of these units has happened since.
+        // Another move may have changed the fence meanwhile; these units are frozen, so importing again only confirms
+        // their ends.
         let imported: Vec<i64> = self.import_last_etcd().await?.into_iter().collect::<Result<_, _>>()?;
         self.seal(&imported).await
     }
@@ -468,7 +470,7 @@ impl LegSteps<'_> {
 }
 
 impl Pages {
-    /// The next ones; `None` behind the last.
+    /// The next page; `None` after the last.
     async fn next(&mut self, store: &Store) -> Result<Option<Vec<KeyValue>>, Failed> {
         if !self.more {
             return Ok(None);
@@ -498,7 +500,7 @@ impl Pages {
     }
 }
 
-/// As shards digest their keys.
+/// A digest of keys, computed as shards do.
 #[derive(Default)]
 struct Digest {
     hash: Xxh3,
@@ -512,7 +514,7 @@ impl Digest {
             self.hash.update(&(part.len() as u64).to_le_bytes());
             self.hash.update(part);
         }
-        // The last one: it is no deletion.
+        // The last number says that the version is no deletion.
         for number in [kv.create_revision, kv.mod_revision, kv.version, kv.lease, 0] {
             self.hash.update(&number.to_le_bytes());
         }
@@ -526,7 +528,7 @@ impl Digest {
     }
 }
 
-/// The events of a message, and their bytes.
+/// The events of a watch message, and their size in bytes.
 fn feed_events(store: &Store, said: &Bytes) -> Result<(Vec<pb::FeedEvent>, usize), Failed> {
     let (mut events, mut bytes) = (Vec::new(), 0);
     for event in watch_events(said) {
@@ -539,7 +541,7 @@ fn feed_events(store: &Store, said: &Bytes) -> Result<(Vec<pb::FeedEvent>, usize
     Ok((events, bytes))
 }
 
-/// The etcd's leases are its own: a shard would never end them.
+/// Refuses a key with a lease: it is the etcd's, and a shard would never end it.
 fn without_lease(store: &Store, key: &[u8], lease: i64) -> Result<(), Failed> {
     if lease == 0 {
         return Ok(());
@@ -565,7 +567,7 @@ async fn current_revision(store: &Store) -> Result<i64, Status> {
     Ok(range(store, &request).await?.header.map_or(0, |header| header.revision))
 }
 
-/// Writes the fence in place of the one of this mod revision; its own, or `None` when another one is there.
+/// Replaces the fence if it still has this mod revision. Returns the new one, or `None` if another fence is there.
 async fn write_fence(store: &Store, mod_revision: i64, doc: &FenceDoc) -> Result<Option<i64>, Status> {
     use etcd::{compare, request_op};
     let is_it = etcd::Compare {

@@ -1,16 +1,15 @@
-//! The steps that one call does for all units of a leg, each unit answered for itself. What happens within the pause of
-//! writes is among them, and what is asked again every few milliseconds: a leg of many units costs as many calls as one of
-//! a single unit.
+//! The steps that one call does for all units of a leg, with an answer for each unit. These are the steps during the
+//! pause of writes and those repeated every few milliseconds, so a leg of many units needs as many calls as a leg of
+//! one.
 
 use std::time::Duration;
 
-use kindred_partition_config::ids::{LeaseId, MoveId, Revision};
+use kindred_partition_config::ids::{LeaseId, MoveId, Revision, Term};
 use kindred_proto::shard_v1::{self as pb, unit_answer::Answer as Made, unit_call::Call};
 use kindred_router_core::clock_offset;
 use kindred_router_core::moves::step::{Answer, StepName, UnitCall};
 use kindred_router_core::parts::store_ix;
 use tokio::time::Instant;
-use tonic::{Code, Status};
 
 use super::{CALL_MAX, Failed, LEASES_AT_ONCE, UnitSteps, bounded, on_wire};
 use crate::app::App;
@@ -19,24 +18,24 @@ use crate::moves::rate::Rate;
 use crate::moves::runner::Copied;
 use crate::stores::Store;
 
-/// What one round of following may take before it says how far it is.
+/// How long one round of tailing may take before it reports.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
-/// The same step of some units of one leg of one move.
+/// The same step for several units of one leg of a move.
 pub(in crate::moves) struct LegSteps<'a> {
     pub app: &'a App,
     pub id: MoveId,
-    /// At least one; all of one leg and term.
+    /// At least one call; all have the same leg and term.
     pub calls: &'a [UnitCall],
     pub rate: &'a Rate,
     pub copied: &'a Copied,
 }
 
-/// How far the following of a unit is.
+/// How far a unit was followed.
 enum Followed {
-    /// All up to this is imported.
+    /// Everything up to this revision is imported.
     To(Revision),
-    /// It is where it was to be; when that was said.
+    /// It has reached its goal; the owner reported that at this time.
     Done(Instant),
     Not(Failed),
 }
@@ -44,7 +43,7 @@ enum Followed {
 pub(super) type Each<T> = Vec<Result<T, Failed>>;
 
 impl LegSteps<'_> {
-    /// Runs a step: as many answers as there are units, in their order.
+    /// Runs a step; returns an answer for each call, in their order.
     pub(in crate::moves) async fn run(&self, name: StepName) -> Vec<Answer> {
         let ends = match name {
             StepName::Unfreeze | StepName::Open | StepName::Forget => Some(self.owner()),
@@ -52,7 +51,7 @@ impl LegSteps<'_> {
             _ => None,
         };
         if ends.is_some_and(Store::is_removed) {
-            // It was lost and another one is in its place (R14): nobody asks it for these keys any more.
+            // The store was lost and replaced (R14), so nobody asks it for these keys any more.
             return vec![Answer::Done; self.calls.len()];
         }
         let run = async {
@@ -93,7 +92,7 @@ impl LegSteps<'_> {
             StepName::ImportLast => self.import_last().await,
             StepName::Seal => self.seal(&vec![0; self.calls.len()]).await,
             StepName::Confirm => self.confirm().await,
-            // After the decision the record names the new owner: the one that was is the follower.
+            // After the decision the record names the new owner, so the former owner is the follower.
             StepName::Release => {
                 let call = |by, call: &UnitCall| {
                     Call::Release(pb::ReleaseRequest { r#move: by, epoch: call.epoch.0 })
@@ -118,7 +117,7 @@ impl LegSteps<'_> {
         }
     }
 
-    /// All calls have the same stores.
+    /// All calls have the same two stores.
     pub(super) fn owner(&self) -> &Store {
         self.app.stores.get(store_ix(self.calls[0].owner))
     }
@@ -135,12 +134,12 @@ impl LegSteps<'_> {
         self.calls.iter().map(|_| Ok(Answer::Done)).collect()
     }
 
-    /// The generation of a map that is older than what this attempt will decide.
+    /// The generation of a map that is older than the one that this attempt will decide.
     fn undecided(&self) -> u64 {
         self.app.routes.load().generation()
     }
 
-    /// Asks a store for the same of all units.
+    /// Makes the same call about all units at a store.
     async fn ask(
         &self,
         store: &Store,
@@ -150,7 +149,7 @@ impl LegSteps<'_> {
         Ok(made(store, calls, false).await?.0.into_iter().map(|made| made.and_then(answer)).collect())
     }
 
-    /// How the units stand at a store, and its incarnation.
+    /// The records of the units at a store, and the store's incarnation.
     async fn look(&self, store: &Store) -> Result<(Each<Option<pb::UnitRecord>>, u64), Failed> {
         let look = |of: &UnitCall| Call::Look(pb::LookRequest { r#move: self.unit(of).unit_move() });
         let (made, life) = made(store, self.calls.iter().map(look).collect(), false).await?;
@@ -179,8 +178,8 @@ impl LegSteps<'_> {
         Ok(())
     }
 
-    /// The attempt was given up: the follower serves what it has of these ranges beside the units. Where it does not answer, the
-    /// next import says the same.
+    /// After an abandoned attempt, lets the follower serve again what it owns beside the units. If it does not answer,
+    /// the next import has the same effect.
     async fn unseal(&self) {
         let follower = self.follower();
         if follower.is_removed() || !follower.is_shard() {
@@ -192,22 +191,22 @@ impl LegSteps<'_> {
         }
     }
 
-    /// Imports what the owner has said since, until it has nothing more to say.
+    /// Imports the owner's news until there is no more, or the round is over.
     async fn tail(&self) -> Result<Each<Answer>, Failed> {
         self.clocks_meet()?;
         let began = Instant::now();
         let each = self.follow(|_, _| true, began + ROUND_MAX).await?;
         let answer = |followed| match followed {
             Followed::Done(heard) => Ok(Answer::Followed { lag: heard.elapsed() }),
-            // It is at least so far behind, and goes on from where it is.
+            // The follower is at least this far behind; the next round goes on from there.
             Followed::To(_) => Ok(Answer::Followed { lag: began.elapsed() }),
             Followed::Not(failed) => Err(failed),
         };
         Ok(each.into_iter().map(answer).collect())
     }
 
-    /// Whether the follower's clock may come to where the owner's is (R3), which a switch needs (R15b): else nothing is to be
-    /// frozen for one.
+    /// Checks that the follower's clock may be raised to the owner's (R3). A switch needs that (R15b), so nothing
+    /// should be frozen before it holds.
     fn clocks_meet(&self) -> Result<(), Failed> {
         let clocks = self.app.stores.clocks();
         let [owner, follower] = [self.owner(), self.follower()];
@@ -228,7 +227,7 @@ impl LegSteps<'_> {
     async fn import_last(&self) -> Result<Each<Answer>, Failed> {
         let end = Instant::now() + CALL_MAX;
         let each = self.follow(|call, watermark| watermark >= call.final_revision, end).await?;
-        // Those of the last events; the others are known to be attached, and cost nothing.
+        // Attaches the leases of the last events; the others are known to be attached and cost nothing.
         self.attach_leases().await?;
         let unfinished =
             || Failed::Other(format!("the tail of store {:?} did not come to its end", self.owner().name()));
@@ -240,7 +239,7 @@ impl LegSteps<'_> {
         Ok(each.into_iter().map(answer).collect())
     }
 
-    /// Follows the owner from where the follower is: each unit until `enough` of a watermark, or all until `end`.
+    /// Imports the owner's news, from where the follower is until `enough` accepts a unit's watermark, or until `end`.
     async fn follow(
         &self,
         enough: impl Fn(&UnitCall, Revision) -> bool,
@@ -306,7 +305,7 @@ impl LegSteps<'_> {
                     continue;
                 }
                 let watermark = Revision::from_wire(said.watermark.max(said.moved));
-                // Revisions come whole and in order.
+                // Revisions come whole and in order, so the last event's revision is complete.
                 let last = said.events.last().map(|event| Revision(event.revision));
                 let Some(through) = watermark.or(last) else { continue };
                 self.unit(call).count(0, said.events.iter().map(|event| event.event.len()).sum()).await;
@@ -330,7 +329,8 @@ impl LegSteps<'_> {
         }
     }
 
-    /// `imported`: of each unit, where the source counts revisions of its own, up to which of them everything is here.
+    /// Seals the units at the follower. `imported` says for each unit up to which revision of the source everything is
+    /// imported, if the source counts revisions of its own; else 0.
     pub(super) async fn seal(&self, imported: &[i64]) -> Result<Each<Answer>, Failed> {
         let generation = self.undecided();
         let seal = |(of, imported): (&UnitCall, &i64)| {
@@ -347,7 +347,7 @@ impl LegSteps<'_> {
             .collect())
     }
 
-    /// Whether both stores still hold to what they did for the attempt, in the same life (R15c).
+    /// Checks that the freeze and the seal of the attempt still stand, in the incarnations that made them (R15c).
     async fn confirm(&self) -> Result<Each<Answer>, Failed> {
         let frozen = self.stand(self.owner(), pb::UnitState::Frozen);
         let (frozen, sealed) = tokio::try_join!(frozen, self.sealed_stand())?;
@@ -382,12 +382,12 @@ impl LegSteps<'_> {
     }
 }
 
-/// How far a follower has everything; `None` when it has no whole copy.
+/// The revision up to which a follower has everything; `None` if it has no whole copy.
 pub(super) fn copied_to(record: &pb::UnitRecord) -> Option<Revision> {
     Revision::from_wire(record.through).filter(|_| record.state() == pb::UnitState::Following)
 }
 
-/// Makes calls about units at a store, as one; each has its own answer. And the store's incarnation.
+/// Makes several calls about units at a store in one request. Returns each call's answer, and the store's incarnation.
 pub(super) async fn made(
     store: &Store,
     calls: Vec<Call>,
@@ -414,7 +414,7 @@ pub(super) async fn made(
     Ok((each.collect(), answers.incarnation))
 }
 
-/// What an answer says to the coordinator.
+/// Translates a store's answer for the coordinator.
 pub(super) fn answer(made: Made) -> Result<Answer, Failed> {
     Ok(match made {
         Made::Track(tracked) if !tracked.ready => Answer::NotReady,
@@ -439,6 +439,6 @@ fn another(made: &Made) -> Failed {
 
 impl From<pb::UnitRefusal> for Failed {
     fn from(refused: pb::UnitRefusal) -> Self {
-        Status::new(Code::from(refused.code.cast_signed()), refused.message).into()
+        refused.stale_term.map_or_else(|| Self::Other(refused.message), |seen| Self::Stale(Term(seen)))
     }
 }

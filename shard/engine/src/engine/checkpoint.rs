@@ -1,8 +1,8 @@
-//! Everything that is kept, a slice at a time, while requests go on.
+//! The walk of a checkpoint: everything that is kept, one slice at a time, while requests are still executed.
 //!
-//! A walk sees each key at another moment. What is applied after its beginning is in the logs behind that, so the records
-//! of a walk and of those logs together are everything (they may say a thing twice). Half a transaction may stand in the
-//! walk alone: a checkpoint counts only when both logs are on disk up to where the walk ended.
+//! A walk reads each key at a different moment. Whatever is applied after it began is in the logs behind that point, so
+//! the walk's records together with those logs are complete; some things appear twice. The walk alone may contain half
+//! a transaction: a checkpoint counts only when both logs are on disk up to where the walk ended.
 
 use kindred_partition_config::ids::{LeaseId, Revision};
 
@@ -12,10 +12,10 @@ use crate::{
     space::{Place, Walked},
 };
 
-/// Leases of one slice.
+/// Leases in one slice.
 const LEASES: usize = 1024;
 
-/// How far a walk is.
+/// The position of a walk.
 #[derive(Debug)]
 pub struct Walk(Stage);
 
@@ -29,19 +29,19 @@ enum Stage {
 }
 
 impl Engine {
-    /// Begins a walk. What [`Engine::take_applied`] answers from now on must be in the logs behind the place from which the
-    /// checkpoint will be replayed.
+    /// Begins a walk. Everything that [`Engine::take_applied`] returns from now on must be logged behind the place from
+    /// which this checkpoint will be replayed.
     pub fn checkpoint_begin(&mut self) -> Walk {
         Walk(Stage::Keys(Place::default()))
     }
 
-    /// Begins a walk over what [`Engine::checkpoint_begin`] leaves out: the keys of the Kinds of mode none. For a stop in good
-    /// order; nothing may be applied before its end.
+    /// Begins a walk over what [`Engine::checkpoint_begin`] leaves out: the keys of Kinds in mode `none`. It serves a
+    /// clean stop; nothing may be applied until it ends.
     pub fn unkept_begin(&self) -> Walk {
         Walk(Stage::Unkept(Place::default()))
     }
 
-    /// Gives the next records: of about `max_keys` keys, or `max_bytes` of them. False when there are no more.
+    /// Gives the next records, about `max_keys` keys or `max_bytes` of them. Returns false when the walk is over.
     pub fn checkpoint_next(
         &mut self,
         walk: &mut Walk,
@@ -74,7 +74,8 @@ impl Engine {
                 true
             }
             Stage::Rest => {
-                // At the end: what the walk saw of keys below the floor may be gone by now.
+                // These come last: versions that the walk has given may since have fallen below the floor that is
+                // written here.
                 self.rest(&mut give);
                 walk.0 = Stage::Over;
                 false

@@ -1,4 +1,4 @@
-//! The logs under an engine: what they get, and what becomes visible when they have it (R9).
+//! What goes to the logs, and what becomes visible once it is logged (R9).
 
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
@@ -7,14 +7,15 @@ use kindred_partition_config::{
 
 use super::Engine;
 use crate::{
-    durability::{Applied, FsyncMark, Gap, KindGap, KindModes, LeaseRecord, Logged, ModesError, ModesTaken},
+    durability::{Applied, FsyncMark, LeaseRecord, Logged},
     space::{KindId, Scope},
+    types::{Gap, KindGap, KindModes, ModesError, ModesTaken},
     version::Version,
 };
 
 impl Engine {
-    /// There are logs under the shard: from now on [`Engine::take_applied`] tells what belongs into them. Of an engine that
-    /// is new, that is its beginning first: nothing before is known here.
+    /// Turns logging on: from now on [`Engine::take_applied`] returns what belongs in the logs. For a new engine the
+    /// first record is its beginning, before which nothing is known.
     pub fn log_changes(&mut self) {
         if !std::mem::replace(&mut self.space.outbox.on, true)
             && let Some(gap) = self.beginning()
@@ -23,69 +24,69 @@ impl Engine {
         }
     }
 
-    /// The store's beginning, as it is kept: everything before it is unknown.
+    /// The store's beginning as a logged gap, if there is one: nothing before it is known.
     pub(crate) fn beginning(&self) -> Option<KindGap> {
         let gap = Gap { after: Revision::ZERO, until: self.space.began };
         let known = self.space.began > Revision::ZERO && self.space.began >= self.space.compacted;
         known.then(|| KindGap { kind: Key::copy_from(b""), gap })
     }
 
-    /// The modes in force.
     #[must_use]
     pub fn modes(&self) -> &KindModes {
         &self.space.modes
     }
 
-    /// Other modes, from now on. To be called between batches when both logs are flushed: then whatever a crash leaves of
-    /// a Kind is a beginning of what happened, though it stands in two logs.
+    /// Sets new modes. To be called between batches when both logs are flushed: then a crash always leaves a prefix of
+    /// each Kind's history, although it is split over two logs.
     pub fn set_modes(&mut self, modes: KindModes) -> Result<ModesTaken, ModesError> {
         self.space.set_modes(modes)
     }
 
-    /// Takes the number of a later edition of the modes in force that changes none of them, and logs it; whether it is one. At
-    /// any time, unlike [`Engine::set_modes`]: nothing that waits for a log is concerned.
+    /// Takes over the generation number of `modes` if they equal the modes in force, and logs it. Returns whether they
+    /// do. Unlike [`Engine::set_modes`] it may be called at any time, since no write that waits for a log is affected.
     pub fn renumber_modes(&mut self, modes: &KindModes) -> bool {
         self.space.renumber_modes(modes)
     }
 
-    /// Takes back modes of which [`Engine::set_modes`] answered that they are logged first, and which are not in force.
+    /// Takes back modes that [`Engine::set_modes`] answered with [`ModesTaken::AfterLog`] and that are not in force
+    /// yet.
     pub fn keep_modes(&mut self) {
         self.space.keep_modes();
     }
 
-    /// The checkpoint that the modes of this generation waited for is on disk.
+    /// Tells that the checkpoint for which the modes of this generation waited is on disk.
     pub fn modes_settled(&mut self, generation: u64) {
         self.space.modes_settled(generation);
     }
 
-    /// What was applied since the last call and is to be written to the logs. Costs nothing where there are none. Between
-    /// two calls stands whole requests only, so what one call answers can be written as one batch.
+    /// The records applied since the last call, to be written to the logs. They cover whole requests, so the result of
+    /// one call can be written as one batch. Without logs the call costs nothing.
     pub fn take_applied(&mut self) -> Applied {
         Applied { promise: self.clock.last(), ..self.space.take_applied() }
     }
 
-    /// How many records for the fsync log [`Engine::take_applied`] would answer now. A call that made it more is to be
-    /// answered when that log has them.
+    /// The number of records for the fsync log that [`Engine::take_applied`] would return now. A call that increased it
+    /// is answered when that log has them.
     #[must_use]
     pub fn logged_fsync(&self) -> usize {
         self.space.outbox.fsync.len()
     }
 
-    /// The same of the log of mode buffered.
+    /// The same for the buffered log.
     #[must_use]
     pub fn logged_buffered(&self) -> usize {
         self.space.outbox.buffered.len()
     }
 
     /// Whether the answer to the last [`Engine::apply`], [`Engine::apply_above`], [`Engine::lease_revoke`] or
-    /// [`Engine::lease_end`] tells of something, read or written, that waits for the fsync log: it is to be given when
-    /// the mark of the next [`Engine::take_applied`] is published.
+    /// [`Engine::lease_end`] depends on a read or write that waits for the fsync log. Such an answer is sent when the
+    /// mark of the next [`Engine::take_applied`] is published.
     #[must_use]
     pub fn answer_waits(&self) -> bool {
         self.answer_waits
     }
 
-    /// The fsync log has everything up to a mark on disk: it becomes visible, and its events go to the watches.
+    /// Makes everything up to a mark visible once the fsync log has it on disk, and hands its events to the watches.
     pub fn publish_fsync(&mut self, upto: FsyncMark) {
         let events = self.space.publish_fsync(upto);
         self.published(&events);
@@ -96,14 +97,14 @@ impl Engine {
         self.feeds.published(&mut self.space, events);
     }
 
-    /// Whether something of the ranges is applied and not published.
+    /// Whether any Kind of the ranges has applied writes that are not published.
     #[must_use]
     pub fn unpublished_in(&self, ranges: &[KeyRange]) -> bool {
         ranges.iter().any(|range| self.space.has_unpublished_in(&self.space.scope(range)))
     }
 
-    /// Whether an answer about the ranges has to show less now than `at_least`, or than one of their Kinds shows already,
-    /// because something of another is not published yet. Reads of one Kind never wait for what nobody has seen.
+    /// Whether a read of the ranges would have to show less than `at_least`, or less than one of their Kinds already
+    /// shows, because another of them has something unpublished. A read of a single Kind waits only for `at_least`.
     #[must_use]
     pub fn read_waits(&self, ranges: &[KeyRange], at_least: Option<Revision>) -> bool {
         let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope(range)).collect();
@@ -115,7 +116,7 @@ impl Engine {
         scopes.iter().any(|scope| self.space.limit(scope) < wanted.unwrap_or(Revision::ZERO))
     }
 
-    /// Logs what is known of a lease now.
+    /// Logs the current state of a lease.
     pub(super) fn log_lease(&mut self, id: LeaseId) {
         let leases = &self.leases;
         self.space.outbox.push(|| Logged::Lease(Box::new(LeaseRecord { id, state: leases.durable(id) })));

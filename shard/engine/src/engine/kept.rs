@@ -1,9 +1,9 @@
-//! Revisions that stay readable for long (R5): a backup reads one cut for minutes or hours, while clients compact.
+//! Revisions kept readable for long (R5): a backup reads one snapshot for minutes or hours while clients compact.
 //!
-//! What is kept at T is what was current at T, at most one version a key more; no compaction waits for it. Below the floor
-//! T itself is all that can be read: watches and other revisions there are compacted as ever. What came and went is
-//! remembered for the counts at T when the rest of it is freed (`keyspace/folded.rs`). A revision is kept while it is
-//! renewed: who asked for it and went away loses it when its time has passed.
+//! Keeping T retains the versions that were current at T, at most one extra per key, and delays no compaction. Below
+//! the floor only T itself is readable; watches and other revisions there are compacted. Creates and deletes freed
+//! below the floor are remembered for counts at T (`keyspace/folded.rs`). A revision stays kept only while its client
+//! renews it in time.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use kindred_partition_config::ids::Revision;
 use super::{Engine, MonoMillis, PinId};
 use crate::error::EngineError;
 
-/// Revisions that are kept at a time.
+/// Revisions that can be kept at once.
 const KEPT_MAX: usize = 64;
-/// The longest time between two renewals.
+/// The longest time between two renewals, in milliseconds.
 const KEEP_MS_MAX: u64 = 600_000;
 
 #[derive(Debug, Clone, Copy)]
@@ -23,21 +23,21 @@ struct Keep {
     until: MonoMillis,
 }
 
-/// What is kept, by who asked.
+/// The kept revisions, by the id their client chose.
 #[derive(Debug, Default)]
 pub(super) struct Kept(BTreeMap<PinId, Keep>);
 
 impl Kept {
-    /// Whether this very revision is kept.
+    /// Whether exactly this revision is kept.
     pub(super) fn holds(&self, at: Revision) -> bool {
         self.0.values().any(|keep| keep.at == at)
     }
 }
 
 impl Engine {
-    /// Keeps `at` readable under a name for a time from now on, or, where it is kept already, for that time again.
-    /// `Compacted` when it cannot be read any more, or was let go since; `Future` above the current revision;
-    /// `TooManyKept` beyond a bound.
+    /// Keeps `at` readable under `name` for `millis` from now on (at most `KEEP_MS_MAX`); called again, renews it.
+    /// `Compacted` below the floor, which includes a revision that was let go; `Future` above the current revision;
+    /// `TooManyKept` beyond the bound.
     pub fn keep(
         &mut self,
         now: MonoMillis,
@@ -69,14 +69,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets go what is kept under a name. Nothing happens where nothing is.
+    /// Lets go the revision kept under a name, if any.
     pub fn unkeep(&mut self, name: PinId) {
         if let Some(keep) = self.kept.0.remove(&name) {
             self.unpin(keep.at);
         }
     }
 
-    /// Lets go what was not renewed in time.
+    /// Lets go the revisions that were not renewed in time.
     pub fn unkeep_due(&mut self, now: MonoMillis) {
         let due = self.kept.0.extract_if(.., |_, keep| keep.until <= now);
         for (_, keep) in due.collect::<Vec<_>>() {
@@ -84,14 +84,14 @@ impl Engine {
         }
     }
 
-    /// Whether this very revision is kept.
+    /// Whether exactly this revision is kept.
     #[must_use]
     pub fn is_kept(&self, at: Revision) -> bool {
         self.kept.holds(at)
     }
 
-    /// Whether a revision below the floor can be read all the same: it is kept, and no keys have come since with a
-    /// history that does not reach back to it.
+    /// Whether a revision is readable even below the floor: it is kept, and no unit imported since has a floor above
+    /// it.
     pub(super) fn reads_kept(&self, asked: Option<Revision>) -> bool {
         asked.is_some_and(|at| at >= self.space.imported_floor && self.kept.holds(at))
     }

@@ -1,4 +1,4 @@
-//! Leases and the keys that end with them.
+//! Leases and the deletion of their keys.
 
 use kindred_partition_config::{
     ids::{LeaseId, Revision, Slot},
@@ -12,11 +12,11 @@ use crate::{
     units::NotOwned,
 };
 
-/// How long an expiry waits that would delete keys that are moving.
+/// How long an expiry waits, in milliseconds, when keys that it would delete are in a switch.
 const WAIT_MS: u64 = 100;
 
 impl Engine {
-    /// A new lease whose home is this store. `id` is never zero (the caller generates one). Answers the granted TTL.
+    /// Grants a lease whose home is this store. `id` is never zero (the caller generates one). Returns the granted TTL.
     pub fn lease_grant(&mut self, now: MonoMillis, id: LeaseId, ttl_s: i64) -> Result<i64, EngineError> {
         let granted = self.leases.grant(now, id, ttl_s, self.config.min_lease_ttl_s)?;
         self.unit_leases_known(id);
@@ -24,13 +24,13 @@ impl Engine {
         Ok(granted)
     }
 
-    /// Keeps it alive; answers the TTL.
+    /// Renews a lease; returns its TTL.
     pub fn lease_keep_alive(&mut self, now: MonoMillis, id: LeaseId) -> Result<i64, EngineError> {
         self.leases.keep_alive(now, id)
     }
 
-    /// Ends it now: its keys are deleted in one revision. The stores that hold other keys of it are in the answer. The
-    /// revision is the deletion's, or the shard's current one when there were no keys.
+    /// Revokes a lease: its keys here are deleted in one revision. Returns that revision, or the current one when there
+    /// were no keys, and the stores that hold other keys of the lease.
     pub fn lease_revoke(
         &mut self,
         wall: WallMicros,
@@ -44,11 +44,11 @@ impl Engine {
         Ok((self.delete_leased(wall, &keys), stores))
     }
 
-    /// Ends what has expired, at most `max` leases; `true` when more are due.
+    /// Ends expired leases, at most `max`; `true` when more are due.
     pub fn lease_expire(&mut self, wall: WallMicros, now: MonoMillis, max: usize) -> bool {
         if self.leases.has_orphans() {
             let ended = self.orphans_end(wall, max);
-            // What could not be deleted now waits a little.
+            // Keys that cannot be deleted now are tried again a little later.
             self.leases.orphans_wait(if ended { now } else { MonoMillis(now.0.saturating_add(WAIT_MS)) });
         }
         for id in self.leases.due(now, max) {
@@ -65,8 +65,8 @@ impl Engine {
         self.leases.deadline().is_some_and(|deadline| deadline <= now)
     }
 
-    /// Deletes keys that a restart found of leases that were over: their deletions were lost. Of at most `max` leases; those
-    /// with keys of which it is being decided whose they are wait; keys that have another lease or are gone by now are left
+    /// Deletes the keys, found at a restart, of leases that had ended: their deletions were lost. It handles at most
+    /// `max` leases and skips those with keys in a switch. Keys that are gone or carry another lease by now are left
     /// alone.
     fn orphans_end(&mut self, wall: WallMicros, max: usize) -> bool {
         let (mut after, mut ended) = (None, false);
@@ -85,13 +85,13 @@ impl Engine {
         ended
     }
 
-    /// When the next lease may expire.
+    /// The time at which the next lease may expire.
     #[must_use]
     pub fn lease_deadline(&self) -> Option<MonoMillis> {
         self.leases.deadline()
     }
 
-    /// A lease's times and, when asked, keys; see [`Engine::lease_keys`].
+    /// A lease's TTLs and, with `keys`, its keys; see [`Engine::lease_keys`].
     pub fn lease_view(&self, now: MonoMillis, id: LeaseId, keys: bool) -> Result<LeaseView, EngineError> {
         let mut view = self.leases.view(now, id)?;
         if keys {
@@ -100,13 +100,13 @@ impl Engine {
         Ok(view)
     }
 
-    /// All leases whose home is here, in the order of their ids.
+    /// The leases whose home is here, sorted by id.
     #[must_use]
     pub fn leases(&self) -> Vec<LeaseId> {
         self.leases.home_ids()
     }
 
-    /// At the home: `store` will hold keys of it. Answers the granted TTL.
+    /// At the home: notes that `store` will hold keys of the lease. Returns the granted TTL.
     pub fn lease_attach(&mut self, id: LeaseId, store: Slot) -> Result<i64, EngineError> {
         let known = self.leases.durable(id);
         let granted = self.leases.attach_store(id, store)?;
@@ -116,12 +116,12 @@ impl Engine {
         Ok(granted)
     }
 
-    /// At another store: know a lease whose home is elsewhere; it never expires here.
+    /// At another store: adopts a lease whose home is elsewhere. It never expires here.
     pub fn lease_adopt(&mut self, id: LeaseId, granted_ttl_s: i64, home: Slot) -> Result<(), EngineError> {
         self.lease_adopt_after(id, granted_ttl_s, home, &[])
     }
 
-    /// The same for a home that took the place of those `before`.
+    /// The same for a home that inherited the lease from the stores `before`.
     pub fn lease_adopt_after(
         &mut self,
         id: LeaseId,
@@ -138,8 +138,8 @@ impl Engine {
         Ok(())
     }
 
-    /// At another store: delete its keys in one revision and forget it. Refused, to be asked again, while it is being decided
-    /// whose one of them is.
+    /// At another store: deletes the lease's keys in one revision and forgets the lease. Refused, to be retried, while
+    /// one of its keys is in a switch.
     pub fn lease_end(&mut self, wall: WallMicros, id: LeaseId) -> Result<Revision, EngineError> {
         self.lease_waits(id)?;
         self.may_assign_or_wait(wall)?;
@@ -152,8 +152,8 @@ impl Engine {
         Ok(self.delete_leased(wall, &keys))
     }
 
-    /// The same when nobody said that it is over: these stores do not know it. That is enough only where its home is one of
-    /// them, so that who does not know where a lease has gone cannot end it.
+    /// The same for a lease that no home declared ended, but that the stores `denied` do not know. Executed only if the
+    /// home that this store knows is among them: a router that does not know where a lease has gone must not end it.
     pub fn lease_end_denied(
         &mut self,
         wall: WallMicros,
@@ -170,21 +170,22 @@ impl Engine {
 
     // ---- a home that goes away
 
-    /// Leases whose home is here and is to go to an heir, at most `max` at a time; see [`crate::lease::HandedLease`]. Those
-    /// that are answered are served no more; only with `begin` any that were until now.
+    /// Leases whose home is here and that an heir is to take over, at most `max`; see [`crate::lease::HandedLease`].
+    /// This store stops serving the leases that it returns. Without `begin` only leases whose handover has begun are
+    /// returned.
     pub fn lease_hand_over(&mut self, max: usize, begin: bool) -> Vec<HandedLease> {
         let (leases, fresh) = self.leases.hand_over(max, begin);
         fresh.into_iter().for_each(|id| self.log_lease(id));
         leases
     }
 
-    /// How many leases have or had their home here and are not handed over.
+    /// The number of leases that have or had their home here and are not yet handed over.
     #[must_use]
     pub fn leases_left(&self) -> usize {
         self.leases.left()
     }
 
-    /// At the heir: the lease has its home here now.
+    /// At the heir: makes this store the lease's home.
     pub fn lease_inherit(
         &mut self,
         now: MonoMillis,
@@ -201,20 +202,20 @@ impl Engine {
         Ok(())
     }
 
-    /// At the home before: the heir has the lease, and all stores that know it know that.
+    /// At the former home: notes that the heir has the lease and that every store attached to it knows.
     pub fn lease_handed(&mut self, id: LeaseId, heir: Slot) {
         if self.leases.handed(id, heir) {
             self.log_lease(id);
         }
     }
 
-    /// Leases that were adopted from one of these stores, at most `max`.
+    /// Leases that were adopted from one of these homes, at most `max`.
     #[must_use]
     pub fn leases_adopted(&self, homes: &[Slot], max: usize) -> Vec<AdoptedLease> {
         self.leases.adopted(homes, max)
     }
 
-    /// The end of a lease waits for its keys to have one owner who can delete them.
+    /// Refuses to end a lease while one of its keys is in a switch: no store can delete it then.
     fn lease_waits(&self, id: LeaseId) -> Result<(), EngineError> {
         match self.leases.keys(id) {
             Some(keys) if !self.space.units.is_empty() => Ok(self.keys_wait(&keys)?),
@@ -222,22 +223,22 @@ impl Engine {
         }
     }
 
-    /// At the home: nobody holds keys of it any more.
+    /// At the home: forgets a lease of which no store holds keys any more.
     pub fn lease_forget(&mut self, id: LeaseId) {
         if self.leases.forget(id) {
             self.log_lease(id);
         }
     }
 
-    /// At the home: leases that are over and wait for other stores.
+    /// At the home: ended leases that other stores still have to end.
     #[must_use]
     pub fn leases_ended(&self) -> Vec<EndedLease> {
         self.leases.ended()
     }
 
-    /// Keys of a lease here, sorted; `None` when it is unknown. Refused, to be asked again, while one of them is frozen, or
-    /// sealed and not opened: then it is on no store's list; and for the same reason by a map that is older than the one by
-    /// which one went.
+    /// The keys of a lease here, sorted; `None` for an unknown lease. Refused, to be retried, while one of them is
+    /// frozen, or sealed and not opened: then no store lists it. Also refused to a request by a map older than the one
+    /// by which one of them changed owner.
     pub fn lease_keys(&self, id: LeaseId, generation: Option<u64>) -> Result<Option<Vec<Key>>, NotOwned> {
         let Some(keys) = self.leases.keys(id) else { return Ok(None) };
         if self.space.units.is_empty() {

@@ -1,4 +1,4 @@
-//! Current revisions (R4), how a router brings them to one, and what happened since (R3, R5, R8).
+//! Current revisions (R4), raising them (R3, R5, R8), and whether something changed since one.
 
 use kindred_partition_config::{ids::Revision, key::KeyRange};
 
@@ -10,19 +10,19 @@ use crate::{
     units::table::View,
 };
 
-/// Events that [`Engine::changed`] looks at, at most.
+/// The events that [`Engine::changed`] looks at, at most.
 const LOOK_BACK_MAX: usize = 4096;
 
 impl Engine {
-    /// The current revision of the ranges (R4): per Kind, or the shard's one counter in dense mode. What it shows
-    /// becomes readable for all of the ranges.
+    /// The current revision of the ranges (R4): the highest of their Kinds', or the shard's one counter in dense mode.
+    /// All of the ranges become readable at it.
     pub fn current(&mut self, ranges: &[KeyRange]) -> Revision {
         let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope(range)).collect();
         self.space.show_all(&scopes)
     }
 
-    /// The current revision of the whole shard. Unlike [`Engine::current`] it raises no Kind to it: it is for headers of
-    /// answers about no key (leases, status), and an idle Kind's caches are to stay fresh beside those.
+    /// The current revision of the whole shard. Unlike [`Engine::current`] it raises no Kind, since it serves the
+    /// headers of answers about no key (leases, status), which must not make an idle Kind's caches stale.
     pub fn current_all(&mut self) -> Revision {
         self.current_highest()
     }
@@ -31,8 +31,8 @@ impl Engine {
         self.space.visible_somewhere(&self.space.everything())
     }
 
-    /// Raises the ranges' current revision to at least `to` (a wish from another store's clock, R3, R5). While something
-    /// applied waits to be published the answer may be lower: the raise is then seen with it.
+    /// Raises the ranges' current revision to at least `to`, a revision from another store's clock (R3, R5). While
+    /// applied writes wait to be published the returned revision may be lower; the raise becomes visible with them.
     pub fn raise(
         &mut self,
         now: WallMicros,
@@ -43,8 +43,8 @@ impl Engine {
         self.raise_whole(now, ranges, to)
     }
 
-    /// As [`Engine::raise`], for who means the shard and not its keys (a compaction): units that are frozen or another
-    /// store's do not refuse it. A frozen one goes on showing nothing above its final revision.
+    /// As [`Engine::raise`], for requests about the shard as a whole (a compaction): units that are frozen or not owned
+    /// do not refuse it. A frozen unit still shows nothing above its final revision.
     pub fn raise_whole(
         &mut self,
         now: WallMicros,
@@ -57,7 +57,7 @@ impl Engine {
         Ok(self.space.show_all(&scopes))
     }
 
-    /// As [`Engine::raise`], but a `to` that the clock may not follow is ignored (R8).
+    /// As [`Engine::raise`], but ignores a `to` that the clock may not follow (R8), and any other refusal.
     pub fn raise_if_allowed(&mut self, now: WallMicros, ranges: &[KeyRange], to: Revision) -> Revision {
         match self.raise(now, ranges, to) {
             Ok(current) => current,
@@ -65,16 +65,16 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::apply`], with the answer's revision at or above `wish`, that of a write above it, unless the clock
-    /// may not follow (R8).
+    /// As [`Engine::apply`], with the answer's revision at or above `wish`, a write's strictly above it, unless the
+    /// clock may not follow to it (R8).
     pub fn apply_above(&mut self, now: WallMicros, op: Op, wish: Revision) -> Result<OpAnswer, EngineError> {
         let followed = self.clock.raise(now, wish, self.config.max_clock_offset_micros).is_ok();
         let at_least = if followed { wish } else { Revision::ZERO };
         self.applier(now, at_least).apply(op)
     }
 
-    /// Whether an event of the ranges above `since` is published. `false` is certain; `true` is also the answer when the
-    /// history does not reach back to `since`, or is too long to look through.
+    /// Whether an event of the ranges above `since` is published. `false` is certain. `true` may also mean that the
+    /// history does not reach back to `since` or is too long to search.
     #[must_use]
     pub fn changed(&self, ranges: &[KeyRange], since: Revision) -> bool {
         let mut look = LOOK_BACK_MAX;
@@ -107,13 +107,13 @@ impl Engine {
         ranges.iter().any(|range| since < self.space.floor_of(range) || lost(range) || changed(range))
     }
 
-    /// Keeps `at`, which is current somewhere, readable until [`Engine::release`], or for five seconds and hardly longer
-    /// (R5): until then [`Engine::compact`] does not pass it.
+    /// Pins `at`, which some Kind shows, until [`Engine::release`] or for about five seconds (R5): [`Engine::compact`]
+    /// does not pass it meanwhile.
     pub fn hold(&mut self, now: MonoMillis, at: Revision, pin: PinId) {
         self.holds.hold(now, at, pin);
     }
 
-    /// Ends what is held under these names. Whether anything was: then a compaction that waits is to be tried again.
+    /// Releases these pins. Returns whether any was held: then a waiting compaction should be tried again.
     pub fn release(&mut self, pins: &[PinId]) -> bool {
         self.holds.release(pins)
     }

@@ -1,4 +1,4 @@
-//! Beginning where the files end; see [`crate::recover`].
+//! Builds an engine from what the files hold; see [`crate::recover`].
 
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
@@ -7,15 +7,15 @@ use kindred_partition_config::{
 
 use super::{Engine, EngineConfig, MonoMillis, RevisionMode, WallMicros};
 use crate::{
-    clock::ClockOffset,
-    durability::{Durability, Gap, KindGap, KindModes, Logged},
+    durability::Logged,
     lease::LeaseTable,
     recover::{KindReplay, Lost, Recovered, by_kind},
     space::RestoredKind,
+    types::{ClockOffset, Durability, Gap, KindGap, KindModes},
     units::table::{UnitId, Units},
 };
 
-/// A recovery whose Kinds are still to be replayed.
+/// A recovery whose Kinds are still to be replayed with [`KindReplay::run`].
 pub struct Recovery {
     config: EngineConfig,
     recovered: Recovered,
@@ -24,12 +24,12 @@ pub struct Recovery {
     compacted: Revision,
     highest: Revision,
     imports: u64,
-    /// One for each Kind, the largest first.
+    /// One replay per Kind, the largest first.
     pub kinds: Vec<KindReplay>,
 }
 
 impl Recovery {
-    /// Sorts what was found.
+    /// Sorts the recovered records by Kind.
     #[must_use]
     pub fn new(config: EngineConfig, mut recovered: Recovered) -> Self {
         let highest = recovered.highest();
@@ -44,8 +44,8 @@ impl Recovery {
         Self { config, recovered, modes, floor, compacted, highest, imports, kinds }
     }
 
-    /// The engine, when all Kinds were replayed ([`KindReplay::run`]). Refused when a revision was found that no clock could
-    /// have assigned.
+    /// Builds the engine from the replayed Kinds. Refused when a recovered revision is further ahead than a clock could
+    /// have assigned it.
     pub fn finish(
         self,
         restored: Vec<RestoredKind>,
@@ -57,8 +57,8 @@ impl Recovery {
         let mut engine = Engine::new(config, now);
         let given = highest.max(recovered.start);
         engine.clock.recover(given)?;
-        // What is shown from the start on can be read, gaps end below it: nothing that was lost may have been shown there. A
-        // stop in good order leaves the very last revision, and the wall clock may be behind that.
+        // The first revision shown must be readable, gaps end at it, and none that was lost may have been shown at or
+        // above it. A clean stop leaves the very last revision, which the wall clock may still be behind.
         let start = match engine.clock.promise(now) {
             start if start > given || dense => start,
             _ => engine.clock.assign(now),
@@ -97,7 +97,8 @@ impl Recovery {
 }
 
 impl Engine {
-    /// The engine that the files describe. Its first [`Engine::take_applied`] must be on disk before it is shown.
+    /// Builds the engine that the files describe. Its first [`Engine::take_applied`] must be on disk before anything is
+    /// shown.
     pub fn recover(
         config: EngineConfig,
         now: WallMicros,
@@ -111,7 +112,8 @@ impl Engine {
     }
 }
 
-/// The beginning of the store, before which nothing is known: a gap of everything from zero on that names no Kind.
+/// The store's beginning, before which nothing is known: the gap from zero that names no Kind and has an end of its
+/// own.
 fn began(gaps: &[KindGap]) -> Option<Revision> {
     let whole = gaps.iter().filter(|gap| gap.kind.is_empty() && gap.gap.after == Revision::ZERO);
     let mut alone = whole.filter(|gap| {
@@ -121,7 +123,8 @@ fn began(gaps: &[KindGap]) -> Option<Revision> {
     alone.next().map(|gap| gap.gap.until)
 }
 
-/// Up to where the Kinds of each mode are whole: the promise, or a later version, before which the log has everything.
+/// The last revision up to which the Kinds of each mode are complete: the logged promise, or a later version, before
+/// which the log has everything.
 fn durable_to(lost: &Lost, modes: &KindModes, restored: &[RestoredKind]) -> Lost {
     let highest = |mode: Durability| {
         let kinds = restored.iter().filter(|kind| modes.of(&kind.prefix) == mode);
@@ -134,7 +137,7 @@ fn durable_to(lost: &Lost, modes: &KindModes, restored: &[RestoredKind]) -> Lost
     }
 }
 
-/// What is missing of a Kind of a mode.
+/// The gap that this start leaves in a Kind of this mode.
 fn gap(mode: Durability, lost: Lost, start: Revision) -> Gap {
     let after = match mode {
         Durability::None => (!lost.none_is_whole).then_some(Revision::ZERO),
@@ -144,7 +147,8 @@ fn gap(mode: Durability, lost: Lost, start: Revision) -> Gap {
     Gap { after: after.unwrap_or(start), until: start }
 }
 
-/// The gaps of this start: of every Kind that is known, and of all others together.
+/// The gaps of this start: one for each Kind that differs from the rest, and one without a name for all others. Empty
+/// if nothing was lost.
 fn new_gaps(
     modes: &KindModes,
     restored: &[RestoredKind],
@@ -170,7 +174,7 @@ fn new_gaps(
     }
 }
 
-/// What is missing of a unit: the most that is of one of its Kinds.
+/// The gap that this start leaves in a unit: the widest of those of its Kinds.
 fn gap_of_range(range: &KeyRange, modes: &KindModes, lost: Lost, start: Revision) -> Option<Gap> {
     let whole = modes.kinds.iter().find(|(kind, _)| {
         range.start().starts_with(kind) && KeyRange::prefix((*kind).clone()).intersection(range) == *range

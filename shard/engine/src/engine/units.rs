@@ -1,4 +1,4 @@
-//! Units that this shard owns, gives away and takes in; see [`crate::units`].
+//! The calls of live moves: tracking, freezing, copying, importing and opening units; see [`crate::units`].
 
 use kindred_partition_config::{
     ids::{LeaseId, MoveId, Revision},
@@ -10,39 +10,38 @@ use xxhash_rust::xxh3::Xxh3;
 use super::{Engine, FeedId, FeedOut, MonoMillis, OpenRange, WallMicros};
 use crate::{
     durability::Logged,
-    read::LATEST,
-    space::Splitting,
+    types::LATEST,
     units::{
         CopyChunk, Import, NotOwned, Tracking, UnitDigest, UnitError, UnitMove, UnitRecord, UnitState,
-        table::{Record, Room, UnitId, View, Whose},
+        table::{Record, Room, Splitting, UnitId, View, Whose},
     },
     version::Version,
 };
 
-/// Keys of one digest.
+/// Keys in one digest.
 const DIGEST_KEYS: u64 = 1024;
-/// Leases that a refusal names.
+/// Leases that a refusal names at most.
 const NAMED_MAX: usize = 100;
-/// Keys and events that one import looks at to make room.
+/// Keys and events that one import call examines to make room.
 const ROOM_STEPS: usize = 8192;
-/// How often a tail looks on where it found none but others' events.
+/// Pulls after which [`Engine::unit_tail`] gives up finding an event of its unit.
 const TAIL_PULLS: usize = 16;
 
 impl Engine {
-    /// Whether reads of these ranges may be executed here: single keys are decided by the record that holds them;
-    /// spans by every record that they touch, and by its epoch where the generation of the request's map is named.
+    /// Whether reads of these ranges may be executed here. For a single key the record that contains it decides; for a
+    /// span every record that overlaps it, and its epoch if the request names its map's `generation`.
     pub fn owns(&self, ranges: &[KeyRange], generation: Option<u64>) -> Result<(), NotOwned> {
         ranges.iter().try_for_each(|range| self.space.check(range, generation))
     }
 
-    /// As [`Engine::owns`], for a write, or for what a transaction looks at: a Kind's pseudo-key is read at every store of
-    /// the Kind, and written at the one that owns it.
+    /// As [`Engine::owns`], for writes and for the reads of a transaction. They differ for a Kind's pseudo-key, which
+    /// is read at every store of the Kind but written only at its owner.
     pub fn owns_to_write(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
         self.space.check_write(range, generation)
     }
 
-    /// As [`Engine::owns`], for a read at a revision: what was settled when a unit was frozen is readable until it is dropped
-    /// (see [`Engine::range_by_map`]).
+    /// As [`Engine::owns`], for a read at a revision: up to its final revision a unit stays readable until it is
+    /// dropped (see [`Engine::range_by_map`]).
     pub fn owns_at(
         &self,
         range: &KeyRange,
@@ -52,13 +51,13 @@ impl Engine {
         self.space.sight(range, generation, at).map(drop)
     }
 
-    /// All records, the oldest first.
+    /// All records, oldest first.
     #[must_use]
     pub fn unit_records(&self) -> Vec<UnitRecord> {
         self.space.units.records.iter().map(|record| record.view(self.unit_keys(record.id))).collect()
     }
 
-    /// The newest record of a unit by a move.
+    /// The newest record of this unit and move.
     #[must_use]
     pub fn unit_record(&self, by: &UnitMove) -> Option<UnitRecord> {
         let ours = |record: &&Record| record.by.id == by.id && record.by.unit == by.unit;
@@ -66,8 +65,8 @@ impl Engine {
         Some(record.view(self.unit_keys(record.id)))
     }
 
-    /// The highest number of a move that this shard has heard of: none of them is to be used again, whatever the meta store
-    /// has lost.
+    /// The highest move number in the records and remembered terms. No number up to it may be used again, even if the
+    /// meta store lost its state.
     #[must_use]
     pub fn highest_move(&self) -> Option<MoveId> {
         self.space.units.highest_move()
@@ -82,7 +81,7 @@ impl Engine {
         if record.is_whole() { Ok(record) } else { Err(record.refuse(call)) }
     }
 
-    /// Whether nothing of the Kinds of a unit waits to be published.
+    /// Refuses while applied writes of the unit's Kinds wait to be published.
     fn unit_published(&self, unit: &Unit) -> Result<(), UnitError> {
         let waits = self.space.has_unpublished_in(&self.space.scope(&unit.range));
         if waits { Err(UnitError::Unpublished) } else { Ok(()) }
@@ -90,8 +89,8 @@ impl Engine {
 
     // ---- source
 
-    /// Brings the unit's keys and events into keyspaces of its own, about `budget` of them; to be called until `ready`.
-    /// It stays owned and served throughout.
+    /// Moves about `budget` of the unit's keys and events into keyspaces of its own. The caller repeats it until
+    /// `ready`; the unit is owned and served throughout.
     pub fn unit_track(&mut self, by: &UnitMove, budget: usize) -> Result<Tracking, UnitError> {
         self.space.units.fence(by)?;
         let id = match self.space.units.of(&by.unit) {
@@ -146,7 +145,7 @@ impl Engine {
         Ok(tracking)
     }
 
-    /// Whether all of a unit is owned and none of it is moving.
+    /// Refuses unless the unit is wholly owned and nothing of it is moving.
     fn may_split(&self, by: &UnitMove) -> Result<(), UnitError> {
         let (records, _) = self.space.units.over(&by.unit);
         match records.into_iter().find(|record| record.state != UnitState::Owned) {
@@ -158,7 +157,7 @@ impl Engine {
         }
     }
 
-    /// The unit is tracked no longer; it stays owned. Nothing happens where it is unknown or owned.
+    /// Ends the tracking of a unit, which stays owned. A unit that is unknown or owned is left as it is.
     pub fn unit_forget(&mut self, by: &UnitMove) -> Result<(), UnitError> {
         let forgotten = match self.space.units.by(by) {
             Err(UnitError::Unknown(_)) => Ok(()),
@@ -169,7 +168,7 @@ impl Engine {
                     Ok(())
                 }
                 UnitState::Owned => Ok(()),
-                // What is half done is finished first.
+                // Splitting off is finished first.
                 UnitState::Tracked { ready: false } => Err(UnitError::NotReady(by.id)),
                 _ => Err(record.refuse("Forget")),
             },
@@ -178,7 +177,8 @@ impl Engine {
         forgotten
     }
 
-    /// Where a copy begins: a feed of the unit that starts behind this tells what the copy does not.
+    /// The revision at which a copy begins. A feed of the unit from the next revision on has everything that the copy
+    /// lacks.
     pub fn unit_copy_begin(&mut self, by: &UnitMove) -> Result<Revision, UnitError> {
         self.space.units.fence(by)?;
         self.unit_is_whole(&by.unit, by, "Copy")?;
@@ -186,8 +186,8 @@ impl Engine {
         Ok(self.space.show(&scope))
     }
 
-    /// Keys behind `after`, each with what it is now and was since the floor; nothing that is not published. A key may have
-    /// versions above the copy's beginning: an import leaves out the events that it has already.
+    /// The unit's keys behind `after`, each with its published history since the floor. A key may have versions above
+    /// the copy's beginning; an import skips the events that it already has.
     pub fn unit_copy(
         &self,
         by: &UnitMove,
@@ -216,17 +216,17 @@ impl Engine {
         Ok(chunk)
     }
 
-    /// The map by which a unit changes hands will be a later one than that of this generation; to be told before the unit is
-    /// frozen, and before it is sealed. So who goes by that one can be answered meanwhile (R13), and who may know of the
-    /// decision is told to wait for it.
+    /// Tells that the next change of the unit's owner will have a map generation above this one. Called before the unit
+    /// is frozen and before it is sealed. Reads by a map up to this generation can then be answered meanwhile (R13),
+    /// and requests by a later one wait for the decision.
     pub fn unit_undecided(&mut self, by: &UnitMove, generation: u64) -> Result<(), UnitError> {
         self.space.units.by(by)?.undecided(generation);
         Ok(())
     }
 
-    /// Nothing of the unit is executed, read or promised above the answer from now on (R13, R15a). Feeds and watches that
-    /// touch it get everything up to there and end. To be called when everything applied of its Kinds is published, and
-    /// the logs are flushed.
+    /// Freezes a tracked unit: nothing of it is executed, read or promised above the returned final revision (R13,
+    /// R15a). Feeds and watches that touch it deliver everything up to that revision and end. To be called when all
+    /// applied writes of its Kinds are published and the logs are flushed.
     pub fn unit_freeze(&mut self, now: WallMicros, by: &UnitMove) -> Result<Revision, UnitError> {
         self.unit_published(&by.unit)?;
         let last = self.clock.promise(now);
@@ -246,8 +246,8 @@ impl Engine {
         Ok(last)
     }
 
-    /// The unit is served again, after a committed abort of the attempt (R15). Nothing happens where it is not frozen: a
-    /// coordinator that takes over cannot know, and asks for it whatever has happened since. Nor where it is unknown.
+    /// Serves a frozen unit again, after a committed abort of the attempt (R15). A unit that is unknown or not frozen
+    /// is left as it is, since a new coordinator repeats the call without knowing the state.
     pub fn unit_unfreeze(&mut self, by: &UnitMove) -> Result<(), UnitError> {
         let record = match self.space.units.by(by) {
             Err(UnitError::Unknown(_)) => return Ok(()),
@@ -260,7 +260,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Another store owns the unit since map `epoch`. Here it is hidden, and may follow.
+    /// Hides a frozen unit, which another store owns since map `epoch`. It may then follow its new owner.
     pub fn unit_release(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
         let record = self.space.units.by(by)?;
         match record.state {
@@ -269,19 +269,21 @@ impl Engine {
                 record.turn(epoch, Some(last));
                 record.newest = last;
                 let id = record.id;
+                self.space.units.hidden();
                 self.feeds.over(id, last);
                 self.log_units();
                 Ok(())
             }
-            // Epoch 0: it was released, lost what it followed in a crash, and follows a new copy.
+            // Epoch 0: it was released, lost in a crash what it had followed, and follows a new copy.
             UnitState::Following { .. } if record.epoch == epoch || record.epoch == 0 => Ok(()),
-            // It was released, and the move is being completed: the coordinator that takes over then does not know.
+            // It was released, and its drop has begun; a new coordinator does not know that.
             UnitState::Dropping | UnitState::Gone if record.epoch >= epoch => Ok(()),
             _ => Err(record.refuse("Release")),
         }
     }
 
-    /// A feed of the unit alone, whoever owns it; up to the final revision while it is frozen. It ends at its release.
+    /// Opens a feed of one visible unit alone. While the unit is frozen it reaches the final revision; it ends at the
+    /// release.
     pub fn unit_feed_open(&mut self, unit: &Unit, start: Option<Revision>) -> Result<FeedId, UnitError> {
         let record = self.space.units.of(unit);
         let record = record.filter(|record| record.is_visible() && record.is_whole());
@@ -290,8 +292,8 @@ impl Engine {
         Ok(self.feeds.open_unit(&mut self.space, id, unit.clone(), start))
     }
 
-    /// What a feed of a unit that begins at `start` says at once: about `max_bytes` of events, and where those are all, how
-    /// far that is. The feed is closed again.
+    /// The events of a unit from `start` on, about `max_bytes` of them, and a watermark if those are all. It opens a
+    /// feed, pulls from it and closes it.
     pub fn unit_tail(
         &mut self,
         unit: &Unit,
@@ -306,8 +308,8 @@ impl Engine {
 
     // ---- target
 
-    /// Takes copied keys, or events that follow a copy, into a hidden unit, which is made by the first import. Answers up
-    /// to where everything is there.
+    /// Imports copied keys, or events that follow a copy, into a hidden unit. The first import creates it. Returns the
+    /// revision up to which everything is imported.
     pub fn unit_import(&mut self, by: &UnitMove, import: Import) -> Result<Revision, UnitError> {
         self.space.units.fence(by)?;
         let stray = |key: &[u8]| UnitError::Key {
@@ -377,7 +379,7 @@ impl Engine {
         Ok(through)
     }
 
-    /// A record for a unit that is not here.
+    /// Adds a hidden record for a unit of which nothing may be here but tombstones.
     fn unit_begin(&mut self, by: &UnitMove) -> Result<UnitId, UnitError> {
         let (records, _) = self.space.units.over(&by.unit);
         if let Some(record) = records.iter().find(|record| record.state != UnitState::Gone) {
@@ -394,8 +396,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Looks whether keys of the unit are here already, which must not be, and removes what is left of those that were, a
-    /// little at each call.
+    /// Checks that no key of the unit is live here, then removes the history of deleted ones. `NotReady` until that is
+    /// done: each call does a part.
     fn unit_make_room(&mut self, by: &UnitMove, id: UnitId) -> Result<(), UnitError> {
         let room = self.space.units.get_mut(id).and_then(|record| record.clearing.take());
         let left = match room {
@@ -425,7 +427,7 @@ impl Engine {
         Err(UnitError::NotReady(by.id))
     }
 
-    /// A hidden key has another lease now.
+    /// Moves a hidden key from its former lease to that of its new version.
     fn unit_lease(&mut self, id: UnitId, before: Option<&Version>, now: &Version) {
         let key = Key::copy_from(now.key());
         let old = before.and_then(Version::lease_id);
@@ -450,7 +452,7 @@ impl Engine {
         }
     }
 
-    /// A lease is known now: imported keys that carry it are attached.
+    /// Attaches imported keys to a lease that became known.
     pub(super) fn unit_leases_known(&mut self, id: LeaseId) {
         for record in &mut self.space.units.records {
             for key in record.unattached.remove(&id).unwrap_or_default() {
@@ -460,15 +462,15 @@ impl Engine {
         }
     }
 
-    /// Prepares the switch (R15b): everything up to the source's final revision is here, and the clock is there. Requests
-    /// that touch the unit wait until it is opened, or imports go on.
+    /// Prepares the switch (R15b): checks that everything up to the source's final revision is imported, and raises the
+    /// clock to it. Requests that touch the unit wait until it is opened or another import comes.
     pub fn unit_seal(&mut self, now: WallMicros, by: &UnitMove, last: Revision) -> Result<(), UnitError> {
         self.unit_seal_through(now, by, last, last)
     }
 
-    /// The same for a source that counts revisions of its own, all below those of this shard's clock: everything up to its
-    /// `imported` is here. `last` is where the unit's history begins here: keys keep the revisions that they have, so that
-    /// compares go on to hold, and nothing below is readable.
+    /// The same for a source whose revisions are its own and all lie below this shard's (a stock etcd): everything up
+    /// to its revision `imported` must be imported. `last` is where the unit's history begins here. Keys keep their
+    /// revisions, so that compares still hold, but nothing below `last` is readable.
     pub fn unit_seal_renumbered(
         &mut self,
         now: WallMicros,
@@ -514,8 +516,8 @@ impl Engine {
         Ok(())
     }
 
-    /// There was no decision, and after a committed abort of the attempt there will be none (R15): requests do not wait for it.
-    /// Nothing happens where the unit is not sealed, or unknown.
+    /// Unseals a unit after a committed abort of the attempt (R15): no decision will come, so requests stop waiting for
+    /// it. A unit that is unknown or not sealed is left as it is.
     pub fn unit_unseal(&mut self, by: &UnitMove) -> Result<(), UnitError> {
         let record = match self.space.units.by(by) {
             Err(UnitError::Unknown(_)) => return Ok(()),
@@ -528,14 +530,14 @@ impl Engine {
         Ok(())
     }
 
-    /// After the decision: the unit is owned since map `epoch`, and visible. Feeds and watches that touch it end behind what
-    /// they could see without it.
+    /// Opens a sealed unit after the decision: it is owned since map `epoch`, and visible. Feeds and watches that touch
+    /// it end behind what they can see without it.
     pub fn unit_open(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
         self.unit_published(&by.unit)?;
         let record = self.space.units.by(by)?;
         let last = match record.state {
             UnitState::Following { sealed: Some(last), .. } => last,
-            // Also when it is tracked since, for the way back.
+            // It may be tracked again for the way back.
             UnitState::Owned | UnitState::Tracked { .. } if record.epoch == epoch => return Ok(()),
             _ => return Err(record.refuse("Open")),
         };
@@ -561,19 +563,19 @@ impl Engine {
         Ok(())
     }
 
-    /// From now on changes of the table of units are logged by [`Engine::log_units_held`] alone: calls about many units that
-    /// are made as one, between two [`Engine::take_applied`], are one record in the log.
+    /// Defers logging the table of units to [`Engine::log_units_held`], so that calls about many units between two
+    /// [`Engine::take_applied`] become one record.
     pub fn hold_units(&mut self) {
         self.space.units.held = true;
     }
 
-    /// The end of what [`Engine::hold_units`] began.
+    /// Ends what [`Engine::hold_units`] began, and logs the table.
     pub fn log_units_held(&mut self) {
         self.space.units.held = false;
         self.log_units();
     }
 
-    /// Logs the table of units, if what is durable of it has changed.
+    /// Logs the table of units if its durable part has changed.
     pub(super) fn log_units(&mut self) {
         if self.space.outbox.on
             && !self.space.units.held
@@ -585,8 +587,8 @@ impl Engine {
 
     // ---- either side
 
-    /// The data of a hidden unit goes, a little at each [`Engine::scrub`]. With an epoch, that of the map by which another
-    /// store owns it, the refusal of those who do not know stays.
+    /// Drops the data of a hidden unit, a part at each [`Engine::scrub`]. With a nonzero `epoch`, the generation of the
+    /// map by which another store owns it, a tombstone remains that refuses requests by older maps.
     pub fn unit_drop(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
         let record = match self.space.units.by(by) {
             Err(UnitError::Unknown(_)) => return Ok(()),
@@ -609,7 +611,7 @@ impl Engine {
         }
     }
 
-    /// Whether a long read has keys of a unit still to read.
+    /// Whether a long read still has keys of a unit to read.
     #[must_use]
     pub fn unit_is_read(&self, by: &UnitMove, open: &OpenRange) -> bool {
         let records = self.space.units.records.iter().rev();
@@ -619,17 +621,16 @@ impl Engine {
         })
     }
 
-    /// To be called about every second: notes when units that other stores own were last read here.
+    /// Notes when the data of released units was last read, and expires pins. To be called about every second.
     pub fn unit_readers_look(&mut self, now: MonoMillis) {
         self.holds.expire(now);
         self.space.units.records.iter_mut().for_each(|record| record.readers.look(now));
     }
 
-    /// As [`Engine::unit_drop`], but the data of a unit that another store owns stays while somebody reads it here: `open`
-    /// long reads ([`Engine::unit_is_read`]), lists that are read page by page by the map before, and what is pinned of
-    /// revisions before the unit changed hands (R5). Then it is refused, to be asked again; after a minute it is dropped all
-    /// the same, and who still reads it is told to begin again. Feeds and watches need not be waited for: they go on at the
-    /// new owner from their own positions (R16).
+    /// As [`Engine::unit_drop`], but refused, to be retried, while reads still use the data of a released unit: `open`
+    /// long reads ([`Engine::unit_is_read`]), paged lists by the former map, and pinned revisions up to the final one
+    /// (R5). After a minute it is dropped anyway, and later chunks of these reads are refused. Feeds and watches do not
+    /// delay it: they continue at the new owner from their own positions (R16).
     pub fn unit_drop_when_unread(
         &mut self,
         now: MonoMillis,
@@ -655,7 +656,7 @@ impl Engine {
         self.unit_drop(by, epoch)
     }
 
-    /// Removes what is to be dropped; true when there is more.
+    /// Removes data of units that are being dropped; true when there is more.
     pub(super) fn unit_scrub(&mut self, budget: &mut usize) -> bool {
         let dropping = |record: &&Record| record.state == UnitState::Dropping;
         while let Some(id) = self.space.units.records.iter().find(dropping).map(|record| record.id) {
@@ -679,9 +680,9 @@ impl Engine {
         false
     }
 
-    /// The digest of the next 1,024 keys behind `after`: of their versions at or above `floor` and at or below `at`, and of
-    /// what was current at the floor. `None` at the end. Both sides of a move say the same when they hold the same, be
-    /// they compacted differently below the floor.
+    /// The digest of the next 1,024 keys behind `after`; `None` at the end. It covers the versions from `floor` up to
+    /// `at` and those current at the floor. Source and target give the same digest when they hold the same, however far
+    /// each is compacted below the floor.
     pub fn unit_verify(
         &self,
         unit: &Unit,
@@ -713,7 +714,7 @@ impl Engine {
         Ok(last_key.map(|last_key| UnitDigest { last_key, keys, versions, hash: hash.digest() }))
     }
 
-    /// Leases of live keys behind `after`, of which `max_keys` are looked at; and the key to go on behind.
+    /// The leases of the next `max_keys` keys behind `after`, and the key to continue behind.
     pub fn unit_leases(
         &self,
         unit: &Unit,
@@ -738,7 +739,7 @@ impl Engine {
         Ok((leases, next))
     }
 
-    /// Whether it is being decided whose one of these keys is: nobody deletes it now.
+    /// Refuses while the owner of one of these keys is being decided: no store deletes it then.
     pub(super) fn keys_wait(&self, keys: &[Key]) -> Result<(), NotOwned> {
         let undecided = |key: &&Key| self.space.units.whose(key) == Whose::Undecided;
         match keys.iter().find(undecided) {
@@ -747,9 +748,9 @@ impl Engine {
         }
     }
 
-    /// Of the keys of a lease that is over, those that this store is to delete. Those of copies are another store's, which
-    /// knows the lease as well: its deletions come. Until then a copy counts them as keys of a lease that is unknown here,
-    /// so that it cannot become this store's with them.
+    /// The keys of an ended lease that this store deletes. Keys of an imported unit are left to their owner, which
+    /// knows the lease too; its deletions will be imported. Until then they count as keys of an unknown lease, so that
+    /// the unit cannot be sealed with them.
     pub(super) fn keys_to_end(&mut self, id: LeaseId, keys: Vec<Key>) -> Vec<Key> {
         if self.space.units.is_empty() {
             return keys;

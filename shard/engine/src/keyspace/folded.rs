@@ -1,9 +1,9 @@
-//! What came and went between pins below the floor, so that a count at a pin stays exact when the flips that it was told
-//! from are freed.
+//! Keeps counts at pins below the floor exact after the flips (creates and deletes) from which they are computed are
+//! freed.
 //!
-//! A flip that is freed is added to the highest pin before it: key by key, by how much more of it there was at the pin
-//! than there was behind that flip. What came and went again leaves nothing, so this holds no more than the keys in which
-//! the pins differ from each other and from the floor. When a pin ends, what was added to it goes to the one before.
+//! A freed flip is added to the highest pin before it: per key, how many more of it existed at the pin than after the
+//! flip. A key that was created and deleted again adds up to zero and is removed. So this holds no more than the keys
+//! in which the pins differ from each other and from the floor. When a pin ends, its sums go to the pin before it.
 
 use std::collections::BTreeMap;
 
@@ -12,31 +12,31 @@ use kindred_partition_config::{ids::Revision, key::Key, unit::Unit};
 use super::Span;
 use crate::{object::Pins, version::Version};
 
-/// What a flip does to a count of what was there before it.
+/// The change of a count when a flip is reversed: 1 for a deletion, -1 for a creation.
 fn step(flip: &Version) -> i64 {
     if flip.is_tombstone() { 1 } else { -1 }
 }
 
-/// A key at a pin: how often more it was there than behind the flips that were added.
+/// A pin, a key, and how many more of that key existed at the pin than after the added flips.
 pub(crate) type Step = (Revision, Key, i64);
 
-/// See the module's text.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct Folded {
     by_pin: BTreeMap<Revision, BTreeMap<Key, i64>>,
-    /// A pin may have ended since this was last looked at.
+    /// Whether a pin may have ended since the last settling.
     unpinned: bool,
 }
 
 impl Folded {
-    /// Takes in a flip that is freed.
+    /// Adds a freed flip.
     pub(super) fn add(&mut self, flip: &Version, pins: &Pins) {
         if let Some((pin, _)) = pins.range(..flip.mod_revision()).next_back() {
             self.put(*pin, Key::copy_from(flip.key()), step(flip));
         }
     }
 
-    /// Takes in what came with a key.
+    /// Adds to the sum of a key at a pin.
     pub(super) fn put(&mut self, pin: Revision, key: Key, by: i64) {
         let keys = self.by_pin.entry(pin).or_default();
         let sum = keys.entry(key.clone()).or_insert(0);
@@ -46,13 +46,13 @@ impl Folded {
         }
     }
 
-    /// How many more keys of a span there were at `at`, a pin, than behind all that was added.
+    /// How many more keys of `span` existed at the pin `at` than after all added flips.
     pub(super) fn count(&self, span: Span<'_>, at: Revision) -> i64 {
         let since = self.by_pin.range(at..).map(|(_, keys)| keys);
         since.map(|keys| within(keys, span).map(|(_, by)| by).sum::<i64>()).sum()
     }
 
-    /// A pin ended.
+    /// Notes that a pin ended.
     pub(super) fn unpin(&mut self) {
         self.unpinned |= !self.by_pin.is_empty();
     }
@@ -62,7 +62,7 @@ impl Folded {
         self.unpinned
     }
 
-    /// Gives about `budget` of what was added to pins that ended to the pins before them; answers what is left of it.
+    /// Moves about `budget` sums of ended pins to the pins before them. Returns the rest of the budget.
     pub(super) fn settle(&mut self, pins: &Pins, mut budget: usize) -> usize {
         while budget > 0 && self.unpinned {
             let Some(ended) = self.by_pin.keys().find(|pin| !pins.contains_key(pin)).copied() else {
@@ -85,7 +85,7 @@ impl Folded {
         budget
     }
 
-    /// Takes out what there is of a unit in a span.
+    /// Takes out the sums of a unit's keys in a span.
     pub(super) fn take(&mut self, unit: &Unit, span: Span<'_>) -> Vec<Step> {
         let mut taken = Vec::new();
         for (pin, keys) in &mut self.by_pin {
@@ -99,7 +99,6 @@ impl Folded {
         taken
     }
 
-    /// Forgets everything.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }

@@ -15,7 +15,7 @@ fn put(key: usize, at: i64, create: i64) -> Version {
     })
 }
 
-/// Frees all that it can in slices of a budget, none of which may do more; how many slices there were.
+/// Scrubs until nothing is left to free, checking that no slice exceeds the budget. Returns the number of slices.
 fn scrub(keys: &mut Keyspace, floor: Revision, pins: &Pins, budget: usize) -> usize {
     let entries =
         |keys: &Keyspace| keys.log.len() + keys.flips.len() + keys.early.len() + keys.early_flips.len();
@@ -40,13 +40,13 @@ fn no_slice_of_a_compaction_does_more_than_its_budget() {
     for key in 0..KEYS {
         keys.write(put(key, key as i64 + 1, key as i64 + 1));
     }
-    // As many keys come as are there: each is an event and a flip.
+    // As many keys were created as exist: each has an event and a flip.
     let floor = Revision(KEYS as i64 + 1);
     let slices = scrub(&mut keys, floor, &Pins::new(), BUDGET);
     assert_eq!(slices, (2 * KEYS).div_ceil(BUDGET));
     assert_eq!((keys.log.len(), keys.flips.len(), keys.sizes().0), (0, 0, KEYS as u64));
 
-    // They go again, while somebody reads below.
+    // They are deleted while a reader has a pin below.
     let pins = Pins::from([(floor, 1)]);
     for key in 0..KEYS {
         let name = format!("/registry/pods/default/pod-{key:06}");

@@ -1,4 +1,4 @@
-//! Keys with their history on the way from one keyspace to another: of this shard, or of another one as copies.
+//! Moves keys with their history between keyspaces: within this shard, or as copies to and from other stores.
 
 use std::collections::BTreeMap;
 
@@ -7,33 +7,32 @@ use kindred_partition_config::{ids::Revision, key::Key, unit::Unit};
 
 use super::{Keyspace, Place, Span, folded::Step};
 use crate::{
-    engine::Event,
     object::Object,
+    types::Event,
     units::{CopiedKey, FollowedEvent},
     version::Version,
 };
 
-/// How far a keyspace is cleared of a unit's keys and events. The events stay where they were until the keys have moved:
-/// from then on none are added.
+/// The progress of clearing a keyspace of a unit's keys and events. Keys are moved first; from then on no events of
+/// theirs are added here, and the events follow.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Clearing {
-    /// Keys behind this one are still to be looked at.
+    /// The clearing has not begun.
     #[default]
     Begin,
     Keys(Key),
-    /// The log before this place, and the flips before that one.
+    /// The log before the first position, and the flips before the second.
     Logs(Option<(u64, u64)>),
-    /// What came early from this place on.
+    /// The events beside the log, from this place on.
     Early(Place),
-    /// Its flips.
+    /// The flips beside the log, from this place on.
     EarlyFlips(Place),
     Done,
 }
 
-/// Before every place.
 const FIRST: Place = (Revision(i64::MIN), 0, 0);
 
-/// Takes those that are wanted out of the next ones of a map; and where to go on, when there are more.
+/// Removes the wanted entries among the next `budget` of a map. Returns them, and where to continue if there are more.
 fn some<T>(
     map: &mut BTreeMap<Place, T>,
     from: Place,
@@ -48,7 +47,7 @@ fn some<T>(
     (ours.filter_map(|(place, _)| map.remove(&place)).collect(), next)
 }
 
-/// What is taken out of a keyspace.
+/// Objects, events and flips that were taken out of a keyspace.
 #[derive(Default)]
 pub(crate) struct Taken {
     pub objects: Vec<Object>,
@@ -69,12 +68,11 @@ impl Keyspace {
         self.by_order.is_empty() && self.log.len() + self.early.len() + flips == 0
     }
 
-    /// Live keys.
     pub(crate) fn live_keys(&self) -> u64 {
         self.by_order.live_len()
     }
 
-    /// Objects of a span in key order, dead ones too.
+    /// The objects of a span in key order, including deleted ones.
     pub(crate) fn walk<'s>(&'s self, span: Span<'s>) -> impl Iterator<Item = &'s Object> {
         self.by_order
             .iter_from(span.start, &self.objects)
@@ -84,16 +82,15 @@ impl Keyspace {
 
     // ---- between keyspaces of this shard
 
-    /// Takes one key out.
     pub(crate) fn take(&mut self, key: &[u8]) -> Option<Object> {
         self.remove(key)
     }
 
-    /// Takes in a key that is not here.
+    /// Adds the object of a key that is not here.
     pub(crate) fn put(&mut self, object: Object) {
         self.total_bytes += object.versions().map(Version::footprint).sum::<u64>();
         self.live_bytes += object.live().map_or(0, Version::footprint);
-        // It came or went then at the latest.
+        // Its last flip cannot be later.
         self.last_flip = self.last_flip.max(object.head().mod_revision());
         self.newest = self.newest.max(object.head().mod_revision());
         if object.is_held() {
@@ -102,7 +99,7 @@ impl Keyspace {
         self.insert(object);
     }
 
-    /// Takes some of a unit's keys and events out; about `budget` of them are looked at.
+    /// Takes out some of a unit's keys and events, examining about `budget` of them.
     pub(crate) fn clear(
         &mut self,
         unit: &Unit,
@@ -168,7 +165,7 @@ impl Keyspace {
         taken
     }
 
-    /// Takes in what another keyspace gave.
+    /// Adds what was taken out of another keyspace.
     pub(crate) fn settle(&mut self, taken: Taken) {
         taken.objects.into_iter().for_each(|object| self.put(object));
         taken.events.into_iter().for_each(|event| self.came(event));
@@ -190,10 +187,10 @@ impl Keyspace {
 
     // ---- after a restart
 
-    /// Takes everything into a keyspace that is empty, in any order and also twice: of what is below the floor only what
-    /// was current there.
+    /// Fills an empty keyspace with versions in any order, possibly repeated. Below the floor only what was current
+    /// there is kept.
     pub(crate) fn restore(&mut self, mut versions: Vec<Version>, floor: Revision) {
-        // Of what is there twice the first one stays, so that what goes was made later and its memory is in one place.
+        // Of equal versions the first stays, so the later allocations are freed and free memory is contiguous.
         versions.sort_by(|a, b| a.order().cmp(&b.order()).then_with(|| a.key().cmp(b.key())));
         versions.dedup_by(|a, b| a.order() == b.order() && a.key() == b.key());
         let first = versions.partition_point(|version| version.mod_revision() < floor);
@@ -216,7 +213,7 @@ impl Keyspace {
 
     // ---- copies
 
-    /// A key as a copy carries it, without what is not published; `None` when nothing of it can be read.
+    /// A key as a copy carries it, without unpublished versions; `None` when nothing of it is readable.
     pub(crate) fn copied(
         &self,
         object: &Object,
@@ -226,7 +223,7 @@ impl Keyspace {
         self.copied_from(object, floor, unpublished, &[self])
     }
 
-    /// The same, with the keyspaces among which its events are.
+    /// The same, given the keyspaces that may hold its events.
     pub(crate) fn copied_from(
         &self,
         object: &Object,
@@ -252,8 +249,7 @@ impl Keyspace {
         (!versions.is_empty()).then_some(CopiedKey { versions })
     }
 
-    /// Takes in the versions of a copied key that are newer than what is here; answers the one that was the newest
-    /// before.
+    /// Adds the versions of a copied key that are newer than those here. Returns the version that was live before.
     pub(crate) fn import_key(&mut self, copied: &CopiedKey, floor: Revision) -> Option<Version> {
         let known = self.object(copied.key()).map(|object| object.head().clone());
         let newer = known.as_ref().map(Version::mod_revision);
@@ -270,7 +266,7 @@ impl Keyspace {
         known.filter(|version| !version.is_tombstone())
     }
 
-    /// Takes in an event that follows a copy; false when its key is as new already.
+    /// Adds an event that follows a copy. Returns false when its key is as new already.
     pub(crate) fn import_event(&mut self, followed: &FollowedEvent) -> bool {
         let version = &followed.version;
         let known = self.object(version.key()).map(|object| object.head().mod_revision());
@@ -294,7 +290,7 @@ impl Keyspace {
         true
     }
 
-    /// Takes out some objects and events, whatever they are, until there are none; answers the objects.
+    /// Removes up to `budget` objects, then events. Returns the objects.
     pub(crate) fn drain(&mut self, budget: &mut usize) -> Vec<Object> {
         let all = self.walk(Span { start: &[], end: None });
         let keys: Vec<Key> = all.take(*budget).map(|object| Key::copy_from(object.key())).collect();

@@ -1,7 +1,7 @@
-//! A home that goes away hands its leases to an heir (R12), one by one and in three steps, each of which may be repeated:
-//! here a lease is *handing*, so that it neither expires nor is served; the heir takes it over, with its whole TTL; all
-//! other stores that know it are told of their new home, and then it is adopted here like at any other store. From the
-//! first step to the last it is durable who it is that may say that the lease is over, and that is one store at a time.
+//! A home that goes away hands its leases to an heir (R12), each in three steps that may be repeated. First the lease
+//! is *handing* here: it neither expires nor is served. Then the heir takes it over with its whole TTL. Then all other
+//! stores that know it are told their new home, and this store counts it as adopted. Throughout, it is durable which
+//! store may declare the lease ended, and it is one store at a time.
 
 use std::collections::BTreeSet;
 
@@ -12,32 +12,29 @@ use kindred_partition_config::{
 };
 
 use super::{Lease, LeaseTable, Place, deadline_after};
-use crate::{engine::MonoMillis, error::EngineError, units::NotOwned};
+use crate::{error::EngineError, types::MonoMillis, units::NotOwned};
 
-/// A lease whose home is on its way to another store.
+/// A lease whose home is moving to another store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandedLease {
-    /// Which.
     pub id: LeaseId,
     /// Seconds granted.
     pub granted_ttl_s: i64,
-    /// Stores that hold, or will hold, keys of it, without this one.
+    /// The other stores that hold, or will hold, keys of it.
     pub attached: Vec<Slot>,
 }
 
 /// A lease whose home is another store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdoptedLease {
-    /// Which.
     pub id: LeaseId,
     /// Seconds granted.
     pub granted_ttl_s: i64,
-    /// That store.
     pub home: Slot,
 }
 
 impl LeaseTable {
-    /// Why a lease is not at home here: it is unknown or over, or it is to be asked for again.
+    /// Why a lease is not served here: it is unknown or ended, or the request is to be retried.
     pub(crate) fn elsewhere(&self, id: LeaseId) -> EngineError {
         match self.live.get(&id).map(|lease| &lease.place) {
             Some(Place::Handing { .. } | Place::Adopted { handed: true, .. }) => {
@@ -47,21 +44,22 @@ impl LeaseTable {
         }
     }
 
-    /// Leases that are or were at home here and not handed over yet, those that are over and not forgotten included.
+    /// The number of leases that are or were at home here and are not handed over yet, including ended ones that are
+    /// not forgotten.
     #[must_use]
     pub fn left(&self) -> usize {
         self.deadlines.len() + self.handing.len() + self.ended.len()
     }
 
-    /// Some leases that are to be handed over, at most `max`; from now on they are not served here. Only with `begin` also
-    /// such as were served until now, which are told besides.
+    /// At most `max` leases that are being handed over. With `begin`, further leases are added, which are not served
+    /// here from now on and whose ids are also returned.
     pub fn hand_over(&mut self, max: usize, begin: bool) -> (Vec<HandedLease>, Vec<LeaseId>) {
         let more = if begin { max.saturating_sub(self.handing.len()) } else { 0 };
         let fresh: Vec<LeaseId> = self.deadlines.iter().map(|(_, id)| *id).take(more).collect();
         for id in &fresh {
             let Some(lease) = self.live.get_mut(id) else { continue };
-            let Place::Home { deadline, attached } = &mut lease.place else { continue };
-            self.deadlines.remove(&(*deadline, *id));
+            let Place::Home { due, attached, .. } = &mut lease.place else { continue };
+            self.deadlines.remove(&(*due, *id));
             lease.place = Place::Handing { attached: std::mem::take(attached) };
             self.handing.insert(*id);
         }
@@ -75,8 +73,8 @@ impl LeaseTable {
         (handed.collect(), fresh)
     }
 
-    /// A lease has its home here from now on, with its whole TTL; `attached` may hold keys of it. One that is over here is
-    /// left so. Refused while its home here is on its way to yet another store.
+    /// Makes this store the home of a lease, with its whole TTL; the stores `attached` may hold keys of it. A lease
+    /// that has ended here stays ended. Refused while it is being handed over from here.
     pub fn inherit(
         &mut self,
         now: MonoMillis,
@@ -89,7 +87,7 @@ impl LeaseTable {
         }
         let new = || {
             let deadline = deadline_after(now, granted_ttl_s);
-            (deadline, Place::Home { deadline, attached: attached.iter().copied().collect() })
+            (deadline, Place::Home { deadline, due: deadline, attached: attached.iter().copied().collect() })
         };
         match self.live.entry(id) {
             Entry::Vacant(vacant) => {
@@ -110,7 +108,7 @@ impl LeaseTable {
         Ok(())
     }
 
-    /// The heir has a lease that was handing here; false when none was.
+    /// Notes that the heir has a lease that was handing here. False when none was.
     pub fn handed(&mut self, id: LeaseId, heir: Slot) -> bool {
         let found = self.handing.remove(&id);
         if found && let Some(lease) = self.live.get_mut(&id) {
@@ -119,7 +117,7 @@ impl LeaseTable {
         found
     }
 
-    /// The home that a store knows of a lease which it adopted.
+    /// The home of an adopted lease, as this store knows it.
     #[must_use]
     pub fn adopted_from(&self, id: LeaseId) -> Option<Slot> {
         match self.live.get(&id)?.place {
@@ -128,7 +126,7 @@ impl LeaseTable {
         }
     }
 
-    /// Leases that were adopted from one of these stores, at most `max`.
+    /// Leases that were adopted from one of these homes, at most `max`.
     #[must_use]
     pub fn adopted(&self, homes: &[Slot], max: usize) -> Vec<AdoptedLease> {
         let of = |(id, lease): (&LeaseId, &Lease)| match lease.place {
@@ -175,7 +173,7 @@ mod tests {
         assert_eq!(leases, [HandedLease { id: ID, granted_ttl_s: 10, attached: vec![slot(3)] }]);
         assert_eq!(fresh, [ID]);
         assert_eq!(home.hand_over(10, false), (leases, vec![]), "again the same");
-        // Nobody is told that it is over, and here it does not end, whatever happens to this process.
+        // No request is told that it ended, and it does not end here, even over a restart.
         let record = LeaseRecord { id: ID, state: home.durable(ID) };
         for mut home in [home, LeaseTable::restore(NOW, vec![record])] {
             assert!(moved(home.keep_alive(NOW, ID).unwrap_err()));
@@ -197,7 +195,7 @@ mod tests {
             let record = LeaseRecord { id: ID, state: home.durable(ID) };
             let again = LeaseTable::restore(NOW, vec![record]);
             assert!(moved(again.view(NOW, ID).unwrap_err()));
-            // The heir says when it is over.
+            // The heir ends it.
             let (keys, stores) = heir.begin_end(ID).unwrap();
             assert_eq!((keys, stores), (vec![], vec![slot(1), slot(3)]));
             other.end_adopted(ID);
@@ -210,7 +208,7 @@ mod tests {
 
     #[test]
     fn f04_a_lease_that_comes_back_or_ends_on_the_way() {
-        // The heir held keys of it; and hands it back later, to a store that knows it as handed.
+        // The heir, which held keys of it, hands it back later to a store that has it as handed.
         let (mut home, mut heir) = (at_home(), LeaseTable::new());
         heir.adopt(ID, 10, slot(1)).unwrap();
         heir.attach_key(ID, &Key::from("h")).unwrap();
@@ -228,7 +226,7 @@ mod tests {
         assert_eq!(home.adopted(&[slot(2)], 10), []);
         assert_eq!(heir.adopted(&[slot(1)], 10).len(), 1);
 
-        // It ends at the heir before this store was told that all is done.
+        // It ends at the heir before this store is told that the handover is complete.
         let (mut home, mut heir) = (at_home(), LeaseTable::new());
         home.hand_over(10, true);
         heir.inherit(NOW, ID, 10, &[slot(1)]).unwrap();

@@ -1,4 +1,4 @@
-//! Against a naive model, and the refusals of etcd's lessor one by one.
+//! Tests against a naive model, and the refusals of etcd's lessor one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ fn grant_as_etcd() {
     }
     let too_large = MAX_TTL_S + 1;
     assert_eq!(table.grant(at(0), id(9), too_large, MIN), Err(EngineError::LeaseTtlTooLarge(too_large)));
-    // etcd looks at the TTL first.
+    // etcd checks the TTL first.
     assert_eq!(table.grant(at(0), id(1), too_large, MIN), Err(EngineError::LeaseTtlTooLarge(too_large)));
     assert_eq!(table.grant(at(0), id(1), 5, MIN), Err(EngineError::LeaseExists(id(1))));
     assert_eq!(table.home_ids(), [-4, 1, 2, 3, 5].map(id));
@@ -79,12 +79,26 @@ fn r12_an_ended_lease_is_remembered_while_stores_wait() {
     assert!(!table.detach_key(id(1), &Key::from("a")));
     assert!(table.begin_end(id(1)).is_none() && table.keys(id(1)).is_none() && !table.contains(id(1)));
     assert_eq!((table.deadline(), table.home_ids(), table.len()), (None, vec![], 0));
-    // The id is free only when nobody can mistake the new lease for the old one.
+    // The id is free only when the new lease cannot be mistaken for the old one.
     assert_eq!(table.grant(at(1), id(1), 5, MIN), Err(EngineError::LeaseExists(id(1))));
     assert_eq!(table.adopt(id(1), 5, slot(3)), Err(EngineError::LeaseExists(id(1))));
     assert!(table.forget(id(1)) && !table.forget(id(1)));
     assert_eq!(table.grant(at(1), id(1), 5, MIN), Ok(5));
     assert!(!table.forget(id(1)) && table.contains(id(1)), "a live lease is not forgotten");
+}
+
+#[test]
+fn r12_a_lease_whose_end_is_put_off_is_over_all_the_same() {
+    let mut table = LeaseTable::new();
+    table.grant(at(0), id(1), 10, MIN).unwrap();
+    assert_eq!(table.due(at(10), 9), [id(1)]);
+    table.put_off(at(13), id(1), 4_000);
+    assert_eq!((table.deadline(), table.due(at(14), 9)), (Some(at(17)), vec![]), "it is looked at later");
+    assert_eq!(table.view(at(14), id(1)).unwrap().ttl_s, -4);
+    assert_eq!(table.keep_alive(at(14), id(1)), Err(EngineError::LeaseNotFound(id(1))));
+    assert_eq!(table.due(at(17), 9), [id(1)]);
+    assert!(table.begin_end(id(1)).is_some());
+    assert_eq!((table.deadline(), table.len()), (None, 0));
 }
 
 #[test]
@@ -97,7 +111,7 @@ fn r12_an_adopted_lease_never_expires_and_has_one_home() {
     assert_eq!(table.adopt(id(1), 10, slot(4)), Err(EngineError::LeaseExists(id(1))));
     assert_eq!(table.grant(at(0), id(1), 10, MIN), Err(EngineError::LeaseExists(id(1))));
     assert_eq!((table.due(at(1_000_000), 9), table.deadline(), table.home_ids()), (vec![], None, vec![]));
-    // What only the home may do.
+    // Only the home may do these.
     assert!(table.keep_alive(at(0), id(1)).is_err() && table.view(at(0), id(1)).is_err());
     assert!(table.attach_store(id(1), slot(5)).is_err() && table.begin_end(id(1)).is_none());
 
@@ -109,7 +123,7 @@ fn r12_an_adopted_lease_never_expires_and_has_one_home() {
     assert!(table.end_adopted(id(2)).is_empty() && table.contains(id(2)), "a home lease is not ended so");
 }
 
-/// B10: what a lease with very many keys costs before its end does not depend on how many.
+/// B10: until its end, the cost of a lease does not depend on its number of keys.
 #[test]
 fn pitfall_b10_many_keys_end_in_order() {
     let mut table = LeaseTable::new();
@@ -154,7 +168,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One lease in the model; everything is found by looking at all of them.
+/// A lease in the model, which searches all leases linearly.
 #[derive(Debug, Clone)]
 struct Modelled {
     ttl: i64,

@@ -1,4 +1,4 @@
-//! A key's versions before its newest one.
+//! The versions of a key before its newest one.
 
 use std::collections::VecDeque;
 
@@ -7,25 +7,24 @@ use kindred_partition_config::ids::Revision;
 use super::{Pins, Pruned};
 use crate::version::Version;
 
-/// Versions beside [`Older`] itself.
+/// Versions kept inside [`Older`] itself.
 const FEW: usize = 2;
-/// Room for fewer versions than this is not given back.
+/// Up to this capacity, spare memory is not given back.
 const SHRINK_ABOVE: usize = 64;
 
 /// The versions before the head, oldest first; never empty in an object. It takes 32 bytes with up to [`FEW`] of them.
 #[derive(Default)]
 pub(super) struct Older {
-    /// From the front, unless there are many.
+    /// All versions, from the front, unless there are more than [`FEW`].
     few: [Option<Version>; FEW],
-    /// All, when there are more than few.
+    /// All versions, if there are more than [`FEW`].
     many: Option<Box<Many>>,
-    /// How many of the first are below the floor and were kept for pins: they are not looked at again until a pin ends.
+    /// How many of the first versions are below the floor and held for pins. They are not examined until a pin ends.
     held: u32,
-    /// The keyspace knows that some are held.
+    /// Whether it was reported that some are held.
     noted: bool,
 }
 
-/// A queue, so that long histories are pruned from their front.
 struct Many(VecDeque<Version>);
 
 const _: () = assert!(size_of::<Older>() == 32);
@@ -46,7 +45,7 @@ impl Older {
         self.few.iter().flatten().chain(self.many.iter().flat_map(|many| &many.0))
     }
 
-    /// The last one that was written at `at` or before.
+    /// The last version written at or before `at`.
     pub(super) fn at(&self, at: Revision) -> Option<&Version> {
         let before = |version: &Version| version.mod_revision() <= at;
         match &self.many {
@@ -82,18 +81,18 @@ impl Older {
         removed
     }
 
-    /// Whether the keyspace was told that some are held.
+    /// Whether it was reported that some are held.
     pub(super) fn is_noted(&self) -> bool {
         self.noted
     }
 
-    /// Holds nothing any more; answers how many were held.
+    /// Ends the holding of versions. Returns how many were held.
     pub(super) fn release(&mut self) -> usize {
         self.noted = false;
         std::mem::take(&mut self.held) as usize
     }
 
-    /// Goes on behind what is held. What is needed above the floor is a suffix, so the first such version ends it.
+    /// Prunes behind the held versions. Those needed above the floor are a suffix, so the first of them ends it.
     pub(super) fn prune(
         &mut self,
         head: &Version,
@@ -112,7 +111,7 @@ impl Older {
                 break;
             }
             let pinned = begin < end && pins.range(begin..end).next().is_some();
-            // A tombstone is only needed to end an older version that a pin holds.
+            // A tombstone is needed only to end an older version that is held.
             let needed =
                 if version.is_tombstone() { self.held > 0 && (pinned || end > floor) } else { pinned };
             if needed {
@@ -140,7 +139,7 @@ mod tests {
         Version::tombstone(b"k", Revision(at), 0)
     }
 
-    /// Grows beyond few and back, with versions taken out anywhere, beside a plain vector.
+    /// Grows beyond [`FEW`] and shrinks again, removing versions anywhere, beside a plain vector.
     #[test]
     fn few_and_many_are_one_queue() {
         for take_at in [|_: usize| 0, |len: usize| len / 2, |len: usize| len - 1] {
@@ -148,7 +147,7 @@ mod tests {
             for at in 1..40 {
                 older.push(version(2 * at));
                 plain.push(2 * at);
-                // Down again from more and more, so that every border is crossed.
+                // Each time from a greater length down, so that every boundary is crossed.
                 if at % 5 == 0 {
                     while plain.len() > (at / 10) as usize {
                         let taken = take_at(plain.len());

@@ -1,4 +1,4 @@
-//! A walk in key order: the path to the current leaf as a stack of what is still to visit at each level.
+//! Iterates in key order. The path to the current leaf is a stack of the children still to visit at each level.
 
 use super::{
     Keys,
@@ -7,10 +7,10 @@ use super::{
 
 /// Entries of an [`OrderIndex`](super::OrderIndex) in key order.
 pub struct Iter<'a, T> {
-    /// Children not yet visited, one slice a level, the deepest last.
+    /// Children still to visit, one slice per level, the deepest last.
     rest: Vec<&'a [Child<T>]>,
     leaf: &'a Leaf<T>,
-    /// Positions in `leaf` still to be returned.
+    /// Positions in `leaf` still to be returned, one bit each.
     pending: u64,
     live_only: bool,
 }
@@ -41,7 +41,7 @@ impl<'a, T> Iter<'a, T> {
         self.pending = wanted & !super::node::low_bits(from);
     }
 
-    /// Moves to the next leaf that has something to return; false at the end.
+    /// Moves to the next leaf with entries to return; false at the end.
     fn next_leaf(&mut self) -> bool {
         while let Some(rest) = self.rest.pop() {
             let skip = if self.live_only { rest.iter().position(|c| c.live > 0) } else { Some(0) };

@@ -1,19 +1,19 @@
-//! The nodes of the tree. Children are owned by their parent's vector, so there is no arena to keep tidy and no link that
-//! could dangle; every change descends once and repairs the counts and the shape on the way back up.
+//! The nodes of the tree. A parent owns its children in a vector, so there is no arena to manage and no link that could
+//! dangle. Every change descends once and repairs counts and shape on the way back up.
 
 use std::cmp::Ordering;
 
 use super::Keys;
 
-/// Most entries of a leaf, and most children of an inner node. An overfull or freshly joined leaf still fits the 64 bits
-/// of its live flags: `FULL + 1` and `FULL + SPARSE - 1` entries.
+/// Maximum of entries in a leaf and of children in an inner node. An overfull or just joined leaf, with `FULL + 1` or
+/// `FULL + SPARSE - 1` entries, still fits the 64 bits of its live flags.
 pub(super) const FULL: usize = 48;
-/// Fewest, except for the root.
+/// Minimum of entries or children, except in the root.
 pub(super) const SPARSE: usize = 12;
-/// Two neighbours with at most this many together become one; with more they share evenly. Well below [`FULL`], so that
-/// one insert after a join does not split again.
+/// Two neighbours with at most this many together are joined; with more they share evenly. It is well below [`FULL`],
+/// so an insert soon after a join does not split again.
 const JOINED: usize = 36;
-/// Entries by which a leaf's memory grows: doubling would cost half an entry each on average.
+/// Entries by which a leaf's memory grows; doubling would waste half an entry each on average.
 const GROWTH: usize = 8;
 
 pub(super) enum Node<T> {
@@ -22,42 +22,43 @@ pub(super) enum Node<T> {
 }
 
 pub(super) struct Leaf<T> {
-    /// In key order.
+    /// Entries in key order.
     pub(super) entries: Vec<T>,
     /// Bit `i`: entry `i` is live.
     pub(super) live: u64,
 }
 
 pub(super) struct Inner<T> {
-    /// `separators[i]` is above every key of child `i` and not above any of child `i + 1`.
+    /// `separators[i]` is above every key of child `i` and not above any key of child `i + 1`.
     pub(super) separators: Vec<Separator>,
     pub(super) children: Vec<Child<T>>,
 }
 
 pub(super) struct Child<T> {
-    /// Live entries in this subtree.
+    /// The number of live entries in this subtree.
     pub(super) live: u64,
     pub(super) node: Node<T>,
 }
 
 pub(super) type Separator = Box<[u8]>;
 
-/// What an insert did, for the level above.
+/// The result of an insert, for the level above.
 pub(super) struct Inserted<T> {
     pub(super) old: Option<T>,
-    /// Change of the number of live entries.
+    /// The change of the number of live entries.
     pub(super) delta: i64,
-    /// The node was overfull; this is its right part.
+    /// The right part, if the node was overfull and split.
     pub(super) split: Option<(Separator, Node<T>)>,
 }
 
-/// The lowest `n` bits set.
+/// A number with the lowest `n` bits set.
 pub(super) fn low_bits(n: usize) -> u64 {
     if n >= 64 { u64::MAX } else { (1 << n) - 1 }
 }
 
-/// Binary search with branches. The standard library's has none, so each comparison waits for the memory of the one before;
-/// guessing ahead fetches the next key meanwhile, which halves the time in an index that does not fit the caches.
+/// A binary search with branches. The one of the standard library is branchless, so each comparison waits for the
+/// memory of the previous one. Speculation past a branch fetches the next key meanwhile, which halves the time in an
+/// index larger than the caches.
 fn search<E>(sorted: &[E], compare: impl Fn(&E) -> Ordering) -> Result<usize, usize> {
     let (mut low, mut high) = (0, sorted.len());
     while low < high {
@@ -77,7 +78,7 @@ fn separator(left: &[u8], right: &[u8]) -> Separator {
     right[..=common].into()
 }
 
-/// Where an overfull node is split. Keys that come in order leave full nodes behind: the split follows the insertion.
+/// Where to split an overfull node. The split follows the insertion, so keys inserted in order leave full nodes behind.
 fn split_point(len: usize, inserted_at: usize) -> usize {
     match inserted_at {
         0 => SPARSE + 1,
@@ -91,7 +92,7 @@ impl<T> Leaf<T> {
         Self { entries: Vec::new(), live: 0 }
     }
 
-    /// One bit an entry.
+    /// One bit per entry.
     pub(super) fn all(&self) -> u64 {
         low_bits(self.entries.len())
     }
@@ -136,7 +137,7 @@ impl<T> Leaf<T> {
         self.entries.append(&mut right.entries);
     }
 
-    /// Gives spare memory back, with some slack so that a remove beside an insert does not reallocate each time.
+    /// Gives back spare memory, with some slack so that alternating inserts and removes do not reallocate each time.
     fn trim(&mut self) {
         if self.entries.capacity() - self.entries.len() > 2 * GROWTH {
             self.entries.shrink_to(self.entries.len() + GROWTH / 2);
@@ -184,7 +185,7 @@ impl<T> Child<T> {
 }
 
 impl<T> Inner<T> {
-    /// The child whose subtree holds `key`, if any does.
+    /// The index of the only child whose subtree may hold `key`.
     pub(super) fn child_of(&self, key: &[u8]) -> usize {
         search(&self.separators, |separator| (**separator).cmp(key)).map_or_else(|at| at, |at| at + 1)
     }
@@ -225,8 +226,8 @@ impl<T> Inner<T> {
         Some((entry, live))
     }
 
-    /// Joins children `at` and `at + 1`, or lets them share evenly when one node would be too full. There are two: an
-    /// inner node has [`SPARSE`] children at least, and a root that is left with one is replaced by it.
+    /// Joins children `at` and `at + 1`, or lets them share evenly if one node would be too full. Both exist: an inner
+    /// node has at least [`SPARSE`] children, and a root with a single child is replaced by that child.
     fn refill(&mut self, at: usize, keys: &impl Keys<T>) {
         let between = self.separators.remove(at);
         let right = self.children.remove(at + 1);
@@ -254,7 +255,7 @@ impl<T> Node<T> {
         Self::Inner(Box::new(Inner { separators: vec![between], children }))
     }
 
-    /// Entries of a leaf, children of an inner node.
+    /// The number of entries of a leaf, or of children of an inner node.
     fn width(&self) -> usize {
         match self {
             Self::Leaf(leaf) => leaf.entries.len(),
@@ -262,7 +263,7 @@ impl<T> Node<T> {
         }
     }
 
-    /// Live entries in this subtree, from one level.
+    /// The number of live entries in this subtree, from the counts of one level.
     fn live(&self) -> u64 {
         match self {
             Self::Leaf(leaf) => u64::from(leaf.live.count_ones()),
@@ -270,7 +271,7 @@ impl<T> Node<T> {
         }
     }
 
-    /// A root with one child is replaced by it.
+    /// Replaces a root with a single child by that child.
     pub(super) fn collapse(&mut self) {
         if let Self::Inner(inner) = self
             && inner.children.len() == 1
@@ -280,7 +281,7 @@ impl<T> Node<T> {
         }
     }
 
-    /// Takes over the right neighbour's content.
+    /// Appends the content of the right neighbour.
     fn join(&mut self, between: Separator, right: Self) {
         match (self, right) {
             (Self::Leaf(left), Self::Leaf(right)) => left.append(right),
@@ -293,7 +294,7 @@ impl<T> Node<T> {
         }
     }
 
-    /// Counted in tests: what a call costs, in nodes.
+    /// Counts visited nodes in tests, as the cost of a call.
     pub(super) fn visited(&self) {
         #[cfg(test)]
         super::tests::count_visit();
@@ -324,7 +325,7 @@ impl<T> Node<T> {
         }
     }
 
-    /// The leaf that holds `key`, if any does.
+    /// The only leaf that may hold `key`.
     fn leaf(&self, key: &[u8]) -> &Leaf<T> {
         let mut node = self;
         loop {
@@ -342,7 +343,7 @@ impl<T> Node<T> {
         Some((&leaf.entries[at], leaf.is_live(at)))
     }
 
-    /// Sets the flag of the entry at `key`; the flag before.
+    /// Sets the flag of the entry of `key`; returns the previous one.
     pub(super) fn set_live(&mut self, key: &[u8], live: bool, keys: &impl Keys<T>) -> Option<bool> {
         self.visited();
         match self {
@@ -362,7 +363,7 @@ impl<T> Node<T> {
         }
     }
 
-    /// Live entries with a key below `key`.
+    /// The number of live entries below `key`.
     pub(super) fn live_below(&self, key: &[u8], keys: &impl Keys<T>) -> u64 {
         let mut node = self;
         let mut below = 0;

@@ -1,4 +1,4 @@
-//! Against `BTreeMap`, with every invariant checked on the way, and the cost in visited nodes.
+//! Tests against `BTreeMap`: every invariant is checked after each step, and costs are counted in visited nodes.
 
 use std::{cell::Cell, collections::BTreeMap};
 
@@ -10,7 +10,6 @@ use super::{
     node::{FULL, Node, SPARSE},
 };
 
-/// Entries that hold their keys.
 struct Within;
 
 impl<V> Keys<(Key, V)> for Within {
@@ -27,14 +26,14 @@ pub(super) fn count_visit() {
     VISITS.set(VISITS.get() + 1);
 }
 
-/// Nodes that `run` visits, and its result.
+/// The number of nodes that `run` visits, and its result.
 fn visits<R>(run: impl FnOnce() -> R) -> (u64, R) {
     VISITS.set(0);
     let result = run();
     (VISITS.get(), result)
 }
 
-/// Checks one subtree whose keys must lie in `low..high`; answers its depth, entries and live entries.
+/// Checks a subtree whose keys must lie in `low..high`. Returns its depth, entries and live entries.
 fn validate_node<V>(node: &Node<(Key, V)>, low: &[u8], high: Option<&[u8]>, root: bool) -> (usize, u64, u64) {
     match node {
         Node::Leaf(leaf) => {
@@ -66,7 +65,7 @@ fn validate_node<V>(node: &Node<(Key, V)>, low: &[u8], high: Option<&[u8]>, root
     }
 }
 
-/// Checks every invariant; answers the depth.
+/// Checks every invariant. Returns the depth.
 fn validate<V>(index: &Index<V>) -> usize {
     let (depth, len, live) = validate_node(&index.root, b"", None, true);
     assert_eq!((len, live), (index.len(), index.live_len()));
@@ -103,16 +102,16 @@ enum Step {
     Insert(Vec<u8>, u32, bool),
     Remove(Vec<u8>),
     SetLive(Vec<u8>, bool),
-    /// Removes this many entries from the first at or above the key on: drives joins.
+    /// Removes this many entries from the first at or above the key on, to force joins.
     RemoveRun(Vec<u8>, usize),
-    /// Inserts this many keys under one prefix, ascending or descending: drives one-sided splits.
+    /// Inserts this many keys under one prefix, ascending or descending, to force one-sided splits.
     InsertRun(Vec<u8>, u8, bool),
     Count(Vec<u8>, Option<Vec<u8>>),
 }
 
 fn key() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
-        // A small alphabet with every length makes prefixes of one another and hits existing keys.
+        // A small alphabet with every length gives keys that are prefixes of one another, and hits existing keys.
         4 => prop::collection::vec(prop_oneof![Just(0), Just(b'a'), Just(b'b'), Just(0xff)], 0..7),
         2 => (0u16..2000).prop_map(|n| format!("/registry/pods/ns/pod-{n}").into_bytes()),
         1 => prop::collection::vec(any::<u8>(), 0..4),
@@ -184,7 +183,7 @@ proptest! {
     }
 }
 
-/// An order of `n` numbers without a random source: a full-period multiplicative walk.
+/// The numbers below `n` in a fixed scattered order: a full-period multiplicative walk.
 fn scattered(n: u64) -> impl Iterator<Item = u64> {
     const STRIDE: u64 = 2_654_435_761;
     (0..n).map(move |i| i.wrapping_mul(STRIDE) % n)
@@ -218,8 +217,8 @@ fn every_order_of_insertion_and_removal_keeps_the_shape() {
     }
 }
 
-/// A13: counting and paging in a million keys cost the depth of the tree, not the length of the range; a long stretch
-/// of tombstones costs nothing.
+/// A13: in a million keys, counting and paging cost the depth of the tree, not the length of the range, and long runs
+/// of tombstones cost nothing.
 #[test]
 fn pitfall_a13_a_million_keys_are_counted_in_a_few_nodes() {
     const N: u64 = 1_000_000;

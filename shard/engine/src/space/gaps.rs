@@ -1,4 +1,4 @@
-//! Revisions of which something may be lost (R10), and who asks for them.
+//! Gaps: revisions whose events may be lost (R10), and the refusal of reads in them.
 
 use kindred_partition_config::{
     ids::Revision,
@@ -9,12 +9,12 @@ use kindred_partition_config::{
 
 use super::{Kind, Space, View};
 use crate::{
-    durability::{Gap, KindGap, gaps_of},
     error::EngineError,
+    types::{Gap, KindGap, gaps_of},
 };
 
 impl Space {
-    /// The gaps that are known of what stands in no unit.
+    /// The gaps of keys that are in no unit.
     pub(crate) fn kind_gaps(&self) -> &[KindGap] {
         &self.gaps
     }
@@ -32,12 +32,12 @@ impl Space {
         self.has_gaps = of_units || !self.gaps.is_empty();
     }
 
-    /// What a compaction has passed is told by the floor.
+    /// Forgets the gaps that a compaction has passed: the floor covers them.
     pub(crate) fn compact_gaps(&mut self, at: Revision) {
         if !self.has_gaps {
             return;
         }
-        // A kept revision in a gap is refused also when the gap is forgotten.
+        // A kept revision in such a gap must still be refused.
         let of_units = self.units.records.iter().flat_map(|record| &record.gaps);
         let passed = self.gaps.iter().map(|gap| &gap.gap).chain(of_units).map(|gap| gap.until);
         let passed = passed.filter(|until| *until <= at).max();
@@ -52,7 +52,7 @@ impl Space {
         self.count_gaps();
     }
 
-    /// Refuses a read at a revision of which something may be lost.
+    /// Refuses a read at a revision inside a gap.
     pub(crate) fn check_gaps(
         &self,
         range: &KeyRange,
@@ -68,13 +68,13 @@ impl Space {
         }
     }
 
-    /// The end of the gap that holds the start of a watch.
+    /// The end of the gap in which a watch's start lies.
     pub(crate) fn gap_of_start(&self, range: &KeyRange, start: Revision) -> Option<Revision> {
         let gaps = self.gaps_in(range).into_iter().filter(|gap| gap.holds_start(start));
         gaps.map(|gap| gap.until).max()
     }
 
-    /// The gaps of what a range reads, in their order.
+    /// The gaps of what a range reads, sorted.
     pub(crate) fn gaps_in(&self, range: &KeyRange) -> Vec<Gap> {
         if !self.has_gaps {
             return Vec::new();
@@ -82,7 +82,7 @@ impl Space {
         self.gaps_of_unit(&Unit::of_range(range.clone()), &View::Now)
     }
 
-    /// The same of what a view sees of a unit.
+    /// The gaps of a unit, as far as the view sees it.
     pub(crate) fn gaps_of_unit(&self, unit: &Unit, view: &View) -> Vec<Gap> {
         let (records, rest) = self.units.over(unit);
         let visible = records.iter().filter(|record| view.sees(record));
@@ -95,8 +95,8 @@ impl Space {
         gaps
     }
 
-    /// The same of what stands in no unit. Of a Kind of which the shard has units, and of which it was asked for nothing
-    /// else, it owns nothing else (see [`Space::floor_of_unit`]).
+    /// The gaps of keys that are in no unit. A Kind of which the shard has units and was asked for nothing else has
+    /// none: the shard owns nothing else of it (see [`Space::floor_of_unit`]).
     fn gaps_of_rest(&self, range: &KeyRange, view: &View) -> Vec<Gap> {
         if self.dense {
             return gaps_of(&self.gaps, b"");

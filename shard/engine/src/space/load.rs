@@ -1,13 +1,13 @@
-//! How much there is of each Kind, and how much is written to it: for those who plan a move.
+//! Sizes and write volume of the Kinds, for planning a move.
 
 use kindred_partition_config::key::{Key, KeyRange};
 
 use super::{KindId, Space};
-use crate::{engine::KindLoad, units::table::View};
+use crate::{types::KindLoad, units::table::View};
 
 impl Space {
-    /// The Kinds that have keys of their own in some of the ranges, in the order in which they came; whole Kinds, also what of
-    /// them lies outside of the ranges.
+    /// The sizes of the Kinds whose objects lie in one of the ranges, in the order of their creation. They cover whole
+    /// Kinds, also outside the ranges.
     pub(crate) fn loads(&self, ranges: &[KeyRange]) -> Vec<KindLoad> {
         let mut homes: Vec<KindId> = ranges.iter().flat_map(|range| self.homes(range)).collect();
         homes.sort_unstable();
@@ -33,7 +33,7 @@ impl Space {
         load
     }
 
-    /// Every Kind's prefix, and the bytes that were written to it since the start.
+    /// Each Kind's prefix and the bytes written to it since the start.
     pub(crate) fn written(&self) -> impl Iterator<Item = (&Key, u64)> {
         self.kinds.iter().map(|kind| (&kind.prefix, kind.written))
     }

@@ -1,5 +1,5 @@
-//! The keyspaces of a Kind: its own, and those of units (see [`crate::units`]). A key stands in one of them; an event in one
-//! too, which is another than its key's only while a unit is being split off.
+//! The keyspaces of a Kind: its own, and those of units (see [`crate::units`]). A key is in exactly one of them, and so
+//! is an event. An event is in another one than its key only while a unit is being split off.
 
 use kindred_partition_config::{
     ids::Revision,
@@ -10,12 +10,12 @@ use kindred_partition_config::{
 
 use super::{Kind, KindId, Space, View, bounds};
 use crate::{
-    engine::Event,
     keyspace::{Clearing, Keyspace, Span, Taken},
     object::{Object, Pins},
+    types::Event,
     units::{
         NotOwned,
-        table::{Record, UnitId},
+        table::{Record, Splitting, UnitId},
     },
     version::Version,
 };
@@ -24,7 +24,7 @@ fn range_of(span: Span<'_>) -> KeyRange {
     KeyRange::Span { start: Key::copy_from(span.start), end: span.end.map(Key::copy_from) }
 }
 
-/// Several keyspaces as one, in key order.
+/// Merges several keyspaces in key order.
 pub(super) fn merged<'s>(
     spaces: &[&'s Keyspace],
     span: Span<'s>,
@@ -38,15 +38,6 @@ pub(super) fn merged<'s>(
     })
 }
 
-/// How far a unit is split off.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Splitting {
-    kind: usize,
-    /// Which keyspace of the Kind: its own is 0.
-    source: usize,
-    at: Clearing,
-}
-
 impl Space {
     /// The keyspaces of a Kind that a view sees.
     pub(crate) fn spaces<'s>(&'s self, id: KindId, view: &View) -> impl Iterator<Item = &'s Keyspace> {
@@ -56,12 +47,12 @@ impl Space {
         view.sees_rest().then_some(&kind.keys).into_iter().chain(parts.map(|(_, keys)| keys))
     }
 
-    /// Every keyspace of what the shard owns.
+    /// All keyspaces of keys that the shard owns.
     pub(crate) fn owned(&self) -> impl Iterator<Item = &Keyspace> {
         (0..self.kinds.len()).flat_map(|id| self.spaces(KindId(id), &View::Now))
     }
 
-    /// Every keyspace, hidden ones too.
+    /// All keyspaces, including hidden ones.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Keyspace> {
         self.kinds
             .iter()
@@ -80,7 +71,7 @@ impl Space {
         self.spaces(home, view).find_map(|keys| keys.object(key))
     }
 
-    /// The events of one key from `from` on, without walking those of others.
+    /// The events of one key from `from` on, found without scanning events of other keys.
     pub(crate) fn events_of<'s>(
         &'s self,
         home: KindId,
@@ -96,9 +87,9 @@ impl Space {
             .filter_map(move |version| spaces.iter().find_map(|keys| keys.event_of(version)))
     }
 
-    // ---- who may
+    // ---- ownership checks
 
-    /// Whether a read of a range is refused; see [`crate::engine::Engine::owns`].
+    /// Refuses a read of a range that is not owned; see [`crate::engine::Engine::owns`].
     pub(crate) fn check(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
         if self.units.is_empty() {
             return Ok(());
@@ -110,8 +101,8 @@ impl Space {
         }
     }
 
-    /// Whether a write of a range is refused, or a transaction that looks at it: only the store that owns a pseudo-key
-    /// executes these.
+    /// Refuses a write of a range, or a transaction that reads it. For a pseudo-key only the owner of the key executes
+    /// these.
     pub(crate) fn check_write(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
         match (range, self.kind_of_pseudo(range)) {
             (KeyRange::Single(key), Some(kind)) if !self.units.is_empty() => {
@@ -121,14 +112,14 @@ impl Space {
         }
     }
 
-    /// The objects of the Kind whose pseudo-key this is.
+    /// The range of the Kind's objects if `range` is its pseudo-key.
     fn kind_of_pseudo(&self, range: &KeyRange) -> Option<KeyRange> {
         let KeyRange::Single(key) = range else { return None };
         let Located::Pseudo { stem } = self.scheme.locate(key) else { return None };
         Some(KeyRange::prefix(Key::copy_from(&[stem, b"/"].concat())))
     }
 
-    /// What a read sees, by the map of this generation, if one is named; or that it is refused (R13).
+    /// The view of a read, or its refusal (R13), by the map of `generation` if one is named.
     pub(crate) fn sight(
         &self,
         range: &KeyRange,
@@ -145,18 +136,18 @@ impl Space {
         }
     }
 
-    /// The highest floor of what the store shows: at and above it everything can be read.
+    /// The highest floor among the visible units and the rest: from it on everything is readable.
     pub(crate) fn floor_highest(&self) -> Revision {
         let visible = self.units.records.iter().filter(|record| record.is_visible());
         visible.map(|record| record.floor).fold(self.floor, Revision::max)
     }
 
-    /// The floor of a range: below it nothing can be read.
+    /// The floor of a range, its lowest readable revision.
     pub(crate) fn floor_of(&self, range: &KeyRange) -> Revision {
         self.floor_seen(range, &View::Now)
     }
 
-    /// The same of what a view sees of it.
+    /// The floor of a range, as far as the view sees it.
     pub(crate) fn floor_seen(&self, range: &KeyRange, view: &View) -> Revision {
         if self.units.is_empty() {
             return self.floor;
@@ -166,19 +157,19 @@ impl Space {
         };
         match (self.units.deciding(key), self.kind_of_pseudo(range)) {
             (Some(record), _) if view.sees(record) => record.floor,
-            // Of a pseudo-key that another store owns there is nothing here that could be lost.
+            // Another store owns the pseudo-key, so no history of it here could be lost.
             (Some(_), Some(_)) => self.compacted,
             (None, Some(kind)) => self.floor_of_unit(&Unit::of_range(kind), view),
             _ => self.floor,
         }
     }
 
-    /// The floor of a unit: the highest of the units of which it has keys; and of what stands in none, the store's own,
-    /// which is the last compaction or the store's beginning, whatever is later.
+    /// The floor of a unit: the highest floor of the records that the view sees in it and, for keys in no record, the
+    /// store's own, which is the last compaction or the store's beginning.
     ///
-    /// The store's beginning hides what an earlier life of the store may have held (R10). So it does not limit a Kind
-    /// of which the store has units, and of which it was asked for nothing else since it began: of that Kind it owns
-    /// nothing else, and the units came with their history. Otherwise a move to a new store would cancel every watch (R16).
+    /// The store's beginning hides what an earlier life of the store may have held (R10). It does not limit a Kind of
+    /// which the store has units and was asked for nothing else: of such a Kind it owns nothing else, and the units
+    /// came with their history. Otherwise a move to a new store would cancel every watch (R16).
     pub(crate) fn floor_of_unit(&self, unit: &Unit, view: &View) -> Revision {
         let (records, rest) = self.units.over(unit);
         let visible = || records.iter().filter(|record| view.sees(record));
@@ -201,7 +192,7 @@ impl Space {
         floor
     }
 
-    /// Notes that a Kind was asked for that has no units; beside units only a write shows that more of it is owned.
+    /// Notes a request for a Kind without units. For a Kind with units, only a write shows that more of it is owned.
     pub(super) fn ask(&mut self, home: KindId) {
         let kind = self.kind(home);
         if kind.asked {
@@ -215,7 +206,7 @@ impl Space {
 
     // ---- writes
 
-    /// Where the next version of a key goes. A key of a unit that is being split off moves there first.
+    /// The keyspace for the next version of a key. A key of a unit that is being split off is moved there first.
     pub(super) fn space_to_write(&mut self, home: KindId, key: &[u8]) -> &mut Keyspace {
         if self.units.is_empty() {
             let kind = self.kind_mut(home);
@@ -242,7 +233,7 @@ impl Space {
         self.kind(home).parts.iter().find(|(unit, _)| *unit == id).map(|(_, keys)| keys)
     }
 
-    /// A unit's keyspace of a Kind, made when it is not there.
+    /// A unit's keyspace in a Kind; creates it if needed.
     pub(crate) fn part_mut(&mut self, home: KindId, id: UnitId) -> &mut Keyspace {
         let parts = &mut self.kind_mut(home).parts;
         let at = parts.iter().position(|(unit, _)| *unit == id).unwrap_or_else(|| {
@@ -252,7 +243,7 @@ impl Space {
         &mut parts[at].1
     }
 
-    /// A unit's keyspace for a key, whose Kind is made when it is not there.
+    /// A unit's keyspace for a key; creates it and its Kind if needed.
     pub(crate) fn part_for(&mut self, id: UnitId, key: &[u8]) -> &mut Keyspace {
         let home = match self.scheme.locate(key) {
             Located::Object { kind } => self.open_kind(kind),
@@ -261,13 +252,13 @@ impl Space {
         self.part_mut(home, id)
     }
 
-    /// A unit's keyspaces.
     pub(crate) fn parts_of(&self, id: UnitId) -> impl Iterator<Item = (KindId, &Keyspace)> {
         let ids = (0..self.kinds.len()).map(KindId);
         ids.filter_map(move |home| Some((home, self.part(home, id)?)))
     }
 
-    /// Gives a unit's objects behind a key, in key order, dead ones too, until it is told to stop.
+    /// Calls `give` for each object of a unit behind `after`, in key order and including deleted ones, until it returns
+    /// false.
     pub(crate) fn walk_unit(
         &self,
         record: &Record,
@@ -286,15 +277,15 @@ impl Space {
         }
     }
 
-    /// Looks at about `budget` of the keys in what is left of a range; one of the unit's, if there is one, and what is left
-    /// then.
+    /// Examines about `budget` live keys of a range. Returns one that belongs to the unit, if any, and the range that
+    /// is left.
     pub(crate) fn any_live(&self, unit: &Unit, left: &KeyRange, budget: usize) -> (Option<Key>, KeyRange) {
-        let (versions, left) = self.chunk(left, crate::read::LATEST, &View::Now, budget.max(1), usize::MAX);
+        let (versions, left) = self.chunk(left, crate::types::LATEST, &View::Now, budget.max(1), usize::MAX);
         let ours = versions.iter().find(|version| unit.contains(version.key()));
         (ours.map(|version| Key::copy_from(version.key())), left)
     }
 
-    /// Removes the keyspaces of records that are gone, from which everything was taken.
+    /// Removes the keyspaces, emptied before, of records that are gone.
     pub(crate) fn forget_parts(&mut self, over: &[UnitId]) {
         if !over.is_empty() {
             self.kinds.iter_mut().for_each(|kind| kind.parts.retain(|(id, _)| !over.contains(id)));
@@ -303,8 +294,8 @@ impl Space {
 
     // ---- splitting off, dropping, freeing
 
-    /// Brings about `budget` keys and events of a unit from where they are into its keyspaces, or just takes them out; true
-    /// when there are no more.
+    /// Moves about `budget` keys and events of a unit into its keyspaces, or with `keep` false discards them. True when
+    /// done.
     pub(crate) fn split_off(
         &mut self,
         id: UnitId,
@@ -350,7 +341,7 @@ impl Space {
         false
     }
 
-    /// Removes about `budget` objects and events of a unit; answers the objects, and whether it is all gone.
+    /// Removes about `budget` objects and events of a unit. Returns the objects, and whether nothing is left.
     pub(crate) fn drain(&mut self, id: UnitId, budget: &mut usize) -> (Vec<Object>, bool) {
         let mut objects = Vec::new();
         for kind in &mut self.kinds {
@@ -364,11 +355,11 @@ impl Space {
         (objects, true)
     }
 
-    /// Frees what is below the floors and no pin needs, at most about `budget` of it; whether there is more.
+    /// Frees about `budget` of what is below the floors and not pinned. Returns whether there is more.
     pub(crate) fn scrub(&mut self, pins: &Pins, unpinned: bool, budget: usize) -> bool {
         let (mut left, mut more) = (budget, false);
         let Self { kinds, units, floor, .. } = self;
-        // While keys are away from their events, events tell nobody what to free.
+        // While keys and their events are in different keyspaces, the events do not tell what to free.
         let splitting = |kind: &Kind| {
             let parts = kind.parts.iter().filter_map(|(id, _)| units.get(*id));
             parts.into_iter().any(|record| !record.is_whole())
@@ -390,7 +381,7 @@ impl Space {
         more
     }
 
-    /// Panics when a key stands where it must not. For tests.
+    /// Panics when a key is in a wrong keyspace. For tests.
     pub(super) fn validate_parts(&self, kind: &Kind) {
         for (id, keys) in &kind.parts {
             keys.validate();

@@ -1,8 +1,9 @@
-//! From applied to visible (R9).
+//! Makes applied writes visible (R9).
 //!
-//! Kinds of mode `none` and `buffered` become visible at every publish. Those of mode `fsync` wait: what one batch of
-//! records for the fsync log holds is sealed together with how far each Kind was then, and becomes visible when that batch
-//! is on disk. So within either group the order of visibility is the order of revisions, and neither waits for the other.
+//! Kinds of mode `none` and `buffered` become visible at every publish. Kinds of mode `fsync` wait: the events of one
+//! batch of records for the fsync log are sealed under a mark, with the applied revision of each Kind at that time, and
+//! become visible when the batch is on disk. Within either group the order of visibility is the order of revisions, and
+//! neither group waits for the other.
 
 use std::collections::VecDeque;
 
@@ -13,47 +14,48 @@ use kindred_partition_config::{
 
 use super::{Kind, KindId, OTHERS, Space};
 use crate::{
-    durability::{Applied, Durability, FsyncMark, KindModes, Logged, ModesError, ModesTaken},
+    durability::{Applied, FsyncMark, Logged},
     error::{EngineError, MixedModes},
+    types::{Durability, KindModes, ModesError, ModesTaken},
     version::Version,
 };
 
-/// Kinds that wait for the fsync log.
+/// The Kinds that wait for the fsync log.
 #[derive(Default)]
 pub(super) struct Waiting {
     /// Events that no mark covers yet.
     open: Vec<(KindId, Version)>,
-    /// Kinds that were raised, or written, since the last mark.
+    /// Kinds that were raised or written since the last mark.
     pub(super) dirty: Vec<KindId>,
     sealed: VecDeque<Sealed>,
 }
 
-/// What one mark covers.
+/// Events and raises that become visible when the mark is on disk.
 struct Sealed {
     mark: FsyncMark,
     events: Vec<(KindId, Version)>,
     kinds: Vec<Reached>,
 }
 
-/// How far a Kind was at a mark.
+/// The progress of a Kind at a mark.
 struct Reached {
     kind: KindId,
     applied: Revision,
-    /// Its first event under the mark.
+    /// The Kind's first event under the mark.
     first: Option<Revision>,
 }
 
 impl Space {
-    /// Whether a Kind waits for the fsync log.
+    /// Whether writes of a Kind wait for the fsync log.
     pub(super) fn waits(&self, id: KindId) -> bool {
         match id {
-            // With revisions of its own for every Kind, nothing is ever written of the others.
+            // Unless revisions are dense, nothing is ever written to `OTHERS`.
             OTHERS => self.dense && self.modes.default == Durability::Fsync,
             id => self.kind(id).mode == Durability::Fsync,
         }
     }
 
-    /// Notes an event that was written.
+    /// Notes a written version as an unpublished event, and for the logs.
     pub(super) fn wrote(&mut self, home: KindId, version: Version) {
         let kind = self.kind_mut(home);
         kind.written += version.encoded_len() as u64;
@@ -68,8 +70,7 @@ impl Space {
         self.frontier_mut(home).unpublished.get_or_insert(revision);
     }
 
-    /// Makes everything applied visible that does not wait for the fsync log; answers the events that became so, in their
-    /// order.
+    /// Makes visible all that does not wait for the fsync log. Returns the events that became visible, in order.
     pub(crate) fn publish(&mut self) -> Vec<(KindId, Version)> {
         for id in std::mem::take(&mut self.dirty) {
             self.frontier_mut(id).publish();
@@ -77,14 +78,14 @@ impl Space {
         std::mem::take(&mut self.unpublished)
     }
 
-    /// What is to be written to the logs since the last call.
+    /// Takes the records for the logs and seals the events that wait for them.
     pub(crate) fn take_applied(&mut self) -> Applied {
         let applied = self.outbox.take(!self.waiting.open.is_empty());
         self.seal(applied.mark);
         applied
     }
 
-    /// What became applied since the last mark becomes visible with this one.
+    /// Puts the events and raises since the last mark under this one.
     fn seal(&mut self, mark: FsyncMark) {
         if self.waiting.dirty.is_empty() {
             return;
@@ -107,13 +108,13 @@ impl Space {
         };
         let kinds: Vec<Reached> = dirty.into_iter().map(|kind| reached(self, kind)).collect();
         match self.waiting.sealed.back_mut() {
-            // Raises need what is before them only.
+            // Raises without events become visible with the last mark before them.
             Some(last) if events.is_empty() => last.kinds.extend(kinds),
             _ => self.waiting.sealed.push_back(Sealed { mark, events, kinds }),
         }
     }
 
-    /// Makes visible what the fsync log has on disk; answers the events that became so, in their order.
+    /// Makes visible what the fsync log has on disk. Returns the events that became visible, in order.
     pub(crate) fn publish_fsync(&mut self, upto: FsyncMark) -> Vec<(KindId, Version)> {
         let (mut published, mut touched) = (Vec::new(), Vec::new());
         while let Some(sealed) = self.waiting.sealed.pop_front_if(|sealed| sealed.mark <= upto) {
@@ -143,19 +144,19 @@ impl Space {
         sealed.or_else(|| open().map(|(_, version)| version.mod_revision()))
     }
 
-    /// With nothing before them unpublished, raises are visible.
+    /// Makes raises visible when no event before them is unpublished.
     fn settle_raised(&mut self) {
         for kind in std::mem::take(&mut self.waiting.dirty) {
             self.frontier_mut(kind).publish();
         }
     }
 
-    /// Whether some event is applied and becomes visible at the next publish.
+    /// Whether an event waits for the next publish.
     pub(crate) fn has_unpublished(&self) -> bool {
         !self.unpublished.is_empty()
     }
 
-    /// The revision of the first event that is applied and not visible.
+    /// The first revision that is applied and not visible.
     pub(crate) fn first_unpublished(&self) -> Option<Revision> {
         let sealed = self.waiting.sealed.front().and_then(|sealed| sealed.events.first());
         let waiting = sealed.or(self.waiting.open.first());
@@ -163,7 +164,7 @@ impl Space {
         first.map(|(_, version)| version.mod_revision()).min()
     }
 
-    /// The same of what the ranges read: their keys' Kinds, and those that their pseudo-keys stand for.
+    /// The same within the ranges: of the Kinds of their keys, and of those whose pseudo-keys they contain.
     pub(crate) fn first_unpublished_in(&self, ranges: &[KeyRange]) -> Option<Revision> {
         self.first_unpublished()?;
         let of = |range: &KeyRange| {
@@ -174,19 +175,19 @@ impl Space {
         ranges.iter().filter_map(of).min()
     }
 
-    /// The same of these keyspaces.
+    /// The same within these keyspaces.
     pub(crate) fn first_unpublished_of(&self, homes: &[KindId]) -> Option<Revision> {
         homes.iter().filter_map(|home| self.frontier(*home).unpublished).min()
     }
 
     // ---- modes
 
-    /// Whether some Kind waits for the fsync log.
+    /// Whether writes of some Kind wait for the fsync log.
     pub(crate) fn some_wait(&self) -> bool {
         self.some_wait
     }
 
-    /// Whether a transaction may be over these ranges: what they hold is kept or lost together.
+    /// Refuses a transaction over ranges of different modes: what it writes must be kept or lost together.
     pub(crate) fn check_modes(&self, ranges: &[KeyRange]) -> Result<(), EngineError> {
         if !self.mixed {
             return Ok(());
@@ -226,7 +227,6 @@ impl Space {
         named.map(|(_, mode)| *mode).chain([self.modes.default]).collect()
     }
 
-    /// See [`crate::engine::Engine::set_modes`].
     pub(crate) fn set_modes(&mut self, modes: KindModes) -> Result<ModesTaken, ModesError> {
         if modes.generation < self.modes.generation {
             return Err(ModesError::Stale { asked: modes.generation, known: self.modes.generation });
@@ -245,7 +245,7 @@ impl Space {
                 return Err(ModesError::Unpublished { prefix: kind.prefix.clone() });
             }
         }
-        // What is logged is never stronger than what is in force: a crash in between would not tell what it took.
+        // The logged modes are never stronger than those in force: otherwise a crash could lose writes without a gap.
         let logged = self.modes_logged.clone().unwrap_or_else(|| KindModes::all(Durability::None));
         if let Some(weaker) = logged.weakened(&modes) {
             self.log_modes(weaker);
@@ -253,7 +253,7 @@ impl Space {
             return Ok(ModesTaken::AfterLog);
         }
         self.modes_before = None;
-        // Raises that wait are of Kinds that may change their group.
+        // The raised Kinds may move to the other group.
         self.publish_raised();
         for kind in &mut self.kinds {
             let mode = modes.of(&kind.prefix);
@@ -273,17 +273,15 @@ impl Space {
         Ok(ModesTaken::InForce)
     }
 
-    /// See [`crate::engine::Engine::keep_modes`].
     pub(crate) fn keep_modes(&mut self) {
         if let Some(before) = self.modes_before.take() {
             self.log_modes(before);
         }
     }
 
-    /// See [`Engine::renumber_modes`](crate::engine::Engine::renumber_modes).
     pub(crate) fn renumber_modes(&mut self, modes: &KindModes) -> bool {
         let same = self.modes.default == modes.default && self.modes.kinds == modes.kinds;
-        // What waits for a log or a checkpoint waits by the number that it has.
+        // Modes that wait for a log or checkpoint do so under their present number.
         let settled = self.modes_before.is_none() && self.kinds.iter().all(|kind| !kind.unsettled);
         if !same || !settled || modes.generation < self.modes.generation {
             return false;
@@ -293,7 +291,7 @@ impl Space {
         true
     }
 
-    /// A checkpoint that was begun with these modes is on disk.
+    /// Notes that a checkpoint begun under the modes of this generation is on disk.
     pub(crate) fn modes_settled(&mut self, generation: u64) {
         if generation == self.modes.generation && self.kinds.iter().any(|kind| kind.unsettled) {
             for kind in self.kinds.iter_mut().filter(|kind| kind.mode != Durability::None) {
@@ -303,7 +301,8 @@ impl Space {
         }
     }
 
-    /// The mode that a start now would find: not the one in force while that is still to be logged, or waits for a checkpoint.
+    /// The mode that a restart now would find. It differs from the one in force while that waits for a log or
+    /// checkpoint.
     pub(super) fn mode_at_start(&self, prefix: &[u8]) -> Durability {
         self.modes_logged.as_ref().map_or(Durability::None, |modes| modes.of(prefix))
     }
@@ -315,7 +314,7 @@ impl Space {
         }
     }
 
-    /// Makes raises visible of Kinds of which no event waits.
+    /// Makes raises visible of Kinds without unpublished events.
     fn publish_raised(&mut self) {
         for list in [std::mem::take(&mut self.dirty), std::mem::take(&mut self.waiting.dirty)] {
             for id in list {
@@ -329,7 +328,7 @@ impl Space {
         }
     }
 
-    /// Panics when a keyspace shows what it must not. For tests.
+    /// Panics when a keyspace's revisions are inconsistent. For tests.
     pub(super) fn validate_frontier(&self, id: KindId, last_assigned: Revision) {
         if self.dense && id != OTHERS {
             return;

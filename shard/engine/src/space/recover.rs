@@ -1,4 +1,4 @@
-//! The keyspaces after a restart.
+//! Restores the keyspaces after a restart.
 
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
@@ -7,18 +7,18 @@ use kindred_partition_config::{
 
 use super::{Frontier, MISC, Space};
 use crate::{
-    durability::{Durability, KindGap, KindModes},
     keyspace::Keyspace,
+    types::{Durability, KindGap, KindModes},
     units::table::{UnitId, Units},
     version::Version,
 };
 
-/// A Kind that was replayed.
+/// A replayed Kind.
 pub struct RestoredKind {
     pub(crate) prefix: Key,
-    /// The highest revision of it that this shard wrote.
+    /// The highest revision that this shard wrote in the Kind.
     pub(crate) highest: Revision,
-    /// Keys that carry leases.
+    /// Keys with their leases.
     pub(crate) leased: Vec<(LeaseId, Key)>,
     keys: Keyspace,
     parts: Vec<(UnitId, Keyspace)>,
@@ -29,7 +29,7 @@ impl RestoredKind {
         Self { prefix, highest, leased: Vec::new(), keys: Keyspace::new(), parts: Vec::new() }
     }
 
-    /// Replays what stands in no unit, or in the one of a number.
+    /// Replays the keys that are in no unit, or those of the unit with this number.
     pub(crate) fn add(&mut self, unit: Option<u64>, versions: Vec<Version>, floor: Revision) {
         let mut keys = Keyspace::new();
         keys.restore(versions, floor);
@@ -44,7 +44,7 @@ impl RestoredKind {
 }
 
 impl Space {
-    /// Takes in what was replayed, and what else is known; everything is shown at `start`.
+    /// Installs the replayed Kinds, modes, units and gaps. Everything shows `start`.
     pub(crate) fn restore(
         &mut self,
         kinds: Vec<RestoredKind>,
@@ -60,7 +60,7 @@ impl Space {
         self.modes = modes;
         self.units = units;
         for RestoredKind { prefix, keys, parts, .. } in kinds {
-            // Whatever was found of it was left out.
+            // A Kind in mode `none` was not replayed.
             let leftovers = self.modes.of(&prefix) == Durability::None;
             let home = if prefix.is_empty() { MISC } else { self.open_kind(&prefix) };
             let kind = self.kind_mut(home);

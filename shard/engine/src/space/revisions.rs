@@ -1,21 +1,20 @@
-//! What the ranges of a shard show, and how it is raised.
+//! The revisions that ranges show, and how they are raised.
 
 use kindred_partition_config::{ids::Revision, key::KeyRange};
 
 use super::{KindId, OTHERS, Scope, Space};
 
-/// How far a keyspace is. **Invariant:** what is visible is below its first event that is not published.
+/// The revisions of a keyspace. **Invariant:** `visible` is below `unpublished`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frontier {
     pub(super) applied: Revision,
     pub(super) visible: Revision,
-    /// Its first event that is applied and not published.
+    /// The revision of the first event that is applied and not published.
     pub(super) unpublished: Option<Revision>,
-    /// Whether it stands in a list of what the next publish, or mark, makes visible.
+    /// Whether it is in a list of what the next publish, or mark, makes visible.
     pub(super) dirty: bool,
 }
 
-/// Above every revision.
 const NO_LIMIT: Revision = Revision(i64::MAX);
 
 impl Frontier {
@@ -23,7 +22,6 @@ impl Frontier {
         Self { applied: revision, visible: revision, unpublished: None, dirty: false }
     }
 
-    /// The highest revision that can be shown.
     fn limit(&self) -> Revision {
         self.unpublished.map_or(NO_LIMIT, Revision::prev)
     }
@@ -73,13 +71,13 @@ impl Space {
         self.frontiers(scope).map(of).max().unwrap_or(Revision::ZERO)
     }
 
-    /// What the apply loop sees as the scope's current revision.
+    /// The scope's current revision as the apply loop sees it.
     pub(crate) fn applied(&self, scope: &Scope) -> Revision {
         self.highest(scope, |frontier| frontier.applied)
     }
 
-    /// The scope's current revision (R4): the highest that one of its keyspaces shows, below every event of it that is not
-    /// published.
+    /// The scope's current revision (R4): the highest that one of its keyspaces shows, limited to below every
+    /// unpublished event of the scope.
     pub(crate) fn visible(&self, scope: &Scope) -> Revision {
         let shown = self.highest(scope, |frontier| frontier.visible);
         match scope {
@@ -88,32 +86,33 @@ impl Space {
         }
     }
 
-    /// Nothing above can be shown of the scope now.
+    /// The highest revision that the scope can show now.
     pub(crate) fn limit(&self, scope: &Scope) -> Revision {
         self.frontiers(scope).map(Frontier::limit).min().unwrap_or(NO_LIMIT)
     }
 
-    /// The highest revision that one of the scope's keyspaces shows: not of all of them, events below it may be to come.
+    /// The highest revision that one of the scope's keyspaces shows. Other keyspaces may have unpublished events below
+    /// it.
     pub(crate) fn visible_somewhere(&self, scope: &Scope) -> Revision {
         self.highest(scope, |frontier| frontier.visible)
     }
 
-    /// Whether something of the range waits for the fsync log.
+    /// Whether an event of the range waits for the fsync log.
     pub(crate) fn waits_in(&self, range: &KeyRange) -> bool {
         let waits = |id: KindId| self.waits(id) && self.frontier(id).unpublished.is_some();
         match self.scope(range) {
             Scope::One(id) => waits(id),
-            // A key with the name of a pseudo-key may have come into being just now.
+            // A key named like a pseudo-key may just have been created.
             Scope::Many { kinds, .. } => kinds.into_iter().chain(self.homes(range)).any(waits),
         }
     }
 
-    /// Whether something of the scope is applied and not published.
+    /// Whether the scope has unpublished events.
     pub(crate) fn has_unpublished_in(&self, scope: &Scope) -> bool {
         self.frontiers(scope).any(|frontier| frontier.unpublished.is_some())
     }
 
-    /// The scope's current revision, which becomes that of each of its keyspaces: what is shown can be read.
+    /// The scope's current revision. Raises all of its keyspaces to it, so that they are readable there.
     pub(crate) fn show(&mut self, scope: &Scope) -> Revision {
         let shown = self.visible(scope);
         if matches!(scope, Scope::Many { .. }) {
@@ -122,7 +121,7 @@ impl Space {
         shown
     }
 
-    /// As [`Space::show`], for several.
+    /// As [`Space::show`], for several scopes.
     pub(crate) fn show_all(&mut self, scopes: &[Scope]) -> Revision {
         if let [scope] = scopes {
             return self.show(scope);
@@ -135,7 +134,8 @@ impl Space {
         shown
     }
 
-    /// Raises scopes to a revision that the clock has come to: at once, or when what is applied before is published.
+    /// Raises scopes to a revision that the clock has reached. It becomes visible at once, or once all that is applied
+    /// below it is published.
     pub(crate) fn raise_all(&mut self, scopes: &[Scope], to: Revision) {
         for scope in scopes {
             self.raise_visible(scope, to);
@@ -161,22 +161,22 @@ impl Space {
         }
     }
 
-    /// Raises what the apply loop sees; others see it after the next publish, or when the fsync log has it.
+    /// Raises the applied revision; readers see it after the next publish, or once the fsync log has it.
     pub(crate) fn raise_applied(&mut self, scope: &Scope, to: Revision) {
         self.raise(scope, |frontier| frontier.raise_applied(to));
     }
 
-    /// Raises what everybody sees, as far as nothing unpublished is in the way, and what the apply loop sees.
+    /// Raises the applied revision, and the visible one as far as unpublished events allow.
     pub(crate) fn raise_visible(&mut self, scope: &Scope, to: Revision) {
         self.raise(scope, |frontier| frontier.raise_visible(to));
     }
 
-    /// Raises one Kind to a revision that the clock has come to.
+    /// Raises one Kind to a revision that the clock has reached.
     pub(crate) fn raise_kind(&mut self, id: KindId, to: Revision) {
         self.raise_visible(&Scope::One(id), to);
     }
 
-    /// Every keyspace and those to come.
+    /// All keyspaces, existing and future.
     pub(crate) fn everything(&self) -> Scope {
         Scope::Many { kinds: (0..self.kinds.len()).map(KindId).collect(), others: true }
     }

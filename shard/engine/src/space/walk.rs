@@ -1,36 +1,37 @@
-//! The keys of a checkpoint.
+//! Walks the keys for a checkpoint.
 
 use kindred_partition_config::key::Key;
 
 use super::{KindId, Space};
 use crate::{
-    durability::{Durability, Imported, Logged},
+    durability::{Imported, Logged},
     keyspace::{Keyspace, Span},
+    types::Durability,
     units::{UnitState, table::UnitId},
 };
 
-/// How far a walk is: everything of the Kinds, and in its Kind of the keyspaces and of the keys, before this was given. Keys
-/// go only to keyspaces that are younger than the one where they were, so the walk meets them there.
+/// The position of a walk: Kinds, then a Kind's keyspaces by age, then keys. Keys only ever move to a younger keyspace
+/// than the one they were in, so the walk misses none.
 #[derive(Debug, Default)]
 pub(crate) struct Place {
     kind: usize,
-    /// `None` is the Kind's own.
+    /// `None` = the Kind's own keyspace.
     unit: Option<UnitId>,
     after: Option<Key>,
 }
 
-/// Which keyspaces a walk meets.
+/// Selects the keyspaces of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Walked {
-    /// Those that the logs are about.
+    /// Those that the logs cover.
     Kept,
-    /// Those of Kinds of which a start finds nothing in the logs: those of mode none, and those that are kept only when the
-    /// checkpoint that their new mode waits for is on disk.
+    /// Those of Kinds that a start would not find in the logs: Kinds of mode `none`, and Kinds whose new mode waits for
+    /// its checkpoint.
     Unkept,
 }
 
 impl Space {
-    /// Gives what there is of some of the next keys; false when there are no more.
+    /// Gives the records of the next keys; false when the walk is over.
     pub(crate) fn walk_slice(
         &self,
         at: &mut Place,
@@ -65,7 +66,7 @@ impl Space {
         };
     }
 
-    /// Of a Kind of mode none only what comes from another store and is not opened yet (R15b).
+    /// Whether the walk covers this keyspace. Imports that are not opened are kept even in mode `none` (R15b).
     fn is_walked(&self, at: &Place, walked: Walked) -> bool {
         let state = at.unit.and_then(|unit| self.units.get(unit)).map(|record| record.state);
         match state {
@@ -78,7 +79,7 @@ impl Space {
         }
     }
 
-    /// Gives one keyspace until it is told to stop; whether it came to its end.
+    /// Gives the records of one keyspace until `goes_on` returns false. Returns whether the keyspace was finished.
     fn walk_space(
         &self,
         at: &mut Place,
@@ -94,7 +95,7 @@ impl Space {
         let floor = at.unit.and_then(|unit| self.units.get(unit)).map_or(self.floor, |record| record.floor);
         let start = at.after.as_ref().map_or_else(|| Key::copy_from(b""), Key::successor);
         for object in keys.walk(Span { start: &start, end: None }) {
-            // The event of a key that is being split off may still be where the key was.
+            // While a unit is split off, an event may still be in the keyspace where its key was.
             let others = std::iter::once(&kind.keys).chain(kind.parts.iter().map(|(_, keys)| keys));
             let others: Vec<&Keyspace> = others.collect();
             let copied = keys.copied_from(object, floor, None, &others);

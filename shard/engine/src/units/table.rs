@@ -1,4 +1,4 @@
-//! The records of a shard, who may see what, and which requests they refuse.
+//! The table of a shard's unit records: which units a reader sees, and which requests are refused.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,36 +10,43 @@ use kindred_partition_config::{
 
 use super::{NotOwned, UnitError, UnitMove, UnitRecord, UnitState};
 use crate::{
-    durability::{Gap, UnitLayer, UnitTable},
-    space::Splitting,
+    durability::{UnitLayer, UnitTable},
+    pages::Sight,
+    types::Gap,
 };
 
 mod durable;
 mod past;
 mod pseudo;
+mod splitting;
 
-pub(crate) use self::past::{Past, Readers};
+pub(crate) use self::{
+    past::{Past, Readers},
+    splitting::Splitting,
+};
 
-/// Which record; never used again.
+/// Number of a record; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct UnitId(pub(crate) u64);
 
-/// Moves whose terms are remembered.
+/// Moves whose highest term is remembered.
 const TERMS_MAX: usize = 4096;
 
-/// What a reader sees of the units.
+/// Which units a reader sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum View {
-    /// What is owned at the time of each read.
+    /// The units that are owned at the time of each read.
     Now,
-    /// What was owned when a long read began: these, and what was since split off from what is seen; without the keys of
-    /// `opened`, which came later.
+    /// The units that were visible when a long read began: `seen`, and every unit split off since from what it sees. It
+    /// leaves out the keys of the units in `opened`, which became visible later.
     Since { next: UnitId, seen: Vec<UnitId>, turn: u64, opened: Vec<Unit> },
-    /// As `Now`, with units that were owned when the reader's end was fixed, without the keys of those that came then.
+    /// As `Now`, plus the units that were frozen here since the reader's end was fixed (`with`), less the keys of those
+    /// that were opened (`opened`).
     Ending { with: Vec<UnitId>, opened: Vec<Unit> },
-    /// What was owned by another map: of what is owned now without some, and with some that another store owns now.
+    /// The units that were owned by the map of an older generation: those owned now except `without`, and the units
+    /// `with`, which another store owns now.
     ByMap { with: Vec<UnitId>, without: Vec<UnitId> },
-    /// One unit and nothing else.
+    /// One unit alone.
     Only(UnitId),
 }
 
@@ -69,7 +76,7 @@ impl View {
         }
     }
 
-    /// Whether it sees no key of this name, wherever it may stand by now.
+    /// Whether the view excludes this key, whatever keyspace now holds it.
     pub(crate) fn leaves_out(&self, key: &[u8]) -> bool {
         match self {
             Self::Since { opened, .. } | Self::Ending { opened, .. } => {
@@ -79,7 +86,7 @@ impl View {
         }
     }
 
-    /// Whether it sees what stands in no unit.
+    /// Whether the view includes the keys that are in no unit.
     pub(crate) fn sees_rest(&self) -> bool {
         !matches!(self, Self::Only(_))
     }
@@ -94,12 +101,12 @@ impl View {
         }
     }
 
-    /// Goes on to see a unit that is frozen.
+    /// Keeps a unit visible that is being frozen.
     pub(crate) fn keep(&mut self, id: UnitId) {
         self.ending().0.push(id);
     }
 
-    /// Does not see a unit that is opened, unless it saw it before it was released: that is the same again.
+    /// Excludes a unit that is being opened, unless the view kept it when it was frozen: then it still sees that unit.
     pub(crate) fn leave_out(&mut self, id: UnitId, unit: &Unit) {
         let (with, opened) = self.ending();
         if !with.contains(&id) {
@@ -107,72 +114,72 @@ impl View {
         }
     }
 
-    /// Whether it was kept although another store owns it.
+    /// Whether the view keeps a unit although another store may own it.
     pub(crate) fn keeps(&self, id: UnitId) -> bool {
         matches!(self, Self::Ending { with, .. } if with.contains(&id))
     }
 }
 
-/// A unit came or its data went: what long reads must know that began before.
+/// A unit became visible or its data was dropped: long reads that began before must take note.
 struct Turn {
     number: u64,
     id: UnitId,
     split: bool,
     unit: Unit,
-    /// The epoch by which its data was dropped; `None` when it came.
+    /// The epoch under which the data was dropped; `None` if the unit became visible.
     lost: Option<u64>,
 }
 
-/// As many turns are remembered; a read that began before them is refused.
+/// Turns that are remembered. A read that has missed one that is forgotten is refused.
 const TURNS_MAX: usize = 256;
 
-/// Who is to delete a key whose lease is over.
+/// Which store deletes a key whose lease has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whose {
-    /// This store.
+    /// This store does.
     Ours,
-    /// That is being decided.
+    /// A switch is in progress.
     Undecided,
-    /// Another store, whose deletion comes to this unit.
+    /// Another store does; its deletion event is imported into this unit.
     Copied(UnitId),
-    /// Another store.
+    /// Another store does; the unit's data is not kept here.
     Gone,
 }
 
-/// How far a target has made room for a unit.
+/// The progress of a target in making room for a unit.
 #[derive(Debug, Clone)]
 pub(crate) enum Room {
-    /// No key of it may exist; these are still to be looked at.
+    /// No key of the unit may be live here; this range is still to be checked.
     Look(KeyRange),
-    /// What is left of keys that existed once is removed.
+    /// The history of deleted keys of the unit is being removed.
     Clear(Splitting),
 }
 
-/// A record, as the engine keeps it.
+/// A unit's record as the engine keeps it.
 pub(crate) struct Record {
     pub id: UnitId,
     pub by: UnitMove,
     pub state: UnitState,
     pub epoch: u64,
-    /// Nothing of it below is readable.
+    /// The lowest readable revision of the unit.
     pub floor: Revision,
-    /// It was split off from what was owned; else it was imported.
+    /// Whether the unit was split off from owned keys; otherwise it was imported.
     pub split: bool,
-    /// How far that is.
+    /// The progress of splitting it off.
     pub splitting: Splitting,
-    /// By which maps it was owned.
+    /// The map generations by which this store owned the unit.
     pub past: Past,
-    /// Another store owns it since this final revision, and up to there everything is here.
+    /// The final revision at which another store became the owner; this store holds everything up to it.
     pub settled: Option<Revision>,
-    /// Who still reads that.
+    /// The reads that still use the unit's data here.
     pub readers: Readers,
-    /// The highest event imported.
+    /// The revision of the newest imported event.
     pub newest: Revision,
-    /// Target: how far what this store held of it before is removed; `None` when all is.
+    /// Target: the progress of removing older data of the unit's keys; `None` when done.
     pub clearing: Option<Room>,
-    /// Revisions of which something of it may be lost.
+    /// Revision intervals of which events of the unit may be lost (R10).
     pub gaps: Vec<Gap>,
-    /// Imported keys whose leases are not known here yet.
+    /// Imported keys whose leases are not known to this shard yet.
     pub unattached: BTreeMap<LeaseId, BTreeSet<Key>>,
 }
 
@@ -181,7 +188,7 @@ impl Record {
         matches!(self.state, UnitState::Tracked { .. } | UnitState::Frozen { .. } | UnitState::Owned)
     }
 
-    /// What stands in keyspaces of its own.
+    /// Whether all of the unit's keys are in keyspaces of its own.
     pub(crate) fn is_whole(&self) -> bool {
         !matches!(self.state, UnitState::Tracked { ready: false } | UnitState::Gone)
     }
@@ -198,7 +205,7 @@ impl Record {
         }
     }
 
-    /// The refusal of another state than this call wants.
+    /// The refusal of a call that the unit's state does not allow.
     pub(crate) fn refuse(&self, call: &'static str) -> UnitError {
         UnitError::State { id: self.by.id, state: self.state_name(), call }
     }
@@ -208,18 +215,20 @@ impl Record {
     }
 }
 
-/// All records, the oldest first. Where units overlap, the newest record that holds a key decides over it.
+/// All records, oldest first. Where units overlap, the newest record that contains a key decides over it.
 pub(crate) struct Units {
     pub(crate) records: Vec<Record>,
     next: u64,
     terms: BTreeMap<MoveId, Term>,
-    /// What was opened here.
+    /// The units that were opened here, oldest first.
     pub(crate) layers: Vec<UnitLayer>,
-    /// The table that was logged last.
+    /// The table as it was last logged.
     logged: UnitTable,
     turns: VecDeque<Turn>,
     turn: u64,
-    /// Several calls are being made as one: the table is logged behind the last.
+    /// Number of releases so far.
+    released: u64,
+    /// Whether the table is not logged until [`crate::engine::Engine::log_units_held`].
     pub(crate) held: bool,
 }
 
@@ -227,13 +236,14 @@ impl Units {
     pub(crate) fn new() -> Self {
         Self {
             records: Vec::new(),
-            // Zero is the number of what no unit imported.
+            // Zero is the number of data that no unit imported.
             next: 1,
             terms: BTreeMap::new(),
             layers: Vec::new(),
             logged: UnitTable { next: 1, ..UnitTable::default() },
             turns: VecDeque::new(),
             turn: 0,
+            released: 0,
             held: false,
         }
     }
@@ -283,7 +293,19 @@ impl Units {
         self.records.retain(|record| record.id != id);
     }
 
-    /// Notes that a unit is seen from now on, or (`lost`, the epoch of who has it) that its data goes.
+    /// A token that changes whenever the units visible to [`View::Now`] may change: when a unit is opened or released,
+    /// and when a new record may hide the keys of an older one.
+    pub(crate) fn sight(&self) -> Sight {
+        (self.turn, self.next, self.released)
+    }
+
+    /// Notes that a unit was released, so [`View::Now`] sees it no more.
+    pub(crate) fn hidden(&mut self) {
+        self.released += 1;
+    }
+
+    /// Notes that a unit becomes visible, or that its data is dropped (`lost` = the epoch under which another store
+    /// owns it).
     pub(crate) fn turned(&mut self, id: UnitId, lost: Option<u64>) {
         let Some(record) = self.get(id) else { return };
         let (split, unit) = (record.split, record.by.unit.clone());
@@ -294,11 +316,11 @@ impl Units {
         }
     }
 
-    /// The view of a long read that begins now with this one.
+    /// The view of a long read that begins now with `view`.
     pub(crate) fn since(&self, view: &View) -> View {
         let seen = self.records.iter().filter(|record| view.sees(record)).map(|record| record.id).collect();
         let opened = match view {
-            // By name, as what is split off from them later is not seen either.
+            // As units and not record numbers, because what is split off from them later is not seen either.
             View::ByMap { without, .. } => {
                 let left_out = without.iter().filter_map(|id| self.get(*id));
                 left_out.map(|record| record.by.unit.clone()).collect()
@@ -308,7 +330,7 @@ impl Units {
         View::Since { next: self.next_id(), seen, turn: self.turn, opened }
     }
 
-    /// Brings the view of a long read, of which this is left, up to date; refused when keys that it saw are dropped.
+    /// Updates the view of a long read that has `left` still to read. Refused when keys that it saw there were dropped.
     pub(crate) fn go_on(&self, view: &mut View, left: &KeyRange) -> Result<(), NotOwned> {
         let View::Since { turn: known, .. } = &*view else { return Ok(()) };
         let known = *known;
@@ -336,7 +358,7 @@ impl Units {
         Ok(())
     }
 
-    /// Fences coordinators that another has followed.
+    /// Refuses a move's call whose term is below the highest seen, and a unit whose range is empty or not a span.
     pub(crate) fn fence(&mut self, by: &UnitMove) -> Result<(), UnitError> {
         match by.unit.range {
             KeyRange::Span { .. } if !by.unit.range.is_empty() => {}
@@ -353,19 +375,19 @@ impl Units {
         Ok(())
     }
 
-    /// The highest number of a move that was heard of.
+    /// The highest move number in the records and the remembered terms.
     pub(crate) fn highest_move(&self) -> Option<MoveId> {
         let of_records = self.records.iter().map(|record| record.by.id);
         of_records.chain(self.terms.last_key_value().map(|(id, _)| *id)).max()
     }
 
-    /// The record of exactly this unit that decides over all of it.
+    /// The newest record that overlaps the unit, if it is of exactly this unit.
     pub(crate) fn of(&self, unit: &Unit) -> Option<&Record> {
         let newest = self.records.iter().rev().find(|record| record.by.unit.overlaps_unit(unit))?;
         (newest.by.unit == *unit).then_some(newest)
     }
 
-    /// The records that decide over some key of a unit, and what none decides over.
+    /// The records that decide over some key of a unit, and the rest of the unit, over which none decides.
     pub(crate) fn over(&self, unit: &Unit) -> (Vec<&Record>, Vec<Unit>) {
         let (mut found, mut rest) = (Vec::new(), vec![unit.clone()]);
         for record in self.records.iter().rev() {
@@ -377,7 +399,7 @@ impl Units {
         (found, rest)
     }
 
-    /// The record of this unit by this move.
+    /// The record of this unit and move, whose term is updated.
     pub(crate) fn by(&mut self, by: &UnitMove) -> Result<&mut Record, UnitError> {
         self.fence(by)?;
         let found = self.records.iter_mut().rev().find(|r| r.by.id == by.id && r.by.unit == by.unit);
@@ -391,7 +413,8 @@ impl Units {
         self.records.iter().rev().find(|record| record.by.unit.contains(key))
     }
 
-    /// Whether a request for one key is refused.
+    /// Refuses a request for one key that is not owned; keys of a frozen unit stay readable at or below its final
+    /// revision.
     pub(crate) fn check_key(&self, key: &Key, at: Option<Revision>) -> Result<(), NotOwned> {
         let Some(record) = self.deciding(key) else { return Ok(()) };
         let epoch = match record.state {
@@ -403,7 +426,7 @@ impl Units {
         Err(NotOwned { key: key.clone(), epoch })
     }
 
-    /// Who is to delete a key whose lease is over.
+    /// Which store deletes a key whose lease has ended.
     pub(crate) fn whose(&self, key: &Key) -> Whose {
         let Some(record) = self.deciding(key) else { return Whose::Ours };
         match record.state {
@@ -414,8 +437,8 @@ impl Units {
         }
     }
 
-    /// Whether a key counts among those of a lease here, for who goes by the map of this generation; refused while nobody
-    /// serves it (R13), and by a map that is too old to know where it is.
+    /// Whether a key is listed here among its lease's keys, for a request by the map of `generation`. Refused while no
+    /// store serves the key (R13), and by a map that is older than the key's last change of owner.
     pub(crate) fn lists(&self, key: &Key, generation: Option<u64>) -> Result<bool, NotOwned> {
         let Some(record) = self.deciding(key) else { return Ok(true) };
         let refuse = |epoch| Err(NotOwned { key: key.clone(), epoch });
@@ -429,7 +452,8 @@ impl Units {
         }
     }
 
-    /// Whether a request for a span is refused, by a map of this generation if one is named.
+    /// Refuses a request for a span that touches a switch in progress, or by a map that is older than a change of owner
+    /// in it.
     pub(crate) fn check_span(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
         let asked = Unit::of_range(range.clone());
         let newest = self.records.iter().rev().find(|record| record.by.unit.overlaps(range)).map(|r| r.id);
@@ -440,7 +464,8 @@ impl Units {
                 _ if generation.is_some_and(|generation| record.changed() > generation) => {
                     return refuse(record.changed());
                 }
-                // Whatever map says that this store has it is not the one by which this store knows it.
+                // The span lies in one unit that is not owned here: the sender's map is not the one by which this store
+                // knows it.
                 _ if !record.is_visible() && newest == Some(record.id) && record.by.unit.covers(&asked) => {
                     return refuse(record.changed());
                 }
@@ -450,7 +475,7 @@ impl Units {
         Ok(())
     }
 
-    /// The lowest final revision of what is frozen in a range: nothing above is shown of it.
+    /// The lowest final revision of the frozen units in a range: nothing of the range is shown above it.
     pub(crate) fn last_of(&self, range: &KeyRange) -> Option<Revision> {
         let frozen = self.records.iter().filter(|record| record.by.unit.overlaps(range));
         frozen
@@ -461,8 +486,8 @@ impl Units {
             .min()
     }
 
-    /// What newer records decide over altogether is not the older ones' any more: their data moved there, or was dropped.
-    /// Answers those that are gone for that.
+    /// Removes from older records what the record `id` and its successors decide over: its data was moved or dropped.
+    /// Returns the owned records that are covered completely and therefore removed.
     pub(crate) fn trim(&mut self, id: UnitId) -> Vec<UnitId> {
         let Some(place) = self.records.iter().position(|record| record.id == id) else { return Vec::new() };
         let newer = self.records.split_off(place);
@@ -474,7 +499,7 @@ impl Units {
                 continue;
             }
             match record.state {
-                // A tombstone has no data, so it may go to pieces, which stand where it stood.
+                // A tombstone has no data, so it may be cut into pieces, which take its place.
                 UnitState::Gone => {
                     let rest = record.by.unit.minus(&unit).unwrap_or_else(|| vec![record.by.unit.clone()]);
                     for unit in rest {
@@ -491,7 +516,7 @@ impl Units {
         }
         self.records.extend(newer);
         for (place, record) in self.records.iter().enumerate() {
-            // What the unit does not touch is as it was.
+            // Records that do not overlap the unit are unchanged.
             if record.state != UnitState::Owned || !record.by.unit.overlaps_unit(&unit) {
                 continue;
             }
@@ -510,7 +535,7 @@ impl Units {
     }
 }
 
-/// What of these units is not the other's.
+/// The parts of `units` outside `other`.
 fn without(units: Vec<Unit>, other: &Unit) -> Vec<Unit> {
     units.into_iter().flat_map(|unit| unit.minus(other).unwrap_or_else(|| vec![unit])).collect()
 }

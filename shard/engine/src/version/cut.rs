@@ -1,28 +1,28 @@
-//! Where a message is cut into two allocations.
+//! Chooses where a message is cut into two allocations.
 //!
-//! Allocators (mimalloc and jemalloc alike) have four sizes for each power of two and round up to the next: 1040 bytes
-//! take 1280. Where that would waste much, the first allocation gets the next lower size and the rest one of its own.
+//! mimalloc and jemalloc have four size classes per power of two and round up to the next: 1040 bytes take 1280. Where
+//! that wastes much, the first allocation gets the next lower class and the rest one of its own.
 
 use super::Meta;
 
-/// What a version's first allocation has before the message: the count of references, the length and [`Meta`].
+/// Bytes of a version's first allocation before the message: the reference count, the length and [`Meta`].
 pub(super) const HEAD_BYTES: usize = 2 * size_of::<usize>() + size_of::<Meta>();
-/// It is not worth an allocation to save less.
+/// The least saving that is worth another allocation.
 const WORTH_BYTES: usize = 32;
-/// Fewest bytes of the message in the second one: more than the field of a lease takes, so that this is never cut.
+/// The least size of the second part, which exceeds a lease field: the lease is never cut.
 const LEAST_BYTES: usize = 16;
 
-/// The distance of the sizes around one.
+/// The distance between the size classes around a size.
 fn step(bytes: usize) -> usize {
     1 << (bytes - 1).ilog2().saturating_sub(2).max(4)
 }
 
-/// What an allocation takes.
+/// The size class that an allocation takes.
 fn taken(bytes: usize) -> usize {
     bytes.next_multiple_of(step(bytes))
 }
 
-/// How much of a message of `len` bytes goes into the first allocation: all of it, or at least `whole` bytes.
+/// How many bytes of a message go into the first allocation: all of them, or at least `whole`.
 pub(super) fn place(len: usize, whole: usize) -> usize {
     let bytes = HEAD_BYTES + len;
     let all = taken(bytes);

@@ -65,7 +65,7 @@ proptest! {
     }
 }
 
-/// Every length around several sizes of allocations.
+/// Covers lengths around several allocation sizes.
 #[test]
 fn every_length_is_read_back() {
     for lease in [0, 5, i64::MAX] {
@@ -90,6 +90,6 @@ fn every_length_is_read_back() {
 #[test]
 fn a_version_has_little_beside_its_message() {
     assert_eq!((size_of::<Version>(), size_of::<Option<Version>>(), cut::HEAD_BYTES), (8, 8, 40));
-    let event = size_of::<crate::engine::Event>();
+    let event = size_of::<crate::types::Event>();
     assert_eq!((size_of::<Option<crate::object::Object>>(), event), (16, 16));
 }

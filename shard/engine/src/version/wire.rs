@@ -1,17 +1,17 @@
-//! Versions that another shard encoded.
+//! Decodes versions that another shard encoded.
 
 use kindred_partition_config::ids::{LeaseId, Revision};
 
 use super::{NewVersion, Version};
 
-/// Why bytes are no version.
+/// Why bytes are not a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an encoded KeyValue of a key: {0}")]
 pub struct BadVersion(&'static str);
 
 impl Version {
-    /// A version from its encoding as `mvccpb.KeyValue`, or a deletion (key and mod_revision only). `sub` is its place among
-    /// the changes of its revision. Fields that etcd does not have are left out.
+    /// Decodes a `mvccpb.KeyValue`, or a deletion (key and mod_revision only). `sub` is its position among the changes
+    /// of its revision. Unknown fields are dropped.
     pub fn from_wire(kv: &[u8], deletion: bool, sub: u32) -> Result<Self, BadVersion> {
         let (mut key, mut value) = (&[][..], &[][..]);
         let mut numbers = [0_i64; 7];

@@ -1,34 +1,32 @@
-//! Reading the event logs from the position of a watch or feed.
+//! Reads the event logs from the position of a watch or feed.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use kindred_partition_config::{ids::Revision, key::KeyRange, unit::Unit};
 
 use crate::{
-    engine::Event,
     keyspace::Keyspace,
     space::{KindId, Space},
+    types::Event,
     units::table::View,
     version::Version,
 };
 
-/// What is read.
+/// Selects the events to read.
 pub(super) struct Want<'a> {
-    /// Events of any of these.
+    /// Ranges of the keys.
     pub ranges: &'a [KeyRange],
-    /// They are many, one behind the other: see [`are_in_order`].
+    /// Whether `ranges` are sorted and disjoint, see [`are_in_order`].
     pub in_order: bool,
-    /// From this revision on.
+    /// The first revision.
     pub from: Revision,
-    /// With the version before.
+    /// Whether to add the previous version.
     pub prev_kv: bool,
-    /// Without puts.
     pub no_put: bool,
-    /// Without deletions.
     pub no_delete: bool,
-    /// Of these keyspaces.
+    /// The units that the reader sees.
     pub view: &'a View,
-    /// Only keys of this unit.
+    /// If set, only keys of this unit.
     pub unit: Option<&'a Unit>,
 }
 
@@ -53,10 +51,10 @@ impl Want<'_> {
     }
 }
 
-/// Ranges that are looked at one by one: for few, that is the quickest.
+/// Up to this many ranges, a linear search is the fastest.
 const FEW: usize = 8;
 
-/// Whether these are more than a few and no two of them hold one key; puts them in their order where they may be.
+/// Sorts the ranges if there are more than a few. Returns whether they were, and are pairwise disjoint.
 pub(super) fn are_in_order(ranges: &mut [KeyRange]) -> bool {
     if ranges.len() <= FEW {
         return false;
@@ -72,29 +70,30 @@ fn first(range: &KeyRange) -> &[u8] {
     range.start().0.as_ref()
 }
 
-/// How far a read may go.
+/// The limits of one read.
 pub(super) struct Bounds {
-    /// The last revision wanted now.
+    /// The last revision to read.
     pub last: Revision,
-    /// Stop before a revision that brings the events above this; the first one is always whole.
+    /// A revision that would bring the events above this size is left for later; the first revision is always read
+    /// whole.
     pub max_bytes: usize,
-    /// Events that may still be looked at.
+    /// Events that may still be examined.
     pub scan: usize,
 }
 
-/// What was read.
+/// The result of one read.
 pub(super) struct Batch {
     pub events: Vec<Event>,
     pub bytes: usize,
-    /// Where to go on, when something published was not looked at.
+    /// The revision to continue at, if published events were left.
     pub next: Option<Revision>,
-    /// The event at which it stopped because that is not published. Events behind it may be, of another Kind.
+    /// The unpublished event at which the read stopped. Later events of another Kind may be published.
     pub unpublished: Option<Revision>,
-    /// What is left of the scan budget.
+    /// The rest of the scan budget.
     pub scan: usize,
 }
 
-/// The events that are still to be given, whole revisions only.
+/// Reads the next wanted events in revision order; a revision is never split.
 pub(super) fn read(space: &Space, want: &Want<'_>, bounds: &Bounds) -> Batch {
     let mut homes: Vec<KindId> = want.ranges.iter().flat_map(|range| space.homes(range)).collect();
     homes.sort_unstable();
@@ -127,7 +126,7 @@ fn consume<'e>(
 ) -> Batch {
     let mut batch = Batch { events: Vec::new(), bytes: 0, next: None, unpublished: None, scan: bounds.scan };
     let mut current = None;
-    // Where the current revision's events begin in the batch.
+    // Where the events of the current revision begin in the batch.
     let (mut whole, mut whole_bytes) = (0, 0);
     for event in events {
         let revision = event.kv.mod_revision();
@@ -164,10 +163,10 @@ fn whole_or_full(batch: &Batch, bounds: &Bounds) -> bool {
     !batch.events.is_empty() && batch.bytes >= bounds.max_bytes
 }
 
-/// Several logs as one, in the order of revisions.
+/// Merges several logs in revision order.
 struct Merge<'e, I: Iterator<Item = &'e Event>> {
     logs: Vec<I>,
-    /// The next event of each log: its order, and which log.
+    /// The order of each log's next event, and the log's index.
     heads: BinaryHeap<Reverse<(Revision, u32, usize)>>,
     events: Vec<Option<&'e Event>>,
 }

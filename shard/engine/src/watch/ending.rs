@@ -1,4 +1,4 @@
-//! Watches that end because keys of theirs move to another store (R15a): they are given everything up to a final revision.
+//! Ends watches whose keys move to another store (R15a). They deliver everything up to a final revision.
 
 use kindred_partition_config::{ids::Revision, key::KeyRange};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Watches {
-    /// Watches that touch `range` end behind `last`, to which nothing is missing.
+    /// Ends the watches that touch `range` after `last`; they deliver every event up to it.
     pub(crate) fn end(
         &mut self,
         space: &mut Space,
@@ -20,7 +20,7 @@ impl Watches {
         self.end_at(space, range, |_, _| last, see);
     }
 
-    /// Watches that touch `range` end behind what it shows.
+    /// Ends the watches that touch `range` after the current revision of their own ranges.
     pub(crate) fn end_now(&mut self, space: &mut Space, range: &KeyRange, see: impl Fn(&mut View)) {
         let current = |space: &mut Space, range: &KeyRange| {
             let scope = space.scope_to_raise(range);
@@ -50,8 +50,8 @@ impl Watches {
             watch.end = Some(last(space, &watch.spec.range));
             if !std::mem::replace(&mut watch.pending, true) {
                 if !watch.blocked {
-                    // It was given all that is visible, and nothing of that may have been for it: what was compacted since its
-                    // last event is no loss to it.
+                    // It has delivered all that is visible, which may hold nothing for it; so a compaction since its
+                    // last event takes nothing from it.
                     let scope = space.scope(&watch.spec.range);
                     watch.next = watch.next.max(space.visible(&scope).next());
                 }
@@ -63,7 +63,7 @@ impl Watches {
         }
     }
 
-    /// A unit that ending watches go on to see is dropped: those that have not come to their end have lost it.
+    /// A unit is dropped: the ending watches that still see it and have not reached their end cannot deliver the rest.
     pub(crate) fn lost(&mut self, id: UnitId) {
         for watch in self.watches.values_mut().filter(|watch| watch.view.keeps(id)) {
             watch.lost = true;

@@ -1,8 +1,9 @@
-//! Feeds: what a router watches. A feed is a cursor as a watch is, over one or several ranges, and it also tells how far
-//! it is: a watermark promises that no event of its ranges at or below it is still to come (R6).
+//! Feeds, which routers watch. A feed is a cursor as a watch is, over one or several ranges. It also carries
+//! watermarks: a watermark promises that no event of the feed's ranges at or below it is still to come (R6).
 //!
-//! **Invariants:** a feed that is not pending has been given every published event of its ranges from its start on, so
-//! whatever the ranges show is a watermark. Watermarks are made in a pull only, behind the events that they cover.
+//! **Invariants:** a feed that is not pending has delivered every published event of its ranges from its start on, so
+//! the current revision of its ranges is a valid watermark. Watermarks are made only in a pull, behind the events that
+//! they cover.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +15,8 @@ use super::{
     pull::SCAN_MAX,
 };
 use crate::{
-    durability::Gap,
-    engine::{FeedId, FeedOut},
     space::{KindId, Scope, Space},
+    types::{FeedId, FeedOut, Gap},
     units::table::{UnitId, View},
     version::Version,
 };
@@ -25,33 +25,33 @@ struct Feed {
     ranges: Vec<KeyRange>,
     /// See [`cursor::are_in_order`].
     in_order: bool,
-    /// The Kinds that hold the ranges; `None` when a range spans several.
+    /// The Kinds of the ranges; `None` when a range spans several.
     kinds: Option<Vec<KindId>>,
-    /// To be said first.
+    /// The revision to announce in the first message.
     opened: Option<Revision>,
-    /// To be said with it.
+    /// The gaps to announce with it.
     gaps: Vec<Gap>,
-    /// Its start is in one of them, which ends here.
+    /// The end of the gap that the feed's start is in.
     lost_start: Option<Revision>,
-    /// Everything below was delivered, or is not wanted.
+    /// Every wanted event below this revision was delivered.
     next: Revision,
-    /// Something at or above `next` may be published for it.
+    /// Whether an event for it may be published at or above `next`.
     pending: bool,
-    /// A watermark is due, not below this.
+    /// The revision that the next watermark must reach, if one is due.
     owed: Option<Revision>,
-    /// Had no events since the last tick.
+    /// Whether it had no events since the last tick.
     quiet: bool,
-    /// Its end was said.
+    /// Whether its end was sent.
     over: bool,
-    /// It ends behind this: keys of it are moving.
+    /// The revision after which it ends, because keys of it move to another store.
     end: Option<Revision>,
-    /// Whose keys it sees.
+    /// The units that it sees.
     view: View,
-    /// What it should see before its end is dropped.
+    /// Whether data that it needs to reach its end was dropped.
     lost: bool,
-    /// Only keys of this unit.
+    /// If set, only keys of this unit.
     unit: Option<Unit>,
-    /// It stands in the list of those that wait.
+    /// Whether it is in the list `waiting`.
     waits: bool,
     woken: bool,
 }
@@ -74,23 +74,23 @@ impl Feed {
         self.ranges.iter().map(|range| space.scope_to_raise(range)).collect()
     }
 
-    /// What the ranges show; it becomes readable in all of them.
+    /// The current revision of the ranges; all of them become readable at it.
     fn current(&self, space: &mut Space) -> Revision {
         let scopes = self.scopes(space);
         let shown = space.show_all(&scopes);
-        // A cursor stops before what is unpublished in all that its ranges may hold keys in, which is more than they show
-        // the revisions of: a pseudo-key that does not exist shows its Kind's.
+        // A cursor stops before the first unpublished event of every Kind in which its ranges may have keys. The
+        // current revision may come from fewer Kinds: a pseudo-key that does not exist shows its Kind's.
         let unpublished = space.first_unpublished_in(&self.ranges);
         let current = unpublished.map_or(shown, |first| shown.min(first.prev()));
         match &self.unit {
-            // Of a frozen unit nothing above its final revision is promised.
+            // Nothing above the final revision of a frozen unit is promised.
             Some(unit) => current.min(space.units.last_of(&unit.range).unwrap_or(current)),
             None => current,
         }
     }
 
-    /// The same, when it is at or above what the feed owes, or will be only when more is published: what was unpublished when
-    /// its ranges were raised to that may have become visible since, without the raise.
+    /// The current revision, raised to what the feed owes if no unpublished event is in the way. When the ranges were
+    /// first raised to it, one may have been, and its publish does not repeat the raise.
     fn current_as_owed(&self, space: &mut Space) -> Revision {
         let current = self.current(space);
         match self.owed {
@@ -103,24 +103,24 @@ impl Feed {
         }
     }
 
-    /// The highest that one of its Kinds shows.
+    /// The highest revision that one of its Kinds shows.
     fn current_somewhere(&self, space: &mut Space) -> Revision {
         let scopes = self.scopes(space);
         let shown = scopes.iter().map(|scope| space.visible_somewhere(scope));
         shown.max().unwrap_or(Revision::ZERO)
     }
 
-    /// Something unpublished of its ranges at or below a revision.
+    /// The first unpublished revision in its ranges, if it is at or below `to`.
     fn waits_for(&self, space: &Space, to: Revision) -> Option<Revision> {
         space.first_unpublished_in(&self.ranges).filter(|first| *first <= to)
     }
 
-    /// Whether its events stand in the logs of several Kinds.
+    /// Whether its events are in the logs of several Kinds.
     fn is_wide(&self) -> bool {
         self.kinds.as_ref().is_none_or(|kinds| kinds.len() > 1)
     }
 
-    /// Nothing below can be given to it.
+    /// The floor of the ranges: the feed can deliver nothing below.
     fn floor(&self, space: &Space) -> Revision {
         let floors = self.ranges.iter().map(|range| space.floor_of(range));
         floors.max().unwrap_or(Revision::ZERO)
@@ -141,16 +141,16 @@ impl Feed {
     }
 }
 
-/// All feeds; see the module's text.
+/// All feeds; see the module's documentation.
 #[derive(Default)]
 pub(crate) struct Feeds {
     feeds: BTreeMap<FeedId, Feed>,
     by_kind: HashMap<KindId, Vec<FeedId>>,
     wide: Vec<FeedId>,
-    /// Feeds that owe a watermark which something unpublished holds back.
+    /// Feeds whose owed watermark, or end, waits until something is published.
     waiting: Vec<FeedId>,
-    /// Feeds that stopped before an event that was not published, with its revision: behind it something of another Kind
-    /// may be.
+    /// Feeds that stopped at an unpublished event, with its revision. Later events of another Kind may be
+    /// published.
     blocked: Vec<(Revision, FeedId)>,
     wakes: Vec<FeedId>,
     next_id: u64,
@@ -161,7 +161,6 @@ impl Feeds {
         self.feeds.len()
     }
 
-    /// See [`crate::engine::Engine::feed_open`].
     pub(crate) fn open(
         &mut self,
         space: &mut Space,
@@ -171,7 +170,6 @@ impl Feeds {
         self.open_with(space, ranges, start, View::Now, None)
     }
 
-    /// See [`crate::engine::Engine::unit_feed_open`].
     pub(crate) fn open_unit(
         &mut self,
         space: &mut Space,
@@ -230,7 +228,7 @@ impl Feeds {
         let holding = feed.gaps.iter().filter(|gap| gap.holds_start(start));
         feed.lost_start = holding.map(|gap| gap.until).max();
         feed.next = start;
-        // Of several Kinds one may show more.
+        // With several Kinds one may show more than the feed's current revision.
         feed.pending = start <= feed.current_somewhere(space);
         feed.owe(Revision::ZERO);
         self.feeds.insert(id, feed);
@@ -278,7 +276,7 @@ impl Feeds {
         wakes
     }
 
-    /// Marks the feeds that these events concern, and those that waited for some to be published.
+    /// Marks the feeds that these events concern as pending, and resumes those that waited for a publish.
     pub(crate) fn published(&mut self, space: &mut Space, events: &[(KindId, Version)]) {
         let unpublished = space.first_unpublished();
         self.unblock(unpublished);
@@ -290,7 +288,7 @@ impl Feeds {
                     continue;
                 }
                 feed.pending = true;
-                // One that sees several Kinds has to look at what is published of another later, too.
+                // A feed of several Kinds must also look at what another Kind publishes later, below this event.
                 let from = version.mod_revision();
                 let from = unpublished.filter(|_| feed.is_wide()).map_or(from, |first| first.min(from));
                 feed.next = feed.next.max(from);
@@ -306,7 +304,7 @@ impl Feeds {
         }
     }
 
-    /// Goes on with feeds that stopped before what is published now.
+    /// Resumes the feeds whose blocking event is published.
     fn unblock(&mut self, unpublished: Option<Revision>) {
         if self.blocked.is_empty() {
             return;
@@ -320,14 +318,15 @@ impl Feeds {
         }
     }
 
-    /// Wakes a feed, unless it has nothing to say before something is published: then that wakes it.
+    /// Wakes a feed, unless all that it has to send waits for a publish, which will wake it.
     fn wake_or_wait(&mut self, space: &Space, id: FeedId) {
         if !self.wait(space, id) {
             self.wake(id);
         }
     }
 
-    /// Whether something unpublished is at or below what a feed owes, or its end: then it is woken when it is not.
+    /// Whether something unpublished at or below the feed's owed watermark or end holds it back. If so, the publish
+    /// wakes the feed.
     fn wait(&mut self, space: &Space, id: FeedId) -> bool {
         let Some(feed) = self.feeds.get_mut(&id) else { return false };
         let wanted = feed.end.or(feed.owed).unwrap_or(Revision::ZERO);
@@ -338,11 +337,11 @@ impl Feeds {
         waits
     }
 
-    /// Raises a feed's ranges to `to`, which the clock has come to, and owes a watermark not below it.
+    /// Raises a feed's ranges to `to`, which the clock has reached; a watermark at or above it becomes due.
     pub(crate) fn raise(&mut self, space: &mut Space, id: FeedId, to: Revision) {
         let Some(feed) = self.feeds.get_mut(&id) else { return };
         if feed.end.is_some() {
-            // Nothing is promised above its end, and that is on its way.
+            // Nothing is promised above its end, which is still to be sent.
             return;
         }
         if let Some(unit) = &feed.unit
@@ -358,11 +357,11 @@ impl Feeds {
         self.wake_or_wait(space, id);
     }
 
-    /// Periodic watermarks at `promised`, which nothing unpublished lies at or below, for feeds that had no events
-    /// since the last.
+    /// Makes watermarks at `promised` due for feeds without events since the last tick. No unpublished event may be at
+    /// or below `promised`.
     pub(crate) fn tick(&mut self, space: &mut Space, promised: Revision) {
         let mut ids: Vec<FeedId> = self.feeds.keys().copied().collect();
-        // In an order of their own: what a feed is told must not hang on the hash map's.
+        // In a fixed order: messages must not depend on the order of a map.
         ids.sort_unstable();
         for id in ids {
             let due = self
@@ -375,7 +374,7 @@ impl Feeds {
         }
     }
 
-    /// Feeds that touch `range` end behind `last`, which the clock has come to.
+    /// Ends the feeds that touch `range` after `last`, which the clock has reached.
     pub(crate) fn end(
         &mut self,
         space: &mut Space,
@@ -399,7 +398,7 @@ impl Feeds {
         ended.into_iter().for_each(|id| self.wake(id));
     }
 
-    /// Feeds that touch `range` end behind what they show.
+    /// Ends the feeds that touch `range` after their current revision.
     pub(crate) fn end_now(&mut self, space: &mut Space, range: &KeyRange, see: impl Fn(&mut View)) {
         let mut ended = Vec::new();
         for (id, feed) in self.feeds.iter_mut() {
@@ -415,7 +414,7 @@ impl Feeds {
         ended.into_iter().for_each(|id| self.wake(id));
     }
 
-    /// A unit is frozen: feeds of it alone say how far it is.
+    /// A unit is frozen: makes a watermark at its final revision due in the feeds of that unit alone.
     pub(crate) fn final_watermark(&mut self, id: UnitId, last: Revision) {
         let ids: Vec<FeedId> =
             self.feeds.iter().filter(|(_, f)| f.view == View::Only(id)).map(|(id, _)| *id).collect();
@@ -427,7 +426,7 @@ impl Feeds {
         }
     }
 
-    /// A unit is hidden: feeds of it alone are over where they are.
+    /// A unit is released: ends the feeds of that unit alone at its final revision.
     pub(crate) fn over(&mut self, id: UnitId, last: Revision) {
         let mut ended = Vec::new();
         for (feed_id, feed) in self.feeds.iter_mut() {
@@ -439,7 +438,7 @@ impl Feeds {
         ended.into_iter().for_each(|id| self.wake(id));
     }
 
-    /// A unit that ending feeds go on to see is dropped: those that have not come to their end have lost it.
+    /// A unit is dropped: ends the feeds that still see it where they are.
     pub(crate) fn lost(&mut self, id: UnitId) {
         let mut ended = Vec::new();
         for (feed_id, feed) in self.feeds.iter_mut() {
@@ -451,7 +450,6 @@ impl Feeds {
         ended.into_iter().for_each(|id| self.wake(id));
     }
 
-    /// See [`crate::engine::Engine::feed_pull`].
     pub(crate) fn pull(&mut self, space: &mut Space, id: FeedId, max_bytes: usize) -> Option<FeedOut> {
         let feed = self.feeds.get_mut(&id)?;
         if feed.over {
@@ -467,7 +465,7 @@ impl Feeds {
         }
         let mut out = FeedOut { opened: feed.opened.take(), gaps, ..FeedOut::default() };
         if feed.lost {
-            // It ends where it is: the rest is with the new owner.
+            // It ends where it is; the new owner has the rest.
             feed.end = Some(feed.end.map_or(feed.next.prev(), |end| end.min(feed.next.prev())));
             feed.pending = false;
         }
@@ -487,7 +485,7 @@ impl Feeds {
                 feed.next = next;
                 let silent = out.events.is_empty() && out.opened.is_none();
                 if silent {
-                    // It had to stop among events that are not for it.
+                    // The scan budget ended among events that are not for this feed.
                     self.wake(id);
                 }
                 return (!silent).then_some(out);
@@ -512,7 +510,7 @@ impl Feeds {
             if !waits {
                 feed.owed = None;
             }
-            // What is owed and not visible yet comes after the publish.
+            // A watermark that is owed but not visible yet comes after the publish.
             out.watermark = (!waits || !out.events.is_empty()).then_some(current);
             if waits {
                 self.wait(space, id);
@@ -521,7 +519,7 @@ impl Feeds {
         out.says_something().then_some(out)
     }
 
-    /// Panics when something is not as it must be. For tests.
+    /// Panics when an invariant is violated. For tests.
     pub(crate) fn validate(&self) {
         for (id, feed) in &self.feeds {
             assert!(!feed.woken || self.wakes.contains(id));

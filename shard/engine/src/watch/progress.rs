@@ -1,8 +1,8 @@
-//! Progress (R7): promises that no event at or below a revision is still to come on a stream.
+//! Progress notifications (R7): promises that no event at or below a revision is still to come on a stream.
 //!
-//! A wish fixes a target: the current revision of everything that the stream watches, or for periodic progress the
-//! present. Until it is answered no event above it is delivered; so an answer waits for finitely much (B3), is never below
-//! an event that was said (A7, B1), and every watch of the stream has reached it.
+//! A wish fixes a target revision: the current revision of everything that the stream watches, or the present for
+//! periodic progress. Until it is answered, no event above the target is delivered. So the answer comes after a bounded
+//! amount of work (B3), is never below an event that was sent (A7, B1), and every watch of the stream has reached it.
 
 use std::collections::BTreeSet;
 
@@ -10,19 +10,19 @@ use kindred_partition_config::ids::Revision;
 
 use super::Watches;
 use crate::{
-    engine::{StreamId, WatchId, WatchOut},
     space::{Scope, Space},
+    types::{StreamId, WatchId, WatchOut},
 };
 
-/// What a stream has to answer once its watches have reached the target.
+/// The progress that a stream announces once its watches have reached the target.
 #[derive(Debug, Default)]
 pub(super) struct Wish {
     target: Option<Revision>,
-    /// The client asked.
+    /// Whether the client asked for it.
     manual: bool,
-    /// Watches whose periodic progress is due.
+    /// The watches whose periodic progress is due.
     periodic: BTreeSet<WatchId>,
-    /// The client asked when more than the target was current: one more answer is due after this one.
+    /// The client asked again when the current revision was above the target: another answer is due after this one.
     again: bool,
 }
 
@@ -37,7 +37,7 @@ impl Watches {
         let Some(current) = self.raise_all(space, id, None) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let wish = &mut stream.wish;
-        // What was current when this request came in must be covered by its answer, and one in flight may not do that.
+        // The answer must cover what was current when this request came in; one in progress may not.
         if *wish.target.get_or_insert(current) >= current {
             wish.manual = true;
         } else {
@@ -46,8 +46,8 @@ impl Watches {
         Self::wake(&mut self.streams, &mut self.wakes, id);
     }
 
-    /// Answers a wish whose target every watch has reached. `None` when there is none such; an empty answer means that
-    /// the target is another now, or given up.
+    /// The answer to a wish whose target every watch has reached. `None` if there is no such wish. The answer is empty
+    /// if it was given up or moved to a new target.
     pub(super) fn conclude_progress(&mut self, space: &mut Space, id: StreamId) -> Option<Vec<WatchOut>> {
         let stream = self.streams.get(&id)?;
         let target = stream.wish.target?;
@@ -67,7 +67,7 @@ impl Watches {
         if stream.wish.manual && all_started {
             said.push(WatchOut::Progress { id: None, header: target });
         }
-        // A watch created in the meantime may start above the target, but hardly above what is current now.
+        // A watch created meanwhile may start above the target, but hardly above what is current now.
         let again = stream.wish.again || (stream.wish.manual && !all_started);
         let current = if again { self.raise_all(space, id, None) } else { None };
         let next = current.filter(|current| *current > target);
@@ -79,8 +79,8 @@ impl Watches {
         Some(said)
     }
 
-    /// Raises what the stream's watches watch to the target, also of watches created since it was fixed. Whether
-    /// something unpublished at or below it is in the way: then the stream is woken when it is not.
+    /// Raises what the stream's watches cover to the target, including watches created since the target was fixed.
+    /// Returns whether an unpublished event at or below it is in the way; its publish then wakes the stream.
     fn holds_back(&mut self, space: &mut Space, id: StreamId, target: Revision) -> bool {
         let mut waits = false;
         for scope in self.scopes(space, id) {
@@ -96,7 +96,7 @@ impl Watches {
         waits
     }
 
-    /// Goes on with the wishes that waited for what is published now.
+    /// Resumes the wishes that waited for what is now published.
     pub(super) fn end_waits(&mut self, space: &mut Space) {
         for id in std::mem::take(&mut self.waiting) {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
@@ -108,15 +108,15 @@ impl Watches {
         }
     }
 
-    /// What the stream's watches watch.
+    /// The scopes that the stream's watches cover.
     fn scopes(&self, space: &mut Space, id: StreamId) -> Vec<Scope> {
         let keys = self.streams.get(&id).into_iter().flat_map(|stream| stream.watches.values());
         let ranges = keys.filter_map(|key| Some(&self.watches.get(key)?.spec.range));
         ranges.map(|range| space.scope_to_raise(range)).collect()
     }
 
-    /// The highest revision that one of the stream's watches, or the stream, has come to; all are raised to it. `None`
-    /// without watches.
+    /// Raises the scopes of all the stream's watches to the highest revision that one of them or the stream has
+    /// reached, and returns it. `None` without watches.
     fn raise_all(&mut self, space: &mut Space, id: StreamId, at_least: Option<Revision>) -> Option<Revision> {
         let stream = self.streams.get(&id)?;
         let scopes = self.scopes(space, id);
@@ -128,8 +128,8 @@ impl Watches {
         Some(current)
     }
 
-    /// Periodic progress at `promised`, which nothing unpublished lies at or below, for watches that had no events since
-    /// the last.
+    /// Makes periodic progress at `promised` due for watches without events since the last tick. No unpublished event
+    /// may be at or below `promised`.
     pub(crate) fn tick(&mut self, space: &mut Space, promised: Revision) {
         let ids: Vec<StreamId> = self.streams.keys().copied().collect();
         for id in ids {
@@ -145,7 +145,7 @@ impl Watches {
         }
     }
 
-    /// The watches of a stream that are due for periodic progress; begins their next period.
+    /// The watches of a stream that are due for periodic progress. Begins their next period.
     fn due(&mut self, id: StreamId) -> Vec<WatchId> {
         let Some(stream) = self.streams.get(&id) else { return Vec::new() };
         let mut due = Vec::new();

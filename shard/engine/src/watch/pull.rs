@@ -1,14 +1,14 @@
-//! What a stream has to say next.
+//! Produces the next messages of a watch stream.
 
 use kindred_partition_config::ids::Revision;
 
 use super::{Stream, WatchKey, Watches, cursor};
 use crate::{
-    engine::{StreamId, WatchOut},
     space::Space,
+    types::{StreamId, WatchOut},
 };
 
-/// Events looked at in one pull, so that a watch that is far behind among events of others does not hold up the loop.
+/// Events examined in one pull, so that a watch far behind among events of other keys does not hold up the loop.
 pub(super) const SCAN_MAX: usize = 8192;
 
 /// A pull in progress.
@@ -20,15 +20,16 @@ struct Pull {
 }
 
 impl Pull {
-    /// One revision is said however large; beyond that the limits hold.
+    /// Whether a limit is reached; one revision is sent however large it is.
     fn is_over(&self) -> bool {
         self.scan == 0 || (self.bytes > 0 && self.bytes >= self.max_bytes)
     }
 }
 
 impl Watches {
-    /// See [`crate::engine::Engine::watch_pull`]. Control messages come first, so that `Created` stands before events;
-    /// then events of the pending watches in turn, up to the progress that is due, if some is; then that; then the rest.
+    /// See [`crate::engine::Engine::watch_pull`]. Control messages come first, so that `Created` precedes events. Then
+    /// the pending watches deliver events in turn, up to the target of the progress that is due, if any; then that
+    /// progress; then the rest.
     pub(crate) fn pull(&mut self, space: &mut Space, id: StreamId, max_bytes: usize) -> Vec<WatchOut> {
         let Some(stream) = self.streams.get_mut(&id) else { return Vec::new() };
         let mut pull = Pull { out: stream.control.drain(..).collect(), bytes: 0, max_bytes, scan: SCAN_MAX };
@@ -49,18 +50,17 @@ impl Watches {
         pull.out
     }
 
-    /// One turn over the pending watches, up to the progress that the client waits for, if it does.
+    /// Gives the pending watches their turns, up to the target of the progress that is due, if any.
     fn deliver(&mut self, space: &mut Space, id: StreamId, pull: &mut Pull) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let last = stream.wish.target().unwrap_or(Revision(i64::MAX));
-        // A watch that has more gets its next turn after the others.
+        // A watch with more events gets its next turn after the others.
         let mut turns = stream.pending.len();
         let mut stuck = 0;
         while turns > stuck && !pull.is_over() {
             let Some(stream) = self.streams.get_mut(&id) else { return };
             let Some(key) = stream.pending.pop_front() else { return };
             let Some(watch) = self.watches.get(&key) else {
-                // It was cancelled.
                 turns -= 1;
                 continue;
             };
@@ -76,7 +76,8 @@ impl Watches {
         }
     }
 
-    /// Gives a watch its next events; false when it is no longer pending. The watch stands last in its stream's queue.
+    /// Delivers the next events of a watch, which is last in its stream's queue. Returns false when it is no longer
+    /// pending.
     fn deliver_one(
         &mut self,
         space: &mut Space,
@@ -101,7 +102,7 @@ impl Watches {
             return false;
         }
         if watch.lost {
-            // It ends where it is: the rest is with the new owner.
+            // It ends where it is; the new owner has the rest.
             let next = watch.next.prev();
             watch.end = Some(watch.end.map_or(next, |end| end.min(next)));
         }
@@ -111,26 +112,30 @@ impl Watches {
         pull.scan = batch.scan;
         pull.bytes += batch.bytes;
         let said = batch.events.last().map(|event| event.kv.mod_revision());
-        if let Some(at) = batch.unpublished {
-            watch.next = watch.next.max(at);
-            watch.pending = false;
-            stream.pending.pop_back();
-            if !std::mem::replace(&mut watch.blocked, true) {
-                self.blocked.push((at, key));
-            }
-        } else if let Some(next) = batch.next {
-            watch.next = next;
-        } else if watch.end.is_none() {
-            watch.pending = false;
-            stream.pending.pop_back();
-        }
-        // With nothing left at or below its end, it is over.
+        // The watch is over when nothing is left at or below its end.
         let end = watch.end.filter(|end| batch.next.or(batch.unpublished).is_none_or(|next| next > *end));
+        match (end, batch.unpublished, batch.next) {
+            // It is over, and leaves the queue below.
+            (Some(_), ..) => {}
+            (None, Some(at), _) => {
+                watch.next = watch.next.max(at);
+                watch.pending = false;
+                stream.pending.pop_back();
+                if !std::mem::replace(&mut watch.blocked, true) {
+                    self.blocked.push((at, key));
+                }
+            }
+            (None, None, Some(next)) => watch.next = next,
+            (None, None, None) => {
+                watch.pending = false;
+                stream.pending.pop_back();
+            }
+        }
         if let Some(said) = said {
             watch.quiet = false;
             watch.next = watch.next.max(said.next());
             stream.said(said);
-            // With more to come the header must not pass what was said.
+            // With events still to come, the header must not pass the last one sent.
             let header = if batch.next.is_some() || watch.end.is_some() { said } else { space.show(&scope) };
             pull.out.push(WatchOut::Events {
                 id: watch.id,

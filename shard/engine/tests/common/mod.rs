@@ -1,4 +1,4 @@
-//! Short ways to say things in tests.
+//! Helpers of the tests.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use bytes::Bytes;
@@ -83,7 +83,7 @@ pub fn txn(compares: Vec<Compare>, success: Vec<Op>, failure: Vec<Op>) -> Op {
     Op::Txn(Box::new(Txn { compares, success, failure }))
 }
 
-/// Applies and publishes; the answer's revision.
+/// Applies and publishes a request. Returns the answer's revision.
 pub fn write(engine: &mut Engine, op: Op) -> Revision {
     let answer = engine.apply(NOW, op).expect("accepted");
     engine.publish();
@@ -115,7 +115,7 @@ pub fn watch(range: KeyRange, start: Option<Revision>) -> WatchSpec {
     }
 }
 
-/// What a stream says, one line a message: `created 0`, `0: +key@2 -key@3(2)` (the version before), `progress *`.
+/// The messages of a stream, one line each: `created 0`, `0: +key@2 -key@3(2)` (the previous version), `progress *`.
 pub fn pull(engine: &mut Engine, stream: StreamId, max_bytes: usize) -> Vec<String> {
     let out = engine.watch_pull(stream, max_bytes);
     out.iter().map(line).collect()

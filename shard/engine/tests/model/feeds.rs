@@ -1,4 +1,4 @@
-//! Feed clients: every event of their ranges once, in order, and watermarks that hold.
+//! Feed clients: they get every event of their ranges once and in order, and watermarks hold.
 
 use kindred_engine::engine::{FeedId, FeedOut};
 use kindred_partition_config::{ids::Revision, key::KeyRange};
@@ -13,15 +13,15 @@ struct Feed {
     id: FeedId,
     ranges: Vec<KeyRange>,
     start: Option<Revision>,
-    /// The feed holds every event above this; known from its first message.
+    /// The feed holds every event above this revision; known from its first message.
     opened: Option<Revision>,
     got: Vec<Change>,
-    /// Nothing at or below this may come any more.
+    /// No event at or below this revision may still come.
     watermark: Revision,
-    /// A watermark at or above this must come.
+    /// A watermark at or above this revision is due.
     asked: Option<Revision>,
     over: bool,
-    /// It has something to say, as far as wakes and its last message tell: a server asks it only then.
+    /// Whether it has something to send, by its wakes and last message: a server pulls only then.
     due: bool,
 }
 
@@ -76,14 +76,14 @@ pub fn step(world: &mut World, step: &Step) {
 
 fn advance(world: &mut World, which: usize, to: Revision) {
     let id = world.feeds.0[which].id;
-    // What the clock may not follow is answered by the present.
+    // If the clock may not follow, the feed answers with the present.
     let allowed = world.engine.raise(world.now(), &[], to).is_ok();
     world.engine.feed_advance(world.now(), id, to);
     let asked = &mut world.feeds.0[which].asked;
     *asked = (*asked).max(Some(if allowed { to } else { Revision::ZERO }));
 }
 
-/// What a feed must hold of the published history up to `to`.
+/// The events that a feed must have delivered of the published history up to `to`.
 fn due(world: &World, feed: &Feed, to: Revision) -> Vec<Change> {
     let Some(opened) = feed.opened else { return Vec::new() };
     let everything = KeyRange::everything();
@@ -101,7 +101,7 @@ fn pull(world: &mut World, which: usize, bytes: usize) -> bool {
     let due = std::mem::take(&mut feed.due);
     let Some(out) = world.engine.feed_pull(feed.id, bytes) else { return false };
     assert!(due, "it has something to say and nobody was told: {out:?}");
-    // What ends with a watermark is all that there was.
+    // A message with a watermark is complete.
     feed.due = out.watermark.is_none();
     hear(world, which, &out);
     true
@@ -139,14 +139,14 @@ fn hear(world: &mut World, which: usize, out: &FeedOut) {
     feed.asked = feed.asked.filter(|asked| watermark < *asked);
     let feed = &world.feeds.0[which];
     assert_eq!(feed.got, due(world, feed, watermark), "the watermark {watermark} overtakes events");
-    // What was promised can be read.
+    // What was promised is readable.
     for range in feed.ranges.clone() {
         let current = world.engine.current(std::slice::from_ref(&range));
         assert!(current >= watermark, "{range:?} shows {current} below {watermark}");
     }
 }
 
-/// Pulls everything: then every feed has the whole history of its ranges, and every advance is answered.
+/// Pulls everything: every feed must have the whole history of its ranges, and the answer to every advance.
 pub fn finish(world: &mut World) {
     for which in 0..world.feeds.0.len() {
         while pull(world, which, 64) {}
@@ -156,7 +156,7 @@ pub fn finish(world: &mut World) {
             assert_eq!(feed.got, due(world, feed, Revision(i64::MAX)), "the end of {:?}", feed.ranges);
         }
     }
-    // R6: an idle feed comes to any revision of another store, and a tick moves it by itself.
+    // R6: an idle feed reaches any revision of another store, and a tick advances it.
     for which in 0..world.feeds.0.len() {
         let to = world.engine.current_all();
         advance(world, which, to);

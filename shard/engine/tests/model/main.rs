@@ -1,5 +1,5 @@
-//! The engine against a reference that keeps every event: random requests, reads at every revision, compactions, watches
-//! pulled in random sizes, over a few keys of Kubernetes' shape and a few odd ones.
+//! Compares the engine with a reference that keeps every event: random requests, reads at every revision, compactions,
+//! and watches pulled in random sizes, over a few keys of Kubernetes' shape and a few odd ones.
 
 mod feeds;
 mod modes;

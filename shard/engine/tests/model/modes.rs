@@ -1,4 +1,4 @@
-//! Kinds of different durability: who waits for which log, what is logged, and what a transaction may be over.
+//! Kinds of different modes: which answers wait for which log, what is logged, and which transactions are allowed.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,7 +17,7 @@ use crate::{
     world::{World, from_version},
 };
 
-/// All three modes, and the keys of no Kind in the strongest.
+/// All three modes; keys of no Kind have the strongest.
 pub fn mixed() -> KindModes {
     let modes = [
         ("/registry/pods/", Durability::Fsync),
@@ -30,12 +30,12 @@ pub fn mixed() -> KindModes {
     KindModes { generation: 1, default: Durability::Fsync, kinds }
 }
 
-/// What was logged, and marks that are not on disk.
+/// The logged records, and the marks that are not on disk.
 #[derive(Default)]
 pub struct Logs {
     buffered: Vec<Logged>,
     fsync: Vec<Logged>,
-    /// Marks, each with how many of the reference's changes there were.
+    /// Each mark, with the number of the reference's changes at that time.
     marks: VecDeque<(FsyncMark, usize)>,
 }
 
@@ -52,7 +52,7 @@ fn mode(world: &World, key: &[u8]) -> Durability {
     }
 }
 
-/// As the loop does it: the logs get what was applied, then what does not wait is published.
+/// Logs and publishes as the loop does.
 pub fn publish(world: &mut World) {
     let applied = world.engine.take_applied();
     world.logs.buffered.extend(applied.buffered);
@@ -65,7 +65,7 @@ pub fn publish(world: &mut World) {
     }
 }
 
-/// The fsync log has come to the next marks.
+/// Puts the next marks of the fsync log on disk.
 pub fn durable(world: &mut World, marks: usize) {
     for _ in 0..marks {
         let Some((mark, upto)) = world.logs.marks.pop_front() else { return };
@@ -77,11 +77,11 @@ pub fn durable(world: &mut World, marks: usize) {
     }
 }
 
-/// The loop holds an answer back when it tells of what waits for the fsync log, and only then.
+/// Checks that an answer waits exactly if it depends on something that waits for the fsync log.
 pub fn answered(world: &World, op: &Op, changes: &[Change]) {
     let mut touched = Vec::new();
     match op {
-        // Which branch was taken does not matter here: what it wrote is in `changes`.
+        // The branch taken does not matter here: what it wrote is in `changes`.
         Op::Txn(txn) => touched.extend(txn.compares.iter().map(|compare| compare.range.clone())),
         op => ranges(op, &mut touched),
     }
@@ -107,7 +107,7 @@ fn ranges(op: &Op, found: &mut Vec<KeyRange>) {
     }
 }
 
-/// A transaction is refused that is over Kinds of different modes, and no other.
+/// Checks that a refused transaction is over Kinds of different modes.
 pub fn refused(world: &World, op: &Op, refused: &MixedModes) {
     assert!(matches!(op, Op::Txn(_)));
     assert_ne!(refused.one_mode, refused.other_mode);
@@ -124,7 +124,7 @@ pub fn refused(world: &World, op: &Op, refused: &MixedModes) {
     world.engine.validate();
 }
 
-/// Everything comes to the disk; and each log has the changes of its Kinds, all of them and in their order.
+/// Puts everything on disk, and checks that each log has exactly the changes of its Kinds, in order.
 pub fn finish(world: &mut World) {
     publish(world);
     durable(world, usize::MAX);

@@ -1,10 +1,9 @@
-//! The naive engine that the real one is held against: every event ever, and nothing else.
+//! The naive reference for the engine: it keeps every event.
 
 use std::collections::BTreeMap;
 
 use kindred_partition_config::{ids::Revision, key::KeyRange};
 
-/// A version as the reference knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kv {
     pub value: Vec<u8>,
@@ -13,7 +12,7 @@ pub struct Kv {
     pub version: i64,
 }
 
-/// One event: a put, or a deletion (`None`).
+/// An event: a put, or a deletion (`None`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub revision: i64,
@@ -22,17 +21,16 @@ pub struct Change {
     pub prev: Option<Kv>,
 }
 
-/// A state of all keys.
 pub type State = BTreeMap<Vec<u8>, Kv>;
 
 #[derive(Default)]
 pub struct Reference {
     pub changes: Vec<Change>,
-    /// Which of them are published.
+    /// Whether each of them is published.
     pub published: Vec<bool>,
 }
 
-/// A write, with whatever it reads left out.
+/// A write, without the reads around it.
 #[derive(Debug, Clone)]
 pub enum Write {
     Put { key: Vec<u8>, value: Vec<u8> },
@@ -40,12 +38,12 @@ pub enum Write {
 }
 
 impl Reference {
-    /// The state after every change at or below `at`.
+    /// The state after all changes up to `at`.
     pub fn state(&self, at: i64) -> State {
         Self::after(self.changes.iter().take_while(|c| c.revision <= at))
     }
 
-    /// The same of those that are published.
+    /// The state after all published changes up to `at`.
     pub fn published_state(&self, at: i64) -> State {
         Self::after(self.published().take_while(|c| c.revision <= at))
     }
@@ -59,7 +57,7 @@ impl Reference {
         self.changes.extend(changes);
     }
 
-    /// Whether some change at or below `at` is not published.
+    /// Whether a change up to `at` is not published.
     pub fn waits(&self, at: i64) -> bool {
         self.changes.iter().zip(&self.published).any(|(c, published)| c.revision <= at && !published)
     }
@@ -83,7 +81,7 @@ impl Reference {
         self.changes.last().map_or(0, |c| c.revision)
     }
 
-    /// The changes that writes at `revision` would make to `state`, in order; none when they change nothing.
+    /// The changes that writes at `revision` make to `state`, in order; none if they change nothing.
     pub fn changes_of(state: &mut State, writes: &[Write], revision: i64) -> Vec<Change> {
         let mut changes = Vec::new();
         for write in writes {
@@ -112,7 +110,7 @@ impl Reference {
         changes
     }
 
-    /// Published changes of a range, from `start` on.
+    /// The published changes of a range from `start` on.
     pub fn history(&self, range: &KeyRange, start: Revision) -> impl Iterator<Item = &Change> {
         let range = range.clone();
         self.published().filter(move |c| c.revision >= start.get() && range.contains(&c.key))

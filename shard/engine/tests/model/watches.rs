@@ -1,4 +1,4 @@
-//! Watch clients, and what etcd promises them: ordered, unique, reliable, atomic, resumable, bookmarkable.
+//! Watch clients, and etcd's guarantees for them: ordered, unique, reliable, atomic, resumable, bookmarkable.
 
 use kindred_engine::{
     engine::{Engine, Event, StreamId, WatchId, WatchOut, WatchSpec},
@@ -15,10 +15,10 @@ struct Client {
     stream: usize,
     id: WatchId,
     spec: WatchSpec,
-    /// The first revision that it must be given; known when created.
+    /// The first revision that it must get; known once it is created.
     start: Option<Revision>,
     got: Vec<Change>,
-    /// Nothing at or below this may come any more.
+    /// No event at or below this revision may still come.
     above: Revision,
     ended: bool,
     cancelled: bool,
@@ -26,7 +26,7 @@ struct Client {
 
 struct Stream {
     id: StreamId,
-    /// The highest revision of an event or progress said.
+    /// The highest revision of an event or progress received.
     high: Revision,
     /// The lowest revision that an answer to a manual request must have.
     asked: Option<Revision>,
@@ -120,7 +120,7 @@ pub fn change(event: &Event, prev_kv: bool) -> Change {
     Change { revision: kv.modified, key, put: (!event.is_delete()).then_some(kv), prev }
 }
 
-/// What a client must be given of the published history from its start to `to`.
+/// The events that a client must have got of the published history from its start to `to`.
 fn due(world: &World, client: &Client, to: Revision) -> Vec<Change> {
     let Some(start) = client.start else { return Vec::new() };
     let history = world.reference.history(&client.spec.range, start).filter(|c| c.revision <= to.get());
@@ -228,13 +228,13 @@ fn hear_events(world: &mut World, stream: usize, id: WatchId, header: Revision, 
     *high = (*high).max(last);
 }
 
-/// Everything at or below `header` was given, and nothing there may come any more.
+/// Checks a promise: everything up to `header` was delivered, and nothing up to it may still come.
 fn promised(world: &mut World, which: usize, header: Revision) {
     let client = &world.clients.clients[which];
     let start = client.start.expect("progress after created");
     assert!(start <= header, "a promise below the watch's start");
     assert_eq!(client.got, due(world, client, header), "B1/A7: progress {header} overtakes events");
-    // What was promised can be read (Kubernetes compares its cache at that revision).
+    // What was promised is readable (Kubernetes compares its cache at that revision).
     let range = client.spec.range.clone();
     if header >= world.engine.floor() {
         world.check_range(&range, Some(header), 0);
@@ -244,7 +244,7 @@ fn promised(world: &mut World, which: usize, header: Revision) {
     world.clients.clients[which].above = header;
 }
 
-/// Pulls everything: then every watch that did not end has the whole history of its range.
+/// Pulls everything: every watch that did not end must have the whole history of its range.
 pub fn finish(world: &mut World) {
     for stream in 0..3 {
         while pull(world, stream, 64) {}

@@ -1,4 +1,4 @@
-//! Random steps, done to the engine and to the reference.
+//! Applies random steps to the engine and the reference.
 
 use bytes::Bytes;
 use kindred_engine::{
@@ -62,7 +62,7 @@ pub fn ranges() -> Vec<KeyRange> {
     ranges
 }
 
-/// A random range, favouring those that hold something.
+/// A random range, preferring those with keys.
 pub fn pick(index: &Index) -> KeyRange {
     index.get(&ranges()).clone()
 }
@@ -190,7 +190,7 @@ fn value(v: u8) -> Vec<u8> {
     vec![b'v'; usize::from(v) * 3]
 }
 
-/// A long read in progress, with what it must still answer.
+/// A long read in progress, with the keys that it must still return.
 struct Open {
     open: OpenRange,
     rest: Vec<(Vec<u8>, Kv)>,
@@ -203,10 +203,9 @@ pub struct World {
     pub feeds: Feeds,
     now: WallMicros,
     mono: MonoMillis,
-    /// Revisions that must stay readable, and until when.
+    /// Pinned revisions, and until when.
     holds: Vec<(Revision, MonoMillis, PinId)>,
     opens: Vec<Open>,
-    /// The last compaction.
     compacted: Revision,
     pub dense: bool,
     pub logs: Logs,
@@ -242,7 +241,7 @@ impl World {
         }
     }
 
-    /// A revision worth asking for: one of an event, or beside it, or the floor's or the current one's neighbours.
+    /// A revision near an event, the floor or the current one.
     pub fn revision(&mut self, index: &Index) -> Revision {
         let mut interesting = vec![self.engine.floor().get(), self.engine.current_all().get()];
         interesting.extend(self.reference.changes.iter().map(|c| c.revision));
@@ -281,7 +280,7 @@ impl World {
         yes: &[TxnOp],
         no: &[TxnOp],
     ) -> Txn {
-        // Small numbers stand for revisions of the past, the latest last.
+        // Small numbers stand for past revisions, the latest first.
         let revisions: Vec<i64> = self.reference.changes.iter().rev().map(|c| c.revision).collect();
         let real = |n: i64| revisions.get((n as usize).wrapping_sub(1)).copied().unwrap_or(0);
         let target = match target {
@@ -351,7 +350,7 @@ impl World {
 
     fn hold(&mut self, range: &KeyRange) {
         let current = self.engine.current(std::slice::from_ref(range));
-        // A few names, as when one read asks several times.
+        // Few names, as when one read pins several times.
         let pin = PinId(self.holds.len() as u64 % 7);
         self.engine.hold(self.mono, current, pin);
         self.holds.push((current, MonoMillis(self.mono.0 + 5_000), pin));
@@ -380,7 +379,7 @@ impl World {
         self.now
     }
 
-    /// Time passes, and idle streams are told so.
+    /// Advances the time and ticks.
     pub fn tick(&mut self) {
         self.now.0 += 1_000_000_000;
         self.engine.progress_tick(self.now);
@@ -408,7 +407,7 @@ impl World {
                 assert!(wait > Some(self.mono) && wait.is_some_and(|until| until.0 < self.mono.0 + 10));
             }
             Ok(None) => {
-                // Where the store began is no compaction.
+                // The store's beginning is not a compaction.
                 assert!(at > self.compacted && at <= current);
                 assert_eq!(self.engine.floor(), floor.max(at));
                 self.compacted = at;
@@ -421,7 +420,7 @@ impl World {
                     *held < at && end.0 + grain > self.mono.0
                 };
                 assert!(self.holds.iter().any(held), "for something that is not released");
-                // What is held from now on does not put it off.
+                // Pins taken from now on do not delay it.
                 self.hold(&KeyRange::everything());
                 self.hold(&pick(index));
                 assert_eq!(self.engine.compact(self.mono, at), Ok(Some(until)));
@@ -432,7 +431,7 @@ impl World {
         }
     }
 
-    /// Applies a request to both and compares what they answer.
+    /// Applies a request to both and compares the answers.
     fn apply(&mut self, op: Op) {
         let before = self.reference.latest();
         let answer = match self.engine.apply(self.now, op.clone()) {
@@ -465,7 +464,7 @@ impl World {
             Err(EngineError::Compacted { .. }) => return assert!(at < Some(floor)),
             Err(other) => panic!("{other}"),
         };
-        // C1: the header carries the current revision, whatever was asked for.
+        // C1: the header has the current revision, whichever one was read.
         assert_eq!(answer.header, current);
         let want = self.state_in(range, at.unwrap_or(current));
         assert_eq!(answer.count, want.len() as u64, "count of {range:?} at {at:?}");
@@ -478,9 +477,27 @@ impl World {
         );
         let count = self.engine.range(&RangeQuery { count_only: true, ..query }).expect("as before");
         assert_eq!((count.count, count.kvs.len()), (want.len() as u64, 0));
+        self.check_pages(range, at.unwrap_or(current), limit, &want);
     }
 
-    /// What a read of published state at `at` answers.
+    /// Reads the next pages of a list as an apiserver does: at its revision, behind the last key.
+    fn check_pages(&mut self, range: &KeyRange, at: Revision, limit: usize, want: &[(Vec<u8>, Kv)]) {
+        let KeyRange::Span { end, .. } = range else { return };
+        let mut pages = want.chunks(limit.max(1));
+        let mut left = want.len();
+        while let Some(last) = pages.next().and_then(<[_]>::last)
+            && limit > 0
+        {
+            left -= limit.min(left);
+            let start = Key::copy_from(&[last.0.as_slice(), b"\0"].concat());
+            let range = KeyRange::Span { start, end: end.clone() };
+            let page = self.engine.range(&RangeQuery { revision: Some(at), limit, ..Self::query(range) });
+            let page = page.expect("as before");
+            assert_eq!((page.count, page.more), (left as u64, left > limit));
+        }
+    }
+
+    /// The answer of a read of published state at `at`.
     fn state_in(&self, range: &KeyRange, at: Revision) -> Vec<(Vec<u8>, Kv)> {
         let state = self.reference.published_state(at.get());
         state.into_iter().filter(|(key, _)| range.contains(key)).collect()
@@ -508,7 +525,7 @@ impl World {
         rest.drain(..got.len());
     }
 
-    /// Every range at every revision, then every watch to its end.
+    /// Compares every range at every revision, then finishes every watch.
     pub fn finish(&mut self) {
         for which in 0..self.opens.len() {
             while !self.opens[which].rest.is_empty() {
@@ -570,7 +587,7 @@ fn answered_revision(answer: &OpAnswer) -> Revision {
     }
 }
 
-/// etcd refuses a transaction that writes a key twice; the shard does so before the engine sees it.
+/// Whether a transaction writes a key twice: etcd refuses it, and the shard does before the engine sees it.
 fn touches_twice(op: &Op) -> bool {
     fn gather<'o>(op: &'o Op, puts: &mut Vec<&'o [u8]>, deletes: &mut Vec<&'o KeyRange>) {
         match op {
@@ -586,7 +603,7 @@ fn touches_twice(op: &Op) -> bool {
     twice || puts.iter().any(|key| deletes.iter().any(|range| range.contains(key)))
 }
 
-/// The writes of the branches taken, with compares decided on the state before; notes the branches.
+/// The writes of the branches taken, with compares evaluated on the state before; notes the branches.
 fn flatten(before: &State, op: &Op, path: &mut Vec<bool>) -> Vec<Write> {
     match op {
         Op::Range(_) => Vec::new(),
@@ -627,7 +644,7 @@ fn holds(state: &State, compare: &Compare) -> bool {
     })
 }
 
-/// Walks the answer beside the request, over a state that follows it.
+/// Checks an answer against its request, applying it to a state step by step.
 fn check_answer(
     state: &mut State,
     op: &Op,

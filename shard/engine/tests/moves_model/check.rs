@@ -1,4 +1,4 @@
-//! What the engines show, against the reference.
+//! Compares what the engines show with the reference.
 
 use kindred_engine::{engine::*, error::EngineError, ops::*};
 use kindred_partition_config::{
@@ -12,7 +12,10 @@ use crate::{
     world::{World, cell_of},
 };
 
-/// A client's watch that is read now and then.
+/// The most lists that are read page by page at the same time.
+const RESTS_MAX: usize = 12;
+
+/// A client's watch that is only read now and then.
 pub struct SlowWatch {
     e: usize,
     stream: StreamId,
@@ -22,7 +25,14 @@ pub struct SlowWatch {
     got: Vec<Wrote>,
 }
 
-/// A long list.
+/// The rest of a list after one of its pages: the next page is asked for later.
+pub struct Rest {
+    e: usize,
+    range: KeyRange,
+    at: Revision,
+}
+
+/// A long list that is read over several steps.
 pub struct SlowRead {
     e: usize,
     open: OpenRange,
@@ -44,6 +54,14 @@ impl World {
             let e = self.random.below(self.engines.len());
             let range = self.random_range();
             self.check_range(e, &range);
+        }
+        for _ in 0..self.rests.len().min(3) {
+            let rest = self.random.below(self.rests.len());
+            let Rest { e, range, at } = self.rests.swap_remove(rest);
+            if !self.waits(e, &range) && self.owns_some(e, &range) {
+                let floors = self.floors(e, &range);
+                self.check_at(e, &range, at, floors);
+            }
         }
         self.check_keys();
         self.check_leases();
@@ -123,6 +141,13 @@ impl World {
                     (want.len() as u64, page < want.len()),
                     "{range:?} of {e} at {at}"
                 );
+                if let (Some(last), KeyRange::Span { end, .. }) =
+                    (answer.kvs.last().filter(|_| answer.more), range)
+                    && self.rests.len() < RESTS_MAX
+                {
+                    let start = Key::copy_from(last.key()).successor();
+                    self.rests.push(Rest { e, range: KeyRange::Span { start, end: end.clone() }, at });
+                }
             }
             Err(EngineError::Compacted { .. }) => {
                 assert!(at < high, "{range:?} of {e} at {at}: floors {low} {high}")
@@ -208,7 +233,7 @@ impl World {
         }
     }
 
-    // ---- over several steps
+    // ---- checks over several steps
 
     pub fn slow(&mut self) {
         for i in (0..self.watches.len()).rev() {
@@ -230,7 +255,7 @@ impl World {
                     assert!(read.want.starts_with(&read.got), "a long read at {}", read.open.at);
                     false
                 }
-                // What it saw is dropped.
+                // The unit that it reads was dropped.
                 Err(EngineError::NotOwned(_)) => true,
                 Err(other) => panic!("{other}"),
             };
@@ -259,7 +284,7 @@ impl World {
         }
     }
 
-    /// True when it came to its end.
+    /// Answers true when the watch has ended.
     fn pull_slow(&mut self, i: usize) -> bool {
         let bytes = 1 + self.random.below(300);
         let watch = &mut self.watches[i];

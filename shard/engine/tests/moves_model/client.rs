@@ -1,5 +1,6 @@
-//! What a router does for a client's watch: a feed of every store that owns some of the range, merged by watermarks, and
-//! placed again from its own position when one of them ends because keys move (R6, R15a, R16).
+//! What a router does for a client's watch: it opens a feed at every store that owns some of the range, merges the
+//! feeds by watermarks, and places the watch again from its own position when one of them ends because keys move (R6,
+//! R15a, R16).
 
 use kindred_engine::engine::FeedId;
 use kindred_partition_config::{ids::Revision, key::KeyRange};
@@ -18,9 +19,9 @@ struct Placed {
 
 pub struct Client {
     range: KeyRange,
-    /// The first revision that it wants.
+    /// The first revision that the client wants.
     start: Revision,
-    /// Everything up to here was given to it.
+    /// Everything up to here was given to the client.
     position: Revision,
     feeds: Vec<Placed>,
     buffer: Vec<Wrote>,
@@ -46,7 +47,7 @@ impl World {
         }
     }
 
-    /// False while keys of it are between two owners.
+    /// Answers false while keys of the watch are between two owners.
     fn place(&mut self, client: &mut Client) -> bool {
         if !client.feeds.is_empty() {
             return true;
@@ -101,7 +102,7 @@ impl World {
         }
         client.feeds = feeds;
         if compacted {
-            // It lists again.
+            // The client lists again.
             self.unplace(client);
             client.position = highest;
             client.start = highest.next();

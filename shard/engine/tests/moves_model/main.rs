@@ -1,7 +1,7 @@
-//! Units on their way between three engines, against a reference that keeps every event and never moves anything: random
-//! writes, leases, compactions and scrubs, while ranges and ring buckets are tracked, copied, followed, frozen, opened,
-//! reversed and dropped at random points. After every few steps all histories, reads, counts, watches and digests are
-//! compared.
+//! Units that move between three engines, compared with a reference that keeps every event and never moves anything.
+//! There are random writes, leases, compactions and scrubs, while ranges and ring buckets are tracked, copied,
+//! followed, frozen, opened, reversed and dropped at random points. After every few steps all histories, reads, counts,
+//! watches and digests are compared.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -15,11 +15,11 @@ mod world;
 
 use crate::world::World;
 
-/// Worlds, and steps of each.
+/// The number of worlds, and of steps in each.
 const WORLDS: u64 = 300;
 const STEPS: usize = 160;
 
-/// Switches of a world, and moves that came to their end.
+/// Answers how many switches this world made, and how many moves began and ended in it.
 fn run(seed: u64, steps: usize) -> (u64, u64) {
     let mut world = World::new(seed);
     for step in 0..steps {

@@ -11,7 +11,7 @@ use crate::world::World;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     Tracking,
-    /// The target makes room.
+    /// The target drops what it still has of the unit.
     Clearing,
     Copying,
     Following,
@@ -24,7 +24,7 @@ pub enum Phase {
     Released {
         last: Revision,
     },
-    /// The target (or old source) drops what it has; then the move is over.
+    /// The target (or old source) drops what it has; then the move has ended.
     Dropping,
 }
 
@@ -33,17 +33,17 @@ pub struct Move {
     pub from: usize,
     pub to: usize,
     pub phase: Phase,
-    /// Where the copy is, and where its tail begins.
+    /// How far the copy is, and where its tail begins.
     after: Option<Key>,
     begin: Revision,
     tail: Option<FeedId>,
     through: Revision,
-    /// The generation of the last switch of this move, 0 before the first.
+    /// The generation of the last switch of this move; 0 before the first.
     epoch: u64,
 }
 
 impl Move {
-    /// Whether requests that touch the unit wait there.
+    /// Whether requests that touch the unit wait at engine `e`.
     pub fn makes_wait(&self, e: usize) -> bool {
         match self.phase {
             Phase::Frozen { .. } => e == self.from,
@@ -53,7 +53,7 @@ impl Move {
         }
     }
 
-    /// Whether the unit is hidden there by this move.
+    /// Whether this move hides the unit at engine `e`.
     pub fn hides_at(&self, e: usize) -> bool {
         let copied = matches!(self.phase, Phase::Following | Phase::Frozen { .. } | Phase::Sealed { .. });
         (copied || matches!(self.phase, Phase::Released { .. })) && e == self.to
@@ -61,7 +61,7 @@ impl Move {
     }
 }
 
-/// As it comes over the wire.
+/// The version as it arrives over the network.
 fn encoded(version: &Version, sub: u32) -> Version {
     Version::from_wire(&version.encoded().concat(), version.is_tombstone(), sub).expect("an encoded version")
 }
@@ -104,7 +104,7 @@ impl World {
         });
     }
 
-    /// Brings moves to an end without beginning others.
+    /// Ends all moves without beginning others.
     pub fn conclude_moves(&mut self) {
         for mut m in std::mem::take(&mut self.moves) {
             let over = match m.phase {
@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    /// Not from now on: it stays where it is by the map.
+    /// Gives the move up: the unit stays where it is by the map.
     fn give_up(&mut self, m: &mut Move) {
         self.close_tail(m);
         match self.engines[m.from].unit_forget(&m.by) {
@@ -141,10 +141,10 @@ impl World {
         }
     }
 
-    /// One step; false when it was the last.
+    /// Makes one step; answers false when it was the last.
     fn advance(&mut self, m: &mut Move) -> bool {
         if m.phase != Phase::Dropping && self.random.one_in(20) {
-            // Another coordinator.
+            // Another coordinator takes over.
             let old = m.by.clone();
             m.by.term = Term(m.by.term.0 + 1);
             let _ = self.engines[m.from].unit_track(&m.by, 1);
@@ -201,7 +201,7 @@ impl World {
         true
     }
 
-    /// A unit has one floor, the highest of what it is made of.
+    /// A unit has one floor: the highest of its parts.
     fn unit_floor(&mut self, m: &Move, floor: Revision) {
         let (_, high) = self.floors(m.from, &m.by.unit.range);
         let cells = Self::cells_of(&m.by.unit);
@@ -223,7 +223,7 @@ impl World {
         let keys = chunk.keys.iter().map(carry).collect();
         let import = Import { keys, floor: Some(chunk.floor), through, ..Import::default() };
         if self.random.one_in(5) {
-            // The answer was lost.
+            // The answer was lost, so the same is imported twice.
             self.engines[m.to]
                 .unit_import(&m.by, Import { through: None, ..import.clone() })
                 .expect("imported");
@@ -235,7 +235,7 @@ impl World {
         }
     }
 
-    /// Takes some of what the source has said since.
+    /// Imports some of what the source's tail has sent since.
     fn follow(&mut self, m: &mut Move) {
         if m.tail.is_some() && self.random.one_in(6) {
             self.close_tail(m);
@@ -338,7 +338,7 @@ impl World {
             }
         }
         if leases.into_iter().filter(|id| !self.adopt(*id, m.to)).count() > 0 {
-            // One is over, and its keys go first.
+            // A lease has ended, and its keys must be deleted first.
             self.engines[m.from].unit_unfreeze(&m.by).expect("served again");
             m.phase = Phase::Following;
             return;
@@ -349,7 +349,7 @@ impl World {
 
     fn decide(&mut self, m: &mut Move, last: Revision) {
         if self.random.one_in(6) {
-            // The attempt is given up; the target follows on.
+            // The attempt is given up; the target continues to follow.
             self.engines[m.from].unit_unfreeze(&m.by).expect("served again");
             self.engines[m.to].unit_import(&m.by, Import::default()).expect("unsealed");
             m.phase = Phase::Following;
@@ -380,7 +380,7 @@ impl World {
             assert_eq!(behind.map_err(|refused| refused.epoch), Err(m.epoch), "a map that is behind");
         }
         assert!(self.engines[m.to].current(std::slice::from_ref(&m.by.unit.range)) >= last, "R15b");
-        // The other way from now on.
+        // From now on the unit moves in the other direction.
         std::mem::swap(&mut m.from, &mut m.to);
         m.by.term = Term(m.by.term.0 + 1);
         assert!(self.engines[m.from].unit_track(&m.by, 1).expect("tracked").ready, "at once");

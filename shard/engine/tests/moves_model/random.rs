@@ -1,4 +1,4 @@
-//! Numbers from a seed (SplitMix64).
+//! Random numbers from a seed (SplitMix64).
 
 pub struct Random(u64);
 
@@ -15,12 +15,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `n`.
+    /// A number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
         usize::try_from(self.next() % (n.max(1) as u64)).expect("below a usize")
     }
 
-    /// Once in `n` times.
+    /// True once in `n` times on average.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }

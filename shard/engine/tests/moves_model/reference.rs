@@ -1,4 +1,4 @@
-//! What was written, whoever owned it then.
+//! Everything that was written, whichever engine owned it then.
 
 use kindred_engine::{engine::Event, version::Version};
 use kindred_partition_config::{ids::Revision, key::KeyRange};
@@ -13,12 +13,12 @@ pub struct Wrote {
     pub create: Revision,
     pub version: i64,
     pub lease: i64,
-    /// What was there before its revision.
+    /// The version of the key before this revision.
     pub prev: Option<Box<Wrote>>,
 }
 
 impl Wrote {
-    /// Without what was before.
+    /// This event without the previous version.
     pub fn bare(&self) -> Self {
         Self { prev: None, ..self.clone() }
     }
@@ -65,14 +65,14 @@ impl Reference {
         keys.into_iter().filter_map(|key| self.at(key, at)).collect()
     }
 
-    /// From `from` on.
+    /// The events from `from` on.
     pub fn since(&self, range: &KeyRange, from: Revision, ours: impl Fn(&str) -> bool) -> Vec<Wrote> {
         let wanted = |e: &&Wrote| e.at >= from && range.contains(e.key.as_bytes()) && ours(&e.key);
         self.events.iter().filter(wanted).cloned().collect()
     }
 
-    /// The events of one request in its order, at the revision that it was given. They are kept in the order of
-    /// revisions, though one store's may be below another's.
+    /// Adds the events of one request in its order, at the revision that it was given. Events are kept in the order of
+    /// revisions, though one store's revision may be below another's.
     pub fn wrote(&mut self, at: Revision, changes: Vec<(String, Option<(String, i64)>)>) {
         let mut fresh: Vec<Wrote> = Vec::new();
         for (key, put) in changes {

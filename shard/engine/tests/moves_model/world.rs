@@ -1,4 +1,4 @@
-//! The engines, who owns what by the map, and the requests of clients.
+//! The engines, the owners by the map, and the requests of clients.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ use crate::{
     reference::{Reference, Wrote},
 };
 
-/// Where the map may cut.
+/// The keys at which the map may cut.
 const CUTS: [&str; 7] = [
     "/registry/minions/",
     "/registry/minions/n5",
@@ -31,7 +31,7 @@ const CUTS: [&str; 7] = [
     "/registrz",
 ];
 pub const PIECES: usize = CUTS.len() - 1;
-/// Buckets are owned in as many groups.
+/// The number of groups in which buckets are owned.
 pub const GROUPS: usize = 4;
 /// The home of all leases.
 const HOME: usize = 0;
@@ -39,21 +39,21 @@ const HOME: usize = 0;
 /// Keys that have one owner at any time.
 #[derive(Clone)]
 pub struct Cell {
-    /// `None` between release and opening.
+    /// `None` between release and open.
     pub owner: Option<usize>,
-    /// Nothing of it below is readable,
+    /// Nothing of the cell below this revision is readable,
     pub low: Revision,
-    /// and everything from here on.
+    /// and everything from this revision on is.
     pub floor: Revision,
-    /// Those that owned it by a map of the past.
+    /// The engines that owned it by an earlier map.
     pub past: BTreeSet<usize>,
 }
 
 pub struct Lease {
     pub id: LeaseId,
-    /// Engines that know it.
+    /// The engines that know it.
     pub known: BTreeSet<usize>,
-    /// Revoked at its home.
+    /// Whether it was revoked at its home.
     pub ending: bool,
 }
 
@@ -61,9 +61,9 @@ pub struct World {
     pub random: Random,
     pub at: usize,
     pub engines: Vec<Engine>,
-    /// When each came into being.
+    /// The revision at which each engine was created.
     pub births: Vec<Revision>,
-    /// Kinds (by prefix) of which each owned something by a map, other than by an import.
+    /// For each engine the Kinds (by prefix) of which it owned something by a map, other than by an import.
     pub began: Vec<BTreeSet<usize>>,
     pub cells: Vec<[Cell; GROUPS]>,
     pub reference: Reference,
@@ -77,6 +77,7 @@ pub struct World {
     pub clients: Vec<Client>,
     pub watches: Vec<SlowWatch>,
     pub reads: Vec<crate::check::SlowRead>,
+    pub rests: Vec<crate::check::Rest>,
     pub keys: Vec<String>,
     values: u64,
     young_at: usize,
@@ -100,7 +101,7 @@ fn all_keys() -> Vec<String> {
     keys
 }
 
-/// The Kind that a piece lies in, where it lies in one.
+/// The prefix length of the Kind that contains a piece, if one does.
 fn prefix_len(piece: usize) -> Option<usize> {
     match piece {
         0 | 1 => Some(CUTS[0].len()),
@@ -160,6 +161,7 @@ impl World {
             clients: Vec::new(),
             watches: Vec::new(),
             reads: Vec::new(),
+            rests: Vec::new(),
             keys: all_keys(),
             values: 0,
             young_at,
@@ -186,12 +188,14 @@ impl World {
         self.cells_in(range).any(|(_, cell)| cell.owner == Some(e))
     }
 
-    /// The floor of what an engine shows of a range: surely readable from the second on, and not below the first.
+    /// The floor of what an engine shows of a range: nothing below the first answer is readable, and everything from
+    /// the second on is.
     pub fn floors(&self, e: usize, range: &KeyRange) -> (Revision, Revision) {
         let owned = || self.cells_in(range).filter(|(_, cell)| cell.owner == Some(e));
         let low = owned().map(|(_, cell)| cell.low).max().unwrap_or(Revision::ZERO);
         let high = owned().map(|(_, cell)| cell.floor).max().unwrap_or(self.compacted).max(self.compacted);
-        // What it owned without an import, or where it owns nothing, begins with it.
+        // The history of a Kind that the engine owned without an import, or of which it owns nothing, begins with the
+        // engine.
         let kind = |piece: usize| [0, 0, 2, 3, 3, 5][piece];
         let touched: BTreeSet<_> = self.cells_in(range).map(|(piece, _)| kind(piece)).collect();
         let ours: BTreeSet<_> = owned().map(|(piece, _)| kind(piece)).collect();
@@ -200,7 +204,7 @@ impl World {
         (low, if began || all || touched != ours { high.max(self.births[e]) } else { high })
     }
 
-    /// Whether requests over a range wait at an engine because of a move.
+    /// Whether requests for a range wait at an engine because of a move.
     pub fn waits(&self, e: usize, range: &KeyRange) -> bool {
         self.moves.iter().any(|m| m.makes_wait(e) && m.by.unit.overlaps(range))
     }
@@ -215,7 +219,7 @@ impl World {
         pieces.flat_map(|piece| (0..GROUPS).filter(|g| group(*g)).map(move |g| (piece, g))).collect()
     }
 
-    /// Something that one engine owns and that is not moving: what, and who.
+    /// A unit that one engine owns and that is not moving, and that engine.
     pub fn pick_unit(&mut self) -> Option<(Unit, usize)> {
         let first = self.random.below(PIECES);
         let last = if self.random.one_in(4) { first + self.random.below(PIECES - first) } else { first };
@@ -304,7 +308,7 @@ impl World {
         (Op::Put(Put { lease, ..put }), (key.to_owned(), Some((value, lease.map_or(0, LeaseId::get)))))
     }
 
-    /// Applies something somewhere; who has something to publish.
+    /// Applies a request at some engine; answers the engine that has something to publish.
     fn write(&mut self) -> Option<usize> {
         let key = self.random.of(&self.keys).clone();
         let single = KeyRange::Single(Key::from(key.as_str()));
@@ -375,7 +379,7 @@ impl World {
         self.adopt(self.leases[lease].id, e);
     }
 
-    /// Makes a lease known to an engine; false when it is over.
+    /// Makes a lease known to an engine; answers false when the lease has ended.
     pub fn adopt(&mut self, id: LeaseId, e: usize) -> bool {
         let Some(lease) = self.leases.iter_mut().find(|lease| lease.id == id) else { return false };
         if lease.ending {
@@ -397,7 +401,7 @@ impl World {
             let id = self.leases[i].id;
             let known: Vec<usize> = self.leases[i].known.iter().copied().collect();
             for e in known {
-                // Refused where its end is refused too.
+                // It is refused where the end of the lease is refused too.
                 let keys = self.engines[e].lease_keys(id, None).map(|keys| keys.expect("known"));
                 let keys = keys.unwrap_or_default();
                 let engine = &mut self.engines[e];
@@ -407,7 +411,7 @@ impl World {
                 };
                 let at = match ended {
                     Ok(at) => at,
-                    // Not the others before the home.
+                    // The lease does not end at the others before its home.
                     Err(EngineError::NotOwned(NotOwned { epoch: 0, .. })) if e == HOME => break,
                     Err(EngineError::NotOwned(NotOwned { epoch: 0, .. })) => continue,
                     Err(other) => panic!("{other}"),
@@ -460,7 +464,7 @@ impl World {
         self.engines[e].progress_tick(self.now);
     }
 
-    /// Ends all moves, and looks at everything once more.
+    /// Ends all moves, and checks everything once more.
     pub fn finish(&mut self) {
         for _ in 0..400 {
             if self.moves.is_empty() {

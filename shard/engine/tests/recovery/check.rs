@@ -1,4 +1,4 @@
-//! What a recovered engine must answer.
+//! Checks of what a recovered engine answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,16 +18,16 @@ use crate::{
     world::{Change, KEYS, mode_of},
 };
 
-/// What is known of the crash.
+/// What is known about the crash.
 pub struct Want {
-    /// What the logs keep of the Kinds that are kept, in its order.
+    /// What the logs keep of the kept Kinds, in the order of the logs.
     pub changes: Vec<Change>,
-    /// What the logs keep.
+    /// All records that the logs keep.
     pub records: Vec<Logged>,
     pub modes: KindModes,
-    /// Up to where the log of mode buffered is whole; `None` when nothing is missing.
+    /// Up to this revision the log of mode buffered is whole; `None` when nothing is missing.
     pub after: Option<Revision>,
-    /// Where the engine began again.
+    /// The revision at which the engine began again.
     pub start: Revision,
     pub dense: bool,
 }
@@ -76,7 +76,7 @@ impl Want {
         floors.max().unwrap_or(if self.dense { Revision(-1) } else { Revision::ZERO })
     }
 
-    /// The gap of a Kind: the last revision before it.
+    /// The gap of a Kind, given as the last revision before it.
     fn gap(&self, key: &[u8]) -> Option<Revision> {
         match mode_of(&self.modes, key) {
             Durability::None => Some(Revision::ZERO),
@@ -100,7 +100,7 @@ impl Want {
         leases
     }
 
-    /// Revisions worth asking for.
+    /// The revisions that are worth asking for.
     fn revisions(&self) -> BTreeSet<Revision> {
         let mut some: Vec<Revision> = self.changes.iter().map(|change| change.revision).collect();
         some.extend([self.floor(), self.start]);
@@ -134,7 +134,7 @@ pub fn all(engine: &mut Engine, want: &Want) {
     goes_on(engine, want);
 }
 
-/// Whether a Kind tells that something may be missing at a revision.
+/// Whether a Kind reports that something may be missing at a revision.
 fn hidden(want: &Want, key: &[u8], at: Revision) -> bool {
     want.gap(key).is_some_and(|after| after < at && at < want.start)
 }
@@ -158,7 +158,7 @@ fn reads(engine: &mut Engine, want: &Want, range: &KeyRange, key: &[u8], at: Opt
     assert_eq!(count.expect("as before").count, expected.len() as u64, "count of {range:?} at {at:?}");
 }
 
-/// The whole key space shows what its Kinds show together.
+/// A read of the whole key space shows everything that reads of the Kinds show.
 fn everything(engine: &mut Engine, want: &Want) {
     let answer = engine.range(&query(KeyRange::everything())).expect("the present can be read");
     assert_eq!(answer.header, want.start);
@@ -179,7 +179,8 @@ fn watches(engine: &mut Engine, want: &Want, range: &KeyRange, key: &[u8], start
     }
     engine.watch_close(stream);
     let compacted = out.iter().any(|said| matches!(said, WatchOut::Compacted { .. }));
-    // Who has seen everything up to what is kept has missed nothing; what it has seen behind that is lost.
+    // A watcher that has seen everything up to the last kept revision has missed nothing; what it has seen after that
+    // is lost.
     let lost = start < want.start && hidden(want, key, start.prev());
     assert_eq!(compacted, start < want.floor() || lost, "{range:?} from {start}");
     let events = out.into_iter().filter_map(|said| match said {
@@ -226,7 +227,7 @@ fn leases(engine: &Engine, want: &Want) {
     }
 }
 
-/// Keys of leases that were over are deleted now; everything else stays; revisions go on above all.
+/// Keys of leases that had ended are deleted now, everything else stays, and new revisions are above all others.
 fn goes_on(engine: &mut Engine, want: &Want) {
     let known = want.leases();
     let state = want.state(&KeyRange::everything(), want.start);

@@ -1,4 +1,4 @@
-//! An engine that is recovered from any beginning of its logs, with or without a checkpoint before them, against a
+//! Recovers an engine from any beginning of its logs, with or without a checkpoint before them, and compares it with a
 //! reference that knows every change: what a mode promises is there, at every revision, and nothing else.
 
 mod check;

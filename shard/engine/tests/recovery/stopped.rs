@@ -1,4 +1,4 @@
-//! Stops in good order: they lose nothing of any Kind, whatever its mode is, was, or is about to be.
+//! Clean stops: they lose nothing of any Kind, whatever its mode is, was, or is about to be.
 
 use kindred_engine::{
     durability::{Durability, KindModes},
@@ -15,7 +15,7 @@ const MODES: [Durability; 3] = [Durability::None, Durability::Buffered, Durabili
 #[derive(Debug, Clone)]
 enum Turn {
     Do(Step),
-    /// A Kind gets another mode; or the shard is stopped before that is in force.
+    /// A Kind gets another mode; or the shard is stopped before that mode is in force.
     Mode(Index, Index, bool),
     Settle,
     Stop,
@@ -63,7 +63,8 @@ fn world(pods: Durability) -> World {
     World::new(RevisionMode::Hlc(Slot::new(5).expect("below 1024")), modes(1, pods))
 }
 
-/// A stop while a checkpoint is awaited behind which the Kind is kept: until then the logs do not have all of it.
+/// The shard is stopped while it waits for the checkpoint from which on the Kind is kept: until then the logs do not
+/// have all of it.
 #[test]
 fn f40_a_kind_that_is_about_to_be_kept_is_there_after_a_stop() {
     let mut world = world(Durability::None);
@@ -75,7 +76,7 @@ fn f40_a_kind_that_is_about_to_be_kept_is_there_after_a_stop() {
     world.stop();
 }
 
-/// What the logs have of a Kind of a time when it was kept is not taken for what it has now.
+/// What the logs have of a Kind from a time when it was kept is not mistaken for what the Kind has now.
 #[test]
 fn f40_what_was_deleted_while_a_kind_was_not_kept_does_not_come_back() {
     let mut world = world(Durability::Buffered);

@@ -1,4 +1,4 @@
-//! Random requests to an engine with logs, and what of its batches a crash leaves.
+//! Random requests to an engine with logs, and crashes that leave some of its batches.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub const KEYS: [&str; 9] = [
     "z",
 ];
 
-/// All three modes; the keys of no Kind are buffered.
+/// Uses all three modes; keys that belong to no Kind are buffered.
 pub fn mixed() -> KindModes {
     let modes = [
         ("/registry/pods/", Durability::Fsync),
@@ -51,9 +51,9 @@ pub enum Step {
     Revoke(u8),
     Compact(Index),
     Scrub(usize),
-    /// The logs get what was applied.
+    /// Writes everything that was applied to the logs.
     Log,
-    /// A checkpoint begins, goes on, or comes to its end.
+    /// Begins, continues or ends a checkpoint.
     Walk(usize),
     Tick(u64),
 }
@@ -73,7 +73,6 @@ pub fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One version that was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub revision: Revision,
@@ -84,17 +83,17 @@ pub struct Change {
     pub lease: i64,
 }
 
-/// What one call of `take_applied` answered.
+/// What one call of `take_applied` returned.
 struct Batch {
     buffered: Vec<Logged>,
     fsync: Vec<Logged>,
     promise: Revision,
 }
 
-/// A checkpoint that came to its end.
+/// A checkpoint that is complete.
 struct Checkpoint {
     records: Vec<Logged>,
-    /// Batches before its beginning, and before its end.
+    /// The number of batches before its beginning, and before its end.
     from: usize,
     until: usize,
 }
@@ -107,7 +106,7 @@ pub struct World {
     walk: Option<(Walk, Vec<Logged>, usize)>,
     checkpoint: Option<Checkpoint>,
     now: WallMicros,
-    /// Of a Kind of which nothing is kept.
+    /// Whether something of a Kind that is not kept was written.
     wrote_unkept: bool,
 }
 
@@ -142,7 +141,7 @@ impl World {
         engine.set_modes(modes.clone()).expect("nothing is written");
         let (batches, walk, checkpoint, wrote_unkept) = (Vec::new(), None, None, false);
         let mut world = Self { engine, revisions, modes, batches, walk, checkpoint, now, wrote_unkept };
-        // The beginning is on disk before anything is served.
+        // The first records are on disk before anything is served.
         world.log();
         world
     }
@@ -151,7 +150,7 @@ impl World {
         let mut keys = Vec::new();
         written(&op, &mut keys);
         let unkept = keys.iter().any(|key| mode_of(&self.modes, key) == Durability::None);
-        // Refused: a lease that is not there, or Kinds of different modes.
+        // A request is refused for an unknown lease, or for Kinds of different modes.
         self.wrote_unkept |= self.engine.apply(self.now, op).is_ok() && unkept;
     }
 
@@ -189,7 +188,7 @@ impl World {
         self.engine.validate();
     }
 
-    /// As the loop does it; here both logs are on disk at once, and a crash cuts them.
+    /// Logs as the apply loop does. Here both logs are on disk at once, and a crash cuts them.
     pub fn log(&mut self) {
         let applied = self.engine.take_applied();
         self.batches.push(Batch {
@@ -215,7 +214,7 @@ impl World {
         }
     }
 
-    /// Other modes, as the loop sets them; `taken` unless it stops in between.
+    /// Sets other modes as the apply loop does; `taken` is false when the shard stops in between.
     pub fn set_modes(&mut self, modes: KindModes, taken: bool) {
         self.log();
         if self.engine.set_modes(modes.clone()) == Ok(ModesTaken::AfterLog) {
@@ -229,7 +228,7 @@ impl World {
         self.engine.validate();
     }
 
-    /// A whole checkpoint, and the modes that waited for it.
+    /// Makes a whole checkpoint, and puts the modes in force that waited for it.
     pub fn settle(&mut self) {
         self.walk = None;
         let generation = self.engine.modes().generation;
@@ -241,7 +240,7 @@ impl World {
         self.log();
     }
 
-    /// A stop in good order and a start: all is there.
+    /// Makes a clean stop and a start: everything is there.
     pub fn stop(&mut self) {
         self.log();
         let (mut walk, mut unkept) = (self.engine.unkept_begin(), Vec::new());
@@ -292,7 +291,7 @@ impl World {
         let promise = self.batches[buffered - 1].promise;
         let lost = Lost { buffered: Some(promise).filter(|_| !whole), fsync: None, ..Lost::default() };
         let last = self.batches.last().map_or(Revision::ZERO, |batch| batch.promise);
-        // The ceiling is a little ahead. A dense shard has none.
+        // The ceiling is a little above the last promise. A dense shard has none.
         let dense = self.revisions == RevisionMode::Dense;
         let start = if dense { Revision::ZERO } else { Revision(last.get() + 5_000) };
         (recovered.lost, recovered.start) = (lost, start);
@@ -317,13 +316,13 @@ impl World {
         };
         let here = engine.hash_kv(None).expect("current");
         check::all(&mut engine, &want);
-        // The logs alone say what the checkpoint and the logs behind it say.
+        // The logs alone give the same state as the checkpoint and the logs after it.
         let mut alone = Recovered { lost, start, ..Recovered::default() };
         want.records.iter().for_each(|logged| alone.push(logged.clone()));
         let mut alone =
             Engine::recover(config(self.revisions), WallMicros(10), MONO, alone).expect("no clock is off");
         assert_eq!(alone.hash_kv(None).expect("current"), here);
-        // All that the engine before the crash had is here, if all of it is kept.
+        // If everything is kept, everything that the engine had before the crash is here.
         if whole && !self.wrote_unkept {
             assert_eq!(self.engine.hash_kv(None).map(|(hash, _, _)| hash), Ok(here.0));
         }

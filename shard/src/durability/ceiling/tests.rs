@@ -15,7 +15,6 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// 2026-01-01, microseconds.
 const T0: u64 = 1_767_225_600_000_000;
 
 fn at(micros: u64) -> Revision {
@@ -31,13 +30,12 @@ fn r2_the_ceiling_is_raised_when_half_of_it_is_used() {
     let ceiling = T0 + 3_004_000;
     assert_eq!(asked(T0 + 1_000_000, T0, ceiling), None);
     assert_eq!(asked(T0 + 1_600_000, T0, ceiling), Some(at(T0 + 4_604_000)));
-    // A burst, or a raise, that ran ahead of the wall clock needs more, but does not take 3 s further each time.
+    // A burst or raise ahead of the wall clock needs more, but does not move the ceiling 3 s further each time.
     assert_eq!(asked(T0, ceiling - 6000, ceiling), None);
     assert_eq!(asked(T0, ceiling - 4000, ceiling), Some(at(ceiling + 6000)));
-    // A slow disk is asked earlier.
+    // With a slow disk the next ceiling is requested earlier.
     let slow = wanted(WallMicros(T0), at(T0), at(T0 + 4_000_000), Duration::from_secs(5));
     assert_eq!(slow, Some(at(T0 + 13_000_000)));
-    // The end of the clock is no overflow.
     assert_eq!(wanted(WallMicros(u64::MAX), Revision(i64::MAX), Revision(i64::MAX), soon), None);
 }
 
@@ -62,7 +60,7 @@ async fn the_keeper_raises_in_the_background_and_lowers_at_a_clean_stop() {
         keeper.ask(Revision(5));
         assert_eq!(keeper.ceiling(), Revision(ceiling), "never lower while it runs");
     }
-    // What the logs have on disk is noted with each ceiling, and without one when none is wanted.
+    // The log positions are stored with each ceiling, and without one when none is wanted.
     let noted = || ClockFile::open(&RealDisk, &path).unwrap().unwrap().0.durable();
     assert_eq!(noted(), LogPlaces::NONE);
     places.store(7, Ordering::Release);
@@ -78,21 +76,21 @@ async fn the_keeper_raises_in_the_background_and_lowers_at_a_clean_stop() {
     assert_eq!((ceiling, file.durable().fsync), (Revision(15), FrameSeq(9)));
 }
 
-/// What may happen to a shard, its disk and its wall clock.
+/// Something that may happen to a shard, its disk or its wall clock.
 #[derive(Debug, Clone)]
 enum Step {
     Wall(i64),
     Assign,
     Promise,
-    /// To so far above the last revision, if it may.
+    /// Raises this far above the last revision, if that is allowed.
     Raise(i64),
-    /// The ceiling is looked at; the sync that may follow fails or not.
+    /// Renews the ceiling if it is time; the sync that may follow fails or not.
     Renew {
         fails: bool,
     },
-    /// The machine stops in the middle of the next renewal.
+    /// Stops the machine in the middle of the next renewal.
     StopInRenewal(u64),
-    /// The process is killed, or the power fails.
+    /// Kills the process, or cuts the power.
     End {
         power: bool,
     },
@@ -116,13 +114,13 @@ fn step() -> impl Strategy<Value = Step> {
 
 const PATH: &str = "d/clock";
 
-/// A shard that keeps its clock's ceiling and nothing else.
+/// A shard that keeps only its clock's ceiling.
 struct Shard {
     disk: SimDisk,
     wall: u64,
     engine: Engine,
     file: ClockFile,
-    /// All that was ever given, and the highest that was given or shown.
+    /// All assigned revisions, and the highest that was assigned or shown.
     given: HashSet<Revision>,
     shown: Revision,
 }
@@ -135,7 +133,7 @@ impl Shard {
         Self { disk, wall: T0, engine, file, given: HashSet::new(), shown: Revision::ZERO }
     }
 
-    /// As a start does it: above the ceiling that is found, with a new one on disk before anything is assigned.
+    /// Starts as a shard does: above the ceiling found, with a new one on disk before anything is assigned.
     fn start(disk: &SimDisk, wall: u64) -> (Engine, ClockFile) {
         let found = ClockFile::open(disk, Path::new(PATH)).unwrap();
         let in_force = found.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
@@ -241,7 +239,7 @@ impl Shard {
             }
             Step::Stop => {
                 let last = self.engine.last_revision();
-                // One that fails leaves the one before in force.
+                // If it fails, the previous ceiling stays in force.
                 drop(self.file.store(last));
                 self.disk.kill();
                 self.restart();

@@ -1,5 +1,5 @@
-//! Files that are damaged, cut off or gone: a start says which and what is lost, and does not give up what was acknowledged
-//! for the end of a write that a crash cut short.
+//! Damaged, truncated or missing files: a start names the file and what is lost, and never takes the loss of
+//! acknowledged writes for a write that a crash cut short.
 
 use std::{
     path::{Path, PathBuf},
@@ -38,7 +38,7 @@ async fn driven(disk: &SimDisk, wall: &Arc<AtomicU64>) -> Bench {
     Bench { core, logs, life }
 }
 
-/// What a start says that finds damage.
+/// The error of a start that finds damage.
 async fn refused(disk: &SimDisk, wall: &Arc<AtomicU64>) -> String {
     match open(LifeDisk::new(disk), wall).await {
         Ok(_) => panic!("damage was taken for the end of a write that a crash cut short"),
@@ -51,7 +51,7 @@ fn has(bench: &mut Bench, key: &str) -> bool {
     !found.kvs.is_empty()
 }
 
-/// The last segment of a log, and where what is used of it ends.
+/// The last segment of a log, and the end of its used part.
 fn last_segment(disk: &SimDisk, kind: LogKind) -> (PathBuf, usize) {
     let directory = layout().log(kind);
     let names = disk.list(&directory).unwrap();
@@ -83,7 +83,7 @@ async fn f07_a_bit_that_flips_in_the_last_fsynced_batch_stops_the_start() {
     assert!(has(&mut driven(&disk, &wall).await, SECRET));
 }
 
-/// The file of the clock knows how far the log was.
+/// The clock's file knows how far the log was.
 #[tokio::test]
 async fn f50_a_log_that_is_cut_off_stops_the_start() {
     for kind in LogKind::ALL {
@@ -158,7 +158,7 @@ fn f09_what_must_have_a_file_of_the_clock_beside_it() {
         (false, true, None, true),
         (false, false, segment(1), true),
         (false, false, segment(FORMAT_VERSION), true),
-        // Versions before made none where revisions are counted.
+        // Versions before format 2 created none for dense revisions.
         (true, true, None, false),
         (true, true, segment(1), false),
         (true, true, segment(FORMAT_VERSION), true),
@@ -178,7 +178,7 @@ fn f09_what_must_have_a_file_of_the_clock_beside_it() {
     }
 }
 
-/// Starts are counted in place: a disk without any room stops none.
+/// Starts are counted in place: a full disk prevents none.
 #[test]
 fn f47_a_start_is_counted_on_a_full_disk() {
     let disk = new_disk(1).0;
@@ -195,7 +195,7 @@ fn f47_a_start_is_counted_on_a_full_disk() {
     assert_eq!((file.incarnation(), ceiling), (3, Revision(5)));
 }
 
-/// Events of which nothing was kept are fsynced from now on.
+/// Modes that keep events, which were in mode `none`, in mode `fsync`.
 fn events_fsynced(bench: &Bench) -> KindModes {
     let mut modes = bench.core.engine.modes().clone();
     modes.generation = 1;
@@ -207,8 +207,9 @@ fn mode_of_events(bench: &Bench) -> Durability {
     bench.core.engine.modes().of(EVENTS.as_bytes())
 }
 
-/// Of a Kind that went from none to fsync, what was there before is in a checkpoint only. A crash at any operation on the way
-/// leaves the old mode, or the new one and everything; and a start that finds the new mode does not do without that checkpoint.
+/// When a Kind goes from `none` to `fsync`, only a checkpoint has what was there before. A crash at any operation on
+/// the way leaves the old mode, or the new one and all keys; and a start that finds the new mode refuses to do without
+/// that checkpoint.
 #[tokio::test]
 async fn f06_a_kind_that_is_kept_from_now_on_needs_the_checkpoint_that_has_it() {
     let (mut settled, mut before) = (0, 0);
@@ -235,7 +236,7 @@ async fn f06_a_kind_that_is_kept_from_now_on_needs_the_checkpoint_that_has_it() 
         disk.crash();
         let at = format!("operation {stop_in}");
         let mut after = driven(&disk, &wall).await;
-        // A start without the modes of the flags in the way: those that were logged last are in force.
+        // The modes that were logged last are in force, not those of the flags.
         if mode_of_events(&after) == Durability::Fsync {
             settled += 1;
             assert!(has(&mut after, EVENT), "{at}: what the mode promises is lost");

@@ -1,4 +1,4 @@
-//! A disk as one life of a shard sees it: threads that outlive that find nothing there any more.
+//! The disk as one life of a shard sees it: threads that outlive that life can no longer use it.
 
 use std::{
     io,
@@ -8,7 +8,7 @@ use std::{
 
 use kindred_wal::{Disk, DiskFile, sim::SimDisk};
 
-/// Ends with its life. Files end with it by themselves.
+/// Fails every operation once its life is over. Open files fail by themselves.
 #[derive(Debug, Clone)]
 pub struct LifeDisk {
     disk: SimDisk,
@@ -20,7 +20,7 @@ impl LifeDisk {
         Self { disk: disk.clone(), over: Arc::default() }
     }
 
-    /// Returns when nothing is under way any more, and nothing will be.
+    /// Ends the life; returns when no operation is running, and none will start.
     pub fn end(&self) {
         *self.over.write().unwrap() = true;
     }

@@ -1,4 +1,4 @@
-//! A shard without its loop: a test takes the turns.
+//! A shard without its loop: the test takes the turns.
 
 use std::time::Duration;
 
@@ -9,16 +9,15 @@ use crate::{core::Core, durability::Logs, wish::Wish};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A shard whose loop is the test.
 pub struct Bench {
     pub core: Core,
     pub logs: Logs,
-    /// As this life sees the disk.
+    /// The disk as this life sees it.
     pub life: LifeDisk,
 }
 
-/// A process that dies takes its threads with it: one that is still about to remove what a checkpoint made needless must not
-/// do it on the disk of the next life.
+/// A dying process takes its threads with it: one that is about to remove what a checkpoint replaced must not do so on
+/// the disk of the next life.
 impl Drop for Bench {
     fn drop(&mut self) {
         self.life.end();
@@ -26,7 +25,7 @@ impl Drop for Bench {
 }
 
 impl Bench {
-    /// As the loop does it.
+    /// Applies a request as the loop does.
     pub fn apply(&mut self, op: kindred_engine::ops::Op) {
         self.core.apply(op, Wish::default()).unwrap();
         self.turn();
@@ -51,11 +50,11 @@ impl Bench {
         self.until("the logs are flushed", |bench| bench.logs.is_flushed()).await;
     }
 
-    /// Asks for a checkpoint, and drives it to its end, or until the disk has stopped.
+    /// Requests a checkpoint and drives it to its end, or until the disk has stopped.
     pub async fn checkpoint(&mut self, disk: &SimDisk, before_its_end: impl FnOnce(&mut Self)) {
         let (waiter, mut told) = tokio::sync::oneshot::channel();
         self.core.ask_checkpoint(waiter);
-        // It begins, and takes a first slice.
+        // Begins it and takes a first slice.
         for _ in 0..2 {
             self.logs.checkpoint_slice(&mut self.core);
         }

@@ -1,5 +1,5 @@
-//! The end of a checkpoint: it gets its name only when both logs are on disk up to where its walk ended, then old segments
-//! go. A crash at every operation of the disk on that way.
+//! Crashes at every disk operation of a checkpoint's end, when it gets its name (only after both logs are on disk up to
+//! the end of its walk) and old segments are removed.
 
 use std::{
     path::Path,
@@ -22,7 +22,7 @@ use crate::core::Core;
 
 const PREFIX: &str = "/registry/configmaps/";
 const SECRET: &str = "/registry/secrets/a";
-/// More than a slice of a walk has.
+/// More than one slice of a walk.
 const KEYS: usize = 700;
 
 fn key(number: usize) -> String {
@@ -40,8 +40,8 @@ fn revision_of(core: &mut Core, key: &str) -> Option<kindred_partition_config::i
     found.kvs.first().map(|kv| kv.mod_revision())
 }
 
-/// A shard in the middle of its third checkpoint, so that segments and a checkpoint go at its end: one of a pair of keys was
-/// walked over before both were written.
+/// A shard before its third checkpoint, so that segments and a checkpoint are removed at its end. The first slice of
+/// the walk covers one key of a pair before both are written.
 async fn walked(disk: &SimDisk, wall: &Arc<AtomicU64>) -> Bench {
     let life = LifeDisk::new(disk);
     let (core, logs) = open(life.clone(), wall).await.unwrap();
@@ -131,5 +131,5 @@ async fn a_crash_at_any_operation_of_a_checkpoints_end_loses_nothing_and_leaves_
     assert!(operations > 8, "a checkpoint ends in more steps than {operations}");
 }
 
-/// Each leaves another part of what was not synced.
+/// Each seed leaves another part of what was not synced.
 const SEEDS: u64 = 3;

@@ -1,4 +1,4 @@
-//! A disk that is full: it frees itself by a checkpoint, for which room is kept, and a crash at any step of that loses nothing.
+//! A full disk frees itself by a checkpoint, for which room is reserved; a crash at any step of that loses nothing.
 
 use std::{
     path::Path,
@@ -32,7 +32,7 @@ fn has(bench: &mut Bench, key: &str) -> bool {
     !found.kvs.is_empty()
 }
 
-/// A shard with far more log than data, on a disk that has become full.
+/// A shard with far more log than data, before its disk becomes full.
 async fn filled(seed: u64) -> (SimDisk, Arc<AtomicU64>, Bench) {
     let (disk, wall) = new_disk(seed);
     let mut bench = driven(&disk, &wall).await;
@@ -76,7 +76,7 @@ async fn f31_a_full_disk_frees_itself_by_a_checkpoint() {
     frees_itself(&mut bench, &disk).await;
     assert!(segments(&disk) < before / 2, "{} of {before}", segments(&disk));
     assert!(disk.content(Path::new("data/reserve")).is_some_and(|it| it.len() as u64 == RESERVE));
-    // It can be asked for as well.
+    // A checkpoint can be requested as well.
     bench.checkpoint(&disk, |_| {}).await;
     bench.apply(put(&format!("{SECRET}2"), "after"));
     bench.flushed().await;

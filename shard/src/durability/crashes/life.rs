@@ -1,4 +1,4 @@
-//! A shard from one crash to the next, and what is known of it.
+//! Drives a shard from one crash to the next, and checks what must have survived.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -34,17 +34,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::disk::LifeDisk;
 use crate::{
-    apply_loop,
     clock::{Clock, WallClock},
     config::durability::DurabilitySettings,
     core::{Core, CoreSettings},
     durability::{Logs, start::open_on},
     etcd_status::KvError,
-    handle::Handle,
+    handle::{self, Handle},
     wish::Wish,
 };
 
-/// 2026-01-01, microseconds.
 const T0: u64 = 1_767_225_600_000_000;
 const SECOND: i64 = 1_000_000;
 /// Resource, prefix, mode.
@@ -54,11 +52,11 @@ const KINDS: [(&str, &str, Durability); 3] = [
     ("events", "/registry/events/", Durability::None),
 ];
 const WRITERS: u64 = 2;
-/// Of each Kind, how many of the last writes are looked for one by one.
+/// How many of the last writes of each Kind are checked one by one.
 const LAST_MAX: usize = 60;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What has happened.
+/// Counts of what has happened.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub crashes: u64,
@@ -84,7 +82,7 @@ impl Counts {
     }
 }
 
-/// A transaction that was acknowledged: it wrote the number to both keys of a pair.
+/// An acknowledged transaction, which wrote the number to both keys of a pair.
 #[derive(Debug, Clone)]
 struct Written {
     kind: usize,
@@ -101,17 +99,17 @@ pub struct Shard {
     random: SmallRng,
     wall: Arc<AtomicU64>,
     written: Vec<Written>,
-    /// How much of it is of lives before the last one.
+    /// How many of them are from lives before the last.
     of_before: usize,
-    /// The last life was stopped in good order.
+    /// Whether the last life was stopped cleanly.
     clean: bool,
-    /// Since the last look only processes died, not the machine: what the system was given is there.
+    /// Whether only processes died since the last check, not the machine: what the kernel was given is there.
     killed: bool,
-    /// It was told to stop so; its disk may have stopped in the middle of that, or behind it.
+    /// Whether the last life was told to stop cleanly; its disk may have stopped during that, or after it.
     told: bool,
-    /// Something broke in this one.
+    /// Whether a fault was injected in this life.
     broken: bool,
-    /// Every revision that was given, and the highest that was given or shown.
+    /// All assigned revisions, and the highest that was assigned or shown.
     given: HashSet<Revision>,
     shown: Revision,
     number: u64,
@@ -122,12 +120,12 @@ fn layout() -> Layout {
     Layout::new(Path::new("data"))
 }
 
-/// The shard of the tests, on a disk.
+/// Opens the shard of the tests on a disk.
 pub async fn open(disk: LifeDisk, wall: &Arc<AtomicU64>) -> anyhow::Result<(Core, Logs)> {
     open_with(disk, wall, 16 << 10).await
 }
 
-/// The same with a reserve of so many bytes.
+/// The same with a reserve of this size.
 pub async fn open_with(
     disk: LifeDisk,
     wall: &Arc<AtomicU64>,
@@ -160,14 +158,12 @@ pub async fn open_with(
     open_on(Arc::new(disk), layout(), None, config, clock, of_core, &settings).await
 }
 
-/// A new disk, and a wall clock.
 pub fn new_disk(seed: u64) -> (SimDisk, Arc<AtomicU64>) {
     let disk = SimDisk::new(seed);
     disk.create_directory(Path::new("data")).unwrap();
     (disk, Arc::new(AtomicU64::new(T0)))
 }
 
-/// A put.
 pub fn put(key: &str, value: &str) -> Op {
     Op::Put(Put {
         key: key.into(),
@@ -179,13 +175,12 @@ pub fn put(key: &str, value: &str) -> Op {
     })
 }
 
-/// Both keys of a pair together.
+/// A transaction that writes both keys of a pair.
 pub fn both(pair: &str, value: &str) -> Op {
     let success = ["left", "right"].map(|side| put(&format!("{pair}-{side}"), value)).into();
     Op::Txn(Box::new(Txn { compares: Vec::new(), success, failure: Vec::new() }))
 }
 
-/// A read.
 pub fn query(range: KeyRange, revision: Option<Revision>) -> RangeQuery {
     RangeQuery {
         range,
@@ -225,7 +220,7 @@ impl Shard {
         }
     }
 
-    /// From a start to a crash, or to a stop in good order.
+    /// Runs the shard from a start to a crash or a clean stop.
     pub async fn live(&mut self, at: &str) {
         let disk = LifeDisk::new(&self.disk);
         self.broken = false;
@@ -236,19 +231,18 @@ impl Shard {
             self.step_wall(3600 * SECOND);
         }
         match open(disk.clone(), &self.wall).await {
-            // Nothing is served by a start whose disk has stopped.
+            // A start whose disk has stopped serves nothing.
             Ok(_) | Err(_) if self.disk.stopped() => self.counts.cut_short += 1,
             Err(error) => panic!("{at}: {error:#}\n{:?}", self.disk),
             Ok((core, logs)) => {
                 let stop = CancellationToken::new();
-                let (handle, looping) =
-                    apply_loop::spawn(core, logs, Duration::from_millis(20), stop.clone());
+                let (handle, looping) = handle::spawn(core, logs, Duration::from_millis(20), stop.clone());
                 self.check(&handle, at).await;
                 self.killed = true;
                 let (acknowledged, mut writers) = (Acknowledged::default(), JoinSet::new());
                 self.write(&handle, &acknowledged, &mut writers);
                 self.work(&handle, at).await;
-                // A log that is failing when it is closed leaves what it could not write.
+                // A log that fails when it is closed leaves what it could not write.
                 let clean = self.random.random_bool(0.4) && !self.broken;
                 if clean {
                     stop.cancel();
@@ -256,7 +250,7 @@ impl Shard {
                     self.disk.set_faults(Faults { stop_in: Some(0), ..Faults::default() });
                     looping.abort();
                 }
-                // It was told to end, or was ended.
+                // It was told to end, or was aborted.
                 let _ =
                     tokio::time::timeout(PATIENCE, looping).await.unwrap_or_else(|_| panic!("{at}: no end"));
                 drop(handle);
@@ -284,7 +278,7 @@ impl Shard {
         self.wall.store(wall, Ordering::Relaxed);
     }
 
-    /// Writers of each Kind, until the loop is gone.
+    /// Starts writers of each Kind, which run until the loop has ended.
     fn write(&mut self, handle: &Handle, acknowledged: &Acknowledged, writers: &mut JoinSet<()>) {
         for (kind, (_, prefix, _)) in KINDS.iter().enumerate() {
             for writer in 0..WRITERS {
@@ -312,7 +306,7 @@ impl Shard {
         }
     }
 
-    /// Until the disk has stopped, or for a while.
+    /// Works until the disk has stopped, or for a while.
     async fn work(&mut self, handle: &Handle, at: &str) {
         let lasts = Duration::from_millis(self.random.random_range(5..120));
         let began = Instant::now();
@@ -335,7 +329,7 @@ impl Shard {
         }
     }
 
-    /// Something breaks, or is whole again.
+    /// Injects a fault, or removes all.
     fn some_fault(&mut self) {
         let mut faults = Faults { stop_in: self.disk.faults().stop_in, ..Faults::default() };
         match self.random.random_range(0..8) {
@@ -348,7 +342,7 @@ impl Shard {
         self.disk.set_faults(faults);
     }
 
-    /// Revisions of this life are above all of those before, and none comes twice.
+    /// Records this life's writes. Their revisions are above those of earlier lives, and none occurs twice.
     fn take_in(&mut self, acknowledged: Vec<Written>, at: &str) {
         self.of_before = self.written.len();
         for written in acknowledged {
@@ -362,7 +356,7 @@ impl Shard {
         }
     }
 
-    /// Of what was acknowledged by the last life, and is not lost already, there is what was promised.
+    /// Checks that each acknowledged write that is not known to be lost is there, as far as its mode promises.
     async fn check(&mut self, handle: &Handle, at: &str) {
         let current = handle.current().await.unwrap();
         assert!(
@@ -405,7 +399,8 @@ impl Shard {
                     _ => self.counts.lost_of_buffered += 1,
                 }
             }
-            // On a slow machine more is lost than is looked at: what is older is lost, too, up to where something is there.
+            // On a slow machine more is lost than is checked: older writes are lost too, back to the first that is
+            // there.
             if written.get(from).is_some_and(|oldest| oldest.lost) {
                 for older in written[..from].iter_mut().rev() {
                     if is_there(handle, older).await.unwrap_or_else(|what| panic!("{at}: {older:?}: {what}"))
@@ -431,7 +426,7 @@ fn contains(encoded: &[u8], value: &str) -> bool {
     encoded.windows(value.len()).any(|part| part == value.as_bytes())
 }
 
-/// Whether a write is there at its revision; what is not must be told.
+/// Whether a write is there at its revision. The revision of one that is not must read as compacted.
 async fn is_there(handle: &Handle, written: &Written) -> Result<bool, String> {
     let value = value(written.number);
     for side in ["left", "right"] {
@@ -453,7 +448,7 @@ async fn is_there(handle: &Handle, written: &Written) -> Result<bool, String> {
     Ok(true)
 }
 
-/// What was written together is there together.
+/// Checks that what was written together is there together.
 pub async fn whole(handle: &Handle, prefix: &str, at: &str) {
     let all = handle.range(query(KeyRange::prefix(Key::from(prefix)), None), Wish::default()).await;
     let all = all.unwrap_or_else(|error| panic!("{at}: {error}"));

@@ -1,16 +1,16 @@
-//! A disk whose every operation on the files of a shard is a point: so no step of the writers, of a checkpoint or of a
-//! start can be added without one.
+//! Wraps a disk so that every operation on a shard's files is a failpoint: no step of the writers, of a checkpoint or
+//! of a start can be added without one.
 
 use std::{io, path::Path, sync::Arc};
 
 use kindred_wal::{Disk, DiskFile, Layout, LogKind};
 
-use super::{Point, armed, around};
+use super::{FAILPOINTS, Point, around};
 
-/// The disk as it is, or with the points around what is done to it when some are set.
+/// The disk itself, or wrapped in failpoints if any are armed.
 #[must_use]
 pub fn watched(disk: Arc<dyn Disk>, layout: &Layout) -> Arc<dyn Disk> {
-    if armed().is_some() { Arc::new(Watched { disk, layout: layout.clone() }) } else { disk }
+    if FAILPOINTS.are_armed() { Arc::new(Watched { disk, layout: layout.clone() }) } else { disk }
 }
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ struct Watched {
     layout: Layout,
 }
 
-/// Whose file it is.
+/// The owner of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whose {
     FsyncLog,
@@ -28,7 +28,7 @@ enum Whose {
     Clock,
 }
 
-/// What is done to files.
+/// An operation on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Read,
@@ -40,7 +40,7 @@ enum Step {
     Directory,
 }
 
-/// Of those that there are: the clock's file is never removed, and its directory is no file's of its own.
+/// The point of an operation, if it has one: the clock's file is never removed and has no directory of its own.
 fn point(whose: Whose, step: Step) -> Option<Point> {
     Some(match (whose, step) {
         (Whose::FsyncLog, Step::Read) => Point::FsyncLogRead,
@@ -82,7 +82,7 @@ impl Watched {
             (layout.checkpoints(), Whose::Checkpoint),
         ];
         let within = places.into_iter().find(|(directory, _)| path.starts_with(directory));
-        // It is made under another name with the same beginning.
+        // It is created under a temporary name with the same stem.
         let is_clock = path.parent() == clock.parent() && path.file_stem() == clock.file_stem();
         within.map(|(_, whose)| whose).or(is_clock.then_some(Whose::Clock))
     }

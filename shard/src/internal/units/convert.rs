@@ -1,4 +1,4 @@
-//! Messages of service `Units` into the engine's words, and back.
+//! Converts the messages of service `Units` to the engine's types, and back.
 
 use bytes::Bytes;
 use kindred_engine::{
@@ -17,7 +17,7 @@ use kindred_proto::{mvccpb::event::EventType, shard_v1 as pb};
 use prost::Message;
 use tonic::Status;
 
-/// An `mvccpb.Event` whose parts stay bytes.
+/// An `mvccpb.Event` whose parts are not decoded.
 #[derive(Clone, PartialEq, Message)]
 struct RawEvent {
     #[prost(enumeration = "EventType", tag = "1")]
@@ -32,7 +32,6 @@ fn invalid(what: &str) -> Status {
     Status::invalid_argument(format!("kindred: {what}"))
 }
 
-/// A unit.
 pub fn unit(unit: pb::Unit) -> Result<Unit, Status> {
     let range = unit.range.ok_or_else(|| invalid("unit.range is missing"))?;
     let range = KeyRange::from_wire(range.key, range.range_end);
@@ -44,7 +43,7 @@ pub fn unit(unit: pb::Unit) -> Result<Unit, Status> {
     Ok(Unit { range, buckets })
 }
 
-/// What every call names.
+/// The move that every call names.
 pub fn unit_move(by: Option<pb::UnitMove>) -> Result<UnitMove, Status> {
     let by = by.ok_or_else(|| invalid("move is missing"))?;
     let named = by.unit.ok_or_else(|| invalid("move.unit is missing"))?;
@@ -52,7 +51,8 @@ pub fn unit_move(by: Option<pb::UnitMove>) -> Result<UnitMove, Status> {
     Ok(UnitMove { id: MoveId(id), term: Term(term), unit: unit(named)? })
 }
 
-/// No cluster counts moves, terms or states so far: a call with a larger number would fence out all later ones for good.
+/// Above every number of moves, terms or states that a cluster reaches. A larger number would fence out all later ones
+/// for good.
 const COUNT_MAX: u64 = 1 << 48;
 
 fn counted(number: u64, field: &str) -> Result<u64, Status> {
@@ -62,7 +62,7 @@ fn counted(number: u64, field: &str) -> Result<u64, Status> {
     Ok(number)
 }
 
-/// A revision that may be left out.
+/// An optional revision.
 pub fn revision(revision: i64, field: &str) -> Result<Option<Revision>, Status> {
     if revision < 0 {
         return Err(invalid(&format!("{field} must be a revision, not {revision}")));
@@ -79,12 +79,11 @@ pub fn epoch(epoch: u64) -> Result<u64, Status> {
     }
 }
 
-/// Where a stream goes on.
+/// The key behind which a stream continues.
 pub fn after(after: Bytes) -> Option<Key> {
     (!after.is_empty()).then_some(Key(after))
 }
 
-/// A record.
 pub fn record(record: UnitRecord) -> pb::UnitRecord {
     let (state, final_revision, through) = match record.state {
         UnitState::Tracked { .. } => (pb::UnitState::Tracked, Revision::ZERO, Revision::ZERO),
@@ -118,13 +117,13 @@ fn move_to_wire(by: &UnitMove) -> pb::UnitMove {
     pb::UnitMove { r#move: by.id.0, term: by.term.0, unit: Some(unit) }
 }
 
-/// How far a track is.
+/// The progress of a track.
 pub fn tracking(tracking: Tracking) -> pb::TrackResponse {
     let Tracking { ready, keys, bytes, events, floor } = tracking;
     pb::TrackResponse { ready, keys, bytes, events, floor: floor.get() }
 }
 
-/// Keys of a copy that began at `at`.
+/// A chunk of a copy that began at `at`.
 pub fn copied(at: Revision, chunk: &CopyChunk) -> pb::CopyResponse {
     let keys = chunk.keys.iter().map(copied_key).collect();
     let gap = |gap: &Gap| pb::Gap { after: gap.after.get(), until: gap.until.get() };
@@ -144,13 +143,11 @@ fn copied_key(key: &CopiedKey) -> pb::CopiedKey {
     }
 }
 
-/// The digest of some keys.
 pub fn digest(digest: UnitDigest) -> pb::VerifyResponse {
     let UnitDigest { last_key, keys, versions, hash } = digest;
     pb::VerifyResponse { last_key: last_key.0, keys, versions, hash }
 }
 
-/// A copied key as it came.
 fn key_from_wire(copied: pb::CopiedKey) -> Result<CopiedKey, Status> {
     let pb::CopiedKey { key, versions } = copied;
     let version = |version: pb::CopiedVersion| {
@@ -164,7 +161,7 @@ fn key_from_wire(copied: pb::CopiedKey) -> Result<CopiedKey, Status> {
     Ok(CopiedKey { versions })
 }
 
-/// An event of a tail, the one at place `sub` of its revision.
+/// An event of a tail; `sub` is its position in its revision.
 fn event_from_wire(event: pb::FeedEvent, sub: u32) -> Result<FollowedEvent, Status> {
     let at = event.revision;
     let bad = |what: &dyn std::fmt::Display| invalid(&format!("events: the one at revision {at} {what}"));
@@ -186,14 +183,15 @@ fn gap(gap: &pb::Gap) -> Result<Gap, Status> {
     Ok(Gap { after: Revision(gap.after), until: Revision(gap.until) })
 }
 
-/// An import in pieces that a turn of the loop can take, in order: at most `keys_max` keys or events, or about `bytes_max`
-/// bytes, whole keys and whole revisions. The first tells the floor and the gaps, the last how far it goes; there is at least one.
+/// An import, split into pieces of the size of one turn of the loop, in order: at most `keys_max` keys or events, or
+/// about `bytes_max` bytes, without splitting keys or revisions. The first piece has floor and gaps, the last has
+/// `through`; there is at least one.
 pub fn import(request: pb::ImportRequest, keys_max: usize, bytes_max: usize) -> Result<Vec<Import>, Status> {
     let (floor, through) = (revision(request.floor, "floor")?, revision(request.through, "through")?);
     let gaps = request.gaps.iter().map(gap).collect::<Result<_, _>>()?;
     let mut pieces = vec![Import { floor, gaps, ..Import::default() }];
     let (mut count, mut bytes) = (0, 0);
-    // Begins a new piece when this one has enough.
+    // Begins a new piece when the present one is full.
     let mut piece = |pieces: &mut Vec<Import>, splits: bool, more: usize| {
         if splits && count > 0 && (count >= keys_max || bytes + more > bytes_max) {
             pieces.push(Import::default());

@@ -1,5 +1,5 @@
-//! Calls about many units as one. All that one turn of the loop makes of them is one record of the table of units in the
-//! log, and they are answered behind one flush of it; each is refused or made for itself, as it would be alone.
+//! Executes calls about many units together. All that one turn of the loop changes is logged as one table of units, and
+//! answered after one flush of the log. Each call succeeds or is refused independently, as it would alone.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -20,12 +20,13 @@ use crate::{
     metrics::UnitMetrics,
 };
 
-/// Tracks and what waits for them answer after about this long, and are asked again.
+/// Time after which tracks, and calls that wait for them, answer although they are not done; the coordinator then
+/// repeats them.
 const TRACK_TIME: Duration = Duration::from_millis(200);
-/// How much of a turn a slice counts that came to the end of its unit before its own.
+/// The cost of a slice of a search that reached the end of its unit.
 const SHORT_SLICE: usize = SLICE_KEYS / 8;
 
-/// A call, and what is left to do of it.
+/// A call, and the rest of its work.
 enum Job {
     Track(UnitMove),
     Freeze { by: UnitMove, generation: u64 },
@@ -75,12 +76,12 @@ impl Job {
         })
     }
 
-    /// Runs when everything applied is published and on disk, and before anything else is (R15).
+    /// Whether it must run when everything applied is published and on disk, before anything else is executed (R15).
     fn wants_flush(&self) -> bool {
         matches!(self, Self::Freeze { .. } | Self::Seal { .. } | Self::Open { .. })
     }
 
-    /// Where the clock has to be.
+    /// The revision that the clock must have reached.
     fn clock(&self) -> Option<Revision> {
         match self {
             Self::Seal { last, .. } => Some(*last),
@@ -88,7 +89,7 @@ impl Job {
         }
     }
 
-    /// Does it, or a slice of it; `None` when there is more to do.
+    /// Executes the call or a slice of it; `None` when there is more to do.
     fn step(&mut self, core: &mut Core, turn: &mut Turn) -> Result<Option<Answer>, UnitError> {
         turn.cost(1);
         Ok(Some(match self {
@@ -147,7 +148,7 @@ impl Job {
                 Answer::Drop(pb::DropResponse {})
             }
             Self::Forget(by) => match core.engine.unit_forget(by) {
-                // What is half done is finished first, and nobody tracks a unit whose move was given up.
+                // A split that has begun is finished first; for an abandoned move no other call does that.
                 Err(UnitError::NotReady(_)) if !turn.is_late => {
                     core.engine.unit_track(by, SLICE_KEYS)?;
                     turn.cost(SLICE_KEYS);
@@ -180,9 +181,9 @@ impl Job {
     }
 }
 
-/// What one turn of the loop may do.
+/// The budget and context of one turn of the loop.
 struct Turn {
-    /// Keys and calls.
+    /// The rest of the budget, in keys and calls.
     left: usize,
     is_late: bool,
     incarnation: u64,
@@ -195,7 +196,7 @@ impl Turn {
     }
 }
 
-/// Calls, in order; those that are answered first.
+/// Calls in order; those already answered come first.
 struct Jobs {
     answered: Vec<Result<Answer, UnitError>>,
     left: VecDeque<Job>,
@@ -221,7 +222,7 @@ impl Jobs {
 }
 
 impl UnitService {
-    /// One call.
+    /// Makes one call.
     pub(super) async fn alone(&self, call: Call) -> Result<Answer, Status> {
         match self.made(vec![call]).await?.pop() {
             Some(Ok(answer)) => Ok(answer),
@@ -230,12 +231,11 @@ impl UnitService {
         }
     }
 
-    /// Makes calls, of which each has its own answer.
+    /// Makes several calls; each has its own answer.
     pub(super) async fn made(&self, calls: Vec<Call>) -> Result<Vec<Result<Answer, UnitError>>, Status> {
         let left: VecDeque<Job> = calls.into_iter().map(Job::read).collect::<Result<_, _>>()?;
         if let Some(to) = left.iter().filter_map(Job::clock).max() {
-            // The clock comes there only below its ceiling (R2), which is not yet above a source whose clock is ahead of this
-            // one's.
+            // A ceiling (R2) may not be above the source's clock yet, if that is ahead of this one's.
             let raise = Raise { ranges: Vec::new(), to, generation: None };
             self.member.handle.call_raised(raise, |_| ()).await?;
         }

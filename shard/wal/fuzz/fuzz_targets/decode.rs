@@ -1,4 +1,4 @@
-//! `make fuzz`: any bytes as any of a shard's files.
+//! `make fuzz`: decodes arbitrary bytes as each kind of a shard's files.
 
 #![no_main]
 

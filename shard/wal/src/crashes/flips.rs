@@ -1,4 +1,5 @@
-//! Bits that flip, and files that vanish: found, named, and got over with `--accept-data-loss` once.
+//! Flipped bits and missing files: they are detected and named, and `--accept-data-loss` gets past each of them
+//! once.
 
 use std::path::PathBuf;
 
@@ -35,7 +36,7 @@ fn read(disk: &SimDisk, layout: &Layout, on_damage: OnDamage) -> Result<(Recover
     recover(disk, layout, durable(disk, layout), on_damage, &mut given).map(|found| (found, given))
 }
 
-/// Whether each log of one is a beginning of that of the other.
+/// Whether each log of `part` is a prefix of the same log of `whole`.
 fn is_prefix(part: &Given, whole: &Given) -> bool {
     part.frames.iter().all(|(kind, frames)| {
         let Some(all) = whole.frames.get(kind) else { return frames.is_empty() };
@@ -43,7 +44,7 @@ fn is_prefix(part: &Given, whole: &Given) -> bool {
     })
 }
 
-/// The disk after some lives, at rest, with what it gives back.
+/// A quiet disk after some lives, and what recovery reads from it.
 fn worked(seed: u64) -> (Shard, Given) {
     let mut shard = Shard::new(seed);
     for life in 0..3 {
@@ -113,7 +114,7 @@ fn flipped_bits_are_found() {
     assert!(refused > 100 && torn > 5 && passed_over > 10 && harmless > 20);
 }
 
-/// How much of a segment its own frames say was on the disk.
+/// The number of bytes of a segment that its own frames prove to be durable.
 fn proven(segment: &[u8]) -> u64 {
     let (head, seed) = FileHeader::decode(segment).unwrap();
     let (mut proven, mut at) = (head.whole, FILE_HEADER_BYTES);
@@ -124,14 +125,14 @@ fn proven(segment: &[u8]) -> u64 {
     proven
 }
 
-/// After the loss was accepted once, the log goes on, and the next start says nothing of it.
+/// After an accepted loss the log works, and the next start does not report it again.
 fn accepted(disk: &SimDisk, layout: &Layout, whole: &Given, at: &str) {
     let (found, given) = read(disk, layout, OnDamage::Accept).unwrap_or_else(|error| panic!("{at}: {error}"));
     assert!(!found.losses.is_empty(), "{at}");
     let of_a_checkpoint = found.losses.iter().any(|loss| loss.file.starts_with(layout.checkpoints()));
     assert!(of_a_checkpoint || is_prefix(&given, whole), "{at}: not a prefix");
     if of_a_checkpoint {
-        // A damaged checkpoint goes on to be one, until the next.
+        // A damaged checkpoint is reported until there is a newer one.
         return;
     }
     let mut next = Vec::new();
@@ -160,7 +161,7 @@ fn go_on(disk: &SimDisk, layout: &Layout, kind: LogKind, end: LogEnd) {
     executor.perform(&step).unwrap();
 }
 
-/// Whether all that is not given is behind what the file of the clock knows to be on the disk.
+/// Whether all missing frames are after those that the clock file records as durable.
 fn lost_only_behind(given: &Given, whole: &Given, disk: &SimDisk, layout: &Layout) -> bool {
     let known = durable(disk, layout);
     whole.frames.iter().all(|(kind, frames)| {
@@ -223,7 +224,8 @@ fn missing_files_are_found() {
                     accepted(&disk, &shard.layout, &whole, &at);
                 }
                 Err(other) => panic!("{at}: {other}"),
-                // The last segment, of which nothing else knows, or a checkpoint that the one before makes up for.
+                // The removed file was the last segment, of which there is no other record, or a checkpoint whose
+                // predecessor serves.
                 Ok((_, given)) => {
                     assert!(is_prefix(&given, &whole), "{at}");
                     assert!(lost_only_behind(&given, &whole, &disk, &shard.layout), "{at}");

@@ -1,4 +1,4 @@
-//! A shard's files and what is known of them, from one crash to the next.
+//! A simulated shard's files, and the test's knowledge of them, from one crash to the next.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// What has happened.
+/// Counts of what happened in a run.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub crashes: u64,
@@ -45,18 +45,18 @@ impl Counts {
     }
 }
 
-/// What is known of a log.
+/// What the test knows about a log.
 #[derive(Debug, Default, Clone)]
 pub struct Known {
-    /// Every frame that was appended and may still be there, from 1 on without holes.
+    /// Every appended frame that may still exist, from 1 on without holes.
     pub frames: BTreeMap<FrameSeq, Vec<u8>>,
-    /// The last one that must be there.
+    /// The last frame that must survive any crash.
     pub durable: FrameSeq0,
-    /// The last one that must be there when only the process has died.
+    /// The last frame that must survive a crash of the process alone.
     pub written: FrameSeq0,
 }
 
-/// A frame's number, or 0.
+/// A sequence number, or 0 for none.
 pub type FrameSeq0 = u64;
 
 pub struct Shard {
@@ -65,15 +65,15 @@ pub struct Shard {
     pub known: BTreeMap<LogKind, Known>,
     random: SmallRng,
     now: Duration,
-    /// The ceiling that was acknowledged, and all that were asked for since.
+    /// The acknowledged ceiling, and all ceilings requested since.
     ceiling: i64,
     asked: Vec<i64>,
-    /// The last life ended with the process, not with the machine.
+    /// Whether the last life ended with the process and not with the machine.
     killed: bool,
     pub counts: Counts,
 }
 
-/// What recovery gave, by log and number, wherever it came from.
+/// The frames that recovery returned from checkpoints and logs, by log and sequence number.
 #[derive(Debug, Default, PartialEq, Eq, Clone)]
 pub struct Given {
     pub frames: BTreeMap<LogKind, BTreeMap<FrameSeq, Vec<u8>>>,
@@ -99,7 +99,7 @@ impl Recovery for Given {
             Source::Log(kind) => self.put(kind, frame.seq, frame.payload),
             Source::Checkpoint => {
                 for record in frame.records() {
-                    // A checkpoint holds the frames themselves: kind, number, payload.
+                    // The test's checkpoints hold the frames themselves: log kind, sequence number, payload.
                     let Record::Unit(content) = record else { panic!("not what was written: {record:?}") };
                     let kind = if content[0] == 0 { LogKind::Fsync } else { LogKind::Buffered };
                     let seq = u64::from_le_bytes(content[1..9].try_into().unwrap());
@@ -111,7 +111,6 @@ impl Recovery for Given {
     }
 }
 
-/// A log that is open.
 struct Open {
     kind: LogKind,
     core: Core,
@@ -119,7 +118,7 @@ struct Open {
     to_sync: Option<ToSync>,
 }
 
-/// What the file of the clock knows of the logs.
+/// The log positions that the clock file records as durable.
 pub fn durable(disk: &SimDisk, layout: &Layout) -> LogPlaces {
     let clock = ClockFile::open(disk, &layout.clock()).unwrap();
     clock.map_or(LogPlaces::NONE, |(clock, _)| clock.durable())
@@ -140,7 +139,7 @@ impl Shard {
         }
     }
 
-    /// From a start to a crash.
+    /// Runs the shard from a start to a crash.
     pub fn live(&mut self, at: &str) {
         self.disk.create_directory(Path::new("data")).unwrap();
         let soon = self.random.random_bool(0.4);
@@ -153,7 +152,7 @@ impl Shard {
         if self.killed { self.disk.kill() } else { self.disk.crash() }
     }
 
-    /// Recovers twice and checks what comes back.
+    /// Recovers twice and checks the result.
     fn recover(&mut self, at: &str) -> [LogEnd; 2] {
         let known = durable(&self.disk, &self.layout);
         let mut given = Given::default();
@@ -174,7 +173,7 @@ impl Shard {
             assert!(last >= written, "{at}: {kind} ends at {last}, but the system had {written}");
             assert_eq!(end.next.0, last + 1, "{at}: {kind}");
             known.frames.retain(|seq, _| seq.0 <= last);
-            // What a crash took is not looked for again.
+            // Frames that a crash took are not expected again.
             known.written = known.written.min(last);
             assert_eq!(given, known.frames, "{at}: {kind} is not what was appended");
             self.counts.checked += last;
@@ -182,7 +181,7 @@ impl Shard {
         [found.fsync, found.buffered]
     }
 
-    /// Opens what was recovered and works until the disk stops.
+    /// Opens the recovered logs and works until the disk stops.
     fn work(&mut self, ends: [LogEnd; 2], at: &str) {
         let Some(mut clock) = self.open_clock(at) else { return };
         let mut logs = Vec::new();
@@ -205,7 +204,7 @@ impl Shard {
             if self.disk.stopped() {
                 return;
             }
-            // What was given back is kept from now on.
+            // Frames that were recovered must survive from here on.
             let known = self.known.get_mut(&kind).unwrap();
             known.durable = log.core.next_seq().prev().0;
             known.written = known.durable;
@@ -243,7 +242,7 @@ impl Shard {
                 1 => 0,
                 _ => self.random.random_range(0..200),
             };
-            // Zeros now and then: they look like the end of a file.
+            // Include values of zeros, which look like the end of a file.
             let fill = if self.random.random_bool(0.2) { 0 } else { self.random.random() };
             let key_value = vec![fill; length];
             let revision = Revision(self.random.random_range(1..1000));
@@ -260,7 +259,7 @@ impl Shard {
         self.counts.frames += 1;
     }
 
-    /// Does one step of a log's writer.
+    /// Performs one step of a log's writer.
     fn step(&mut self, log: &mut Open) {
         let step = log.core.next(self.now);
         let frames = match &step {
@@ -270,7 +269,7 @@ impl Shard {
         };
         let known = self.known.get_mut(&log.kind).unwrap();
         for frame in frames {
-            // The promises are the writer's own.
+            // The writer adds promise frames of its own.
             known.frames.entry(frame.seq).or_insert_with(|| frame.payload.clone());
         }
         let outcome = log.executor.perform(&step);
@@ -282,7 +281,7 @@ impl Shard {
         self.take_in(log.kind, events);
     }
 
-    /// Syncs what was written of the buffered log.
+    /// Syncs the written frames of the buffered log.
     fn sync(&mut self, log: &mut Open) {
         let Some(sync) = log.core.next_sync(self.now) else { return };
         let segment = log.to_sync.as_mut().filter(|segment| segment.number == sync.number);
@@ -304,7 +303,7 @@ impl Shard {
         }
     }
 
-    /// Something breaks, or is whole again.
+    /// Sets a random fault or clears all faults.
     fn some_fault(&mut self) {
         let mut faults = Faults { stop_in: self.disk.faults().stop_in, ..Faults::default() };
         match self.random.random_range(0..6) {
@@ -325,7 +324,8 @@ impl Shard {
         else {
             return;
         };
-        // The state changes while it is walked through: the walk sees some of what comes after `from`, here the later log's.
+        // The state changes during the walk, so the checkpoint includes some frames of the later log that come
+        // after `from`.
         for index in [0, 1] {
             let kind = logs[index].kind;
             for (seq, payload) in &self.known[&kind].frames.clone() {
@@ -376,7 +376,7 @@ impl Shard {
         let ceiling = ceiling.get();
         let fits = ceiling == self.ceiling || self.asked.contains(&ceiling);
         assert!(fits && ceiling >= self.ceiling, "{at}: ceiling {ceiling}, acknowledged {}", self.ceiling);
-        // What was read may be seen only, not kept: nothing relies on it before the next one is stored.
+        // The ceiling that was read may not be durable; nothing relies on it before a higher one is stored.
         let mut clock = clock;
         self.renew(&mut clock);
         (self.ceiling > ceiling).then_some(clock)

@@ -1,4 +1,4 @@
-//! The file system of the machine.
+//! A [`Disk`] on the machine's file system.
 
 use std::{
     fs, io,
@@ -10,13 +10,13 @@ use rustix::fs::FallocateFlags;
 
 use super::{Disk, DiskFile};
 
-/// Only the owner may read what a store keeps: the cluster's secrets are in it.
+/// Only the owner may read a store's data, which includes the cluster's secrets.
 const FOLDER: u32 = 0o700;
 const FILE: u32 = 0o600;
-/// What others than the owner may do.
+/// The permission bits of group and others.
 const OTHERS: u32 = 0o077;
 
-/// The file system of the machine.
+/// The machine's file system.
 #[derive(Debug, Clone, Copy)]
 pub struct RealDisk;
 
@@ -24,7 +24,7 @@ impl Disk for RealDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         let mut options = fs::OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(true).mode(FILE).open(path)?;
-        // One that was there has kept its mode.
+        // An existing file keeps its mode at `open`.
         if file.metadata()?.mode() & OTHERS != 0 {
             file.set_permissions(fs::Permissions::from_mode(FILE))?;
         }
@@ -40,7 +40,7 @@ impl Disk for RealDisk {
     }
 
     fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
-        // A name that is not text is none of ours.
+        // A name that is not UTF-8 cannot be one of this crate's files.
         let names = fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().into_string().ok()));
         let mut names: Vec<String> = names.filter_map(Result::transpose).collect::<io::Result<_>>()?;
         names.sort_unstable();
@@ -57,9 +57,9 @@ impl Disk for RealDisk {
 
     fn create_directory(&self, directory: &Path) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(FOLDER).create(directory)?;
-        // One of an earlier version is closed as well, and with it the files that are in it.
+        // An earlier version created this directory readable; closing it also protects the files in it.
         if fs::metadata(directory)?.mode() & OTHERS != 0 {
-            // Another user's cannot be; what is made in it is closed all the same.
+            // This fails for another user's directory. Files created in it are private anyway.
             let _ = fs::set_permissions(directory, fs::Permissions::from_mode(FOLDER));
         }
         Ok(())
@@ -98,7 +98,7 @@ impl DiskFile for RealFile {
     fn preallocate(&mut self, length: u64) -> io::Result<()> {
         match rustix::fs::fallocate(&self.0, FallocateFlags::empty(), 0, length) {
             Ok(()) => Ok(()),
-            // Not every file system can; zeros take the space as well.
+            // Not every file system supports `fallocate`; writing zeros reserves the space as well.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => {
                 let zeros = vec![0; 64 << 10];
                 let mut at = self.length()?;
@@ -122,17 +122,17 @@ impl DiskFile for RealFile {
     }
 }
 
-/// Keeps a second process off a data directory, until it is dropped or the process ends.
+/// Keeps other processes off a data directory until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct DirectoryLock {
     _file: fs::File,
 }
 
 impl DirectoryLock {
-    /// Takes the lock of a directory, which must be there.
+    /// Locks an existing directory.
     ///
     /// # Errors
-    /// When another process has it, or the file system refuses.
+    /// When another process holds the lock, or the file system fails.
     pub fn take(directory: &Path) -> Result<Self, LockError> {
         let path = directory.join("lock");
         let io = |source| LockError::Io { path: path.clone(), source };
@@ -146,21 +146,20 @@ impl DirectoryLock {
     }
 }
 
-/// Why a directory cannot be had.
+/// Why a directory cannot be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process works there.
+    /// Another process uses the directory.
     #[error("{directory} is in use by another process; stop it, or give this one a --data-dir of its own")]
     Taken {
-        /// Which directory.
+        /// The data directory.
         directory: PathBuf,
     },
-    /// The file system refuses.
+    /// The file system failed.
     #[error("cannot lock {path}: {source}")]
     Io {
-        /// Which file.
+        /// The lock file.
         path: PathBuf,
-        /// Why not.
         source: io::Error,
     },
 }
@@ -204,7 +203,7 @@ mod tests {
         };
         RealDisk.create_directory(&at).unwrap();
         assert_eq!((mode(&at), mode(&above)), (0o700, 0o700));
-        // One of an earlier version.
+        // An earlier version created this directory.
         open_to_all(&at, 0o755);
         RealDisk.create_directory(&at).unwrap();
         assert_eq!(mode(&at), 0o700);

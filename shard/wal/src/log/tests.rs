@@ -9,7 +9,7 @@ fn batch(bytes: usize) -> Batch {
     batch
 }
 
-/// A log whose segment is made and whose thread sleeps.
+/// A log with a segment and a sleeping writer thread.
 fn asleep(kind: LogKind) -> State {
     let options = LogOptions { flush_bytes: 100, ..LogOptions::new(kind, 1) };
     let mut core = Core::new(options, LogEnd::fresh(), NOW);

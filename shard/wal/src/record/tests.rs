@@ -14,7 +14,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// A record whose slices are owned.
+/// The owned parts of a record.
 fn owned() -> impl Strategy<Value = (u8, Revision, Revision, u32, bool, Vec<u8>)> {
     (1..=11_u8, revision(), revision(), any::<u32>(), any::<bool>(), bytes())
 }
@@ -59,7 +59,7 @@ proptest! {
         prop_assert_eq!(whole, pieces);
     }
 
-    /// Whatever the bytes, reading ends, and gives nothing after an error.
+    /// Decoding arbitrary bytes terminates and returns nothing after an error.
     #[test]
     fn other_bytes_are_refused(bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0..16_u8], 0..200)) {
         let all: Vec<_> = Records::new(&bytes).collect();
@@ -78,7 +78,7 @@ fn each_breach_has_its_name() {
     assert_eq!(refused(&[3, 0xff, 0xff, 0xff, 0xff, 0xff, 1]), Some(RecordDamage::Length));
     assert_eq!(refused(&[2, 7, 0, 0, 0, 0, 0, 0, 0]), Some(RecordDamage::Malformed(2)));
     assert_eq!(refused(&[1, 2, 0, 0]), Some(RecordDamage::Malformed(1)));
-    // A flag that no version has.
+    // An unknown flag.
     assert_eq!(refused(&[1, 13, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), Some(RecordDamage::Malformed(1)));
     assert_eq!(refused(&[7, 3, 0, 0, 0]), Some(RecordDamage::Malformed(7)));
     assert_eq!(refused(&[]), None);

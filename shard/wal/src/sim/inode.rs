@@ -1,17 +1,17 @@
-//! The content of a file: as readers see it, and as it is on the disk.
+//! A file's content as readers see it and as it is durable.
 
 use super::random::Random;
 
-/// What the disk writes whole.
+/// The unit that the disk writes atomically.
 const SECTOR: u64 = 512;
 
 #[derive(Debug, Default)]
 pub(super) struct Inode {
-    /// As readers see it.
+    /// The content that readers see.
     pub(super) seen: Vec<u8>,
-    /// As it is on the disk.
+    /// The durable content.
     durable: Vec<u8>,
-    /// What was changed since the last sync, in order.
+    /// The changes since the last sync, in order.
     unsynced: Vec<Change>,
 }
 
@@ -54,12 +54,12 @@ impl Inode {
         }
     }
 
-    /// Some of it is on the disk. The rest is forgotten: seen until a crash, never written.
+    /// Makes some changes durable and forgets the others, which stay visible until a crash.
     pub(super) fn fail_sync(&mut self, random: &mut Random) {
         self.settle_some(random);
     }
 
-    /// What is not on the disk is gone.
+    /// Makes some changes durable and discards the others.
     pub(super) fn crash(&mut self, random: &mut Random) {
         self.settle_some(random);
         self.seen.clone_from(&self.durable);
@@ -67,7 +67,8 @@ impl Inode {
 
     fn settle_some(&mut self, random: &mut Random) {
         let changes = std::mem::take(&mut self.unsynced);
-        // Now and then all of it or nothing: what a random choice by sector hardly ever gives.
+        // One time in eight each, all or none of the changes become durable, which independent choices per sector
+        // hardly ever produce.
         let all = random.below(8);
         let last = changes.len().saturating_sub(1);
         for (index, change) in changes.into_iter().enumerate() {
@@ -78,7 +79,7 @@ impl Inode {
                 Change::Length(_) => {}
                 Change::Write { offset, bytes } => {
                     let whole = bytes.len() as u64;
-                    // The last write may have been under way: nothing behind some sector of it.
+                    // The last write may have been in progress, so it may end at any sector.
                     let end = if index == last && random.coin() {
                         ((offset + random.below(whole + 1)) / SECTOR * SECTOR).saturating_sub(offset)
                     } else {

@@ -1,6 +1,5 @@
-//! Numbers from a seed.
+//! A seeded random number generator.
 
-/// SplitMix64.
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
 
@@ -17,7 +16,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below a bound that is not 0.
+    /// A number from 0 to below `bound`; 0 if `bound` is 0.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }

@@ -48,7 +48,7 @@ fn a_name_without_a_synced_directory_may_be_lost_but_in_order() {
     assert_eq!(seen, BTreeSet::from(all));
 }
 
-/// A sync that succeeds after one that failed says nothing of what was written before.
+/// A successful sync after a failed one does not make the earlier writes durable.
 #[test]
 fn a_failed_sync_forgets() {
     let lost = (0..50).filter(|seed| {

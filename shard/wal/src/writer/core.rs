@@ -1,20 +1,21 @@
-//! Decides what a log writes and when. No I/O, no clock: time is an argument, and what was decided is done by somebody else, who tells
-//! how it went before asking again.
+//! Decides what a log writes and when. It has no I/O and no clock: time is an argument. The caller performs each
+//! step and reports its outcome before it asks for the next.
 //!
 //! ```text
 //!            append                      next                       done(ok)
 //!  caller ----------> frames (in order) ------> Commit / Create ---------------> durable up to the last of them
 //!                        ^                             | done(error)
-//!                        +-----------------------------+  the file is given up, all that is not durable stays, Failing
+//!                        +-----------------------------+  file abandoned, frames that are not durable stay, Failing
 //! ```
 //!
-//! - At most one step is under way. That of the fsync log syncs what it writes, so at most one write of a file is not synced: what a torn
-//!   tail can be.
-//! - The buffered log is written at once and synced every few milliseconds, by somebody else ([`Core::next_sync`]) while writing goes on: what
-//!   is written is the system's, and outlives the process; what is synced outlives the system.
-//! - A frame leaves memory only when it is durable. After any failure the file is never written or synced again, as a sync that succeeds
-//!   after one that failed proves nothing: the next segment begins with all frames that are not durable, and counts from the first of them.
-//! - A segment is made whole under another name, so that it is there with its first frames or not at all.
+//! - At most one step is in progress. A step of the fsync log syncs what it writes, so at most one write of a file
+//!   is unsynced, and only that can become a torn tail.
+//! - The buffered log writes at once. Another thread syncs it every few milliseconds ([`Core::next_sync`]) while
+//!   writing continues. Written frames survive the process, synced frames survive the machine.
+//! - A frame leaves memory only when it is durable. After any failure the file is never written or synced again,
+//!   because a successful sync after a failed one proves nothing. The next segment begins with all frames that are
+//!   not durable.
+//! - A segment is completed under a temporary name, so that it exists either with its first frames or not at all.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -44,14 +45,14 @@ impl Pending {
     }
 }
 
-/// What is to be done next.
+/// The next step of the writer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Nothing until something is appended, or until this time.
+    /// Wait until something is appended, or until this time.
     Wait(Option<Duration>),
-    /// A new segment that begins with these frames, synced and then given its name.
+    /// Create a segment that begins with these frames, sync it, then give it its name.
     Create(Create),
-    /// These frames at the end of the segment, synced or not.
+    /// Write these frames to the end of the segment, and sync them if asked.
     Commit(Commit),
 }
 
@@ -67,31 +68,31 @@ pub(crate) struct Create {
 pub(crate) struct Commit {
     /// The end of the segment.
     pub offset: u64,
-    /// All before is synced.
+    /// All bytes before this offset are synced.
     pub synced: u64,
     pub frames: Vec<Arc<Pending>>,
-    /// Whether these are to be synced as well.
+    /// Whether to sync these frames.
     pub sync: bool,
 }
 
-/// What is written of a segment is to be synced.
+/// A sync of the written part of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sync {
     pub number: FileNumber,
-    /// The last frame that is written.
+    /// The last written frame.
     upto: FrameSeq,
-    /// The end of what is written.
+    /// The end of the written part.
     bytes: u64,
     since: Duration,
 }
 
-/// The segment that can be written.
+/// The segment that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Open {
     number: FileNumber,
-    /// Its length.
+    /// The length of the segment.
     bytes: u64,
-    /// How much of it is synced: all when no step is under way, but of the buffered log.
+    /// The synced part. In the fsync log this is the whole segment unless a step is in progress.
     synced: u64,
 }
 
@@ -102,11 +103,10 @@ struct Failing {
     wait: Duration,
 }
 
-/// A step that was given out.
+/// A step in progress.
 #[derive(Debug)]
 struct UnderWay {
     create: Option<FileNumber>,
-    /// The last frame.
     upto: Option<FrameSeq>,
     bytes: u64,
     since: Duration,
@@ -116,24 +116,24 @@ struct UnderWay {
 #[derive(Debug)]
 pub(crate) struct Core {
     options: LogOptions,
-    /// The next frame's number.
+    /// The sequence number of the next frame.
     next: FrameSeq,
     durable: FrameSeq,
-    /// The last frame that the system has: the last durable one, or a later one of the buffered log.
+    /// The last frame that the operating system has: the last durable one, or a later one of the buffered log.
     written: FrameSeq,
-    /// All that is not durable, in order, without holes.
+    /// The frames that are not durable, in order and without holes.
     frames: VecDeque<Arc<Pending>>,
     pending_bytes: u64,
-    /// The highest promise asked for, when it was, and the highest one in a frame.
+    /// The highest requested promise with the time of the request, and the highest written promise.
     promise: Option<(Revision, Duration)>,
     promised: Revision,
-    /// Write what there is without waiting for more.
+    /// Write pending data at once.
     hurry: bool,
-    /// Sync up to here without waiting for more.
+    /// Sync up to this frame at once.
     hurry_to: FrameSeq,
     segment: Option<Open>,
     number: FileNumber,
-    /// Where the segments of before end, if not where the first new frame begins.
+    /// Where the earlier segments end, if not where the first new frame begins.
     after: Option<FrameSeq>,
     failing: Option<Failing>,
     under_way: Option<UnderWay>,
@@ -142,7 +142,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Goes on where a log ends. The first step is a new segment.
+    /// Continues a log at its end. The first step creates a new segment.
     pub(crate) fn new(options: LogOptions, end: LogEnd, now: Duration) -> Self {
         let frames: VecDeque<_> = end
             .unproven
@@ -171,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Takes a batch; answers its number.
+    /// Accepts a batch and returns its sequence number.
     pub(crate) fn append(&mut self, now: Duration, batch: Batch) -> Result<FrameSeq, TooLarge> {
         let payload = batch.into_payload()?;
         Ok(self.push(now, payload))
@@ -186,20 +186,20 @@ impl Core {
         seq
     }
 
-    /// Everything at or below this revision has been appended.
+    /// Declares that every change at or below this revision has been appended.
     pub(crate) fn promise(&mut self, now: Duration, revision: Revision) {
         if revision > self.promised.max(self.promise.map_or(Revision::ZERO, |(revision, _)| revision)) {
             self.promise = Some((revision, self.promise.map_or(now, |(_, since)| since)));
         }
     }
 
-    /// Does not wait for more to write at once.
+    /// Makes the next write and sync happen at once.
     pub(crate) fn hurry(&mut self) {
         self.hurry = true;
         self.hurry_to = self.next.prev();
     }
 
-    /// What is to be done now. What is given out must be done, and told with [`Core::done`], before asking again.
+    /// The step to perform now. The caller must perform it and call [`Core::done`] before it asks again.
     pub(crate) fn next(&mut self, now: Duration) -> Step {
         debug_assert!(self.under_way.is_none(), "one step at a time");
         let at = self.acts_at();
@@ -217,7 +217,7 @@ impl Core {
         }
     }
 
-    /// When [`Core::next`] has something to do, if nothing else happens: the past for at once.
+    /// When [`Core::next`] will have a step, if nothing else happens. A time in the past means at once.
     pub(crate) fn acts_at(&self) -> Option<Duration> {
         match (&self.failing, self.segment) {
             (Some(failing), _) => Some(failing.retry_at),
@@ -226,7 +226,7 @@ impl Core {
         }
     }
 
-    /// When something is to be written: the past for at once.
+    /// When something is due to be written. A time in the past means at once.
     fn due(&self) -> Option<Duration> {
         let promise = self.promise.map(|(_, since)| since.saturating_add(self.options.promise_interval));
         let frame = (self.last() > self.written).then_some(Duration::ZERO);
@@ -234,15 +234,15 @@ impl Core {
         Some(if self.hurry { Duration::ZERO } else { due })
     }
 
-    /// The last frame that was appended.
+    /// The last appended frame.
     fn last(&self) -> FrameSeq {
         self.frames.back().map_or(self.durable, |frame| frame.seq)
     }
 
-    /// When what is written is to be synced by somebody else, if nothing else happens: the past for at once.
+    /// When the written frames are due to be synced, if nothing else happens. A time in the past means at once.
     pub(crate) fn syncs_at(&self) -> Option<Duration> {
         let segment = self.segment?;
-        // A segment that is being made takes all that is not durable with it.
+        // A segment that is being created includes all frames that are not durable.
         let made = self.under_way.as_ref().is_some_and(|step| step.create.is_some());
         if self.syncing.is_some() || made || self.failing.is_some() || self.written <= self.durable {
             return None;
@@ -252,7 +252,7 @@ impl Core {
         Some(if now { Duration::ZERO } else { oldest.since.saturating_add(self.options.flush_interval) })
     }
 
-    /// What is to be synced now. What is given out must be done, and told with [`Core::synced`]; steps go on meanwhile.
+    /// The sync to perform now. The caller must perform it and call [`Core::synced`]; steps continue meanwhile.
     pub(crate) fn next_sync(&mut self, now: Duration) -> Option<Sync> {
         let segment = self.segment.filter(|_| self.syncs_at().is_some_and(|at| at <= now))?;
         let sync = Sync { number: segment.number, upto: self.written, bytes: segment.bytes, since: now };
@@ -260,11 +260,12 @@ impl Core {
         Some(sync)
     }
 
-    /// How the sync went, nothing where it was not done as another segment was made meanwhile; answers what is to be told.
+    /// Applies the outcome of a sync, `None` if it was skipped because another segment was created; returns the
+    /// events.
     pub(crate) fn synced(&mut self, now: Duration, outcome: Option<Result<(), Failure>>) -> Vec<Event> {
         let Some(sync) = self.syncing.take() else { return Vec::new() };
         let Some(segment) = self.segment.as_mut().filter(|segment| segment.number == sync.number) else {
-            // All of it that was not durable is in the next segment, or will be.
+            // The next segment includes all frames of this one that were not durable.
             return Vec::new();
         };
         match outcome {
@@ -277,7 +278,7 @@ impl Core {
         }
     }
 
-    /// Everything up to a frame is on the disk.
+    /// Marks every frame up to `upto` as durable.
     fn settle(&mut self, upto: FrameSeq, bytes: u64, took: Duration) -> Vec<Event> {
         while let Some(frame) = self.frames.pop_front_if(|frame| frame.seq <= upto) {
             self.pending_bytes -= frame.bytes();
@@ -296,9 +297,9 @@ impl Core {
         Step::Create(Create { number: self.number, first, after: self.after.unwrap_or(first), frames })
     }
 
-    /// All behind a frame, and behind it the promise that it keeps.
+    /// The frames after `behind`, followed by the pending promise.
     fn gather(&mut self, now: Duration, behind: FrameSeq) -> Vec<Arc<Pending>> {
-        // While the disk does not take anything, promises must not pile up.
+        // Do not add promises while the disk fails, or they would pile up.
         if self.failing.is_none()
             && let Some((revision, _)) = self.promise.take()
         {
@@ -322,7 +323,7 @@ impl Core {
         self.under_way = Some(UnderWay { create, upto, bytes, since: now });
     }
 
-    /// How the step went; answers what is to be told.
+    /// Applies the outcome of the step in progress; returns the events.
     pub(crate) fn done(&mut self, now: Duration, outcome: Result<(), Failure>) -> Vec<Event> {
         let Some(step) = self.under_way.take() else { return Vec::new() };
         match outcome {
@@ -343,7 +344,7 @@ impl Core {
                 segment.bytes += step.bytes;
                 segment.synced = if syncs { segment.bytes } else { segment.synced };
             }
-            // A sync has failed meanwhile: what was written counts for nothing.
+            // A sync has failed meanwhile, so the written frames do not count.
             (None, None) => return Vec::new(),
         }
         self.written_bytes += step.bytes;
@@ -363,7 +364,7 @@ impl Core {
 
     fn failed(&mut self, now: Duration, failure: Failure) -> Vec<Event> {
         self.segment = None;
-        // The next segment begins with all that is not durable.
+        // The next segment begins with all frames that are not durable.
         self.written = self.durable;
         let before = self.failing.take();
         let wait = before.as_ref().map_or(self.options.retry_first, |failing| {
@@ -375,12 +376,12 @@ impl Core {
         events
     }
 
-    /// Whether everything is durable and no promise waits.
+    /// Whether all frames are durable and no promise is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.frames.is_empty() && self.promise.is_none() && self.under_way.is_none() && self.segment.is_some()
     }
 
-    /// Whether the caller may go on appending.
+    /// Whether the caller may keep appending.
     pub(crate) const fn has_room(&self) -> bool {
         self.pending_bytes < self.options.max_pending_bytes
     }

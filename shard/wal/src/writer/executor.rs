@@ -1,4 +1,4 @@
-//! Does what the core of a log's writer has decided.
+//! Performs the steps that the core of a log's writer decides on.
 
 use std::{
     io,
@@ -18,14 +18,14 @@ use crate::{
     options::LogOptions,
 };
 
-/// How much is written at once.
+/// The maximum size of a buffered write.
 const CHUNK: usize = 1 << 20;
-/// What the system writes back whole. Where more than [`CHUNK`] is written before a sync, writes meet at these, so that no sector is
-/// written by two of them: it is on the disk as it was meant, or not at all.
+/// The page size of writeback. Where more than [`CHUNK`] is written before a sync, writes meet at page boundaries.
+/// So no sector is written twice, and each is on the disk completely or not at all.
 const PAGE: u64 = 4096;
-/// Zeros, so few that they stay in the processor's cache.
+/// Zeros, few enough to stay in the processor's cache.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-/// A segment that is written on gets more zeros each time, up to so many times those of the first.
+/// The zeros written ahead grow up to this multiple of the first amount.
 const FILL_GROWS: u64 = 4;
 
 /// The open segment of a log.
@@ -42,18 +42,18 @@ struct Segment {
     path: PathBuf,
     file: Box<dyn DiskFile>,
     seed: Seed,
-    /// How many zeros are written ahead the next time, and the most.
+    /// The number of zeros to write ahead the next time, and its maximum.
     fill: u64,
     fill_max: u64,
-    /// Where those that were written end.
+    /// The end of the zeros written ahead.
     filled: u64,
-    /// Where frames are gathered; kept, as memory that is new each time costs more than what is copied into it.
+    /// Collects frames before a write. Kept, because newly allocated memory costs more than copying into it.
     buffer: Vec<u8>,
-    /// Of the buffered log: until it is taken.
+    /// The second handle of a buffered log's segment, until it is taken.
     to_sync: Option<ToSync>,
 }
 
-/// A segment, for who syncs it.
+/// A segment's handle for the sync thread.
 #[derive(Debug)]
 pub(crate) struct ToSync {
     pub number: FileNumber,
@@ -66,7 +66,7 @@ impl Executor {
         Self { disk, directory, options, segment: None }
     }
 
-    /// Does a step. After a failure the segment is closed.
+    /// Performs a step. A failure closes the segment.
     pub(crate) fn perform(&mut self, step: &Step) -> Result<(), Failure> {
         match step {
             Step::Wait(_) => Ok(()),
@@ -90,7 +90,7 @@ impl Executor {
         }
     }
 
-    /// The segment that was made last, for who syncs it while this goes on writing.
+    /// The newest segment's handle, for the thread that syncs while this one writes.
     pub(crate) fn take_to_sync(&mut self) -> Option<ToSync> {
         self.segment.as_mut()?.to_sync.take()
     }
@@ -109,7 +109,7 @@ impl Executor {
             Segment { path: path.clone(), to_sync, ..made }
         };
         made.map(named).map_err(|error| {
-            // It takes space that is needed. When it cannot be removed either, the next try writes over it.
+            // Free its space. If the removal fails as well, the next try overwrites the file.
             disk.remove(&new).ok();
             failure("make", &path, &error)
         })
@@ -128,13 +128,13 @@ impl Executor {
             first: create.first,
             after: create.after,
             whole: frames + FILE_HEADER_BYTES as u64,
-            // Another one for each file; the odd constant only spreads the number over the bits.
+            // A different salt for each file; the odd constant only spreads the bits.
             salt: self.options.salt.wrapping_add(create.number.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             length: 0,
             version: FORMAT_VERSION,
         };
         let fill_max = fill.saturating_mul(FILL_GROWS);
-        // The room for the frames first: a disk without any for zeros may have some for them.
+        // Reserve the frames' space first: a disk without room for zeros may have room for frames.
         file.preallocate(header.whole)?;
         let mut filled = header.whole;
         let mut next_fill = fill;
@@ -161,7 +161,8 @@ impl Executor {
             .transpose()?;
         let (path, buffer) = (path.to_owned(), Vec::new());
         let mut segment = Segment { path, file, seed, fill: next_fill, fill_max, filled, buffer, to_sync };
-        // Nothing is synced yet; the header says what is when the segment has its name.
+        // `synced` is 0, because nothing is synced yet. The header's `whole` covers these frames once the segment
+        // has its name.
         segment.write(head.len() as u64, 0, &create.frames)?;
         segment.file.sync()?;
         Ok(segment)
@@ -169,7 +170,7 @@ impl Executor {
 }
 
 impl ToSync {
-    /// Returns when everything that was written before is on the disk.
+    /// Makes everything that was written before durable.
     pub(crate) fn sync(&mut self) -> Result<(), Failure> {
         self.file.sync().map_err(|error| failure("sync", &self.path, &error))
     }
@@ -181,7 +182,7 @@ impl Segment {
         if end >= self.filled {
             self.filled = end;
             if (end - commit.offset).saturating_mul(WORTH_FILLING) <= self.fill {
-                // A disk without room for zeros may have some for frames.
+                // A disk without room for zeros may have room for frames.
                 match zeros(&mut *self.file, end, self.fill) {
                     Ok(()) => {
                         self.filled = end + self.fill;
@@ -194,7 +195,7 @@ impl Segment {
         if commit.sync { self.file.sync() } else { Ok(()) }
     }
 
-    /// Writes frames behind those that are there; answers where they end.
+    /// Writes frames at an offset; returns where they end.
     fn write(&mut self, offset: u64, synced: u64, frames: &[Arc<Pending>]) -> io::Result<u64> {
         let mut out = Out { file: &mut *self.file, offset, buffer: std::mem::take(&mut self.buffer) };
         for frame in frames {
@@ -218,10 +219,10 @@ fn zeros(file: &mut dyn DiskFile, from: u64, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Zeros are written ahead for at least so many writes like this one.
+/// Zeros are written ahead only if they suffice for this many writes like the current one.
 const WORTH_FILLING: u64 = 8;
 
-/// Gathers what is written.
+/// Collects small writes into large ones.
 pub(crate) struct Out<'f> {
     pub file: &'f mut dyn DiskFile,
     pub offset: u64,
@@ -229,7 +230,7 @@ pub(crate) struct Out<'f> {
 }
 
 impl Out<'_> {
-    /// Where the next byte goes.
+    /// The offset of the next byte.
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.buffer.len() as u64
     }
@@ -250,7 +251,7 @@ impl Out<'_> {
         if self.end().is_multiple_of(PAGE) {
             self.flush()?;
         }
-        // Large ones are not copied.
+        // Large payloads are written without a copy.
         let (pages, rest) = rest.split_at(rest.len() / PAGE as usize * PAGE as usize);
         if !pages.is_empty() {
             self.file.write_at(self.offset, pages)?;

@@ -1,4 +1,4 @@
-//! **Liveness** (design section 7): once faults have stopped, every watch exists and has caught up within bounded virtual
+//! **Liveness** (docs/design.md): once faults have stopped, every watch exists and has caught up within bounded virtual
 //! time ([`crate::run::SETTLE`]). A store whose clock is an hour off holds back the ranges that it shares, never order
 //! (R6), and nothing else: watches that do not need it are held to this all the same.
 

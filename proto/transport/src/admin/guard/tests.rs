@@ -1,4 +1,4 @@
-//! Who may do what at an admin port.
+//! Roles at an admin port.
 
 use super::*;
 use crate::listener::Peer;
@@ -64,7 +64,7 @@ fn f32_tokens_and_certificates_have_roles() {
 fn f32_a_certificate_counts_only_where_its_ca_is_the_admins() {
     let guard = guard(false, &[], true);
     assert_eq!(code(&guard, Some("anybody"), None, Method::GET, "/metrics"), 401);
-    // A probe is passed on, and answered in one word.
+    // A probe is answered in one word.
     let probe = guard.admits(&from(None), &Method::GET, "/readyz", &headers(None));
     assert!(matches!(probe, Err(Refused::OneWord)));
     assert_eq!(code(&guard, None, None, Method::POST, "/readyz"), 401);

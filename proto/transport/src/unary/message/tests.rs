@@ -11,12 +11,12 @@ fn framed(message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Cuts bytes into frames of these lengths, over and over; empty frames are frames too.
+/// Cuts bytes into frames of these lengths, repeatedly; empty frames are allowed.
 fn frames(bytes: &[u8], lengths: &[usize]) -> Vec<Bytes> {
     let (mut rest, mut frames, mut turn) = (bytes, Vec::new(), 0);
     while !rest.is_empty() {
         let at = lengths[turn % lengths.len()].min(rest.len());
-        // A round of nothing but empty frames would never end.
+        // Ensures progress if all lengths are zero.
         let at = if turn % lengths.len() == lengths.len() - 1 { at.max(1) } else { at };
         let (frame, behind) = rest.split_at(at);
         frames.push(Bytes::copy_from_slice(frame));
@@ -33,7 +33,7 @@ fn read(frames: Vec<Bytes>) -> Result<Bytes, MessageError> {
     reader.finish()
 }
 
-/// What tonic's decoder makes of the same frames: code and text.
+/// The result of tonic's decoder for the same frames: code and text.
 fn tonic_reads(frames: Vec<Bytes>) -> Result<Bytes, (tonic::Code, String)> {
     use kindred_proto::raw::RawDecoder;
     use tokio_stream::StreamExt as _;

@@ -1,23 +1,27 @@
-//! What is next.
+//! Chooses the next steps of a coordinator.
 
 use std::time::Duration;
 
 use kindred_partition_config::ids::Term;
 
-use super::{Machine, Status};
+use super::{
+    Machine, Status,
+    unit::{Stage, UnitState},
+};
 use crate::moves::{
     record::{Goal, MoveRecord, Phase},
     step::{Step, StepName, UnitAt, What},
 };
 
 impl Machine {
-    /// The steps to begin now.
+    /// The steps to begin at this time.
     pub fn poll(&mut self, now: Duration) -> Vec<Step> {
         self.clock = self.clock.max(now);
         if let Some((ticket, StepName::Decide)) = self.meta
             && self.is_late(now)
         {
-            // It is not waited for any longer: of the decision and what gives it up, meta takes one.
+            // Its answer is not waited for any longer: meta accepts either the decision or the swap that gives the
+            // attempt up.
             self.late = Some(ticket);
             self.meta = None;
         }
@@ -48,7 +52,7 @@ impl Machine {
         steps
     }
 
-    /// A term above all that meta and the stores have seen: meta may have lost what it was told last.
+    /// Takes the move over with a term above all that meta and the stores have seen; meta may have lost the latest.
     fn take_term(&mut self) -> Vec<Step> {
         let mut next = match self.record.phase {
             Phase::Switching { .. } if self.holds => {
@@ -62,7 +66,7 @@ impl Machine {
         self.swap(StepName::TakeTerm, next)
     }
 
-    /// What goes before the next step on the way: giving an attempt up, another goal.
+    /// What comes before the next step on the way: a lost store, another goal, or giving an attempt up.
     fn change_of_course(&mut self, now: Duration) -> Option<Vec<Step>> {
         if let Some(next) = self.record.without(&self.gone) {
             return Some(self.swap(StepName::Redirect, next));
@@ -87,12 +91,12 @@ impl Machine {
         Some(self.swap(StepName::CancelAttempt, next))
     }
 
-    /// Whether something has been frozen for longer than an attempt may take.
+    /// Whether the budget of the attempt is used up.
     fn is_late(&self, now: Duration) -> bool {
         self.frozen_at.is_some_and(|since| now >= since + self.settings.budget)
     }
 
-    /// Where the move goes when it was tried often enough: to where it needs no attempt, if there is such a place.
+    /// The new goal of a move whose attempts failed too often: one that needs no switch, if there is such a goal.
     fn enough(&self) -> Option<(Goal, Option<String>)> {
         let tried = self.record.failed >= self.settings.attempts_max;
         let undecided = !matches!(
@@ -115,15 +119,12 @@ impl Machine {
         self.units.keys().copied().collect()
     }
 
-    /// What follows from what was decided, in whatever phase: one side serves again, the other does not.
+    /// Adds the calls that follow from decisions, whatever the phase: one side serves again, the other does not.
     fn finish_decisions(&mut self, now: Duration, steps: &mut Vec<Step>) {
         for at in self.all_units() {
             let unit = &self.units[&at];
-            let due = [
-                (unit.unfreeze, StepName::Unfreeze),
-                (unit.release, StepName::Release),
-                (unit.open, StepName::Open),
-            ];
+            let due =
+                [StepName::Unfreeze, StepName::Release, StepName::Open].map(|name| (unit.owes(name), name));
             for (_, name) in due.into_iter().filter(|(due, _)| *due) {
                 self.call(name, at, now, steps);
             }
@@ -131,11 +132,11 @@ impl Machine {
     }
 
     fn all_finished(&self) -> bool {
-        self.units.values().all(|unit| !unit.unfreeze && !unit.release && !unit.open)
+        self.units.values().all(UnitState::is_settled)
     }
 
-    /// Brings the followers of what is not settled up to its owners, and begins an attempt when they are. What is
-    /// settled already goes on being followed, for the way back.
+    /// Brings the followers of unsettled legs up to their owners, and begins an attempt when they are. Settled legs are
+    /// followed too, for the way back.
     fn prepare(&mut self, now: Duration, steps: &mut Vec<Step>) {
         let unsettled = self.record.unsettled();
         for at in self.all_units() {
@@ -146,17 +147,17 @@ impl Machine {
         }
         let units: Vec<_> =
             self.units.iter().filter(|(at, _)| unsettled.contains(&at.leg)).map(|(_, unit)| unit).collect();
-        let phase = if units.iter().any(|unit| !unit.copied) {
+        let phase = if units.iter().any(|unit| !unit.has(StepName::Copy)) {
             Phase::Copying
-        } else if units.iter().any(|unit| !self.is_near(unit) || !unit.leased) {
+        } else if units.iter().any(|unit| !self.is_near(unit) || !unit.has(StepName::AttachLeases)) {
             Phase::CatchingUp
-        } else if units.iter().any(|unit| !unit.verified) {
+        } else if units.iter().any(|unit| !unit.has(StepName::Verify)) {
             Phase::Verifying
         } else {
             Phase::Ready
         };
         if phase != self.record.phase {
-            // No new term: what is under way stays right.
+            // The term does not change, so that steps under way stay valid.
             let next = MoveRecord { phase, ..self.record.clone() };
             steps.extend(self.swap(StepName::Advance, next));
         } else if let (Phase::Ready, true, Some(leg)) = (phase, self.all_finished(), unsettled.first())
@@ -169,22 +170,24 @@ impl Machine {
         }
     }
 
-    /// Of how many units a step is under way.
+    /// The number of units for which a step is under way.
     fn count(&self, name: StepName) -> usize {
         let from = |leg| (name, UnitAt { leg, transfer: 0 });
         self.under_way.range(from(0)..from(usize::MAX)).count()
     }
 
-    /// The next thing that makes the follower have what the owner has.
+    /// Adds the next step towards a follower that has all that its owner has.
     fn follow(&mut self, at: UnitAt, tail: StepName, now: Duration, steps: &mut Vec<Step>) {
         let unit = &self.units[&at];
-        if unit.unfreeze || unit.release || unit.open {
+        if !unit.is_settled() {
             return;
         }
         let room = self.count(StepName::Copy) + self.count(StepName::Verify) < self.settings.concurrent;
         let due = now >= unit.follow_at;
-        let (tracked, copied, leased, lag, verified) =
-            (unit.tracked, unit.copied, unit.leased, unit.lag, unit.verified);
+        let [tracked, copied, leased, verified] =
+            [StepName::Track, StepName::Copy, StepName::AttachLeases, StepName::Verify]
+                .map(|name| unit.has(name));
+        let lag = unit.lag;
         if !tracked {
             self.call(StepName::Track, at, now, steps);
         } else if !copied {
@@ -204,7 +207,7 @@ impl Machine {
         }
     }
 
-    /// Keeps the way back of what is settled open, where there is one.
+    /// Keeps the way back of a settled leg open, if there is one.
     fn reverse_tail(&mut self, at: UnitAt, now: Duration, steps: &mut Vec<Step>) {
         let leg = &self.record.legs[at.leg];
         if !leg.one_way && !leg.lost {
@@ -212,37 +215,39 @@ impl Machine {
         }
     }
 
-    /// An attempt: freeze, import the last of it, seal, see whether all of that stands, decide.
+    /// The steps of an attempt: freeze, import the rest, seal, confirm, decide.
     fn switch(&mut self, leg: usize, now: Duration, steps: &mut Vec<Step>) {
         let units: Vec<_> = self.all_units().into_iter().filter(|at| at.leg == leg).collect();
         for at in &units {
-            let unit = &self.units[at];
-            if unit.frozen.is_none() {
-                self.frozen_at.get_or_insert(now);
-                self.call(StepName::Freeze, *at, now, steps);
-            } else if !unit.imported {
-                self.call(StepName::ImportLast, *at, now, steps);
-            } else if unit.sealed.is_none() {
-                self.call(StepName::Seal, *at, now, steps);
+            match self.units[at].stage() {
+                Stage::Following => {
+                    self.frozen_at.get_or_insert(now);
+                    self.call(StepName::Freeze, *at, now, steps);
+                }
+                Stage::Frozen => self.call(StepName::ImportLast, *at, now, steps),
+                Stage::Imported => self.call(StepName::Seal, *at, now, steps),
+                Stage::Sealed | Stage::Confirmed => {}
             }
         }
-        if units.iter().any(|at| self.units[at].sealed.is_none()) {
+        if units.iter().any(|at| self.units[at].stage() < Stage::Sealed) {
             return;
         }
-        for at in units.iter().filter(|at| !self.units[at].confirmed).copied().collect::<Vec<_>>() {
+        for at in
+            units.iter().filter(|at| self.units[at].stage() == Stage::Sealed).copied().collect::<Vec<_>>()
+        {
             self.call(StepName::Confirm, at, now, steps);
         }
-        if units.iter().all(|at| self.units[at].confirmed) {
+        if units.iter().all(|at| self.units[at].stage() == Stage::Confirmed) {
             let (record, version) = (Box::new(self.record.clone()), self.version);
             steps.extend(self.meta_step(StepName::Decide, What::Decide { record, version, leg }));
         }
     }
 
-    /// Everything is where it goes; the way back stays open for a while.
+    /// Keeps the way back open for its time, then completes the move.
     fn hold_open(&mut self, now: Duration, steps: &mut Vec<Step>) {
         let since = *self.switched_at.get_or_insert(now);
         let window = match self.record.has_no_way_back() {
-            // No longer than whoever waits for the switch takes to see what it cost.
+            // Just long enough for an operator who waits for the switch to see its cost.
             true => self.settings.backoff,
             false => self.settings.reverse_window,
         };
@@ -257,22 +262,19 @@ impl Machine {
         }
     }
 
-    /// The followers' data goes; then the move is over.
+    /// Has the followers drop their data; then the move is over.
     fn clear(&mut self, over: Phase, now: Duration, steps: &mut Vec<Step>) {
         if !self.all_finished() {
             return;
         }
         for at in self.all_units() {
             let unit = &self.units[&at];
-            let (dropped, forgotten) = (unit.dropped, unit.forgotten);
-            if !dropped {
-                self.call(StepName::Drop, at, now, steps);
-            }
-            if !forgotten {
-                self.call(StepName::Forget, at, now, steps);
+            let due = [StepName::Drop, StepName::Forget].map(|name| (!unit.has(name), name));
+            for (_, name) in due.into_iter().filter(|(due, _)| *due) {
+                self.call(name, at, now, steps);
             }
         }
-        if self.units.values().all(|unit| unit.dropped && unit.forgotten) {
+        if self.units.values().all(|unit| unit.has(StepName::Drop) && unit.has(StepName::Forget)) {
             let next = MoveRecord { phase: over, ..self.record.clone() };
             steps.extend(self.swap(StepName::Finish, next));
         }

@@ -8,7 +8,7 @@ use kindred_partition_config::{
 use super::*;
 use crate::moves::step::together;
 
-/// A move of pods, on b from "m" on, to c: two legs, the first with two units.
+/// A move of pods to c, from a and, from "m" on, from b: two legs, the first with two units.
 fn record() -> MoveRecord {
     let config = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}, {name: c, slot: 3}]\npartitions:\n\
         - {metadata: {name: p}, resource: pods, serviceGroupId: a, rangeEnd: m, isRangeEndValid: true}\n\
@@ -18,20 +18,20 @@ fn record() -> MoveRecord {
     MoveRecord::new(MoveId(7), &change.transfers).unwrap()
 }
 
-/// A machine, and a world in which every step is done at once unless told otherwise.
+/// A machine, in a world where every step is done at once unless a test says otherwise.
 struct Bench {
     machine: Machine,
     record: MoveRecord,
     version: i64,
     now: Duration,
-    /// What was begun, meta steps and calls, with the leg of calls.
+    /// The steps that were begun, except tails; calls with their leg and transfer.
     log: Vec<String>,
     answers: Box<dyn Fn(StepName) -> Option<Answer>>,
-    /// Is never answered.
+    /// Steps of this kind are never answered.
     silent: Option<StepName>,
-    /// Does not answer but when it is removed, which is when the machine knows.
+    /// This store fails all calls; after its removal, calls that end the move count as done.
     dead: Option<StoreIdx>,
-    /// Stores have seen this term.
+    /// The highest term that stores have seen.
     seen: Term,
 }
 
@@ -99,7 +99,7 @@ impl Bench {
         }
     }
 
-    /// Polls and answers until `until`, or for so long.
+    /// Polls and answers until `until` holds, at most for `time`.
     fn go(&mut self, time: Duration, until: impl Fn(&MoveRecord) -> bool) {
         let end = self.now + time;
         while self.now < end && !until(&self.record) && self.machine.status() == Status::Running {
@@ -147,7 +147,7 @@ fn from_the_first_step_to_the_last() {
     bench.to(Phase::Switched);
     assert_eq!(bench.log[..4], ["take-term", "track 0.0", "track 0.1", "track 1.0"].map(str::to_owned));
     let from = bench.log.iter().position(|line| line == "begin-switch").unwrap();
-    // One leg after the other, and nothing of the second before the first is open.
+    // The legs switch one after another: the second is not frozen before the first is open.
     assert_eq!(
         bench.log[from..],
         [
@@ -224,7 +224,7 @@ fn a_leg_from_a_stock_etcd_has_no_way_back_and_ends_by_itself() {
     let mut bench = Bench::with(record().one_way_from(|store| store == StoreIdx(0) || store == StoreIdx(1)));
     bench.to(Phase::Switched);
     assert_eq!(bench.machine.request(Request::Reverse, 0), Err(Refusal::OneWay));
-    // The old owner is asked for nothing but to let go.
+    // The old owner is asked only to release.
     let decided = bench.log.iter().rposition(|line| line == "decide").unwrap();
     bench.to(Phase::Done);
     let after: Vec<&str> = bench.log[decided + 1..].iter().map(String::as_str).collect();
@@ -257,7 +257,7 @@ fn a_follower_that_lost_its_copy_is_no_way_back() {
     bench.answers = Box::new(lost);
     bench.go(Duration::from_secs(1), |_| false);
     assert!(matches!(bench.machine.request(Request::Reverse, 0), Err(Refusal::NoWayBack { .. })));
-    // It is copied again, and then there is one.
+    // It is copied again, and then there is a way back.
     bench.answers = Box::new(|_| None);
     bench.go(Duration::from_secs(1), |_| false);
     assert_eq!(bench.machine.request(Request::Reverse, 0), Ok(()));
@@ -284,7 +284,7 @@ fn an_attempt_that_takes_too_long_is_given_up_first_and_unfrozen_then() {
     bench.to(Phase::Switched);
 }
 
-/// Meta does not answer to the decision, and is asked to give the attempt up: it takes what reaches it first.
+/// Meta does not answer the decision and is then asked to give the attempt up; it accepts whichever comes first.
 #[test]
 fn f30_the_budget_of_an_attempt_goes_on_while_meta_is_asked_to_decide() {
     let mut bench = Bench::new();
@@ -293,12 +293,12 @@ fn f30_the_budget_of_an_attempt_goes_on_while_meta_is_asked_to_decide() {
     assert_eq!(bench.record.phase, Phase::CatchingUp);
     assert_eq!(bench.record.reason.as_deref(), Some("not decided within 500 ms of the first freeze"));
     assert_eq!((bench.count("decide"), bench.count("cancel-attempt"), bench.count("read")), (1, 1, 0));
-    // It comes too late for the decision: the next attempt is another one.
+    // It is too late for the decision; the next attempt is another one.
     bench.silent = None;
     bench.to(Phase::Switched);
 }
 
-/// A decision of two legs that is under way, and what gives it up as well; the ticket of the former.
+/// A decision under way together with the swap that gives the attempt up; returns both steps.
 fn given_up_too_late() -> (Bench, Step, Step) {
     let mut bench = Bench::new();
     bench.to(Phase::Switching { attempt: 1, leg: 0 });
@@ -322,7 +322,7 @@ fn given_up_too_late() -> (Bench, Step, Step) {
 
 #[test]
 fn f30_a_decision_that_is_answered_late_is_gone_by_at_once() {
-    // Meta took the decision, so it refuses the other.
+    // Meta accepted the decision, so it refuses the other swap.
     let (mut bench, decide, cancel) = given_up_too_late();
     let decided = bench.run(&decide);
     let refused = bench.run(&cancel);
@@ -333,7 +333,7 @@ fn f30_a_decision_that_is_answered_late_is_gone_by_at_once() {
     assert!(next.contains(&StepName::Open) && !next.contains(&StepName::Read), "{next:?}");
     bench.machine.answer(cancel.ticket, refused, bench.now);
     assert!(bench.machine.record().legs[0].moved);
-    // Its answer is lost, or comes behind what a read has told: the same.
+    // The same if the answer to the decision is lost, or comes after a read.
     let (mut bench, decide, cancel) = given_up_too_late();
     let decided = bench.run(&decide);
     let refused = bench.run(&cancel);
@@ -358,8 +358,8 @@ fn f30_an_attempt_that_was_given_up_is_not_decided_any_more() {
     bench.to(Phase::Switched);
 }
 
-/// A target that dies before the switch, or an old owner before it gets its keys back, was up to date a moment ago: nothing is
-/// frozen for it.
+/// A target that died before the switch, or a former owner that died before the way back, was up to date a moment ago:
+/// nothing may be frozen for it.
 #[test]
 fn f15_nothing_is_frozen_for_a_store_that_does_not_answer_now() {
     for name in [StepName::Tail, StepName::Track] {
@@ -376,7 +376,7 @@ fn f15_nothing_is_frozen_for_a_store_that_does_not_answer_now() {
         bench.answers = Box::new(|_| None);
         bench.to(Phase::Switched);
     }
-    // One that hangs answers nothing at all.
+    // A store that hangs answers nothing at all.
     let mut bench = Bench::new();
     bench.to(Phase::Verifying);
     bench.silent = Some(StepName::Tail);
@@ -405,7 +405,7 @@ fn f15_attempts_pause_longer_each_time_and_end_by_themselves() {
     let why = bench.record.reason.clone().unwrap();
     assert!(why.contains("10 attempts to switch were given up") && why.contains("500 ms"), "{why}");
 
-    // A new coordinator goes on with the pause.
+    // A new coordinator continues the growing pauses.
     let mut first = Bench::new();
     first.answers = Box::new(fails);
     first.to(Phase::Switching { attempt: 4, leg: 0 });
@@ -414,7 +414,7 @@ fn f15_attempts_pause_longer_each_time_and_end_by_themselves() {
     second.go(Duration::from_secs(120), |record| record.attempts > 4);
     assert!(second.now >= Duration::from_secs(16), "{:?}", second.now);
 
-    // A way back that fails as often is given up as well: everything stays where it serves.
+    // A way back that fails as often is given up too, and everything stays where it is served.
     let mut back = Bench::new();
     back.to(Phase::Switched);
     back.go(Duration::from_secs(1), |_| false);
@@ -427,7 +427,7 @@ fn f15_attempts_pause_longer_each_time_and_end_by_themselves() {
     assert_eq!(back.record.failed, 0);
 }
 
-/// The old owner has died since the move switched: it is refused up front when that is known, and else taken back.
+/// The former owner has died since the switch: the reverse is refused if that is known, else it can be taken back.
 #[test]
 fn f15_a_reverse_can_be_taken_back() {
     let dead = |name| {
@@ -457,7 +457,7 @@ fn f15_a_reverse_can_be_taken_back() {
     bench.to(Phase::Done);
 }
 
-/// And an abort that cannot bring back what has moved already.
+/// The same for an abort that cannot bring back what has moved.
 #[test]
 fn f15_an_abort_can_be_taken_back() {
     let mut bench = Bench::new();
@@ -474,7 +474,7 @@ fn f15_an_abort_can_be_taken_back() {
     assert!(bench.record.legs.iter().all(|leg| leg.moved));
 }
 
-/// `store replace`: whatever the phase and wherever the move goes, it comes to its end without the lost store.
+/// `store replace`: in any phase and with any goal, the move ends without the lost store.
 #[test]
 fn f15_a_replaced_store_ends_what_could_not_end_with_it() {
     for lost in [StoreIdx(0), StoreIdx(1), StoreIdx(2)] {
@@ -499,7 +499,7 @@ fn f15_a_replaced_store_ends_what_could_not_end_with_it() {
                     bench.go(Duration::from_millis(100), |_| false);
                 }
             }
-            // What is asked of a removed store counts as done; nothing else can be.
+            // Calls to a removed store count as done; no other call can succeed.
             bench.dead = Some(lost);
             bench.go(Duration::from_secs(1), |_| false);
             bench.machine.stores_gone(BTreeSet::from([lost]));
@@ -517,7 +517,7 @@ fn f15_a_replaced_store_ends_what_could_not_end_with_it() {
     }
 }
 
-/// Meta was rolled back: its term is one that stores have seen surpassed.
+/// Meta was rolled back: stores have seen a higher term than the record's.
 #[test]
 fn f16_a_term_that_a_store_has_seen_is_taken_up() {
     let mut bench = Bench::new();
@@ -525,7 +525,7 @@ fn f16_a_term_that_a_store_has_seen_is_taken_up() {
     bench.to(Phase::Switched);
     assert_eq!(bench.machine.status(), Status::Running);
     assert!(bench.record.term > Term(40), "{:?}", bench.record.term);
-    // In the middle of an attempt as well, which is given up first.
+    // The same in the middle of an attempt, which is given up first.
     let mut bench = Bench::new();
     bench.to(Phase::Switching { attempt: 1, leg: 0 });
     bench.seen = Term(40);
@@ -553,7 +553,7 @@ fn f16_of_two_records_of_a_move_the_later_one_is_known() {
     }
 }
 
-/// R15(c): what was frozen or sealed by a life of a store that is over is not what is decided about.
+/// R15(c): a freeze or seal of an earlier incarnation of a store must not be decided on.
 #[test]
 fn a_store_that_restarts_between_the_freeze_and_the_decision_ends_the_attempt() {
     let mut bench = Bench::new();
@@ -572,7 +572,7 @@ fn a_store_that_restarts_between_the_freeze_and_the_decision_ends_the_attempt() 
     bench.go(Duration::from_secs(1), |record| record.phase == Phase::CatchingUp);
     assert_eq!((bench.count("decide"), bench.count("cancel-attempt")), (0, 1), "{:?}", bench.log);
     assert_eq!(bench.record.reason.as_deref(), Some("store b has restarted"));
-    // The next attempt asks everything of the stores again, the track of the owner too.
+    // The next attempt repeats all calls to the stores, including the owner's track.
     bench.answers = Box::new(|_| None);
     bench.log.clear();
     bench.go(Duration::from_secs(60), |record| record.legs[0].moved);
@@ -582,7 +582,7 @@ fn a_store_that_restarts_between_the_freeze_and_the_decision_ends_the_attempt() 
     assert_eq!(bench.count("decide"), 1);
 }
 
-/// A decision that was not made may be made much later.
+/// A decision that failed may be tried again much later.
 #[test]
 fn a_decision_that_is_tried_again_is_confirmed_again() {
     let mut bench = Bench::new();
@@ -610,7 +610,7 @@ fn a_decision_that_is_tried_again_is_confirmed_again() {
     assert_eq!(tries.get(), 2);
 }
 
-/// Nothing of the track is left at an owner that keeps nothing and has restarted.
+/// An owner that keeps nothing on disk has forgotten the track after a restart.
 #[test]
 fn an_owner_that_cannot_be_followed_is_asked_to_track_again() {
     let mut bench = Bench::new();
@@ -645,7 +645,7 @@ fn aborts() {
         switched.machine.request(Request::Abort, 0),
         Err(Refusal::Phase { phase: "switched", .. })
     ));
-    // What is different is not switched.
+    // If the sides differ, nothing is switched.
     let mut different = Bench::new();
     different.answers =
         Box::new(|name| (name == StepName::Verify).then(|| Answer::Different { reason: "key x".to_owned() }));
@@ -653,7 +653,7 @@ fn aborts() {
     assert_eq!((different.record.reason.as_deref(), different.count("begin-switch")), (Some("key x"), 0));
 }
 
-/// A coordinator that dies after it took a request has told nobody unless the record says so.
+/// An operator's request survives a coordinator only if the record contains it.
 #[test]
 fn a_request_is_heard_when_the_record_says_so() {
     let mut bench = Bench::new();
@@ -673,7 +673,7 @@ fn a_request_is_heard_when_the_record_says_so() {
     bench.machine.request(Request::Complete, 19).unwrap();
     bench.to(Phase::Completing);
     assert_eq!(bench.record.heard, 19);
-    // What nobody asked for is not heard.
+    // A change without a request leaves `heard` at 0.
     let mut alone = Bench::new();
     alone.to(Phase::Switched);
     alone.go(Settings::default().reverse_window, |record| record.phase != Phase::Switched);
@@ -720,7 +720,7 @@ fn an_answer_that_was_lost_is_found_out_by_reading() {
     let mut bench = Bench::new();
     bench.to(Phase::Switching { attempt: 1, leg: 0 });
     bench.go(Duration::from_millis(60), |_| false);
-    // The decision is written, but nobody says so.
+    // The decision is written, but the answer is lost.
     let mut lost = Bench::with(bench.record.clone());
     lost.machine = Machine::new("r2.1".to_owned(), Settings::default(), bench.record.clone(), 1);
     lost.to(Phase::Ready);
@@ -763,7 +763,7 @@ fn records_as_text() {
     assert_eq!(names.len(), StepName::ALL.len());
 }
 
-/// Every second range of the pods goes from a to b: so many units.
+/// A move of every second range of the pods from a to b, so that it has this many units.
 fn every_second_of(units: usize) -> MoveRecord {
     let ranges = 2 * units;
     let mut config = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}]\npartitions:\n".to_owned();
@@ -789,7 +789,7 @@ fn every_second_of(units: usize) -> MoveRecord {
     MoveRecord::new(MoveId(7), &transfers).unwrap()
 }
 
-/// Units of a leg are asked for in one call at each step of a switch, and followed at the same times.
+/// Each step of a switch is one call for all units of a leg, and all units are tailed at the same times.
 #[test]
 fn f18_the_units_of_a_leg_are_switched_in_one_call_a_step() {
     let record = every_second_of(250);
@@ -797,7 +797,7 @@ fn f18_the_units_of_a_leg_are_switched_in_one_call_a_step() {
     assert_eq!((record.legs.len(), units), (1, 250));
     let mut bench = Bench::with(record);
     let mut calls: BTreeMap<StepName, Vec<usize>> = BTreeMap::new();
-    // Copies take their time, so that units come to be followed one behind the other.
+    // Copies end one after another, so that the units are first tailed at different times.
     while bench.record.phase != Phase::Switched {
         assert!(bench.now < Duration::from_secs(60), "{:?}", bench.record.phase);
         for steps in together(bench.machine.poll(bench.now)) {
@@ -835,7 +835,7 @@ fn f18_the_units_of_a_leg_are_switched_in_one_call_a_step() {
     assert!(tails.len() <= polls && tails.iter().all(|together| *together == units), "{tails:?}");
 }
 
-/// What is one behind the other and goes the same way is one unit.
+/// Adjacent ranges with the same source and target form one unit.
 #[test]
 fn f18_neighbours_of_a_leg_are_one_unit() {
     let ranges = "default: a\nstores: [{name: a, slot: 1}, {name: b, slot: 2}]\npartitions:\n\
@@ -847,7 +847,7 @@ fn f18_neighbours_of_a_leg_are_one_unit() {
     let change = state.move_kind("pods", &StoreName("b".to_owned())).unwrap();
     let record = MoveRecord::new(MoveId(7), &change.transfers).unwrap();
     let units: Vec<_> = record.legs.iter().flat_map(|leg| &leg.transfers).map(|of| &of.unit.range).collect();
-    // The pseudo-key is none of their neighbours.
+    // The pseudo-key is adjacent to none of them.
     assert_eq!(units.len(), 2, "{units:?}");
     assert!(
         units.iter().any(|range| range.contains(b"/registry/pods/a") && range.contains(b"/registry/pods/s"))

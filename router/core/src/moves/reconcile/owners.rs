@@ -1,4 +1,4 @@
-//! Who owns which keys.
+//! Determines who owns which keys.
 
 use std::collections::BTreeSet;
 
@@ -13,40 +13,38 @@ use kindred_partition_config::{
 
 use super::{Held, HeldState, Report};
 
-/// Keys of which everybody says the same.
+/// A set of keys for which map and records agree within themselves, so that it has one owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {
-    /// Which.
     pub unit: Unit,
-    /// Their Kind.
     pub kind: Option<KindPrefix>,
-    /// Who owns them by the map, and since which generation of it.
+    /// The owner by the map, and the generation of the map since which it is.
     pub by_map: (StoreIdx, u64),
-    /// Who owns them; `None` when nobody can say.
+    /// The owner; `None` if it cannot be determined.
     pub owner: Option<StoreIdx>,
-    /// The highest generation that a shard knows of a change of hands; 0 for none.
+    /// The highest generation of a change of ownership that a shard knows; 0 for none.
     pub said: u64,
-    /// Who has it, but hides it from everybody: it does not know that it is the owner.
+    /// Whether the owner holds the keys but does not serve them, because it does not know that it owns them.
     pub hidden: bool,
-    /// Its owner says itself that it owns it: it took it over, or is giving it away.
+    /// Whether the owner's own record says that it owns the keys, even if it is giving them away.
     pub claimed: bool,
 }
 
 impl Cell {
-    /// Since which generation of the map its owner owns it.
+    /// The generation of the map since which the owner owns the keys.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.said.max(self.by_map.1)
     }
 
-    /// Whether the map is right.
+    /// Whether the map has the right owner.
     #[must_use]
     pub fn agrees(&self) -> bool {
         self.owner == Some(self.by_map.0)
     }
 }
 
-/// All keys of which a shard has a record, in pieces of one owner each.
+/// All keys of which some shard has a record, in cells with one owner each.
 #[must_use]
 pub fn cells(state: &ClusterState, reports: &[Report]) -> Vec<Cell> {
     let mut found: Vec<Cell> = Vec::new();
@@ -80,7 +78,7 @@ pub fn cells(state: &ClusterState, reports: &[Report]) -> Vec<Cell> {
     found
 }
 
-/// Appends a cell, to the last one where it goes on.
+/// Appends a cell, or extends the last one if it continues there.
 fn join(found: &mut Vec<Cell>, next: Cell) {
     if let Some(last) = found.last_mut() {
         let whole = Cell { unit: last.unit.clone(), ..next.clone() };
@@ -102,7 +100,7 @@ fn join(found: &mut Vec<Cell>, next: Cell) {
     found.push(next);
 }
 
-/// The key space cut wherever the map or a record begins or ends.
+/// The key space, cut wherever a partition or a record begins or ends.
 fn ranges(state: &ClusterState, reports: &[Report]) -> Vec<KeyRange> {
     let mut points: BTreeSet<Key> = BTreeSet::new();
     let mut add = |range: &KeyRange| {
@@ -118,7 +116,7 @@ fn ranges(state: &ClusterState, reports: &[Report]) -> Vec<KeyRange> {
     points.iter().zip(ends).map(|(start, end)| KeyRange::Span { start: start.clone(), end }).collect()
 }
 
-/// The Kind of keys of which the map knows no Kind, where all of them are of one.
+/// The Kind of a range for which the map has none, if all keys of the range belong to one Kind.
 fn kind_of(state: &ClusterState, range: &KeyRange) -> Option<KindPrefix> {
     let kind = state.scheme().kind_of(range.start())?;
     let pseudo = KeyRange::Span {
@@ -129,8 +127,8 @@ fn kind_of(state: &ClusterState, range: &KeyRange) -> Option<KindPrefix> {
     within.then_some(kind)
 }
 
-/// The buckets of a range in sets of which the map and all records say the same, each with one of them; all keys at once
-/// where nobody tells buckets apart.
+/// Splits the buckets of a range into sets that the map and all records treat alike, each with a sample bucket. One set
+/// of all keys if nothing distinguishes buckets.
 fn atoms(
     partition: &Partition,
     kind: Option<&KindPrefix>,
@@ -179,8 +177,8 @@ fn owner_by_map(partition: &Partition, sample: Option<Bucket>) -> StoreIdx {
     }
 }
 
-/// Who gets keys that were lost with the store that had them: nobody else has anything of them, and one store is in the place
-/// of a lost one.
+/// The owner of keys that were lost with their store: no other store has any of them, and exactly one store replaces a
+/// lost one.
 fn heir(state: &ClusterState, views: &[(StoreIdx, Option<Held>)]) -> Option<StoreIdx> {
     let nothing = |held: &Option<Held>| held.as_ref().is_none_or(|held| held.state == HeldState::Gone);
     if !views.iter().all(|(_, held)| nothing(held)) {
@@ -196,17 +194,17 @@ fn heir(state: &ClusterState, views: &[(StoreIdx, Option<Held>)]) -> Option<Stor
     }
 }
 
-/// Who owns keys, and the highest generation by which they changed hands as far as shards have heard.
+/// The owner of the keys, and the highest generation of a change of ownership that shards know.
 fn owner(by_map: (StoreIdx, u64), views: &[(StoreIdx, Option<Held>)]) -> (Option<StoreIdx>, u64) {
     let held = || views.iter().filter_map(|(store, held)| Some((*store, held.as_ref()?)));
     let said = held().map(|(_, held)| held.epoch).max().unwrap_or(0);
     let of_decision = || held().filter(|(_, held)| held.epoch == said);
     let knows = views.iter().any(|(store, held)| *store == by_map.0 && held.is_some());
-    // Whoever gives keys away by a later decision does not hold on to them, and who gets them has a record. One that was put in
-    // the place of a lost store has none, and the map may have been wrong about what that one owned.
+    // A shard that gives keys away by a later decision does not keep them as an owner, and the target has a record. A
+    // store that replaces a lost one has no record, and the map may have been wrong about what the lost one owned.
     let kept = !knows && of_decision().any(|(_, held)| held.state.is_owner());
     if said == 0 || (by_map.1 > said && !kept) {
-        // Decided later than what they have heard of, or nothing of it ever changed hands.
+        // The map was decided later than all that shards have heard of, or the keys never changed hands.
         return (Some(by_map.0), said);
     }
     let mut owners = of_decision().filter(|(_, held)| held.state.is_owner());
@@ -214,7 +212,7 @@ fn owner(by_map: (StoreIdx, u64), views: &[(StoreIdx, Option<Held>)]) -> (Option
         (Some((owner, _)), None) => (Some(owner), said),
         (Some(_), Some(_)) => (None, said),
         (None, _) => {
-            // Released by one, and not opened by the other yet: it has everything.
+            // One shard has released the keys and the other has not opened them yet; the sealed copy is complete.
             let moves: Vec<_> = of_decision().map(|(_, held)| held.id).collect();
             let sealed = |held: &Held| held.state == HeldState::Following { sealed: true };
             let mut ready = held().filter(|(_, held)| sealed(held) && moves.contains(&held.id));
@@ -222,9 +220,9 @@ fn owner(by_map: (StoreIdx, u64), views: &[(StoreIdx, Option<Held>)]) -> (Option
                 (Some((owner, _)), None) => Some(owner),
                 _ => None,
             };
-            // The map is of just that decision.
+            // The map is the one of that decision.
             let only = only.or((by_map.1 == said).then_some(by_map.0));
-            // Who gave it away has all of it, and nobody else anything: it was never served elsewhere.
+            // Only the shard that gave the keys away has them, and it has all of them: no other has ever served them.
             let with_data = |held: &Held| !matches!(held.state, HeldState::Gone);
             let mut copies = held().filter(|(_, held)| with_data(held));
             let alone = match (copies.next(), copies.next()) {

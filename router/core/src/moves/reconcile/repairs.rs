@@ -1,5 +1,5 @@
-//! What to change in meta, and what to ask of the shards. Nothing here destroys the only copy of anything: data is dropped
-//! only where another shard owns it and serves it.
+//! Plans the changes in meta and the calls to shards. The plan never destroys an only copy: data is dropped only where
+//! another shard owns and serves it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,27 +18,27 @@ use super::{
 };
 use crate::moves::record::{Leg, MoveRecord, Phase};
 
-/// What a shard is asked for a unit.
+/// What a shard is asked to do with a unit. The calls of a plan are made in the order of these variants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ask {
-    /// To serve it no more, as another one owns it.
+    /// Stop serving it, because another shard owns it.
     Freeze,
-    /// To know that another one owns it.
+    /// Record that another shard owns it.
     Release,
-    /// To be ready to serve it, with what it has.
+    /// Prepare to serve it with the data that it has.
     Seal,
-    /// To serve it, as it owns it.
+    /// Serve it as its owner.
     Open,
-    /// To serve it again: nothing was decided.
+    /// Serve it again, because nothing was decided.
     Unfreeze,
-    /// To let go of its copy.
+    /// Drop its copy.
     Drop,
-    /// To forget the move.
+    /// Forget the move.
     Forget,
 }
 
 impl Ask {
-    /// In words.
+    /// The request in words.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -53,43 +53,40 @@ impl Ask {
     }
 }
 
-/// A call to a shard.
+/// A call to a shard about a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
-    /// The shard.
     pub store: StoreIdx,
-    /// What is asked.
     pub ask: Ask,
-    /// The move that left the unit so.
+    /// The last move of the unit.
     pub id: MoveId,
-    /// Above all that were seen of the move.
+    /// Above all terms seen of the move.
     pub term: Term,
-    /// Which keys.
     pub unit: Unit,
-    /// The generation since which they are whose they are; 0 where nothing was decided. Of `Seal`: the revision up to which
-    /// the copy is whole.
+    /// The map generation since which the unit has its owner; 0 if nothing was decided. For `Seal`: the revision up to
+    /// which the copy is complete.
     pub epoch: u64,
 }
 
-/// What brings meta and the shards into accord, in this order.
+/// The repairs, in the order in which they are made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// What differs, in words.
+    /// The differences, for people.
     pub found: Vec<String>,
-    /// What cannot be repaired, in words.
+    /// What cannot be repaired, for people.
     pub problems: Vec<String>,
-    /// In meta: the owners that the map does not have.
+    /// In meta: transfers of keys to their actual owners.
     pub transfers: Vec<Transfer>,
-    /// In meta: the generation of the map from then on, where that is another one.
+    /// In meta: the new generation of the map, if it changes.
     pub generation: Option<Epoch>,
-    /// In meta: moves whose records say otherwise than the shards, and are over.
+    /// In meta: moves to end, because their records contradict the shards.
     pub ends: Vec<MoveId>,
-    /// Then of the shards.
+    /// After that: calls to shards.
     pub calls: Vec<Call>,
 }
 
 impl Plan {
-    /// Whether there is nothing to be done.
+    /// Whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.transfers.is_empty()
@@ -99,8 +96,8 @@ impl Plan {
     }
 }
 
-/// What a router tells of at once: shards that own otherwise than the map says, in words. What is on its way in a move is
-/// left out.
+/// The differences that a router reports at once, for people: where shards own other units than the map says. Keys of
+/// moves under way are left out.
 #[must_use]
 pub fn elsewhere(state: &ClusterState, moves: &[&MoveRecord], reports: &[Report]) -> Vec<String> {
     let open: Vec<_> = moves.iter().filter(|record| !record.phase.is_over()).collect();
@@ -137,8 +134,8 @@ fn keys(unit: &Unit) -> String {
     format!("keys from {start} {end}{buckets}")
 }
 
-/// What to do, by what the shards have said (all of them: what a silent one owns is not known) and by a state and records
-/// that were read after that.
+/// The repairs, given the reports of all shards (the units of a silent shard are unknown), and a state and records that
+/// were read after these.
 #[must_use]
 pub fn plan(state: &ClusterState, records: &BTreeMap<MoveId, MoveRecord>, reports: &[Report]) -> Plan {
     let mut plan = Plan::default();
@@ -196,7 +193,7 @@ pub fn plan(state: &ClusterState, records: &BTreeMap<MoveId, MoveRecord>, report
             }
         }
     }
-    // Nobody serves what is taken over before it is given away.
+    // A shard releases before another opens, so that no keys are served twice.
     calls.sort_by_key(|call| call.ask);
     for call in &calls {
         let (store, ask) = (state.store_name(call.store), call.ask.word());
@@ -211,24 +208,24 @@ pub fn plan(state: &ClusterState, records: &BTreeMap<MoveId, MoveRecord>, report
     plan
 }
 
-/// Whether a move is not over by its record, and who owns its keys is another store than that says.
+/// Whether an unfinished move has other owners of its keys than its record says.
 fn contradicts(state: &ClusterState, record: &MoveRecord, cells: &[Cell]) -> bool {
     let over = matches!(record.phase, Phase::Done | Phase::Aborted);
     let differs = |leg: &Leg| {
         let of_leg =
             |cell: &&Cell| leg.transfers.iter().any(|transfer| transfer.unit.overlaps_unit(&cell.unit));
-        // In the place of an owner that was lost stands another one.
+        // A removed owner has a replacement.
         let replaced = is_removed(state, leg.owner());
         let other = |of: StoreIdx| of == leg.follower() || (!replaced && of != leg.owner());
-        // It gave the keys away, by a decision that the record does not know.
+        // The owner gave the keys away by a decision that the record does not know.
         let unknown = |cell: &Cell| cell.hidden && cell.said > leg.epoch.map_or(0, |epoch| epoch.0);
         cells.iter().filter(of_leg).any(|cell| cell.owner.is_some_and(other) || unknown(cell))
     };
     !over && record.legs.iter().any(differs)
 }
 
-/// Whether both stores of a leg say that they own its keys, the one that gave them away by an older map: it was told to serve
-/// them again by somebody who did not know of that decision. The move cannot go on from there.
+/// Whether both stores of a leg say that they own its keys, the former owner by an older map: a router that did not
+/// know of the decision told it to serve them again. The move cannot continue from there.
 fn claims_again(record: &MoveRecord, reports: &[Report]) -> bool {
     let undecided = matches!(record.phase, Phase::Switching { .. } | Phase::Done | Phase::Aborted);
     let claims = |leg: &Leg, store: StoreIdx, by: &dyn Fn(u64, u64) -> bool| {
@@ -252,7 +249,7 @@ fn is_removed(state: &ClusterState, store: StoreIdx) -> bool {
     state.stores.get(usize::from(store.0)).is_some_and(|store| store.state == StoreState::Removed)
 }
 
-/// The highest term that anybody has seen of each move.
+/// The highest term that meta or a shard has seen of each move.
 fn terms(records: &BTreeMap<MoveId, MoveRecord>, reports: &[Report]) -> BTreeMap<MoveId, Term> {
     let mut terms: BTreeMap<MoveId, Term> = records.iter().map(|(id, record)| (*id, record.term)).collect();
     for held in reports.iter().flat_map(|report| &report.records) {
@@ -262,7 +259,7 @@ fn terms(records: &BTreeMap<MoveId, MoveRecord>, reports: &[Report]) -> BTreeMap
     terms
 }
 
-/// What a shard is to do with a record that nobody's move is about any more.
+/// What a shard must do with a record that no open move is responsible for.
 fn left_behind(
     store: StoreIdx,
     held: &Held,
@@ -289,12 +286,12 @@ fn left_behind(
         (HeldState::Owned, true) => Vec::new(),
         (HeldState::Tracked, true) => vec![(Ask::Forget, 0)],
         (HeldState::Frozen, true) => vec![(Ask::Unfreeze, 0), (Ask::Forget, 0)],
-        // Another one took it over since, and says so.
+        // Another store has taken the unit over, and says so itself.
         (HeldState::Owned | HeldState::Tracked, false) if claimed => {
             vec![(Ask::Freeze, 0), (Ask::Release, epoch), (Ask::Drop, epoch)]
         }
         (HeldState::Frozen, false) if claimed => vec![(Ask::Release, epoch), (Ask::Drop, epoch)],
-        // Its copy is dropped when the owner serves the keys.
+        // Its copy is dropped in a later run, when the owner serves the keys.
         (HeldState::Tracked, false) if hidden => vec![(Ask::Freeze, 0), (Ask::Release, epoch)],
         (HeldState::Frozen, false) if hidden => vec![(Ask::Release, epoch)],
         (HeldState::Owned | HeldState::Tracked | HeldState::Frozen, false) => {
@@ -310,7 +307,8 @@ fn left_behind(
         (HeldState::Following { sealed: false }, true) => {
             return Err(format!("{keys} are its own by the map, and it has only a part of a copy of them"));
         }
-        // A copy of what never changed hands goes; one of what did only when its owner has it: never the only one.
+        // A copy of keys that never changed hands is dropped; a copy of others only if their owner has them, so never
+        // the only one.
         (HeldState::Following { .. }, false) if !hidden && held.epoch == 0 => vec![(Ask::Drop, 0)],
         (HeldState::Following { .. }, false) if claimed => vec![(Ask::Drop, epoch)],
         (HeldState::Following { .. }, false) => {

@@ -25,7 +25,7 @@ fn state() -> ClusterState {
     ClusterState::bootstrap(&parse_config(config).unwrap()).unwrap()
 }
 
-/// What the shards say when the change was made by move 1, with these states at the old and the new owners.
+/// The reports after move 1 made the change, with these states and generations at the old and the new owners.
 fn reports(change: &Change, old: (HeldState, u64), new: (HeldState, u64)) -> Vec<Report> {
     let held = |unit: &kindred_partition_config::unit::Unit, (state, epoch)| Held {
         id: MoveId(1),
@@ -79,7 +79,7 @@ fn f49_a_map_that_is_older_than_what_shards_own_is_found_and_replaced() {
         assert_eq!(transfers::transfers(&repaired.map, &change.desired), [], "{:?}", plan.found);
         assert_eq!(elsewhere(&repaired, &[], &reports), Vec::<String>::new());
         assert!(repaired.configs.iter().all(|config| config.durability.as_deref() == Some("buffered")));
-        // What the old owner still follows is dropped: the new one has it and serves it.
+        // The old owner's copy is dropped, because the new owner has the keys and serves them.
         assert_eq!(plan.calls.len(), change.transfers.len());
         for call in &plan.calls {
             assert_eq!((call.ask, call.store, call.term, call.epoch), (Ask::Drop, StoreIdx(1), Term(5), 6));
@@ -87,7 +87,7 @@ fn f49_a_map_that_is_older_than_what_shards_own_is_found_and_replaced() {
     }
 }
 
-/// Nobody is asked for anything where all say the same, whether they have heard of the last decision or not.
+/// No calls are made if all agree, whether or not the stores have heard of the last decision.
 #[test]
 fn f16_what_agrees_is_left_alone() {
     let change = split();
@@ -98,7 +98,7 @@ fn f16_what_agrees_is_left_alone() {
     let gone = reports(&change, (HeldState::Gone, 2), (HeldState::Owned, 2));
     assert_eq!(plan(&decided, &records(&over), &gone), Plan::default());
     assert_eq!(plan(&decided, &BTreeMap::new(), &gone), Plan::default());
-    // In the middle of the move, before and behind its decision.
+    // In the middle of the move, before and after its decision.
     let before = reports(&change, (HeldState::Tracked, 0), (FOLLOWING, 0));
     assert_eq!(plan(&change.state, &records(&open), &before), Plan::default());
     let switched = open.decided(0, decided.generation);
@@ -107,8 +107,8 @@ fn f16_what_agrees_is_left_alone() {
     assert_eq!(elsewhere(&decided, &[&switched], &behind), Vec::<String>::new());
 }
 
-/// Meta forgot a decision, somebody unfroze the old owner, and then it was decided again: both stores own the keys, each by
-/// the map that it knows. The move is ended, and the one with the older map gives them away.
+/// Meta forgot a decision, somebody unfroze the old owner, and the move was decided again: both stores own the keys,
+/// each by the map that it knows. The move is ended, and the store with the older map gives the keys away.
 #[test]
 fn f16_a_store_that_was_unfrozen_behind_a_decision_is_found_in_the_middle_of_the_move() {
     let change = split();
@@ -124,27 +124,27 @@ fn f16_a_store_that_was_unfrozen_behind_a_decision_is_found_in_the_middle_of_the
         let of_old: Vec<_> = plan.calls.iter().map(|call| (call.ask, call.store)).collect();
         assert!(old.iter().all(|ask| of_old.contains(ask)), "{of_old:?}");
     }
-    // It is being decided, or the one has only not heard of it yet.
+    // It is being decided, or one store has merely not heard of the decision yet.
     let switching = MoveRecord { phase: Phase::Switching { attempt: 1, leg: 0 }, ..open.clone() };
     assert_eq!(plan(&decided, &BTreeMap::from([(MoveId(1), switching)]), &both), Plan::default());
     let late = reports(&change, (HeldState::Tracked, epoch - 1), (SEALED, 0));
     assert_eq!(plan(&decided, &BTreeMap::from([(MoveId(1), open)]), &late), Plan::default());
 }
 
-/// Meta was lost in the middle of a move: nobody knows the move any more.
+/// Meta was lost in the middle of a move, so no record of it is left.
 #[test]
 fn f16_what_a_move_left_behind_that_nobody_knows_is_cleared() {
     let change = split();
     let (b, c) = (StoreIdx(1), StoreIdx(2));
     let none = BTreeMap::new();
     let left = |state: &ClusterState, old, new| plan(state, &none, &reports(&change, old, new));
-    // Undecided: the old owner serves again, and the copy goes.
+    // Undecided: the old owner serves again, and the copy is dropped.
     let undecided = left(&state(), (HeldState::Frozen, 0), (SEALED, 0));
     assert_eq!(asks(&undecided), [(Ask::Unfreeze, b, 0), (Ask::Drop, c, 0), (Ask::Forget, b, 0)]);
     assert_eq!((undecided.generation, undecided.problems.len()), (None, 0));
     let copying = left(&state(), (HeldState::Tracked, 0), (FOLLOWING, 0));
     assert_eq!(asks(&copying), [(Ask::Drop, c, 0), (Ask::Forget, b, 0)]);
-    // Decided, as the map says, and neither store has heard of it. The copy of the old owner stays until the new one serves.
+    // Decided, as the map says, and neither store has heard. The old owner's copy stays until the new owner serves.
     let decided = change.state.with_transfers(&change.transfers).unwrap();
     let unheard = left(&decided, (HeldState::Frozen, 0), (SEALED, 0));
     assert_eq!(asks(&unheard), [(Ask::Release, b, 2), (Ask::Open, c, 2)]);
@@ -156,15 +156,15 @@ fn f16_what_a_move_left_behind_that_nobody_knows_is_cleared() {
         (1, Some(Epoch(3)), 1),
         "{half:?}"
     );
-    // Decided, and only the new one has heard.
+    // Decided, and only the new owner has heard.
     let other = left(&state(), (HeldState::Frozen, 0), (HeldState::Owned, 2));
     assert_eq!(asks(&other), [(Ask::Release, b, 3), (Ask::Drop, b, 3)]);
-    // Its freeze was lost in a restart.
+    // The freeze was lost in a restart.
     let other = left(&state(), (HeldState::Tracked, 0), (HeldState::Owned, 2));
     assert_eq!(asks(&other), [(Ask::Freeze, b, 0), (Ask::Release, b, 3), (Ask::Drop, b, 3)]);
 }
 
-/// Meta was rolled back to where the move had not switched.
+/// Meta was rolled back to a state before the switch.
 #[test]
 fn f16_a_record_that_was_overtaken_ends() {
     let change = split();
@@ -174,39 +174,39 @@ fn f16_a_record_that_was_overtaken_ends() {
     assert_eq!((plan.ends.clone(), plan.generation), (vec![MoveId(1)], Some(Epoch(6))));
     assert_eq!(asks(&plan), [(Ask::Drop, StoreIdx(1), 6)]);
     assert_eq!(plan.calls[0].term, Term(10));
-    // One that is on its way back, and is where its record says, is none of ours.
+    // A move on its way back whose record is right is left alone.
     let decided = change.state.with_transfers(&change.transfers).unwrap();
     let back = MoveRecord { goal: Goal::Back, ..records[&MoveId(1)].decided(0, decided.generation) };
     let held = reports(&change, (FOLLOWING, 2), (HeldState::Tracked, 2));
     assert_eq!(super::repairs::plan(&decided, &BTreeMap::from([(MoveId(1), back)]), &held), Plan::default());
 }
 
-/// The only copy is never dropped, and what nobody can say is told.
+/// An only copy is never dropped, and undecidable cases are reported.
 #[test]
 fn f16_the_only_copy_stays() {
     let change = split();
-    // The map says the new owner, which has a part of a copy.
+    // The map names the new owner, which has a part of a copy.
     let decided = change.state.with_transfers(&change.transfers).unwrap();
     let held = reports(&change, (FOLLOWING, 1), (FOLLOWING, 0));
     let part = plan(&decided, &BTreeMap::new(), &held);
     assert_eq!(part.calls, []);
     assert_eq!(part.problems.len(), 2, "{:?}", part.problems);
-    // Released, and nobody has it.
+    // Released, and no store has the keys.
     let nobody =
         plan(&state(), &BTreeMap::new(), &reports(&change, (HeldState::Gone, 7), (HeldState::Gone, 7)));
     assert_eq!((nobody.calls.clone(), nobody.transfers.clone()), (Vec::new(), Vec::new()));
     assert!(nobody.problems[0].contains("no store says that it owns them"), "{:?}", nobody.problems);
-    // Given away, and the one that was to get it has nothing: who gave it away has all of it.
+    // Given away, but the target has nothing: the former owner has all of it.
     let mut held = reports(&change, (FOLLOWING, 7), (HeldState::Gone, 0));
     held[2].records.clear();
     let back = plan(&state(), &BTreeMap::new(), &held);
     assert_eq!(asks(&back), [(Ask::Seal, StoreIdx(1), 70), (Ask::Open, StoreIdx(1), 8)], "{back:?}");
     assert_eq!((back.generation, back.problems.len()), (Some(Epoch(8)), 0));
-    // Not when somebody cannot be asked who may have it, nor when another one has something of it.
+    // Not if a store that may have it cannot be asked, nor if another store has a part of it.
     let copy = Held { state: FOLLOWING, epoch: 0, ..held[1].records[0].clone() };
     held[0].records.push(copy);
     assert_eq!(plan(&state(), &BTreeMap::new(), &held).problems.len(), 3);
-    // Two that say so: the keys and what each of the two has of them are told.
+    // Two stores claim the keys: both the keys and the two records are reported.
     let two =
         plan(&state(), &BTreeMap::new(), &reports(&change, (HeldState::Owned, 7), (HeldState::Owned, 7)));
     assert_eq!((two.transfers.len(), two.calls.len(), two.problems.len()), (0, 0, 3));

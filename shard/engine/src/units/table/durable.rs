@@ -1,4 +1,4 @@
-//! The records as they are logged, and back.
+//! The conversion of the records to and from their logged form.
 
 use kindred_partition_config::ids::Revision;
 
@@ -9,7 +9,8 @@ use crate::{
 };
 
 impl Record {
-    /// What of it must outlive the process: not an import before it is sealed, and of what was given away only that.
+    /// The part of the record that must outlive the process. An import that is not sealed does not; of a unit that was
+    /// given away only the tombstone does.
     fn durable(&self) -> Option<UnitEntry> {
         let state = match self.state {
             UnitState::Tracked { .. } => DurableUnit::Tracked,
@@ -27,7 +28,6 @@ impl Record {
 }
 
 impl Units {
-    /// What is durable now.
     pub(crate) fn durable(&self) -> UnitTable {
         UnitTable {
             next: self.next,
@@ -37,10 +37,10 @@ impl Units {
         }
     }
 
-    /// What is durable now, if that is not what it was the last time.
+    /// The durable table, if it differs from the one that was logged last.
     pub(crate) fn changed(&mut self) -> Option<UnitTable> {
         let mut table = self.durable();
-        // Numbers that were used by imports which are not sealed need not be remembered; they are in no table.
+        // Numbers used by imports that were never sealed are in no table and need not be remembered.
         if (&table.records, &table.terms, &table.layers)
             == (&self.logged.records, &self.logged.terms, &self.logged.layers)
         {
@@ -50,7 +50,7 @@ impl Units {
         Some(self.logged.clone())
     }
 
-    /// Notes that a unit is opened: what its record holds counts from now on.
+    /// Notes that a unit is opened: the data of its record counts from now on.
     pub(crate) fn layer(&mut self, id: UnitId, fresh: bool, since: Revision) {
         let Some(unit) = self.get(id).map(|record| record.by.unit.clone()) else { return };
         let layer = UnitLayer { unit, number: id.0, fresh, since };
@@ -62,7 +62,7 @@ impl Units {
         self.layers.push(layer);
     }
 
-    /// The number under which a checkpoint tells what a keyspace holds of a key.
+    /// The number under which a checkpoint writes a key that the keyspace of record `id` holds.
     pub(crate) fn number_of(&self, id: Option<UnitId>, key: &[u8]) -> u64 {
         match id.and_then(|id| self.get(id)) {
             Some(Record { id, state: UnitState::Following { .. }, .. }) => id.0,
@@ -73,12 +73,12 @@ impl Units {
         }
     }
 
-    /// A number that was used is not used again, also when nothing that is durable tells of it.
+    /// Keeps a number from being used again although no durable record names it.
     pub(crate) fn next_is_above(&mut self, used: UnitId) {
         self.next = self.next.max(used.0 + 1);
     }
 
-    /// The records after a restart. What was split off stands in keyspaces of its own at once.
+    /// The records after a restart. Units that were being split off have their own keyspaces at once.
     pub(crate) fn restore(table: UnitTable) -> Self {
         let mut units = Self::new();
         for entry in &table.records {
@@ -98,7 +98,7 @@ impl Units {
             units.add(by, state, entry.floor, entry.split);
             if let Some(record) = units.records.last_mut() {
                 (record.epoch, record.newest, record.gaps) = (epoch, newest, entry.gaps.clone());
-                // What it was before the last change of hands is not kept.
+                // The owners before the last switch are not logged.
                 record.past = Past::since(epoch, record.is_visible());
             }
         }
@@ -111,8 +111,8 @@ impl Units {
 }
 
 impl UnitTable {
-    /// Where a version belongs that was found under a number: in no unit, or in the record at this place. `None` when it
-    /// counts no longer: another store has the key, or what the shard has of it came later.
+    /// Where a recovered version belongs that was logged under `number`: in no unit, or in the record at this index.
+    /// `None` when it no longer counts, because another store has the key or newer data replaced it.
     pub(crate) fn place(&self, number: u64, key: &[u8], at: Revision, kept: bool) -> Option<Option<usize>> {
         let place = self.records.iter().rposition(|record| record.by.unit.contains(key));
         let record = place.and_then(|place| self.records.get(place));
@@ -121,7 +121,7 @@ impl UnitTable {
             Some((record, DurableUnit::Sealed { last })) => Some((record, last)),
             _ => None,
         };
-        // An import is kept until it is opened, whatever the Kind's mode (R15b).
+        // A sealed import is kept until it is opened, whatever the Kind's mode (R15b).
         let fresh = sealed.is_some_and(|(record, _)| record.epoch == 0);
         if !kept && !fresh {
             return None;

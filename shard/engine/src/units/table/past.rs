@@ -1,10 +1,10 @@
-//! Which units a read at a revision sees (R13). Who reads at a revision may go by a map that is no longer in force: of a
-//! list that began before a switch, or of a router that has not heard of it. What was settled before the switch is the same
-//! here and there, so such a read is answered until the unit is dropped, and sees what this store owned by that very map:
-//! every key of it on one store, whoever owns it now.
+//! Which units a read at a revision sees (R13). Such a read may go by a map that is no longer in force, because its
+//! list began before a switch or its router does not know of one yet. Up to the final revision of the switch, source
+//! and target hold the same. So the read is answered until the unit is dropped, and sees what this store owned by that
+//! map. Every key of it is then read at one store, whoever owns it now.
 //!
-//! Nobody but a map's generation tells which one an asker goes by. So a record knows by which generations the unit was this
-//! store's. Of those about which it does not know, everything is refused.
+//! Only the map generation in a request tells which map it goes by. So a record knows the generations by which this
+//! store owned the unit. A request by a generation that the record does not know is refused.
 
 use std::collections::VecDeque;
 
@@ -15,37 +15,37 @@ use kindred_partition_config::{
 };
 
 use super::{NotOwned, Record, UnitId, UnitState, Units, View};
-use crate::engine::MonoMillis;
+use crate::types::MonoMillis;
 
-/// After its last page a list has ended, or goes on where the unit is now.
+/// Milliseconds after its last page when a list counts as ended, or continues at the new owner.
 const LIST_MS: u64 = 5_000;
-/// A unit that is to be dropped waits no longer for who reads it.
+/// The longest time in milliseconds that reads delay the drop of a unit.
 const READERS_MS_MAX: u64 = 60_000;
 
-/// Changes of hands of a unit that are remembered.
+/// Changes of owner that are remembered for a unit.
 const TURNOVERS_MAX: usize = 8;
 
-/// By which generations of the map a unit was this store's.
+/// The map generations by which this store owned a unit.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Past {
-    /// Nothing is known of generations below.
+    /// Generations below this are unknown.
     since: u64,
-    /// Whether it was this store's from there on.
+    /// Whether this store owned the unit from `since` on.
     before: bool,
-    /// And whether it was from each of these generations on, the lowest first.
+    /// The later changes: from this generation on, whether this store owned it. Lowest generation first.
     turnovers: VecDeque<(u64, bool)>,
-    /// What is being decided, is decided by a later generation than this.
+    /// A pending decision will have a generation above this one.
     undecided: u64,
 }
 
 impl Past {
-    /// Known from a generation on, since when it was as it is.
+    /// A past known from a generation on.
     pub(crate) fn since(since: u64, owned: bool) -> Self {
         Self { since, before: owned, ..Self::default() }
     }
 
-    /// Whether the unit was this store's by the map of this generation, which is not newer than what is decided; `None`
-    /// when that is not known.
+    /// Whether this store owned the unit by the map of `generation`, which must not be newer than the last decision.
+    /// `None` when unknown.
     fn owned_by(&self, generation: u64) -> Option<bool> {
         if generation < self.since {
             return None;
@@ -54,7 +54,6 @@ impl Past {
         Some(turnover.map_or(self.before, |(_, owned)| *owned))
     }
 
-    /// It changes hands.
     fn turn(&mut self, generation: u64, owned: bool) {
         self.turnovers.push_back((generation, owned));
         if self.turnovers.len() > TURNOVERS_MAX
@@ -64,38 +63,38 @@ impl Past {
         }
     }
 
-    /// The last change that is known of.
+    /// The generation of the last known change.
     fn last(&self) -> u64 {
         self.turnovers.back().map_or(self.since, |(generation, _)| *generation)
     }
 }
 
-/// Who reads a unit that another store owns.
+/// The reads of a unit that another store owns.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Readers {
-    /// Reads of spans so far.
+    /// Page reads of spans so far.
     pages: u64,
-    /// How many there were at a look, when that was new.
+    /// The number of pages at the last look that found new ones, and its time.
     seen: Option<(u64, MonoMillis)>,
-    /// Since when it is to be dropped.
+    /// Time of the first call that wanted to drop the unit.
     dropped_since: Option<MonoMillis>,
 }
 
 impl Readers {
-    /// Another page of a list.
     pub(crate) fn page(&mut self) {
         self.pages += 1;
     }
 
-    /// Notes when the last pages came; told now and then, so that a drop need not wait for lists that ended long ago.
+    /// Notes when the last pages were read. Called about every second, so that a drop need not wait for lists that
+    /// ended before.
     pub(crate) fn look(&mut self, now: MonoMillis) {
         if self.seen.is_none_or(|(pages, _)| pages < self.pages) {
             self.seen = Some((self.pages, now));
         }
     }
 
-    /// For how many milliseconds more the drop of the unit may have to wait: `others` read it, or lists did until lately.
-    /// `None` when nobody reads it, or it has waited long enough.
+    /// The milliseconds for which the drop of the unit may still have to wait, because `others` read it or lists did
+    /// until lately. `None` when no read uses it or the drop has waited long enough.
     pub(crate) fn hold_up(&mut self, now: MonoMillis, others: bool) -> Option<u64> {
         let until = self.dropped_since.get_or_insert(now).0.saturating_add(READERS_MS_MAX);
         self.look(now);
@@ -106,12 +105,13 @@ impl Readers {
 }
 
 impl Record {
-    /// The generation since which the keys of the unit are with another store, or with this one.
+    /// The map generation of the last change of owner.
     pub(crate) fn changed(&self) -> u64 {
         self.epoch.max(self.past.last())
     }
 
-    /// The unit changes hands by the map of this generation; `settled` is the final revision when it goes.
+    /// Changes the owner with the map of generation `epoch`; `settled` is the final revision when the unit is given
+    /// away.
     pub(crate) fn turn(&mut self, epoch: u64, settled: Option<Revision>) {
         self.epoch = epoch;
         self.settled = settled;
@@ -119,18 +119,18 @@ impl Record {
         self.past.turn(epoch, settled.is_none());
     }
 
-    /// An attempt is made to let the unit change hands by a map above this generation.
+    /// Notes that the attempt under way will be decided by a map above this generation.
     pub(crate) fn undecided(&mut self, generation: u64) {
         self.past.undecided = generation;
     }
 
-    /// Another store owns the unit, and what was settled by then can still be read here at a revision.
+    /// Whether another store owns the unit while this one can still serve reads at revision `at`.
     fn can_tell(&self, at: Revision) -> bool {
         let is_here = matches!(self.state, UnitState::Following { .. });
         is_here && self.settled.is_some_and(|settled| at <= settled)
     }
 
-    /// Whether who asks by the map of this generation may go by a decision that this store has not heard of.
+    /// Whether a request by the map of this generation may already know a decision that this store does not know yet.
     fn may_be_decided(&self, generation: u64) -> bool {
         let decides =
             matches!(self.state, UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. });
@@ -139,7 +139,7 @@ impl Record {
 }
 
 impl Units {
-    /// What is known of a unit that begins to be tracked, or imported (`owned`: the keys of it are this store's).
+    /// The past of a unit that begins to be tracked or imported; `owned` = this store owns its keys.
     pub(crate) fn past_of(&self, unit: &Unit, owned: bool) -> Past {
         let (over, rest) = self.over(unit);
         match over.as_slice() {
@@ -148,7 +148,8 @@ impl Units {
         }
     }
 
-    /// What a read of one key at a revision sees, or that it is refused. Who asks for one key takes this store for its owner.
+    /// The view of a read of one key at a revision, or its refusal. The sender of such a read takes this store for the
+    /// owner.
     pub(crate) fn sight_of_key(&self, key: &Key, at: Revision) -> Result<View, NotOwned> {
         match self.deciding(key).filter(|record| record.can_tell(at)) {
             Some(record) => Ok(View::ByMap { with: vec![record.id], without: Vec::new() }),
@@ -156,7 +157,7 @@ impl Units {
         }
     }
 
-    /// What a read of a span at a revision sees, or that it is refused; by the map of this generation, if one is named.
+    /// The view of a read of a span at a revision, or its refusal, judged by the map of `generation` if one is named.
     pub(crate) fn sight_of_span(
         &self,
         range: &KeyRange,
@@ -168,7 +169,7 @@ impl Units {
         let (mut with, mut without): (Vec<UnitId>, Vec<UnitId>) = Default::default();
         for record in self.records.iter().filter(|record| record.by.unit.overlaps(range)) {
             let refuse = |epoch| Err(NotOwned { key: range.start().clone(), epoch });
-            // Who asks for nothing but keys of one unit takes this store for its owner.
+            // The sender of a read within one unit takes this store for its owner.
             let all_of_it = newest == Some(record.id) && record.by.unit.covers(&asked);
             let owned = match generation {
                 None => record.is_visible() || all_of_it,
@@ -197,7 +198,8 @@ impl Units {
         Ok(if with.is_empty() && without.is_empty() { View::Now } else { View::ByMap { with, without } })
     }
 
-    /// The lowest final revision of what a read of a range sees and this store may show nothing above of.
+    /// The lowest final revision among the frozen or released units that a read of `range` sees: the answer shows
+    /// nothing above it.
     pub(crate) fn last_seen(&self, range: &KeyRange, view: &View) -> Option<Revision> {
         let seen = self.records.iter().filter(|record| record.by.unit.overlaps(range) && view.sees(record));
         seen.filter_map(|record| match record.state {

@@ -1,10 +1,10 @@
-//! Who answers for a Kind's pseudo-key, `/registry/<kind>`.
+//! Reads and writes of a Kind's pseudo-key, `/registry/<kind>`.
 //!
-//! As a key it is a unit's like any other, and the store that owns the unit executes writes and transactions of it. A
-//! *read* of it means the Kind: kube-apiserver reads it to learn the Kind's current revision, and every store of the Kind
-//! is asked, each for how far it is (see the partition map). So it does not matter to a read whether this store owns the
-//! key: who does not own it tells the revision of its part of the Kind, and sees no such key. What matters is that the
-//! asker's map knows of every change of hands that this store has heard of.
+//! As a key it belongs to a unit like any other, and the owner of that unit executes writes and transactions of it. A
+//! *read* of it means the Kind: kube-apiserver reads it to learn the Kind's current revision, and the router asks every
+//! store of the Kind (see the partition map). So a read is answered whether or not this store owns the key: a store
+//! that does not own it shows the current revision of its part of the Kind, and no such key. The request's map must
+//! know every change of owner that this store knows.
 
 use kindred_partition_config::{
     key::{Key, KeyRange},
@@ -15,10 +15,9 @@ use super::{NotOwned, Record, Units};
 use crate::units::UnitState;
 
 impl Units {
-    /// Whether a read of a Kind's pseudo-key is refused, by a map of this generation if one is named; `kind` is the range
-    /// of the Kind's objects. It is refused while something of either is at a switch (R13), by a map that is behind, and
-    /// where nothing of either is left: whatever map says that this store has a part of it is not the one by which this
-    /// store knows it.
+    /// Refuses a read of a Kind's pseudo-key where it must not be answered; `kind` is the range of the Kind's objects.
+    /// It is refused during a switch of the key or of a part of the Kind (R13), by a map `generation` older than one of
+    /// their changes of owner, and where this store owns no part of either: then it knows no map that gives it one.
     pub(crate) fn check_pseudo_read(
         &self,
         key: &Key,
@@ -35,8 +34,7 @@ impl Units {
         Err(NotOwned { key: key.clone(), epoch })
     }
 
-    /// Whether a write of the pseudo-key is refused, or a transaction that looks at it: these are of the store that owns
-    /// the key, whoever has the Kind.
+    /// Refuses a write of the pseudo-key, or a transaction that reads it, unless this store owns the key.
     pub(crate) fn check_pseudo_write(
         &self,
         key: &Key,
@@ -47,7 +45,8 @@ impl Units {
         self.check_settled(key, kind, generation)
     }
 
-    /// Refuses while something of the key or its Kind is at a switch, and a map that is behind one.
+    /// Refuses requests during a switch of the key or of a part of its Kind, and requests by a map that is older than
+    /// one.
     fn check_settled(&self, key: &Key, kind: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
         let refuse = |epoch| Err(NotOwned { key: key.clone(), epoch });
         let touches = |record: &&Record| record.by.unit.contains(key) || record.by.unit.overlaps(kind);

@@ -1,0 +1,49 @@
+//! Revisions whose events may be lost.
+
+use kindred_partition_config::{ids::Revision, key::Key};
+
+/// The open interval of revisions that may have been shown and lost in an unclean restart (R10).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Gap {
+    /// The last revision before the gap; nothing up to it is missing.
+    pub after: Revision,
+    /// The first readable revision behind the gap.
+    pub until: Revision,
+}
+
+impl Gap {
+    /// Whether a read at this revision asks for what may be lost.
+    #[must_use]
+    pub fn hides(&self, at: Revision) -> bool {
+        self.after < at && at < self.until
+    }
+
+    /// Whether a reader that has seen everything below `start` may have seen what is lost.
+    #[must_use]
+    pub fn holds_start(&self, start: Revision) -> bool {
+        self.hides(start.prev()) && start < self.until
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.after.next() >= self.until
+    }
+}
+
+/// The gap that one start left in one Kind. An empty prefix stands for the keys of no Kind and for every Kind that has
+/// no `KindGap` with the same end; so a Kind that lost nothing is listed with an empty gap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KindGap {
+    /// The Kind's prefix, or empty.
+    pub kind: Key,
+    pub gap: Gap,
+}
+
+/// The gaps of one Kind out of all.
+pub(crate) fn gaps_of(all: &[KindGap], kind: &[u8]) -> Vec<Gap> {
+    let named = |until: Revision| all.iter().any(|gap| *gap.kind == *kind && gap.gap.until == until);
+    let ours = all.iter().filter(|gap| *gap.kind == *kind || (gap.kind.is_empty() && !named(gap.gap.until)));
+    let mut gaps: Vec<Gap> = ours.map(|gap| gap.gap).filter(|gap| !gap.is_nothing()).collect();
+    gaps.sort_unstable();
+    gaps.dedup();
+    gaps
+}
