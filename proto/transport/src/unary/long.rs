@@ -1,7 +1,7 @@
 //! Messages that exceed one frame. HTTP/2 gets them piece by piece as the client makes room, and they may be
 //! generated as they are taken.
 
-use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use kindred_wire::rope::Rope;
 use tonic::Status;
 
@@ -118,11 +118,14 @@ impl LongMessage {
         }
     }
 
-    /// The next bytes; `None` at the end.
+    /// The next bytes, at first the prefix; `None` at the end.
     pub fn next_piece(&mut self) -> Option<Bytes> {
-        let prefix = self.prefix.take();
+        // By itself: put before the first bytes it would copy them.
+        if let Some(prefix) = self.prefix.take() {
+            return Some(Bytes::copy_from_slice(&prefix));
+        }
         let piece = match &mut self.message {
-            message if message.is_empty() => Bytes::new(),
+            message if message.is_empty() => return None,
             Message::Made(making) => making.make(FRAME_BYTES),
             Message::Whole(rope) => {
                 let first = rope.front().len().min(FRAME_BYTES);
@@ -131,15 +134,7 @@ impl LongMessage {
                 piece
             }
         };
-        match prefix {
-            None => Some(piece).filter(|piece| !piece.is_empty()),
-            Some(prefix) => {
-                let mut first = BytesMut::with_capacity(PREFIX_BYTES + piece.len());
-                first.put_slice(&prefix);
-                first.put(piece);
-                Some(first.freeze())
-            }
-        }
+        Some(piece).filter(|piece| !piece.is_empty())
     }
 }
 
@@ -183,7 +178,7 @@ mod tests {
                 let mut long = LongMessage::of(message).unwrap();
                 let mut taken = Vec::new();
                 while let Some(piece) = long.next_piece() {
-                    prop_assert!(!piece.is_empty() && piece.len() <= FRAME_BYTES + PREFIX_BYTES);
+                    prop_assert!(!piece.is_empty() && piece.len() <= FRAME_BYTES);
                     taken.extend_from_slice(&piece);
                 }
                 prop_assert_eq!(&taken[1..PREFIX_BYTES], &u32::try_from(expected.len()).unwrap().to_be_bytes());
