@@ -23,17 +23,22 @@ use std::{
 use anyhow::{Context, ensure};
 use case::Case;
 use cluster::{Cluster, Wiring};
-use kindred_tests::scenario::{self, report};
+use kindred_tests::{
+    scenario::{self, report},
+    stall::Stalls,
+};
 use parking_lot::Mutex;
 use run::Ended;
 use tokio::task::JoinSet;
-use writers::Writers;
+use writers::{Violation, Writers};
 
 const LIMIT: Duration = Duration::from_secs(900);
 /// Of what was asked for by name.
 const LIMIT_OF_CHOSEN: Duration = Duration::from_secs(3600);
 /// Clusters at a time: most of a case is waiting, for a dead router's claim to end or for a network.
 const CLUSTERS: usize = 4;
+/// So often a case is run again that met nothing but unavailability while the machine stood still.
+const AGAIN_MAX: usize = 8;
 /// A kube-apiserver whose watch is this far behind gives up its cache (R17).
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 
@@ -58,6 +63,8 @@ struct Tally {
 struct Total {
     tallies: BTreeMap<String, Tally>,
     failed: Vec<String>,
+    /// Cases that were run again, because the machine stood still.
+    again: usize,
 }
 
 /// Cases still to be run, by the clusters that they need.
@@ -97,15 +104,16 @@ fn faults_at_every_step_of_a_move() {
         let began = Instant::now();
         let queues = Arc::new(Queues::new(cases));
         let total = Arc::new(Mutex::new(Total::default()));
+        let stalls = Arc::new(Stalls::watch(&dir)?);
         let mut runs = JoinSet::new();
         for run in 0..CLUSTERS {
-            let (dir, queues, total) = (dir.clone(), queues.clone(), total.clone());
+            let (dir, queues, total, stalls) = (dir.clone(), queues.clone(), total.clone(), stalls.clone());
             runs.spawn(async move {
                 // Half of them begin with the other half.
                 let mut wirings = [Wiring::Direct, Wiring::Linked];
                 wirings.rotate_left(run % 2);
                 for wiring in wirings {
-                    cases_of(dir.clone(), run, wiring, &queues, &total).await;
+                    cases_of(dir.clone(), run, wiring, &queues, &total, &stalls).await;
                 }
             });
         }
@@ -131,7 +139,7 @@ fn faults_at_every_step_of_a_move() {
         }
         let cases: usize = total.tallies.values().map(|tally| tally.cases).sum();
         let (failed, seconds) = (total.failed.len(), began.elapsed().as_secs_f64());
-        report(&format!("kills cases={cases} failed={failed} seconds={seconds:.0}"));
+        report(&format!("kills cases={cases} failed={failed} again={} seconds={seconds:.0}", total.again));
         ensure!(total.failed.is_empty(), "{}", total.failed.join("\n"));
         let not_reached: Vec<_> = total.tallies.values().flat_map(|tally| &tally.not_reached).collect();
         ensure!(not_reached.is_empty(), "steps were not reached: {not_reached:?}");
@@ -140,22 +148,37 @@ fn faults_at_every_step_of_a_move() {
 }
 
 /// Takes cases from the queue, on one cluster after the other: a case that fails leaves its cluster unusable.
-async fn cases_of(dir: PathBuf, run: usize, wiring: Wiring, queues: &Queues, total: &Mutex<Total>) {
+async fn cases_of(
+    dir: PathBuf,
+    run: usize,
+    wiring: Wiring,
+    queues: &Queues,
+    total: &Mutex<Total>,
+    stalls: &Stalls,
+) {
     let queue = queues.of(wiring);
     for cluster in 0.. {
         if queue.lock().is_empty() {
             return;
         }
         let name = format!("run{run}-{wiring:?}{cluster}").to_lowercase();
-        let mut current = None;
-        if let Err(error) = on_one_cluster(&dir, &name, wiring, queue, total, &mut current).await {
-            let case = current.map_or_else(|| "the start".to_owned(), |case: Case| case.to_string());
-            let failed = format!("{name} {case}: {error:#}");
-            report(&failed);
-            total.lock().failed.push(failed);
-            if current.is_none() {
-                return;
-            }
+        let (mut current, mut began) = (None, Instant::now());
+        let ran = on_one_cluster(&dir, &name, wiring, queue, total, &mut current, &mut began).await;
+        let Err(error) = ran else { continue };
+        let case = current.map_or_else(|| "the start".to_owned(), |case: Case| case.to_string());
+        let failed = format!("{name} {case}: {error:#}");
+        report(&failed);
+        let mut total = total.lock();
+        let excusable = !error.is::<Violation>() && total.again < AGAIN_MAX;
+        if let Some(stall) = stalls.longest(began).filter(|_| excusable) {
+            report(&format!("{name} {case}: again, the machine stood still for {stall:?}"));
+            total.again += 1;
+            queue.lock().extend(current);
+            continue;
+        }
+        total.failed.push(failed);
+        if current.is_none() {
+            return;
         }
     }
 }
@@ -167,14 +190,15 @@ async fn on_one_cluster(
     queue: &Mutex<VecDeque<Case>>,
     total: &Mutex<Total>,
     current: &mut Option<Case>,
+    current_began: &mut Instant,
 ) -> anyhow::Result<()> {
     let mut cluster = Cluster::start(dir, name, wiring).await?;
     let mut writers = Writers::start(cluster.client().await?).await?;
     let mut owner = "a";
     loop {
         let Some(case) = queue.lock().pop_front() else { break };
-        *current = Some(case);
         let (before, began) = (writers.counts(), Instant::now());
+        (*current, *current_began) = (Some(case), began);
         let ran = case.run(&mut cluster, &mut writers, owner).await;
         let after = writers.counts();
         let mut total = total.lock();

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{
     case::{Case, Client, Fault, Server, Side, Way},
     cluster::{Cluster, Router, SURVIVOR, VICTIM},
-    writers::Writers,
+    writers::{Violation, Writers},
 };
 
 const CLAIM_LIMIT: Duration = Duration::from_secs(60);
@@ -79,8 +79,8 @@ impl Case {
         unclaimed(cluster, id).await?;
         victim.process.kill()?;
         writers.some(SOME).await?;
-        writers.check().await?;
-        cluster.one_owner(now, writers.keys()).await?;
+        writers.check().await.context(Violation)?;
+        cluster.one_owner(now, writers.keys()).await.context(Violation)?;
         let ended = Ended { reached, taken_over: taken && reached, aborted: over["phase"] == "aborted" };
         Ok((now, ended))
     }

@@ -58,7 +58,7 @@ struct Shared {
     acknowledged: Mutex<Vec<Written>>,
     seen: Mutex<Vec<Written>>,
     /// What no client should have been told.
-    complaints: Mutex<Vec<String>>,
+    complaints: Mutex<Vec<Complaint>>,
     longest: Mutex<Duration>,
     /// Held by each write, so that a check can wait until none is under way.
     writing: RwLock<()>,
@@ -70,6 +70,24 @@ struct Shared {
     made_in_doubt: AtomicUsize,
     /// Of each writer, the turns in a row that did not fail.
     flawless: [AtomicU64; WRITERS],
+}
+
+/// Something no client should have been told.
+#[derive(Debug)]
+struct Complaint {
+    /// That what serves it is away, though it should be there.
+    is_away: bool,
+    what: String,
+}
+
+/// Marks an error that nothing excuses: something was lost, told twice, or owned by two.
+#[derive(Debug)]
+pub struct Violation;
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a promise is broken")
+    }
 }
 
 /// Why a turn ended early.
@@ -222,8 +240,13 @@ impl Writers {
     /// Nobody has complained.
     pub fn healthy(&self) -> anyhow::Result<()> {
         let complaints = self.shared.complaints.lock();
-        ensure!(complaints.is_empty(), "clients complain: {}", complaints.join("; "));
-        Ok(())
+        if complaints.is_empty() {
+            return Ok(());
+        }
+        let told: Vec<_> = complaints.iter().map(|complaint| complaint.what.as_str()).collect();
+        let error = anyhow::anyhow!("clients complain: {}", told.join("; "));
+        let excusable = complaints.iter().all(|complaint| complaint.is_away);
+        Err(if excusable { error } else { error.context(Violation) })
     }
 
     /// Every write since the last check is there at its revision, the last of each key is there now, the lease has its
@@ -280,7 +303,7 @@ impl Writers {
 
 impl Shared {
     fn complain(&self, what: String) {
-        self.complaints.lock().push(what);
+        self.complaints.lock().push(Complaint { is_away: false, what });
     }
 }
 
@@ -318,7 +341,8 @@ impl Writer {
                     tokio::time::sleep(AWAY).await;
                 }
                 Err(Trouble::Away(what, status)) => {
-                    return shared.complain(format!("writer {}: {what}: {status:?}", self.number));
+                    let what = format!("writer {}: {what}: {status:?}", self.number);
+                    return shared.complaints.lock().push(Complaint { is_away: true, what });
                 }
                 Err(Trouble::Wrong(error)) => {
                     return shared.complain(format!("writer {}: {error:#}", self.number));
