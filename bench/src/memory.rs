@@ -127,7 +127,7 @@ async fn fill(options: &Options, meter: &Meter) -> anyhow::Result<()> {
     }
     let last = engine.last_revision();
     engine.compact(MonoMillis(0), last)?;
-    while engine.scrub(1024) {}
+    while engine.gc(1024) {}
     meter.show("an object, compacted").await
 }
 

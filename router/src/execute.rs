@@ -13,7 +13,7 @@ use kindred_partition_config::ids::Revision;
 use kindred_partition_config::unit::UnitBuckets;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
-use kindred_wire::protocol::{AT_LEAST, BUCKETS, MAP, PIN};
+use kindred_wire::protocol::{MIN_REVISION, BUCKETS, MAP, PIN};
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
@@ -78,11 +78,11 @@ impl Deadline {
         self.at
     }
 
-    /// A request like [`Deadline::at_least`] that also pins what the store shows: it stays readable while the other
+    /// A request like [`Deadline::min_revision`] that also pins what the store shows: it stays readable while the other
     /// stores are asked (R5), until the pin is released. `pin` 0 means no pin.
     #[must_use]
-    pub fn pinned<T>(self, message: T, at_least: Revision, pin: u64) -> Request<T> {
-        let mut request = self.at_least(message, at_least);
+    pub fn pinned<T>(self, message: T, min_revision: Revision, pin: u64) -> Request<T> {
+        let mut request = self.min_revision(message, min_revision);
         if pin != 0 {
             request.metadata_mut().insert(PIN, MetadataValue::from(pin));
         }
@@ -91,10 +91,10 @@ impl Deadline {
 
     /// A request that asks the store to answer at or above a revision; a store that cannot follow ignores that (R8).
     #[must_use]
-    pub fn at_least<T>(self, message: T, at_least: Revision) -> Request<T> {
+    pub fn min_revision<T>(self, message: T, min_revision: Revision) -> Request<T> {
         let mut request = self.request(message);
-        if at_least > Revision::ZERO {
-            request.metadata_mut().insert(AT_LEAST, MetadataValue::from(at_least.get()));
+        if min_revision > Revision::ZERO {
+            request.metadata_mut().insert(MIN_REVISION, MetadataValue::from(min_revision.get()));
         }
         request
     }

@@ -79,7 +79,7 @@ impl App {
     }
 
     /// The revision that answers of a read of these spread Kinds must have at least; zero for none. By the present map.
-    pub(crate) fn at_least(&self, spread: &[KindPrefix]) -> Revision {
+    pub(crate) fn min_revision(&self, spread: &[KindPrefix]) -> Revision {
         let shown = self.shown.of(spread);
         let settled = self.taken.settled.load(Ordering::SeqCst);
         if spread.is_empty() || self.taken.begun.load(Ordering::SeqCst) <= settled {

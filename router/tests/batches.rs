@@ -46,7 +46,7 @@ fn op(request: &'static str) -> Op {
     Op {
         method: Method::Put,
         request: Bytes::from_static(request.as_bytes()),
-        at_least: Revision(5),
+        min_revision: Revision(5),
         generation: 7,
         pin: 0,
         until: Instant::now() + PATIENCE,
@@ -75,7 +75,7 @@ async fn answers_come_out_of_order_and_one_that_takes_long_holds_up_none() {
     let (ops, _) = stream.ops(3).await;
     assert_eq!(ops.iter().map(|op| op.request.as_ref()).collect::<Vec<_>>(), [b"a", b"b", b"c"]);
     assert!(ops.is_sorted_by(|a, b| a.id < b.id));
-    assert_eq!((ops[0].method, ops[0].at_least, ops[0].generation), (2, 5, 7));
+    assert_eq!((ops[0].method, ops[0].min_revision, ops[0].generation), (2, 5, 7));
     assert!(ops[0].timeout_micros > 0 && ops[0].timeout_micros <= PATIENCE.as_micros() as u64);
     stream.echo(&[&ops[2], &ops[0]]).await;
     let [a, b, c] = calls;

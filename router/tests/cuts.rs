@@ -129,7 +129,7 @@ async fn r5_a_probe_is_one_round_of_operations_and_its_pins_are_released() {
     // The next probe asks for at least what was shown; the store below the other is raised and asked for changes.
     let reading = cluster.probe(PATIENCE);
     let (first, second) = (low.op().await, high.op().await);
-    assert_eq!((first.at_least, second.at_least), (1009 << 10, 1009 << 10));
+    assert_eq!((first.min_revision, second.min_revision), (1009 << 10, 1009 << 10));
     low.answer(first.id, &answer(1009 << 10, 3, Some("/registry/pods/a"))).await;
     high.answer(second.id, &answer(1012 << 10, 5, None)).await;
     let confirm = low.op().await;

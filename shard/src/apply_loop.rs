@@ -24,7 +24,7 @@ use crate::{
     },
     etcd_status::KvError,
     metrics::LoopMetrics,
-    wish::Wish,
+    read_hints::ReadHints,
 };
 
 mod request;
@@ -43,7 +43,7 @@ const BATCH_MAX: usize = 256;
 /// A batch ends after about this time, so that its last request does not delay its first.
 const BATCH_TIME_MAX: Duration = Duration::from_micros(200);
 /// Versions freed in one slice.
-const SCRUB_SLICE: usize = 256;
+const GC_SLICE: usize = 256;
 /// Interval of the search for resources of vanished clients.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// How long, at most, requests are held up by a call that waits for both logs to be flushed.
@@ -188,26 +188,26 @@ impl ApplyLoop {
         let core = &mut self.core;
         let before = LoggedBefore::of(core);
         let (answer, waits) = match request {
-            Request::Apply { ref op, wish, .. } if !fits(core, op, wish) => {
-                return self.hold(request, wish);
+            Request::Apply { ref op, hints, .. } if !fits(core, op, hints) => {
+                return self.hold(request, hints);
             }
-            Request::Apply { op, wish, answer } => {
-                let applied = core.apply(op, wish);
+            Request::Apply { op, hints, answer } => {
+                let applied = core.apply(op, hints);
                 let waits = applied.is_ok() && core.engine.answer_waits();
                 (Answer::Apply(answer, applied), waits)
             }
-            Request::Read { query, wish, owner, answer } if core.waits(&query, wish) => {
+            Request::Read { query, hints, owner, answer } if core.waits(&query, hints) => {
                 // The read must show, for its whole range, what any of its Kinds already shows.
-                let to = wish.at_least.unwrap_or_else(|| core.engine.current_all());
-                let raise = Raise { ranges: vec![query.range.clone()], to, generation: wish.generation };
+                let to = hints.min_revision.unwrap_or_else(|| core.engine.current_all());
+                let raise = Raise { ranges: vec![query.range.clone()], to, generation: hints.generation };
                 let read = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
-                    let read = core.read(&query, wish, &owner);
+                    let read = core.read(&query, hints, &owner);
                     Box::new(move || answer.send(read))
                 };
                 return self.raise(raise, Box::new(read));
             }
-            Request::Read { query, wish, owner, answer } => {
-                (Answer::Read(answer, core.read(&query, wish, &owner)), false)
+            Request::Read { query, hints, owner, answer } => {
+                (Answer::Read(answer, core.read(&query, hints, &owner)), false)
             }
             Request::Batch(ops) => return self.execute_batch(ops),
             Request::Chunk { cursor, answer } => (Answer::Chunk(answer, core.chunk(cursor)), false),
@@ -248,8 +248,8 @@ impl ApplyLoop {
     }
 
     /// Keeps a write until the clock may assign again.
-    fn hold(&mut self, request: Request, wish: Wish) {
-        self.ask_ceiling(wish.at_least);
+    fn hold(&mut self, request: Request, hints: ReadHints) {
+        self.ask_ceiling(hints.min_revision);
         if self.held.len() < HELD_MAX {
             self.held.push_back((Instant::now() + HELD_TIME_MAX, request));
         } else {
@@ -279,14 +279,14 @@ impl ApplyLoop {
         }
         let now = Instant::now();
         while let Some((until, request)) = self.held.pop_front() {
-            let Request::Apply { op, wish, answer } = &request else { continue };
+            let Request::Apply { op, hints, answer } = &request else { continue };
             let wanted = answer.is_wanted(now);
-            if wanted && fits(&self.core, op, *wish) {
+            if wanted && fits(&self.core, op, *hints) {
                 self.execute(request);
             } else if !wanted || until <= now {
                 refuse(request);
             } else {
-                self.ask_ceiling(wish.at_least);
+                self.ask_ceiling(hints.min_revision);
                 self.held.push_front((until, request));
                 break;
             }
@@ -379,7 +379,7 @@ impl ApplyLoop {
     fn timers(&mut self) {
         self.expiring = self.may_expire() && self.core.lease_expire();
         self.core.compact_due();
-        self.core.scrub(SCRUB_SLICE);
+        self.core.gc(GC_SLICE);
         let now = Instant::now();
         if now >= self.progress_at {
             self.progress_at = now + self.progress_interval;
@@ -409,7 +409,7 @@ impl ApplyLoop {
     }
 
     fn next_timer(&self) -> Instant {
-        let busy = self.expiring || self.core.is_scrubbing() || self.core.has_feeds_behind();
+        let busy = self.expiring || self.core.is_collecting() || self.core.has_feeds_behind();
         if busy || self.logs.has_checkpoint_work() {
             return Instant::now();
         }
@@ -451,8 +451,8 @@ impl ApplyLoop {
 }
 
 /// Whether the clock's ceiling lets a request be executed now.
-fn fits(core: &Core, op: &Op, wish: Wish) -> bool {
-    core::is_read(op) || (core.may_assign() && wish.at_least.is_none_or(|wish| !core.waits_for_ceiling(wish)))
+fn fits(core: &Core, op: &Op, hints: ReadHints) -> bool {
+    core::is_read(op) || (core.may_assign() && hints.min_revision.is_none_or(|least| !core.waits_for_ceiling(least)))
 }
 
 /// Answers a write that could not be executed in time, and was not.

@@ -28,7 +28,7 @@ use tokio::{
 
 use kindred_wire::error::EtcdError;
 
-use crate::{clock::Clock, durability::status::DurabilityStatus, etcd_status::KvError, wish::Wish};
+use crate::{clock::Clock, durability::status::DurabilityStatus, etcd_status::KvError, read_hints::ReadHints};
 
 mod call;
 mod disk;
@@ -95,7 +95,7 @@ pub enum FeedOf {
     Ranges {
         /// At least one range.
         ranges: Vec<KeyRange>,
-        /// See [`Wish::generation`].
+        /// See [`ReadHints::generation`].
         generation: Option<u64>,
     },
     /// A unit that moves, whoever owns it, for the tail of a copy.
@@ -170,8 +170,8 @@ pub struct Core {
     pub opened: bool,
     /// Whether there are logs.
     pub keeps: bool,
-    scrubbing: bool,
-    scrub_waiters: Vec<Answer>,
+    collecting: bool,
+    gc_waiters: Vec<Answer>,
     /// Compactions that wait for pins, and until when.
     compactions: Vec<(MonoMillis, Compaction)>,
     /// Requests executed, shown as etcd's raft index.
@@ -212,8 +212,8 @@ impl Core {
             opens_at: WallMicros(0),
             opened,
             keeps: false,
-            scrubbing: false,
-            scrub_waiters: Vec::new(),
+            collecting: false,
+            gc_waiters: Vec::new(),
             compactions: Vec::new(),
             applied: 0,
         }
@@ -222,8 +222,8 @@ impl Core {
     // ---- writes
 
     /// Executes a write, or a transaction of reads.
-    pub fn apply(&mut self, op: Op, wish: Wish) -> Result<OpAnswer, KvError> {
-        self.owns(&op, wish.generation)?;
+    pub fn apply(&mut self, op: Op, hints: ReadHints) -> Result<OpAnswer, KvError> {
+        self.owns(&op, hints.generation)?;
         let cost = cost(&op);
         if cost > 0 {
             self.check_room(cost)?;
@@ -235,9 +235,9 @@ impl Core {
         }
         self.applied += 1;
         let wall = self.clock.wall();
-        Ok(match wish.at_least {
+        Ok(match hints.min_revision {
             None => self.engine.apply(wall, op)?,
-            Some(wish) => self.engine.apply_above(wall, op, wish)?,
+            Some(least) => self.engine.apply_above(wall, op, least)?,
         })
     }
 
@@ -293,9 +293,9 @@ impl Core {
             }
             Ok(Some(until)) => self.compactions.push((until, Compaction { at, physical, answer })),
             Ok(None) => {
-                self.scrubbing = true;
+                self.collecting = true;
                 if physical {
-                    self.scrub_waiters.push(answer);
+                    self.gc_waiters.push(answer);
                 } else {
                     self.compacted(answer);
                 }
@@ -328,14 +328,14 @@ impl Core {
     }
 
     /// Frees some of what was compacted. Returns whether there is more.
-    pub fn scrub(&mut self, budget: usize) -> bool {
-        if self.scrubbing && !self.engine.scrub(budget) {
-            self.scrubbing = false;
-            for waiter in std::mem::take(&mut self.scrub_waiters) {
+    pub fn gc(&mut self, budget: usize) -> bool {
+        if self.collecting && !self.engine.gc(budget) {
+            self.collecting = false;
+            for waiter in std::mem::take(&mut self.gc_waiters) {
                 self.compacted(waiter);
             }
         }
-        self.scrubbing
+        self.collecting
     }
 
     /// Answers a compaction once it would survive a restart.
@@ -348,28 +348,28 @@ impl Core {
 
     /// Whether compacted memory waits to be freed.
     #[must_use]
-    pub fn is_scrubbing(&self) -> bool {
-        self.scrubbing
+    pub fn is_collecting(&self) -> bool {
+        self.collecting
     }
 
     // ---- reads
 
     /// Whether a read needs more than is visible now and has to wait for a raise.
-    pub fn waits(&mut self, query: &RangeQuery, wish: Wish) -> bool {
+    pub fn waits(&mut self, query: &RangeQuery, hints: ReadHints) -> bool {
         let ranges = std::slice::from_ref(&query.range);
-        self.engine.read_waits(ranges, wish.at_least)
-            || wish.at_least.is_some_and(|wish| self.engine.current(ranges) < wish)
+        self.engine.read_waits(ranges, hints.min_revision)
+            || hints.min_revision.is_some_and(|least| self.engine.current(ranges) < least)
     }
 
     /// Answers a short read, or begins a long one.
-    pub fn read(&mut self, query: &RangeQuery, wish: Wish, owner: &Weak<()>) -> Result<Started, KvError> {
-        self.owns_read(query, wish.generation)?;
-        if let Some(at_least) = wish.at_least {
+    pub fn read(&mut self, query: &RangeQuery, hints: ReadHints, owner: &Weak<()>) -> Result<Started, KvError> {
+        self.owns_read(query, hints.generation)?;
+        if let Some(min_revision) = hints.min_revision {
             let ranges = std::slice::from_ref(&query.range);
-            self.engine.raise_if_allowed(self.clock.wall(), ranges, at_least);
+            self.engine.raise_if_allowed(self.clock.wall(), ranges, min_revision);
         }
-        let started = self.start_read(query, wish.generation, owner)?;
-        if let Some(pin) = wish.pin {
+        let started = self.start_read(query, hints.generation, owner)?;
+        if let Some(pin) = hints.pin {
             let (Started::Whole(RangeAnswer { header, .. }) | Started::Long { header, .. }) = &started;
             self.engine.hold(self.clock.mono(), *header, pin);
         }
@@ -465,14 +465,14 @@ impl Core {
             return Ok(self.engine.keep(self.clock.mono(), at, name, millis)?);
         }
         self.engine.unkeep(name);
-        self.scrubbing |= self.engine.wants_scrub();
+        self.collecting |= self.engine.wants_gc();
         Ok(())
     }
 
     pub fn close(&mut self, id: CursorId) {
         if let Some(cursor) = self.cursors.remove(&id) {
             self.engine.close_range(cursor.open);
-            self.scrubbing |= self.engine.wants_scrub();
+            self.collecting |= self.engine.wants_gc();
         }
     }
 
@@ -507,7 +507,7 @@ impl Core {
         let floor = self.engine.floor();
         self.engine.unkeep_due(self.clock.mono());
         self.engine.unit_readers_look(self.clock.mono());
-        self.scrubbing |= self.engine.wants_scrub();
+        self.collecting |= self.engine.wants_gc();
         let lost = |cursor: &Cursor| {
             let at = cursor.open.at;
             cursor.owner.strong_count() == 0

@@ -27,7 +27,7 @@ use crate::{
     durability::Logs,
     etcd_status::KvError,
     read,
-    wish::Wish,
+    read_hints::ReadHints,
 };
 
 /// A handle to the apply loop.
@@ -60,10 +60,10 @@ impl Handle {
         answer.await.map_err(|_| KvError::Stopped)
     }
 
-    /// Executes a write or transaction. Its revision is above the wished one if the clock may follow to it.
-    pub async fn apply(&self, op: Op, wish: Wish) -> Result<OpAnswer, KvError> {
+    /// Executes a write or transaction. Its revision is at or above `min_revision` if the clock may follow to it.
+    pub async fn apply(&self, op: Op, hints: ReadHints) -> Result<OpAnswer, KvError> {
         let (answer, answered) = oneshot::channel();
-        self.send(Request::Apply { op, wish, answer: Respond::One(answer) }, answered).await?
+        self.send(Request::Apply { op, hints, answer: Respond::One(answer) }, answered).await?
     }
 
     /// Sends operations that came in one message. Each is answered through its reply, even when the loop has ended.
@@ -163,8 +163,8 @@ impl Handle {
     }
 
     /// Executes a whole read; a long one is collected in chunks in the caller's task.
-    pub async fn range(&self, query: RangeQuery, wish: Wish) -> Result<RangeAnswer, KvError> {
-        let mut long = match self.start(query.clone(), wish).await? {
+    pub async fn range(&self, query: RangeQuery, hints: ReadHints) -> Result<RangeAnswer, KvError> {
+        let mut long = match self.start(query.clone(), hints).await? {
             Start::Whole(answer) => return Ok(answer),
             Start::Long(long) => long,
         };
@@ -178,11 +178,11 @@ impl Handle {
         Ok(RangeAnswer { header: long.header, kvs, more, count: long.count, contents: query.contents })
     }
 
-    pub async fn start(&self, query: RangeQuery, wish: Wish) -> Result<Start, KvError> {
+    pub async fn start(&self, query: RangeQuery, hints: ReadHints) -> Result<Start, KvError> {
         let alive = Arc::new(());
         let (answer, answered) = oneshot::channel();
         let (owner, answer) = (Arc::downgrade(&alive), Respond::One(answer));
-        let request = Request::Read { query, wish, owner, answer };
+        let request = Request::Read { query, hints, owner, answer };
         Ok(match self.send(request, answered).await?? {
             Started::Whole(answer) => Start::Whole(answer),
             Started::Long { header, count, first, cursor } => Start::Long(LongRead {

@@ -27,7 +27,7 @@ use crate::{
     etcd_status::{KvError, status},
     identity::Identity,
     joining::Joining,
-    wish::{checked, pin_id},
+    read_hints::{checked, pin_id},
 };
 
 pub mod batch;

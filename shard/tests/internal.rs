@@ -152,9 +152,9 @@ fn pods() -> Vec<shard::KeyRange> {
     vec![shard::KeyRange { key: "/registry/pods/".into(), range_end: "/registry/pods0".into() }]
 }
 
-fn wishing<T>(message: T, wishes: &[(&'static str, String)]) -> tonic::Request<T> {
+fn hinted<T>(message: T, hints: &[(&'static str, String)]) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
-    for (name, value) in wishes {
+    for (name, value) in hints {
         request.metadata_mut().insert(*name, value.parse().unwrap());
     }
     request
@@ -205,7 +205,7 @@ async fn r5_a_compaction_goes_on_once_what_it_waits_for_is_released() {
     let mut kv = KVClient::new(running.channel().await);
     for pin in ["7", "8"] {
         let range = Bytes::from(range_request("/registry/pods/a", "").encode_to_vec());
-        kv.range(wishing(range, &[("kindred-pin", pin.to_owned())])).await.unwrap();
+        kv.range(hinted(range, &[("kindred-pin", pin.to_owned())])).await.unwrap();
     }
     let second = client.put("/registry/pods/a", "2").await;
     let compacting = tokio::spawn({
@@ -234,37 +234,37 @@ async fn r8_wishes_are_fulfilled_or_ignored() {
     let mut shard = ShardClient::new(running.channel().await);
     let now = shard.hello(shard::HelloRequest::default()).await.unwrap().into_inner().now_micros;
     let ahead = |seconds: i64| (i64::try_from(now).unwrap() + seconds * 1_000_000) << 10;
-    let at_least = |revision: i64| ("kindred-at-least", revision.to_string());
+    let min_revision = |revision: i64| ("kindred-min-revision", revision.to_string());
     let range = || Bytes::from(range_request("/registry/pods/a", "").encode_to_vec());
     let header = |answer: Bytes| pb::RangeResponse::decode(answer).unwrap().header.unwrap().revision;
 
     let before = header(kv.range(range()).await.unwrap().into_inner());
-    for ignored in [at_least(ahead(3600)), ("kindred-at-least", "x".to_owned())] {
-        let shown = header(kv.range(wishing(range(), &[ignored])).await.unwrap().into_inner());
+    for ignored in [min_revision(ahead(3600)), ("kindred-min-revision", "x".to_owned())] {
+        let shown = header(kv.range(hinted(range(), &[ignored])).await.unwrap().into_inner());
         assert_eq!(shown, before);
     }
-    let shown = header(kv.range(wishing(range(), &[at_least(ahead(1))])).await.unwrap().into_inner());
+    let shown = header(kv.range(hinted(range(), &[min_revision(ahead(1))])).await.unwrap().into_inner());
     assert_eq!(shown, ahead(1));
     // A revision that was shown is readable, also in a stream.
     let at_shown = pb::RangeRequest { revision: shown, ..range_request("/registry/pods/a", "") };
-    let request = wishing(Bytes::from(at_shown.encode_to_vec()), &[("kindred-pin", "1".to_owned())]);
+    let request = hinted(Bytes::from(at_shown.encode_to_vec()), &[("kindred-pin", "1".to_owned())]);
     let chunk = kv.range_stream(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
     assert_eq!(decode_chunk(chunk).header.unwrap().revision, shown);
 
     let put = Bytes::from(put_request("/registry/pods/a", "v").encode_to_vec());
-    let answer = kv.put(wishing(put, &[at_least(ahead(2))])).await.unwrap().into_inner();
+    let answer = kv.put(hinted(put, &[min_revision(ahead(2))])).await.unwrap().into_inner();
     let written = pb::PutResponse::decode(answer).unwrap().header.unwrap().revision;
     assert!(written > ahead(2));
     let read = op(request_op::Request::RequestRange(range_request("/registry/pods/a", "")));
     let txn = Bytes::from(pb::TxnRequest { success: vec![read], ..Default::default() }.encode_to_vec());
-    let answer = kv.txn(wishing(txn, &[at_least(ahead(3))])).await.unwrap().into_inner();
+    let answer = kv.txn(hinted(txn, &[min_revision(ahead(3))])).await.unwrap().into_inner();
     assert_eq!(pb::TxnResponse::decode(answer).unwrap().header.unwrap().revision, ahead(3));
     assert_eq!(header(kv.range(range()).await.unwrap().into_inner()), ahead(3), "what was shown stays");
 
     // A dense shard does not follow the revision that it is asked for.
     let dense = Shard::dense().await;
     let mut kv = KVClient::new(dense.channel().await);
-    assert_eq!(header(kv.range(wishing(range(), &[at_least(5)])).await.unwrap().into_inner()), 1);
+    assert_eq!(header(kv.range(hinted(range(), &[min_revision(5)])).await.unwrap().into_inner()), 1);
 }
 
 #[tokio::test]

@@ -157,9 +157,9 @@ pub struct BatchOp {
     pub id: u64,
     #[prost(enumeration = "BatchMethod", tag = "2")]
     pub method: i32,
-    /// As kindred-at-least and kindred-map; 0 = none.
+    /// As kindred-min-revision and kindred-map; 0 = none.
     #[prost(int64, tag = "3")]
-    pub at_least: i64,
+    pub min_revision: i64,
     #[prost(uint64, tag = "4")]
     pub generation: u64,
     /// It need not be begun later than so long after it came; 0 = no limit.
@@ -1183,7 +1183,7 @@ pub mod shard_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Shard", "Hello"));
             self.inner.unary(req, path, codec).await
         }
-        /// The current revision of the ranges, raised to at least `to` first (R4, R5). A wish, not an order: `to` further than
+        /// The current revision of the ranges, raised to at least `to` first (R4, R5). A hint, not an order: `to` further than
         /// the maximum clock offset above the shard's own now is refused with FailedPrecondition (R3).
         pub async fn raise(
             &mut self,
@@ -1528,7 +1528,7 @@ pub mod shard_server {
             &self,
             request: tonic::Request<super::HelloRequest>,
         ) -> std::result::Result<tonic::Response<super::HelloResponse>, tonic::Status>;
-        /// The current revision of the ranges, raised to at least `to` first (R4, R5). A wish, not an order: `to` further than
+        /// The current revision of the ranges, raised to at least `to` first (R4, R5). A hint, not an order: `to` further than
         /// the maximum clock offset above the shard's own now is refused with FailedPrecondition (R3).
         async fn raise(
             &self,

@@ -45,7 +45,7 @@ flat! {
     BatchOp<'a> {
         1 id: u64,
         2 method: i32,
-        3 at_least: i64,
+        3 min_revision: i64,
         4 generation: u64,
         5 timeout_micros: u64,
         6 request: &'a [u8],
@@ -65,7 +65,7 @@ impl BatchOp<'_> {
         [
             (1, self.id),
             (2, u64::from(self.method.cast_unsigned())),
-            (3, self.at_least.cast_unsigned()),
+            (3, self.min_revision.cast_unsigned()),
             (4, self.generation),
             (5, self.timeout_micros),
             (7, self.pin),

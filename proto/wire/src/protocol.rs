@@ -4,7 +4,7 @@
 //! metadata must refuse the call.
 
 /// To a shard: the answer's revision should be at or above this number, and that of a write above it (R8).
-pub const AT_LEAST: &str = "kindred-at-least";
+pub const MIN_REVISION: &str = "kindred-min-revision";
 /// To a shard: the nonzero name of a pin. The answer's header revision should stay readable for a while, or until
 /// the pin is released (R5).
 pub const PIN: &str = "kindred-pin";

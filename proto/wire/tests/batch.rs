@@ -9,10 +9,10 @@ use proptest::prelude::*;
 use prost::Message;
 
 prop_compose! {
-    fn op()(id in 1..u64::MAX, method in 0..8i32, at_least in prop_oneof![Just(0), any::<i64>()],
+    fn op()(id in 1..u64::MAX, method in 0..8i32, min_revision in prop_oneof![Just(0), any::<i64>()],
             generation in prop_oneof![Just(0), any::<u64>()], timeout_micros in 0..3u64,
             pin in prop_oneof![Just(0), any::<u64>()], request in prop::collection::vec(any::<u8>(), 0..300)) -> pb::BatchOp {
-        pb::BatchOp { id, method, at_least, generation, timeout_micros, request: request.into(), pin }
+        pb::BatchOp { id, method, min_revision, generation, timeout_micros, request: request.into(), pin }
     }
 }
 
@@ -20,7 +20,7 @@ fn by_hand(op: &pb::BatchOp) -> BatchOp<'_> {
     BatchOp {
         id: op.id,
         method: op.method,
-        at_least: op.at_least,
+        min_revision: op.min_revision,
         generation: op.generation,
         timeout_micros: op.timeout_micros,
         request: &op.request,

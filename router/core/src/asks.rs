@@ -69,13 +69,13 @@ impl Asks {
         self.sources.iter().filter_map(|source| source.later).map(|(due, _)| due).min()
     }
 
-    /// Takes the requests that are due. Each asks for the higher of its own revision and `wished`, the one needed at
+    /// Takes the requests that are due. Each asks for the higher of its own revision and `wanted`, the one needed at
     /// this time.
-    pub fn take_due(&mut self, wished: Revision, now: Instant) -> impl Iterator<Item = (SourceIx, Revision)> {
+    pub fn take_due(&mut self, wanted: Revision, now: Instant) -> impl Iterator<Item = (SourceIx, Revision)> {
         let take = move |(index, source): (usize, &mut Source)| {
             let (_, to) = source.later.take_if(|(due, _)| *due <= now)?;
             source.lively = Some(now);
-            Some((SourceIx(index), to.max(wished)))
+            Some((SourceIx(index), to.max(wanted)))
         };
         self.sources.iter_mut().enumerate().filter_map(take)
     }

@@ -2,22 +2,22 @@
 //!
 //! T is the maximum of the stores' current revisions, asked for after the request came in. Every store promises T
 //! before the answer, so T is a cut: nothing at or below it is still to come anywhere. Stores are asked with
-//! `at_least`, the highest revision that this router has shown. So unless something was written since, all answer with
+//! `min_revision`, the highest revision that this router has shown. So unless something was written since, all answer with
 //! the same revision, and a read costs **one round trip**, as the data come with that answer. Otherwise each store
 //! below T is raised to it, and says whether its part of the range has changed meanwhile ([`Command::Confirm`]: raise,
 //! pin and compare). Only a store whose part has changed is read again.
 //!
 //! ```text
-//! Now       Read at_least=shown (pins) ─ all equal ────────────────────────────► Done
+//! Now       Read min_revision=shown (pins) ─ all equal ────────────────────────────► Done
 //!                                      └ below T: Confirm since..T ─ unchanged ─► Done
 //!                                                                  └ changed: ReadAt T ► Done
 //! At(N)     N <= shown ─────────────────────────────► ReadAt N ─ below T: Raise T ─► Done, header T
 //!           N > shown: Current ─ N > T: future        ↑
 //!                              └ N <= T ──────────────┘
-//! Current   Current at_least=shown ─ below T: Raise T ─► Done     (the probe; a watch without a start)
+//! Current   Current min_revision=shown ─ below T: Raise T ─► Done     (the probe; a watch without a start)
 //! ```
 //!
-//! The header of a read at N is T, not N, as in etcd (pitfall C1). `at_least` is only a wish: a store that cannot
+//! The header of a read at N is T, not N, as in etcd (pitfall C1). `min_revision` is only a hint: a store that cannot
 //! follow answers with its own current revision. A raise to T is not: if a store refuses because its clock may not go
 //! that far (R3), the read fails. So no revision is shown that some store has not promised.
 
@@ -93,11 +93,11 @@ impl Event {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// Read at the store's current revision, raised to `at_least` if the store can, and pin it.
+    /// Read at the store's current revision, raised to `min_revision` if the store can, and pin it.
     Read {
         store: StoreIx,
-        /// A wish that the store may ignore.
-        at_least: Revision,
+        /// A hint that the store may ignore.
+        min_revision: Revision,
     },
     /// Read at exactly this revision, after raising the store to it. The client named it, or the store has pinned it.
     ReadAt {
@@ -105,11 +105,11 @@ pub enum Command {
         /// The revision to read at.
         revision: Revision,
     },
-    /// Report the current revision, raised to `at_least` if the store can.
+    /// Report the current revision, raised to `min_revision` if the store can.
     Current {
         store: StoreIx,
-        /// A wish that the store may ignore.
-        at_least: Revision,
+        /// A hint that the store may ignore.
+        min_revision: Revision,
     },
     /// Raise the store to a revision, or fail with [`Event::CannotFollow`].
     Raise {
@@ -191,9 +191,9 @@ impl ConsistentRead {
         let checked = matches!(mode, Mode::At(at) if at <= shown);
         debug_assert!(!stores.is_empty(), "a read without a store has no revision");
         let ask = |store| match mode {
-            Mode::Now => (Asked::Read, Command::Read { store, at_least: shown }),
+            Mode::Now => (Asked::Read, Command::Read { store, min_revision: shown }),
             Mode::At(revision) if checked => (Asked::ReadAt(revision), Command::ReadAt { store, revision }),
-            Mode::At(_) | Mode::Current => (Asked::Current, Command::Current { store, at_least: shown }),
+            Mode::At(_) | Mode::Current => (Asked::Current, Command::Current { store, min_revision: shown }),
         };
         let (asked, commands) = stores
             .iter()

@@ -11,12 +11,12 @@ fn rev(revision: i64) -> Revision {
     Revision(revision)
 }
 
-fn read(store: StoreIx, at_least: i64) -> Command {
-    Command::Read { store, at_least: rev(at_least) }
+fn read(store: StoreIx, min_revision: i64) -> Command {
+    Command::Read { store, min_revision: rev(min_revision) }
 }
 
-fn current(store: StoreIx, at_least: i64) -> Command {
-    Command::Current { store, at_least: rev(at_least) }
+fn current(store: StoreIx, min_revision: i64) -> Command {
+    Command::Current { store, min_revision: rev(min_revision) }
 }
 
 fn read_at(store: StoreIx, revision: i64) -> Command {
@@ -85,7 +85,7 @@ fn a_store_that_cannot_follow_to_the_target_is_an_error() {
     let (mut probe, _) = begin(Mode::Current, &[A, B], 0);
     probe.step(raised(A, 50)).unwrap();
     assert_eq!(probe.step(raised(B, 3)), Ok(vec![Command::Raise { store: B, to: rev(50) }]));
-    assert_eq!(probe.step(raised(B, 49)), Err(error), "a wish is not enough now");
+    assert_eq!(probe.step(raised(B, 49)), Err(error), "a hint is not enough now");
 }
 
 #[test]
@@ -178,8 +178,8 @@ impl World {
     /// Carries the command out at the store; data travel with the answer.
     fn serve(&mut self, command: Command) -> Event {
         match command {
-            Command::Read { store, at_least } => {
-                self.stores[store.0].raise(at_least.get());
+            Command::Read { store, min_revision } => {
+                self.stores[store.0].raise(min_revision.get());
                 let current = self.stores[store.0].current;
                 self.data[store.0] = Some(self.stores[store.0].at(current));
                 answered(store, current)
@@ -191,8 +191,8 @@ impl World {
                 self.data[store.0] = Some(self.stores[store.0].at(revision.get()));
                 answered(store, self.stores[store.0].current)
             }
-            Command::Current { store, at_least } => {
-                self.stores[store.0].raise(at_least.get());
+            Command::Current { store, min_revision } => {
+                self.stores[store.0].raise(min_revision.get());
                 raised(store, self.stores[store.0].current)
             }
             Command::Raise { store, to } => {

@@ -252,7 +252,7 @@ impl<T: Group> WatchMerge<T> {
 
     /// What every source must prove before all that is buffered can be emitted and all readers have what they wait for.
     #[must_use]
-    pub fn wished(&self) -> Revision {
+    pub fn wanted(&self) -> Revision {
         self.buffer.last_key_value().map_or(self.wanted, |((newest, _), _)| self.wanted.max(*newest))
     }
 
@@ -428,7 +428,7 @@ impl<T: Group> WatchMerge<T> {
     }
 
     fn ask(&mut self, commands: &mut Vec<Command<T>>) {
-        let to = self.wished();
+        let to = self.wanted();
         for (index, source) in self.sources.iter_mut().enumerate() {
             // A paused source would not be read; it is asked once it holds the others back.
             let quiet = !source.live || source.paused || source.refused || source.asked.is_some();

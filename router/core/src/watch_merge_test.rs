@@ -82,7 +82,7 @@ fn a_wanted_revision_is_asked_of_those_below_it_and_one_at_a_time() {
     let want = |to| Event::Want { to: rev(to) };
     assert_eq!(merge.step(want(10)), Ok(vec![advance(B, 10)]), "the other one has proved it");
     assert_eq!(merge.step(want(20)), Ok(vec![advance(A, 20)]), "B is being asked");
-    assert_eq!(merge.step(want(5)), Ok(vec![]), "a wish never goes back");
+    assert_eq!(merge.step(want(5)), Ok(vec![]), "what is wanted never goes back");
     let told = vec![Command::Watermark(rev(10)), advance(B, 20)];
     assert_eq!(merge.step(watermark(B, 10)), Ok(told));
     assert_eq!(merge.step(watermark(B, 20)), Ok(vec![Command::Watermark(rev(12))]));

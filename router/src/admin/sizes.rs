@@ -331,7 +331,7 @@ async fn range(app: &App, store: &Store, range: &KeyRange, count: bool) -> Resul
     let limit = if count { 0 } else { SAMPLE };
     let request = pb::RangeRequest { key: key.0, range_end, count_only: count, limit, ..Default::default() };
     let generation = app.routes.load().generation();
-    let to = To { store, at_least: Revision::ZERO, generation };
+    let to = To { store, min_revision: Revision::ZERO, generation };
     let body = Bytes::from(request.encode_to_vec());
     let answer = to.send(Call::Range, Effect::Read, body, Deadline::within(WITHIN)).await?;
     pb::RangeResponse::decode(answer.into_bytes()).map_err(|error| Status::internal(error.to_string()))

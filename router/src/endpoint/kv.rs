@@ -122,7 +122,7 @@ impl Kv {
             }
             Plan::One { store, leases, spread } => {
                 let store = self.app.stores.get(store);
-                let to = To { store, at_least: self.app.at_least(&spread), generation };
+                let to = To { store, min_revision: self.app.min_revision(&spread), generation };
                 let asked = body.clone();
                 let answer = match leases.as_slice() {
                     [] if method == Call::Range => self.app.range_of_one(to, &spread, body, deadline).await,
@@ -208,7 +208,7 @@ impl Kv {
             Plan::Health => (self.app.stores.default_store(), Vec::new()),
         };
         let store = self.app.stores.get(index).clone();
-        let to = To { store: &store, at_least: self.app.at_least(&spread), generation };
+        let to = To { store: &store, min_revision: self.app.min_revision(&spread), generation };
         let Opened { chunks, revision } =
             self.app.range_stream_of_one(to, &spread, body.clone(), deadline).await?;
         let mut tail = Vec::new();
@@ -243,7 +243,7 @@ impl Kv {
         let mut failed = default.unavailable(&default.state().reason());
         for store in std::iter::once(default).chain(others) {
             let deadline = Deadline::within(HEALTH_LIMIT);
-            let to = To { store, at_least: Revision::ZERO, generation: 0 };
+            let to = To { store, min_revision: Revision::ZERO, generation: 0 };
             match to.send(Call::Range, Effect::Read, body.clone(), deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(status) => failed = status,

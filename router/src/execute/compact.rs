@@ -91,7 +91,7 @@ async fn raise_over_lane(
     let op = Op {
         method: Method::RaiseSince,
         request: request.clone(),
-        at_least: Revision::ZERO,
+        min_revision: Revision::ZERO,
         generation: 0,
         pin: 0,
         until: deadline.at(),

@@ -139,7 +139,7 @@ impl App {
         let mut attempts = 1;
         let mut follows = ask.revision();
         loop {
-            match range(&shards, fan_out, &ask, self.at_least(&fan_out.spread)).await {
+            match range(&shards, fan_out, &ask, self.min_revision(&fan_out.spread)).await {
                 Ok((answer, revision)) => {
                     self.shown.show(&fan_out.spread, revision);
                     return Ok(answer);
@@ -171,7 +171,7 @@ impl App {
         deadline: Deadline,
     ) -> Result<Revision, Status> {
         let (sources, _) = sources(fan_out);
-        let shown = self.at_least(&fan_out.spread);
+        let shown = self.min_revision(&fan_out.spread);
         let no_data = |_, _| pb::RangeRequest::default();
         let cut =
             cut::take(&self.live(generation, deadline), &sources, Mode::Current, shown, no_data).await?;

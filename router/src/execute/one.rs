@@ -24,8 +24,8 @@ use crate::stores::lane::Op;
 #[derive(Debug, Clone, Copy)]
 pub struct To<'s> {
     pub store: &'s Store,
-    /// The store should answer at or above this revision; zero for no such wish.
-    pub at_least: Revision,
+    /// The store should answer at or above this revision; zero for any.
+    pub min_revision: Revision,
     /// The generation of the map; 0 for a map that never changes.
     pub generation: u64,
 }
@@ -48,21 +48,21 @@ impl To<'_> {
         }
         // A stock etcd counts its own revisions and knows no maps. A put has one key, so its shard knows whether it
         // owns it.
-        let (at_least, generation) = match (self.store.is_shard(), method) {
+        let (min_revision, generation) = match (self.store.is_shard(), method) {
             (false, _) => (Revision::ZERO, 0),
-            (true, Call::Put) => (self.at_least, 0),
-            (true, _) => (self.at_least, self.generation),
+            (true, Call::Put) => (self.min_revision, 0),
+            (true, _) => (self.min_revision, self.generation),
         };
         let small = is_small(method, &body);
         attempt(self.store, effect, deadline, || async {
             if small && let Some(lane) = self.store.lane() {
                 let (request, until) = (body.clone(), deadline.at());
-                let op = Op { method: in_batch(method), request, at_least, generation, pin: 0, until };
+                let op = Op { method: in_batch(method), request, min_revision, generation, pin: 0, until };
                 if let Some(answered) = over_lane(self.store, &lane, op).await {
                     return answered.map(Rope::from);
                 }
             }
-            let request = by_map(deadline.at_least(body.clone(), at_least), generation);
+            let request = by_map(deadline.min_revision(body.clone(), min_revision), generation);
             self.store.ask(method, !small, request).await.map_err(Failure::of)
         })
         .await
@@ -76,7 +76,7 @@ impl To<'_> {
         }
         let generation = if self.store.is_shard() { self.generation } else { 0 };
         call(self.store, Effect::Read, deadline, || async {
-            let request = deadline.at_least(body.clone(), self.at_least);
+            let request = deadline.min_revision(body.clone(), self.min_revision);
             self.store.range_streams().range_stream(by_map(request, generation)).await
         })
         .await

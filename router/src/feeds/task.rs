@@ -255,8 +255,8 @@ impl Task {
 
     /// Asks the stores for a watermark whose own events have not made that unnecessary in time.
     fn ask_due(&mut self) {
-        let wished = self.merge.as_ref().map_or(Revision::ZERO, WatchMerge::wished);
-        let due: Vec<_> = self.asks.take_due(wished, Instant::now().into_std()).collect();
+        let wanted = self.merge.as_ref().map_or(Revision::ZERO, WatchMerge::wanted);
+        let due: Vec<_> = self.asks.take_due(wanted, Instant::now().into_std()).collect();
         due.into_iter().for_each(|(source, to)| self.advance(source, to));
     }
 

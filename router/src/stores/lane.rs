@@ -37,7 +37,7 @@ pub struct Op {
     /// The request as the client sent it.
     pub request: Bytes,
     /// The revision at or above which the shard should answer; zero for none.
-    pub at_least: Revision,
+    pub min_revision: Revision,
     /// The generation of the map; zero if the shard need not check it.
     pub generation: u64,
     /// The id of the pin to set; zero for none.
@@ -200,7 +200,7 @@ fn on_wire(id: OpId, op: &Op, now: Instant) -> BatchOp<'_> {
     BatchOp {
         id,
         method: op.method as i32,
-        at_least: op.at_least.get(),
+        min_revision: op.min_revision.get(),
         generation: op.generation,
         // 0 would mean no limit.
         timeout_micros: u64::try_from(left).unwrap_or(u64::MAX).max(1),

@@ -83,7 +83,7 @@ async fn release(store: &Store, pins: Vec<u64>) {
         let op = Op {
             method: Method::ReleasePins,
             request: request.encode_to_vec().into(),
-            at_least: Revision::ZERO,
+            min_revision: Revision::ZERO,
             generation: 0,
             pin: 0,
             until: Instant::now() + TIMEOUT,

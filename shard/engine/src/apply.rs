@@ -28,7 +28,7 @@ pub(crate) struct Applier<'a> {
     pub leases: &'a mut LeaseTable,
     pub now: WallMicros,
     /// The least revision that the answer shows; the clock has reached it.
-    pub at_least: Revision,
+    pub min_revision: Revision,
     /// Set to whether the answer depends on something that waits for the fsync log.
     pub waits: &'a mut bool,
 }
@@ -59,7 +59,7 @@ impl Applier<'_> {
         let begin = scopes.iter().map(|scope| self.space.applied(scope)).max().unwrap_or(Revision::ZERO);
         // A transaction without operations shows the current revision of everything.
         let begin = if scopes.is_empty() { self.space.applied(&self.space.everything()) } else { begin };
-        let begin = begin.max(self.at_least);
+        let begin = begin.max(self.min_revision);
         self.check(&op, &mut path.iter(), begin)?;
 
         let mut run = Run { on: &mut self, begin, assigned: None, changes: 0 };

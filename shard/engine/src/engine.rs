@@ -56,7 +56,7 @@ pub struct Engine {
     holds: Holds,
     pages: Pages,
     kept: kept::Kept,
-    /// Whether a pin below the floor ended since the last scrub.
+    /// Whether a pin below the floor ended since the last garbage collection.
     unpinned: bool,
     /// Periodic progress that waits until everything applied before it is published.
     tick: Option<Revision>,
@@ -108,10 +108,10 @@ impl Engine {
         self.applier(now, Revision::ZERO).apply(op)
     }
 
-    fn applier(&mut self, now: WallMicros, at_least: Revision) -> Applier<'_> {
+    fn applier(&mut self, now: WallMicros, min_revision: Revision) -> Applier<'_> {
         let Self { space, clock, leases, answer_waits, .. } = self;
         *answer_waits = false;
-        Applier { space, clock, leases, now, at_least, waits: answer_waits }
+        Applier { space, clock, leases, now, min_revision, waits: answer_waits }
     }
 
     /// Makes everything applied visible, except what waits for the fsync log, and hands its events to the watches. To
@@ -125,7 +125,7 @@ impl Engine {
     }
 
     /// Raises the floor to `at`: lower revisions become unreadable. `Compacted` when `at` is not above the last
-    /// compaction, `Future` above the current revision. The cost grows with the number of Kinds and units; `scrub`
+    /// compaction, `Future` above the current revision. The cost grows with the number of Kinds and units; `gc`
     /// frees the memory.
     ///
     /// A store's beginning is also a floor, but not a compaction: a revision before this store existed is accepted, as
@@ -167,16 +167,16 @@ impl Engine {
     }
 
     /// Frees versions below the floor that no pin needs, about `budget` at most; `true` when there is more to do.
-    pub fn scrub(&mut self, budget: usize) -> bool {
+    pub fn gc(&mut self, budget: usize) -> bool {
         let unpinned = std::mem::take(&mut self.unpinned);
         let mut budget = budget;
-        let dropping = self.unit_scrub(&mut budget);
-        self.space.scrub(&self.pins, unpinned, budget) | dropping
+        let dropping = self.unit_gc(&mut budget);
+        self.space.gc(&self.pins, unpinned, budget) | dropping
     }
 
-    /// Whether a pin below the floor ended since the last scrub, or a unit is being dropped.
+    /// Whether a pin below the floor ended since the last garbage collection, or a unit is being dropped.
     #[must_use]
-    pub fn wants_scrub(&self) -> bool {
+    pub fn wants_gc(&self) -> bool {
         self.unpinned || self.space.units.records.iter().any(|record| record.state == UnitState::Dropping)
     }
 

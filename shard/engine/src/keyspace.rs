@@ -300,7 +300,7 @@ impl Keyspace {
 
     /// Frees up to `budget` flips, and events below the floor with the versions that they replaced. Returns the rest of
     /// the budget.
-    pub(crate) fn scrub(&mut self, floor: Revision, pins: &Pins, mut budget: usize) -> usize {
+    pub(crate) fn gc(&mut self, floor: Revision, pins: &Pins, mut budget: usize) -> usize {
         budget = self.folded.settle(pins, budget);
         // Below the floor, counts are needed only at pins.
         while budget > 0 && self.flips.front().is_some_and(|v| v.mod_revision() <= floor) {
@@ -338,8 +338,8 @@ impl Keyspace {
         budget
     }
 
-    /// Whether [`Keyspace::scrub`] has something to do.
-    pub(crate) fn wants_scrub(&self, floor: Revision) -> bool {
+    /// Whether [`Keyspace::gc`] has something to do.
+    pub(crate) fn wants_gc(&self, floor: Revision) -> bool {
         let flipped = |version: &Version| version.mod_revision() <= floor;
         self.released.len() > 0
             || self.folded.wants_settling()
@@ -349,7 +349,7 @@ impl Keyspace {
             || self.log.front().is_some_and(|e| e.kv.mod_revision() < floor)
     }
 
-    /// Notes that a pin below the floor ended: the next scrubs examine again what was held for pins.
+    /// Notes that a pin below the floor ended: the next garbage collections examine again what was held for pins.
     pub(crate) fn release_held(&mut self) {
         self.released.append(&mut self.held);
         self.folded.unpin();

@@ -55,7 +55,7 @@ pub enum UnitState {
         sealed: Option<Revision>,
     },
     Owned,
-    /// Hidden; each scrub removes some of its data.
+    /// Hidden; each garbage collection removes some of its data.
     Dropping,
     /// The data is gone. The record remains to refuse requests that go by an old map.
     Gone,

@@ -93,8 +93,8 @@ struct Stream {
     pending: VecDeque<WatchKey>,
     /// The highest revision of an event or progress sent on this stream.
     high: Option<Revision>,
-    wish: progress::Wish,
-    /// The wish waits until something is published.
+    progress: progress::ProgressTarget,
+    /// The request for progress waits until something is published.
     waits: bool,
     woken: bool,
 }
@@ -110,7 +110,7 @@ pub(crate) struct Watches {
     /// Watches that stopped at an unpublished event, with its revision. Later events of another Kind may be
     /// published.
     blocked: Vec<(Revision, WatchKey)>,
-    /// Streams whose wish waits until something is published.
+    /// Streams whose request for progress waits until something is published.
     waiting: Vec<StreamId>,
     wakes: Vec<StreamId>,
     next_stream: u64,

@@ -42,7 +42,7 @@ fn dense_counts_as_etcd() {
         engine.compact(MonoMillis(0), Revision(4)),
         Err(EngineError::Compacted { floor: Revision(4) })
     );
-    while engine.scrub(10) {}
+    while engine.gc(10) {}
     engine.validate();
     let old = engine.range(&RangeQuery { revision: Some(Revision(3)), ..all() });
     assert_eq!(old.unwrap_err(), EngineError::Compacted { floor: Revision(4) });
@@ -237,7 +237,7 @@ fn a_long_read_is_not_disturbed_by_compaction() {
     }
     write(&mut engine, put("k0", "again"));
     engine.compact(MonoMillis(0), Revision(22)).expect("current");
-    while engine.scrub(1) {}
+    while engine.gc(1) {}
     engine.validate();
     loop {
         let chunk = engine.next_chunk(&mut open, 4, 1 << 20).unwrap();
@@ -251,7 +251,7 @@ fn a_long_read_is_not_disturbed_by_compaction() {
     engine.close_range(open);
     write(&mut engine, put("z", ""));
     engine.compact(MonoMillis(0), Revision(23)).expect("current");
-    while engine.scrub(1) {}
+    while engine.gc(1) {}
     engine.validate();
     let stats = engine.stats();
     assert_eq!((stats.keys, stats.events), (7, 1), "the pin's versions are freed with it");

@@ -28,13 +28,13 @@ fn equals_etcds() {
     assert_eq!(engine.hash_kv(Some(Revision(-1))).unwrap(), (1_084_519_789, Revision(-1), Revision(-1)));
 
     engine.compact(MonoMillis(0), Revision(4)).expect("current");
-    for scrubbed in [false, true] {
-        while scrubbed && engine.scrub(1) {}
-        assert_eq!(hash(&mut engine, 0), (323_977_103, 6, 4), "scrubbed: {scrubbed}");
-        assert_eq!(hash(&mut engine, 5), (1_468_967_122, 5, 4), "scrubbed: {scrubbed}");
+    for collected in [false, true] {
+        while collected && engine.gc(1) {}
+        assert_eq!(hash(&mut engine, 0), (323_977_103, 6, 4), "collected: {collected}");
+        assert_eq!(hash(&mut engine, 5), (1_468_967_122, 5, 4), "collected: {collected}");
     }
     engine.compact(MonoMillis(0), Revision(5)).expect("current");
-    while engine.scrub(1) {}
+    while engine.gc(1) {}
     assert_eq!(hash(&mut engine, 0), (244_968_164, 6, 5));
     // Every key is deleted: nothing is kept at 8, so etcd hashes all that it still holds.
     write(&mut engine, delete("a"));
@@ -42,7 +42,7 @@ fn equals_etcds() {
     assert_eq!(hash(&mut engine, 0), (1_101_635_891, 8, 5));
     engine.compact(MonoMillis(0), Revision(7)).expect("current");
     assert_eq!(hash(&mut engine, 0), (2_172_744_096, 8, 7));
-    while engine.scrub(1) {}
+    while engine.gc(1) {}
     assert_eq!(hash(&mut engine, 0), (2_172_744_096, 8, 7));
     engine.compact(MonoMillis(0), Revision(8)).expect("current");
     assert_eq!(hash(&mut engine, 0), (1_084_519_789, 8, 8));

@@ -57,7 +57,7 @@ fn compact_all(engine: &mut Engine, now: MonoMillis) {
         Ok(None) | Err(EngineError::Compacted { .. }) => {}
         other => panic!("{other:?}"),
     }
-    while engine.scrub(3) {}
+    while engine.gc(3) {}
 }
 
 #[test]
@@ -88,8 +88,8 @@ fn a_kept_revision_ends_when_it_is_released_or_not_renewed() {
             engine.unkeep_due(MonoMillis(1_900));
         }
         assert!(matches!(engine.range(&at(kept, 10, "")), Err(EngineError::Compacted { .. })));
-        assert!(engine.wants_scrub());
-        while engine.scrub(10) {}
+        assert!(engine.wants_gc());
+        while engine.gc(10) {}
         let stats = engine.stats();
         assert_eq!(stats.total_bytes, stats.live_bytes, "nothing is left of what was kept");
         engine.validate();
@@ -198,9 +198,9 @@ fn f01_counts_below_the_floor_are_exact() {
                     unit = Some(unit_move);
                 }
                 6 | 7 => {
-                    engine.scrub(usize::try_from(numbers.below(5)).unwrap() + 1);
+                    engine.gc(usize::try_from(numbers.below(5)).unwrap() + 1);
                 }
-                8 => while engine.scrub(7) {},
+                8 => while engine.gc(7) {},
                 _ => {}
             }
             if let Some(unit) = &unit {

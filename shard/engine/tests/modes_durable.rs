@@ -201,7 +201,7 @@ fn r9_what_was_deleted_while_nothing_was_kept_of_a_kind_does_not_come_back() {
     shard.put(&format!("{NODES}a"));
     shard.flush();
     shard.engine.compact(MonoMillis(0), deleted).expect("nothing holds it");
-    while shard.engine.scrub(100) {}
+    while shard.engine.gc(100) {}
     let taken = shard.set_modes(modes(3, Buffered));
     if taken == ModesTaken::AfterCheckpoint {
         shard.checkpoint();

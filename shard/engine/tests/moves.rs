@@ -281,7 +281,7 @@ fn a_quiet_watch_is_not_compacted_by_a_move() {
     let later = *fill(&mut a, 3).last().unwrap();
     a.publish();
     a.compact(MonoMillis(1), later).unwrap();
-    while a.scrub(100) {}
+    while a.gc(100) {}
     let by = by(1, &all_pods());
     track(&mut a, &by);
     let last = a.unit_freeze(NOW, &by).unwrap();
@@ -387,7 +387,7 @@ fn no_event_comes_twice_after_going_there_and_back() {
         assert!(write(&mut a, put(&key, "back")) > last);
         // The other side drops the unit, and only the refusal remains of it.
         b.unit_drop(&back, 3).unwrap();
-        while b.scrub(2) {
+        while b.gc(2) {
             b.validate();
         }
         assert_eq!(b.unit_records()[0].state, UnitState::Gone);
@@ -522,7 +522,7 @@ fn f19_a_store_that_gave_keys_away_is_done_with_their_lease() {
     b.publish();
     assert_eq!(count(&mut b, prefix(PODS), None), 0);
     a.unit_drop(&by, 2).unwrap();
-    while a.scrub(3) {}
+    while a.gc(3) {}
     a.validate();
     b.validate();
 }
@@ -549,7 +549,7 @@ fn maps_that_are_behind_are_refused_and_what_is_dropped_is_not_read_on() {
     assert!(got < want, "the test wants a read in progress");
     assert!(matches!(a.next_chunk(&mut open, 10, 1 << 20), Err(EngineError::NotOwned(_))));
     a.close_range(open);
-    while a.scrub(3) {}
+    while a.gc(3) {}
     a.validate();
     let overlapping = UnitMove { id: MoveId(2), term: Term(1), unit: all_pods() };
     assert!(matches!(b.unit_import(&overlapping, Import::default()), Err(UnitError::Overlaps { .. })));
@@ -562,7 +562,7 @@ fn moved(from: &mut Engine, to: &mut Engine, by: &UnitMove, epoch: u64) {
     switch(from, to, by, tail, epoch);
     from.feed_close(tail);
     from.unit_drop(by, epoch).expect("released");
-    while from.scrub(100) {}
+    while from.gc(100) {}
     from.validate();
 }
 
@@ -625,7 +625,7 @@ fn what_a_decision_asks_for_may_be_asked_for_again_at_any_time_after_it() {
     // The move is completed.
     a.unit_drop(&by, 2).unwrap();
     again(&mut a, &mut b, UnitState::Tracked { ready: true });
-    while a.scrub(100) {}
+    while a.gc(100) {}
     b.unit_forget(&by).unwrap();
     again(&mut a, &mut b, UnitState::Owned);
     // A release or open with another map than the decided one is refused.

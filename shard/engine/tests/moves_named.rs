@@ -87,7 +87,7 @@ fn go(source: &mut Engine, target: &mut Engine, by: &UnitMove, epoch: u64) -> Re
     let last = switch(source, target, by, tail, epoch);
     source.feed_close(tail);
     source.unit_drop(by, epoch).expect("dropped");
-    while source.scrub(100) {}
+    while source.gc(100) {}
     last
 }
 
@@ -320,7 +320,7 @@ fn a_compaction_passes_the_floor_of_a_unit_and_of_its_hash() {
     assert!(b.range(&RangeQuery { revision: Some(at[1]), ..query(prefix(PODS)) }).is_ok());
     // The store itself is younger than that; the unit is not.
     assert_eq!(b.compact(MonoMillis(0), at[3]), Ok(None));
-    while b.scrub(1) {}
+    while b.gc(1) {}
     for (i, at) in at.iter().enumerate() {
         let read = b.range(&RangeQuery { revision: Some(*at), ..query(prefix(PODS)) });
         assert_eq!(read.is_ok(), i >= 3, "{i}");

@@ -152,7 +152,7 @@ impl World {
     fn drop(&mut self, from: usize, by: &UnitMove) {
         let epoch = self.map();
         self.engines[from].unit_drop(by, epoch).expect("released");
-        while self.engines[from].scrub(100) {}
+        while self.engines[from].gc(100) {}
         self.engines.iter().for_each(Engine::validate);
     }
 
@@ -308,7 +308,7 @@ fn r13_single_keys_are_read_up_to_the_final_revision_and_no_further() {
     // Revisions that are compacted stay compacted.
     let floor = log[10].0;
     world.engines[A].compact(MonoMillis(0), floor).expect("current");
-    while world.engines[A].scrub(100) {}
+    while world.engines[A].gc(100) {}
     for (at, key, _) in log.iter().filter(|(at, key, _)| *at <= last && by.unit.contains(key.as_bytes())) {
         let query = RangeQuery { revision: Some(*at), ..query(single(key)) };
         match world.engines[A].range_by_map(&query, Some(1)) {

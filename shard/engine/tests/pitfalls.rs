@@ -51,7 +51,7 @@ fn pitfall_a4_compaction_keeps_what_is_current_at_a_readable_revision() {
     }
     let current = engine.current_all();
     engine.compact(MonoMillis(0), Revision(4)).expect("current");
-    while engine.scrub(1) {}
+    while engine.gc(1) {}
     for at in 4..=current.get() {
         let answer = engine.range(&RangeQuery { revision: Some(Revision(at)), ..all() }).expect("readable");
         assert_eq!((answer.count, answer.header), (2, current));
@@ -109,7 +109,7 @@ fn pitfall_a6_many_watches_a_stream_and_compacted_starts() {
         write(&mut engine, put("a", &i.to_string()));
     }
     engine.compact(MonoMillis(0), Revision(4)).expect("current");
-    while engine.scrub(1) {}
+    while engine.gc(1) {}
     let stream = engine.watch_open();
     for start in [None, Some(Revision(3)), Some(Revision(4)), None] {
         engine.watch_create(stream, watch(single("a"), start)).expect("free");
@@ -284,7 +284,7 @@ fn pitfall_a10_odd_ranges_and_missing_keys() {
     assert_eq!(engine.range(&query(prefix("/registry/"))).map(|a| a.count), Ok(0));
     let now = write(&mut engine, put("compact_rev_key", "1"));
     engine.compact(MonoMillis(0), now).expect("current");
-    while engine.scrub(1) {}
+    while engine.gc(1) {}
     let stats = engine.stats();
     assert_eq!((stats.keys, stats.events, stats.live_bytes), (1, 1, stats.total_bytes));
     engine.validate();
@@ -338,7 +338,7 @@ fn pitfall_b4_compacting_a_delete_keeps_its_event() {
     write(&mut engine, put("a", ""));
     let deleted = write(&mut engine, delete("a"));
     engine.compact(MonoMillis(0), deleted).expect("current");
-    while engine.scrub(1) {}
+    while engine.gc(1) {}
     let stream = engine.watch_open();
     for range in [single("a"), KeyRange::everything()] {
         engine.watch_create(stream, watch(range, Some(deleted))).expect("free");
@@ -352,7 +352,7 @@ fn pitfall_b5_compaction_moves_no_revision() {
     write(&mut engine, put("a", ""));
     let deleted = write(&mut engine, delete("a"));
     engine.compact(MonoMillis(0), deleted).expect("current");
-    while engine.scrub(1) {}
+    while engine.gc(1) {}
     assert_eq!(engine.current_all(), deleted);
     assert_eq!(write(&mut engine, put("a", "")), deleted.next());
     assert_eq!(engine.range(&all()).map(|a| a.kvs[0].version()), Ok(1));

@@ -54,7 +54,7 @@ fn leg(source: &mut Engine, target: &mut Engine, id: u64, units: &[Unit], epoch:
         source.unit_drop(by, epoch).expect("dropped");
         target.unit_forget(by).expect("forgotten");
     }
-    while source.scrub(100) {}
+    while source.gc(100) {}
     source.validate();
     target.validate();
 }

@@ -14,15 +14,15 @@ use crate::{
     core::{AfterPublish, Call, Core, CursorId, Flushed, Started},
     etcd_status::KvError,
     replies::Reply,
-    wish::Wish,
+    read_hints::ReadHints,
 };
 
 /// A request to the loop. Frequent ones are variants; others run as closures.
 pub(crate) enum Request {
     /// A write or a transaction.
-    Apply { op: Op, wish: Wish, answer: Respond<OpAnswer> },
+    Apply { op: Op, hints: ReadHints, answer: Respond<OpAnswer> },
     /// A read, which may turn out to be long.
-    Read { query: RangeQuery, wish: Wish, owner: Weak<()>, answer: Respond<Started> },
+    Read { query: RangeQuery, hints: ReadHints, owner: Weak<()>, answer: Respond<Started> },
     /// Requests that came in one message, in order.
     Batch(Vec<Batched>),
     /// The next chunk of a long read.
@@ -46,7 +46,7 @@ pub(crate) type LongChunk = (Vec<Version>, bool);
 
 pub(crate) struct Batched {
     pub call: BatchedCall,
-    pub wish: Wish,
+    pub hints: ReadHints,
     pub reply: Reply,
 }
 
@@ -83,12 +83,12 @@ impl RaiseSince {
 }
 
 impl From<Batched> for Request {
-    fn from(Batched { call, wish, reply }: Batched) -> Self {
+    fn from(Batched { call, hints, reply }: Batched) -> Self {
         match call {
-            BatchedCall::Apply(op) => Self::Apply { op, wish, answer: Respond::Batch(reply) },
+            BatchedCall::Apply(op) => Self::Apply { op, hints, answer: Respond::Batch(reply) },
             // A short read leaves nothing open.
             BatchedCall::Read(query) => {
-                Self::Read { query, wish, owner: Weak::new(), answer: Respond::Batch(reply) }
+                Self::Read { query, hints, owner: Weak::new(), answer: Respond::Batch(reply) }
             }
             BatchedCall::Raise(asked) => {
                 let raise = asked.first();

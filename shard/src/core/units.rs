@@ -8,13 +8,13 @@ use kindred_engine::{
 use super::Core;
 
 impl Core {
-    /// Runs a call for a move, and starts scrubbing if it left something to remove.
+    /// Runs a call for a move, and starts garbage collection if it left something to remove.
     pub fn unit_call<T>(
         &mut self,
         call: impl FnOnce(&mut Self) -> Result<T, UnitError>,
     ) -> Result<T, UnitError> {
         let answer = call(self);
-        self.scrubbing |= self.engine.wants_scrub();
+        self.collecting |= self.engine.wants_gc();
         answer
     }
 
@@ -23,7 +23,7 @@ impl Core {
         self.engine.hold_units();
         calls(self);
         self.engine.log_units_held();
-        self.scrubbing |= self.engine.wants_scrub();
+        self.collecting |= self.engine.wants_gc();
     }
 
     /// Drops a unit once no read uses it here (completion of a move).

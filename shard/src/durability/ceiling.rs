@@ -107,11 +107,11 @@ impl CeilingKeeper {
     pub fn start(file: ClockFile, changed: Arc<Notify>, durable: Durable) -> std::io::Result<Self> {
         let ceiling = AtomicI64::new(file.ceiling().get());
         let shared = Arc::new(Shared { ceiling, ..Shared::default() });
-        let (wanted, wishes) = sync_channel(1);
+        let (wanted, requests) = sync_channel(1);
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("clock-ceiling".to_owned())
-            .spawn(move || keep(Keeping { file, durable }, &wishes, &of_thread, &changed))?;
+            .spawn(move || keep(Keeping { file, durable }, &requests, &of_thread, &changed))?;
         Ok(Self { wanted: Some(wanted), asked: None, shared, thread: Some(thread) })
     }
 
@@ -170,21 +170,21 @@ impl CeilingKeeper {
     }
 }
 
-fn keep(mut file: Keeping, wishes: &Receiver<Revision>, shared: &Shared, changed: &Notify) -> Keeping {
-    let mut wish = None;
+fn keep(mut file: Keeping, requests: &Receiver<Revision>, shared: &Shared, changed: &Notify) -> Keeping {
+    let mut wanted = None;
     let mut failing = false;
     loop {
-        let next = match wish {
-            None => wishes.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(_) => wishes.recv_timeout(RETRY),
+        let next = match wanted {
+            None => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(_) => requests.recv_timeout(RETRY),
         };
         match next {
-            Ok(next) => wish = wish.max(Some(next)),
+            Ok(next) => wanted = wanted.max(Some(next)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return file,
         }
         // A note of log positions keeps the ceiling in force.
-        let Some(ceiling) = wish.map(|wish| wish.max(file.file.ceiling())) else { continue };
+        let Some(ceiling) = wanted.map(|next| next.max(file.file.ceiling())) else { continue };
         if shared.stopped.load(Ordering::Acquire) {
             return file;
         }
@@ -195,7 +195,7 @@ fn keep(mut file: Keeping, wishes: &Receiver<Revision>, shared: &Shared, changed
                 shared.took_micros.store(took, Ordering::Release);
                 shared.ceiling.store(ceiling.get(), Ordering::Release);
                 *shared.noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(durable);
-                wish = None;
+                wanted = None;
                 if std::mem::take(&mut failing) {
                     tracing::info!("the clock's ceiling can be kept again");
                 }

@@ -31,7 +31,7 @@ use crate::{
     etcd_status::KvError,
     handle::{self, Start},
     metrics::{CallMetrics, call_metrics},
-    wish::{self, Wish},
+    read_hints::{self, ReadHints},
 };
 
 /// Chunks of a range stream that may wait for the client.
@@ -68,7 +68,7 @@ impl KvService {
         &self,
         method: Method,
         message: Bytes,
-        wish: Wish,
+        hints: ReadHints,
         buckets: Option<UnitBuckets>,
     ) -> Result<long::Message, Status> {
         let Self { member, .. } = self;
@@ -76,26 +76,26 @@ impl KvService {
             Method::Range => {
                 let query = request::range(message)?;
                 if query.sort.is_some() || query.filter != RevisionFilter::default() {
-                    let answer = member.handle.range(query, wish).await?;
+                    let answer = member.handle.range(query, hints).await?;
                     return Ok(encode::range(&member.ids, &answer).into());
                 }
-                return Ok(natural_range(member, query, wish).await?);
+                return Ok(natural_range(member, query, hints).await?);
             }
             Method::Put => request::put(member, message)?,
             Method::DeleteRange => request::delete(member, message, buckets)?,
             Method::Txn => request::txn(member, message)?,
         };
-        let answer = member.handle.apply(op, wish).await?;
+        let answer = member.handle.apply(op, hints).await?;
         Ok(encode::answer(&member.ids, &answer).into())
     }
 
     async fn unary(&self, method: Method, request: Request<Bytes>) -> Result<long::Message, Status> {
-        let wish = Wish::of(request.metadata());
+        let hints = ReadHints::of(request.metadata());
         let buckets = match method {
-            Method::DeleteRange => wish::buckets(request.metadata())?,
+            Method::DeleteRange => read_hints::buckets(request.metadata())?,
             _ => None,
         };
-        self.answer(method, request.into_inner(), wish, buckets).await
+        self.answer(method, request.into_inner(), hints, buckets).await
     }
 
     /// The same for tonic, which takes an answer in one piece.
@@ -169,14 +169,14 @@ impl Kv for KvService {
         &self,
         request: Request<Bytes>,
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
-        let wish = Wish::of(request.metadata());
+        let hints = ReadHints::of(request.metadata());
         let query = convert::range_stream(decode(request.into_inner())?).map_err(KvError::from)?;
         let (sender, chunks) = mpsc::channel(STREAM_CHUNKS_MAX);
         let (good_end, mut chunks) = ending::produced(ReceiverStream::new(chunks));
         let member = self.member.clone();
         // Ends with the last chunk, or when the client goes away and `chunks` is dropped.
         tokio::spawn(async move {
-            match stream_range(&member, query, wish, &sender).await {
+            match stream_range(&member, query, hints, &sender).await {
                 Ok(()) => good_end.reached(),
                 Err(error) => drop(sender.send(Err(error.into())).await),
             }
@@ -209,9 +209,9 @@ impl Kv for KvService {
 }
 
 /// A read in key order. A long answer is encoded while its client takes it; until then it is a handle per key.
-async fn natural_range(member: &Member, query: RangeQuery, wish: Wish) -> Result<long::Message, KvError> {
+async fn natural_range(member: &Member, query: RangeQuery, hints: ReadHints) -> Result<long::Message, KvError> {
     let (limit, contents) = (query.limit, query.contents);
-    let mut read = match member.handle.start(query, wish).await? {
+    let mut read = match member.handle.start(query, hints).await? {
         Start::Whole(answer) => return Ok(encode::range(&member.ids, &answer).into()),
         Start::Long(read) => read,
     };
@@ -265,11 +265,11 @@ impl Given {
 async fn stream_range(
     member: &Member,
     query: RangeQuery,
-    wish: Wish,
+    hints: ReadHints,
     to: &mpsc::Sender<Result<Bytes, Status>>,
 ) -> Result<(), KvError> {
     let (limit, contents, count_only) = (query.limit, query.contents, query.count_only);
-    let mut long = match member.handle.start(query, wish).await? {
+    let mut long = match member.handle.start(query, hints).await? {
         Start::Whole(mut answer) => {
             if count_only {
                 answer.kvs.clear();

@@ -20,7 +20,7 @@ use crate::{
     etcd_status::{KvError, status},
     metrics::{CallMetrics, call_metrics},
     replies::{Answers, Replies, Reply},
-    wish::{Wish, checked, pin_id},
+    read_hints::{ReadHints, checked, pin_id},
 };
 
 /// The longest message that is read; routers limit theirs to a few hundred KiB.
@@ -145,7 +145,7 @@ impl Reader {
             let calls = method.map_or_else(|| call_metrics(""), |method| self.calls.of(method));
             let reply = Reply::new(&self.replies, op.id, op.request.len(), until, calls);
             match self.call(method, &op, message) {
-                Ok(call) => ops.push(Batched { call, wish: wish(&op), reply }),
+                Ok(call) => ops.push(Batched { call, hints: hints(&op), reply }),
                 Err(refused) => reply.refuse(refused),
             }
         }
@@ -172,9 +172,9 @@ fn decoded<M: Message + Default>(request: Bytes) -> Result<M, Status> {
     Ok(M::decode(request).map_err(KvError::from)?)
 }
 
-fn wish(op: &BatchOp<'_>) -> Wish {
-    let at_least = Revision::from_wire(op.at_least).filter(|wish| *wish > Revision::ZERO);
-    Wish { at_least, pin: pin_id(op.pin), generation: checked(op.generation) }
+fn hints(op: &BatchOp<'_>) -> ReadHints {
+    let min_revision = Revision::from_wire(op.min_revision).filter(|least| *least > Revision::ZERO);
+    ReadHints { min_revision, pin: pin_id(op.pin), generation: checked(op.generation) }
 }
 
 /// Refuses a long read, which would delay the others: it must be a call of its own.

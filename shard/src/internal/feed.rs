@@ -27,7 +27,7 @@ use crate::{
     etcd::{Member, front::transport_status},
     etcd_status::{KvError, status},
     handle::FeedMessages,
-    wish::checked,
+    read_hints::checked,
 };
 
 /// Ranges of one feed. A Kind that is split between two stores has as many on each as there are splits.

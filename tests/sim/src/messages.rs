@@ -9,10 +9,10 @@ use kindred_partition_config::key::KeyRange;
 /// One call.
 #[derive(Debug, Clone)]
 pub enum Request {
-    /// A write or a txn; its answer at or above the wish.
-    Apply { op: Op, at_least: Option<Revision> },
-    /// A read, with its wishes.
-    Read { query: RangeQuery, at_least: Option<Revision>, pin: bool },
+    /// A write or a txn; its answer at or above the hint.
+    Apply { op: Op, min_revision: Option<Revision> },
+    /// A read, with its hints.
+    Read { query: RangeQuery, min_revision: Option<Revision>, pin: bool },
     /// The current revision, raised.
     Raise { ranges: Vec<KeyRange>, to: Revision },
     /// As above, pinned, and whether anything changed.

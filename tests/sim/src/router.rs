@@ -142,7 +142,7 @@ impl Router {
     }
 
     /// What a read of a Kind asks for at least.
-    fn wish(&self, kind: usize) -> Revision {
+    fn min_revision(&self, kind: usize) -> Revision {
         if self.is(Sabotage::ForgetfulRouter) {
             return Revision::ZERO;
         }

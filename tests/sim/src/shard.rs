@@ -64,7 +64,7 @@ struct Core {
     engine: Engine,
     queue: VecDeque<Item>,
     compactions: Vec<(MonoMillis, Revision, Respond)>,
-    scrubbing: bool,
+    collecting: bool,
     progress_at: Micros,
     lease_last: i64,
     feeds: BTreeMap<FeedId, Rc<Stream>>,
@@ -134,7 +134,7 @@ impl Shard {
             engine,
             queue: VecDeque::new(),
             compactions: Vec::new(),
-            scrubbing: false,
+            collecting: false,
             progress_at: world.between(MS, PROGRESS_INTERVAL),
             lease_last: 0,
             feeds: BTreeMap::new(),
@@ -307,7 +307,7 @@ impl Shard {
         }
         let next = {
             let core = self.core.borrow();
-            if !core.queue.is_empty() || core.scrubbing {
+            if !core.queue.is_empty() || core.collecting {
                 self.world.now() + self.world.between(1, 50)
             } else {
                 let at = |mono: MonoMillis| (mono.0 + 1) * MS;
@@ -323,17 +323,17 @@ impl Shard {
         let (wall, mono) = (self.wall_now(), self.mono());
         let core = &mut *self.core.borrow_mut();
         match item {
-            Item::Request(Request::Apply { op, at_least }, respond) => {
-                let applied = match at_least {
+            Item::Request(Request::Apply { op, min_revision }, respond) => {
+                let applied = match min_revision {
                     None => core.engine.apply(wall, op),
-                    Some(wish) => core.engine.apply_above(wall, op, wish),
+                    Some(least) => core.engine.apply_above(wall, op, least),
                 };
                 due.push(Due::Answer(respond, applied.map(Reply::Applied)));
             }
-            Item::Request(Request::Read { query, at_least, pin }, respond) => {
-                let waits = at_least
-                    .is_some_and(|wish| core.engine.current(std::slice::from_ref(&query.range)) < wish);
-                let item = Item::Request(Request::Read { query, at_least, pin }, respond);
+            Item::Request(Request::Read { query, min_revision, pin }, respond) => {
+                let waits = min_revision
+                    .is_some_and(|least| core.engine.current(std::slice::from_ref(&query.range)) < least);
+                let item = Item::Request(Request::Read { query, min_revision, pin }, respond);
                 if waits {
                     due.push(Due::Late(item));
                 } else {
@@ -354,7 +354,7 @@ impl Shard {
                 let floor = core.engine.floor();
                 if cursor.open.at < floor && self.world.now() - cursor.since > PIN_MAX {
                     core.engine.close_range(cursor.open);
-                    core.scrubbing |= core.engine.wants_scrub();
+                    core.collecting |= core.engine.wants_gc();
                     due.push(Due::Answer(respond, Err(EngineError::Compacted { floor })));
                     return;
                 }
@@ -432,10 +432,10 @@ impl Shard {
     }
 
     fn read(&self, core: &mut Core, item: Item, due: &mut Vec<Due>) {
-        let Item::Request(Request::Read { query, at_least, pin }, respond) = item else { return };
-        if let Some(wish) = at_least {
+        let Item::Request(Request::Read { query, min_revision, pin }, respond) = item else { return };
+        if let Some(least) = min_revision {
             let ranges = std::slice::from_ref(&query.range);
-            core.engine.raise_if_allowed(self.wall_now(), ranges, wish);
+            core.engine.raise_if_allowed(self.wall_now(), ranges, least);
         }
         let short = matches!(query.range, KeyRange::Single(_))
             || query.count_only
@@ -539,8 +539,8 @@ impl Shard {
         for (_, at, respond) in waiting {
             compact(core, mono, at, respond, due);
         }
-        if core.scrubbing && !core.engine.scrub(8) {
-            core.scrubbing = false;
+        if core.collecting && !core.engine.gc(8) {
+            core.collecting = false;
         }
         if self.world.now() >= core.progress_at {
             core.progress_at = self.world.now() + PROGRESS_INTERVAL;
@@ -672,7 +672,7 @@ fn compact(core: &mut Core, mono: MonoMillis, at: Revision, respond: Respond, du
         Err(error) => due.push(Due::Answer(respond, Err(error))),
         Ok(Some(until)) => core.compactions.push((until, at, respond)),
         Ok(None) => {
-            core.scrubbing = true;
+            core.collecting = true;
             let current = core.engine.current_all();
             due.push(Due::Answer(respond, Ok(Reply::Compacted(current))));
         }
@@ -684,7 +684,7 @@ fn finish(core: &mut Core, cursor: Cursor, respond: Respond, due: &mut Vec<Due>)
     let Cursor { open, query, mut kvs, .. } = cursor;
     let (header, count) = (open.header, open.count);
     core.engine.close_range(open);
-    core.scrubbing |= core.engine.wants_scrub();
+    core.collecting |= core.engine.wants_gc();
     if query.sort.is_some_and(|sort| sort.descending) {
         kvs.reverse();
     }

@@ -29,12 +29,12 @@ pub struct Raised {
 
 /// The stores as a read sees them; tests have their own.
 pub trait Shards: Sync {
-    /// `KV/Range`, raised to `at_least` before if the store can. With `pin`, what it shows stays readable for a while.
+    /// `KV/Range`, raised to `min_revision` before if the store can. With `pin`, what it shows stays readable for a while.
     fn range(
         &self,
         store: StoreIx,
         request: Bytes,
-        at_least: Revision,
+        min_revision: Revision,
         pin: bool,
     ) -> impl Future<Output = Result<Rope, Status>> + Send;
 
@@ -105,15 +105,15 @@ pub async fn take<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest>
 impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S, F> {
     async fn run(&self, command: Command) -> Result<(Event, Option<Page>), Status> {
         match command {
-            Command::Read { store, at_least } => {
-                let page = self.page(store, None, at_least).await?;
+            Command::Read { store, min_revision } => {
+                let page = self.page(store, None, min_revision).await?;
                 Ok((Event::Answered { store, header: page.header }, Some(page)))
             }
             Command::ReadAt { store, revision } => self.read_at(store, revision).await,
-            Command::Current { store, at_least } => {
-                let raised = match self.raise(store, at_least, None).await? {
+            Command::Current { store, min_revision } => {
+                let raised = match self.raise(store, min_revision, None).await? {
                     Some(raised) => raised,
-                    // `at_least` is only a wish; the store cannot follow it.
+                    // `min_revision` is only a hint; the store cannot follow it.
                     None => self.shards.raise(&self.sources[store.0], Revision::ZERO, None).await?,
                 };
                 Ok((Event::Raised { store, current: raised.current }, None))
@@ -133,14 +133,14 @@ impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S
     }
 
     async fn read_at(&self, store: StoreIx, revision: Revision) -> Result<(Event, Option<Page>), Status> {
-        let at_least = revision.max(self.shown);
-        let answered = match self.page(store, Some(revision), at_least).await {
-            // The wish did not raise the store, so raise it explicitly.
+        let min_revision = revision.max(self.shown);
+        let answered = match self.page(store, Some(revision), min_revision).await {
+            // The hint did not raise the store, so raise it explicitly.
             Err(status) if grpc::etcd_error(&status) == Some(EtcdError::FutureRevision) => {
                 if self.raise(store, revision, None).await?.is_none() {
                     return Ok((Event::CannotFollow { store }, None));
                 }
-                self.page(store, Some(revision), at_least).await
+                self.page(store, Some(revision), min_revision).await
             }
             answered => answered,
         };
@@ -153,10 +153,10 @@ impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S
         }
     }
 
-    async fn page(&self, store: StoreIx, at: Option<Revision>, at_least: Revision) -> Result<Page, Status> {
+    async fn page(&self, store: StoreIx, at: Option<Revision>, min_revision: Revision) -> Result<Page, Status> {
         let request = Bytes::from((self.ask)(store.0, at).encode_to_vec());
         // A named revision needs no pin: the client chose it, or it is pinned already.
-        let answer = self.shards.range(self.sources[store.0].store, request, at_least, at.is_none()).await?;
+        let answer = self.shards.range(self.sources[store.0].store, request, min_revision, at.is_none()).await?;
         Page::parse(answer).map_err(malformed)
     }
 

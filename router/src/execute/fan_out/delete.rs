@@ -91,9 +91,9 @@ impl App {
             let part = pb::DeleteRangeRequest { key, range_end, prev_kv: request.prev_kv };
             let bytes = Bytes::from(part.encode_to_vec());
             // Each part gets a revision above the parts before it, so that the header is the last part's.
-            let at_least = self.at_least(spread).max(Revision(deleted.revision));
+            let min_revision = self.min_revision(spread).max(Revision(deleted.revision));
             let answer = call(store, Effect::Write, deadline, || async {
-                let request = by_map(deadline.at_least(bytes.clone(), at_least), generation);
+                let request = by_map(deadline.min_revision(bytes.clone(), min_revision), generation);
                 store.kv().delete_range(of_buckets(request, piece.buckets.as_ref())).await
             });
             match answer.await {

@@ -63,7 +63,7 @@ impl Shards for Live {
         &self,
         store: StoreIx,
         request: Bytes,
-        at_least: Revision,
+        min_revision: Revision,
         pin: bool,
     ) -> Result<Rope, Status> {
         if pin {
@@ -77,12 +77,12 @@ impl Shards for Live {
         attempt(store, Effect::Read, deadline, || async {
             if small && let Some(lane) = store.cut_lane() {
                 let (request, generation, until) = (request.clone(), self.generation, deadline.at());
-                let op = Op { method: Method::Range, request, at_least, generation, pin, until };
+                let op = Op { method: Method::Range, request, min_revision, generation, pin, until };
                 if let Some(answered) = over_lane(store, &lane, op).await {
                     return answered.map(Rope::from);
                 }
             }
-            let request = deadline.pinned(request.clone(), at_least, pin);
+            let request = deadline.pinned(request.clone(), min_revision, pin);
             store.ask(Call::Range, !small, by_map(request, self.generation)).await.map_err(Failure::of)
         })
         .await

@@ -72,7 +72,7 @@ impl App {
         let layout = layout(&fan_out, &ask, FIRST_ITEMS_STREAMED);
         let mut follows = ask.revision();
         let cut = loop {
-            match open(&shards, &layout, &ask, self.at_least(&fan_out.spread)).await {
+            match open(&shards, &layout, &ask, self.min_revision(&fan_out.spread)).await {
                 // Handled as in [`App::range_over`] (R4).
                 Err(status) if is_future(&status) && follows.is_some() => {
                     let Some(wanted) = follows.take() else { return Err(status) };

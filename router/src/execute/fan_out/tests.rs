@@ -144,12 +144,12 @@ impl Shards for Cluster {
         &self,
         store: StoreIx,
         request: Bytes,
-        at_least: Revision,
+        min_revision: Revision,
         _: bool,
     ) -> Result<Rope, Status> {
         let mut state = self.state.lock().unwrap();
         let store = state.call(store)?;
-        store.current = store.current.max(at_least.get());
+        store.current = store.current.max(min_revision.get());
         let answer = store.range(&pb::RangeRequest::decode(request).unwrap())?;
         // Splits the answer at arbitrary places, as frames do.
         let whole = Bytes::from(answer.encode_to_vec());

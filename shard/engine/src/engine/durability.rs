@@ -103,16 +103,16 @@ impl Engine {
         ranges.iter().any(|range| self.space.has_unpublished_in(&self.space.scope(range)))
     }
 
-    /// Whether a read of the ranges would have to show less than `at_least`, or less than one of their Kinds already
-    /// shows, because another of them has something unpublished. A read of a single Kind waits only for `at_least`.
+    /// Whether a read of the ranges would have to show less than `min_revision`, or less than one of their Kinds already
+    /// shows, because another of them has something unpublished. A read of a single Kind waits only for `min_revision`.
     #[must_use]
-    pub fn read_waits(&self, ranges: &[KeyRange], at_least: Option<Revision>) -> bool {
+    pub fn read_waits(&self, ranges: &[KeyRange], min_revision: Option<Revision>) -> bool {
         let scopes: Vec<Scope> = ranges.iter().map(|range| self.space.scope(range)).collect();
         if !scopes.iter().any(|scope| self.space.has_unpublished_in(scope)) {
             return false;
         }
         let highest = scopes.iter().map(|scope| self.space.visible_somewhere(scope)).max();
-        let wanted = highest.max(at_least);
+        let wanted = highest.max(min_revision);
         scopes.iter().any(|scope| self.space.limit(scope) < wanted.unwrap_or(Revision::ZERO))
     }
 

@@ -65,12 +65,12 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::apply`], with the answer's revision at or above `wish`, a write's strictly above it, unless the
+    /// As [`Engine::apply`], with the answer's revision at or above `min_revision`, a write's strictly above it, unless the
     /// clock may not follow to it (R8).
-    pub fn apply_above(&mut self, now: WallMicros, op: Op, wish: Revision) -> Result<OpAnswer, EngineError> {
-        let followed = self.clock.raise(now, wish, self.config.max_clock_offset_micros).is_ok();
-        let at_least = if followed { wish } else { Revision::ZERO };
-        self.applier(now, at_least).apply(op)
+    pub fn apply_above(&mut self, now: WallMicros, op: Op, min_revision: Revision) -> Result<OpAnswer, EngineError> {
+        let followed = self.clock.raise(now, min_revision, self.config.max_clock_offset_micros).is_ok();
+        let above = if followed { min_revision } else { Revision::ZERO };
+        self.applier(now, above).apply(op)
     }
 
     /// Whether an event of the ranges above `since` is published. `false` is certain. `true` may also mean that the

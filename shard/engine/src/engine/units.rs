@@ -587,7 +587,7 @@ impl Engine {
 
     // ---- either side
 
-    /// Drops the data of a hidden unit, a part at each [`Engine::scrub`]. With a nonzero `epoch`, the generation of the
+    /// Drops the data of a hidden unit, a part at each [`Engine::gc`]. With a nonzero `epoch`, the generation of the
     /// map by which another store owns it, a tombstone remains that refuses requests by older maps.
     pub fn unit_drop(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
         let record = match self.space.units.by(by) {
@@ -657,7 +657,7 @@ impl Engine {
     }
 
     /// Removes data of units that are being dropped; true when there is more.
-    pub(super) fn unit_scrub(&mut self, budget: &mut usize) -> bool {
+    pub(super) fn unit_gc(&mut self, budget: &mut usize) -> bool {
         let dropping = |record: &&Record| record.state == UnitState::Dropping;
         while let Some(id) = self.space.units.records.iter().find(dropping).map(|record| record.id) {
             if *budget == 0 {

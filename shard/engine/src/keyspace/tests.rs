@@ -15,14 +15,14 @@ fn put(key: usize, at: i64, create: i64) -> Version {
     })
 }
 
-/// Scrubs until nothing is left to free, checking that no slice exceeds the budget. Returns the number of slices.
-fn scrub(keys: &mut Keyspace, floor: Revision, pins: &Pins, budget: usize) -> usize {
+/// Collects garbage until nothing is left to free, checking that no slice exceeds the budget. Returns the number of slices.
+fn gc(keys: &mut Keyspace, floor: Revision, pins: &Pins, budget: usize) -> usize {
     let entries =
         |keys: &Keyspace| keys.log.len() + keys.flips.len() + keys.early.len() + keys.early_flips.len();
     let mut slices = 0;
-    while keys.wants_scrub(floor) {
+    while keys.wants_gc(floor) {
         let before = entries(keys);
-        let left = keys.scrub(floor, pins, budget);
+        let left = keys.gc(floor, pins, budget);
         let freed = before - entries(keys);
         assert!(freed <= budget, "{freed} in a slice of {budget}");
         assert!(left <= budget - freed);
@@ -42,7 +42,7 @@ fn no_slice_of_a_compaction_does_more_than_its_budget() {
     }
     // As many keys were created as exist: each has an event and a flip.
     let floor = Revision(KEYS as i64 + 1);
-    let slices = scrub(&mut keys, floor, &Pins::new(), BUDGET);
+    let slices = gc(&mut keys, floor, &Pins::new(), BUDGET);
     assert_eq!(slices, (2 * KEYS).div_ceil(BUDGET));
     assert_eq!((keys.log.len(), keys.flips.len(), keys.sizes().0), (0, 0, KEYS as u64));
 
@@ -53,9 +53,9 @@ fn no_slice_of_a_compaction_does_more_than_its_budget() {
         keys.write(Version::tombstone(name.as_bytes(), Revision((KEYS + key) as i64 + 2), 0));
     }
     let floor = Revision(3 * KEYS as i64);
-    scrub(&mut keys, floor, &pins, BUDGET);
+    gc(&mut keys, floor, &pins, BUDGET);
     assert_eq!(keys.objects().count(), KEYS, "kept for the reader");
     keys.release_held();
-    assert!(scrub(&mut keys, floor, &Pins::new(), BUDGET) >= KEYS.div_ceil(BUDGET));
+    assert!(gc(&mut keys, floor, &Pins::new(), BUDGET) >= KEYS.div_ceil(BUDGET));
     assert_eq!(keys.objects().count(), 0);
 }

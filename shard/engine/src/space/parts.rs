@@ -356,7 +356,7 @@ impl Space {
     }
 
     /// Frees about `budget` of what is below the floors and not pinned. Returns whether there is more.
-    pub(crate) fn scrub(&mut self, pins: &Pins, unpinned: bool, budget: usize) -> bool {
+    pub(crate) fn gc(&mut self, pins: &Pins, unpinned: bool, budget: usize) -> bool {
         let (mut left, mut more) = (budget, false);
         let Self { kinds, units, floor, .. } = self;
         // While keys and their events are in different keyspaces, the events do not tell what to free.
@@ -373,8 +373,8 @@ impl Space {
                     keys.release_held();
                 }
                 if !waits {
-                    left = keys.scrub(floor, pins, left);
-                    more |= keys.wants_scrub(floor);
+                    left = keys.gc(floor, pins, left);
+                    more |= keys.wants_gc(floor);
                 }
             }
         }

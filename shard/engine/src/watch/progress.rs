@@ -1,6 +1,6 @@
 //! Progress notifications (R7): promises that no event at or below a revision is still to come on a stream.
 //!
-//! A wish fixes a target revision: the current revision of everything that the stream watches, or the present for
+//! A request for progress fixes a target revision: the current revision of everything that the stream watches, or the present for
 //! periodic progress. Until it is answered, no event above the target is delivered. So the answer comes after a bounded
 //! amount of work (B3), is never below an event that was sent (A7, B1), and every watch of the stream has reached it.
 
@@ -16,7 +16,7 @@ use crate::{
 
 /// The progress that a stream announces once its watches have reached the target.
 #[derive(Debug, Default)]
-pub(super) struct Wish {
+pub(super) struct ProgressTarget {
     target: Option<Revision>,
     /// Whether the client asked for it.
     manual: bool,
@@ -26,7 +26,7 @@ pub(super) struct Wish {
     again: bool,
 }
 
-impl Wish {
+impl ProgressTarget {
     pub(super) fn target(&self) -> Option<Revision> {
         self.target
     }
@@ -36,21 +36,21 @@ impl Watches {
     pub(crate) fn request_progress(&mut self, space: &mut Space, id: StreamId) {
         let Some(current) = self.raise_all(space, id, None) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let wish = &mut stream.wish;
+        let progress = &mut stream.progress;
         // The answer must cover what was current when this request came in; one in progress may not.
-        if *wish.target.get_or_insert(current) >= current {
-            wish.manual = true;
+        if *progress.target.get_or_insert(current) >= current {
+            progress.manual = true;
         } else {
-            wish.again = true;
+            progress.again = true;
         }
         Self::wake(&mut self.streams, &mut self.wakes, id);
     }
 
-    /// The answer to a wish whose target every watch has reached. `None` if there is no such wish. The answer is empty
+    /// The answer to a request for progress whose target every watch has reached. `None` if there is no such request. The answer is empty
     /// if it was given up or moved to a new target.
     pub(super) fn conclude_progress(&mut self, space: &mut Space, id: StreamId) -> Option<Vec<WatchOut>> {
         let stream = self.streams.get(&id)?;
-        let target = stream.wish.target?;
+        let target = stream.progress.target?;
         let behind = |key| self.watches.get(key).is_some_and(|watch| watch.next <= target);
         if stream.pending.iter().any(behind) {
             return None;
@@ -61,18 +61,18 @@ impl Watches {
         let stream = self.streams.get(&id)?;
         let started = |key| self.watches.get(key).is_some_and(|watch| watch.start <= target);
         let all_started = !stream.watches.is_empty() && stream.watches.values().all(started);
-        let due = stream.wish.periodic.iter().filter(|id| stream.watches.get(id).is_some_and(started));
+        let due = stream.progress.periodic.iter().filter(|id| stream.watches.get(id).is_some_and(started));
         let mut said: Vec<WatchOut> =
             due.map(|id| WatchOut::Progress { id: Some(*id), header: target }).collect();
-        if stream.wish.manual && all_started {
+        if stream.progress.manual && all_started {
             said.push(WatchOut::Progress { id: None, header: target });
         }
         // A watch created meanwhile may start above the target, but hardly above what is current now.
-        let again = stream.wish.again || (stream.wish.manual && !all_started);
+        let again = stream.progress.again || (stream.progress.manual && !all_started);
         let current = if again { self.raise_all(space, id, None) } else { None };
         let next = current.filter(|current| *current > target);
         let stream = self.streams.get_mut(&id)?;
-        stream.wish = Wish { target: next, manual: next.is_some(), ..Wish::default() };
+        stream.progress = ProgressTarget { target: next, manual: next.is_some(), ..ProgressTarget::default() };
         if !said.is_empty() {
             stream.said(target);
         }
@@ -96,11 +96,11 @@ impl Watches {
         waits
     }
 
-    /// Resumes the wishes that waited for what is now published.
+    /// Resumes the requests for progress that waited for what is now published.
     pub(super) fn end_waits(&mut self, space: &mut Space) {
         for id in std::mem::take(&mut self.waiting) {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
-            let Some(target) = stream.wish.target else { continue };
+            let Some(target) = stream.progress.target else { continue };
             stream.waits = false;
             if !self.holds_back(space, id, target) {
                 Self::wake(&mut self.streams, &mut self.wakes, id);
@@ -117,11 +117,11 @@ impl Watches {
 
     /// Raises the scopes of all the stream's watches to the highest revision that one of them or the stream has
     /// reached, and returns it. `None` without watches.
-    fn raise_all(&mut self, space: &mut Space, id: StreamId, at_least: Option<Revision>) -> Option<Revision> {
+    fn raise_all(&mut self, space: &mut Space, id: StreamId, min_revision: Option<Revision>) -> Option<Revision> {
         let stream = self.streams.get(&id)?;
         let scopes = self.scopes(space, id);
         let current = scopes.iter().map(|scope| space.visible(scope)).max()?;
-        let current = current.max(stream.high.unwrap_or(current)).max(at_least.unwrap_or(current));
+        let current = current.max(stream.high.unwrap_or(current)).max(min_revision.unwrap_or(current));
         for scope in &scopes {
             space.raise_visible(scope, current);
         }
@@ -139,8 +139,8 @@ impl Watches {
             }
             let Some(present) = self.raise_all(space, id, Some(promised)) else { continue };
             let Some(stream) = self.streams.get_mut(&id) else { continue };
-            stream.wish.target.get_or_insert(present);
-            stream.wish.periodic.extend(due);
+            stream.progress.target.get_or_insert(present);
+            stream.progress.periodic.extend(due);
             Self::wake(&mut self.streams, &mut self.wakes, id);
         }
     }

@@ -53,7 +53,7 @@ impl Watches {
     /// Gives the pending watches their turns, up to the target of the progress that is due, if any.
     fn deliver(&mut self, space: &mut Space, id: StreamId, pull: &mut Pull) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let last = stream.wish.target().unwrap_or(Revision(i64::MAX));
+        let last = stream.progress.target().unwrap_or(Revision(i64::MAX));
         // A watch with more events gets its next turn after the others.
         let mut turns = stream.pending.len();
         let mut stuck = 0;
@@ -157,6 +157,6 @@ impl Watches {
 
 impl Stream {
     fn has_more(&self) -> bool {
-        !self.pending.is_empty() || (self.wish.target().is_some() && !self.waits)
+        !self.pending.is_empty() || (self.progress.target().is_some() && !self.waits)
     }
 }

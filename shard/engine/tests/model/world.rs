@@ -75,7 +75,7 @@ pub enum Step {
     Publish,
     Durable,
     Compact(Index),
-    Scrub(usize),
+    Gc(usize),
     Range(Index, Index, usize),
     OpenRange(Index, Index),
     Chunk(Index, usize, usize),
@@ -155,7 +155,7 @@ pub fn step() -> impl Strategy<Value = Step> {
         7 => Just(Step::Publish),
         4 => Just(Step::Durable),
         2 => any::<Index>().prop_map(Step::Compact),
-        2 => (1..8_usize).prop_map(Step::Scrub),
+        2 => (1..8_usize).prop_map(Step::Gc),
         3 => (any::<Index>(), any::<Index>(), 0..4_usize).prop_map(|(r, at, limit)| Step::Range(r, at, limit)),
         1 => (any::<Index>(), any::<Index>()).prop_map(|(r, at)| Step::OpenRange(r, at)),
         2 => (any::<Index>(), 1..4_usize, 1..100_usize).prop_map(|(i, keys, bytes)| Step::Chunk(i, keys, bytes)),
@@ -310,8 +310,8 @@ impl World {
             Step::Publish => crate::modes::publish(self),
             Step::Durable => crate::modes::durable(self, 1),
             Step::Compact(at) => self.compact(at),
-            Step::Scrub(budget) => {
-                self.engine.scrub(*budget);
+            Step::Gc(budget) => {
+                self.engine.gc(*budget);
             }
             Step::Range(range, at, limit) => {
                 let at = self.revision(at);
@@ -543,8 +543,8 @@ impl World {
         crate::modes::finish(self);
         let mut revisions: Vec<i64> = self.reference.changes.iter().map(|c| c.revision).collect();
         revisions.extend([self.engine.floor().get(), self.engine.current_all().get()]);
-        for scrubbed in [false, true] {
-            while scrubbed && self.engine.scrub(100) {}
+        for collected in [false, true] {
+            while collected && self.engine.gc(100) {}
             self.engine.validate();
             for range in ranges() {
                 self.check_range(&range, None, 2);

@@ -1,5 +1,5 @@
 //! Units that move between three engines, compared with a reference that keeps every event and never moves anything.
-//! There are random writes, leases, compactions and scrubs, while ranges and ring buckets are tracked, copied,
+//! There are random writes, leases, compactions and garbage collections, while ranges and ring buckets are tracked, copied,
 //! followed, frozen, opened, reversed and dropped at random points. After every few steps all histories, reads, counts,
 //! watches and digests are compared.
 

@@ -173,7 +173,7 @@ impl World {
                 }
                 Err(UnitError::NotReady(_)) => {}
                 Err(UnitError::State { state: "dropping", .. }) => {
-                    self.engines[m.to].scrub(7);
+                    self.engines[m.to].gc(7);
                 }
                 Err(other) => panic!("{other}"),
             },
@@ -193,7 +193,7 @@ impl World {
             Phase::Released { last } => self.open(m, last),
             Phase::Dropping => {
                 let budget = 1 + self.random.below(8);
-                self.engines[m.to].scrub(budget);
+                self.engines[m.to].gc(budget);
                 let dropping = |r: &UnitRecord| r.state == UnitState::Dropping && r.by.unit == m.by.unit;
                 return self.engines[m.to].unit_records().iter().any(dropping);
             }

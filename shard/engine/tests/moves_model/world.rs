@@ -273,7 +273,7 @@ impl World {
             7 if self.random.one_in(3) => self.revoke(),
             7 => self.grant(),
             8 if self.random.one_in(4) => self.compact(),
-            8 | 9 => self.scrub(),
+            8 | 9 => self.gc(),
             10 => self.client_steps(),
             11 => self.tick(),
             12 => self.slow(),
@@ -453,10 +453,10 @@ impl World {
         }
     }
 
-    fn scrub(&mut self) {
+    fn gc(&mut self) {
         let e = self.random.below(self.engines.len());
         let budget = 1 + self.random.below(12);
-        self.engines[e].scrub(budget);
+        self.engines[e].gc(budget);
     }
 
     fn tick(&mut self) {
@@ -478,7 +478,7 @@ impl World {
             self.moves.iter().map(|m| m.phase).collect::<Vec<_>>()
         );
         for e in 0..self.engines.len() {
-            while self.engines[e].scrub(5) {}
+            while self.engines[e].gc(5) {}
         }
         self.client_steps();
         self.check();

@@ -87,7 +87,7 @@ fn f40_what_was_deleted_while_a_kind_was_not_kept_does_not_come_back() {
     world.log();
     let present = world.engine.current_all();
     world.engine.compact(MonoMillis(2_000), present).expect("it is the present");
-    while world.engine.scrub(100) {}
+    while world.engine.gc(100) {}
     world.stop();
 }
 

@@ -50,7 +50,7 @@ pub enum Step {
     Grant(u8),
     Revoke(u8),
     Compact(Index),
-    Scrub(usize),
+    Gc(usize),
     /// Writes everything that was applied to the logs.
     Log,
     /// Begins, continues or ends a checkpoint.
@@ -66,7 +66,7 @@ pub fn step() -> impl Strategy<Value = Step> {
         2 => (0..4_u8).prop_map(Step::Grant),
         1 => (0..4_u8).prop_map(Step::Revoke),
         1 => any::<Index>().prop_map(Step::Compact),
-        1 => (1..8_usize).prop_map(Step::Scrub),
+        1 => (1..8_usize).prop_map(Step::Gc),
         6 => Just(Step::Log),
         3 => (1..3_usize).prop_map(Step::Walk),
         1 => (1..2_000_u64).prop_map(Step::Tick),
@@ -177,7 +177,7 @@ impl World {
                     drop(self.engine.compact(MONO, *at.get(&revisions)));
                 }
             }
-            Step::Scrub(budget) => drop(self.engine.scrub(*budget)),
+            Step::Gc(budget) => drop(self.engine.gc(*budget)),
             Step::Log => self.log(),
             Step::Walk(keys) => self.walk(*keys),
             Step::Tick(by) => {

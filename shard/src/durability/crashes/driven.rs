@@ -5,7 +5,7 @@ use std::time::Duration;
 use kindred_wal::sim::SimDisk;
 
 use super::disk::LifeDisk;
-use crate::{core::Core, durability::Logs, wish::Wish};
+use crate::{core::Core, durability::Logs, read_hints::ReadHints};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -27,7 +27,7 @@ impl Drop for Bench {
 impl Bench {
     /// Applies a request as the loop does.
     pub fn apply(&mut self, op: kindred_engine::ops::Op) {
-        self.core.apply(op, Wish::default()).unwrap();
+        self.core.apply(op, ReadHints::default()).unwrap();
         self.turn();
     }
 

@@ -16,7 +16,7 @@ use super::{
     driven::Bench,
     life::{new_disk, open_with, put, query},
 };
-use crate::wish::Wish;
+use crate::read_hints::ReadHints;
 
 const SECRET: &str = "/registry/secrets/a";
 const RESERVE: u64 = 32 << 20;
@@ -51,7 +51,7 @@ fn segments(disk: &SimDisk) -> usize {
 async fn fails(bench: &mut Bench, disk: &SimDisk) {
     for _ in 0..3 {
         // Refused once the log fails.
-        let _ = bench.core.apply(put(SECRET, &"w".repeat(6_000)), Wish::default());
+        let _ = bench.core.apply(put(SECRET, &"w".repeat(6_000)), ReadHints::default());
         bench.turn();
     }
     bench.until("no room", |bench| bench.core.disk.is_failing() || disk.stopped()).await;

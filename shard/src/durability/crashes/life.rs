@@ -40,7 +40,7 @@ use crate::{
     durability::{Logs, start::open_on},
     etcd_status::KvError,
     handle::{self, Handle},
-    wish::Wish,
+    read_hints::ReadHints,
 };
 
 const T0: u64 = 1_767_225_600_000_000;
@@ -289,7 +289,7 @@ impl Shard {
                 writers.spawn(async move {
                     for number in first.. {
                         let pair = format!("{prefix}w{writer}-{}", number % 3);
-                        match handle.apply(both(&pair, &value(number)), Wish::default()).await {
+                        match handle.apply(both(&pair, &value(number)), ReadHints::default()).await {
                             Ok(answer) => {
                                 let revision = header(&answer);
                                 let written = Written { kind, pair, number, revision, lost: false };
@@ -431,7 +431,7 @@ async fn is_there(handle: &Handle, written: &Written) -> Result<bool, String> {
     let value = value(written.number);
     for side in ["left", "right"] {
         let key = KeyRange::Single(format!("{}-{side}", written.pair).as_str().into());
-        match handle.range(query(key, Some(written.revision)), Wish::default()).await {
+        match handle.range(query(key, Some(written.revision)), ReadHints::default()).await {
             Ok(answer) => {
                 let found = answer.kvs.first();
                 let same = |kv: &&Version| {
@@ -450,7 +450,7 @@ async fn is_there(handle: &Handle, written: &Written) -> Result<bool, String> {
 
 /// Checks that what was written together is there together.
 pub async fn whole(handle: &Handle, prefix: &str, at: &str) {
-    let all = handle.range(query(KeyRange::prefix(Key::from(prefix)), None), Wish::default()).await;
+    let all = handle.range(query(KeyRange::prefix(Key::from(prefix)), None), ReadHints::default()).await;
     let all = all.unwrap_or_else(|error| panic!("{at}: {error}"));
     let revisions: BTreeMap<String, Revision> = all
         .kvs

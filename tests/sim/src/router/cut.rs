@@ -53,10 +53,10 @@ impl Router {
         &self,
         store: StoreIx,
         query: RangeQuery,
-        at_least: Revision,
+        min_revision: Revision,
     ) -> Result<RangeAnswer, CallError> {
-        let at_least = Revision::from_wire(at_least.get());
-        match self.call(store, Request::Read { query, at_least, pin: true }).await? {
+        let min_revision = Revision::from_wire(min_revision.get());
+        match self.call(store, Request::Read { query, min_revision, pin: true }).await? {
             Reply::Read(answer) => Ok(answer),
             _ => Err(CallError::Down),
         }
@@ -127,25 +127,25 @@ impl Router {
         command: Command,
         ask: &impl Fn(usize, Option<Revision>) -> Option<RangeQuery>,
     ) -> Result<(Event, Option<RangeAnswer>), Fail> {
-        let data = |store: StoreIx, at, at_least| async move {
+        let data = |store: StoreIx, at, min_revision| async move {
             // A read for its revision alone asks for the count.
             let count = RangeQuery { count_only: true, ..query(sources[store.0].range.clone(), at, 0) };
             let query = ask(store.0, at).unwrap_or(count);
-            self.page(sources[store.0].store, query, at_least).await
+            self.page(sources[store.0].store, query, min_revision).await
         };
         match command {
-            Command::Read { store, at_least } => {
-                let page = data(store, None, at_least).await?;
+            Command::Read { store, min_revision } => {
+                let page = data(store, None, min_revision).await?;
                 Ok((Event::Answered { store, header: page.header }, Some(page)))
             }
             Command::ReadAt { store, revision } => {
-                let at_least = revision.max(shown);
-                let mut answered = data(store, Some(revision), at_least).await;
+                let min_revision = revision.max(shown);
+                let mut answered = data(store, Some(revision), min_revision).await;
                 if matches!(answered, Err(CallError::Refused(EngineError::Future { .. }))) {
                     if self.raise_since(&sources[store.0], revision, None).await?.is_none() {
                         return Ok((Event::CannotFollow { store }, None));
                     }
-                    answered = data(store, Some(revision), at_least).await;
+                    answered = data(store, Some(revision), min_revision).await;
                 }
                 match answered {
                     Ok(page) => Ok((Event::Answered { store, header: page.header }, Some(page))),
@@ -155,9 +155,9 @@ impl Router {
                     Err(error) => Err(error.into()),
                 }
             }
-            Command::Current { store, at_least } => {
+            Command::Current { store, min_revision } => {
                 let source = &sources[store.0];
-                let raised = match self.raise_since(source, at_least, None).await? {
+                let raised = match self.raise_since(source, min_revision, None).await? {
                     Some(raised) => Some(raised),
                     None => self.raise_since(source, Revision::ZERO, None).await?,
                 };

@@ -21,8 +21,8 @@ impl Router {
         let sort = Sort { target: SortTarget::Key, descending: true, late: false };
         let mut query = query(ask.range.clone(), ask.revision, ask.limit);
         query.sort = ask.descending.then_some(sort);
-        let at_least = Revision::from_wire(self.wish(ask.kind).get());
-        let request = Request::Read { query, at_least, pin: false };
+        let min_revision = Revision::from_wire(self.min_revision(ask.kind).get());
+        let request = Request::Read { query, min_revision, pin: false };
         let mut answered = self.call(store, request.clone()).await;
         if let (Err(CallError::Refused(EngineError::Future { .. })), Some(wanted)) = (&answered, ask.revision)
         {
@@ -56,8 +56,8 @@ impl Router {
         lease: Option<LeaseId>,
     ) -> Result<OpAnswer, Fail> {
         let store = self.topology.routes.store_of(key);
-        let at_least = Revision::from_wire(self.wish(kind).get());
-        let request = Request::Apply { op, at_least };
+        let min_revision = Revision::from_wire(self.min_revision(kind).get());
+        let request = Request::Apply { op, min_revision };
         let answered = match lease {
             None => self.call(store, request).await,
             Some(lease) => {
@@ -92,9 +92,9 @@ impl Router {
         }
         let (mut revision, mut deleted) = (Revision::ZERO, 0);
         for source in sources {
-            let at_least = Revision::from_wire(self.wish(kind).max(revision).get());
+            let min_revision = Revision::from_wire(self.min_revision(kind).max(revision).get());
             let op = Op::Delete(Delete { range: source.range, buckets: None, prev_kv: false });
-            let answered = self.call(source.store, Request::Apply { op, at_least }).await;
+            let answered = self.call(source.store, Request::Apply { op, min_revision }).await;
             match answered {
                 Ok(Reply::Applied(OpAnswer::Delete { header, deleted: count, .. })) => {
                     revision = revision.max(header);

@@ -135,7 +135,7 @@ impl Router {
         let mut attempts = 1;
         let mut follows = ask.revision;
         loop {
-            match self.range_over(&layout, ask, self.wish(ask.kind)).await {
+            match self.range_over(&layout, ask, self.min_revision(ask.kind)).await {
                 Ok(answer) => {
                     self.show(ask.kind, answer.header);
                     return Ok(answer);
@@ -239,7 +239,7 @@ impl Router {
     pub async fn current_over(&self, kind: usize) -> Result<Revision, Fail> {
         let parts = self.topology.routes.parts_of(&self.topology.kind_range(kind));
         let (sources, _) = sources(&parts);
-        let cut = self.take_cut(&sources, Mode::Current, self.wish(kind), |_, _| None).await?;
+        let cut = self.take_cut(&sources, Mode::Current, self.min_revision(kind), |_, _| None).await?;
         self.show(kind, cut.header);
         Ok(cut.header)
     }

@@ -165,7 +165,7 @@ impl World {
                     Err(refused) => self.fail(&format!("forget: {refused}")),
                 }
             }
-            while self.engines[follower].scrub(1_000) {}
+            while self.engines[follower].gc(1_000) {}
         }
         if put_back {
             let scheme = self.state.scheme();
@@ -278,7 +278,7 @@ impl World {
                 Ok(_) => break,
                 Err(UnitError::NotReady(_)) => {}
                 Err(UnitError::State { state: "dropping", .. }) => {
-                    self.engines[to].scrub(100);
+                    self.engines[to].gc(100);
                 }
                 Err(refused) => self.fail(&format!("import into {to}: {refused}")),
             }

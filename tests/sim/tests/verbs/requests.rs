@@ -135,8 +135,8 @@ impl World {
         for (key, _) in changes {
             kinds.extend(routes.map().spread_of(key.as_bytes()).cloned());
         }
-        let wish = self.shown.of(&kinds);
-        match self.engines[e].apply_above(self.now, op, wish) {
+        let min_revision = self.shown.of(&kinds);
+        match self.engines[e].apply_above(self.now, op, min_revision) {
             Ok(answer) => {
                 self.engines[e].publish();
                 let header = match answer {
@@ -182,7 +182,7 @@ impl World {
         asked: &Asked,
         range: &KeyRange,
         at: Option<Revision>,
-        wish: Revision,
+        min_revision: Revision,
         generation: u64,
     ) -> Result<RangeAnswer, Refused> {
         let query = RangeQuery {
@@ -195,8 +195,8 @@ impl World {
             filter: RevisionFilter::default(),
         };
         self.engines[e].owns_at(range, Some(generation), at)?;
-        if wish > Revision::ZERO {
-            self.engines[e].raise_if_allowed(self.now, std::slice::from_ref(range), wish);
+        if min_revision > Revision::ZERO {
+            self.engines[e].raise_if_allowed(self.now, std::slice::from_ref(range), min_revision);
         }
         Ok(self.engines[e].range_by_map(&query, Some(generation))?)
     }
@@ -260,8 +260,8 @@ impl World {
     ) -> Result<Answer, Refused> {
         let mut pages: Vec<Option<RangeAnswer>> = sources.iter().map(|_| None).collect();
         let mode = asked.revision.map_or(Mode::Now, Mode::At);
-        let (at, header) = self.cut(sources, mode, shown, generation, |world, ix, at, wish| {
-            let page = world.ask_store(sources[ix].store, asked, &sources[ix].range, at, wish, generation)?;
+        let (at, header) = self.cut(sources, mode, shown, generation, |world, ix, at, min_revision| {
+            let page = world.ask_store(sources[ix].store, asked, &sources[ix].range, at, min_revision, generation)?;
             let header = page.header;
             pages[ix] = Some(page);
             Ok(header)
@@ -287,7 +287,7 @@ impl World {
         Ok(Answer { header, kvs, count, more })
     }
 
-    /// Runs a `ConsistentRead`; `read` asks a source at a revision or the present, with a wish, and gives its header.
+    /// Runs a `ConsistentRead`; `read` asks a source at a revision or the present, with a hint, and gives its header.
     fn cut(
         &mut self,
         sources: &[Source],
@@ -301,19 +301,19 @@ impl World {
         while let Some(command) = commands.pop() {
             let event = match command {
                 Command::Done { at, header } => return Ok((at, header)),
-                Command::Read { store, at_least } => {
-                    Event::Answered { store, header: read(self, store.0, None, at_least)? }
+                Command::Read { store, min_revision } => {
+                    Event::Answered { store, header: read(self, store.0, None, min_revision)? }
                 }
                 Command::ReadAt { store, revision } => {
-                    let wish = revision.max(shown);
-                    match read(self, store.0, Some(revision), wish) {
+                    let min_revision = revision.max(shown);
+                    match read(self, store.0, Some(revision), min_revision) {
                         Ok(header) => Event::Answered { store, header },
                         Err(Refused::Compacted) => Event::Compacted { store },
                         Err(other) => return Err(other),
                     }
                 }
-                Command::Current { store, at_least } => {
-                    let current = self.raise(&sources[store.0], at_least, generation)?;
+                Command::Current { store, min_revision } => {
+                    let current = self.raise(&sources[store.0], min_revision, generation)?;
                     Event::Raised { store, current }
                 }
                 Command::Raise { store, to } => {

@@ -371,7 +371,7 @@ impl World {
             if fresh && compacted != Ok(None) {
                 self.fail(&format!("store {e} does not compact at {at}: {compacted:?}"));
             }
-            while self.engines[e].scrub(1_000) {}
+            while self.engines[e].gc(1_000) {}
         }
         self.did(format!("compact {at}"));
         self.compacted = self.compacted.max(at);

@@ -1,34 +1,34 @@
-//! The additions of a router to a request in the call's metadata: wishes, which are fulfilled or ignored (R5, R8), and
+//! The additions of a router to a request in the call's metadata: hints, which are followed or ignored (R5, R8), and
 //! the generation of the map by which it routed the request (R13).
 
 use kindred_engine::engine::PinId;
 use kindred_partition_config::{ids::Revision, unit::UnitBuckets};
 use kindred_transport::grpc;
-use kindred_wire::protocol::{AT_LEAST, BUCKETS, MAP, PIN};
+use kindred_wire::protocol::{MIN_REVISION, BUCKETS, MAP, PIN};
 use tonic::metadata::MetadataMap;
 
 use crate::etcd_status::KvError;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wish {
-    /// See [`AT_LEAST`].
-    pub at_least: Option<Revision>,
+pub struct ReadHints {
+    /// See [`MIN_REVISION`].
+    pub min_revision: Option<Revision>,
     /// See [`PIN`].
     pub pin: Option<PinId>,
     /// See [`MAP`]; `None` = not checked.
     pub generation: Option<u64>,
 }
 
-impl Wish {
-    /// The wishes in a call's metadata. A value that does not parse is ignored.
+impl ReadHints {
+    /// The hints in a call's metadata. A value that does not parse is ignored.
     #[must_use]
     pub fn of(metadata: &MetadataMap) -> Self {
         let text = |name| grpc::header(metadata.as_ref(), name)?.to_str().ok();
-        let at_least = text(AT_LEAST).and_then(|text| text.parse().ok());
+        let min_revision = text(MIN_REVISION).and_then(|text| text.parse().ok());
         let pin = text(PIN).and_then(|text| text.parse().ok());
         let generation = text(MAP).and_then(|text| text.parse().ok());
         Self {
-            at_least: at_least.and_then(Revision::from_wire),
+            min_revision: min_revision.and_then(Revision::from_wire),
             pin: pin.and_then(pin_id),
             generation: generation.and_then(checked),
         }
@@ -72,14 +72,14 @@ mod tests {
     }
 
     #[test]
-    fn only_what_can_be_read_is_a_wish() {
+    fn only_what_can_be_read_is_a_hint() {
         for (text, expected) in
             [("7", Some(7)), ("0", None), ("-7", None), ("", None), ("x", None), ("7 ", None)]
         {
             let mut metadata = MetadataMap::new();
-            metadata.insert(AT_LEAST, text.parse().unwrap());
-            let wish = Wish::of(&metadata);
-            assert_eq!((wish.at_least, wish.pin), (expected.map(Revision), None), "{text:?}");
+            metadata.insert(MIN_REVISION, text.parse().unwrap());
+            let hints = ReadHints::of(&metadata);
+            assert_eq!((hints.min_revision, hints.pin), (expected.map(Revision), None), "{text:?}");
         }
         let largest = u64::MAX.to_string();
         let pins =
@@ -87,12 +87,12 @@ mod tests {
         for (text, expected) in pins {
             let mut metadata = MetadataMap::new();
             metadata.insert(PIN, text.parse().unwrap());
-            assert_eq!(Wish::of(&metadata).pin, expected.map(PinId), "{text:?}");
+            assert_eq!(ReadHints::of(&metadata).pin, expected.map(PinId), "{text:?}");
         }
         for (text, expected) in [("7", Some(7)), ("0", None), ("-7", None), ("x", None)] {
             let mut metadata = MetadataMap::new();
             metadata.insert(MAP, text.parse().unwrap());
-            assert_eq!(Wish::of(&metadata).generation, expected, "{text:?}");
+            assert_eq!(ReadHints::of(&metadata).generation, expected, "{text:?}");
         }
     }
 }
