@@ -49,6 +49,7 @@ peers:
 verify:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --quiet --workspace --no-deps --locked
 	$(CARGO) run --quiet --locked -p kindred-proto-gen --bin kindred-proto-gen -- --check
 	.ci/tidy
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check licenses bans sources; else echo "cargo-deny is not installed: cargo install --locked cargo-deny" >&2; exit 1; fi

@@ -32,4 +32,4 @@ pub mod raw;
 pub const FEATURE_BATCHES: u64 = 1;
 
 /// The feature bit for batches that carry parts of a read over several stores: pins, raises and releases of pins.
-pub const FEATURE_BATCHED_CUTS: u64 = 2;
+pub const FEATURE_BATCHED_SNAPSHOTS: u64 = 2;

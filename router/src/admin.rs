@@ -1,8 +1,7 @@
-//! The admin port: probes, metrics, and the API over stores, partitions, moves and cuts.
+//! The admin port: probes, metrics, and the API over stores, partitions, moves and snapshots.
 
 mod api;
 pub mod changes;
-mod cuts;
 mod durability;
 mod moves;
 pub mod objects;
@@ -10,6 +9,7 @@ mod reconcile;
 mod replace;
 mod schema;
 mod sizes;
+mod snapshots;
 pub mod status;
 pub mod verbs;
 mod watch;
@@ -58,7 +58,7 @@ pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
         .merge(verbs::routes(app))
         .merge(moves::routes(app))
         .merge(reconcile::routes(app))
-        .merge(cuts::routes(app))
+        .merge(snapshots::routes(app))
 }
 
 /// The checks of readyz. The router is ready while any store can be reached, so that a dead store does not take the

@@ -18,10 +18,10 @@ use tonic::Status;
 
 use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
-use crate::hold::Hold;
 use crate::leases::Leases;
 use crate::meta::Cluster;
 use crate::metrics::Metrics;
+use crate::move_buffer::MoveBuffer;
 use crate::moves::rate::CopySpeed;
 use crate::shown::Taken;
 use crate::stores::Stores;
@@ -87,7 +87,7 @@ pub struct App {
     /// The generation of `routes`, for tasks that wait for a newer one.
     generation: watch::Sender<u64>,
     /// Limits the requests that wait while their keys move.
-    pub hold: Hold,
+    pub move_buffer: MoveBuffer,
     pub stores: Stores,
     /// The cluster's state, and the meta store that it comes from.
     pub cluster: Cluster,
@@ -135,7 +135,7 @@ impl App {
         Arc::new(Self {
             generation: watch::Sender::new(routes.generation()),
             taken: Taken::new(routes.generation()),
-            hold: Hold::default(),
+            move_buffer: MoveBuffer::default(),
             routes: ArcSwap::from_pointee(routes),
             metrics: Metrics::new(),
             feeds: Feeds::new(stores.clone(), feeds, drain.killed()),

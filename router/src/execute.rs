@@ -13,14 +13,14 @@ use kindred_partition_config::ids::Revision;
 use kindred_partition_config::unit::UnitBuckets;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
-use kindred_wire::protocol::{MIN_REVISION, BUCKETS, MAP, PIN};
+use kindred_wire::protocol::{BUCKETS, MAP, MIN_REVISION, PIN};
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
 
 use crate::stores::Store;
+use crate::stores::batch_stream::{BatchStream, BatchStreamError, Op};
 use crate::stores::failure::Failure;
-use crate::stores::lane::{Lane, LaneError, Op};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
@@ -193,11 +193,11 @@ where
 
 /// Sends an operation over a store's stream of batches. `None` if the store turns out not to support batches; then
 /// nothing was executed.
-async fn over_lane(store: &Store, lane: &Lane, op: Op) -> Option<Result<Bytes, Failure>> {
-    match lane.call(op).await {
+async fn over_batches(store: &Store, stream: &BatchStream, op: Op) -> Option<Result<Bytes, Failure>> {
+    match stream.call(op).await {
         Ok(answer) => Some(Ok(answer)),
-        Err(LaneError::Failed(failure)) => Some(Err(failure)),
-        Err(LaneError::Unsupported) => {
+        Err(BatchStreamError::Failed(failure)) => Some(Err(failure)),
+        Err(BatchStreamError::Unsupported) => {
             store.state().no_batches();
             None
         }

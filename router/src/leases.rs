@@ -26,7 +26,7 @@ use tonic::{Code, Status};
 
 use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
-use crate::hold::{NotOwned, Waiting};
+use crate::move_buffer::{NotOwned, Waiting};
 use crate::stores::Store;
 
 /// The most pairs that are remembered; at that number all are forgotten.

@@ -5,11 +5,11 @@
 //! answer, and a client that does not read takes no window from others ([`pool`]).
 
 pub mod background;
+pub mod batch_stream;
 pub mod clocks;
 pub mod failure;
 pub mod fence;
 mod identify;
-pub mod lane;
 mod list;
 pub mod modes;
 pub mod monitor;
@@ -40,8 +40,8 @@ use kindred_wire::rope::Rope;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status};
 
+use batch_stream::BatchStream;
 use fence::FenceCell;
-use lane::Lane;
 pub use list::{STORES_MAX, StoreListError, Stores};
 use modes::ToldCell;
 use pool::{Pool, Pooled};
@@ -94,7 +94,7 @@ struct Ways {
     /// For the data of units that move.
     bulk: Pool,
     /// For batches of small operations, which no long answer delays; shards only.
-    lane: Option<PerThread<Arc<Lane>>>,
+    batches: Option<PerThread<Arc<BatchStream>>>,
 }
 
 impl Link {
@@ -111,14 +111,13 @@ impl Link {
         let reads = workers.each(|| Pool::new(connector, endpoints))?;
         let pool = || Pool::new(connector, endpoints);
         let (watches, feeds, bulk) = (pool()?, pool()?, pool()?);
-        let lane =
-            match spec.kind {
-                StoreKind::Shard => Some(workers.each(|| {
-                    connector.router_channel(endpoints).map(|channel| Arc::new(Lane::new(channel)))
-                })?),
-                StoreKind::Etcd => None,
-            };
-        let ways = Arc::new(Ways { cut: cut.clone(), unary, reads, watches, feeds, bulk, lane });
+        let batches = match spec.kind {
+            StoreKind::Shard => Some(workers.each(|| {
+                connector.router_channel(endpoints).map(|channel| Arc::new(BatchStream::new(channel)))
+            })?),
+            StoreKind::Etcd => None,
+        };
+        let ways = Arc::new(Ways { cut: cut.clone(), unary, reads, watches, feeds, bulk, batches });
         Ok(Self { spec: Arc::new(spec), ways })
     }
 }
@@ -361,9 +360,9 @@ impl Store {
 
     /// The stream of batches; `None` for a store that does not serve them.
     #[must_use]
-    pub fn lane(&self) -> Option<Arc<Lane>> {
+    pub fn batches(&self) -> Option<Arc<BatchStream>> {
         if self.state.has_batches() {
-            self.link.load().ways.lane.as_ref().map(|lanes| lanes.get().clone())
+            self.link.load().ways.batches.as_ref().map(|streams| streams.get().clone())
         } else {
             None
         }
@@ -371,8 +370,8 @@ impl Store {
 
     /// The stream of batches, if the store also takes the questions of a read over several stores there.
     #[must_use]
-    pub fn cut_lane(&self) -> Option<Arc<Lane>> {
-        if self.state.has_batched_cuts() { self.lane() } else { None }
+    pub fn snapshot_batches(&self) -> Option<Arc<BatchStream>> {
+        if self.state.has_batched_snapshots() { self.batches() } else { None }
     }
 
     /// Watch with raw bytes.

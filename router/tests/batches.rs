@@ -19,8 +19,8 @@ use kindred_proto::raw::batches::batches_server::BatchesServer;
 use kindred_proto::raw::kv::k_v_server::KVServer;
 use kindred_proto::{FEATURE_BATCHES, etcdserverpb as pb, shard_v1 as shard};
 use kindred_router::run::Bound;
+use kindred_router::stores::batch_stream::{BatchStream, BatchStreamError, Op};
 use kindred_router::stores::failure::Failure;
-use kindred_router::stores::lane::{Lane, LaneError, Op};
 use kindred_transport::{Connector, Drain};
 use kindred_wire::batch::Method;
 use prost::Message as _;
@@ -31,15 +31,15 @@ use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-async fn lane_to(url: &str) -> Arc<Lane> {
+async fn stream_to(url: &str) -> Arc<BatchStream> {
     let channel = Connector::default().router_channel(&[url.parse().unwrap()]).unwrap();
-    Arc::new(Lane::new(channel))
+    Arc::new(BatchStream::new(channel))
 }
 
-async fn lane() -> (Arc<Lane>, mpsc::Receiver<Opened>) {
+async fn batches() -> (Arc<BatchStream>, mpsc::Receiver<Opened>) {
     let (service, streams) = scripted();
     let fake = Fake::with(1, FEATURE_BATCHES, |server| server.add_service(BatchesServer::new(service))).await;
-    (lane_to(&fake.url).await, streams)
+    (stream_to(&fake.url).await, streams)
 }
 
 fn op(request: &'static str) -> Op {
@@ -53,86 +53,86 @@ fn op(request: &'static str) -> Op {
     }
 }
 
-type Calling = tokio::task::JoinHandle<Result<Bytes, LaneError>>;
+type Calling = tokio::task::JoinHandle<Result<Bytes, BatchStreamError>>;
 
-fn call(lane: &Arc<Lane>, request: &'static str) -> Calling {
-    let lane = lane.clone();
-    tokio::spawn(async move { lane.call(op(request)).await })
+fn call(stream: &Arc<BatchStream>, request: &'static str) -> Calling {
+    let stream = stream.clone();
+    tokio::spawn(async move { stream.call(op(request)).await })
 }
 
 async fn failure(calling: Calling) -> Failure {
     match in_time(calling).await.unwrap() {
-        Err(LaneError::Failed(failure)) => failure,
+        Err(BatchStreamError::Failed(failure)) => failure,
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
 async fn answers_come_out_of_order_and_one_that_takes_long_holds_up_none() {
-    let (lane, mut streams) = lane().await;
-    let calls = ["a", "b", "c"].map(|request| call(&lane, request));
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    let (ops, _) = stream.ops(3).await;
+    let (stream, mut streams) = batches().await;
+    let calls = ["a", "b", "c"].map(|request| call(&stream, request));
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    let (ops, _) = opened.ops(3).await;
     assert_eq!(ops.iter().map(|op| op.request.as_ref()).collect::<Vec<_>>(), [b"a", b"b", b"c"]);
     assert!(ops.is_sorted_by(|a, b| a.id < b.id));
     assert_eq!((ops[0].method, ops[0].min_revision, ops[0].generation), (2, 5, 7));
     assert!(ops[0].timeout_micros > 0 && ops[0].timeout_micros <= PATIENCE.as_micros() as u64);
-    stream.echo(&[&ops[2], &ops[0]]).await;
+    opened.echo(&[&ops[2], &ops[0]]).await;
     let [a, b, c] = calls;
     assert_eq!(in_time(a).await.unwrap().unwrap(), "a");
     assert_eq!(in_time(c).await.unwrap().unwrap(), "c");
-    let d = call(&lane, "d");
-    let later = stream.op().await;
-    stream.echo(&[&later]).await;
+    let d = call(&stream, "d");
+    let later = opened.op().await;
+    opened.echo(&[&later]).await;
     assert_eq!(in_time(d).await.unwrap().unwrap(), "d");
     assert!(!b.is_finished());
-    stream.echo(&[&ops[1]]).await;
+    opened.echo(&[&ops[1]]).await;
     assert_eq!(in_time(b).await.unwrap().unwrap(), "b");
 }
 
 #[tokio::test]
 async fn a_refusal_is_the_shards_own() {
-    let (lane, mut streams) = lane().await;
-    let calling = call(&lane, "a");
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    let id = stream.op().await.id;
+    let (stream, mut streams) = batches().await;
+    let calling = call(&stream, "a");
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    let id = opened.op().await.id;
     let metadata = vec![shard::BatchMetadata { name: "kindred-not-owned".into(), value: "17".into() }];
     let (message, details) = ("no \"é\"".to_owned(), "x".into());
     let refused = Some(shard::BatchRefusal { code: 9, message, details, metadata });
     let answers = vec![shard::BatchAnswer { id, response: Bytes::new(), refused }];
-    stream.say(shard::BatchResponse { answers, last: None }).await;
+    opened.say(shard::BatchResponse { answers, last: None }).await;
     let Failure::Answered(status) = failure(calling).await else { panic!("it was answered") };
     assert_eq!(
         (status.code(), status.message(), status.details()),
         (Code::FailedPrecondition, "no \"é\"", &b"x"[..])
     );
-    assert_eq!(kindred_router::hold::NotOwned::of(&status).unwrap().epoch, 17);
+    assert_eq!(kindred_router::move_buffer::NotOwned::of(&status).unwrap().epoch, 17);
 }
 
 #[tokio::test]
 async fn a_cancelled_operation_is_told_and_disturbs_no_other() {
-    let (lane, mut streams) = lane().await;
-    let (a, b) = (call(&lane, "a"), call(&lane, "b"));
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    let (ops, _) = stream.ops(2).await;
+    let (stream, mut streams) = batches().await;
+    let (a, b) = (call(&stream, "a"), call(&stream, "b"));
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    let (ops, _) = opened.ops(2).await;
     a.abort();
     in_time(a).await.unwrap_err();
-    let message = in_time(stream.requests.next()).await.unwrap().unwrap();
+    let message = in_time(opened.requests.next()).await.unwrap().unwrap();
     let message = shard::BatchRequest::decode(message).unwrap();
     assert_eq!((message.ops, message.cancelled), (vec![], vec![ops[0].id]));
-    stream.echo(&[&ops[0], &ops[1]]).await;
+    opened.echo(&[&ops[0], &ops[1]]).await;
     assert_eq!(in_time(b).await.unwrap().unwrap(), "b");
 }
 
 #[tokio::test]
 async fn what_had_left_when_the_stream_broke_may_have_been_executed() {
-    let (lane, mut streams) = lane().await;
-    let calling = call(&lane, "a");
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    stream.op().await;
-    drop(stream);
+    let (stream, mut streams) = batches().await;
+    let calling = call(&stream, "a");
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    opened.op().await;
+    drop(opened);
     assert!(matches!(failure(calling).await, Failure::Lost(_)));
-    let calling = call(&lane, "b");
+    let calling = call(&stream, "b");
     let mut next = in_time(streams.recv()).await.unwrap();
     let op = next.op().await;
     next.echo(&[&op]).await;
@@ -142,31 +142,31 @@ async fn what_had_left_when_the_stream_broke_may_have_been_executed() {
 #[tokio::test]
 async fn what_never_left_was_not_executed() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let lane = lane_to(&nobody.to_string()).await;
-    let (a, b) = (call(&lane, "a"), call(&lane, "b"));
+    let stream = stream_to(&nobody.to_string()).await;
+    let (a, b) = (call(&stream, "a"), call(&stream, "b"));
     assert!(matches!(failure(a).await, Failure::NotConnected(_)));
     assert!(matches!(failure(b).await, Failure::NotConnected(_)));
 }
 
 #[tokio::test]
 async fn a_shard_that_stops_answers_what_it_has_read_and_the_rest_was_not_executed() {
-    let (lane, mut streams) = lane().await;
-    let calls = ["a", "b", "c"].map(|request| call(&lane, request));
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    let (ops, _) = stream.ops(3).await;
-    stream.stop_behind(ops[1].id).await;
+    let (stream, mut streams) = batches().await;
+    let calls = ["a", "b", "c"].map(|request| call(&stream, request));
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    let (ops, _) = opened.ops(3).await;
+    opened.stop_behind(ops[1].id).await;
     let [a, b, c] = calls;
     assert!(matches!(failure(c).await, Failure::NotSent(_)));
-    let d = call(&lane, "d");
+    let d = call(&stream, "d");
     let mut next = in_time(streams.recv()).await.expect("operations that come now go elsewhere");
     let later = next.op().await;
     next.echo(&[&later]).await;
     assert_eq!(in_time(d).await.unwrap().unwrap(), "d");
-    stream.echo(&[&ops[0]]).await;
+    opened.echo(&[&ops[0]]).await;
     assert_eq!(in_time(a).await.unwrap().unwrap(), "a", "it is answered over the old stream");
-    drop(stream);
+    drop(opened);
     assert!(matches!(failure(b).await, Failure::Lost(_)), "it was read, and never answered");
-    let e = call(&lane, "e");
+    let e = call(&stream, "e");
     let later = next.op().await;
     next.echo(&[&later]).await;
     assert_eq!(in_time(e).await.unwrap().unwrap(), "e", "the end of the old stream is not the new one's");
@@ -177,29 +177,29 @@ async fn a_refused_stream_is_the_answer_to_all_that_waits_for_it() {
     let (mut service, _streams) = scripted();
     service.refusal = Some(Status::failed_precondition("not yet"));
     let fake = Fake::with(1, FEATURE_BATCHES, |server| server.add_service(BatchesServer::new(service))).await;
-    let lane = lane_to(&fake.url).await;
-    for calling in ["a", "b"].map(|request| call(&lane, request)) {
+    let stream = stream_to(&fake.url).await;
+    for calling in ["a", "b"].map(|request| call(&stream, request)) {
         let Failure::Answered(status) = failure(calling).await else { panic!("it was answered") };
         assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "not yet"));
     }
     let older = Fake::start(1).await;
-    let unsupported = in_time(call(&lane_to(&older.url).await, "a")).await.unwrap();
-    assert!(matches!(unsupported, Err(LaneError::Unsupported)), "{unsupported:?}");
+    let unsupported = in_time(call(&stream_to(&older.url).await, "a")).await.unwrap();
+    assert!(matches!(unsupported, Err(BatchStreamError::Unsupported)), "{unsupported:?}");
 }
 
 #[tokio::test]
 async fn who_waits_for_room_gets_it_in_turn() {
-    let (lane, mut streams) = lane().await;
-    let many: Vec<_> = (0..9000).map(|_| call(&lane, "x")).collect();
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    let (ops, _) = stream.ops(8192).await;
+    let (stream, mut streams) = batches().await;
+    let many: Vec<_> = (0..9000).map(|_| call(&stream, "x")).collect();
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    let (ops, _) = opened.ops(8192).await;
     assert!(
-        tokio::time::timeout(Duration::from_millis(100), stream.requests.next()).await.is_err(),
+        tokio::time::timeout(Duration::from_millis(100), opened.requests.next()).await.is_err(),
         "no more"
     );
-    stream.echo(&ops.iter().collect::<Vec<_>>()).await;
-    let (rest, _) = stream.ops(9000 - 8192).await;
-    stream.echo(&rest.iter().collect::<Vec<_>>()).await;
+    opened.echo(&ops.iter().collect::<Vec<_>>()).await;
+    let (rest, _) = opened.ops(9000 - 8192).await;
+    opened.echo(&rest.iter().collect::<Vec<_>>()).await;
     for calling in many {
         assert_eq!(in_time(calling).await.unwrap().unwrap(), "x");
     }
@@ -257,17 +257,17 @@ async fn an_older_shard_gets_calls_of_their_own() {
 async fn a_write_that_was_not_read_goes_once_more_and_one_that_was_does_not() {
     let (routed, mut streams) = router(FEATURE_BATCHES, true).await;
     let put = routed.put(PATIENCE);
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    stream.op().await;
-    stream.stop_behind(0).await;
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    let again = stream.op().await;
-    stream.put_done(again.id, 9).await;
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    opened.op().await;
+    opened.stop_behind(0).await;
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    let again = opened.op().await;
+    opened.put_done(again.id, 9).await;
     assert_eq!(in_time(put).await.unwrap().unwrap(), 9);
 
     let put = routed.put(PATIENCE);
-    stream.op().await;
-    drop(stream);
+    opened.op().await;
+    drop(opened);
     let status = in_time(put).await.unwrap().unwrap_err();
     assert!(status.message().contains("possibly due to connection lost"), "{status:?}");
     assert!(
@@ -284,13 +284,13 @@ async fn a_read_goes_once_more_when_its_stream_is_lost() {
     let get = tokio::spawn(async move {
         client.range(pb::RangeRequest { key: "k".into(), ..Default::default() }).await.map(drop)
     });
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    stream.op().await;
-    drop(stream);
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    let again = stream.op().await;
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    opened.op().await;
+    drop(opened);
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    let again = opened.op().await;
     assert_eq!(again.method, Method::Range as i32);
-    stream.put_done(again.id, 9).await;
+    opened.put_done(again.id, 9).await;
     in_time(get).await.unwrap().unwrap();
 }
 
@@ -298,11 +298,11 @@ async fn a_read_goes_once_more_when_its_stream_is_lost() {
 async fn the_clients_deadline_ends_the_wait_and_cancels() {
     let (routed, mut streams) = router(FEATURE_BATCHES, true).await;
     let put = routed.put(Duration::from_secs(3));
-    let mut stream = in_time(streams.recv()).await.unwrap();
-    let op = stream.op().await;
+    let mut opened = in_time(streams.recv()).await.unwrap();
+    let op = opened.op().await;
     assert!(op.timeout_micros > 0 && op.timeout_micros <= 3_000_000, "{}", op.timeout_micros);
     let status = in_time(put).await.unwrap().unwrap_err();
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
-    let message = in_time(stream.requests.next()).await.unwrap().unwrap();
+    let message = in_time(opened.requests.next()).await.unwrap().unwrap();
     assert_eq!(shard::BatchRequest::decode(message).unwrap().cancelled, [op.id]);
 }

@@ -104,7 +104,7 @@ async fn f02_a_store_in_memory_comes_back_empty_only_where_nothing_is_to_be_kept
         let told = stores[1].modes().len();
         stores[1].be("uc", true);
         match expected {
-            // It was told the modes in each life, although both lives are the first incarnation of a store.
+            // It was told the modes in each incarnation, although both are the first incarnation of a store.
             "up" => {
                 until("told again", || stores[1].modes().len() > told).await;
                 until("up", || word(&bound, "b") == "up").await;

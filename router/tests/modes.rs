@@ -56,7 +56,7 @@ async fn r9_a_shard_is_told_before_it_is_up_after_each_change_and_in_each_life()
     let shown = (&unmet[0].prefix[..], unmet[0].wanted, unmet[0].has, unmet.len());
     assert_eq!(shown, (&b"/registry/pods/"[..], Some(Durability::Fsync), Some(Durability::None), 1));
 
-    // In a new life it is told again before it is up.
+    // In a new incarnation it is told again before it is up.
     stores[1].crash(stores[1].current());
     assert_eq!(kinds(&told(&stores[1], 2).await[1]), expected);
 

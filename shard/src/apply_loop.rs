@@ -452,7 +452,8 @@ impl ApplyLoop {
 
 /// Whether the clock's ceiling lets a request be executed now.
 fn fits(core: &Core, op: &Op, hints: ReadHints) -> bool {
-    core::is_read(op) || (core.may_assign() && hints.min_revision.is_none_or(|least| !core.waits_for_ceiling(least)))
+    core::is_read(op)
+        || (core.may_assign() && hints.min_revision.is_none_or(|least| !core.waits_for_ceiling(least)))
 }
 
 /// Answers a write that could not be executed in time, and was not.

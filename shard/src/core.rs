@@ -28,7 +28,9 @@ use tokio::{
 
 use kindred_wire::error::EtcdError;
 
-use crate::{clock::Clock, durability::status::DurabilityStatus, etcd_status::KvError, read_hints::ReadHints};
+use crate::{
+    clock::Clock, durability::status::DurabilityStatus, etcd_status::KvError, read_hints::ReadHints,
+};
 
 mod call;
 mod disk;
@@ -362,7 +364,12 @@ impl Core {
     }
 
     /// Answers a short read, or begins a long one.
-    pub fn read(&mut self, query: &RangeQuery, hints: ReadHints, owner: &Weak<()>) -> Result<Started, KvError> {
+    pub fn read(
+        &mut self,
+        query: &RangeQuery,
+        hints: ReadHints,
+        owner: &Weak<()>,
+    ) -> Result<Started, KvError> {
         self.owns_read(query, hints.generation)?;
         if let Some(min_revision) = hints.min_revision {
             let ranges = std::slice::from_ref(&query.range);
@@ -459,12 +466,12 @@ impl Core {
         Ok((current, changed))
     }
 
-    /// Keeps a revision readable for `millis`, or with 0 lets it go (R5); see [`Engine::keep`].
-    pub fn keep(&mut self, at: Revision, name: PinId, millis: u64) -> Result<(), KvError> {
+    /// Retains a revision for `millis`, or with 0 lets it go (R5); see [`Engine::retain`].
+    pub fn retain(&mut self, at: Revision, name: PinId, millis: u64) -> Result<(), KvError> {
         if millis > 0 {
-            return Ok(self.engine.keep(self.clock.mono(), at, name, millis)?);
+            return Ok(self.engine.retain(self.clock.mono(), at, name, millis)?);
         }
-        self.engine.unkeep(name);
+        self.engine.release_retained(name);
         self.collecting |= self.engine.wants_gc();
         Ok(())
     }
@@ -505,13 +512,13 @@ impl Core {
     /// that a slow client held too long.
     pub fn sweep(&mut self) {
         let floor = self.engine.floor();
-        self.engine.unkeep_due(self.clock.mono());
+        self.engine.release_due(self.clock.mono());
         self.engine.unit_readers_look(self.clock.mono());
         self.collecting |= self.engine.wants_gc();
         let lost = |cursor: &Cursor| {
             let at = cursor.open.at;
             cursor.owner.strong_count() == 0
-                || (at < floor && cursor.since.elapsed() > PIN_MAX && !self.engine.is_kept(at))
+                || (at < floor && cursor.since.elapsed() > PIN_MAX && !self.engine.is_retained(at))
         };
         let cursors: Vec<_> = self.cursors.iter().filter(|(_, c)| lost(c)).map(|(id, _)| *id).collect();
         for id in cursors {

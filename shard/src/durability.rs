@@ -10,8 +10,8 @@ pub mod checkpoint;
 pub mod clock_file;
 #[cfg(test)]
 mod crashes;
+pub mod disk_logs;
 pub mod failpoint;
-pub mod kept;
 pub mod record;
 pub mod recovery;
 pub mod reserve;
@@ -29,13 +29,13 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::core::Core;
 
-use self::{kept::Kept, status::DurabilityStatus};
+use self::{disk_logs::DiskLogs, status::DurabilityStatus};
 
 #[derive(Debug)]
 pub enum Logs {
     /// Nothing is kept: after a restart the shard is empty and all earlier revisions are compacted.
     Memory(Arc<Notify>),
-    Kept(Box<Kept>),
+    OnDisk(Box<DiskLogs>),
 }
 
 impl Logs {
@@ -50,7 +50,7 @@ impl Logs {
     pub fn changed(&self) -> Arc<Notify> {
         match self {
             Self::Memory(never) => never.clone(),
-            Self::Kept(kept) => kept.changed(),
+            Self::OnDisk(logs) => logs.changed(),
         }
     }
 
@@ -62,7 +62,7 @@ impl Logs {
                 let applied = engine.take_applied();
                 engine.publish_fsync(applied.mark);
             }
-            Self::Kept(kept) => kept.append(engine),
+            Self::OnDisk(logs) => logs.append(engine),
         }
     }
 
@@ -71,7 +71,7 @@ impl Logs {
     pub fn position(&self) -> u64 {
         match self {
             Self::Memory(_) => 0,
-            Self::Kept(kept) => kept.position(),
+            Self::OnDisk(logs) => logs.position(),
         }
     }
 
@@ -80,7 +80,7 @@ impl Logs {
     pub fn durable(&self) -> u64 {
         match self {
             Self::Memory(_) => u64::MAX,
-            Self::Kept(kept) => kept.durable(),
+            Self::OnDisk(logs) => logs.durable(),
         }
     }
 
@@ -89,7 +89,7 @@ impl Logs {
     pub fn position_buffered(&self) -> u64 {
         match self {
             Self::Memory(_) => 0,
-            Self::Kept(kept) => kept.position_buffered(),
+            Self::OnDisk(logs) => logs.position_buffered(),
         }
     }
 
@@ -99,7 +99,7 @@ impl Logs {
     pub fn written(&self) -> u64 {
         match self {
             Self::Memory(_) => u64::MAX,
-            Self::Kept(kept) => kept.written(),
+            Self::OnDisk(logs) => logs.written(),
         }
     }
 
@@ -108,7 +108,7 @@ impl Logs {
     pub fn is_flushed(&self) -> bool {
         match self {
             Self::Memory(_) => true,
-            Self::Kept(kept) => kept.is_flushed(),
+            Self::OnDisk(logs) => logs.is_flushed(),
         }
     }
 
@@ -116,14 +116,14 @@ impl Logs {
     pub fn settle(&mut self, core: &mut Core) {
         match self {
             Self::Memory(_) => {}
-            Self::Kept(kept) => kept.settle(core),
+            Self::OnDisk(logs) => logs.settle(core),
         }
     }
 
     /// Requests a higher ceiling for an assignment, or for a raise to `to`.
     pub fn ask_ceiling(&mut self, to: Option<Revision>) {
-        if let Self::Kept(kept) = self {
-            kept.ask_ceiling(to);
+        if let Self::OnDisk(logs) = self {
+            logs.ask_ceiling(to);
         }
     }
 
@@ -134,7 +134,7 @@ impl Logs {
             Self::Memory(_) => {
                 core.checkpoint_waiters().into_iter().for_each(|waiter| drop(waiter.send(Ok(()))))
             }
-            Self::Kept(kept) => kept.checkpoint_slice(core),
+            Self::OnDisk(logs) => logs.checkpoint_slice(core),
         }
     }
 
@@ -143,7 +143,7 @@ impl Logs {
     pub fn has_checkpoint_work(&self) -> bool {
         match self {
             Self::Memory(_) => false,
-            Self::Kept(kept) => kept.has_checkpoint_work(),
+            Self::OnDisk(logs) => logs.has_checkpoint_work(),
         }
     }
 
@@ -152,7 +152,7 @@ impl Logs {
     pub fn next_timer(&self) -> Option<Instant> {
         match self {
             Self::Memory(_) => None,
-            Self::Kept(kept) => kept.next_timer(),
+            Self::OnDisk(logs) => logs.next_timer(),
         }
     }
 
@@ -160,7 +160,7 @@ impl Logs {
     pub fn report(&mut self, core: &Core) -> Option<DurabilityStatus> {
         match self {
             Self::Memory(_) => None,
-            Self::Kept(kept) => Some(kept.report(core)),
+            Self::OnDisk(logs) => Some(logs.report(core)),
         }
     }
 
@@ -168,7 +168,7 @@ impl Logs {
     pub async fn close(self, core: &mut Core) {
         match self {
             Self::Memory(_) => {}
-            Self::Kept(kept) => kept.close(core).await,
+            Self::OnDisk(logs) => logs.close(core).await,
         }
     }
 }

@@ -77,7 +77,7 @@ pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
             EngineError::LeaseNotFound(_) => EtcdError::LeaseNotFound,
             EngineError::LeaseExists(_) => EtcdError::LeaseExists,
             EngineError::LeaseTtlTooLarge(_) => EtcdError::LeaseTtlTooLarge,
-            EngineError::TooManyKept => EtcdError::TooManyRequests,
+            EngineError::TooManyRetained => EtcdError::TooManyRequests,
             EngineError::ClockOffset { .. }
             | EngineError::Ceiling { .. }
             | EngineError::DuplicateWatchId

@@ -38,7 +38,7 @@ pub mod units;
 
 pub const PROTOCOL_VERSION: u32 = 1;
 /// Optional parts of the protocol that this shard supports.
-pub const FEATURES: u64 = kindred_proto::FEATURE_BATCHES | kindred_proto::FEATURE_BATCHED_CUTS;
+pub const FEATURES: u64 = kindred_proto::FEATURE_BATCHES | kindred_proto::FEATURE_BATCHED_SNAPSHOTS;
 /// Pins that one call may release; each release searches all that are held.
 pub(crate) const RELEASES_MAX: usize = 4096;
 /// Ended leases that may wait for a listener. One that is further behind asks again.
@@ -236,12 +236,15 @@ impl Shard for ShardService {
         Ok(Response::new(pb::ReleasePinsResponse {}))
     }
 
-    async fn keep(&self, request: Request<pb::KeepRequest>) -> Result<Response<pb::KeepResponse>, Status> {
-        let pb::KeepRequest { pin, revision, millis } = request.into_inner();
-        let name =
-            pin_id(pin).ok_or_else(|| Status::invalid_argument("kindred: Keep: pin is 0, which is none"))?;
-        self.member.handle.call_visible(move |core| core.keep(Revision(revision), name, millis)).await??;
-        Ok(Response::new(pb::KeepResponse {}))
+    async fn retain(
+        &self,
+        request: Request<pb::RetainRequest>,
+    ) -> Result<Response<pb::RetainResponse>, Status> {
+        let pb::RetainRequest { pin, revision, millis } = request.into_inner();
+        let name = pin_id(pin)
+            .ok_or_else(|| Status::invalid_argument("kindred: Retain: pin is 0, which is none"))?;
+        self.member.handle.call_visible(move |core| core.retain(Revision(revision), name, millis)).await??;
+        Ok(Response::new(pb::RetainResponse {}))
     }
 
     async fn lease_attach(

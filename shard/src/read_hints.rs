@@ -4,7 +4,7 @@
 use kindred_engine::engine::PinId;
 use kindred_partition_config::{ids::Revision, unit::UnitBuckets};
 use kindred_transport::grpc;
-use kindred_wire::protocol::{MIN_REVISION, BUCKETS, MAP, PIN};
+use kindred_wire::protocol::{BUCKETS, MAP, MIN_REVISION, PIN};
 use tonic::metadata::MetadataMap;
 
 use crate::etcd_status::KvError;

@@ -1,4 +1,4 @@
-//! `kindred backup`, `backup verify` and `restore` beside clusters that are used: cuts under writes and compactions, and what
+//! `kindred backup`, `backup verify` and `restore` beside clusters that are used: snapshots under writes and compactions, and what
 //! comes back where.
 
 use std::{
@@ -174,7 +174,7 @@ fn spread() -> String {
 /// R5: one revision of everything, of a Kind over three shards too, however much is written and compacted meanwhile.
 #[test]
 fn r5_a_backup_under_writes_and_compactions_is_one_cut() {
-    scenario::run("backup-cut", LIMIT, |dir| async move {
+    scenario::run("backup-snapshot", LIMIT, |dir| async move {
         let up = Up::start(&dir, "spread", &[spread()]).await?;
         let (cli, client) = (Cli::new(&up.admin)?, up.client().await?);
         for namespace in NAMESPACES {
@@ -207,7 +207,7 @@ fn r5_a_backup_under_writes_and_compactions_is_one_cut() {
         let revision: i64 = summary["revision"].as_str().context("revision")?.parse()?;
         let floor = compacted.load(Ordering::Relaxed).cast_signed();
         ensure!(floor > revision, "nothing was compacted above {revision} while it was read: {floor}");
-        // Written more than once at the same time, each is a cut of its own.
+        // Written more than once at the same time, each is a snapshot of its own.
         let second = dir.join("second");
         cli.ok(&["backup", "--to", second.to_str().context("path")?]).await?;
         stop.store(true, Ordering::Relaxed);
@@ -242,7 +242,7 @@ fn r5_a_backup_under_writes_and_compactions_is_one_cut() {
                 ensure!(sum == ACCOUNTS * EACH, "{namespace}: {sum} of {}", ACCOUNTS * EACH);
                 turns.push(number(&now, &format!("/registry/pods/{namespace}/turn"))?);
             }
-            // Written in this order: a cut shows none without the one before it.
+            // Written in this order: a snapshot shows none without the one before it.
             ensure!(turns.is_sorted_by(|a, b| a >= b) && turns[0] - turns[2] <= 1, "{turns:?}");
             ensure!(turns[0] > 0, "{turns:?}");
             let secrets = kvs.iter().filter(|kv| kv.key.starts_with(b"/registry/secrets/")).count();
@@ -268,7 +268,7 @@ fn r5_a_backup_under_writes_and_compactions_is_one_cut() {
         let after = hashes(&other_cli).await?;
         ensure!(after["pods"] != before["pods"] && after["secrets"] == before["secrets"], "{before} {after}");
         report(&format!(
-            "backup: 2 cuts under {moved} transfers, compacted {} ms beyond the first",
+            "backup: 2 snapshots under {moved} transfers, compacted {} ms beyond the first",
             ((floor - revision) >> 10) / 1_000
         ));
         Ok(())

@@ -5,14 +5,13 @@
 
 mod again;
 mod backup;
-mod backup_cut;
+mod backup_snapshot;
 mod clients;
 mod clocks;
 mod cluster;
 mod commands;
 mod compaction_beside;
 mod crash;
-mod cuts;
 mod from_etcd;
 mod frozen;
 mod lease_homes;
@@ -24,6 +23,7 @@ mod ops;
 mod quota;
 mod replace;
 mod slow_disk;
+mod snapshots;
 mod spread;
 mod stalled;
 mod tls;

@@ -1,7 +1,6 @@
 //! `kindred backup`, `kindred backup verify`, `kindred restore` and `kindred verify`.
 
 pub mod args;
-mod cut;
 mod etcd;
 mod folder;
 mod format;
@@ -14,6 +13,7 @@ mod records;
 pub mod restore;
 mod select;
 mod sides;
+mod snapshot;
 pub mod take;
 #[cfg(test)]
 mod tests;

@@ -130,7 +130,7 @@ pub struct ReleasePinsRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReleasePinsResponse {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct KeepRequest {
+pub struct RetainRequest {
     /// The name of the pin, which the caller chooses unlike any other's; not 0.
     #[prost(uint64, tag = "1")]
     pub pin: u64,
@@ -141,7 +141,7 @@ pub struct KeepRequest {
     pub millis: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct KeepResponse {}
+pub struct RetainResponse {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct BatchRequest {
     #[prost(message, repeated, tag = "1")]
@@ -1257,12 +1257,12 @@ pub mod shard_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Shard", "ReleasePins"));
             self.inner.unary(req, path, codec).await
         }
-        /// Keeps what was current at a revision readable at that revision, whatever is compacted, until it is renewed no more (R5):
+        /// Retains what was current at a revision: it stays readable at that revision, whatever is compacted, until it is renewed no more (R5):
         /// for a backup. No compaction waits for it. OutOfRange when the revision is compacted already or still to come.
-        pub async fn keep(
+        pub async fn retain(
             &mut self,
-            request: impl tonic::IntoRequest<super::KeepRequest>,
-        ) -> std::result::Result<tonic::Response<super::KeepResponse>, tonic::Status> {
+            request: impl tonic::IntoRequest<super::RetainRequest>,
+        ) -> std::result::Result<tonic::Response<super::RetainResponse>, tonic::Status> {
             self.inner
                 .ready()
                 .await
@@ -1273,11 +1273,11 @@ pub mod shard_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/kindred.shard.v1.Shard/Keep",
+                "/kindred.shard.v1.Shard/Retain",
             );
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("kindred.shard.v1.Shard", "Keep"));
+                .insert(GrpcMethod::new("kindred.shard.v1.Shard", "Retain"));
             self.inner.unary(req, path, codec).await
         }
         /// Leases (R12). The home store owns the lease; other stores only keep keys attached to it.
@@ -1551,12 +1551,12 @@ pub mod shard_server {
             tonic::Response<super::ReleasePinsResponse>,
             tonic::Status,
         >;
-        /// Keeps what was current at a revision readable at that revision, whatever is compacted, until it is renewed no more (R5):
+        /// Retains what was current at a revision: it stays readable at that revision, whatever is compacted, until it is renewed no more (R5):
         /// for a backup. No compaction waits for it. OutOfRange when the revision is compacted already or still to come.
-        async fn keep(
+        async fn retain(
             &self,
-            request: tonic::Request<super::KeepRequest>,
-        ) -> std::result::Result<tonic::Response<super::KeepResponse>, tonic::Status>;
+            request: tonic::Request<super::RetainRequest>,
+        ) -> std::result::Result<tonic::Response<super::RetainResponse>, tonic::Status>;
         /// Leases (R12). The home store owns the lease; other stores only keep keys attached to it.
         /// At the home: note that `store` will hold keys of this lease. Refused (NotFound) when revoked or expired.
         async fn lease_attach(
@@ -1883,23 +1883,23 @@ pub mod shard_server {
                     };
                     Box::pin(fut)
                 }
-                "/kindred.shard.v1.Shard/Keep" => {
+                "/kindred.shard.v1.Shard/Retain" => {
                     #[allow(non_camel_case_types)]
-                    struct KeepSvc<T: Shard>(pub Arc<T>);
-                    impl<T: Shard> tonic::server::UnaryService<super::KeepRequest>
-                    for KeepSvc<T> {
-                        type Response = super::KeepResponse;
+                    struct RetainSvc<T: Shard>(pub Arc<T>);
+                    impl<T: Shard> tonic::server::UnaryService<super::RetainRequest>
+                    for RetainSvc<T> {
+                        type Response = super::RetainResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::KeepRequest>,
+                            request: tonic::Request<super::RetainRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Shard>::keep(&inner, request).await
+                                <T as Shard>::retain(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -1910,7 +1910,7 @@ pub mod shard_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = KeepSvc(inner);
+                        let method = RetainSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -1,7 +1,7 @@
 //! Decides at which revision T a read over several stores is made and answered (R4, R5, R8); a state machine.
 //!
 //! T is the maximum of the stores' current revisions, asked for after the request came in. Every store promises T
-//! before the answer, so T is a cut: nothing at or below it is still to come anywhere. Stores are asked with
+//! before the answer, so T is a snapshot: nothing at or below it is still to come anywhere. Stores are asked with
 //! `min_revision`, the highest revision that this router has shown. So unless something was written since, all answer with
 //! the same revision, and a read costs **one round trip**, as the data come with that answer. Otherwise each store
 //! below T is raised to it, and says whether its part of the range has changed meanwhile ([`Command::Confirm`]: raise,

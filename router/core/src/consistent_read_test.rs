@@ -67,7 +67,7 @@ fn a_store_below_the_target_confirms_or_reads_again() {
 
 /// R8: a single store that cannot follow answers with its own revision.
 #[test]
-fn at_least_is_a_wish() {
+fn min_revision_is_a_hint() {
     let (mut now, _) = begin(Mode::Now, &[A], 40);
     assert_eq!(now.step(answered(A, 30)), done(30, 30));
 }
@@ -220,7 +220,7 @@ proptest! {
     /// R4, R5, R8: T covers what was shown and every write acknowledged before the read began. Every store has promised
     /// T. The data are those at the answered revision. At most two rounds follow the first.
     #[test]
-    fn an_answer_is_a_cut_that_covers_what_was_acknowledged(
+    fn an_answer_is_a_snapshot_that_covers_what_was_acknowledged(
         before in prop::collection::vec((0..4usize, 1..4usize), 0..12),
         count in 1..5usize,
         ceiling in prop_oneof![3 => Just(i64::MAX), 1 => 0..60i64],

@@ -70,7 +70,7 @@ fn f53_many_restarts_cancel_nobody_without_need() {
     }
     assert_eq!(gaps.pass(rev(21), &mut behind), Ok(()));
     assert_eq!(gaps.pass(rev(23), &mut behind), Ok(()), "it reads on");
-    assert_eq!(gaps.pass(rev(23), &mut ahead), Ok(()), "the first revision of a new life");
+    assert_eq!(gaps.pass(rev(23), &mut ahead), Ok(()), "the first revision of a new incarnation");
     assert_eq!(gaps.pass(rev(22), &mut Passed::default()), Err(rev(23)), "what was lost");
 }
 

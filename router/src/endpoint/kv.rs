@@ -31,7 +31,7 @@ use crate::app::{App, append, refused};
 use crate::execute::fan_out::shared;
 use crate::execute::one::{Opened, To};
 use crate::execute::{Deadline, Effect};
-use crate::hold::{NotOwned, Waiting};
+use crate::move_buffer::{NotOwned, Waiting};
 use crate::stores::Store;
 
 /// How long one store has to answer the health probe; kube-apiserver gives up after 2 s.

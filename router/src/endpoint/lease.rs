@@ -14,7 +14,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
-use crate::hold::{NotOwned, Waiting};
+use crate::move_buffer::{NotOwned, Waiting};
 use crate::stores::Store;
 
 /// How many keepalives of one client stream are under way at a time.

@@ -22,11 +22,11 @@ use kindred_wire::refusal::KindredError;
 use prost::Message as _;
 use tonic::{Code, Response, Status};
 
-use super::{Deadline, Effect, attempt, call, over_lane};
+use super::{Deadline, Effect, attempt, call, over_batches};
 use crate::app::App;
 use crate::stores::Store;
+use crate::stores::batch_stream::Op;
 use crate::stores::failure::Failure;
-use crate::stores::lane::Op;
 
 #[must_use]
 pub fn everything() -> Vec<shard::KeyRange> {
@@ -47,10 +47,10 @@ pub async fn raise(
     deadline: Deadline,
 ) -> Result<Revision, Status> {
     let (ranged, to) = (ranges.clone(), to.get());
-    let over_lane = shard::RaiseSinceRequest { ranges, to, since: 0, pin: 0, generation }.encode_to_vec();
-    let over_lane = Bytes::from(over_lane);
+    let over_batches = shard::RaiseSinceRequest { ranges, to, since: 0, pin: 0, generation }.encode_to_vec();
+    let over_batches = Bytes::from(over_batches);
     let raised = attempt(store, Effect::Read, deadline, || async {
-        if let Some(raised) = raise_over_lane(store, &over_lane, deadline).await {
+        if let Some(raised) = raise_over_batches(store, &over_batches, deadline).await {
             return Ok(raised?.current);
         }
         let request = shard::RaiseRequest { ranges: ranged.clone(), to, generation };
@@ -69,9 +69,9 @@ pub async fn raise_since(
     request: shard::RaiseSinceRequest,
     deadline: Deadline,
 ) -> Result<shard::RaiseSinceResponse, Status> {
-    let over_lane = Bytes::from(request.encode_to_vec());
+    let over_batches = Bytes::from(request.encode_to_vec());
     attempt(store, Effect::Read, deadline, || async {
-        if let Some(raised) = raise_over_lane(store, &over_lane, deadline).await {
+        if let Some(raised) = raise_over_batches(store, &over_batches, deadline).await {
             return raised;
         }
         let raised = store.shard().raise_since(deadline.request(request.clone())).await;
@@ -81,12 +81,12 @@ pub async fn raise_since(
 }
 
 /// Sends a `RaiseSince` in a batch; `None` if the store takes none there.
-async fn raise_over_lane(
+async fn raise_over_batches(
     store: &Store,
     request: &Bytes,
     deadline: Deadline,
 ) -> Option<Result<shard::RaiseSinceResponse, Failure>> {
-    let lane = store.cut_lane()?;
+    let stream = store.snapshot_batches()?;
     // The request itself names the map and the pin.
     let op = Op {
         method: Method::RaiseSince,
@@ -96,7 +96,7 @@ async fn raise_over_lane(
         pin: 0,
         until: deadline.at(),
     };
-    let answered = over_lane(store, &lane, op).await?;
+    let answered = over_batches(store, &stream, op).await?;
     let malformed = |error: prost::DecodeError| Failure::Answered(Status::internal(error.to_string()));
     Some(answered.and_then(|answer| shard::RaiseSinceResponse::decode(answer).map_err(malformed)))
 }

@@ -1,12 +1,12 @@
-//! Ranges over several stores, answered as one store would (R5). `cut` finds the revision T, `pages` merges the data
+//! Ranges over several stores, answered as one store would (R5). `snapshot` finds the revision T, `pages` merges the data
 //! read at T; `delete` has deletes over several stores.
 
 mod ask;
-mod cut;
 mod delete;
 mod live;
 mod pages;
 pub mod shared;
+mod snapshot;
 mod stream;
 
 use bytes::Bytes;
@@ -22,8 +22,8 @@ use prost::Message as _;
 use tonic::Status;
 
 use ask::{Ask, KeyValue, Resort, Source};
-use cut::{Cut, Shards, malformed};
 use pages::{Ending, Layout, Sink, merge};
+use snapshot::{Shards, Snapshot, malformed};
 
 use super::{Deadline, is_future};
 use crate::app::App;
@@ -54,9 +54,14 @@ fn layout(fan_out: &FanOut, ask: &Ask, first_items: u64) -> Layout {
 }
 
 /// Finds the revision of the range, and fetches the first pages.
-async fn open<S: Shards>(shards: &S, layout: &Layout, ask: &Ask, shown: Revision) -> Result<Cut, Status> {
+async fn open<S: Shards>(
+    shards: &S,
+    layout: &Layout,
+    ask: &Ask,
+    shown: Revision,
+) -> Result<Snapshot, Status> {
     let mode = ask.revision().map_or(Mode::Now, Mode::At);
-    cut::take(shards, &layout.sources, mode, shown, |index, at| {
+    snapshot::take(shards, &layout.sources, mode, shown, |index, at| {
         let source = &layout.sources[index];
         if ask.spec.count_only || !layout.is_first(index, ask) {
             return ask.count(source, at);
@@ -74,15 +79,15 @@ async fn range<S: Shards>(
     shown: Revision,
 ) -> Result<(Rope, Revision), Status> {
     let layout = layout(fan_out, ask, FIRST_ITEMS);
-    let cut = open(shards, &layout, ask, shown).await?;
-    let header = cut.header;
+    let snapshot = open(shards, &layout, ask, shown).await?;
+    let header = snapshot.header;
     let mut whole = Whole { body: Splice::default(), drop_values: ask.part.drop_values };
     ResponseHeader { revision: header.get(), ..Default::default() }.put(whole.body.end());
     let ending = match ask.resort {
-        None => merge(shards, &layout, ask, cut, &mut whole).await?,
+        None => merge(shards, &layout, ask, snapshot, &mut whole).await?,
         Some(Resort { order, limit }) => {
             let mut all = Vec::new();
-            let Ending { count, .. } = merge(shards, &layout, ask, cut, &mut all).await?;
+            let Ending { count, .. } = merge(shards, &layout, ask, snapshot, &mut all).await?;
             all.sort_by(|a, b| order.compare(a, b));
             let more = all.len() > limit;
             all.truncate(limit);
@@ -173,10 +178,10 @@ impl App {
         let (sources, _) = sources(fan_out);
         let shown = self.min_revision(&fan_out.spread);
         let no_data = |_, _| pb::RangeRequest::default();
-        let cut =
-            cut::take(&self.live(generation, deadline), &sources, Mode::Current, shown, no_data).await?;
-        self.shown.show(&fan_out.spread, cut.header);
-        Ok(cut.header)
+        let snapshot =
+            snapshot::take(&self.live(generation, deadline), &sources, Mode::Current, shown, no_data).await?;
+        self.shown.show(&fan_out.spread, snapshot.header);
+        Ok(snapshot.header)
     }
 }
 

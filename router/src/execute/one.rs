@@ -13,11 +13,11 @@ use kindred_wire::rope::Rope;
 use tonic::{Status, Streaming};
 
 use super::compact::raise;
-use super::{Deadline, Effect, attempt, by_map, call, fenced, is_future, over_lane};
+use super::{Deadline, Effect, attempt, by_map, call, fenced, is_future, over_batches};
 use crate::app::{App, refused};
 use crate::stores::Store;
+use crate::stores::batch_stream::Op;
 use crate::stores::failure::Failure;
-use crate::stores::lane::Op;
 
 /// The destination of a request: the store, the map that chose it, and the revision that the answer should at least
 /// have (zero for none).
@@ -55,10 +55,10 @@ impl To<'_> {
         };
         let small = is_small(method, &body);
         attempt(self.store, effect, deadline, || async {
-            if small && let Some(lane) = self.store.lane() {
+            if small && let Some(stream) = self.store.batches() {
                 let (request, until) = (body.clone(), deadline.at());
                 let op = Op { method: in_batch(method), request, min_revision, generation, pin: 0, until };
-                if let Some(answered) = over_lane(self.store, &lane, op).await {
+                if let Some(answered) = over_batches(self.store, &stream, op).await {
                     return answered.map(Rope::from);
                 }
             }

@@ -18,18 +18,18 @@ const RAISE_MAX: Duration = Duration::from_secs(3);
 ///
 /// # Errors
 /// When a store cannot be asked, or does not follow to that revision (R3).
-pub async fn cut(stores: &Stores, key: &FeedKey, generation: u64) -> Result<Revision, Status> {
+pub async fn snapshot_revision(stores: &Stores, key: &FeedKey, generation: u64) -> Result<Revision, Status> {
     let deadline = Deadline::within(RAISE_MAX);
     let one = |(at, store), to| async move {
         raise(stores.get(store), super::place::wire_ranges(key, at), to, generation, deadline).await
     };
     let currents = try_join_all(key.stores().enumerate().map(|part| one(part, Revision::ZERO))).await?;
-    let cut = currents.iter().copied().max().unwrap_or(Revision::ZERO);
-    let below = key.stores().enumerate().zip(&currents).filter(|(_, current)| **current < cut);
-    let raised = try_join_all(below.map(|(part, _)| one(part, cut))).await?;
-    // A store that cannot follow answers with the revision that it reached; then nothing may be shown at the cut.
-    if raised.iter().any(|current| *current < cut) {
+    let revision = currents.iter().copied().max().unwrap_or(Revision::ZERO);
+    let below = key.stores().enumerate().zip(&currents).filter(|(_, current)| **current < revision);
+    let raised = try_join_all(below.map(|(part, _)| one(part, revision))).await?;
+    // A store that cannot follow answers with the revision that it reached; then nothing may be shown at the revision.
+    if raised.iter().any(|current| *current < revision) {
         return Err(Status::unavailable("a store did not follow to the revision of another"));
     }
-    Ok(cut)
+    Ok(revision)
 }

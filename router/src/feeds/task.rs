@@ -98,8 +98,8 @@ pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
                 // A store that always has more must not starve the other branches.
                 tokio::task::coop::consume_budget().await;
             }
-            Some(cut) = task.raising.join_next(), if !task.raising.is_empty() => {
-                task.on_cut(cut.unwrap_or_else(|_| Err(Status::internal("a call was given up"))));
+            Some(revision) = task.raising.join_next(), if !task.raising.is_empty() => {
+                task.on_snapshot(revision.unwrap_or_else(|_| Err(Status::internal("a call was given up"))));
             }
             () = feed.kick.notified() => task.on_kick(),
             () = &mut asking, if due.is_some() => task.ask_due(),
@@ -164,13 +164,13 @@ impl Task {
         let (stores, feed) = (self.feeds.stores.clone(), self.feed.clone());
         self.raising.spawn(async move {
             tokio::time::sleep(delay).await;
-            raise::cut(&stores, &feed.key, feed.generation()).await
+            raise::snapshot_revision(&stores, &feed.key, feed.generation()).await
         });
     }
 
-    fn on_cut(&mut self, cut: Result<Revision, Status>) {
-        match &cut {
-            Ok(cut) if self.merge.is_none() => self.open(*cut),
+    fn on_snapshot(&mut self, revision: Result<Revision, Status>) {
+        match &revision {
+            Ok(revision) if self.merge.is_none() => self.open(*revision),
             Ok(_) => {}
             Err(status) => {
                 tracing::debug!(error = status.message(), "the stores of a feed could not be asked");
@@ -178,7 +178,7 @@ impl Task {
         }
         for waiting in self.asked.drain(..) {
             // The caller may have given up.
-            let _ = waiting.send(cut.as_ref().copied().map_err(|_| ()));
+            let _ = waiting.send(revision.as_ref().copied().map_err(|_| ()));
         }
         if self.merge.is_none() {
             self.ask(REOPEN);

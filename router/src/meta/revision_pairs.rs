@@ -12,9 +12,9 @@ use kindred_router_core::revision_pairs::{Pair, RevisionPairs};
 use super::client::{Expect, Write};
 use super::{Meta, MetaError, REVISION_PAIRS};
 use crate::app::App;
-use crate::cuts::etcd_revision;
 use crate::execute::Deadline;
 use crate::execute::compact::{everything, raise};
+use crate::snapshots::etcd_revision;
 
 /// The interval of observations.
 const EVERY: Duration = Duration::from_secs(1);

@@ -59,18 +59,18 @@ pub struct Unmet {
     pub reason: String,
 }
 
-/// One life of a shard. The UUID belongs to it because a store with an emptied disk counts its incarnations anew.
+/// One incarnation of a shard. The UUID belongs to it because a store with an emptied disk counts its incarnations anew.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Life {
+pub struct Incarnation {
     pub uuid: Option<String>,
-    pub incarnation: u64,
+    pub number: u64,
 }
 
 /// A shard's last answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Told {
-    /// The shard's life and the generation in the last call that succeeded.
-    last: Option<(Life, u64)>,
+    /// The shard's incarnation and the generation in the last call that succeeded.
+    last: Option<(Incarnation, u64)>,
     /// The generation that the shard keeps to.
     pub in_force: u64,
     /// What the shard cannot keep.
@@ -94,11 +94,14 @@ impl ToldCell {
     }
 }
 
-/// Tells a shard the modes, unless it has accepted this generation in this life. If the call fails, the shard keeps to
+/// Tells a shard the modes, unless it has accepted this generation in this incarnation. If the call fails, the shard keeps to
 /// the modes it has, and is told again with the next handshake.
-pub async fn tell(store: &Store, life: Life, modes: &Modes) {
+pub async fn tell(store: &Store, incarnation: Incarnation, modes: &Modes) {
     let before = store.told().get();
-    if before.last.as_ref().is_some_and(|(told, generation)| *told == life && *generation == modes.generation)
+    if before
+        .last
+        .as_ref()
+        .is_some_and(|(told, generation)| *told == incarnation && *generation == modes.generation)
     {
         return;
     }
@@ -126,7 +129,7 @@ pub async fn tell(store: &Store, life: Life, modes: &Modes) {
         let (wanted, has) = (words(*wanted), words(*has));
         tracing::warn!(store = store.name(), %kind, wanted, has, reason, "the store cannot be as durable as it is to be");
     }
-    let last = Some((life, modes.generation));
+    let last = Some((incarnation, modes.generation));
     store.told().set(Told { last, in_force: answer.generation, unmet, problem: None });
 }
 

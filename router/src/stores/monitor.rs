@@ -7,7 +7,7 @@ use bytes::Bytes;
 use kindred_partition_config::ids::{Revision, Slot};
 use kindred_proto::etcdserverpb::StatusRequest;
 use kindred_proto::shard_v1::{HelloRequest, HelloResponse, KeyRange, RaiseRequest};
-use kindred_proto::{FEATURE_BATCHED_CUTS, FEATURE_BATCHES};
+use kindred_proto::{FEATURE_BATCHED_SNAPSHOTS, FEATURE_BATCHES};
 use kindred_router_core::clock_offset;
 use tokio::time::Instant;
 use tonic::{Response, Status};
@@ -15,7 +15,7 @@ use tonic::{Response, Status};
 use super::clocks::words;
 use super::failure::Failure;
 use super::identify::{expected, identified, trouble};
-use super::modes::{Life, tell};
+use super::modes::{Incarnation, tell};
 use super::state::{Identity, Phase};
 use super::{Store, StoreSpec};
 use crate::app::App;
@@ -54,13 +54,13 @@ pub async fn run(app: Arc<App>, store: Arc<Store>) {
         if let (Phase::Up(identity), true) = (&phase, store.is_shard()) {
             // Tell the modes before the store counts as up, so that it acknowledges nothing under another mode.
             let modes = modes.borrow_and_update().clone();
-            let life = Life { uuid: identity.uuid.clone(), incarnation: identity.incarnation };
-            tell(&store, life.clone(), &modes).await;
-            if begun.as_ref() != Some(&life)
+            let incarnation = Incarnation { uuid: identity.uuid.clone(), number: identity.incarnation };
+            tell(&store, incarnation.clone(), &modes).await;
+            if begun.as_ref() != Some(&incarnation)
                 && let Some(at) = present(&store).await
             {
                 app.store_begun(&store, at);
-                begun = Some(life);
+                begun = Some(incarnation);
             }
         } else {
             begun = None;
@@ -218,7 +218,7 @@ fn waits_for(spec: &StoreSpec, hello: &HelloResponse) -> u64 {
 async fn ask(app: &App, store: &Store, spec: &StoreSpec) -> Result<HelloResponse, Met> {
     let clocks = app.stores.clocks();
     let request = HelloRequest {
-        features: FEATURE_BATCHES | FEATURE_BATCHED_CUTS,
+        features: FEATURE_BATCHES | FEATURE_BATCHED_SNAPSHOTS,
         reference_micros: clocks.reference().unwrap_or_default(),
         ..hello_of(app, store, spec)
     };

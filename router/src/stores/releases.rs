@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Store;
-use super::lane::{LaneError, Op};
+use super::batch_stream::{BatchStreamError, Op};
 
 /// Releases that wait for a call: as many as a shard takes in one. Further pins are left to expire.
 const WAITING_MAX: usize = 4096;
@@ -79,7 +79,7 @@ pub async fn run(store: Arc<Store>) {
 /// Sends the release over the stream that carried the pin, if there is one, so that it comes after it.
 async fn release(store: &Store, pins: Vec<u64>) {
     let request = ReleasePinsRequest { pins };
-    if let Some(lane) = store.cut_lane() {
+    if let Some(stream) = store.snapshot_batches() {
         let op = Op {
             method: Method::ReleasePins,
             request: request.encode_to_vec().into(),
@@ -88,9 +88,9 @@ async fn release(store: &Store, pins: Vec<u64>) {
             pin: 0,
             until: Instant::now() + TIMEOUT,
         };
-        match lane.call(op).await {
-            Err(LaneError::Unsupported) => store.state().no_batches(),
-            Ok(_) | Err(LaneError::Failed(_)) => return,
+        match stream.call(op).await {
+            Err(BatchStreamError::Unsupported) => store.state().no_batches(),
+            Ok(_) | Err(BatchStreamError::Failed(_)) => return,
         }
     }
     let _ = store.shard().release_pins(request).await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kindred_partition_config::ids::Slot;
-use kindred_proto::{FEATURE_BATCHED_CUTS, FEATURE_BATCHES};
+use kindred_proto::{FEATURE_BATCHED_SNAPSHOTS, FEATURE_BATCHES};
 use tokio::sync::{Notify, watch};
 
 /// What a store reported of itself in its handshake.
@@ -104,8 +104,8 @@ impl StateCell {
 
     /// Whether it takes in batches also the questions of a read over several stores.
     #[must_use]
-    pub fn has_batched_cuts(&self) -> bool {
-        self.has(FEATURE_BATCHES | FEATURE_BATCHED_CUTS)
+    pub fn has_batched_snapshots(&self) -> bool {
+        self.has(FEATURE_BATCHES | FEATURE_BATCHED_SNAPSHOTS)
     }
 
     fn has(&self, features: u64) -> bool {

@@ -34,7 +34,7 @@ struct Log {
     /// What it lost in crashes, as (after, until).
     gaps: Vec<(i64, i64)>,
     /// Its incarnation; feeds of earlier ones end.
-    life: usize,
+    incarnation: usize,
     /// The durability modes that it was told.
     modes: Vec<pb::SetModesRequest>,
     /// It answers that it can keep no Kind.
@@ -139,7 +139,7 @@ impl Fake {
             log.events.retain(|(revision, _)| *revision <= after);
             log.current = ((log.current >> 10) + 100) << 10;
             log.gaps.push((after, log.current));
-            log.life += 1;
+            log.incarnation += 1;
             log.current
         })
     }
@@ -265,11 +265,11 @@ impl feeds_server::Feeds for Fake {
         if fake.log.lock().unwrap().frozen {
             return Err(not_owned());
         }
-        let (mut next, life, gaps) = fake.change(|log| {
+        let (mut next, incarnation, gaps) = fake.change(|log| {
             log.feeds_opened += 1;
             let next = if open.start > 0 { open.start } else { log.current + 1 };
             let above: Vec<_> = log.gaps.iter().copied().filter(|(_, until)| *until > next).collect();
-            (next, log.life, above)
+            (next, log.incarnation, above)
         });
         let (to, responses) = tokio::sync::mpsc::channel(16);
         tokio::spawn(async move {
@@ -285,7 +285,7 @@ impl feeds_server::Feeds for Fake {
             let mut asked = false;
             loop {
                 version.mark_unchanged();
-                if fake.log.lock().unwrap().life != life {
+                if fake.log.lock().unwrap().incarnation != incarnation {
                     let _ = to.send(Err(Status::unavailable("killed"))).await;
                     return;
                 }
@@ -360,7 +360,7 @@ impl shard_server::Shard for Fake {
             features: self.features,
             now_micros,
             revisions: "hlc".to_owned(),
-            incarnation: self.log.lock().unwrap().life as u64 + 1,
+            incarnation: self.log.lock().unwrap().incarnation as u64 + 1,
             store_uuid: uuid,
             in_memory,
             trouble,
@@ -413,7 +413,7 @@ impl shard_server::Shard for Fake {
         lease_revoke(LeaseRevokeRequest) -> LeaseRevokeResponse,
         lease_forget(LeaseForgetRequest) -> LeaseForgetResponse,
         lease_keys(LeaseKeysRequest) -> LeaseKeysResponse,
-        keep(KeepRequest) -> KeepResponse,
+        retain(RetainRequest) -> RetainResponse,
         load(LoadRequest) -> LoadResponse,
     }
 

@@ -31,10 +31,10 @@ mod ceiling;
 pub mod checkpoint;
 mod durability;
 mod feeds;
-mod kept;
 mod leases;
 mod raises;
 mod recover;
+mod retained;
 mod types;
 mod units;
 
@@ -55,7 +55,7 @@ pub struct Engine {
     pins: Pins,
     holds: Holds,
     pages: Pages,
-    kept: kept::Kept,
+    retained: retained::Retained,
     /// Whether a pin below the floor ended since the last garbage collection.
     unpinned: bool,
     /// Periodic progress that waits until everything applied before it is published.
@@ -86,7 +86,7 @@ impl Engine {
             pins: Pins::new(),
             holds: Holds::default(),
             pages: Pages::default(),
-            kept: kept::Kept::default(),
+            retained: retained::Retained::default(),
             unpinned: false,
             tick: None,
             answer_waits: false,
@@ -226,7 +226,8 @@ impl Engine {
     ) -> Result<(Revision, Revision, View), EngineError> {
         let view = self.space.sight(range, generation, asked)?;
         let scope = self.space.scope(range);
-        let floor = if self.reads_kept(asked) { Revision::ZERO } else { self.space.floor_seen(range, &view) };
+        let floor =
+            if self.reads_retained(asked) { Revision::ZERO } else { self.space.floor_seen(range, &view) };
         read::check_revision(asked, floor, self.space.visible(&scope))?;
         self.space.check_gaps(range, asked, &view)?;
         let mut header = self.space.show(&scope);

@@ -45,9 +45,9 @@ pub enum EngineError {
         /// The shard's present as a revision.
         now: Revision,
     },
-    /// Too many revisions are already kept.
-    #[error("too many revisions are kept")]
-    TooManyKept,
+    /// Too many revisions are already retained.
+    #[error("too many revisions are retained")]
+    TooManyRetained,
     /// The clock has reached the durable ceiling (R2). The caller retries once it is raised.
     #[error("the clock has come to its ceiling ({ceiling}), which the disk has not raised yet")]
     Ceiling {

@@ -13,8 +13,8 @@ use tokio::{sync::oneshot, time::Instant};
 use crate::{
     core::{AfterPublish, Call, Core, CursorId, Flushed, Started},
     etcd_status::KvError,
-    replies::Reply,
     read_hints::ReadHints,
+    replies::Reply,
 };
 
 /// A request to the loop. Frequent ones are variants; others run as closures.

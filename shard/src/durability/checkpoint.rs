@@ -22,8 +22,8 @@ use kindred_wal::{
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
+    disk_logs::{DiskLogs, push},
     failpoint::{Point, around},
-    kept::{Kept, push},
     reserve::Reserve,
     status::CheckpointStatus,
 };
@@ -149,14 +149,14 @@ impl Checkpoints {
     }
 
     /// Begins a checkpoint if one is due, or takes the next step of the one under way.
-    pub(super) fn slice(&mut self, kept: &mut Kept, core: &mut Core) {
+    pub(super) fn slice(&mut self, logs: &mut DiskLogs, core: &mut Core) {
         self.waiters.extend(core.checkpoint_waiters());
         if self.running.is_some() {
-            self.step(kept, core);
+            self.step(logs, core);
             return;
         }
         // On a full disk, a checkpoint lets old logs be removed.
-        let full = ((kept.full())() || kept.reserve.is_released())
+        let full = ((logs.full())() || logs.reserve.is_released())
             && self.full_at.is_none_or(|at| at <= Instant::now());
         if full {
             self.full_at = Some(Instant::now() + AGAIN);
@@ -164,22 +164,22 @@ impl Checkpoints {
         let wanted =
             full || self.due || self.damaged || !self.waiters.is_empty() || core.modes_wait.is_some();
         if wanted && self.again_at.is_none_or(|at| at <= Instant::now() || !self.waiters.is_empty()) {
-            self.begin(kept, core);
+            self.begin(logs, core);
         }
     }
 
-    fn begin(&mut self, kept: &Kept, core: &mut Core) {
+    fn begin(&mut self, logs: &DiskLogs, core: &mut Core) {
         self.again_at = None;
-        let from = kept.next();
+        let from = logs.next();
         let (to, work) = sync_channel(SLICES_MAX);
         let outcome = Outcome::default();
         let writer = Writer {
-            disk: kept.disk.clone(),
-            layout: kept.layout.clone(),
-            changed: kept.changed(),
+            disk: logs.disk.clone(),
+            layout: logs.layout.clone(),
+            changed: logs.changed(),
             outcome: outcome.clone(),
-            reserve: kept.reserve.clone(),
-            full: Box::new(kept.full()),
+            reserve: logs.reserve.clone(),
+            full: Box::new(logs.full()),
         };
         let spawned =
             std::thread::Builder::new().name("checkpoint".to_owned()).spawn(move || writer.run(from, &work));
@@ -201,12 +201,12 @@ impl Checkpoints {
         (self.base, self.written_at, self.due) = (0, self.written, false);
     }
 
-    fn step(&mut self, kept: &mut Kept, core: &mut Core) {
+    fn step(&mut self, logs: &mut DiskLogs, core: &mut Core) {
         let Some(mut running) = self.running.take() else { return };
         let ended = running.outcome.lock().ok().and_then(|mut outcome| outcome.take());
         match ended {
             Some(Ok(checkpoint)) => {
-                return around(Point::WalkDone, || self.done(running, &checkpoint, kept, core));
+                return around(Point::WalkDone, || self.done(running, &checkpoint, logs, core));
             }
             Some(Err(error)) => {
                 self.due = true;
@@ -230,19 +230,19 @@ impl Checkpoints {
             }
         }
         if running.walk.is_none() && running.unsent.is_none() {
-            let next = kept.next();
+            let next = logs.next();
             let end = LogPlaces { fsync: next.fsync.prev(), buffered: next.buffered.prev() };
             let until = *running.until.get_or_insert(end);
             let durable =
-                kept.fsync.durable() >= until.fsync.0 && kept.buffered.durable() >= until.buffered.0;
-            if !durable && running.began.elapsed() > STUCK && kept.is_failing() {
+                logs.fsync.durable() >= until.fsync.0 && logs.buffered.durable() >= until.buffered.0;
+            if !durable && running.began.elapsed() > STUCK && logs.is_failing() {
                 // It cannot be completed, and the log may need its room.
                 self.due = true;
                 core.modes_wait = core.modes_wait.max(running.modes);
                 return self.failed(running.waiters, &"a log cannot be written");
             }
             if !durable {
-                kept.buffered.log.flush();
+                logs.buffered.log.flush();
             } else if !running.finishing {
                 running.finishing =
                     around(Point::WalkEnd, || running.to.try_send(Work::Finish(until)).is_ok());
@@ -251,10 +251,10 @@ impl Checkpoints {
         self.running = Some(running);
     }
 
-    fn done(&mut self, running: Running, checkpoint: &Checkpoint, kept: &mut Kept, core: &mut Core) {
+    fn done(&mut self, running: Running, checkpoint: &Checkpoint, logs: &mut DiskLogs, core: &mut Core) {
         let took = running.began.elapsed();
         self.damaged = false;
-        if !kept.reserve.is_released() {
+        if !logs.reserve.is_released() {
             self.full_at = None;
         }
         tracing::info!(number = %checkpoint.number, bytes = checkpoint.bytes, ?took, "checkpoint");
@@ -265,7 +265,7 @@ impl Checkpoints {
             // this checkpoint or a later one. The log states that before it states the new modes.
             let mut needs = Batch::new();
             needs.push(&Record::Needs(checkpoint.number));
-            kept.fsync.append(needs);
+            logs.fsync.append(needs);
             core.engine.modes_settled(generation);
         }
         running.waiters.into_iter().for_each(|waiter| drop(waiter.send(Ok(()))));

@@ -25,8 +25,8 @@ use super::{
     ceiling::{self, CeilingKeeper},
     checkpoint::Checkpoints,
     clock_file,
+    disk_logs::{DiskLogs, OpenLog, durable, events},
     failpoint::{self, Point, Side, around, reach},
-    kept::{Kept, OpenLog, durable, events},
     recovery::{Gathered, Start},
     reserve::Reserve,
 };
@@ -222,7 +222,7 @@ pub(super) async fn open_on(
     let reserve = Reserve::open(disk.clone(), &layout, settings.reserve_bytes);
     let signals = (fsync.signals.clone(), buffered.signals.clone());
     let durable = move || durable(&signals.0, &signals.1);
-    let mut kept = Kept {
+    let mut logs = DiskLogs {
         fsync,
         buffered,
         disk: disk.clone(),
@@ -237,10 +237,10 @@ pub(super) async fn open_on(
         checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail, start.lost),
         _lock: lock,
     };
-    around(Point::StartAppend, || kept.begin(&mut engine));
+    around(Point::StartAppend, || logs.begin(&mut engine));
     engine.publish();
     reach(Point::StartDurable, Side::Before);
-    if on_disk(&kept).await {
+    if on_disk(&logs).await {
         // It has been read. Should it stay, its revision tells the next start that it is of an earlier stop.
         let _ = disk.remove(&layout.stopped());
         if taken == Some(ModesTaken::AfterLog) {
@@ -254,18 +254,18 @@ pub(super) async fn open_on(
     let modes_wait = (taken == Some(ModesTaken::AfterCheckpoint)).then_some(0);
     let mut core = Core::new(engine, clock, of_core);
     (core.found_nothing, core.keeps, core.modes_wait) = (found_nothing, true, modes_wait);
-    Ok((core, Logs::Kept(Box::new(kept))))
+    Ok((core, Logs::OnDisk(Box::new(logs))))
 }
 
 /// Waits until the fsync log is on disk; `false` when the disk refuses or takes too long.
-async fn on_disk(kept: &Kept) -> bool {
+async fn on_disk(logs: &DiskLogs) -> bool {
     let deadline = tokio::time::Instant::now() + FIRST_SYNC_MAX;
     loop {
-        if kept.fsync.durable() >= kept.fsync.position.0 {
+        if logs.fsync.durable() >= logs.fsync.position.0 {
             return true;
         }
-        let failing = kept.fsync.log.status().failing.is_some();
-        if failing || tokio::time::timeout_at(deadline, kept.changed.notified()).await.is_err() {
+        let failing = logs.fsync.log.status().failing.is_some();
+        if failing || tokio::time::timeout_at(deadline, logs.changed.notified()).await.is_err() {
             return false;
         }
     }

@@ -209,7 +209,11 @@ impl Kv for KvService {
 }
 
 /// A read in key order. A long answer is encoded while its client takes it; until then it is a handle per key.
-async fn natural_range(member: &Member, query: RangeQuery, hints: ReadHints) -> Result<long::Message, KvError> {
+async fn natural_range(
+    member: &Member,
+    query: RangeQuery,
+    hints: ReadHints,
+) -> Result<long::Message, KvError> {
     let (limit, contents) = (query.limit, query.contents);
     let mut read = match member.handle.start(query, hints).await? {
         Start::Whole(answer) => return Ok(encode::range(&member.ids, &answer).into()),

@@ -19,8 +19,8 @@ use crate::{
     etcd::{Member, front::transport_status, request},
     etcd_status::{KvError, status},
     metrics::{CallMetrics, call_metrics},
-    replies::{Answers, Replies, Reply},
     read_hints::{ReadHints, checked, pin_id},
+    replies::{Answers, Replies, Reply},
 };
 
 /// The longest message that is read; routers limit theirs to a few hundred KiB.

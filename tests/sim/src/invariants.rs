@@ -11,8 +11,8 @@ pub mod r1_unique;
 pub mod r3_bounded;
 pub mod r4_current;
 pub mod r4_future;
-pub mod r5_cut;
 pub mod r5_pins;
+pub mod r5_snapshot;
 pub mod r6_order;
 pub mod r7_progress;
 pub mod r8_shown;
@@ -42,7 +42,7 @@ pub const ALL: &[(&str, Check)] = &[
     ("r3_bounded", r3_bounded::check),
     ("r4_current", r4_current::check),
     ("r4_future", r4_future::check),
-    ("r5_cut", r5_cut::check),
+    ("r5_snapshot", r5_snapshot::check),
     ("r5_pins", r5_pins::check),
     ("r6_order", r6_order::check),
     ("r7_progress", r7_progress::check),

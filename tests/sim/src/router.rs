@@ -19,13 +19,13 @@ use crate::topology::Topology;
 use crate::world::{Life, World};
 
 pub mod compact;
-pub mod cut;
 pub mod feed;
 pub mod feeds;
 pub mod leases;
 pub mod one;
 pub mod range;
 pub mod session;
+pub mod snapshot;
 
 /// How a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::args::Through;
-use super::cut::Cut;
 use super::etcd::Etcd;
 use super::rate::Rate;
+use super::snapshot::Snapshot;
 use super::take::{self, OTHER, endpoints};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::Client;
@@ -72,24 +72,25 @@ impl Kinds {
 pub async fn run(through: &Through, outer: &Connect) -> Result<(), Failure> {
     let address = context::address(&through.connect.over(outer))?;
     let client = Client::new(&address)?;
-    let cut = Cut::take(&client).await?;
-    let etcd = Etcd::new(endpoints(through, &cut.client_urls), &address.tls)?;
-    let scheme = KindScheme::new(&cut.etcd_prefix);
+    let snapshot = Snapshot::take(&client).await?;
+    let etcd = Etcd::new(endpoints(through, &snapshot.client_urls), &address.tls)?;
+    let scheme = KindScheme::new(&snapshot.etcd_prefix);
     let (mut kinds, mut rate) = (Kinds::default(), Rate::new(through.rate));
-    let reading = cut.read(&etcd, &mut rate, |kv| {
+    let reading = snapshot.read(&etcd, &mut rate, |kv| {
         kinds.add(&scheme, kv);
         Ok(())
     });
     tokio::select! {
-        read = cut.keep(&client, reading) => read?,
+        read = snapshot.renewed_during(&client, reading) => read?,
         _ = tokio::signal::ctrl_c() => return Err(Failure::Refused("interrupted".to_owned())),
     }
     if through.output != Output::Table {
-        let shown = json!({ "revision": cut.revision, "clusterId": cut.cluster_id, "kinds": kinds.json() });
+        let shown =
+            json!({ "revision": snapshot.revision, "clusterId": snapshot.cluster_id, "kinds": kinds.json() });
         return output::print(&output::rendered(&shown, through.output)?);
     }
     output::print(&kinds.table().render())?;
-    output::print(&format!("cluster {} at revision {}\n", cut.cluster_id, cut.revision))
+    output::print(&format!("cluster {} at revision {}\n", snapshot.cluster_id, snapshot.revision))
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub struct Manifest {
     pub format_version: u32,
     /// The version of kindred that wrote the backup.
     pub written_by: String,
-    /// When the cut was taken, in RFC 3339, by the clock of the machine that wrote it.
+    /// When the snapshot was taken, in RFC 3339, by the clock of the machine that wrote it.
     pub taken: String,
     /// When the last byte was written, in the same form.
     pub finished: String,

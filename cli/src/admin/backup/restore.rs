@@ -23,7 +23,7 @@ use super::rate::Rate;
 use super::records::Records;
 use super::select::{self, Selection};
 use super::sides::Cluster;
-use super::{cut, take, verify};
+use super::{snapshot, take, verify};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::{Client, Form};
 use crate::admin::output::{self, Table, count, counted, time};
@@ -187,8 +187,8 @@ impl<'a> Restore<'a> {
             wanted.sort();
             wanted.dedup();
         }
-        let cut = wanted.iter().flat_map(|interval| runs.iter().filter_map(|run| interval.with(run)));
-        let intervals = cut.collect();
+        let parts = wanted.iter().flat_map(|interval| runs.iter().filter_map(|run| interval.with(run)));
+        let intervals = parts.collect();
         Ok(Self { args, manifest, selection, scheme: manifest.scheme(), etcd, intervals })
     }
 
@@ -388,10 +388,10 @@ fn runs(who: &Value) -> Result<Vec<Interval>, Failure> {
     let Some(ranges) = who["ranges"].as_array() else { return Ok(vec![Interval::everything()]) };
     let wrong = || Failure::Refused("the router's answer has no ranges; is it of this version?".to_owned());
     let run = |range: &Value| {
-        let start = cut::unhex(range["start"].as_str()?)?;
+        let start = snapshot::unhex(range["start"].as_str()?)?;
         let end = match &range["end"] {
             Value::Null => None,
-            end => Some(cut::unhex(end.as_str()?)?),
+            end => Some(snapshot::unhex(end.as_str()?)?),
         };
         Some(Interval { start, end })
     };

@@ -1,6 +1,6 @@
-//! `kindred backup --to DIR`: reads one cut of the whole key space through a router, as any client reads.
+//! `kindred backup --to DIR`: reads one snapshot of the whole key space through a router, as any client reads.
 //!
-//! The router keeps the cut's revision readable at every shard while this command renews it, whatever clients
+//! The router keeps the snapshot's revision readable at every shard while this command renews it, whatever clients
 //! compact. Keys come in key order and go to one file for each Kind. Memory holds at most a message of the stream
 //! and a frame.
 
@@ -15,12 +15,12 @@ use kindred_proto::mvccpb::KeyValue;
 use serde_json::json;
 
 use super::args::{BackupArgs, Existing, Through};
-use super::cut::Cut;
 use super::etcd::Etcd;
 use super::folder::{Unfinished, written};
 use super::format::{self, FileWriter};
 use super::manifest::{self, DATA, EtcdRevision, Lease, Manifest};
 use super::rate::Rate;
+use super::snapshot::Snapshot;
 use super::{moment, verify};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::Client;
@@ -48,10 +48,11 @@ pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
     let work = async {
         let leases = known_leases(&client, through, &address.tls).await?;
         let taken = moment::now();
-        let cut = Cut::take(&client).await?;
-        let etcd = Etcd::new(endpoints(through, &cut.client_urls), &address.tls)?;
-        let (files, leases) = cut.keep(&client, read(&etcd, &cut, &folder, through, leases)).await?;
-        Ok(manifest_of(cut, taken, files, leases))
+        let snapshot = Snapshot::take(&client).await?;
+        let etcd = Etcd::new(endpoints(through, &snapshot.client_urls), &address.tls)?;
+        let (files, leases) =
+            snapshot.renewed_during(&client, read(&etcd, &snapshot, &folder, through, leases)).await?;
+        Ok(manifest_of(snapshot, taken, files, leases))
     };
     let manifest = tokio::select! {
         manifest = work => manifest?,
@@ -84,7 +85,7 @@ pub(super) fn endpoints<'a>(through: &'a Through, advertised: &'a [String]) -> &
 /// Granted TTL and remaining time of leases, by id.
 type Leases = BTreeMap<i64, (i64, i64)>;
 
-/// The leases before the cut, so that leases which end right after it are recorded as well.
+/// The leases before the snapshot, so that leases which end right after it are recorded as well.
 async fn known_leases(
     client: &Client,
     through: &Through,
@@ -114,26 +115,27 @@ async fn times(etcd: &Etcd, ids: impl IntoIterator<Item = i64>) -> Result<Leases
 /// Reads all keys into files, and collects their leases.
 async fn read(
     etcd: &Etcd,
-    cut: &Cut,
+    snapshot: &Snapshot,
     folder: &Unfinished,
     through: &Through,
     mut known: Leases,
 ) -> Result<(Vec<manifest::File>, Vec<Lease>), Failure> {
-    let mut files = Files::new(folder, KindScheme::new(&cut.etcd_prefix));
+    let mut files = Files::new(folder, KindScheme::new(&snapshot.etcd_prefix));
     let mut used = BTreeSet::new();
     let mut rate = Rate::new(through.rate);
-    cut.read(etcd, &mut rate, |kv| {
-        if kv.lease != 0 {
-            used.insert(kv.lease);
-        }
-        files.add(kv)
-    })
-    .await?;
+    snapshot
+        .read(etcd, &mut rate, |kv| {
+            if kv.lease != 0 {
+                used.insert(kv.lease);
+            }
+            files.add(kv)
+        })
+        .await?;
     let files = files.finish()?;
     let new: Vec<i64> = used.iter().copied().filter(|id| !known.contains_key(id)).collect();
     known.extend(times(etcd, new).await?);
     for id in used {
-        // The lease existed at the cut and has ended since.
+        // The lease existed at the snapshot and has ended since.
         known.entry(id).or_insert((-1, -1));
     }
     let some = |seconds: i64| (seconds >= 0).then_some(seconds);
@@ -145,9 +147,14 @@ async fn read(
     Ok((files, leases.collect()))
 }
 
-fn manifest_of(cut: Cut, taken: String, files: Vec<manifest::File>, leases: Vec<Lease>) -> Manifest {
+fn manifest_of(
+    snapshot: Snapshot,
+    taken: String,
+    files: Vec<manifest::File>,
+    leases: Vec<Lease>,
+) -> Manifest {
     let mut etcd_revisions: Vec<EtcdRevision> = Vec::new();
-    for range in cut.ranges {
+    for range in snapshot.ranges {
         if let Some(store) = range.etcd
             && !etcd_revisions.iter().any(|known| known.store == store)
         {
@@ -159,12 +166,12 @@ fn manifest_of(cut: Cut, taken: String, files: Vec<manifest::File>, leases: Vec<
         written_by: concat!("kindred ", env!("CARGO_PKG_VERSION")).to_owned(),
         taken,
         finished: moment::now(),
-        revision: cut.revision,
-        cluster_id: cut.cluster_id,
-        etcd_prefix: cut.etcd_prefix,
+        revision: snapshot.revision,
+        cluster_id: snapshot.cluster_id,
+        etcd_prefix: snapshot.etcd_prefix,
         etcd_revisions,
-        stores: cut.stores,
-        state: cut.state,
+        stores: snapshot.stores,
+        state: snapshot.state,
         keys: files.iter().map(|file| file.keys).sum(),
         bytes: files.iter().map(|file| file.bytes).sum(),
         files,

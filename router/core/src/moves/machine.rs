@@ -439,8 +439,8 @@ impl Machine {
                 // Aligned, so that all units are tailed at the same times, by one call.
                 unit.follow_at = rounded_down(now + self.settings.follow_every, self.settings.follow_every);
             }
-            Answer::Frozen { final_revision, life } => unit.froze(final_revision, life),
-            Answer::Sealed { life } => unit.was_sealed(life),
+            Answer::Frozen { final_revision, incarnation } => unit.froze(final_revision, incarnation),
+            Answer::Sealed { incarnation } => unit.was_sealed(incarnation),
             Answer::Done => unit.did(name),
             Answer::Lost { reason } => {
                 unit.lost();
@@ -512,7 +512,7 @@ impl Machine {
             owner: leg.owner(),
             follower: leg.follower(),
             final_revision: state.frozen.map_or(Revision::ZERO, |(last, _)| last),
-            lives: (state.frozen.map_or(0, |(_, life)| life), state.sealed.unwrap_or(0)),
+            incarnations: (state.frozen.map_or(0, |(_, incarnation)| incarnation), state.sealed.unwrap_or(0)),
             epoch: leg.epoch.unwrap_or(Epoch(0)),
         };
         let step = self.step(name, What::Unit(call));

@@ -174,7 +174,7 @@ pub struct UnitCall {
     /// For `ImportLast`, `Seal` and `Confirm`: the final revision.
     pub final_revision: Revision,
     /// For `Confirm`: the incarnations of the owner at the freeze and of the follower at the seal.
-    pub lives: (u64, u64),
+    pub incarnations: (u64, u64),
     /// For `Release`, `Open` and `Drop`: the map generation of the last decision; 0 before the first.
     pub epoch: Epoch,
 }
@@ -222,12 +222,12 @@ pub enum Answer {
         /// The final revision: the owner has assigned and promised nothing above it.
         final_revision: Revision,
         /// The owner's incarnation.
-        life: u64,
+        incarnation: u64,
     },
     /// `Seal`: the follower has everything.
     Sealed {
         /// The follower's incarnation.
-        life: u64,
+        incarnation: u64,
     },
     /// A store has restarted since, or what it did for the attempt is undone.
     Restarted {

@@ -516,7 +516,7 @@ impl Hardship {
             owner: call.store,
             follower: call.store,
             final_revision: Revision(if call.ask == Ask::Seal { call.epoch as i64 } else { 0 }),
-            lives: (0, 0),
+            incarnations: (0, 0),
             epoch: Epoch(call.epoch),
         };
         let now = self.millis();

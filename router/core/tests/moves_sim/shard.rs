@@ -51,7 +51,7 @@ pub struct Shard {
     pub records: Vec<Record>,
     term: Term,
     /// Its incarnation.
-    life: u64,
+    incarnation: u64,
     /// The last term in which it confirmed an attempt.
     confirmed: Option<Term>,
     mutation: Option<Mutation>,
@@ -76,7 +76,7 @@ impl Shard {
             data: Versions::new(),
             records: Vec::new(),
             term: Term(0),
-            life: 1,
+            incarnation: 1,
             confirmed: None,
             mutation,
         }
@@ -211,7 +211,7 @@ impl Shard {
 
     /// Restarts and forgets that units are frozen; returns how many.
     pub fn lose_freezes(&mut self) -> u64 {
-        self.life += 1;
+        self.incarnation += 1;
         let mut lost = 0;
         self.records.retain_mut(|record| {
             if !matches!(record.state, State::Frozen { .. }) {
@@ -227,7 +227,7 @@ impl Shard {
     /// Restarts and forgets the keys of units that it follows and does not own, but not that it does not own them.
     /// Returns the number of these units.
     pub fn lose_copies(&mut self, owns: impl Fn(&Unit) -> bool) -> u64 {
-        self.life += 1;
+        self.incarnation += 1;
         let (mut lost, data) = (0, &mut self.data);
         self.records.retain_mut(|record| {
             if !matches!(record.state, State::Following { .. }) || owns(&record.unit) {
@@ -254,10 +254,13 @@ impl Shard {
             (StepName::Track, Some(State::Tracked | State::Frozen { .. })) => {}
             (StepName::Freeze, Some(State::Tracked | State::Owned)) => {
                 self.set(unit, State::Frozen { last: self.clock, since: now }, None);
-                return Answer::Frozen { final_revision: Revision(self.clock), life: self.life };
+                return Answer::Frozen {
+                    final_revision: Revision(self.clock),
+                    incarnation: self.incarnation,
+                };
             }
             (StepName::Freeze, Some(State::Frozen { last, .. })) => {
-                return Answer::Frozen { final_revision: Revision(last), life: self.life };
+                return Answer::Frozen { final_revision: Revision(last), incarnation: self.incarnation };
             }
             (StepName::Unfreeze, Some(State::Frozen { .. })) => {
                 if !self.is(Mutation::UnfreezeIgnored) {
@@ -275,18 +278,20 @@ impl Shard {
                 if let Some(record) = self.at(unit) {
                     record.sealed = true;
                 }
-                return Answer::Sealed { life: self.life };
+                return Answer::Sealed { incarnation: self.incarnation };
             }
             (StepName::Confirm, state) => {
                 let stands = match state {
                     Some(State::Frozen { last, .. }) => {
-                        last == call.final_revision.get() && self.life == call.lives.0
+                        last == call.final_revision.get() && self.incarnation == call.incarnations.0
                     }
-                    Some(State::Following { .. }) => self.life == call.lives.1,
+                    Some(State::Following { .. }) => self.incarnation == call.incarnations.1,
                     _ => false,
                 };
                 if !stands && !self.is(Mutation::LivesIgnored) {
-                    return Answer::Restarted { reason: format!("{state:?} in life {}", self.life) };
+                    return Answer::Restarted {
+                        reason: format!("{state:?} in incarnation {}", self.incarnation),
+                    };
                 }
                 self.confirmed = Some(call.term);
             }

@@ -485,7 +485,7 @@ impl World {
                     owner: leg.owner(),
                     follower: leg.follower(),
                     final_revision: Revision::ZERO,
-                    lives: (0, 0),
+                    incarnations: (0, 0),
                     epoch: Epoch(0),
                 };
                 let _ = self.shards[usize::from(leg.owner().0)].call(StepName::Unfreeze, &call, self.now);

@@ -25,7 +25,7 @@ use super::ask::on_wire;
 use super::{malformed, undecodable};
 use crate::app::App;
 use crate::execute::{Deadline, Effect, by_map, call, of_buckets};
-use crate::hold::{NotOwned, Waiting};
+use crate::move_buffer::{NotOwned, Waiting};
 
 /// The combined result of the parts.
 #[derive(Debug, Default)]

@@ -13,13 +13,13 @@ use kindred_wire::rope::Rope;
 use tonic::Status;
 
 use super::ask::{Source, on_wire};
-use super::cut::{Raised, Shards};
+use super::snapshot::{Raised, Shards};
 use crate::app::App;
 use crate::execute::compact::raise_since;
-use crate::execute::{Deadline, Effect, attempt, by_map, over_lane};
+use crate::execute::{Deadline, Effect, attempt, by_map, over_batches};
 use crate::stores::Stores;
+use crate::stores::batch_stream::Op;
 use crate::stores::failure::Failure;
-use crate::stores::lane::Op;
 
 /// The stores of a router, for one request.
 #[derive(Debug)]
@@ -75,10 +75,10 @@ impl Shards for Live {
         // A page may be long and would delay other operations in a batch, so it gets a call of its own.
         let small = is_small(Call::Range, &request);
         attempt(store, Effect::Read, deadline, || async {
-            if small && let Some(lane) = store.cut_lane() {
+            if small && let Some(stream) = store.snapshot_batches() {
                 let (request, generation, until) = (request.clone(), self.generation, deadline.at());
                 let op = Op { method: Method::Range, request, min_revision, generation, pin, until };
-                if let Some(answered) = over_lane(store, &lane, op).await {
+                if let Some(answered) = over_batches(store, &stream, op).await {
                     return answered.map(Rope::from);
                 }
             }

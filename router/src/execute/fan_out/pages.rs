@@ -17,7 +17,7 @@ use prost::Message as _;
 use tonic::Status;
 
 use super::ask::{Ask, KeyValue, Page, Source};
-use super::cut::{Cut, Shards, malformed};
+use super::snapshot::{Shards, Snapshot, malformed};
 
 /// The intended size of a page in bytes.
 const PAGE_BYTES: usize = 1 << 20;
@@ -101,12 +101,12 @@ pub async fn merge<S: Shards>(
     shards: &S,
     layout: &Layout,
     ask: &Ask,
-    cut: Cut,
+    snapshot: Snapshot,
     sink: &mut impl Sink,
 ) -> Result<Ending, Status> {
-    let merging = Merging { shards, layout, ask, at: cut.at };
-    let mut sources: Vec<Progress> = Vec::with_capacity(cut.firsts.len());
-    for (index, first) in cut.firsts.into_iter().enumerate() {
+    let merging = Merging { shards, layout, ask, at: snapshot.at };
+    let mut sources: Vec<Progress> = Vec::with_capacity(snapshot.firsts.len());
+    for (index, first) in snapshot.firsts.into_iter().enumerate() {
         let count = first.as_ref().map(|page| page.count);
         // A source that was asked for its count alone has no page yet.
         let first = first.filter(|_| layout.is_first(index, ask) && !ask.spec.count_only);

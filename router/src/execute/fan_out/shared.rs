@@ -1,5 +1,5 @@
 //! Small reads over several stores that many clients send at the same time: all apiservers probe a Kind with the same
-//! request. [`Rounds`] decides which requests share one round of questions to the stores.
+//! request. [`Singleflight`] decides which requests share one round of questions to the stores.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kindred_router_core::plan::FanOut;
-use kindred_router_core::rounds::Rounds;
+use kindred_router_core::singleflight::Singleflight;
 use kindred_wire::rope::Rope;
 use tokio::sync::oneshot;
 use tonic::Status;
@@ -32,10 +32,10 @@ struct Waiter {
 
 /// The shared reads under way. Never locked across an await.
 #[derive(Debug, Default)]
-pub struct SharedReads(Mutex<Rounds<Question, Waiter>>);
+pub struct SharedReads(Mutex<Singleflight<Question, Waiter>>);
 
 impl SharedReads {
-    fn lock(&self) -> MutexGuard<'_, Rounds<Question, Waiter>> {
+    fn lock(&self) -> MutexGuard<'_, Singleflight<Question, Waiter>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -71,7 +71,7 @@ impl App {
         let shards = self.live(generation, deadline);
         let layout = layout(&fan_out, &ask, FIRST_ITEMS_STREAMED);
         let mut follows = ask.revision();
-        let cut = loop {
+        let snapshot = loop {
             match open(&shards, &layout, &ask, self.min_revision(&fan_out.spread)).await {
                 // Handled as in [`App::range_over`] (R4).
                 Err(status) if is_future(&status) && follows.is_some() => {
@@ -81,15 +81,15 @@ impl App {
                 opened => break opened?,
             }
         };
-        self.shown.show(&fan_out.spread, cut.header);
+        self.shown.show(&fan_out.spread, snapshot.header);
         let (to, chunks) = mpsc::channel(CHUNKS_MAX);
         let (good_end, chunks) = ending::produced(ReceiverStream::new(chunks));
-        let header = self.identity.header(cut.header.get());
+        let header = self.identity.header(snapshot.header.get());
         // Ends with the last message, or when the client goes away and its receiver is dropped.
         self.drain.spawn(async move {
             let mut chunked = Chunked { to, pending: Vec::new() };
             let whole = async {
-                let ending = merge(&shards, &layout, &ask, cut, &mut chunked).await?;
+                let ending = merge(&shards, &layout, &ask, snapshot, &mut chunked).await?;
                 header.put(&mut chunked.pending);
                 end(&mut chunked.pending, ending);
                 chunked.send().await

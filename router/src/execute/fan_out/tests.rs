@@ -12,7 +12,7 @@ use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
 use proptest::prelude::*;
 
-use super::cut::Raised;
+use super::snapshot::Raised;
 use super::*;
 
 /// A store: every version of every key, and its current revision.
@@ -283,7 +283,7 @@ proptest! {
         let expected = whole.range(&pb::RangeRequest { revision: at, ..request.clone() }).unwrap();
         prop_assert_eq!(answer.kvs, expected.kvs);
         prop_assert_eq!((answer.count, answer.more), (expected.count, expected.more));
-        // T is a cut: no store will ever write at or below it.
+        // T is a snapshot: no store will ever write at or below it.
         let state = cluster.state.lock().unwrap();
         let asked = fan_out(ring, &keys).stores();
         prop_assert!(asked.iter().all(|store| state.stores[store.0].current >= header));

@@ -59,7 +59,7 @@ const ASK_EVERY: Duration = Duration::from_millis(10);
 /// How often the follower is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The incarnation of an etcd. It has only one, because a cluster keeps what it has acknowledged.
-const LIFE: u64 = 1;
+const INCARNATION: u64 = 1;
 
 impl From<FenceError> for Failed {
     fn from(error: FenceError) -> Self {
@@ -440,7 +440,7 @@ impl LegSteps<'_> {
     async fn freeze_etcd(&self) -> Result<Each<Answer>, Failed> {
         let now = self.unit(&self.calls[0]).clock().await?;
         let each = self.fence(self.owner(), |doc, by, _| doc.freeze(by, now)).await?;
-        let frozen = |final_revision| Answer::Frozen { final_revision, life: LIFE };
+        let frozen = |final_revision| Answer::Frozen { final_revision, incarnation: INCARNATION };
         Ok(each.into_iter().map(|last| last.map(frozen)).collect())
     }
 

@@ -152,12 +152,12 @@ impl LegSteps<'_> {
     /// The records of the units at a store, and the store's incarnation.
     async fn look(&self, store: &Store) -> Result<(Each<Option<pb::UnitRecord>>, u64), Failed> {
         let look = |of: &UnitCall| Call::Look(pb::LookRequest { r#move: self.unit(of).unit_move() });
-        let (made, life) = made(store, self.calls.iter().map(look).collect(), false).await?;
+        let (made, incarnation) = made(store, self.calls.iter().map(look).collect(), false).await?;
         let record = |made| match made {
             Made::Look(look) => Ok(look.record),
             other => Err(another(&other)),
         };
-        Ok((made.into_iter().map(|made| made.and_then(record)).collect(), life))
+        Ok((made.into_iter().map(|made| made.and_then(record)).collect(), incarnation))
     }
 
     async fn attach_leases(&self) -> Result<(), Failed> {
@@ -366,7 +366,7 @@ impl LegSteps<'_> {
         let (records, incarnation) = self.look(store).await?;
         let frozen = state == pb::UnitState::Frozen;
         let stands = |(of, record): (&UnitCall, Result<Option<pb::UnitRecord>, Failed>)| {
-            let (frozen_in, sealed_in) = of.lives;
+            let (frozen_in, sealed_in) = of.incarnations;
             if incarnation != if frozen { frozen_in } else { sealed_in } {
                 let reason = format!("store {:?} has restarted during the switch", store.name());
                 return Err(Failed::Restarted(reason));
@@ -418,10 +418,11 @@ pub(super) async fn made(
 pub(super) fn answer(made: Made) -> Result<Answer, Failed> {
     Ok(match made {
         Made::Track(tracked) if !tracked.ready => Answer::NotReady,
-        Made::Freeze(frozen) => {
-            Answer::Frozen { final_revision: Revision(frozen.final_revision), life: frozen.incarnation }
-        }
-        Made::Seal(sealed) => Answer::Sealed { life: sealed.incarnation },
+        Made::Freeze(frozen) => Answer::Frozen {
+            final_revision: Revision(frozen.final_revision),
+            incarnation: frozen.incarnation,
+        },
+        Made::Seal(sealed) => Answer::Sealed { incarnation: sealed.incarnation },
         Made::Track(_)
         | Made::Unfreeze(_)
         | Made::Unseal(_)

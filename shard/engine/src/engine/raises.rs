@@ -67,7 +67,12 @@ impl Engine {
 
     /// As [`Engine::apply`], with the answer's revision at or above `min_revision`, a write's strictly above it, unless the
     /// clock may not follow to it (R8).
-    pub fn apply_above(&mut self, now: WallMicros, op: Op, min_revision: Revision) -> Result<OpAnswer, EngineError> {
+    pub fn apply_above(
+        &mut self,
+        now: WallMicros,
+        op: Op,
+        min_revision: Revision,
+    ) -> Result<OpAnswer, EngineError> {
         let followed = self.clock.raise(now, min_revision, self.config.max_clock_offset_micros).is_ok();
         let above = if followed { min_revision } else { Revision::ZERO };
         self.applier(now, above).apply(op)

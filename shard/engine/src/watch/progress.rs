@@ -72,7 +72,8 @@ impl Watches {
         let current = if again { self.raise_all(space, id, None) } else { None };
         let next = current.filter(|current| *current > target);
         let stream = self.streams.get_mut(&id)?;
-        stream.progress = ProgressTarget { target: next, manual: next.is_some(), ..ProgressTarget::default() };
+        stream.progress =
+            ProgressTarget { target: next, manual: next.is_some(), ..ProgressTarget::default() };
         if !said.is_empty() {
             stream.said(target);
         }
@@ -117,7 +118,12 @@ impl Watches {
 
     /// Raises the scopes of all the stream's watches to the highest revision that one of them or the stream has
     /// reached, and returns it. `None` without watches.
-    fn raise_all(&mut self, space: &mut Space, id: StreamId, min_revision: Option<Revision>) -> Option<Revision> {
+    fn raise_all(
+        &mut self,
+        space: &mut Space,
+        id: StreamId,
+        min_revision: Option<Revision>,
+    ) -> Option<Revision> {
         let stream = self.streams.get(&id)?;
         let scopes = self.scopes(space, id);
         let current = scopes.iter().map(|scope| space.visible(scope)).max()?;

@@ -252,22 +252,26 @@ impl Feed {
             // Whoever made the feed asks for its revision at once: one question then serves both.
             router.world.sleep(delay).await;
             let asked = std::mem::take(&mut this.state.borrow_mut().asking);
-            let cut = router.feed_cut(&this.key).await;
-            this.on_cut(cut, asked);
+            let revision = router.feed_snapshot(&this.key).await;
+            this.on_snapshot(revision, asked);
         });
     }
 
-    fn on_cut(self: &Rc<Self>, cut: Result<Revision, ()>, asked: Vec<Answer<Result<Revision, ()>>>) {
+    fn on_snapshot(
+        self: &Rc<Self>,
+        revision: Result<Revision, ()>,
+        asked: Vec<Answer<Result<Revision, ()>>>,
+    ) {
         let opens = {
             let mut state = self.state.borrow_mut();
             state.raising = false;
             state.merge.is_none() && !state.ended
         };
-        if let (Ok(cut), true) = (cut, opens) {
-            self.open(cut);
+        if let (Ok(revision), true) = (revision, opens) {
+            self.open(revision);
         }
         for waiting in asked {
-            waiting.send(cut);
+            waiting.send(revision);
         }
         let (again, delay) = {
             let state = self.state.borrow();
@@ -653,7 +657,7 @@ impl Feed {
 
 impl Router {
     /// The highest current revision of the feed's stores, promised by all (`router/src/feeds/raise.rs`).
-    async fn feed_cut(&self, key: &FeedKey) -> Result<Revision, ()> {
+    async fn feed_snapshot(&self, key: &FeedKey) -> Result<Revision, ()> {
         let one = |at: usize, store, to| async move {
             let request = Request::Raise { ranges: key.ranges(at).to_vec(), to };
             match self.call(store, request).await {
@@ -662,21 +666,21 @@ impl Router {
                 Err(error) => Err(error),
             }
         };
-        let cutting = async {
+        let raising = async {
             let asked = key.stores().enumerate().map(|(at, store)| one(at, store, Revision::ZERO));
             let currents = try_join_all(asked).await?;
             if self.is(Sabotage::LooseStart) {
                 return Ok(currents[0]);
             }
-            let cut = currents.iter().copied().max().unwrap_or(Revision::ZERO);
-            let below = key.stores().enumerate().zip(&currents).filter(|(_, current)| **current < cut);
-            let raised = try_join_all(below.map(|((at, store), _)| one(at, store, cut))).await?;
-            if raised.iter().any(|current| *current < cut) {
+            let revision = currents.iter().copied().max().unwrap_or(Revision::ZERO);
+            let below = key.stores().enumerate().zip(&currents).filter(|(_, current)| **current < revision);
+            let raised = try_join_all(below.map(|((at, store), _)| one(at, store, revision))).await?;
+            if raised.iter().any(|current| *current < revision) {
                 return Err(CallError::Down);
             }
-            Ok::<_, CallError>(cut)
+            Ok::<_, CallError>(revision)
         };
-        self.world.within(RAISE_MAX, cutting).await.and_then(Result::ok).ok_or(())
+        self.world.within(RAISE_MAX, raising).await.and_then(Result::ok).ok_or(())
     }
 }
 

@@ -7,8 +7,8 @@ use kindred_partition_config::key::KeyRange;
 use kindred_router_core::plan::Placement;
 use kindred_router_core::store::StoreIx;
 
-use super::cut::query;
 use super::range::{Ask, sources};
+use super::snapshot::query;
 use super::{Fail, Router};
 use crate::messages::{CallError, Reply, Request};
 use crate::sabotage::Sabotage;

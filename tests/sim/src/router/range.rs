@@ -1,4 +1,4 @@
-//! Ranges over several stores, as `router/src/execute/fan_out.rs` and `pages.rs`: a cut, then pages merged by a
+//! Ranges over several stores, as `router/src/execute/fan_out.rs` and `pages.rs`: a snapshot, then pages merged by a
 //! [`RangeMerge`].
 
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use kindred_router_core::range_merge::{Command, End, Event, RangeMerge};
 use kindred_router_core::range_split::{Item, Order, RangeSpec, SortTarget as By};
 use kindred_router_core::watch_merge::SourceIx;
 
-use super::cut::{Cut, Source, query};
+use super::snapshot::{Snapshot, Source, query};
 use super::{Fail, Router};
 
 /// Items of a first page; the product's are more.
@@ -154,18 +154,23 @@ impl Router {
 
     async fn range_over(&self, layout: &Layout, ask: &Ask, shown: Revision) -> Result<RangeAnswer, Fail> {
         let mode = ask.revision.map_or(Mode::Now, Mode::At);
-        let cut = self
-            .take_cut(&layout.sources, mode, shown, |index, at| {
+        let snapshot = self
+            .take_snapshot(&layout.sources, mode, shown, |index, at| {
                 layout.is_first(index, ask).then(|| ask.page(&layout.sources[index], None, at, ask.useful()))
             })
             .await?;
-        let header = cut.header;
-        let (items, count, more) = self.merge(layout, ask, cut).await?;
+        let header = snapshot.header;
+        let (items, count, more) = self.merge(layout, ask, snapshot).await?;
         let kvs = items.into_iter().map(|item| item.0).collect();
         Ok(RangeAnswer { header, kvs, more, count, contents: kindred_engine::ops::Contents::Whole })
     }
 
-    async fn merge(&self, layout: &Layout, ask: &Ask, cut: Cut) -> Result<(Vec<Kv>, u64, bool), Fail> {
+    async fn merge(
+        &self,
+        layout: &Layout,
+        ask: &Ask,
+        snapshot: Snapshot,
+    ) -> Result<(Vec<Kv>, u64, bool), Fail> {
         struct Progress {
             first: Option<RangeAnswer>,
             count: Option<u64>,
@@ -187,9 +192,9 @@ impl Router {
             keys_only: false,
             count_only: false,
         };
-        let at = cut.at;
+        let at = snapshot.at;
         let mut progress: Vec<Progress> = Vec::new();
-        for (index, first) in cut.firsts.into_iter().enumerate() {
+        for (index, first) in snapshot.firsts.into_iter().enumerate() {
             let count = first.as_ref().map(|page| page.count);
             let first = first.filter(|_| layout.is_first(index, ask));
             progress.push(Progress { first, count, last: None });
@@ -239,8 +244,9 @@ impl Router {
     pub async fn current_over(&self, kind: usize) -> Result<Revision, Fail> {
         let parts = self.topology.routes.parts_of(&self.topology.kind_range(kind));
         let (sources, _) = sources(&parts);
-        let cut = self.take_cut(&sources, Mode::Current, self.min_revision(kind), |_, _| None).await?;
-        self.show(kind, cut.header);
-        Ok(cut.header)
+        let snapshot =
+            self.take_snapshot(&sources, Mode::Current, self.min_revision(kind), |_, _| None).await?;
+        self.show(kind, snapshot.header);
+        Ok(snapshot.header)
     }
 }

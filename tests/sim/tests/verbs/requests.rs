@@ -260,12 +260,20 @@ impl World {
     ) -> Result<Answer, Refused> {
         let mut pages: Vec<Option<RangeAnswer>> = sources.iter().map(|_| None).collect();
         let mode = asked.revision.map_or(Mode::Now, Mode::At);
-        let (at, header) = self.cut(sources, mode, shown, generation, |world, ix, at, min_revision| {
-            let page = world.ask_store(sources[ix].store, asked, &sources[ix].range, at, min_revision, generation)?;
-            let header = page.header;
-            pages[ix] = Some(page);
-            Ok(header)
-        })?;
+        let (at, header) =
+            self.snapshot(sources, mode, shown, generation, |world, ix, at, min_revision| {
+                let page = world.ask_store(
+                    sources[ix].store,
+                    asked,
+                    &sources[ix].range,
+                    at,
+                    min_revision,
+                    generation,
+                )?;
+                let header = page.header;
+                pages[ix] = Some(page);
+                Ok(header)
+            })?;
         let (mut kvs, mut count) = (Vec::new(), 0);
         let parts = sources.last().map_or(0, |source| source.part + 1);
         for part in 0..parts {
@@ -288,7 +296,7 @@ impl World {
     }
 
     /// Runs a `ConsistentRead`; `read` asks a source at a revision or the present, with a hint, and gives its header.
-    fn cut(
+    fn snapshot(
         &mut self,
         sources: &[Source],
         mode: Mode,
@@ -349,7 +357,7 @@ impl World {
         }
         let shown = self.shown.of(&fan_out.spread);
         let unread = |_: &mut Self, _, _, _| Err(Refused::Other("nothing is read".to_owned()));
-        let (_, header) = self.cut(&sources, Mode::Current, shown, routes.generation(), unread)?;
+        let (_, header) = self.snapshot(&sources, Mode::Current, shown, routes.generation(), unread)?;
         self.shown.show(&fan_out.spread, header);
         Ok(header)
     }

@@ -91,8 +91,8 @@ impl Bench {
                 }
             }
             What::Unit(_) => match step.name {
-                StepName::Freeze => Answer::Frozen { final_revision: Revision(100), life: 7 },
-                StepName::Seal => Answer::Sealed { life: 8 },
+                StepName::Freeze => Answer::Frozen { final_revision: Revision(100), incarnation: 7 },
+                StepName::Seal => Answer::Sealed { incarnation: 8 },
                 StepName::Tail | StepName::ReverseTail => Answer::Followed { lag: Duration::ZERO },
                 _ => Answer::Done,
             },
@@ -558,7 +558,7 @@ fn f16_of_two_records_of_a_move_the_later_one_is_known() {
 fn a_store_that_restarts_between_the_freeze_and_the_decision_ends_the_attempt() {
     let mut bench = Bench::new();
     bench.to(Phase::Switching { attempt: 1, leg: 0 });
-    let lives = |bench: &Bench| {
+    let incarnations = |bench: &Bench| {
         let units = bench.machine.units.iter().filter(|(at, _)| at.leg == 0);
         units.map(|(_, unit)| (unit.frozen, unit.sealed)).collect::<Vec<_>>()
     };
@@ -568,7 +568,7 @@ fn a_store_that_restarts_between_the_freeze_and_the_decision_ends_the_attempt() 
     while bench.count("confirm") == 0 {
         bench.go(TICK, |_| false);
     }
-    assert_eq!(lives(&bench), [(Some((Revision(100), 7)), Some(8)); 2], "what is to be confirmed");
+    assert_eq!(incarnations(&bench), [(Some((Revision(100), 7)), Some(8)); 2], "what is to be confirmed");
     bench.go(Duration::from_secs(1), |record| record.phase == Phase::CatchingUp);
     assert_eq!((bench.count("decide"), bench.count("cancel-attempt")), (0, 1), "{:?}", bench.log);
     assert_eq!(bench.record.reason.as_deref(), Some("store b has restarted"));

@@ -104,13 +104,13 @@ impl UnitState {
         }
     }
 
-    pub fn froze(&mut self, final_revision: Revision, life: u64) {
-        self.frozen = Some((final_revision, life));
+    pub fn froze(&mut self, final_revision: Revision, incarnation: u64) {
+        self.frozen = Some((final_revision, incarnation));
         self.stage = self.stage.max(Stage::Frozen);
     }
 
-    pub fn was_sealed(&mut self, life: u64) {
-        self.sealed = Some(life);
+    pub fn was_sealed(&mut self, incarnation: u64) {
+        self.sealed = Some(incarnation);
         self.stage = self.stage.max(Stage::Sealed);
     }
 

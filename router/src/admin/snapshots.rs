@@ -1,8 +1,8 @@
-//! `/api/v1/cuts`: cuts of the whole key space at one revision, kept while a backup reads them; and `/api/v1/cluster`:
+//! `/api/v1/snapshots`: snapshots of the whole key space at one revision, kept while a backup reads them; and `/api/v1/cluster`:
 //! the identity of this cluster.
 //!
-//! `POST /api/v1/cuts` takes a cut, `POST /api/v1/cuts/NAME` with its revision renews it, and `DELETE
-//! /api/v1/cuts/NAME` ends it. Names and revisions are strings, because JSON numbers lose precision.
+//! `POST /api/v1/snapshots` takes a snapshot, `POST /api/v1/snapshots/NAME` with its revision renews it, and `DELETE
+//! /api/v1/snapshots/NAME` ends it. Names and revisions are strings, because JSON numbers lose precision.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use tonic::{Code, Status};
 use super::api;
 use super::status::ApiError;
 use crate::app::App;
-use crate::cuts::{Cut, CutName, CutRange, KEPT};
+use crate::snapshots::{RETAINED, Snapshot, SnapshotName, SnapshotRange};
 
 /// The body of a renewal.
 #[derive(Debug, Deserialize)]
@@ -35,16 +35,16 @@ pub fn routes(app: &Arc<App>) -> Router {
     let (cluster, take, renew, end) = (app.clone(), app.clone(), app.clone(), app.clone());
     Router::new()
         .route("/api/v1/cluster", get(move || std::future::ready(axum::Json(who(&cluster)))))
-        .route("/api/v1/cuts", post(move || async move { taken(&take).await }))
+        .route("/api/v1/snapshots", post(move || async move { taken(&take).await }))
         .route(
-            "/api/v1/cuts/{name}",
+            "/api/v1/snapshots/{name}",
             post(move |name: Path<String>, body: Bytes| async move {
                 answer(renewed(&renew, &name, &body).await)
             })
             .delete(move |name: Path<String>| async move {
                 answer(match parsed(&name) {
                     Ok(name) => {
-                        end.end_cut(name).await;
+                        end.end_snapshot(name).await;
                         Ok(json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" }))
                     }
                     Err(error) => Err(error),
@@ -60,14 +60,16 @@ fn answer(result: Result<Value, ApiError>) -> Response {
     }
 }
 
-fn parsed(name: &str) -> Result<CutName, ApiError> {
+fn parsed(name: &str) -> Result<SnapshotName, ApiError> {
     let number = name.parse().ok().filter(|number| *number != 0);
-    number.map(CutName).ok_or_else(|| ApiError::NotFound(format!("{name:?} is not the name of a cut")))
+    number
+        .map(SnapshotName)
+        .ok_or_else(|| ApiError::NotFound(format!("{name:?} is not the name of a snapshot")))
 }
 
 async fn taken(app: &App) -> Response {
-    match app.take_cut().await {
-        Ok(cut) => (StatusCode::CREATED, axum::Json(shown(app, &cut))).into_response(),
+    match app.take_snapshot().await {
+        Ok(snapshot) => (StatusCode::CREATED, axum::Json(shown(app, &snapshot))).into_response(),
         Err(status) => refused(&status).into_response(),
     }
 }
@@ -75,12 +77,15 @@ async fn taken(app: &App) -> Response {
 async fn renewed(app: &App, name: &str, body: &[u8]) -> Result<Value, ApiError> {
     let name = parsed(name)?;
     let Renewal { revision } = api::read(parse::parse_object(api::text(body)?))?;
-    let bad =
-        || ApiError::BadRequest(format!("revision: {revision:?} is none; write the one of the cut as text"));
+    let bad = || {
+        ApiError::BadRequest(format!("revision: {revision:?} is none; write the one of the snapshot as text"))
+    };
     let revision = revision.parse().ok().and_then(Revision::from_wire).ok_or_else(bad)?;
-    let problems = app.renew_cut(name, revision).await;
-    Ok(json!({ "kind": "Cut", "apiVersion": "v1", "name": name.0.to_string(), "ttlSeconds": KEPT.as_secs(),
-        "problems": problems }))
+    let problems = app.renew_snapshot(name, revision).await;
+    Ok(
+        json!({ "kind": "Snapshot", "apiVersion": "v1", "name": name.0.to_string(), "ttlSeconds": RETAINED.as_secs(),
+        "problems": problems }),
+    )
 }
 
 fn refused(status: &Status) -> ApiError {
@@ -104,22 +109,22 @@ fn hex(key: &Key) -> String {
     key.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn range(range: &CutRange) -> Value {
+fn range(range: &SnapshotRange) -> Value {
     json!({
         "start": hex(&range.start), "end": range.end.as_ref().map(hex),
         "revision": range.revision.to_string(), "etcd": range.etcd,
     })
 }
 
-fn shown(app: &App, cut: &Cut) -> Value {
+fn shown(app: &App, snapshot: &Snapshot) -> Value {
     let state = app.cluster.state();
     json!({
-        "kind": "Cut", "apiVersion": "v1",
-        "name": cut.name.0.to_string(), "revision": cut.revision.to_string(), "ttlSeconds": KEPT.as_secs(),
+        "kind": "Snapshot", "apiVersion": "v1",
+        "name": snapshot.name.0.to_string(), "revision": snapshot.revision.to_string(), "ttlSeconds": RETAINED.as_secs(),
         "clusterId": format!("{:#x}", app.identity.cluster_id),
         "etcdPrefix": state.etcd_prefix,
         "clientUrls": app.identity.client_urls,
-        "ranges": cut.ranges.iter().map(range).collect::<Vec<_>>(),
+        "ranges": snapshot.ranges.iter().map(range).collect::<Vec<_>>(),
         "stores": super::list_stores(app)["stores"].take(),
         "state": &*state,
     })

@@ -1,4 +1,4 @@
-//! The revision of a read over several stores: runs a [`ConsistentRead`] as `router/src/execute/fan_out/cut.rs` does.
+//! The revision of a read over several stores: runs a [`ConsistentRead`] as `router/src/execute/fan_out/snapshot.rs` does.
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -24,7 +24,7 @@ pub struct Source {
 
 /// A read's revision, and what came with it.
 #[derive(Debug)]
-pub struct Cut {
+pub struct Snapshot {
     /// Of the data.
     pub at: Revision,
     /// To show.
@@ -82,13 +82,13 @@ impl Router {
     ///
     /// # Errors
     /// As the client gets them.
-    pub async fn take_cut(
+    pub async fn take_snapshot(
         &self,
         sources: &[Source],
         mode: Mode,
         shown: Revision,
         ask: impl Fn(usize, Option<Revision>) -> Option<RangeQuery>,
-    ) -> Result<Cut, Fail> {
+    ) -> Result<Snapshot, Fail> {
         let participants: Vec<_> = (0..sources.len()).map(StoreIx).collect();
         let (mut read, commands) = ConsistentRead::start(mode, &participants, shown);
         let mut firsts: Vec<Option<RangeAnswer>> = sources.iter().map(|_| None).collect();
@@ -112,7 +112,7 @@ impl Router {
             };
             for command in commands {
                 match command {
-                    Command::Done { at, header } => return Ok(Cut { at, header, firsts }),
+                    Command::Done { at, header } => return Ok(Snapshot { at, header, firsts }),
                     command => pending.push(run(command)),
                 }
             }

@@ -53,7 +53,7 @@ pub trait Shards: Sync {
 
 /// The revision of a read, and its first pages.
 #[derive(Debug)]
-pub struct Cut {
+pub struct Snapshot {
     /// The revision of the data.
     pub at: Revision,
     /// The revision for the header; every store has promised it.
@@ -81,7 +81,7 @@ pub async fn take<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest>
     mode: Mode,
     shown: Revision,
     ask: F,
-) -> Result<Cut, Status> {
+) -> Result<Snapshot, Status> {
     let participants: Vec<_> = (0..sources.len()).map(StoreIx).collect();
     let (mut read, commands) = ConsistentRead::start(mode, &participants, shown);
     let taking = Taking { shards, sources, shown, ask };
@@ -94,7 +94,7 @@ pub async fn take<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest>
         }
         for command in read.step(event).map_err(|error| taking.status(error))? {
             match command {
-                Command::Done { at, header } => return Ok(Cut { at, header, firsts }),
+                Command::Done { at, header } => return Ok(Snapshot { at, header, firsts }),
                 command => pending.push(taking.run(command)),
             }
         }
@@ -153,10 +153,16 @@ impl<S: Shards, F: Fn(usize, Option<Revision>) -> pb::RangeRequest> Taking<'_, S
         }
     }
 
-    async fn page(&self, store: StoreIx, at: Option<Revision>, min_revision: Revision) -> Result<Page, Status> {
+    async fn page(
+        &self,
+        store: StoreIx,
+        at: Option<Revision>,
+        min_revision: Revision,
+    ) -> Result<Page, Status> {
         let request = Bytes::from((self.ask)(store.0, at).encode_to_vec());
         // A named revision needs no pin: the client chose it, or it is pinned already.
-        let answer = self.shards.range(self.sources[store.0].store, request, min_revision, at.is_none()).await?;
+        let answer =
+            self.shards.range(self.sources[store.0].store, request, min_revision, at.is_none()).await?;
         Page::parse(answer).map_err(malformed)
     }
 

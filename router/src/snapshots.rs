@@ -1,8 +1,8 @@
-//! Cuts of the whole key space (R5), for backups. A cut is one revision T that every shard has reached. What was
-//! current at T stays readable there as long as the cut is renewed. A stock etcd cannot be raised to T; it is read at a
+//! Snapshots of the whole key space (R5), for backups. A snapshot is one revision T that every shard has reached. What was
+//! current at T stays readable there as long as the snapshot is renewed. A stock etcd cannot be raised to T; it is read at a
 //! revision of its own, which it keeps only until it compacts.
 //!
-//! A router keeps no state of a cut, so any router can renew or end a cut that another one took.
+//! A router keeps no state of a snapshot, so any router can renew or end a snapshot that another one took.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,33 +25,33 @@ use crate::execute::compact::{everything, raise};
 use crate::execute::{Deadline, Effect, call};
 use crate::stores::Store;
 
-/// How long a cut is kept if it is not renewed.
-pub const KEPT: Duration = Duration::from_secs(120);
+/// How long a snapshot is retained if it is not renewed.
+pub const RETAINED: Duration = Duration::from_secs(120);
 /// The time limit of each round of calls to the stores.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How often a cut is tried. A try fails if its revision is compacted before it is kept, or if a shard does not show it
+/// How often a snapshot is tried. A try fails if its revision is compacted before it is retained, or if a shard does not show it
 /// yet because writes below it are not on its disk.
 const ATTEMPTS: usize = 40;
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The id of a cut at the shards.
+/// The id of a snapshot at the shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CutName(pub u64);
+pub struct SnapshotName(pub u64);
 
 #[derive(Debug)]
-pub struct Cut {
+pub struct Snapshot {
     /// The id by which it is renewed and ended.
-    pub name: CutName,
+    pub name: SnapshotName,
     /// The revision T; zero if there are no shards.
     pub revision: Revision,
     /// The whole key space in key order, with the revision to read each range at.
-    pub ranges: Vec<CutRange>,
+    pub ranges: Vec<SnapshotRange>,
 }
 
 /// A range of keys that is read at one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CutRange {
+pub struct SnapshotRange {
     pub start: Key,
     /// The first key behind the range; `None` if it is unbounded.
     pub end: Option<Key>,
@@ -66,37 +66,37 @@ impl App {
         self.stores.iter().filter(|store| store.is_shard() && !store.is_removed())
     }
 
-    /// Takes a cut of the whole key space.
+    /// Takes a snapshot of the whole key space.
     ///
     /// # Errors
     /// `Unavailable` naming a store that serves keys and is away.
-    pub async fn take_cut(&self) -> Result<Cut, Status> {
-        let name = CutName(self.pins.next());
+    pub async fn take_snapshot(&self) -> Result<Snapshot, Status> {
+        let name = SnapshotName(self.pins.next());
         let mut attempts = 1;
         let revision = loop {
-            match self.keep_everything(name).await {
+            match self.retain_everything(name).await {
                 Err(status) if may_pass(&status) && attempts < ATTEMPTS => {
                     attempts += 1;
                     tokio::time::sleep(PAUSE).await;
                 }
                 Err(status) => {
-                    self.end_cut(name).await;
+                    self.end_snapshot(name).await;
                     return Err(status);
                 }
                 Ok(revision) => break revision,
             }
         };
-        match self.cut_ranges(revision).await {
-            Ok(ranges) => Ok(Cut { name, revision, ranges }),
+        match self.snapshot_ranges(revision).await {
+            Ok(ranges) => Ok(Snapshot { name, revision, ranges }),
             Err(status) => {
-                self.end_cut(name).await;
+                self.end_snapshot(name).await;
                 Err(status)
             }
         }
     }
 
     /// Raises every shard to one revision and keeps it there. Shards that serve no keys may be away.
-    async fn keep_everything(&self, name: CutName) -> Result<Revision, Status> {
+    async fn retain_everything(&self, name: SnapshotName) -> Result<Revision, Status> {
         let routes = self.routes.load_full();
         let serves = |store: &Store| {
             let mut of_any = routes.map().partitions().iter().flat_map(|part| part.placement.stores());
@@ -113,16 +113,16 @@ impl App {
         for (store, current) in shards.iter().zip(all_to(top).await?) {
             // A frozen unit shows less; its keys are read at the store that they move to.
             if current < top {
-                tracing::debug!(store = store.name(), %current, %top, "a unit of it is frozen below the cut");
+                tracing::debug!(store = store.name(), %current, %top, "a unit of it is frozen below the snapshot");
             }
         }
-        try_join_all(shards.iter().map(|store| keep(store, name, top, KEPT))).await?;
+        try_join_all(shards.iter().map(|store| retain(store, name, top, RETAINED))).await?;
         Ok(top)
     }
 
-    /// The ranges of the cut with their revisions, by the present map.
-    async fn cut_ranges(&self, revision: Revision) -> Result<Vec<CutRange>, Status> {
-        let mut ranges: Vec<CutRange> = Vec::new();
+    /// The ranges of the snapshot with their revisions, by the present map.
+    async fn snapshot_ranges(&self, revision: Revision) -> Result<Vec<SnapshotRange>, Status> {
+        let mut ranges: Vec<SnapshotRange> = Vec::new();
         for mut range in self.runs() {
             range.revision = revision;
             if let Some(name) = &range.etcd {
@@ -143,16 +143,16 @@ impl App {
     /// The longest ranges that one read can cross: those served by shards, and those of each stock etcd. Their
     /// revisions are zero.
     #[must_use]
-    pub fn runs(&self) -> Vec<CutRange> {
+    pub fn runs(&self) -> Vec<SnapshotRange> {
         let routes = self.routes.load_full();
-        let mut runs: Vec<CutRange> = Vec::new();
+        let mut runs: Vec<SnapshotRange> = Vec::new();
         for partition in routes.map().partitions() {
             let stores =
                 partition.placement.stores().into_iter().map(|store| self.stores.get(store_ix(store)));
             let etcd = { stores }.find(|store| !store.is_shard()).map(|store| store.name().to_owned());
             match runs.last_mut() {
                 Some(last) if last.etcd == etcd => last.end = partition.end().cloned(),
-                _ => runs.push(CutRange {
+                _ => runs.push(SnapshotRange {
                     start: partition.start().clone(),
                     end: partition.end().cloned(),
                     revision: Revision::ZERO,
@@ -163,31 +163,32 @@ impl App {
         runs
     }
 
-    /// Renews a cut; returns the shards that failed, with reasons. A shard that started after the cut was taken, or
-    /// that has lost it, cannot renew it; reads of the cut fail there.
-    pub async fn renew_cut(&self, name: CutName, revision: Revision) -> Vec<String> {
+    /// Renews a snapshot; returns the shards that failed, with reasons. A shard that started after the snapshot was taken, or
+    /// that has lost it, cannot renew it; reads of the snapshot fail there.
+    pub async fn renew_snapshot(&self, name: SnapshotName, revision: Revision) -> Vec<String> {
         let kept = self.shards().map(|store| async move {
-            let kept = keep(store, name, revision, KEPT).await;
+            let kept = retain(store, name, revision, RETAINED).await;
             kept.err().map(|status| format!("{}: {}", store.name(), status.message()))
         });
         join_all(kept).await.into_iter().flatten().collect()
     }
 
-    /// Ends a cut. Shards that cannot be reached drop it when its time is over.
-    pub async fn end_cut(&self, name: CutName) {
+    /// Ends a snapshot. Shards that cannot be reached drop it when its time is over.
+    pub async fn end_snapshot(&self, name: SnapshotName) {
         let ended = self.shards().filter(|store| store.state().is_up());
-        let ended = ended.map(|store| keep(store, name, Revision::ZERO, Duration::ZERO));
-        // A lost end is made up for by the cut's expiry.
+        let ended = ended.map(|store| retain(store, name, Revision::ZERO, Duration::ZERO));
+        // A lost end is made up for by the snapshot's expiry.
         let _ = join_all(ended).await;
     }
 }
 
-async fn keep(store: &Store, name: CutName, revision: Revision, time: Duration) -> Result<(), Status> {
+async fn retain(store: &Store, name: SnapshotName, revision: Revision, time: Duration) -> Result<(), Status> {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let request = shard::KeepRequest { pin: name.0, revision: revision.get(), millis };
+    let request = shard::RetainRequest { pin: name.0, revision: revision.get(), millis };
     let deadline = Deadline::within(LIMIT);
-    let kept =
-        call(store, Effect::Read, deadline, || async { store.shard().keep(deadline.request(request)).await });
+    let kept = call(store, Effect::Read, deadline, || async {
+        store.shard().retain(deadline.request(request)).await
+    });
     match kept.await {
         Ok(_) => Ok(()),
         Err(status) if status.code() == Code::Unimplemented => Err(Status::unimplemented(format!(

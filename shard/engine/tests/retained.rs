@@ -61,65 +61,65 @@ fn compact_all(engine: &mut Engine, now: MonoMillis) {
 }
 
 #[test]
-fn a_kept_revision_ends_when_it_is_released_or_not_renewed() {
+fn a_retained_revision_ends_when_it_is_released_or_not_renewed() {
     for released in [true, false] {
         let mut engine = hlc();
         for value in ["1", "2"] {
             write(&mut engine, put("/registry/pods/a/a", value));
         }
-        let kept = engine.current_all();
-        engine.keep(MonoMillis(0), kept, NAME, 1_000).unwrap();
+        let retained = engine.current_all();
+        engine.retain(MonoMillis(0), retained, NAME, 1_000).unwrap();
         write(&mut engine, put("/registry/pods/a/a", "3"));
         write(&mut engine, put("/registry/pods/a/b", "4"));
         compact_all(&mut engine, MonoMillis(1));
         // Renewed, it stays longer; for another name it is too late.
-        engine.keep(MonoMillis(900), kept, NAME, 1_000).unwrap();
-        let other = engine.keep(MonoMillis(900), kept, PinId(8), 1_000);
+        engine.retain(MonoMillis(900), retained, NAME, 1_000).unwrap();
+        let other = engine.retain(MonoMillis(900), retained, PinId(8), 1_000);
         assert!(matches!(other, Err(EngineError::Compacted { .. })));
-        engine.unkeep_due(MonoMillis(1_500));
-        let page = engine.range(&at(kept, 10, "")).unwrap();
+        engine.release_due(MonoMillis(1_500));
+        let page = engine.range(&at(retained, 10, "")).unwrap();
         assert_eq!(keys(&page), ["/registry/pods/a/a"]);
         assert_eq!(page.kvs[0].value()[..], *b"2");
-        let beside = engine.range(&at(kept.prev(), 10, ""));
+        let beside = engine.range(&at(retained.prev(), 10, ""));
         assert!(matches!(beside, Err(EngineError::Compacted { .. })));
         if released {
-            engine.unkeep(NAME);
+            engine.release_retained(NAME);
         } else {
-            engine.unkeep_due(MonoMillis(1_900));
+            engine.release_due(MonoMillis(1_900));
         }
-        assert!(matches!(engine.range(&at(kept, 10, "")), Err(EngineError::Compacted { .. })));
+        assert!(matches!(engine.range(&at(retained, 10, "")), Err(EngineError::Compacted { .. })));
         assert!(engine.wants_gc());
         while engine.gc(10) {}
         let stats = engine.stats();
-        assert_eq!(stats.total_bytes, stats.live_bytes, "nothing is left of what was kept");
+        assert_eq!(stats.total_bytes, stats.live_bytes, "nothing is left of what was retained");
         engine.validate();
     }
 }
 
 #[test]
-fn what_cannot_be_kept() {
+fn what_cannot_be_retained() {
     let mut engine = hlc();
     write(&mut engine, put("/registry/pods/a/a", "1"));
     let current = engine.current_all();
-    let future = engine.keep(MonoMillis(0), current.next(), NAME, 1_000);
+    let future = engine.retain(MonoMillis(0), current.next(), NAME, 1_000);
     assert_eq!(future, Err(EngineError::Future { current }));
-    let before = engine.keep(MonoMillis(0), engine.floor().prev(), NAME, 1_000);
+    let before = engine.retain(MonoMillis(0), engine.floor().prev(), NAME, 1_000);
     assert!(matches!(before, Err(EngineError::Compacted { .. })));
     for name in 0..64 {
-        engine.keep(MonoMillis(0), current, PinId(100 + name), 1_000).unwrap();
+        engine.retain(MonoMillis(0), current, PinId(100 + name), 1_000).unwrap();
     }
-    assert_eq!(engine.keep(MonoMillis(0), current, NAME, 1_000), Err(EngineError::TooManyKept));
+    assert_eq!(engine.retain(MonoMillis(0), current, NAME, 1_000), Err(EngineError::TooManyRetained));
     // The others' time has passed.
-    engine.keep(MonoMillis(1_000), current, NAME, 1_000).unwrap();
+    engine.retain(MonoMillis(1_000), current, NAME, 1_000).unwrap();
 }
 
 #[test]
-fn a_kind_that_was_not_raised_is_not_read_at_a_kept_revision() {
+fn a_kind_that_was_not_raised_is_not_read_at_a_retained_revision() {
     let mut engine = hlc();
     write(&mut engine, put("/registry/minions/n", "1"));
     write(&mut engine, put("/registry/pods/a/a", "1"));
     let pods = engine.current(&[KeyRange::prefix(Key::from("/registry/pods/"))]);
-    engine.keep(MonoMillis(0), pods, NAME, 1_000).unwrap();
+    engine.retain(MonoMillis(0), pods, NAME, 1_000).unwrap();
     let nodes = query(KeyRange::prefix(Key::from("/registry/minions/")));
     let refused = engine.range(&RangeQuery { revision: Some(pods), ..nodes });
     assert!(matches!(refused, Err(EngineError::Future { .. })), "events at or below it may still come");
@@ -139,7 +139,7 @@ fn name(key: u64) -> String {
     format!("/registry/{}/a/{key:02}", if key.is_multiple_of(2) { "pods" } else { "minions" })
 }
 
-/// Compares a read and a count of a span at a kept revision with the model.
+/// Compares a read and a count of a span at a retained revision with the model.
 fn counts_agree(engine: &mut Engine, revision: Revision, model: &BTreeMap<String, u64>, span: [String; 2]) {
     let [start, end] = span;
     let expected: Vec<String> = model.keys().filter(|key| **key >= start && **key < end).cloned().collect();
@@ -154,15 +154,15 @@ fn counts_agree(engine: &mut Engine, revision: Revision, model: &BTreeMap<String
     engine.close_range(open);
 }
 
-/// Revisions are kept and let go in any order while keys are created and deleted, everything is compacted, memory is
-/// freed in slices, and units are split off. Counts at kept revisions must match reads.
+/// Revisions are retained and let go in any order while keys are created and deleted, everything is compacted, memory is
+/// freed in slices, and units are split off. Counts at retained revisions must match reads.
 #[test]
 fn f01_counts_below_the_floor_are_exact() {
     for seed in 0..300 {
         let mut numbers = Numbers(seed);
         let mut engine = hlc();
         let mut model: BTreeMap<String, u64> = BTreeMap::new();
-        let mut kept: BTreeMap<PinId, (Revision, BTreeMap<String, u64>)> = BTreeMap::new();
+        let mut retained: BTreeMap<PinId, (Revision, BTreeMap<String, u64>)> = BTreeMap::new();
         let mut unit = None;
         for turn in 0..120 {
             let key = name(numbers.below(30));
@@ -174,20 +174,20 @@ fn f01_counts_below_the_floor_are_exact() {
                 model.insert(key, turn);
             }
             match numbers.below(12) {
-                0 | 1 if kept.len() < 4 => {
+                0 | 1 if retained.len() < 4 => {
                     let current = engine.current(&[KeyRange::everything()]);
-                    engine.keep(MonoMillis(0), current, PinId(turn), 1_000).unwrap();
-                    kept.insert(PinId(turn), (current, model.clone()));
+                    engine.retain(MonoMillis(0), current, PinId(turn), 1_000).unwrap();
+                    retained.insert(PinId(turn), (current, model.clone()));
                 }
                 2 | 3 => {
                     let current = engine.current_all();
                     let _ = engine.compact(MonoMillis(turn), current);
                 }
-                4 if !kept.is_empty() => {
-                    let nth = numbers.below(kept.len() as u64);
-                    let ended = *kept.keys().nth(usize::try_from(nth).unwrap()).unwrap();
-                    kept.remove(&ended);
-                    engine.unkeep(ended);
+                4 if !retained.is_empty() => {
+                    let nth = numbers.below(retained.len() as u64);
+                    let ended = *retained.keys().nth(usize::try_from(nth).unwrap()).unwrap();
+                    retained.remove(&ended);
+                    engine.release_retained(ended);
                 }
                 5 if unit.is_none() => {
                     let unit_move = UnitMove {
@@ -206,14 +206,14 @@ fn f01_counts_below_the_floor_are_exact() {
             if let Some(unit) = &unit {
                 engine.unit_track(unit, 2).unwrap();
             }
-            for (revision, model) in kept.values() {
+            for (revision, model) in retained.values() {
                 let (one, other) = (name(numbers.below(30)), name(numbers.below(30)));
                 counts_agree(&mut engine, *revision, model, ["/".into(), "0".into()]);
                 counts_agree(&mut engine, *revision, model, [one, other]);
             }
         }
-        for name in kept.keys() {
-            engine.unkeep(*name);
+        for name in retained.keys() {
+            engine.release_retained(*name);
         }
         write(&mut engine, put("/registry/pods/a/last", ""));
         compact_all(&mut engine, MonoMillis(1_000));
@@ -227,12 +227,12 @@ proptest! {
     #[test]
     fn what_was_current_stays_readable(
         writes in prop::collection::vec((0..12_u8, prop::bool::ANY, prop::bool::ANY), 1..80),
-        keep_at in 0..80_usize,
+        retain_at in 0..80_usize,
         limit in 1..6_usize,
     ) {
         let mut engine = hlc();
         let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-        let mut kept = None;
+        let mut retained = None;
         for (turn, (key, deletes, compacts)) in writes.into_iter().enumerate() {
             let key = format!("/registry/{}/a/{key}", if key % 2 == 0 { "pods" } else { "minions" });
             if deletes {
@@ -242,20 +242,20 @@ proptest! {
                 write(&mut engine, put(&key, &turn.to_string()));
                 model.insert(key, turn.to_string().into_bytes());
             }
-            if turn == keep_at {
+            if turn == retain_at {
                 let current = engine.current(&[KeyRange::everything()]);
-                engine.keep(MonoMillis(0), current, NAME, 1_000).unwrap();
-                kept = Some((current, model.clone()));
+                engine.retain(MonoMillis(0), current, NAME, 1_000).unwrap();
+                retained = Some((current, model.clone()));
             }
             if compacts {
                 compact_all(&mut engine, MonoMillis(turn as u64));
             }
-            if let Some((revision, model)) = &kept {
+            if let Some((revision, model)) = &retained {
                 let expected: Vec<_> = model.clone().into_iter().collect();
                 prop_assert_eq!(pages(&mut engine, *revision, limit), expected);
             }
         }
-        engine.unkeep(NAME);
+        engine.release_retained(NAME);
         // A version at the floor itself stays, even a tombstone.
         write(&mut engine, put("/registry/pods/a/last", ""));
         compact_all(&mut engine, MonoMillis(1_000));
@@ -265,19 +265,19 @@ proptest! {
     }
 }
 
-/// Imported keys whose history begins above a kept revision are not part of that revision.
+/// Imported keys whose history begins above a retained revision are not part of that revision.
 #[test]
-fn keys_that_come_later_with_a_younger_history_are_not_read_at_a_kept_revision() {
+fn keys_that_come_later_with_a_younger_history_are_not_read_at_a_retained_revision() {
     let shard = |slot| engine(RevisionMode::Hlc(Slot::new(slot).expect("below 1024")));
     let (mut source, mut target) = (shard(1), shard(2));
     write(&mut source, put("/registry/pods/a/a", "1"));
     write(&mut source, put("/registry/pods/a/b", "1"));
     write(&mut target, put("/registry/minions/n", "1"));
     let everything = [KeyRange::everything()];
-    let kept = source.current(&everything).max(target.current(&everything));
+    let retained = source.current(&everything).max(target.current(&everything));
     for engine in [&mut source, &mut target] {
-        assert_eq!(engine.raise(NOW, &everything, kept).unwrap(), kept);
-        engine.keep(MonoMillis(0), kept, NAME, 1_000).unwrap();
+        assert_eq!(engine.raise(NOW, &everything, retained).unwrap(), retained);
+        engine.retain(MonoMillis(0), retained, NAME, 1_000).unwrap();
     }
     write(&mut source, delete("/registry/pods/a/b"));
     write(&mut target, put("/registry/minions/n", "2"));
@@ -285,17 +285,17 @@ fn keys_that_come_later_with_a_younger_history_are_not_read_at_a_kept_revision()
     compact_all(&mut target, MonoMillis(1));
     let pods = |engine: &mut Engine| {
         let query = query(prefix("/registry/pods/"));
-        engine.range(&RangeQuery { revision: Some(kept), ..query }).map(|answer| keys(&answer))
+        engine.range(&RangeQuery { revision: Some(retained), ..query }).map(|answer| keys(&answer))
     };
     let before = ["/registry/pods/a/a".to_owned(), "/registry/pods/a/b".to_owned()];
     assert_eq!(pods(&mut source).unwrap(), before);
 
     let by = UnitMove { id: MoveId(1), term: Term(1), unit: Unit::of_range(prefix("/registry/pods/")) };
     while !source.unit_track(&by, 3).unwrap().ready {}
-    assert_eq!(pods(&mut source).unwrap(), before, "it is kept where it is");
+    assert_eq!(pods(&mut source).unwrap(), before, "it is retained where it is");
     let at = source.unit_copy_begin(&by).unwrap();
     let chunk = source.unit_copy(&by, None, 10, 1 << 20).unwrap();
-    assert!(chunk.floor > kept && chunk.after.is_none());
+    assert!(chunk.floor > retained && chunk.after.is_none());
     let import =
         Import { keys: chunk.keys, floor: Some(chunk.floor), through: Some(at), ..Import::default() };
     target.unit_import(&by, import).unwrap();
@@ -315,7 +315,7 @@ fn keys_that_come_later_with_a_younger_history_are_not_read_at_a_kept_revision()
 /// A shard that lost what it showed does not know what was current at a revision in the gap (R10), neither while it has
 /// the gap nor after a compaction has passed it.
 #[test]
-fn r10_a_revision_in_a_gap_is_never_read_as_a_kept_one() {
+fn r10_a_revision_in_a_gap_is_never_read_as_a_retained_one() {
     let modes = KindModes::all(Durability::Buffered);
     let mut engine = hlc();
     engine.set_modes(modes.clone()).unwrap();
@@ -323,10 +323,10 @@ fn r10_a_revision_in_a_gap_is_never_read_as_a_kept_one() {
     write(&mut engine, put("/registry/pods/a/a", "1"));
     let logged = engine.take_applied();
     write(&mut engine, put("/registry/pods/a/a", "lost"));
-    let kept = engine.current(&[KeyRange::everything()]);
-    engine.keep(MonoMillis(0), kept, NAME, 1_000).unwrap();
+    let retained = engine.current(&[KeyRange::everything()]);
+    engine.retain(MonoMillis(0), retained, NAME, 1_000).unwrap();
 
-    let mut recovered = Recovered { start: Revision(kept.get() + 10_240), ..Recovered::default() };
+    let mut recovered = Recovered { start: Revision(retained.get() + 10_240), ..Recovered::default() };
     recovered.lost.buffered = Some(logged.promise);
     recovered.modes = Some(modes);
     logged.fsync.into_iter().chain(logged.buffered).for_each(|record| recovered.push(record));
@@ -334,8 +334,8 @@ fn r10_a_revision_in_a_gap_is_never_read_as_a_kept_one() {
     let revisions = RevisionMode::Hlc(Slot::new(3).unwrap());
     let config = EngineConfig { revisions, kinds, max_clock_offset_micros: 10_000_000, min_lease_ttl_s: 2 };
     let mut engine = Engine::recover(config, NOW, MonoMillis(0), recovered).unwrap();
-    let _ = engine.keep(MonoMillis(0), kept, NAME, 1_000);
-    let read = |engine: &mut Engine| engine.range(&at(kept, 10, "")).map(|page| keys(&page));
+    let _ = engine.retain(MonoMillis(0), retained, NAME, 1_000);
+    let read = |engine: &mut Engine| engine.range(&at(retained, 10, "")).map(|page| keys(&page));
     assert!(matches!(read(&mut engine), Err(EngineError::Compacted { .. })), "in the gap");
     write(&mut engine, put("/registry/pods/a/b", "2"));
     compact_all(&mut engine, MonoMillis(1));

@@ -219,7 +219,7 @@ pub(super) fn push(batch: &mut Batch, logged: &Logged) {
 
 /// The logs of a shard with a data directory.
 #[derive(Debug)]
-pub struct Kept {
+pub struct DiskLogs {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) layout: Layout,
     pub(super) fsync: OpenLog,
@@ -241,7 +241,7 @@ pub struct Kept {
     pub(super) _lock: Option<DirectoryLock>,
 }
 
-impl Kept {
+impl DiskLogs {
     pub(super) fn changed(&self) -> Arc<Notify> {
         self.changed.clone()
     }

@@ -1,4 +1,4 @@
-//! **R5**: a read over several shards is one cut. Its data are exactly what is true at its revision, `count` and `more`
+//! **R5**: a read over several shards is one snapshot. Its data are exactly what is true at its revision, `count` and `more`
 //! included, whatever was published later at or below it; and its header covers every write that was acknowledged
 //! before it began, through whichever router.
 

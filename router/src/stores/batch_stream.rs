@@ -48,18 +48,18 @@ pub struct Op {
 
 /// Why the shard gave no answer.
 #[derive(Debug)]
-pub enum LaneError {
+pub enum BatchStreamError {
     /// Classified as for a unary call.
     Failed(Failure),
     /// The shard does not serve batches; nothing was executed.
     Unsupported,
 }
 
-type Answered = Result<Bytes, LaneError>;
+type Answered = Result<Bytes, BatchStreamError>;
 
 /// The stream of batches to one shard. Dropping it ends the stream.
 #[derive(Debug)]
-pub struct Lane {
+pub struct BatchStream {
     shared: Arc<Shared>,
     room: Semaphore,
 }
@@ -67,7 +67,7 @@ pub struct Lane {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Wakes the task that opens streams: an operation waits, or the lane was dropped.
+    /// Wakes the task that opens streams: an operation waits, or the stream was dropped.
     news: Notify,
 }
 
@@ -88,8 +88,8 @@ impl Shared {
     }
 }
 
-impl Lane {
-    /// A lane over this channel. Needs a tokio runtime; connects at the first operation.
+impl BatchStream {
+    /// A stream over this channel. Needs a tokio runtime; connects at the first operation.
     #[must_use]
     pub fn new(channel: Channel) -> Self {
         let shared = Arc::new(Shared::default());
@@ -101,14 +101,14 @@ impl Lane {
     /// it has not left yet, else the shard is told.
     ///
     /// # Errors
-    /// See [`LaneError`].
+    /// See [`BatchStreamError`].
     pub async fn call(&self, op: Op) -> Answered {
         let units = op.request.len() / UNIT_BYTES + 1;
         let units = u32::try_from(units.min(UNITS_MAX)).unwrap_or(u32::MAX);
-        let _room = self.room.acquire_many(units).await.map_err(|_| lost("the lane is closed"))?;
+        let _room = self.room.acquire_many(units).await.map_err(|_| lost("the stream is closed"))?;
         let (waiter, answered) = oneshot::channel();
         let id = self.push(op, waiter);
-        let mut waiting = Waiting { lane: self, id: Some(id) };
+        let mut waiting = Waiting { stream: self, id: Some(id) };
         let answer = answered.await;
         waiting.id = None;
         answer.unwrap_or_else(|_| Err(lost("the stream of batches has failed")))
@@ -128,7 +128,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for BatchStream {
     fn drop(&mut self) {
         let connection = {
             let mut state = self.shared.state();
@@ -142,7 +142,7 @@ impl Drop for Lane {
 
 /// Cancels an unanswered operation when it is dropped.
 struct Waiting<'l> {
-    lane: &'l Lane,
+    stream: &'l BatchStream,
     id: Option<OpId>,
 }
 
@@ -150,15 +150,15 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let Some(id) = self.id else { return };
         let connection = {
-            let mut state = self.lane.shared.state();
+            let mut state = self.stream.shared.state();
             if state.outbox.cancel(id) { state.connection.take() } else { None }
         };
         connection.into_iter().for_each(Waker::wake);
     }
 }
 
-fn lost(reason: &str) -> LaneError {
-    LaneError::Failed(Failure::Lost(reason.to_owned()))
+fn lost(reason: &str) -> BatchStreamError {
+    BatchStreamError::Failed(Failure::Lost(reason.to_owned()))
 }
 
 /// The outgoing messages of one stream.
@@ -209,7 +209,7 @@ fn on_wire(id: OpId, op: &Op, now: Instant) -> BatchOp<'_> {
     }
 }
 
-/// Opens a stream whenever operations wait and none is open, until the lane is dropped.
+/// Opens a stream whenever operations wait and none is open, until the stream is dropped.
 async fn run(shared: Arc<Shared>, channel: Channel) {
     // Operations up to this id belong to earlier streams.
     let mut settled = 0;
@@ -287,7 +287,10 @@ impl Incoming {
                 }
                 Answer::Refused(id, refusal) => {
                     if let Some(waiter) = state.outbox.answered(id) {
-                        given.push((waiter, Err(LaneError::Failed(Failure::Answered(status(&refusal))))));
+                        given.push((
+                            waiter,
+                            Err(BatchStreamError::Failed(Failure::Answered(status(&refusal)))),
+                        ));
                     }
                 }
                 Answer::Last(last) => {
@@ -296,7 +299,7 @@ impl Incoming {
                     state.close();
                     for waiter in state.outbox.unanswered(last.max(self.after), OpId::MAX) {
                         let reason = "the shard stops and has not read it".to_owned();
-                        given.push((waiter, Err(LaneError::Failed(Failure::NotSent(reason)))));
+                        given.push((waiter, Err(BatchStreamError::Failed(Failure::NotSent(reason)))));
                     }
                 }
             })
@@ -316,14 +319,18 @@ impl Incoming {
         let unsupported = status.code() == Code::Unimplemented;
         match Failure::of(status) {
             Failure::Answered(_) if unsupported => {
-                self.fail(|_| LaneError::Unsupported);
+                self.fail(|_| BatchStreamError::Unsupported);
             }
             Failure::Answered(status) => {
-                self.fail(|_| LaneError::Failed(Failure::Answered(status.clone())));
+                self.fail(|_| BatchStreamError::Failed(Failure::Answered(status.clone())));
             }
             Failure::NotConnected(reason) => self.fail(|left| {
                 let reason = reason.clone();
-                LaneError::Failed(if left { Failure::Lost(reason) } else { Failure::NotConnected(reason) })
+                BatchStreamError::Failed(if left {
+                    Failure::Lost(reason)
+                } else {
+                    Failure::NotConnected(reason)
+                })
             }),
             Failure::NotSent(reason) | Failure::Lost(reason) => self.lose(&reason),
         }
@@ -350,12 +357,12 @@ impl Incoming {
     fn lose(self, reason: &str) {
         self.fail(|left| {
             let reason = reason.to_owned();
-            LaneError::Failed(if left { Failure::Lost(reason) } else { Failure::NotSent(reason) })
+            BatchStreamError::Failed(if left { Failure::Lost(reason) } else { Failure::NotSent(reason) })
         });
     }
 
     /// Ends the present stream. `error` is called for each of its operations with whether the operation had left.
-    fn fail(self, error: impl Fn(bool) -> LaneError) {
+    fn fail(self, error: impl Fn(bool) -> BatchStreamError) {
         let (left, unsent) = {
             let mut state = self.shared.state();
             state.close();

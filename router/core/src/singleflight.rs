@@ -13,7 +13,7 @@ pub const UNDER_WAY_MAX: usize = 2;
 
 /// The questions `K` under way, each with the waiters `W` for a round that has not begun.
 #[derive(Debug)]
-pub struct Rounds<K, W>(HashMap<K, Asked<W>>);
+pub struct Singleflight<K, W>(HashMap<K, Asked<W>>);
 
 #[derive(Debug)]
 struct Asked<W> {
@@ -21,13 +21,13 @@ struct Asked<W> {
     next: Vec<W>,
 }
 
-impl<K, W> Default for Rounds<K, W> {
+impl<K, W> Default for Singleflight<K, W> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl<K: Eq + Hash, W> Rounds<K, W> {
+impl<K: Eq + Hash, W> Singleflight<K, W> {
     /// Adds a request. Returns its waiter if a round is to begin for it at once; `None` if a later round answers it.
     pub fn ask(&mut self, question: K, waiter: W) -> Option<W> {
         let asked = self.0.entry(question).or_insert_with(|| Asked { under_way: 0, next: Vec::new() });
@@ -66,14 +66,14 @@ mod tests {
 
     #[test]
     fn few_rounds_begin_at_once_and_the_next_is_shared() {
-        let mut rounds = Rounds::default();
-        assert_eq!([1, 2, 3, 4].map(|who| rounds.ask("a", who)), [Some(1), Some(2), None, None]);
-        assert_eq!(rounds.ask("b", 5), Some(5), "another question waits for nobody");
-        assert_eq!(rounds.next(&"a"), Some(vec![3, 4]));
-        assert_eq!((rounds.next(&"a"), rounds.ask("a", 6)), (None, Some(6)));
-        assert_eq!([rounds.next(&"a"), rounds.next(&"a"), rounds.next(&"b")], [None, None, None]);
-        assert!(rounds.is_empty());
-        assert_eq!(rounds.next(&"a"), None);
+        let mut calls = Singleflight::default();
+        assert_eq!([1, 2, 3, 4].map(|who| calls.ask("a", who)), [Some(1), Some(2), None, None]);
+        assert_eq!(calls.ask("b", 5), Some(5), "another question waits for nobody");
+        assert_eq!(calls.next(&"a"), Some(vec![3, 4]));
+        assert_eq!((calls.next(&"a"), calls.ask("a", 6)), (None, Some(6)));
+        assert_eq!([calls.next(&"a"), calls.next(&"a"), calls.next(&"b")], [None, None, None]);
+        assert!(calls.is_empty());
+        assert_eq!(calls.next(&"a"), None);
     }
 
     #[test]
@@ -89,14 +89,14 @@ mod tests {
         fn nobody_is_forgotten_or_answered_by_what_began_before(
             steps in prop::collection::vec((0..3_u8, any::<prop::sample::Index>()), 1..200),
         ) {
-            let mut rounds = Rounds::default();
+            let mut calls = Singleflight::default();
             // The rounds under way: the question, when the round began, and when its requests came.
             let mut under_way: Vec<(u8, usize, Vec<usize>)> = Vec::new();
             let (mut asked, mut answered) = (0, 0);
-            let end = |rounds: &mut Rounds<u8, usize>, under_way: &mut Vec<(u8, usize, Vec<usize>)>, which, now| {
+            let end = |calls: &mut Singleflight<u8, usize>, under_way: &mut Vec<(u8, usize, Vec<usize>)>, which, now| {
                 let (question, began, waiters) = under_way.swap_remove(which);
                 assert!(waiters.iter().all(|asked| *asked <= began));
-                if let Some(next) = rounds.next(&question) {
+                if let Some(next) = calls.next(&question) {
                     under_way.push((question, now, next));
                 }
                 waiters.len()
@@ -104,10 +104,10 @@ mod tests {
             for (now, (question, which)) in steps.into_iter().enumerate() {
                 if question == 2 && !under_way.is_empty() {
                     let which = which.index(under_way.len());
-                    answered += end(&mut rounds, &mut under_way, which, now);
+                    answered += end(&mut calls, &mut under_way, which, now);
                 } else {
                     asked += 1;
-                    if let Some(waiter) = rounds.ask(question, now) {
+                    if let Some(waiter) = calls.ask(question, now) {
                         under_way.push((question, now, vec![waiter]));
                     }
                 }
@@ -115,10 +115,10 @@ mod tests {
                 prop_assert!((0..3).all(|question| of(question) <= UNDER_WAY_MAX));
             }
             while !under_way.is_empty() {
-                answered += end(&mut rounds, &mut under_way, 0, usize::MAX);
+                answered += end(&mut calls, &mut under_way, 0, usize::MAX);
             }
             prop_assert_eq!(answered, asked);
-            prop_assert!(rounds.is_empty());
+            prop_assert!(calls.is_empty());
         }
     }
 }

@@ -28,7 +28,7 @@ const STEP_LIMIT: Duration = Duration::from_secs(30);
 const COMPACTIONS: usize = 10;
 /// Of all readers, before the first compaction and after the last.
 const READS: u64 = 200;
-/// Reads that found the shards at different revisions: where it is hard to get a cut.
+/// Reads that found the shards at different revisions: where it is hard to get a snapshot.
 const RAISES: u64 = 30;
 const READERS: usize = 3;
 const STILL: i64 = 20;
@@ -155,7 +155,7 @@ impl Crowd {
 
 #[test]
 fn r5_counts_and_probes_over_shards_under_writes_are_of_one_moment() {
-    scenario::run("cuts", LIMIT, |dir| async move {
+    scenario::run("snapshots", LIMIT, |dir| async move {
         let cluster = Cluster::start(&dir, CONFIG, &["low", "high"], |_| Vec::new()).await?;
         let client = cluster.client().await?;
         for namespace in ["a", "z"] {
@@ -195,7 +195,7 @@ fn r5_counts_and_probes_over_shards_under_writes_are_of_one_moment() {
         }
         crowd.finish().await?;
         let reads = shared.reads.load(Ordering::SeqCst);
-        report(&format!("e2e cuts reads={reads} raises={} compactions={COMPACTIONS}", raises().await?));
+        report(&format!("e2e snapshots reads={reads} raises={} compactions={COMPACTIONS}", raises().await?));
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! A cut of the whole key space: a revision that every shard keeps readable while the cut is renewed, whatever
+//! A snapshot of the whole key space: a revision that every shard keeps readable while the snapshot is renewed, whatever
 //! clients compact.
 
 use std::time::Duration;
@@ -16,15 +16,15 @@ use super::rate::Rate;
 use crate::admin::Failure;
 use crate::admin::client::Client;
 
-/// Renewals during the lifetime of a cut, so that several may fail.
+/// Renewals during the lifetime of a snapshot, so that several may fail.
 const RENEWALS: u32 = 6;
 
-/// A cut, as the router's answer describes it.
+/// A snapshot, as the router's answer describes it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Cut {
+pub struct Snapshot {
     name: String,
-    /// The revision T of the cut at the shards.
+    /// The revision T of the snapshot at the shards.
     pub revision: String,
     ttl_seconds: u64,
     pub cluster_id: String,
@@ -33,7 +33,7 @@ pub struct Cut {
     /// The addresses of the etcd API.
     pub client_urls: Vec<String>,
     /// The key space, divided where one read cannot cross.
-    pub ranges: Vec<CutRange>,
+    pub ranges: Vec<SnapshotRange>,
     /// The stores, as the router reports them.
     pub stores: Value,
     pub state: Value,
@@ -41,7 +41,7 @@ pub struct Cut {
 
 /// A part of the key space that a single read can cover.
 #[derive(Debug, Deserialize)]
-pub struct CutRange {
+pub struct SnapshotRange {
     start: String,
     end: Option<String>,
     /// The revision to read at.
@@ -57,7 +57,7 @@ pub(super) fn unhex(text: &str) -> Option<Key> {
     bytes.map(|bytes| Key(bytes.into()))
 }
 
-impl CutRange {
+impl SnapshotRange {
     fn interval(&self) -> Option<Interval> {
         let end = match &self.end {
             Some(end) => Some(unhex(end)?),
@@ -72,36 +72,36 @@ impl CutRange {
         }
         Failure::Refused(match &self.etcd {
             Some(store) => format!(
-                "store {store} is a stock etcd, and has compacted its revision {} while it was read; the cut is lost: raise --rate, \
+                "store {store} is a stock etcd, and has compacted its revision {} while it was read; the snapshot is lost: raise --rate, \
                  or have that etcd keep a longer history, and run it again",
                 self.revision
             ),
             None => format!(
                 "revision {} is not readable any more: a shard was restarted, a Kind moved, or this command could reach no \
-                 router for a while; the cut is lost: run it again",
+                 router for a while; the snapshot is lost: run it again",
                 self.revision
             ),
         })
     }
 }
 
-impl Cut {
-    /// Asks a router for a new cut.
+impl Snapshot {
+    /// Asks a router for a new snapshot.
     ///
     /// # Errors
     /// When the router cannot be reached, or cannot make all shards keep a revision.
     pub async fn take(client: &Client) -> Result<Self, Failure> {
-        let cut = client.change(Method::POST, "/api/v1/cuts", None).await?;
-        serde_json::from_value(cut).map_err(|error| {
-            Failure::Refused(format!("the router's answer is no cut: {error}; is it of this version?"))
+        let snapshot = client.change(Method::POST, "/api/v1/snapshots", None).await?;
+        serde_json::from_value(snapshot).map_err(|error| {
+            Failure::Refused(format!("the router's answer is no snapshot: {error}; is it of this version?"))
         })
     }
 
-    /// Renews the cut until `work` is done, then releases it.
+    /// Renews the snapshot until `work` is done, then releases it.
     ///
     /// # Errors
     /// Those of `work`.
-    pub async fn keep<T>(
+    pub async fn renewed_during<T>(
         &self,
         client: &Client,
         work: impl Future<Output = Result<T, Failure>>,
@@ -110,25 +110,25 @@ impl Cut {
             done = work => done,
             never = self.renewed(client) => never,
         };
-        // If this request is lost, the cut expires by itself.
-        let _ = client.change(Method::DELETE, &format!("/api/v1/cuts/{}", self.name), None).await;
+        // If this request is lost, the snapshot expires by itself.
+        let _ = client.change(Method::DELETE, &format!("/api/v1/snapshots/{}", self.name), None).await;
         done
     }
 
-    /// Renews the cut for ever. A failed renewal is not reported here, because another router may renew it next
-    /// time, and reads fail if the cut is lost.
+    /// Renews the snapshot for ever. A failed renewal is not reported here, because another router may renew it next
+    /// time, and reads fail if the snapshot is lost.
     async fn renewed<T>(&self, client: &Client) -> T {
         let pause = Duration::from_secs(self.ttl_seconds) / RENEWALS;
         loop {
             tokio::time::sleep(pause).await;
             let body = json!({ "revision": self.revision });
-            let path = format!("/api/v1/cuts/{}", self.name);
-            // The cut survives some failed renewals. If it is lost, the next read fails.
+            let path = format!("/api/v1/snapshots/{}", self.name);
+            // The snapshot survives some failed renewals. If it is lost, the next read fails.
             let _ = client.change(Method::POST, &path, Some(&body)).await;
         }
     }
 
-    /// Passes every key at the cut to `each`, in key order.
+    /// Passes every key at the snapshot to `each`, in key order.
     ///
     /// # Errors
     /// When reading fails, and those of `each`.
@@ -139,7 +139,7 @@ impl Cut {
         mut each: impl FnMut(&KeyValue) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         for range in &self.ranges {
-            let wrong = || Failure::Refused(format!("the router's answer is no cut: {range:?}"));
+            let wrong = || Failure::Refused(format!("the router's answer is no snapshot: {range:?}"));
             let interval = range.interval().ok_or_else(wrong)?;
             let at: i64 = range.revision.parse().map_err(|_| wrong())?;
             let mut reading = etcd.read(interval, Some(at));

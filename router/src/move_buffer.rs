@@ -1,8 +1,8 @@
 //! Requests that a store refused because their keys are moving wait here, and are sent again by a newer map. That is
 //! safe because a refusal for ownership is certain: nothing was executed (R11).
 //!
-//! Waiting requests are bounded in number and bytes, reads apart from writes, so that held writes leave no probe
-//! without room. A request waits at most until its client's deadline, and never longer than [`HOLD_MAX`].
+//! Waiting requests are bounded in number and bytes, reads apart from writes, so that buffered writes leave no probe
+//! without room. A request waits at most until its client's deadline, and never longer than [`WAIT_MAX`].
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::execute::Effect;
 
 /// The longest time that a request waits for its keys to get an owner.
-pub const HOLD_MAX: Duration = Duration::from_secs(5);
+pub const WAIT_MAX: Duration = Duration::from_secs(5);
 /// The pause between two tries while no newer map comes: a target that opens, and an aborted switch, change no map.
 const AGAIN: Duration = Duration::from_millis(5);
 /// The most bytes that may wait, for reads and for writes each.
@@ -57,12 +57,12 @@ impl NotOwned {
 
 /// The room for waiting requests.
 #[derive(Debug)]
-pub struct Hold {
+pub struct MoveBuffer {
     reads: Semaphore,
     writes: Semaphore,
 }
 
-impl Default for Hold {
+impl Default for MoveBuffer {
     fn default() -> Self {
         Self { reads: Semaphore::new(BYTES_MAX), writes: Semaphore::new(BYTES_MAX) }
     }
@@ -70,19 +70,19 @@ impl Default for Hold {
 
 /// A request that was refused at least once. Dropping it gives its room back.
 #[derive(Debug)]
-pub struct Held<'h> {
-    _room: SemaphorePermit<'h>,
+pub struct Buffered<'b> {
+    _room: SemaphorePermit<'b>,
     since: Instant,
     until: Instant,
     attempts: u32,
 }
 
-impl Hold {
+impl MoveBuffer {
     /// Takes room for a request of `bytes` whose client waits until `deadline`.
     ///
     /// # Errors
     /// `ResourceExhausted` when too much waits already; nothing was executed.
-    pub fn begin(&self, effect: Effect, bytes: usize, deadline: Instant) -> Result<Held<'_>, Status> {
+    pub fn begin(&self, effect: Effect, bytes: usize, deadline: Instant) -> Result<Buffered<'_>, Status> {
         let (room, what) = match effect {
             Effect::Read => (&self.reads, "bytes of reads that wait for a move"),
             Effect::Write => (&self.writes, "bytes of writes that wait for a move"),
@@ -91,11 +91,11 @@ impl Hold {
         let full = |_| grpc::refusal(&KindredError::LimitReached { what, limit: BYTES_MAX as u64 });
         let room = room.try_acquire_many(needed).map_err(full)?;
         let since = Instant::now();
-        Ok(Held { _room: room, since, until: deadline.min(since + HOLD_MAX), attempts: 0 })
+        Ok(Buffered { _room: room, since, until: deadline.min(since + WAIT_MAX), attempts: 0 })
     }
 }
 
-impl Held<'_> {
+impl Buffered<'_> {
     /// Waits for a map newer than `known`, or for a short pause; false when the request has waited long enough.
     pub async fn wait(&mut self, known: u64, generation: &mut watch::Receiver<u64>) -> bool {
         self.attempts += 1;
@@ -129,14 +129,14 @@ pub struct Waiting<'a> {
     app: &'a App,
     effect: Effect,
     deadline: Instant,
-    held: Option<Held<'a>>,
+    buffered: Option<Buffered<'a>>,
 }
 
 impl<'a> Waiting<'a> {
     /// A request whose client waits until `deadline`.
     #[must_use]
     pub fn new(app: &'a App, effect: Effect, deadline: Instant) -> Self {
-        Self { app, effect, deadline, held: None }
+        Self { app, effect, deadline, buffered: None }
     }
 
     /// Waits for a map newer than `known`, or for a short pause, before the request is sent again.
@@ -145,11 +145,11 @@ impl<'a> Waiting<'a> {
     /// [`KindredError::UnitMoving`] when it has waited long enough, `ResourceExhausted` when too much waits; nothing
     /// was executed.
     pub async fn wait(&mut self, known: u64, request: &[u8]) -> Result<(), Status> {
-        let held = match &mut self.held {
-            Some(held) => held,
-            none => none.insert(self.app.hold.begin(self.effect, request.len(), self.deadline)?),
+        let buffered = match &mut self.buffered {
+            Some(buffered) => buffered,
+            none => none.insert(self.app.move_buffer.begin(self.effect, request.len(), self.deadline)?),
         };
-        if held.wait(known, &mut self.app.generations()).await {
+        if buffered.wait(known, &mut self.app.generations()).await {
             return Ok(());
         }
         // Field 1 of every request is its key; of a Txn it is the first compare, encoded.
@@ -160,8 +160,8 @@ impl<'a> Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if let Some(held) = &self.held {
-            self.app.metrics.held(self.effect, held.waited());
+        if let Some(buffered) = &self.buffered {
+            self.app.metrics.held(self.effect, buffered.waited());
         }
     }
 }
@@ -182,38 +182,38 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn waits_for_a_newer_map_or_a_little_and_not_longer_than_the_client() {
-        let hold = Hold::default();
+        let buffer = MoveBuffer::default();
         let (maps, mut generation) = watch::channel(3);
         let until = Instant::now() + Duration::from_millis(80);
-        let mut held = hold.begin(Effect::Write, 10, until).unwrap();
+        let mut buffered = buffer.begin(Effect::Write, 10, until).unwrap();
         maps.send(4).unwrap();
-        assert!(held.wait(3, &mut generation).await, "there is one already");
-        assert_eq!(held.attempts, 1);
-        while held.wait(4, &mut generation).await {}
+        assert!(buffered.wait(3, &mut generation).await, "there is one already");
+        assert_eq!(buffered.attempts, 1);
+        while buffered.wait(4, &mut generation).await {}
         assert!(Instant::now() >= until);
-        assert!(held.attempts < 20, "it came back {} times", held.attempts);
+        assert!(buffered.attempts < 20, "it came back {} times", buffered.attempts);
     }
 
     #[tokio::test(start_paused = true)]
     async fn goes_on_without_maps_to_come() {
-        let hold = Hold::default();
+        let buffer = MoveBuffer::default();
         let (maps, mut generation) = watch::channel(1);
         drop(maps);
         let until = Instant::now() + Duration::from_millis(30);
-        let mut held = hold.begin(Effect::Read, 10, until).unwrap();
-        while held.wait(1, &mut generation).await {}
-        assert!(Instant::now() >= until && held.attempts < 10);
+        let mut buffered = buffer.begin(Effect::Read, 10, until).unwrap();
+        while buffered.wait(1, &mut generation).await {}
+        assert!(Instant::now() >= until && buffered.attempts < 10);
     }
 
     #[test]
     fn room_is_bounded_and_comes_back() {
-        let hold = Hold::default();
-        let soon = Instant::now() + HOLD_MAX;
-        let most = hold.begin(Effect::Write, BYTES_MAX - REQUEST_BYTES, soon).unwrap();
-        let refused = hold.begin(Effect::Write, 1, soon).unwrap_err();
+        let buffer = MoveBuffer::default();
+        let soon = Instant::now() + WAIT_MAX;
+        let most = buffer.begin(Effect::Write, BYTES_MAX - REQUEST_BYTES, soon).unwrap();
+        let refused = buffer.begin(Effect::Write, 1, soon).unwrap_err();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-        hold.begin(Effect::Read, 1, soon).expect("reads have room of their own");
+        buffer.begin(Effect::Read, 1, soon).expect("reads have room of their own");
         drop(most);
-        hold.begin(Effect::Write, 1, soon).unwrap();
+        buffer.begin(Effect::Write, 1, soon).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! A backup is the state at its cut, key by key, whatever is deleted and compacted while it is read (finding 1).
+//! A backup is the state at its snapshot, key by key, whatever is deleted and compacted while it is read (finding 1).
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -82,7 +82,7 @@ fn f01_a_backup_under_deletes_and_compactions_is_the_state_at_its_cut() {
             let (cli, path) = (Cli::new(&up)?, path.clone());
             async move { cli.ok(&["backup", "--to", &path, "--rate", RATE]).await }
         });
-        wait_for("the backup to have its cut", SOON, async || {
+        wait_for("the backup to have its snapshot", SOON, async || {
             ensure!(!backup.is_finished(), "the backup is over");
             Ok((files(&data) > 0).then_some(()))
         })

@@ -14,7 +14,7 @@ use std::time::Duration;
 use fake::Fake;
 use kindred_proto::raw::batches::batches_server::BatchesServer;
 use kindred_proto::raw::kv::k_v_server::KVServer;
-use kindred_proto::{FEATURE_BATCHED_CUTS, FEATURE_BATCHES, etcdserverpb as pb, shard_v1 as shard};
+use kindred_proto::{FEATURE_BATCHED_SNAPSHOTS, FEATURE_BATCHES, etcdserverpb as pb, shard_v1 as shard};
 use kindred_router::run::Bound;
 use kindred_transport::Drain;
 use kindred_wire::batch::Method;
@@ -25,7 +25,7 @@ use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-const BOTH: u64 = FEATURE_BATCHES | FEATURE_BATCHED_CUTS;
+const BOTH: u64 = FEATURE_BATCHES | FEATURE_BATCHED_SNAPSHOTS;
 
 /// Pods, by name, on two scripted shards.
 struct Cluster {
