@@ -29,6 +29,8 @@ const CONFIG: &str = include_str!("configs/pair.yaml");
 const CLUSTER: &str = "--cluster-id=0x1ee7";
 const MOVES: &str = "/kindred/moves/";
 const REACH_LIMIT: Duration = Duration::from_secs(60);
+/// What arms the failpoints of a router.
+pub const FAILPOINTS: &str = "KINDRED_FAILPOINTS";
 /// The meta store's name, beside those of the stores.
 pub const META: &str = "meta";
 /// The router that lives through all.
@@ -95,8 +97,8 @@ pub struct Cluster {
 impl Cluster {
     /// `prefix` names the logs, unique in `dir`.
     pub async fn start(dir: &Path, prefix: &str, wiring: Wiring) -> anyhow::Result<Self> {
-        let config = dir.join("pair.yaml");
-        fs::write(&config, CONFIG)?;
+        // A file of its own: routers of another cluster would read one that is being written.
+        fs::write(dir.join(format!("{prefix}.yaml")), CONFIG)?;
         let flags = |name: &str, slot: u8| {
             vec![format!("--name={name}"), format!("--slot={slot}"), "--durability=fsync".to_owned()]
         };
@@ -273,7 +275,7 @@ async fn router(
         "--listen=127.0.0.1:0".to_owned(),
         "--admin=127.0.0.1:0".to_owned(),
         format!("--name={name}"),
-        format!("--config={}", dir.join("pair.yaml").display()),
+        format!("--config={}", dir.join(format!("{prefix}.yaml")).display()),
         format!("--meta={}", url(META, meta)?),
         "--log-level=info,kindred_router::moves=debug".to_owned(),
         CLUSTER.to_owned(),
@@ -287,7 +289,7 @@ async fn router(
         program: our_binary("kindred-router")?,
         args,
         env: vec![
-            ("KINDRED_FAILPOINTS".to_owned(), failpoints.to_owned()),
+            (FAILPOINTS.to_owned(), failpoints.to_owned()),
             ("KINDRED_FAILPOINT_FILE".to_owned(), held.display().to_string()),
         ],
         ready: "kindred-router ready ".to_owned(),

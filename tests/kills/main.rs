@@ -15,6 +15,7 @@ mod writers;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -24,6 +25,7 @@ use anyhow::{Context, ensure};
 use case::Case;
 use cluster::{Cluster, Wiring};
 use kindred_tests::{
+    process::{has_failpoints, our_binary},
     scenario::{self, report},
     stall::Stalls,
 };
@@ -101,6 +103,7 @@ fn faults_at_every_step_of_a_move() {
     };
     scenario::run("kills", limit, |dir| async move {
         ensure!(!cases.is_empty(), "KILLS={chosen} names no case");
+        has_failpoints(&fs::canonicalize(our_binary("kindred-router")?)?, cluster::FAILPOINTS)?;
         let began = Instant::now();
         let queues = Arc::new(Queues::new(cases));
         let total = Arc::new(Mutex::new(Total::default()));

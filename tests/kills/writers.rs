@@ -42,7 +42,8 @@ const AWAY: Duration = Duration::from_millis(25);
 const FLAWLESS: u64 = 8;
 /// How often a writer also lists everything.
 const LIST_EVERY: u64 = 8;
-const LEASE_TTL_S: i64 = 600;
+/// Longer than all cases take: nobody keeps the lease alive.
+const LEASE_TTL_S: i64 = 7200;
 const SEEN_LIMIT: Duration = Duration::from_secs(20);
 
 /// A write that was acknowledged, or an event.

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 use parking_lot::Mutex;
 
-use crate::scenario::wait_for;
+use crate::{ports::Port, scenario::wait_for};
 
 /// A server on two busy cores may need a while to start.
 const READY_LIMIT: Duration = Duration::from_secs(300);
@@ -43,6 +43,8 @@ pub struct Process {
     /// Where its logs ended when it was started last: only what comes after belongs to it.
     offsets: [u64; 2],
     ready_line: String,
+    /// Where it listens, for all of its starts.
+    _ports: Vec<Port>,
 }
 
 impl Process {
@@ -63,9 +65,11 @@ impl Process {
         Self::begin(dir, Some(work_dir.to_owned()), spec).await
     }
 
-    async fn begin(dir: &Path, work_dir: Option<PathBuf>, spec: Spec) -> anyhow::Result<Self> {
+    async fn begin(dir: &Path, work_dir: Option<PathBuf>, mut spec: Spec) -> anyhow::Result<Self> {
         let (dir, ready_line) = (dir.to_owned(), String::new());
-        let mut process = Self { spec, dir, work_dir, child: None, offsets: [0; 2], ready_line };
+        let ports = choose_ports(&mut spec.args)?;
+        let mut process =
+            Self { spec, dir, work_dir, child: None, offsets: [0; 2], ready_line, _ports: ports };
         process.spawn().await?;
         Ok(process)
     }
@@ -268,12 +272,38 @@ impl Drop for Process {
     }
 }
 
-/// Fails unless the program was built with failpoints, and so knows the variable that arms them.
-fn has_failpoints(program: &Path, variable: &str) -> anyhow::Result<()> {
+/// Replaces port 0 where one of our servers listens. Several routers of one `kindred up` count on from a port, so they
+/// get port 0.
+fn choose_ports(args: &mut [String]) -> anyhow::Result<Vec<Port>> {
+    const FLAGS: [&str; 3] = ["--listen", "--admin", "--admin-listen"];
+    if args.iter().any(|arg| arg.starts_with("--routers")) {
+        return Ok(Vec::new());
+    }
+    let mut ports = Vec::new();
+    for arg in args {
+        let listens = arg.split_once('=').filter(|(flag, _)| FLAGS.contains(flag));
+        if listens.is_some_and(|(_, address)| address == "127.0.0.1:0") {
+            let port = Port::free()?;
+            arg.truncate(arg.len() - 1);
+            arg.push_str(&port.number().to_string());
+            ports.push(port);
+        }
+    }
+    Ok(ports)
+}
+
+/// Fails unless the program was built with failpoints, and so knows the variable that arms them. It reads the whole
+/// program the first time, so a scenario that measures how long clients wait asks before.
+///
+/// # Errors
+/// When it was built without, or cannot be read.
+pub fn has_failpoints(program: &Path, variable: &str) -> anyhow::Result<()> {
     /// Programs that were looked at. They are large.
     static KNOWN: Mutex<BTreeSet<(PathBuf, String)>> = Mutex::new(BTreeSet::new());
-    let known = (program.to_owned(), variable.to_owned());
-    if KNOWN.lock().contains(&known) {
+    let wanted = (program.to_owned(), variable.to_owned());
+    // Held all the time, so that only one thread reads the program.
+    let mut known = KNOWN.lock();
+    if known.contains(&wanted) {
         return Ok(());
     }
     let content = fs::read(program).with_context(|| format!("reading {}", program.display()))?;
@@ -283,7 +313,7 @@ fn has_failpoints(program: &Path, variable: &str) -> anyhow::Result<()> {
             program.display()
         );
     }
-    KNOWN.lock().insert(known);
+    known.insert(wanted);
     Ok(())
 }
 

@@ -4,17 +4,27 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::LazyLock,
 };
 
 use anyhow::Context;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpStream, UnixListener, UnixStream},
+    runtime::{self, Runtime},
     sync::watch,
     task::{JoinHandle, JoinSet},
 };
 
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// Links have a runtime of their own: a scenario that blocks its threads, as by reading a large file, must not look like
+/// a network that is cut.
+static LINKS: LazyLock<Runtime> = LazyLock::new(|| {
+    let links =
+        runtime::Builder::new_multi_thread().worker_threads(2).thread_name("links").enable_all().build();
+    links.expect("a runtime can be made")
+});
 
 /// How a link is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,10 +49,11 @@ impl Link {
     /// # Errors
     /// When it cannot be listened there.
     pub fn open(socket: &Path, server: &str) -> anyhow::Result<Self> {
+        let _links = LINKS.enter();
         let listener =
             UnixListener::bind(socket).with_context(|| format!("listening on {}", socket.display()))?;
         let (cut, state) = watch::channel(None);
-        let task = tokio::spawn(run(listener, socket.to_owned(), server.to_owned(), state));
+        let task = LINKS.spawn(run(listener, socket.to_owned(), server.to_owned(), state));
         Ok(Self { cut, task })
     }
 

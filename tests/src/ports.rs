@@ -1,0 +1,73 @@
+//! Ports for servers that are started again where they were. A port that the system chooses is one of those that it
+//! also gives to outgoing connections, so while its server is down any client may take it, for as long as it likes.
+
+use std::{
+    fs::{self, File},
+    net::TcpListener,
+    path::PathBuf,
+    process,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context, bail};
+
+/// Below the ports of outgoing connections, which begin at 32768 (`net.ipv4.ip_local_port_range`).
+const FIRST: u16 = 15_000;
+const PORTS: u16 = 17_000;
+const TRIES: usize = 1000;
+
+/// A port of this machine that no other test gets while this lives.
+#[derive(Debug)]
+pub struct Port {
+    number: u16,
+    _locked: File,
+}
+
+impl Port {
+    /// One at which nobody listens.
+    ///
+    /// # Errors
+    /// When none is found.
+    pub fn free() -> anyhow::Result<Self> {
+        let locks = PathBuf::from("/tmp/kindred-test-ports");
+        fs::create_dir_all(&locks).with_context(|| format!("making {}", locks.display()))?;
+        for _ in 0..TRIES {
+            let number = next();
+            let lock = locks.join(number.to_string());
+            let file = File::create(&lock).with_context(|| format!("making {}", lock.display()))?;
+            if file.try_lock().is_ok() && TcpListener::bind(("127.0.0.1", number)).is_ok() {
+                return Ok(Self { number, _locked: file });
+            }
+        }
+        bail!("no free port among {PORTS} from {FIRST} on after {TRIES} tries")
+    }
+
+    #[must_use]
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+/// Counts on through the ports; each process begins elsewhere.
+fn next() -> u16 {
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    let nth = process::id().wrapping_mul(101).wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed));
+    FIRST + u16::try_from(nth % u32::from(PORTS)).expect("less than PORTS")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_given_once_and_not_to_connections() {
+        let ports: Vec<Port> = (0..50).map(|_| Port::free().unwrap()).collect();
+        let mut numbers: Vec<u16> = ports.iter().map(Port::number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), ports.len());
+        let connections = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+        let first: u16 = connections.split_whitespace().next().unwrap().parse().unwrap();
+        assert!(numbers.iter().all(|number| *number < first), "{numbers:?}, connections have {connections}");
+    }
+}
