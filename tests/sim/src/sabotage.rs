@@ -14,7 +14,7 @@ pub enum Sabotage {
     /// Shards say that nothing changed up to T (R5).
     NothingChanges,
     /// A list shows what its first store shows, and reads each store at its own present (R5).
-    NoCut,
+    NoSnapshot,
     /// The check against the future is left out: what the store shows is raised to whatever a client names (R4).
     NoFutureCheck,
     /// Events are shown as they come, whatever other stores may still have (R6).

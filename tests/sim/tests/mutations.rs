@@ -35,13 +35,13 @@ fn r4_no_check_against_the_future() {
 }
 
 #[test]
-fn r5_a_list_without_a_cut() {
-    is_noticed(Sabotage::NoCut, "r5_cut");
+fn r5_a_list_without_a_snapshot() {
+    is_noticed(Sabotage::NoSnapshot, "r5_snapshot");
 }
 
 #[test]
 fn r5_a_store_that_says_nothing_changed() {
-    is_noticed(Sabotage::NothingChanges, "r5_cut");
+    is_noticed(Sabotage::NothingChanges, "r5_snapshot");
 }
 
 #[test]

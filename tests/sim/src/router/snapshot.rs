@@ -99,7 +99,7 @@ impl Router {
             if let (Event::Answered { store, .. }, Some(page)) = (event, page) {
                 firsts[store.0] = Some(page);
             }
-            let commands = if self.is(Sabotage::NoCut) && mode == Mode::Now {
+            let commands = if self.is(Sabotage::NoSnapshot) && mode == Mode::Now {
                 if pending.is_empty() {
                     let header = firsts.iter().flatten().map(|first| first.header).max();
                     let header = header.unwrap_or(Revision::ZERO);
