@@ -60,7 +60,7 @@ impl Handle {
         answer.await.map_err(|_| KvError::Stopped)
     }
 
-    /// Executes a write or transaction. Its revision is at or above `min_revision` if the clock may follow to it.
+    /// Executes a write or transaction. Its revision is above `min_revision` if the clock may follow to it.
     pub async fn apply(&self, op: Op, hints: ReadHints) -> Result<OpAnswer, KvError> {
         let (answer, answered) = oneshot::channel();
         self.send(Request::Apply { op, hints, answer: Respond::One(answer) }, answered).await?

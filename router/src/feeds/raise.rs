@@ -27,7 +27,7 @@ pub async fn snapshot_revision(stores: &Stores, key: &FeedKey, generation: u64) 
     let revision = currents.iter().copied().max().unwrap_or(Revision::ZERO);
     let below = key.stores().enumerate().zip(&currents).filter(|(_, current)| **current < revision);
     let raised = try_join_all(below.map(|(part, _)| one(part, revision))).await?;
-    // A store that cannot follow answers with the revision that it reached; then nothing may be shown at the revision.
+    // A store that cannot follow answers with the revision that it reached; then nothing may be shown there.
     if raised.iter().any(|current| *current < revision) {
         return Err(Status::unavailable("a store did not follow to the revision of another"));
     }

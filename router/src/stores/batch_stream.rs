@@ -89,7 +89,7 @@ impl Shared {
 }
 
 impl BatchStream {
-    /// A stream over this channel. Needs a tokio runtime; connects at the first operation.
+    /// A batch stream over this channel. Needs a tokio runtime; connects at the first operation.
     #[must_use]
     pub fn new(channel: Channel) -> Self {
         let shared = Arc::new(Shared::default());
@@ -209,7 +209,7 @@ fn on_wire(id: OpId, op: &Op, now: Instant) -> BatchOp<'_> {
     }
 }
 
-/// Opens a stream whenever operations wait and none is open, until the stream is dropped.
+/// Opens a stream whenever operations wait and none is open, until the [`BatchStream`] is dropped.
 async fn run(shared: Arc<Shared>, channel: Channel) {
     // Operations up to this id belong to earlier streams.
     let mut settled = 0;

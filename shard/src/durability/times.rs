@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-/// Times that are logs.
+/// Times that are kept.
 const TIMES: usize = 512;
 
 /// The last times. The log's thread adds them, and any thread may read; the lock is held briefly.

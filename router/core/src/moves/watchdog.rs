@@ -214,7 +214,7 @@ mod tests {
         steps.iter().map(|step| step.name.as_str()).collect()
     }
 
-    /// From the coordinator's last sign until the unit is served again, 650 ms and two round trips pass.
+    /// From the coordinator's last sign of life until the unit is served again, 650 ms and two round trips pass.
     #[test]
     fn an_attempt_without_a_decision_is_given_up_and_unfrozen_at_once() {
         let (mut dog, record) = (watchdog(), switching());

@@ -1,4 +1,5 @@
-//! Retained snapshots (R5): revisions that stay readable for long: a backup reads one snapshot for minutes or hours while clients compact.
+//! Retained snapshots (R5): revisions that stay readable for long. A backup reads one snapshot for minutes or
+//! hours while clients compact.
 //!
 //! Retaining T keeps the versions that were current at T, at most one extra per key, and delays no compaction. Below
 //! the floor only T itself is readable; watches and other revisions there are compacted. Creates and deletes freed
@@ -35,7 +36,7 @@ impl Retained {
 }
 
 impl Engine {
-    /// Retains `at` readable under `name` for `millis` from now on (at most `RETAIN_MS_MAX`); called again, renews it.
+    /// Retains `at` under `name` for `millis` from now on (at most `RETAIN_MS_MAX`); called again, renews it.
     /// `Compacted` below the floor, which includes a revision that was let go; `Future` above the current revision;
     /// `TooManyRetained` beyond the bound.
     pub fn retain(
