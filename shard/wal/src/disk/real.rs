@@ -125,7 +125,16 @@ impl DiskFile for RealFile {
 /// Keeps other processes off a data directory until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct DirectoryLock {
-    _file: fs::File,
+    file: fs::File,
+}
+
+/// A process that is being started holds a copy of the file until it runs its own program, and closing ours alone would
+/// leave the lock with that copy.
+impl Drop for DirectoryLock {
+    fn drop(&mut self) {
+        // If that fails, the lock goes with the file.
+        let _ = self.file.unlock();
+    }
 }
 
 impl DirectoryLock {
@@ -139,7 +148,7 @@ impl DirectoryLock {
         let mut options = fs::OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).mode(FILE).open(&path).map_err(io)?;
         match file.try_lock() {
-            Ok(()) => Ok(Self { _file: file }),
+            Ok(()) => Ok(Self { file }),
             Err(fs::TryLockError::WouldBlock) => Err(LockError::Taken { directory: directory.to_owned() }),
             Err(fs::TryLockError::Error(source)) => Err(LockError::Io { path, source }),
         }
@@ -225,5 +234,15 @@ mod tests {
         assert!(matches!(error, LockError::Taken { .. }), "{error}");
         drop(lock);
         DirectoryLock::take(directory.path()).unwrap();
+    }
+
+    #[test]
+    fn a_lock_ends_though_a_process_that_is_being_started_has_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let lock = DirectoryLock::take(directory.path()).unwrap();
+        let copied = lock.file.try_clone().unwrap();
+        drop(lock);
+        DirectoryLock::take(directory.path()).unwrap();
+        drop(copied);
     }
 }
