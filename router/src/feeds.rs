@@ -39,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 use crate::stores::Stores;
 use bell::Bell;
 use feed::{Feed, Reader};
+use kindred_router_core::feed_state::FeedState;
 use kindred_router_core::place::FeedKey;
 
 pub const RING_BYTES: usize = 16 << 20;
@@ -130,7 +131,7 @@ impl Feeds {
         let mut groups = self.groups();
         let live = &mut groups.entry(key.clone()).or_default().live;
         let feed = live.get_or_insert_with(|| {
-            let feed = Feed::live(key.clone(), generation);
+            let feed = Feed::new(key.clone(), generation, FeedState::live());
             self.spawn(feed.clone());
             feed
         });
@@ -151,7 +152,8 @@ impl Feeds {
         let catch_ups = &mut groups.entry(key.clone()).or_default().catch_ups;
         let near = catch_ups.iter().find(|feed| feed.is_near(position, NEAR));
         let feed = near.cloned().unwrap_or_else(|| {
-            let feed = Feed::catch_up(key.clone(), generation, position, self.options.ring_bytes);
+            let feed =
+                Feed::new(key.clone(), generation, FeedState::catch_up(position, self.options.ring_bytes));
             Counts::one(&self.counts.catch_ups);
             catch_ups.push(feed.clone());
             self.spawn(feed.clone());

@@ -9,6 +9,7 @@ use tonic::Status;
 use crate::execute::Deadline;
 use crate::execute::compact::raise;
 use crate::stores::Stores;
+use kindred_router_core::common_revision::Currents;
 use kindred_router_core::place::FeedKey;
 
 /// How long the stores have to answer both questions.
@@ -20,16 +21,13 @@ const RAISE_MAX: Duration = Duration::from_secs(3);
 /// When a store cannot be asked, or does not follow to that revision (R3).
 pub async fn snapshot_revision(stores: &Stores, key: &FeedKey, generation: u64) -> Result<Revision, Status> {
     let deadline = Deadline::within(RAISE_MAX);
-    let one = |(at, store), to| async move {
-        raise(stores.get(store), super::place::wire_ranges(key, at), to, generation, deadline).await
+    let of_key: Vec<_> = key.stores().collect();
+    let one = |at: usize, to| {
+        let (store, ranges) = (stores.get(of_key[at]), super::place::wire_ranges(key, at));
+        async move { raise(store, ranges, to, generation, deadline).await }
     };
-    let currents = try_join_all(key.stores().enumerate().map(|part| one(part, Revision::ZERO))).await?;
-    let revision = currents.iter().copied().max().unwrap_or(Revision::ZERO);
-    let below = key.stores().enumerate().zip(&currents).filter(|(_, current)| **current < revision);
-    let raised = try_join_all(below.map(|(part, _)| one(part, revision))).await?;
-    // A store that cannot follow answers with the revision that it reached; then nothing may be shown there.
-    if raised.iter().any(|current| *current < revision) {
-        return Err(Status::unavailable("a store did not follow to the revision of another"));
-    }
-    Ok(revision)
+    let currents = Currents(try_join_all((0..of_key.len()).map(|at| one(at, Revision::ZERO))).await?);
+    let raised = try_join_all(currents.below().map(|at| one(at, currents.highest()))).await?;
+    let unfollowed = || Status::unavailable("a store did not follow to the revision of another");
+    currents.common(&raised).ok_or_else(unfollowed)
 }

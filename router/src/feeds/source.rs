@@ -9,9 +9,9 @@ use std::time::Duration;
 use futures_util::stream::{self, Stream, StreamExt as _};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1::{self as pb, feed_request::Request};
-use kindred_router_core::feed_event::{Events, FeedEvent, entry};
+use kindred_router_core::feed_event::{FeedEvent, entry};
+use kindred_router_core::feed_machine::{Message, OPEN_MAX};
 use kindred_router_core::gaps::Gap;
-use kindred_router_core::watch_merge::Entry;
 use kindred_wire::scan::WireError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -23,27 +23,6 @@ use crate::stores::failure::Failure;
 
 /// Room for the open request and for advances, of which the merge has one under way.
 const REQUESTS_MAX: usize = 4;
-/// How long a store has to open a feed.
-const OPEN_MAX: Duration = Duration::from_secs(5);
-const BACKOFF_MIN: Duration = Duration::from_millis(20);
-const BACKOFF_MAX: Duration = Duration::from_secs(1);
-
-/// What a store sends, as the merging task takes it.
-#[derive(Debug)]
-pub(super) enum Message {
-    /// The feed holds everything above this revision; with the gaps of the store in its ranges (R10).
-    Opened(Revision, Vec<Gap>),
-    /// Whole revisions in order, followed by a watermark if the store sent one.
-    More(Vec<Entry<Events>>, Option<Revision>),
-    /// The start is compacted; this is the first revision that the store can serve.
-    Compacted(Revision),
-    /// The start lies in this gap of the store; all its gaps come with it (R10).
-    Lost(Gap, Vec<Gap>),
-    /// The keys of the feed have moved, or are about to; the store sends no more.
-    Moved,
-    /// The stream is over, for this reason.
-    Broken(String),
-}
 
 /// One attempt to read a feed. Dropping it cancels the stream at the store.
 pub(super) struct Source {
@@ -53,16 +32,12 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a feed, after a delay that grows with the number of failures.
+    /// Opens a feed after a delay.
     #[must_use]
-    pub fn open(store: Arc<Store>, open: pb::FeedOpen, failures: u32, live: bool) -> Self {
+    pub fn open(store: Arc<Store>, open: pb::FeedOpen, delay: Duration, live: bool) -> Self {
         let (asks, requests) = mpsc::channel(REQUESTS_MAX);
         // The queue is empty, so there is room.
         let _ = asks.try_send(pb::FeedRequest { request: Some(Request::Open(open)) });
-        let delay = match failures {
-            0 => Duration::ZERO,
-            n => (BACKOFF_MIN * 2_u32.saturating_pow(n.min(16) - 1)).min(BACKOFF_MAX),
-        };
         let stage = Stage::New { store, requests, live, delay };
         Self { responses: Box::pin(stream::unfold(stage, Stage::step).fuse()), ready: VecDeque::new(), asks }
     }
