@@ -9,7 +9,9 @@ use kindred_transport::{
 };
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use crate::{durability::status::DurabilityStatus, etcd::Member, handle::Handle, metrics::render};
+use crate::{
+    apply_loop::call, durability::status::DurabilityStatus, etcd::Member, handle::Handle, metrics::render,
+};
 
 /// Serves the admin port to the callers that the guard admits, until the drain stops.
 pub fn spawn(
@@ -48,7 +50,7 @@ pub fn spawn(
             get(move || {
                 let handle = durability.clone();
                 async move {
-                    match handle.call(|core| core.durability.clone()).await {
+                    match handle.call(call::ShowDurability {}).await {
                         // Without a data directory all Kinds are in mode `none`.
                         Ok(status) => {
                             Json(status.unwrap_or_else(DurabilityStatus::of_memory)).into_response()

@@ -1,6 +1,6 @@
 //! The clocks of a shard, which are read only here and passed to the engine.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
 
 use kindred_engine::{
     engine::{MonoMillis, WallMicros},
@@ -10,10 +10,29 @@ use tokio::time::Instant;
 
 pub use kindred_transport::clock::WallClock;
 
-/// The wall clock and the monotonic clock, which is the runtime's.
+/// The source of the monotonic time.
+#[derive(Clone)]
+enum Monotonic {
+    /// The runtime's clock.
+    Runtime,
+    /// A simulated clock, which tells the time since the start.
+    Other(Arc<dyn Fn() -> Duration + Send + Sync>),
+}
+
+impl fmt::Debug for Monotonic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Runtime => "Runtime",
+            Self::Other(_) => "Other",
+        })
+    }
+}
+
+/// The wall clock and the monotonic clock.
 #[derive(Debug, Clone)]
 pub struct Clock {
     start: Instant,
+    monotonic: Monotonic,
     wall: WallClock,
     trust: ClockTrust,
     /// How far the wall clock is set wrong, for tests.
@@ -21,10 +40,29 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts the monotonic clock at zero.
+    /// Starts the monotonic clock, which is the runtime's, at zero.
     #[must_use]
     pub fn start(wall: WallClock, trust: ClockTrust) -> Self {
-        Self { start: Instant::now(), wall, trust, wall_offset_micros: 0 }
+        Self { start: Instant::now(), monotonic: Monotonic::Runtime, wall, trust, wall_offset_micros: 0 }
+    }
+
+    /// Takes the time since the start from a simulation.
+    #[must_use]
+    pub fn simulated(
+        wall: WallClock,
+        elapsed: Arc<dyn Fn() -> Duration + Send + Sync>,
+        trust: ClockTrust,
+    ) -> Self {
+        Self { monotonic: Monotonic::Other(elapsed), ..Self::start(wall, trust) }
+    }
+
+    /// The present of the monotonic clock.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        match &self.monotonic {
+            Monotonic::Runtime => Instant::now(),
+            Monotonic::Other(elapsed) => self.start + elapsed(),
+        }
     }
 
     /// Sets the wall clock wrong by this much, for tests.
@@ -62,7 +100,7 @@ impl Clock {
     /// Milliseconds since the start.
     #[must_use]
     pub fn mono(&self) -> MonoMillis {
-        MonoMillis(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
+        MonoMillis(u64::try_from(self.now().duration_since(self.start).as_millis()).unwrap_or(u64::MAX))
     }
 
     /// When the monotonic clock will show `at`, rounded up.

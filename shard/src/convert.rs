@@ -1,5 +1,7 @@
 //! Converts etcd's requests to the engine's, after etcd's own checks ([`check`]).
 
+pub mod units;
+
 use bytes::Bytes;
 use kindred_engine::ops::{
     Compare, CompareResult, CompareTarget, Contents, Delete, Op, Put, RangeQuery, RevisionFilter, Sort,

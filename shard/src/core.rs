@@ -32,21 +32,21 @@ use crate::{
     clock::Clock, durability::status::DurabilityStatus, etcd_status::KvError, read_hints::ReadHints,
 };
 
-mod call;
 mod disk;
 pub(crate) mod feeds;
+pub mod jobs;
+mod later;
 mod leases;
 mod load;
+pub mod meet;
+pub mod modes;
 mod units;
 
-pub(crate) use self::call::{AfterPublish, Call, Flushed};
 pub use self::disk::{CheckpointWaiter, Disk, LogState};
+pub(crate) use self::later::{AfterPublish, Later, LoggedModes, WhenDurable};
+pub use self::later::{Answer, Taken};
 use self::{leases::EndedWatcher, load::Written};
 
-/// Keys that one turn of the loop reads for a long read, at most. Nothing may hold the loop for more than about 100 us.
-pub const CHUNK_KEYS: usize = 256;
-/// Approximate bytes of one chunk of a long read.
-pub const CHUNK_BYTES: usize = 256 << 10;
 /// A read of up to this many keys is answered in one turn.
 const WHOLE_KEYS: usize = 512;
 /// The age beyond which a pin below the floor is dropped (R5).
@@ -104,9 +104,6 @@ pub enum FeedOf {
     Unit(Unit),
 }
 
-/// The receiver of a compaction's answer.
-pub type Answer = oneshot::Sender<Result<Revision, KvError>>;
-
 struct Compaction {
     at: Revision,
     physical: bool,
@@ -116,6 +113,26 @@ struct Compaction {
 struct Stream {
     wake: Arc<Notify>,
     owner: Weak<()>,
+}
+
+/// How much is done in one turn of the loop. Nothing may hold the loop for more than about 100 us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// A read of up to this many keys is answered in one turn.
+    pub whole_keys: usize,
+    /// Keys that one turn reads for a long read, at most.
+    pub chunk_keys: usize,
+    /// Approximate bytes of one chunk of a long read.
+    pub chunk_bytes: usize,
+    /// Approximate bytes of one message of a feed.
+    pub message_bytes: usize,
+}
+
+impl Default for Sizes {
+    /// Those of a shard; a simulation has smaller ones.
+    fn default() -> Self {
+        Self { whole_keys: WHOLE_KEYS, chunk_keys: 256, chunk_bytes: 256 << 10, message_bytes: 256 << 10 }
+    }
 }
 
 /// The settings of a core.
@@ -130,6 +147,8 @@ pub struct CoreSettings {
     pub quotas: BTreeMap<Key, u64>,
     /// Tells which Kind a key belongs to.
     pub kinds: KindScheme,
+    /// How much is done in one turn.
+    pub sizes: Sizes,
 }
 
 pub struct Core {
@@ -153,15 +172,14 @@ pub struct Core {
     ended_news: bool,
     /// Whether the logs take writes.
     pub disk: Disk,
-    deferred: Vec<Call>,
-    /// The call to run when the logs are flushed again.
-    again: Option<Flushed>,
+    later: Vec<Later>,
     checkpoint_waiters: Vec<CheckpointWaiter>,
     /// The generation of the modes that take effect once a checkpoint is on disk.
     pub modes_wait: Option<u64>,
     /// The state of the logs at the last report; `None` without logs.
     pub durability: Option<DurabilityStatus>,
     kinds: KindScheme,
+    sizes: Sizes,
     quotas: BTreeMap<Key, u64>,
     written: Written,
     /// Whether the start found no data, so that the engine begins anew once the clock is confirmed.
@@ -186,6 +204,7 @@ impl Core {
         let CoreSettings { member_id, slot, quota_bytes, .. } = settings;
         // A shard alone trusts its own clock.
         let opened = clock.is_confirmed();
+        let now = clock.now();
         Self {
             engine,
             clock,
@@ -202,14 +221,14 @@ impl Core {
             ended: Vec::new(),
             ended_news: false,
             disk: Disk::default(),
-            deferred: Vec::new(),
-            again: None,
+            later: Vec::new(),
             checkpoint_waiters: Vec::new(),
             modes_wait: None,
             durability: None,
             kinds: settings.kinds,
+            sizes: settings.sizes,
             quotas: settings.quotas,
-            written: Written::new(Instant::now()),
+            written: Written::new(now),
             found_nothing: true,
             opens_at: WallMicros(0),
             opened,
@@ -342,10 +361,7 @@ impl Core {
 
     /// Answers a compaction once it would survive a restart.
     fn compacted(&mut self, answer: Answer) {
-        self.when_durable(Box::new(|core| {
-            let current = core.engine.current_all();
-            Box::new(move || drop(answer.send(Ok(current))))
-        }));
+        self.when_durable(WhenDurable::Compacted(answer));
     }
 
     /// Whether compacted memory waits to be freed.
@@ -389,7 +405,7 @@ impl Core {
         generation: Option<u64>,
         owner: &Weak<()>,
     ) -> Result<Started, KvError> {
-        if is_short(query) {
+        if is_up_to(query, self.sizes.whole_keys) {
             Ok(Started::Whole(self.engine.range_by_map(query, generation)?))
         } else {
             self.open(query, generation, owner)
@@ -405,7 +421,7 @@ impl Core {
     ) -> Result<Started, KvError> {
         let mut open = self.engine.open_range_by_map(&query.range, query.revision, generation)?;
         let (header, count) = (open.header, open.count);
-        let first = match self.engine.next_chunk(&mut open, WHOLE_KEYS, CHUNK_BYTES) {
+        let first = match self.engine.next_chunk(&mut open, self.sizes.whole_keys, self.sizes.chunk_bytes) {
             Ok(first) => first,
             Err(refused) => {
                 self.engine.close_range(open);
@@ -418,16 +434,17 @@ impl Core {
         }
         let id = CursorId(self.cursor_next);
         self.cursor_next += 1;
-        self.cursors.insert(id, Cursor { open, owner: owner.clone(), since: Instant::now() });
+        self.cursors.insert(id, Cursor { open, owner: owner.clone(), since: self.clock.now() });
         Ok(Started::Long { header, count, first, cursor: Some(id) })
     }
 
     /// The next keys of a long read, and whether it is at its end. `Compacted` when its pin was dropped.
     pub fn chunk(&mut self, id: CursorId) -> Result<(Vec<Version>, bool), KvError> {
+        let sizes = self.sizes;
         let Some(cursor) = self.cursors.get_mut(&id) else {
             return Err(EngineError::Compacted { floor: self.engine.floor() }.into());
         };
-        let chunk = self.engine.next_chunk(&mut cursor.open, CHUNK_KEYS, CHUNK_BYTES)?;
+        let chunk = self.engine.next_chunk(&mut cursor.open, sizes.chunk_keys, sizes.chunk_bytes)?;
         Ok((chunk, cursor.open.is_done()))
     }
 
@@ -511,14 +528,14 @@ impl Core {
     /// Frees what belonged to clients that are gone, whose own message may not have fitted into the queue, and pins
     /// that a slow client held too long.
     pub fn sweep(&mut self) {
-        let floor = self.engine.floor();
+        let (floor, now) = (self.engine.floor(), self.clock.now());
         self.engine.release_due(self.clock.mono());
         self.engine.unit_readers_look(self.clock.mono());
         self.collecting |= self.engine.wants_gc();
         let lost = |cursor: &Cursor| {
             let at = cursor.open.at;
             cursor.owner.strong_count() == 0
-                || (at < floor && cursor.since.elapsed() > PIN_MAX && !self.engine.is_retained(at))
+                || (at < floor && now.duration_since(cursor.since) > PIN_MAX && !self.engine.is_retained(at))
         };
         let cursors: Vec<_> = self.cursors.iter().filter(|(_, c)| lost(c)).map(|(id, _)| *id).collect();
         for id in cursors {
@@ -580,11 +597,15 @@ fn cost(op: &Op) -> u64 {
     }
 }
 
-/// Whether a read is answered whole, in one turn.
+/// Whether a shard answers a read whole, in one turn.
 #[must_use]
 pub fn is_short(query: &RangeQuery) -> bool {
+    is_up_to(query, WHOLE_KEYS)
+}
+
+fn is_up_to(query: &RangeQuery, whole_keys: usize) -> bool {
     let natural = query.sort.is_none() && query.filter == RevisionFilter::default();
-    let first = natural && (1..=WHOLE_KEYS).contains(&query.limit);
+    let first = natural && (1..=whole_keys).contains(&query.limit);
     matches!(query.range, KeyRange::Single(_)) || query.count_only || first
 }
 

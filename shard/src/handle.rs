@@ -7,6 +7,7 @@ use std::{
 };
 
 use kindred_engine::{
+    durability::KindModes,
     engine::{FeedId, FeedOut, StreamId, WatchId, WatchOut, WatchSpec},
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
     version::Version,
@@ -19,9 +20,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    apply_loop::{self, Batched, Raise, Refusing, Request, Respond},
+    apply_loop::{
+        self, ApplyLoop, Batched, Raise, Refusing, Request, Respond,
+        call::{self, Call, CoreCall, To},
+    },
     core::{
-        Call, Core, CursorId, FeedWanted, Started,
+        Core, CursorId, FeedWanted, Started, Taken,
         feeds::{Pushed, WAITING_MAX},
     },
     durability::Logs,
@@ -45,6 +49,13 @@ pub fn spawn(
     stop: CancellationToken,
 ) -> (Handle, JoinHandle<()>) {
     let (requests, refusing, apply_loop) = apply_loop::spawn(core, logs, progress_interval, stop);
+    (Handle { requests, refusing }, apply_loop)
+}
+
+/// A loop that the caller takes through its turns, in place of [`spawn`].
+#[must_use]
+pub fn unspawned(core: Core, logs: Logs, progress_interval: Duration) -> (Handle, ApplyLoop) {
+    let (requests, refusing, apply_loop) = ApplyLoop::new(core, logs, progress_interval);
     (Handle { requests, refusing }, apply_loop)
 }
 
@@ -72,94 +83,64 @@ impl Handle {
         let _ = self.requests.send(Request::Batch(ops)).await;
     }
 
-    /// Runs a call once everything before it, its own batch included, is published. Its changes are as durable as they
-    /// must be before the answer comes.
-    pub async fn call_visible<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut Core) -> T + Send + 'static,
-    ) -> Result<T, KvError> {
-        let (answer, answered) = oneshot::channel();
-        self.send(Request::Late(answering(call, answer)), answered).await
+    /// Makes a call; the answer comes once its batch is visible, and what it changed as durable as it must be.
+    pub async fn call<C: CoreCall>(&self, call: C) -> Result<C::Answer, KvError> {
+        let (to, answered) = oneshot::channel();
+        self.send(Request::Call(call.named(To::Published(to)).0), answered).await
     }
 
-    /// Runs a call whose answer depends on more than its own changes: the answer comes when everything executed so far
+    /// Makes a call once everything before it, its own batch included, is published.
+    pub async fn call_visible<C: CoreCall>(&self, call: C) -> Result<C::Answer, KvError> {
+        let (to, answered) = oneshot::channel();
+        self.send(Request::Late(call.named(To::Published(to)).0), answered).await
+    }
+
+    /// Makes a call whose answer depends on more than its own changes: the answer comes when everything executed so far
     /// is visible and as durable as it must be.
-    pub(crate) async fn call_durable<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut Core) -> T + Send + 'static,
-    ) -> Result<T, KvError> {
-        let (answer, answered) = oneshot::channel();
-        let call = move |core: &mut Core| {
-            let result = call(core);
-            core.when_durable(Box::new(move |_| Box::new(move || drop(answer.send(result)))));
-        };
-        self.call(call).await?;
-        answered.await.map_err(|_| KvError::Stopped)
+    pub async fn call_durable<C: CoreCall>(&self, call: C) -> Result<C::Answer, KvError> {
+        let (to, answered) = oneshot::channel();
+        self.send(Request::Call(call.named(To::Durable(to)).0), answered).await
     }
 
-    /// Raises ranges and runs a call once the raise is visible, even in a Kind whose writes wait for the disk.
-    pub(crate) async fn call_raised<T: Send + 'static>(
-        &self,
-        raise: Raise,
-        call: impl FnOnce(&mut Core) -> T + Send + 'static,
-    ) -> Result<T, KvError> {
-        let (answer, answered) = oneshot::channel();
-        self.send(Request::Raised { raise, late: answering(call, answer) }, answered).await
+    /// Raises ranges and makes a call once the raise is visible, even in a Kind whose writes wait for the disk.
+    pub async fn call_raised<C: CoreCall>(&self, raise: Raise, call: C) -> Result<C::Answer, KvError> {
+        let (to, answered) = oneshot::channel();
+        let late = call.named(To::Published(to)).0;
+        self.send(Request::Raised { raise, late }, answered).await
     }
 
-    /// Runs a call when everything applied is published and on disk, and before anything else is executed.
-    pub async fn call_flushed<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut Core) -> T + Send + 'static,
-    ) -> Result<T, KvError> {
-        let (answer, answered) = oneshot::channel();
-        let call = move |core: Result<&mut Core, KvError>| -> Box<dyn FnOnce() + Send> {
-            let result = core.map(call);
-            Box::new(move || drop(answer.send(result)))
-        };
-        self.send(Request::Flushed(Box::new(call)), answered).await?
+    /// Makes a call when everything applied is published and on disk, and before anything else is executed.
+    pub async fn call_flushed<C: CoreCall>(&self, call: C) -> Result<C::Answer, KvError> {
+        let (to, answered) = oneshot::channel();
+        self.send(Request::Flushed(call.named(To::Flushed(to)).0), answered).await?
     }
 
-    /// The same in two steps, if `first` returns no answer: `second` runs when what `first` logged is on disk, and
-    /// nothing is executed between them.
-    pub(crate) async fn call_flushed_twice<T: Send + 'static>(
-        &self,
-        first: impl FnOnce(&mut Core) -> Option<T> + Send + 'static,
-        second: impl FnOnce(&mut Core) -> T + Send + 'static,
-    ) -> Result<T, KvError> {
+    /// Sets the modes of the Kinds when both logs are flushed. If they have to be logged first, nothing is executed
+    /// between that and their coming into force.
+    pub(crate) async fn set_modes(&self, asked: KindModes) -> Result<Taken, KvError> {
         let (answer, answered) = oneshot::channel();
-        let call = move |core: Result<&mut Core, KvError>| -> Box<dyn FnOnce() + Send> {
-            let core = match core {
-                Ok(core) => core,
-                Err(refused) => return Box::new(move || drop(answer.send(Err(refused)))),
-            };
-            if let Some(result) = first(core) {
-                return Box::new(move || drop(answer.send(Ok(result))));
-            }
-            core.again_when_flushed(Box::new(move |core| {
-                let result = core.map(second);
-                Box::new(move || drop(answer.send(result)))
-            }));
-            Box::new(|| {})
-        };
-        self.send(Request::Flushed(Box::new(call)), answered).await?
+        self.send(Request::Flushed(Call::SetModes { asked, answer }), answered).await?
     }
 
     /// Compacts. Answers once no pin is below `at` and, if `physical`, the memory is free.
     pub async fn compact(&self, at: Revision, physical: bool) -> Result<Revision, KvError> {
         let (answer, answered) = oneshot::channel();
-        self.call(move |core| core.compact(at, physical, answer)).await?;
+        self.call(call::Compact { at, physical, answer }).await?;
         answered.await.map_err(|_| KvError::Stopped)?
     }
 
-    /// Runs a call on the loop; the answer comes once its batch is visible. For rare calls, since it allocates. The
-    /// call must return at once.
-    pub async fn call<T: Send + 'static>(
+    /// Looks at the core, for tests.
+    #[doc(hidden)]
+    pub async fn inspect<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&mut Core) -> T + Send + 'static,
+        look: impl FnOnce(&mut Core) -> T + Send + 'static,
     ) -> Result<T, KvError> {
-        let (answer, answered) = oneshot::channel();
-        self.send(Request::Call(answering(call, answer)), answered).await
+        let (to, answered) = oneshot::channel();
+        let look = move |core: &mut Core| -> Box<dyn FnOnce() + Send> {
+            let seen = look(core);
+            Box::new(move || drop(to.send(seen)))
+        };
+        self.send(Request::Call(Call::Inspect(Box::new(look))), answered).await
     }
 
     /// Executes a whole read; a long one is collected in chunks in the caller's task.
@@ -197,13 +178,13 @@ impl Handle {
     pub async fn watch(&self) -> Result<WatchStream, KvError> {
         let (wake, alive) = (Arc::new(Notify::new()), Arc::new(()));
         let (notify, owner) = (wake.clone(), Arc::downgrade(&alive));
-        let id = self.call(move |core| core.watch_open(notify, owner)).await?;
+        let id = self.call(call::OpenWatches { wake: notify, owner }).await?;
         Ok(WatchStream { handle: self.clone(), id, wake, _alive: alive })
     }
 
-    pub(crate) async fn feed(&self, wanted: FeedWanted) -> Result<(FeedStream, FeedMessages), KvError> {
+    pub async fn feed(&self, wanted: FeedWanted) -> Result<(FeedStream, FeedMessages), KvError> {
         let (to, pushed) = mpsc::channel(WAITING_MAX);
-        let id = self.call_visible(move |core| core.feed_open(wanted, to)).await??;
+        let id = self.call_visible(call::OpenFeed { wanted, to }).await??;
         Ok((FeedStream { handle: self.clone(), id }, FeedMessages { handle: self.clone(), id, pushed }))
     }
 
@@ -213,27 +194,13 @@ impl Handle {
     }
 
     pub async fn current(&self) -> Result<Revision, KvError> {
-        self.call(|core| core.engine.current_all()).await
+        self.call(call::Current {}).await
     }
 }
 
-/// A call whose result is sent when the loop allows it.
-fn answering<T: Send + 'static>(
-    call: impl FnOnce(&mut Core) -> T + Send + 'static,
-    answer: oneshot::Sender<T>,
-) -> Call {
-    Box::new(move |core| {
-        let result = call(core);
-        Box::new(move || drop(answer.send(result)))
-    })
-}
-
 /// A call without an answer.
-fn closing(close: impl FnOnce(&mut Core) + Send + 'static) -> Call {
-    Box::new(move |core| {
-        close(core);
-        Box::new(|| {})
-    })
+fn unanswered(call: impl CoreCall) -> Call {
+    call.named(To::Nowhere).0
 }
 
 /// The beginning of a read.
@@ -263,7 +230,7 @@ impl Drop for Pin {
     fn drop(&mut self) {
         let cursor = self.cursor;
         // If the queue is full, the loop's sweep closes it.
-        let _ = self.handle.requests.try_send(Request::Call(closing(move |core| core.close(cursor))));
+        let _ = self.handle.requests.try_send(Request::Call(unanswered(call::CloseRead { cursor })));
     }
 }
 
@@ -301,9 +268,9 @@ pub struct WatchStream {
 
 impl Drop for WatchStream {
     fn drop(&mut self) {
-        let id = self.id;
+        let close = unanswered(call::CloseWatches { stream: self.id });
         // If the queue is full, the loop's sweep closes it.
-        let _ = self.handle.requests.try_send(Request::Call(closing(move |core| core.watch_close(id))));
+        let _ = self.handle.requests.try_send(Request::Call(close));
     }
 }
 
@@ -315,24 +282,16 @@ impl WatchStream {
 
     /// Adds a watch. A refusal comes with the current revision, for its header.
     pub async fn create(&self, spec: WatchSpec) -> Result<Result<WatchId, (KvError, Revision)>, KvError> {
-        let id = self.id;
-        self.handle
-            .call(move |core| {
-                let created = core.engine.watch_create(id, spec);
-                created.map_err(|error| (error.into(), core.engine.current_all()))
-            })
-            .await
+        self.handle.call(call::CreateWatch { stream: self.id, spec }).await
     }
 
     /// Cancels a watch. Returns whether it existed.
     pub async fn cancel(&self, watch: WatchId) -> Result<bool, KvError> {
-        let id = self.id;
-        self.handle.call(move |core| core.engine.watch_cancel(id, watch)).await
+        self.handle.call(call::CancelWatch { stream: self.id, watch }).await
     }
 
     pub async fn progress(&self) -> Result<(), KvError> {
-        let id = self.id;
-        self.handle.call(move |core| core.engine.watch_progress(id)).await
+        self.handle.call(call::AskProgress { stream: self.id }).await
     }
 
     /// The next messages, about `bytes_max`.
@@ -343,32 +302,31 @@ impl WatchStream {
 }
 
 /// A router's feed. Dropping it closes it.
-pub(crate) struct FeedStream {
+pub struct FeedStream {
     handle: Handle,
     id: FeedId,
 }
 
 impl Drop for FeedStream {
     fn drop(&mut self) {
-        let id = self.id;
+        let close = unanswered(call::CloseFeed { feed: self.id });
         // If the queue is full, the loop's sweep closes it.
-        let _ = self.handle.requests.try_send(Request::Late(closing(move |core| core.feed_close(id))));
+        let _ = self.handle.requests.try_send(Request::Late(close));
     }
 }
 
 impl FeedStream {
     /// Raises the ranges; the answer is a watermark in the feed.
-    pub(crate) async fn advance(&self, to: Revision) -> Result<(), KvError> {
-        let id = self.id;
+    pub async fn advance(&self, to: Revision) -> Result<(), KvError> {
         // Without ranges: the answer comes in the feed, and only the clock must be able to reach the revision.
         let raise = Raise { ranges: Vec::new(), to, generation: None };
-        let late = closing(move |core| core.feed_advance(id, to));
+        let late = unanswered(call::AdvanceFeed { feed: self.id, to });
         self.handle.requests.send(Request::Raised { raise, late }).await.map_err(|_| KvError::Stopped)
     }
 }
 
 /// The messages of a feed, as they come.
-pub(crate) struct FeedMessages {
+pub struct FeedMessages {
     handle: Handle,
     id: FeedId,
     pushed: mpsc::Receiver<Pushed>,
@@ -376,7 +334,7 @@ pub(crate) struct FeedMessages {
 
 impl FeedMessages {
     /// The next message; `None` when the feed is closed.
-    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<FeedOut>> {
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<FeedOut>> {
         self.pushed.poll_recv(cx).map(|pushed| {
             let Pushed { out, is_last } = pushed?;
             if is_last {

@@ -12,7 +12,7 @@ use kindred_engine::{
     error::EngineError,
 };
 use kindred_partition_config::{
-    ids::{LeaseId, Lineage, Revision, SLOT_BITS, Slot},
+    ids::{LeaseId, Lineage, Revision, Slot},
     key::KeyRange,
 };
 use kindred_proto::shard_v1::{self as pb, shard_server::Shard};
@@ -21,8 +21,8 @@ use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use crate::{
-    apply_loop::{Raise, RaiseSince},
-    core::Core,
+    apply_loop::{Raise, RaiseSince, call},
+    core::{meet::Met, modes},
     etcd::Member,
     etcd_status::{KvError, status},
     identity::Identity,
@@ -33,7 +33,7 @@ use crate::{
 pub mod batch;
 pub mod feed;
 pub mod leases;
-pub mod modes;
+
 pub mod units;
 
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -81,42 +81,6 @@ impl ShardService {
     pub fn incarnation(&self) -> u64 {
         self.joined.identity.incarnation
     }
-}
-
-/// The part of a handshake that runs on the loop (R3, R14): takes over the caller's reference time if the own clock
-/// agrees, and opens the shard when it is time. Returns the wall clock's reading, and whether the shard still serves
-/// nothing.
-fn meet(
-    core: &mut Core,
-    reference: Option<WallMicros>,
-    opens_at: WallMicros,
-) -> Result<(WallMicros, bool), Status> {
-    if reference.is_some_and(|reference| core.clock.confirm(reference)) {
-        tracing::info!("a handshake confirmed the clock");
-    }
-    if !core.opened {
-        // A caller that does not know of `opens_at` must not open the shard early.
-        core.opens_at = core.opens_at.max(opens_at);
-        if core.clock.is_confirmed() && core.clock.wall() >= core.opens_at {
-            core.opened = true;
-            // The shard has served nothing yet. The engine begins at a confirmed time, so its floor is right too.
-            core.begin();
-            tracing::info!("serving");
-        }
-    }
-    if core.opened && first_of(opens_at) > core.engine.floor() {
-        return Err(Status::failed_precondition(format!(
-            "kindred: this store began at revision {}, before the store that it replaces can have ended: start it with \
-             --in-cluster and without data (R14)",
-            core.engine.floor()
-        )));
-    }
-    Ok((core.clock.reading(), !core.opened))
-}
-
-/// A revision below all that a clock assigns at this time.
-fn first_of(at: WallMicros) -> Revision {
-    Revision(i64::try_from(at.0).map_or(i64::MAX, |micros| micros.saturating_mul(1 << SLOT_BITS)))
 }
 
 fn slot(number: u32) -> Result<Slot, Status> {
@@ -176,15 +140,8 @@ impl Shard for ShardService {
         let lineage = self.joining.admit(caller, is_meant).await?;
         let reference = (reference_micros != 0).then_some(WallMicros(reference_micros));
         let opens_at = WallMicros(opens_at_micros);
-        let call = move |core: &mut Core| {
-            let met = if is_meant {
-                meet(core, reference, opens_at)
-            } else {
-                Ok((core.clock.reading(), !core.opened))
-            };
-            (met, core.trouble())
-        };
-        let (met, trouble) = self.member.handle.call(call).await?;
+        let met = is_meant.then_some(Met { reference, opens_at });
+        let (met, trouble) = self.member.handle.call(call::Meet { met }).await?;
         let (now, awaits_clock) = met?;
         if is_meant && !awaits_clock {
             self.member.serves.store(true, Ordering::Release);
@@ -212,7 +169,7 @@ impl Shard for ShardService {
         let ranges = key_ranges(ranges);
         let generation = checked(generation);
         let raise = Raise { ranges: ranges.clone(), to: Revision(to), generation };
-        let call = move |core: &mut Core| core.raise(&ranges, Revision(to), generation);
+        let call = call::Raised { ranges, to: Revision(to), generation };
         let current = self.member.handle.call_raised(raise, call).await??;
         Ok(Response::new(pb::RaiseResponse { current: current.get() }))
     }
@@ -222,7 +179,7 @@ impl Shard for ShardService {
         request: Request<pb::RaiseSinceRequest>,
     ) -> Result<Response<pb::RaiseSinceResponse>, Status> {
         let raise = raise_since(request.into_inner());
-        let (first, call) = (raise.first(), move |core: &mut Core| raise.run(core));
+        let (first, call) = (raise.first(), call::RaisedSince { asked: raise });
         let (current, changed) = self.member.handle.call_raised(first, call).await??;
         Ok(Response::new(pb::RaiseSinceResponse { current: current.get(), changed }))
     }
@@ -232,7 +189,7 @@ impl Shard for ShardService {
         request: Request<pb::ReleasePinsRequest>,
     ) -> Result<Response<pb::ReleasePinsResponse>, Status> {
         let pins = pins(request.into_inner())?;
-        self.member.handle.call(move |core| core.release(&pins)).await?;
+        self.member.handle.call(call::ReleasePins { pins }).await?;
         Ok(Response::new(pb::ReleasePinsResponse {}))
     }
 
@@ -243,7 +200,8 @@ impl Shard for ShardService {
         let pb::RetainRequest { pin, revision, millis } = request.into_inner();
         let name = pin_id(pin)
             .ok_or_else(|| Status::invalid_argument("kindred: Retain: pin is 0, which is none"))?;
-        self.member.handle.call_visible(move |core| core.retain(Revision(revision), name, millis)).await??;
+        let retain = call::Retain { at: Revision(revision), name, millis };
+        self.member.handle.call_visible(retain).await??;
         Ok(Response::new(pb::RetainResponse {}))
     }
 
@@ -253,7 +211,7 @@ impl Shard for ShardService {
     ) -> Result<Response<pb::LeaseAttachResponse>, Status> {
         let request = request.into_inner();
         let (id, store) = (lease(request.id)?, slot(request.store_slot)?);
-        let granted = self.member.handle.call(move |core| core.engine.lease_attach(id, store)).await?;
+        let granted = self.member.handle.call(call::AttachLease { id, store }).await?;
         Ok(Response::new(pb::LeaseAttachResponse { granted_ttl: granted.map_err(KvError::from)? }))
     }
 
@@ -264,8 +222,7 @@ impl Shard for ShardService {
         let request = request.into_inner();
         let (id, home, ttl_s) = (lease(request.id)?, slot(request.home_slot)?, request.granted_ttl);
         let before = slots(&request.slots_before)?;
-        let adopt = move |core: &mut Core| core.engine.lease_adopt_after(id, ttl_s, home, &before);
-        let adopted = self.member.handle.call(adopt).await?;
+        let adopted = self.member.handle.call(call::AdoptLease { id, ttl_s, home, before }).await?;
         adopted.map_err(KvError::from)?;
         Ok(Response::new(pb::LeaseAdoptResponse {}))
     }
@@ -277,7 +234,7 @@ impl Shard for ShardService {
         let request = request.into_inner();
         let (id, denied) = (lease(request.id)?, slots(&request.denied_slots)?);
         // Another router may have asked for the same a moment ago.
-        let revision = self.member.handle.call_durable(move |core| core.lease_end(id, &denied)).await??;
+        let revision = self.member.handle.call_durable(call::EndLease { id, denied }).await??;
         Ok(Response::new(pb::LeaseEndResponse { revision: revision.get() }))
     }
 
@@ -286,8 +243,7 @@ impl Shard for ShardService {
         request: Request<pb::LeaseRevokeRequest>,
     ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
         let id = lease(request.into_inner().id)?;
-        let (revision, attached) =
-            self.member.handle.call_durable(move |core| core.lease_revoke(id)).await??;
+        let (revision, attached) = self.member.handle.call_durable(call::RevokeLease { id }).await??;
         let attached_slots = attached.into_iter().map(|slot| u32::from(slot.get())).collect();
         Ok(Response::new(pb::LeaseRevokeResponse { revision: revision.get(), attached_slots }))
     }
@@ -297,7 +253,7 @@ impl Shard for ShardService {
         request: Request<pb::LeaseForgetRequest>,
     ) -> Result<Response<pb::LeaseForgetResponse>, Status> {
         let id = lease(request.into_inner().id)?;
-        self.member.handle.call(move |core| core.engine.lease_forget(id)).await?;
+        self.member.handle.call(call::ForgetLease { id }).await?;
         Ok(Response::new(pb::LeaseForgetResponse {}))
     }
 
@@ -308,7 +264,7 @@ impl Shard for ShardService {
         _request: Request<pb::LeaseEndedRequest>,
     ) -> Result<Response<Self::LeaseEndedStream>, Status> {
         let (sender, ended) = mpsc::channel(ENDED_MAX);
-        self.member.handle.call(move |core| core.watch_ended(sender)).await?;
+        self.member.handle.call(call::WatchEnded { sender }).await?;
         let stopping = self.member.stopping.clone();
         let answers = ReceiverStream::new(ended).map(|(id, attached): (LeaseId, Vec<Slot>)| {
             let attached_slots = attached.into_iter().map(|slot| u32::from(slot.get())).collect();
@@ -326,7 +282,7 @@ impl Shard for ShardService {
     ) -> Result<Response<pb::LeaseKeysResponse>, Status> {
         let pb::LeaseKeysRequest { id, generation } = request.into_inner();
         let (id, generation) = (lease(id)?, checked(generation));
-        let keys = self.member.handle.call(move |core| core.engine.lease_keys(id, generation)).await?;
+        let keys = self.member.handle.call(call::LeaseKeys { id, generation }).await?;
         let keys = keys.map_err(|refused| KvError::from(EngineError::from(refused)))?;
         let known = keys.is_some();
         let keys = keys.unwrap_or_default().into_iter().map(|key| key.0).collect();
@@ -339,24 +295,15 @@ impl Shard for ShardService {
     ) -> Result<Response<pb::SetModesResponse>, Status> {
         let request = request.into_inner();
         let asked = modes::asked(&request, &self.joined.modes)?;
-        let (same, first, logged) = (asked.clone(), asked.clone(), asked.clone());
-        let first_look = move |core: &mut Core| {
-            modes::bounded(core, &same)?;
-            Ok::<_, Status>(modes::unchanged(core, &same))
-        };
-        let taken = match self.member.handle.call(first_look).await?? {
+        let taken = match self.member.handle.call(call::CheckModes { asked: asked.clone() }).await?? {
             Some(taken) => taken,
-            None => {
-                let take = move |core: &mut Core| modes::take(core, first);
-                let take_logged = move |core: &mut Core| modes::take_logged(core, logged);
-                self.member.handle.call_flushed_twice(take, take_logged).await?
-            }
+            None => self.member.handle.set_modes(asked.clone()).await?,
         };
         Ok(Response::new(modes::answer(&request, &asked, &taken)))
     }
 
     async fn load(&self, request: Request<pb::LoadRequest>) -> Result<Response<pb::LoadResponse>, Status> {
         let ranges = key_ranges(request.into_inner().ranges);
-        Ok(Response::new(self.member.handle.call(move |core| core.load(&ranges)).await?))
+        Ok(Response::new(self.member.handle.call(call::ShowLoad { ranges }).await?))
     }
 }

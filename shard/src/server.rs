@@ -27,9 +27,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admin,
+    apply_loop::call,
     clock::Clock,
     config::{Args, Revisions, Settings},
-    core::{Core, CoreSettings},
+    core::{Core, CoreSettings, Sizes},
     durability::{
         Logs,
         start::{self, Directory},
@@ -196,7 +197,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         tokio::spawn(stopping.run_until_cancelled_owned(async move {
             loop {
                 tokio::time::sleep((age / 10).min(HISTORY_LOOKS_MAX)).await;
-                if handle.call(move |core| core.compact_older(age)).await.is_err() {
+                if handle.call(call::CompactOlder { age }).await.is_err() {
                     break;
                 }
             }
@@ -274,8 +275,14 @@ async fn open_core(
         min_lease_ttl_s: LEASE_TTL_MIN_S,
     };
     let quotas = settings.durability.quotas.iter().map(|(kind, bytes)| (kind.as_key().clone(), *bytes));
-    let of_core =
-        CoreSettings { member_id, slot: settings.slot, quota_bytes, quotas: quotas.collect(), kinds };
+    let of_core = CoreSettings {
+        member_id,
+        slot: settings.slot,
+        quota_bytes,
+        quotas: quotas.collect(),
+        kinds,
+        sizes: Sizes::default(),
+    };
     match kept.filter(|_| !keeps_nothing(settings)) {
         None => {
             let engine = Engine::new(config, clock.wall());

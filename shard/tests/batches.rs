@@ -214,7 +214,7 @@ async fn r5_pins_raises_and_releases_come_in_batches_too() {
         async move { client.compact(third, false).await }
     });
     let handle = &shard.running.handle;
-    let waits = || async { handle.call(|core| core.compact_deadline().is_some()).await.unwrap() };
+    let waits = || async { handle.inspect(|core| core.compact_deadline().is_some()).await.unwrap() };
     common::eventually("the compaction waits", waits).await;
     for (pins, waits_still) in [(vec![7], true), (vec![8], false)] {
         let released = batches.one(BatchMethod::ReleasePins, &shard::ReleasePinsRequest { pins }).await;

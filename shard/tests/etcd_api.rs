@@ -109,7 +109,7 @@ async fn long_ranges_and_their_streams_agree() {
     is(&client.range_stream(newer).await.unwrap_err(), EtcdError::RangeStreamRevisionFilter);
     let counted = client.range_stream(pb::RangeRequest { count_only: true, ..all() }).await.unwrap();
     assert!(counted.len() == 1 && counted[0].count == 1500 && counted[0].kvs.is_empty());
-    assert_eq!(shard.running.handle.call(|core| core.open_counts().0).await.unwrap(), 0);
+    assert_eq!(shard.running.handle.inspect(|core| core.open_counts().0).await.unwrap(), 0);
 }
 
 /// etcd answers `keys_only` without looking at the stored values, so without leases, unless it sorts by value.

@@ -103,7 +103,7 @@ async fn a_feed_from_now_has_what_comes_and_says_how_far_it_is() {
 
     drop(feed);
     eventually("the feed is freed", async || {
-        shard.running.handle.call(|core| core.engine.stats().feeds).await.unwrap() == 0
+        shard.running.handle.inspect(|core| core.engine.stats().feeds).await.unwrap() == 0
     })
     .await;
 }

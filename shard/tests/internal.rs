@@ -87,7 +87,7 @@ async fn r3_a_shard_of_a_cluster_serves_once_its_clock_is_confirmed_and_never_fo
     }
     assert!(client.put_request(put_request("/registry/pods/a", "v")).await.is_err());
 
-    let set_wrong = |micros| running.running.handle.call(move |core| core.clock.set_wall_offset(micros));
+    let set_wrong = |micros| running.running.handle.inspect(move |core| core.clock.set_wall_offset(micros));
     set_wrong(0).await.unwrap();
     assert!(!shard.hello(hello(micros(), 42)).await.unwrap().into_inner().awaits_clock);
     let wrong = |revision: i64| (revision >> 10).unsigned_abs().abs_diff(micros()) > 60_000_000;
@@ -213,7 +213,7 @@ async fn r5_a_compaction_goes_on_once_what_it_waits_for_is_released() {
         async move { client.compact(second, true).await }
     });
     let handle = &running.running.handle;
-    let waits = || async { handle.call(|core| core.compact_deadline().is_some()).await.unwrap() };
+    let waits = || async { handle.inspect(|core| core.compact_deadline().is_some()).await.unwrap() };
     common::eventually("the compaction waits", waits).await;
     let at_first = || pb::RangeRequest { revision: first, ..range_request("/registry/pods/a", "") };
     let release = |pins: &[u64]| shard::ReleasePinsRequest { pins: pins.to_vec() };
@@ -313,7 +313,7 @@ async fn load_tells_what_a_move_would_find() {
     prefixes.sort();
     assert_eq!(prefixes, ["", "/registry/leases/", "/registry/minions/", "/registry/pods/"]);
     // An operator can raise the alarm like this, or a full disk.
-    running.running.handle.call(|core| core.alarm_raise(pb::AlarmType::Nospace as i32, 1)).await.unwrap();
+    running.running.handle.inspect(|core| core.alarm_raise(pb::AlarmType::Nospace as i32, 1)).await.unwrap();
     assert!(load("\0", "\0").await.full);
     running.stop().await;
 }

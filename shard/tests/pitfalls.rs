@@ -179,7 +179,7 @@ async fn pitfall_a9_half_closed_and_vanished_clients() {
     drop(watcher);
     let shard = &shard;
     let gone = || async move {
-        shard.running.handle.call(|core| core.open_counts()).await.unwrap() == (0, 0)
+        shard.running.handle.inspect(|core| core.open_counts()).await.unwrap() == (0, 0)
             && shard.watches().await == 0
     };
     eventually("everything is freed", gone).await;
@@ -295,7 +295,7 @@ async fn pitfall_b9_a_big_list_that_nobody_reads() {
     let reader = shard.client().await;
     let mut list = reader.open_range_stream(range_request("/registry/pods/", "/registry/pods0")).await;
     assert!(list.message().await.unwrap().is_some());
-    let open = || async { shard.running.handle.call(|core| core.open_counts().0).await.unwrap() };
+    let open = || async { shard.running.handle.inspect(|core| core.open_counts().0).await.unwrap() };
     eventually("the list waits for its reader", || async { open().await == 1 }).await;
     // Writes continue, and the list does not see them.
     let newest = client.put("/registry/pods/zzz", "new").await;

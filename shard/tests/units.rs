@@ -343,7 +343,7 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     // The other store forgets everything, and still refuses requests by an old map.
     drop_unit(&mut at_target, &back, epoch).await;
     assert_eq!(records(&mut at_target).await, [(shard::UnitState::Gone, epoch, 0)]);
-    let keys = target.running.handle.call(|core| core.engine.stats().keys).await.unwrap();
+    let keys = target.running.handle.inspect(|core| core.engine.stats().keys).await.unwrap();
     assert_eq!(keys, 0);
     assert_eq!(not_owned(&ranged(&mut routed.stores[1].clone(), all_pods(), 2).await.unwrap_err()), epoch);
     let more = range_request("/registry/", "/registry0");
@@ -437,7 +437,7 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     assert_eq!(client.range(all_pods()).await.unwrap().count, 10);
     drop_unit(&mut at_target, &next, 0).await;
     assert_eq!(records(&mut at_target).await, [], "it never owned anything");
-    let keys = target.running.handle.call(|core| core.engine.stats().keys).await.unwrap();
+    let keys = target.running.handle.inspect(|core| core.engine.stats().keys).await.unwrap();
     assert_eq!(keys, 0);
     at_source.forget(shard::ForgetRequest { r#move: Some(next.clone()) }).await.unwrap();
     assert_eq!(client.range(all_pods()).await.unwrap().count, 10);
@@ -482,7 +482,7 @@ async fn f21_a_target_whose_clock_is_behind_is_sealed() {
     at_target.import(import(ahead(3_600))).await.unwrap();
     let refused = seal(&mut at_target, &by, ahead(3_600)).await.unwrap_err();
     assert!(refused.message().contains("further above"), "{refused:?}");
-    let ceiling = target.running.handle.call(|core| core.engine.ceiling()).await.unwrap();
+    let ceiling = target.running.handle.inspect(|core| core.engine.ceiling()).await.unwrap();
     assert!(ceiling.get() < ahead(60), "{ceiling:?}");
 }
 

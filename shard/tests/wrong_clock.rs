@@ -59,7 +59,7 @@ async fn start(dir: &Path, wall: &Wall, in_cluster: bool) -> Shard {
 /// Does what the loop does at each tick.
 async fn tick(shard: &Shard) {
     let tick = |core: &mut kindred_shard::core::Core| core.engine.progress_tick(core.clock.wall());
-    shard.running.handle.call(tick).await.unwrap();
+    shard.running.handle.inspect(tick).await.unwrap();
 }
 
 /// Makes the handshake of a router that has the right time.
@@ -141,7 +141,7 @@ async fn f45_no_ceiling_is_raised_to_where_the_clock_may_not_follow() {
     };
     ShardClient::new(shard.channel().await).raise(raise).await.unwrap_err();
     near(shard.client().await.put("/registry/pods/a", "1").await, T0);
-    let ceiling = shard.running.handle.call(|core| core.engine.ceiling()).await.unwrap();
+    let ceiling = shard.running.handle.inspect(|core| core.engine.ceiling()).await.unwrap();
     near(ceiling.get(), T0);
     shard.stop().await;
 }

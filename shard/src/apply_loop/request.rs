@@ -10,14 +10,15 @@ use kindred_engine::{
 use kindred_partition_config::{ids::Revision, key::KeyRange};
 use tokio::{sync::oneshot, time::Instant};
 
+use super::call::Call;
 use crate::{
-    core::{AfterPublish, Call, Core, CursorId, Flushed, Started},
+    core::{AfterPublish, Core, CursorId, Started},
     etcd_status::KvError,
     read_hints::ReadHints,
     replies::Reply,
 };
 
-/// A request to the loop. Frequent ones are variants; others run as closures.
+/// A request to the loop. Frequent ones are variants, all others a [`Call`].
 pub(crate) enum Request {
     /// A write or a transaction.
     Apply { op: Op, hints: ReadHints, answer: Respond<OpAnswer> },
@@ -31,14 +32,14 @@ pub(crate) enum Request {
     Pull { stream: StreamId, bytes_max: usize, answer: oneshot::Sender<Vec<WatchOut>> },
     /// A feed's stream has room again.
     ResumeFeed(FeedId),
-    /// Any other call. Its result is sent after the batch is published and its changes are as durable as they must be.
+    /// Any other call. Its answer is sent after the batch is published and its changes are as durable as they must be.
     Call(Call),
     /// A call that must see its whole batch: it runs after the publish.
     Late(Call),
     /// A call that must see ranges at or above a revision: it runs when the raise is visible.
     Raised { raise: Raise, late: Call },
     /// A call that must see everything published and on disk. Nothing else is executed before it.
-    Flushed(Flushed),
+    Flushed(Call),
 }
 
 /// Keys of a long read, and whether they are the last.
@@ -62,7 +63,7 @@ pub(crate) enum BatchedCall {
 
 /// The request `RaiseSince`, as a call of its own or in a batch.
 #[derive(Debug, Clone)]
-pub(crate) struct RaiseSince {
+pub struct RaiseSince {
     pub ranges: Vec<KeyRange>,
     pub to: Revision,
     pub since: Revision,
@@ -72,12 +73,12 @@ pub(crate) struct RaiseSince {
 
 impl RaiseSince {
     /// The raise that must be visible before it runs.
-    pub(crate) fn first(&self) -> Raise {
+    pub fn first(&self) -> Raise {
         Raise { ranges: self.ranges.clone(), to: self.to, generation: self.generation }
     }
 
     /// The current revision after the raise, and whether something changed since.
-    pub(crate) fn run(&self, core: &mut Core) -> Result<(Revision, bool), KvError> {
+    pub fn run(&self, core: &mut Core) -> Result<(Revision, bool), KvError> {
         core.raise_since(&self.ranges, self.to, self.since, self.pin, self.generation)
     }
 }
@@ -91,17 +92,9 @@ impl From<Batched> for Request {
                 Self::Read { query, hints, owner: Weak::new(), answer: Respond::Batch(reply) }
             }
             BatchedCall::Raise(asked) => {
-                let raise = asked.first();
-                let late = move |core: &mut Core| -> AfterPublish {
-                    let raised = asked.run(core);
-                    Box::new(move || reply.raised(raised))
-                };
-                Self::Raised { raise, late: Box::new(late) }
+                Self::Raised { raise: asked.first(), late: Call::RaisedInBatch { asked, reply } }
             }
-            BatchedCall::Release(pins) => Self::Call(Box::new(move |core| {
-                core.release(&pins);
-                Box::new(|| reply.released())
-            })),
+            BatchedCall::Release(pins) => Self::Call(Call::ReleasedInBatch { pins, reply }),
         }
     }
 }
@@ -153,7 +146,8 @@ impl InBatch for Started {
 }
 
 /// What is to be raised, and by which map (see [`Core::raise`]).
-pub(crate) struct Raise {
+#[derive(Debug, Clone)]
+pub struct Raise {
     pub ranges: Vec<KeyRange>,
     pub to: Revision,
     pub generation: Option<u64>,
@@ -179,14 +173,6 @@ impl Answer {
             Self::Call(send) => send(),
         }
     }
-}
-
-/// An answer or call that waits for the fsync log.
-pub(crate) enum Waiter {
-    /// An answer to send.
-    Answer(Answer),
-    /// A call to run.
-    Late(Call),
 }
 
 /// A description of the requests that the loop refused at its last look; shared with the handles.

@@ -61,13 +61,14 @@ mod tests {
 
     use tokio::sync::oneshot;
 
+    use super::super::call::Call;
     use super::*;
 
     #[tokio::test]
     async fn a_request_that_comes_while_the_queue_is_dropped_is_dropped_too() {
         let (sender, receiver) = mpsc::channel(8);
         let (answer, answered) = oneshot::channel::<()>();
-        let request = Request::Call(Box::new(move |_| Box::new(move || _ = answer.send(()))));
+        let request = Request::Call(Call::Inspect(Box::new(move |_| Box::new(move || _ = answer.send(())))));
         // A sender that has a place, and has not put its request there.
         let place = sender.reserve().await.unwrap();
         drop(Requests::new(receiver));

@@ -12,7 +12,7 @@ use kindred_partition_config::{
 use kindred_wire::error::EtcdError;
 use tokio::sync::oneshot;
 
-use super::{Call, Core, Flushed};
+use super::{Core, Later, LoggedModes, WhenDurable};
 use crate::etcd_status::KvError;
 
 /// A caller that waits for a checkpoint begun after its request.
@@ -88,14 +88,9 @@ impl Core {
         Ok(taken)
     }
 
-    /// Runs a second call when what was logged so far is on disk, with nothing executed before it.
-    pub(crate) fn again_when_flushed(&mut self, call: Flushed) {
-        self.again = Some(call);
-    }
-
-    /// Takes the call of [`Core::again_when_flushed`].
-    pub(crate) fn take_again(&mut self) -> Option<Flushed> {
-        self.again.take()
+    /// Puts modes in force when what was logged so far is on disk, with nothing executed before.
+    pub(crate) fn when_flushed(&mut self, modes: LoggedModes) {
+        self.later.push(Later::Flushed(modes));
     }
 
     /// Whether the clock is confirmed (R3) and its ceiling leaves room for another revision (R2).
@@ -208,15 +203,15 @@ impl Core {
         if self.may_assign() { Ok(()) } else { Err(KvError::DiskWait) }
     }
 
-    /// Runs a call when everything executed so far is as durable as it must be.
-    pub(crate) fn when_durable(&mut self, call: Call) {
-        self.deferred.push(call);
+    /// Does something when everything executed so far is as durable as it must be.
+    pub(crate) fn when_durable(&mut self, call: WhenDurable) {
+        self.later.push(Later::Durable(call));
     }
 
-    /// Takes the calls of [`Core::when_durable`].
-    pub(crate) fn take_deferred(&mut self) -> Vec<Call> {
+    /// Takes the calls that were asked for since the last time.
+    pub(crate) fn take_later(&mut self) -> Vec<Later> {
         self.defer_ended();
-        std::mem::take(&mut self.deferred)
+        std::mem::take(&mut self.later)
     }
 
     /// Requests a checkpoint that holds everything executed so far.

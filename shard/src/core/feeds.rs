@@ -11,11 +11,9 @@ use crate::etcd_status::KvError;
 
 /// Messages of one feed that may wait for its stream.
 pub(crate) const WAITING_MAX: usize = 4;
-/// Approximate bytes of one message.
-const MESSAGE_BYTES: usize = 256 << 10;
 
 #[derive(Debug)]
-pub(crate) struct Pushed {
+pub struct Pushed {
     pub out: FeedOut,
     /// It took the last room: no message follows before [`Core::feed_resume`].
     pub is_last: bool,
@@ -96,7 +94,7 @@ impl Core {
         let Some(feed) = self.feeds.get_mut(&id).filter(|feed| !feed.paused) else { return };
         // A feed that took the last room is paused, so there is no room only if the receiver is gone.
         let Ok(room) = feed.to.try_reserve() else { return };
-        let Some(out) = self.engine.feed_pull(id, MESSAGE_BYTES) else { return };
+        let Some(out) = self.engine.feed_pull(id, self.sizes.message_bytes) else { return };
         // The reserved place is not counted.
         feed.paused = feed.to.capacity() == 0;
         // A message with a watermark is complete: a later event wakes the feed.

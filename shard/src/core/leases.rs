@@ -6,7 +6,7 @@ use kindred_engine::{engine::EndedLease, error::EngineError};
 use kindred_partition_config::ids::{LeaseId, Revision, Slot};
 use tokio::sync::mpsc;
 
-use super::{Core, LEASE_OVERHEAD};
+use super::{Core, LEASE_OVERHEAD, WhenDurable};
 use crate::etcd_status::KvError;
 
 /// A watcher that wants to know which leases ended (R12).
@@ -100,14 +100,12 @@ impl Core {
     pub(super) fn defer_ended(&mut self) {
         if std::mem::take(&mut self.ended_news) && !self.ended.is_empty() {
             let waiting = self.engine.leases_ended();
-            self.when_durable(Box::new(move |core| {
-                core.tell_ended(&waiting);
-                Box::new(|| {})
-            }));
+            self.when_durable(WhenDurable::Ended(waiting));
         }
     }
 
-    fn tell_ended(&mut self, waiting: &[EndedLease]) {
+    /// Tells the watchers which leases ended.
+    pub(crate) fn tell_ended(&mut self, waiting: &[EndedLease]) {
         self.ended.retain_mut(|watcher| {
             watcher.told.retain(|id| waiting.iter().any(|lease| lease.id == *id));
             waiting.iter().all(|lease| {

@@ -59,7 +59,7 @@ impl Core {
     /// Answers `Shard.Load`.
     #[must_use]
     pub fn load(&self, ranges: &[KeyRange]) -> pb::LoadResponse {
-        let now = Instant::now();
+        let now = self.clock.now();
         let mut kinds = self.engine.loads(ranges);
         let of_ranges = |kind: &Key| {
             let whole = KeyRange::Span { start: kind.clone(), end: kind.prefix_end() };

@@ -7,21 +7,14 @@ use kindred_partition_config::key::Key;
 use kindred_proto::shard_v1 as pb;
 use tonic::Status;
 
+use super::{Core, later::Taken};
 use crate::{
-    core::Core,
     durability::failpoint::{Point, around},
     durability::status::on_wire,
 };
 
 /// Why a shard without a data directory keeps nothing.
 const IN_MEMORY: &str = "it keeps everything in memory: start it with --data-dir";
-
-/// The modes in force after a request.
-pub struct Taken {
-    modes: KindModes,
-    /// Why some differ from the requested ones.
-    why: String,
-}
 
 /// The requested modes, on top of those with which the shard was started.
 ///

@@ -11,7 +11,10 @@ use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Member, front::transport_status};
-use crate::etcd_status::{KvError, status};
+use crate::{
+    apply_loop::call,
+    etcd_status::{KvError, status},
+};
 
 /// Answers that may wait for the connection. When they are full, the client's stream is not read.
 const OUTBOUND_MAX: usize = 16;
@@ -27,14 +30,8 @@ impl Lease for LeaseService {
     ) -> Result<Response<pb::LeaseGrantResponse>, Status> {
         let request = request.into_inner();
         let id = LeaseId::from_wire(request.id);
-        let ((id, ttl), current) = self
-            .0
-            .handle
-            .call(move |core| {
-                let granted = core.lease_grant(id, request.ttl)?;
-                Ok::<_, KvError>((granted, core.engine.current_all()))
-            })
-            .await??;
+        let grant = call::GrantLease { id, ttl_s: request.ttl };
+        let ((id, ttl), current) = self.0.handle.call(grant).await??;
         let header = Some(self.0.ids.header(current));
         Ok(Response::new(pb::LeaseGrantResponse { header, id: id.get(), ttl, error: String::new() }))
     }
@@ -44,7 +41,7 @@ impl Lease for LeaseService {
         request: Request<pb::LeaseRevokeRequest>,
     ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
         let id = LeaseId(request.into_inner().id);
-        let (revision, _) = self.0.handle.call_durable(move |core| core.lease_revoke(id)).await??;
+        let (revision, _) = self.0.handle.call_durable(call::RevokeLease { id }).await??;
         Ok(Response::new(pb::LeaseRevokeResponse { header: Some(self.0.ids.header(revision)) }))
     }
 
@@ -78,10 +75,7 @@ impl Lease for LeaseService {
     ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
         let request = request.into_inner();
         let (id, keys) = (LeaseId(request.id), request.keys);
-        let call = self.0.handle.call(move |core| {
-            (core.engine.lease_view(core.clock.mono(), id, keys), core.engine.current_all())
-        });
-        let (view, current) = call.await?;
+        let (view, current) = self.0.handle.call(call::ViewLease { id, keys }).await?;
         let header = Some(self.0.ids.header(current));
         let answer = match view {
             Ok(view) => pb::LeaseTimeToLiveResponse {
@@ -103,8 +97,7 @@ impl Lease for LeaseService {
         &self,
         _request: Request<pb::LeaseLeasesRequest>,
     ) -> Result<Response<pb::LeaseLeasesResponse>, Status> {
-        let call = self.0.handle.call(|core| (core.engine.leases(), core.engine.current_all()));
-        let (leases, current) = call.await?;
+        let (leases, current) = self.0.handle.call(call::ListLeases {}).await?;
         let leases = leases.into_iter().map(|id| pb::LeaseStatus { id: id.get() }).collect();
         Ok(Response::new(pb::LeaseLeasesResponse { header: Some(self.0.ids.header(current)), leases }))
     }
@@ -117,12 +110,7 @@ async fn keep_alive(
 ) -> Result<(), Status> {
     while let Some(request) = requests.next().await {
         let id = request.map_err(transport_status)?.id;
-        let call = member.handle.call(move |core| {
-            // The header first: it must not be above a revoke that comes right after the renewal.
-            let current = core.engine.current_all();
-            (core.engine.lease_keep_alive(core.clock.mono(), LeaseId(id)), current)
-        });
-        let (renewed, current) = call.await?;
+        let (renewed, current) = member.handle.call(call::KeepLeaseAlive { id: LeaseId(id) }).await?;
         let ttl = match renewed {
             Ok(ttl) => ttl,
             Err(EngineError::LeaseNotFound(_)) => 0,

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 use super::Member;
-use crate::etcd_status::KvError;
+use crate::{apply_loop::call, etcd_status::KvError};
 
 #[derive(Clone)]
 pub struct MaintenanceService(pub Member);
@@ -31,20 +31,7 @@ impl Maintenance for MaintenanceService {
             self.0.door.admits_router(&request)?;
         }
         let pb::AlarmRequest { action, member_id, alarm } = request.into_inner();
-        let call = self.0.handle.call(move |core| {
-            let alarms = match AlarmAction::try_from(action) {
-                Ok(AlarmAction::Get) => core.alarms(alarm),
-                Ok(AlarmAction::Activate) if alarm != AlarmType::None as i32 => {
-                    core.alarm_raise(alarm, member_id);
-                    vec![(alarm, member_id)]
-                }
-                Ok(AlarmAction::Deactivate) if core.alarm_clear(alarm, member_id) => {
-                    vec![(alarm, member_id)]
-                }
-                Ok(AlarmAction::Activate | AlarmAction::Deactivate) | Err(_) => Vec::new(),
-            };
-            (alarms, core.engine.current_all())
-        });
+        let call = self.0.handle.call(call::Alarm { action, alarm, member: member_id });
         let (alarms, current) = call.await?;
         let header = Some(self.0.ids.header(current));
         Ok(Response::new(pb::AlarmResponse { header, alarms: alarm_members(alarms) }))
@@ -54,15 +41,7 @@ impl Maintenance for MaintenanceService {
         &self,
         _request: Request<pb::StatusRequest>,
     ) -> Result<Response<pb::StatusResponse>, Status> {
-        let call = self.0.handle.call(|core| {
-            (
-                core.engine.stats(),
-                core.engine.current_all(),
-                core.applied,
-                core.alarms(AlarmType::None as i32),
-            )
-        });
-        let (stats, current, applied, alarms) = call.await?;
+        let (stats, applied, (alarms, current)) = self.0.handle.call(call::ShowStatus {}).await?;
         let live_bytes = i64::try_from(stats.live_bytes).unwrap_or(i64::MAX);
         let ids = &self.0.ids;
         Ok(Response::new(pb::StatusResponse {
@@ -89,7 +68,7 @@ impl Maintenance for MaintenanceService {
         _request: Request<pb::DefragmentRequest>,
     ) -> Result<Response<pb::DefragmentResponse>, Status> {
         let (waiter, done) = oneshot::channel();
-        self.0.handle.call(move |core| core.ask_checkpoint(waiter)).await?;
+        self.0.handle.call(call::AskCheckpoint { waiter }).await?;
         match done.await {
             Ok(Ok(())) => Ok(Response::new(pb::DefragmentResponse { header: None })),
             Ok(Err(why)) => Err(Status::unavailable(format!("kindred: no checkpoint: {why}"))),
@@ -98,7 +77,7 @@ impl Maintenance for MaintenanceService {
     }
 
     async fn hash(&self, _request: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
-        let hashed = self.0.handle.call(|core| core.engine.hash_kv(None)).await?;
+        let (hashed, _) = self.0.handle.call(call::HashKv { at: None }).await?;
         let (hash, revision, _) = hashed.map_err(KvError::from)?;
         Ok(Response::new(pb::HashResponse { header: Some(self.0.ids.header(revision)), hash }))
     }
@@ -109,8 +88,7 @@ impl Maintenance for MaintenanceService {
     ) -> Result<Response<pb::HashKvResponse>, Status> {
         let revision = request.into_inner().revision;
         let at = (revision != 0).then_some(Revision(revision));
-        let call = self.0.handle.call(move |core| (core.engine.hash_kv(at), core.engine.current_all()));
-        let (hashed, current) = call.await?;
+        let (hashed, current) = self.0.handle.call(call::HashKv { at }).await?;
         let (hash, hashed, compacted) = hashed.map_err(KvError::from)?;
         Ok(Response::new(pb::HashKvResponse {
             header: Some(self.0.ids.header(current)),

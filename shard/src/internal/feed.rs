@@ -20,8 +20,9 @@ use tokio::sync::oneshot;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{key_ranges, units::convert};
+use super::key_ranges;
 use crate::{
+    convert::units as convert,
     core::{FeedOf, FeedWanted},
     encode,
     etcd::{Member, front::transport_status},

@@ -6,7 +6,7 @@ use kindred_proto::shard_v1::{self as pb, leases_server::Leases};
 use tonic::{Request, Response, Status};
 
 use super::{lease, slot, slots};
-use crate::{core::Core, etcd::Member};
+use crate::{apply_loop::call, etcd::Member};
 
 /// Leases in one answer.
 const LEASES_MAX: u32 = 1024;
@@ -41,10 +41,7 @@ impl Leases for LeasesService {
         request: Request<pb::HandOverRequest>,
     ) -> Result<Response<pb::HandOverResponse>, Status> {
         let request = request.into_inner();
-        let hand_over = move |core: &mut Core| {
-            let leases = core.engine.lease_hand_over(max(request.max), request.begin);
-            (leases, core.engine.leases_left())
-        };
+        let hand_over = call::HandOver { max: max(request.max), begin: request.begin };
         let (leases, left) = self.0.handle.call(hand_over).await?;
         let leases = leases.into_iter().map(handed).collect();
         Ok(Response::new(pb::HandOverResponse { leases, left: left as u64 }))
@@ -58,7 +55,7 @@ impl Leases for LeasesService {
             Ok::<_, Status>((lease(known.id)?, known.granted_ttl, slots(&known.attached_slots)?))
         };
         let leases: Vec<_> = request.into_inner().leases.into_iter().map(known).collect::<Result<_, _>>()?;
-        self.0.handle.call(move |core| core.lease_inherit(&leases)).await??;
+        self.0.handle.call(call::InheritLeases { leases }).await??;
         Ok(Response::new(pb::InheritResponse {}))
     }
 
@@ -69,8 +66,7 @@ impl Leases for LeasesService {
         let request = request.into_inner();
         let heir = slot(request.heir_slot)?;
         let ids: Vec<LeaseId> = request.ids.into_iter().map(lease).collect::<Result<_, _>>()?;
-        let call = move |core: &mut Core| ids.into_iter().for_each(|id| core.engine.lease_handed(id, heir));
-        self.0.handle.call(call).await?;
+        self.0.handle.call(call::LeasesHanded { ids, heir }).await?;
         Ok(Response::new(pb::HandedResponse {}))
     }
 
@@ -80,7 +76,7 @@ impl Leases for LeasesService {
     ) -> Result<Response<pb::AdoptedResponse>, Status> {
         let request = request.into_inner();
         let homes = slots(&request.home_slots)?;
-        let call = move |core: &mut Core| core.engine.leases_adopted(&homes, max(request.max));
+        let call = call::ListAdopted { homes, max: max(request.max) };
         let leases = self.0.handle.call(call).await?.into_iter().map(adopted).collect();
         Ok(Response::new(pb::AdoptedResponse { leases }))
     }

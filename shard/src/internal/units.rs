@@ -5,7 +5,6 @@
 
 use std::pin::Pin;
 
-use bytes::Bytes;
 use kindred_engine::units::{UnitError, UnitMove};
 use kindred_partition_config::{ids::Revision, key::Key, unit::Unit};
 use kindred_proto::shard_v1::{self as pb, unit_answer::Answer, unit_call::Call, units_server::Units};
@@ -16,22 +15,16 @@ use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use crate::{
-    core::Core,
-    encode,
+    apply_loop::call::{self, CoreCall},
+    convert::units as convert,
+    core::jobs::{CHUNK_BYTES, CHUNK_KEYS},
     etcd::Member,
     etcd_status::{KvError, status},
     metrics::UnitMetrics,
 };
 
-pub(super) mod convert;
 mod together;
 
-/// Keys in one slice of a track, or of a search for leases.
-const SLICE_KEYS: usize = 512;
-/// Keys or events in one slice of a copy or an import.
-const CHUNK_KEYS: usize = 256;
-/// Approximate bytes in one slice of a copy or an import; a single key with its history may exceed it.
-const CHUNK_BYTES: usize = 256 << 10;
 /// Units whose tails are read in one turn.
 const TAILS_AT_ONCE: usize = 64;
 /// Approximate bytes of an answer with the tails of many units.
@@ -61,9 +54,9 @@ impl UnitService {
     /// Makes one engine call between batches.
     async fn ask<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&mut Core) -> Result<T, UnitError> + Send + 'static,
+        call: impl CoreCall<Answer = Result<T, UnitError>>,
     ) -> Result<T, KvError> {
-        Ok(self.member.handle.call_visible(move |core| core.unit_call(call)).await??)
+        Ok(self.member.handle.call_visible(call).await??)
     }
 
     /// Runs a stream in its own task, which ends with the stream, its reader or the process.
@@ -98,15 +91,10 @@ impl UnitService {
     ) -> Result<(), KvError> {
         let at = match at {
             Some(at) => at,
-            None => {
-                let by = by.clone();
-                self.ask(move |core| core.engine.unit_copy_begin(&by)).await?
-            }
+            None => self.ask(call::BeginCopy { by: by.clone() }).await?,
         };
         loop {
-            let by = by.clone();
-            let next =
-                move |core: &mut Core| core.engine.unit_copy(&by, after.as_ref(), CHUNK_KEYS, CHUNK_BYTES);
+            let next = call::CopyUnit { by: by.clone(), after, keys: CHUNK_KEYS, bytes: CHUNK_BYTES };
             let chunk = self.ask(next).await?;
             self.metrics.copied(chunk.keys.len());
             // If the reader is gone, the stream ends.
@@ -125,8 +113,7 @@ impl UnitService {
         to: Outbound<pb::VerifyResponse>,
     ) -> Result<(), KvError> {
         loop {
-            let unit = by.unit.clone();
-            let next = move |core: &mut Core| core.engine.unit_verify(&unit, floor, at, after.as_ref());
+            let next = call::VerifyUnit { unit: by.unit.clone(), floor, at, after };
             let Some(digest) = self.ask(next).await? else { return Ok(()) };
             after = Some(digest.last_key.clone());
             if to.send(Ok(convert::digest(digest))).await.is_err() {
@@ -152,8 +139,7 @@ impl Units for UnitService {
         &self,
         _request: Request<pb::UnitsListRequest>,
     ) -> Result<Response<pb::UnitsListResponse>, Status> {
-        let listed = self.ask(|core| Ok((core.engine.unit_records(), core.engine.highest_move())));
-        let (records, highest) = listed.await?;
+        let (records, highest) = self.member.handle.call_visible(call::ListUnits {}).await?;
         let records = records.into_iter().map(convert::record).collect();
         let highest_move = highest.map_or(0, |id| id.0);
         Ok(Response::new(pb::UnitsListResponse { records, incarnation: self.incarnation, highest_move }))
@@ -257,23 +243,8 @@ impl Units for UnitService {
         let asked = request.into_inner().tails;
         let (mut tails, mut left) = (Vec::with_capacity(asked.len()), TAILS_BYTES);
         for some in asked.chunks(TAILS_AT_ONCE) {
-            let some: Vec<_> = some.iter().map(tail).collect::<Result<_, _>>()?;
-            let next = move |core: &mut Core| {
-                let mut told = Vec::with_capacity(some.len());
-                for (unit, start) in &some {
-                    // Once the answer is full, the remaining tails stay empty.
-                    let said = match left {
-                        0 => Ok(Bytes::new()),
-                        _ => {
-                            core.engine.unit_tail(unit, *start, left).map(|out| encode::feed::response(&out))
-                        }
-                    };
-                    left = left.saturating_sub(said.as_ref().map_or(0, Bytes::len));
-                    told.push(said);
-                }
-                Ok((told, left))
-            };
-            let (told, rest) = self.ask(next).await?;
+            let units: Vec<_> = some.iter().map(tail).collect::<Result<_, _>>()?;
+            let (told, rest) = self.member.handle.call_visible(call::Tails { units, left }).await?;
             left = rest;
             tails.extend(told);
         }

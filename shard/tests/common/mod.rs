@@ -71,7 +71,7 @@ impl Shard {
 
     /// The number of open watches that the engine counts.
     pub async fn watches(&self) -> u64 {
-        self.running.handle.call(|core| core.engine.stats().watches).await.unwrap()
+        self.running.handle.inspect(|core| core.engine.stats().watches).await.unwrap()
     }
 }
 

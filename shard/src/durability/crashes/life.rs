@@ -34,9 +34,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::disk::LifeDisk;
 use crate::{
+    apply_loop::call,
     clock::{Clock, WallClock},
     config::durability::DurabilitySettings,
-    core::{Core, CoreSettings},
+    core::{Core, CoreSettings, Sizes},
     durability::{Logs, start::open_on},
     etcd_status::KvError,
     handle::{self, Handle},
@@ -150,7 +151,14 @@ pub async fn open_with(
         max_clock_offset_micros: 10_000_000,
         min_lease_ttl_s: 2,
     };
-    let of_core = CoreSettings { member_id: 1, slot, quota_bytes: 0, quotas: BTreeMap::new(), kinds };
+    let of_core = CoreSettings {
+        member_id: 1,
+        slot,
+        quota_bytes: 0,
+        quotas: BTreeMap::new(),
+        kinds,
+        sizes: Sizes::default(),
+    };
     let wall = wall.clone();
     let wall =
         WallClock::Other(Arc::new(move || UNIX_EPOCH + Duration::from_micros(wall.load(Ordering::Relaxed))));
@@ -316,7 +324,7 @@ impl Shard {
                 1 => self.some_fault(),
                 2 | 3 => {
                     let (waiter, _) = tokio::sync::oneshot::channel();
-                    let asked = handle.call(move |core| core.ask_checkpoint(waiter)).await;
+                    let asked = handle.call(call::AskCheckpoint { waiter }).await;
                     assert!(asked.is_ok(), "{at}: the loop has ended");
                 }
                 4..8 => {

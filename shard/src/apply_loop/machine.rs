@@ -1,0 +1,376 @@
+//! The loop's decisions: what a request does to the engine, and when its answer may be sent. No task, no clock and no
+//! waiting: the caller brings the time and the requests, and answers go into channels. [`super::ApplyLoop`] drives it
+//! in a shard, the simulation drives the same code.
+
+use std::time::Duration;
+
+use kindred_engine::ops::Op;
+use kindred_partition_config::ids::Revision;
+use kindred_wire::error::EtcdError;
+use tokio::time::Instant;
+
+use super::{
+    call::Call,
+    pending::{LogAt, Needs, Pending, Ready, Timed, Until},
+    request::{Answer, Batched, Raise, Refusing, Request},
+};
+use crate::{
+    core::{self, Core, Later},
+    durability::{
+        Logs,
+        failpoint::{Point, Side, reach},
+    },
+    etcd_status::KvError,
+    metrics::LoopMetrics,
+    read_hints::ReadHints,
+};
+
+/// Versions freed in one slice.
+const GC_SLICE: usize = 256;
+/// Interval of the search for resources of vanished clients.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The engine, its logs, and what waits.
+pub(super) struct Machine {
+    pub(super) core: Core,
+    pub(super) logs: Logs,
+    pending: Pending,
+    refusing: Refusing,
+    progress_interval: Duration,
+    progress_at: Instant,
+    sweep_at: Instant,
+    /// Whether more leases have expired than the last slice ended.
+    expiring: bool,
+    pub(super) metrics: LoopMetrics,
+}
+
+/// The number of logged records when a call began.
+#[derive(Debug, Clone, Copy)]
+struct LoggedBefore {
+    fsync: usize,
+    buffered: usize,
+}
+
+impl LoggedBefore {
+    fn of(core: &Core) -> Self {
+        Self { fsync: core.engine.logged_fsync(), buffered: core.engine.logged_buffered() }
+    }
+
+    /// The logs that the answer to the call needs.
+    fn needs(self, core: &Core) -> Needs {
+        let now = Self::of(core);
+        Needs { fsync: now.fsync != self.fsync, buffered: now.buffered != self.buffered }
+    }
+}
+
+impl Machine {
+    /// Nothing waits; `batch_max` is the size of the batches to come.
+    pub(super) fn new(core: Core, logs: Logs, progress_interval: Duration, batch_max: usize) -> Self {
+        let now = core.clock.now();
+        Self {
+            core,
+            logs,
+            pending: Pending::with_capacity(batch_max),
+            refusing: Refusing::default(),
+            progress_interval,
+            progress_at: now + progress_interval,
+            sweep_at: now + SWEEP_INTERVAL,
+            expiring: false,
+            metrics: LoopMetrics::new(),
+        }
+    }
+
+    /// What is refused at present, for the handles.
+    pub(super) fn refusing(&self) -> Refusing {
+        self.refusing.clone()
+    }
+
+    /// Whether a request may be executed now.
+    pub(super) fn takes_requests(&self) -> bool {
+        !self.pending.stalls()
+    }
+
+    /// The number of entries of this batch.
+    pub(super) fn batch_len(&self) -> usize {
+        self.pending.batch_len()
+    }
+
+    /// Whether answers or calls wait for the logs.
+    pub(super) fn waits_for_logs(&self) -> bool {
+        self.pending.waits_for_logs()
+    }
+
+    /// Executes a request as one of this batch.
+    pub(super) fn execute(&mut self, now: Instant, request: Request) {
+        let core = &mut self.core;
+        let before = LoggedBefore::of(core);
+        let (answer, needs_fsync) = match request {
+            Request::Apply { ref op, hints, .. } if !fits(core, op, hints) => {
+                return self.wait_for_ceiling(now, request, hints);
+            }
+            Request::Apply { op, hints, answer } => {
+                let applied = core.apply(op, hints);
+                let needs_fsync = applied.is_ok() && core.engine.answer_waits();
+                (Answer::Apply(answer, applied), needs_fsync)
+            }
+            Request::Read { query, hints, owner, answer } if core.waits(&query, hints) => {
+                // The read must show, for its whole range, what any of its Kinds already shows.
+                let to = hints.min_revision.unwrap_or_else(|| core.engine.current_all());
+                let raise = Raise { ranges: vec![query.range.clone()], to, generation: hints.generation };
+                let read = Call::Read { query, hints, owner, answer };
+                return self.pending.push(now, Until::Raised(raise, read));
+            }
+            Request::Read { query, hints, owner, answer } => {
+                (Answer::Read(answer, core.read(&query, hints, &owner)), false)
+            }
+            Request::Batch(ops) => return self.execute_batch(now, ops),
+            Request::Chunk { cursor, answer } => (Answer::Chunk(answer, core.chunk(cursor)), false),
+            Request::Pull { stream, bytes_max, answer } => {
+                (Answer::Pull(answer, core.engine.watch_pull(stream, bytes_max)), false)
+            }
+            Request::ResumeFeed(feed) => return core.feed_resume(feed),
+            Request::Call(call) => (Answer::Call(call.run(core)), false),
+            Request::Late(late) => return self.pending.push(now, Until::PublishedCall(late)),
+            Request::Raised { raise, late } => return self.pending.push(now, Until::Raised(raise, late)),
+            Request::Flushed(call) => return self.pending.push(now, Until::Flushed(call)),
+        };
+        let logged = before.needs(&self.core);
+        let needs = Needs { fsync: needs_fsync || logged.fsync, ..logged };
+        self.pending.push(now, Until::Published(answer, needs));
+    }
+
+    fn execute_batch(&mut self, now: Instant, ops: Vec<Batched>) {
+        for op in ops {
+            if op.reply.is_wanted(now) {
+                self.execute(now, op.into());
+            } else {
+                // No client waits for it, and it has done nothing yet.
+                op.reply.send(Err(KvError::Invalid(EtcdError::Timeout)));
+            }
+        }
+    }
+
+    fn ask_ceiling(&mut self, to: Option<Revision>) {
+        self.logs.ask_ceiling(to.filter(|to| self.core.waits_for_ceiling(*to)));
+    }
+
+    /// Keeps a write until the clock may assign again.
+    fn wait_for_ceiling(&mut self, now: Instant, write: Request, hints: ReadHints) {
+        self.ask_ceiling(hints.min_revision);
+        if let Some(write) = self.pending.push_above_ceiling(now, write) {
+            refuse(write);
+        }
+    }
+
+    /// Ends the batch: does what is due by now, publishes, and sends every answer that nothing keeps back.
+    pub(super) fn end_batch(&mut self, now: Instant) {
+        self.settle(now);
+        self.timers(now);
+        self.publish(now);
+        // After the logs: the walk must find only what is logged.
+        self.logs.checkpoint_slice(&mut self.core);
+    }
+
+    /// Handles what the logs have completed since the last call.
+    fn settle(&mut self, now: Instant) {
+        self.logs.settle(&mut self.core);
+        let done = self.logs_done();
+        while let Some(ready) = self.pending.pop_logged(done) {
+            let entry = match ready {
+                Ready::Answer(answer) => Until::Published(answer, Needs::default()),
+                Ready::Call(call) => Until::PublishedCall(call),
+            };
+            self.pending.push(now, entry);
+        }
+        if self.pending.stalls() {
+            return;
+        }
+        while let Some(Timed { until, what: request }) = self.pending.pop_above_ceiling() {
+            let Request::Apply { op, hints, answer } = &request else { continue };
+            let wanted = answer.is_wanted(now);
+            if wanted && fits(&self.core, op, *hints) {
+                self.execute(now, request);
+            } else if !wanted || until <= now {
+                refuse(request);
+            } else {
+                self.ask_ceiling(hints.min_revision);
+                self.pending.put_back_above_ceiling(Timed { until, what: request });
+                break;
+            }
+        }
+    }
+
+    fn logs_done(&self) -> LogAt {
+        LogAt { written: self.logs.written(), durable: self.logs.durable() }
+    }
+
+    fn publish(&mut self, now: Instant) {
+        self.hand_over();
+        self.raise_all(now);
+        let mut ran = self.run_flushed(now);
+        for call in self.pending.take_calls() {
+            let before = LoggedBefore::of(&self.core);
+            let answer = Answer::Call(call.run(&mut self.core));
+            self.pending.push(now, Until::Published(answer, before.needs(&self.core)));
+            ran = true;
+        }
+        if ran {
+            self.hand_over();
+        }
+        let last = LogAt { written: self.logs.position_buffered(), durable: self.logs.position() };
+        let done = self.logs_done();
+        for later in self.core.take_later() {
+            match later {
+                Later::Durable(call) if done.durable >= last.durable => {
+                    let answer = Answer::Call(Call::Durable(call).run(&mut self.core));
+                    self.pending.push(now, Until::Published(answer, Needs::default()));
+                }
+                Later::Durable(call) => {
+                    let at = LogAt { written: 0, ..last };
+                    self.pending.push(now, Until::Logged(at, Ready::Call(Call::Durable(call))));
+                }
+                Later::Flushed(modes) => self.pending.push(now, Until::Flushed(Call::Logged(modes))),
+            }
+        }
+        self.core.wake();
+        self.answer(now, last, done);
+        self.core.push_feeds();
+    }
+
+    /// Hands what was applied to the logs, and publishes what need not wait for them.
+    fn hand_over(&mut self) {
+        self.logs.append(&mut self.core.engine);
+        self.core.engine.publish();
+    }
+
+    /// Sends the answers of the batch that need no log, or one that is far enough.
+    fn answer(&mut self, now: Instant, last: LogAt, done: LogAt) {
+        let mut answers = self.pending.take_answers();
+        let some = !answers.is_empty();
+        if some {
+            reach(Point::LoopAnswer, Side::Before);
+        }
+        for (answer, needs) in answers.drain(..) {
+            let durable = if needs.fsync { last.durable } else { 0 };
+            if needs.buffered && done.written < last.written {
+                let at = LogAt { written: last.written, durable };
+                self.pending.push(now, Until::Logged(at, Ready::Answer(answer)));
+            } else if done.durable < durable {
+                self.pending.push(now, Until::Logged(LogAt { written: 0, durable }, Ready::Answer(answer)));
+            } else {
+                answer.send();
+            }
+        }
+        self.pending.reuse(answers);
+        if some {
+            reach(Point::LoopAnswer, Side::After);
+        }
+    }
+
+    fn raise_all(&mut self, now: Instant) {
+        for Timed { until, what: (raise, call) } in self.pending.take_raised() {
+            if self.core.waits_for_ceiling(raise.to) && until > now {
+                self.ask_ceiling(Some(raise.to));
+                self.pending.put_back_raised(Timed { until, what: (raise, call) });
+            } else if self.core.engine.unpublished_in(&raise.ranges) {
+                // The revision is fixed here: no later write is at or below it. A refusal comes again when the call
+                // runs.
+                let _ = self.core.raise(&raise.ranges, raise.to, raise.generation);
+                let at = LogAt { written: 0, durable: self.logs.position() };
+                self.pending.push(now, Until::Logged(at, Ready::Call(call)));
+            } else {
+                self.pending.push(now, Until::PublishedCall(call));
+            }
+        }
+    }
+
+    /// Runs the call that waits for both logs, once they are flushed; fails it when that takes too long. Returns
+    /// whether it ran.
+    fn run_flushed(&mut self, now: Instant) -> bool {
+        let Some(Timed { until, what: call }) = self.pending.take_flushed() else { return false };
+        if self.logs.is_flushed() {
+            let before = LoggedBefore::of(&self.core);
+            let answer = Answer::Call(call.run(&mut self.core));
+            self.pending.push(now, Until::Published(answer, before.needs(&self.core)));
+            return true;
+        }
+        if until <= now {
+            self.core.engine.keep_modes();
+            call.refuse(KvError::DiskWait);
+        } else {
+            self.pending.put_back_flushed(Timed { until, what: call });
+        }
+        false
+    }
+
+    /// Does one slice of each kind of work that is due.
+    fn timers(&mut self, now: Instant) {
+        self.expiring = self.may_expire() && self.core.lease_expire();
+        self.core.compact_due();
+        self.core.gc(GC_SLICE);
+        if now >= self.progress_at {
+            self.progress_at = now + self.progress_interval;
+            // The changes of this batch are published first, so that the promise may cover them.
+            self.hand_over();
+            // A clock that no handshake has confirmed promises nothing (R3).
+            if self.core.clock.is_confirmed() {
+                self.core.engine.progress_tick(self.core.clock.wall());
+            }
+        }
+        if now >= self.sweep_at {
+            self.sweep_at = now + SWEEP_INTERVAL;
+            self.core.sweep();
+            self.core.note_written(now);
+            let (reads, streams) = self.core.open_counts();
+            self.metrics.units(&self.core.engine.unit_records());
+            self.metrics.sizes(&self.core.engine.stats(), self.core.applied, reads, streams);
+            self.core.durability = self.logs.report(&self.core);
+            self.refusing.set(self.core.refuses());
+        }
+    }
+
+    /// Whether leases may be ended now, which writes.
+    fn may_expire(&self) -> bool {
+        !self.pending.stalls() && self.core.may_assign()
+    }
+
+    /// When the next batch must end, if no request comes before; in the past when there is work now.
+    pub(super) fn next_timer(&self) -> Instant {
+        let busy = self.expiring || self.core.is_collecting() || self.core.has_feeds_behind();
+        if busy || self.logs.has_checkpoint_work() {
+            return self.core.clock.now();
+        }
+        // While it waits for the ceiling, an expired lease sets no timer: raising the ceiling wakes the loop.
+        let lease = self.core.engine.lease_deadline().filter(|_| self.may_expire());
+        let lease = lease.map(|at| self.core.clock.instant(at));
+        let compaction = self.core.compact_deadline().map(|at| self.core.clock.instant(at));
+        let timers = [self.logs.next_timer(), self.pending.next_timer(), lease, compaction];
+        timers.into_iter().flatten().fold(self.progress_at.min(self.sweep_at), Instant::min)
+    }
+
+    /// Refuses the writes that wait for the ceiling: the shard ends.
+    pub(super) fn refuse_waiting(&mut self) {
+        while let Some(write) = self.pending.pop_above_ceiling() {
+            refuse(write.what);
+        }
+    }
+
+    /// Handles what the logs have completed, and sends what that allows; nothing else is done any more.
+    pub(super) fn drain(&mut self, now: Instant) {
+        self.settle(now);
+        self.publish(now);
+    }
+}
+
+/// Whether the clock's ceiling lets a request be executed now.
+fn fits(core: &Core, op: &Op, hints: ReadHints) -> bool {
+    core::is_read(op)
+        || (core.may_assign() && hints.min_revision.is_none_or(|least| !core.waits_for_ceiling(least)))
+}
+
+/// Answers a write that could not be executed in time, and was not.
+fn refuse(request: Request) {
+    if let Request::Apply { answer, .. } = request {
+        answer.send(Err(KvError::DiskWait));
+    }
+}

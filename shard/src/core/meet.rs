@@ -1,0 +1,52 @@
+//! The part of a handshake that runs on the loop (R3, R14).
+
+use kindred_engine::engine::WallMicros;
+use kindred_partition_config::ids::{Revision, SLOT_BITS};
+use tonic::Status;
+
+use super::Core;
+
+/// A caller's reference time, and when a store that replaces another one may open.
+#[derive(Debug, Clone, Copy)]
+pub struct Met {
+    /// `None` if the caller has no reference.
+    pub reference: Option<WallMicros>,
+    pub opens_at: WallMicros,
+}
+
+impl Core {
+    /// Takes over the caller's reference time if the own clock agrees, and opens the shard when it is time. Returns the
+    /// wall clock's reading, and whether the shard still serves nothing.
+    ///
+    /// # Errors
+    /// When the shard began before the store that it replaces can have ended.
+    pub fn meet(&mut self, met: Met) -> Result<(WallMicros, bool), Status> {
+        let Met { reference, opens_at } = met;
+        if reference.is_some_and(|reference| self.clock.confirm(reference)) {
+            tracing::info!("a handshake confirmed the clock");
+        }
+        if !self.opened {
+            // A caller that does not know of `opens_at` must not open the shard early.
+            self.opens_at = self.opens_at.max(opens_at);
+            if self.clock.is_confirmed() && self.clock.wall() >= self.opens_at {
+                self.opened = true;
+                // The shard has served nothing yet. The engine begins at a confirmed time, so its floor is right too.
+                self.begin();
+                tracing::info!("serving");
+            }
+        }
+        if self.opened && first_of(opens_at) > self.engine.floor() {
+            return Err(Status::failed_precondition(format!(
+                "kindred: this store began at revision {}, before the store that it replaces can have ended: start it \
+                 with --in-cluster and without data (R14)",
+                self.engine.floor()
+            )));
+        }
+        Ok((self.clock.reading(), !self.opened))
+    }
+}
+
+/// A revision below all that a clock assigns at this time.
+fn first_of(at: WallMicros) -> Revision {
+    Revision(i64::try_from(at.0).map_or(i64::MAX, |micros| micros.saturating_mul(1 << SLOT_BITS)))
+}
