@@ -2,6 +2,7 @@
 //! back and forth while they run.
 
 use std::cell::Cell;
+use std::time::Instant;
 
 use crate::world::{Micros, SECOND, World};
 
@@ -10,6 +11,12 @@ const EPOCH: u64 = 1_767_225_600_000_000;
 /// A clock within its bounds is never further from the right time than this: two of them are within R3's ten seconds
 /// of each other, drift and bursts included.
 const SKEW_MAX: i64 = 4_500_000;
+
+/// The start of a run for machines that count in [`Instant`]s. Only what lies between two of them matters.
+#[must_use]
+pub fn epoch() -> Instant {
+    Instant::now()
+}
 
 /// How the clocks of a run behave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

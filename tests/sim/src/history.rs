@@ -198,6 +198,8 @@ pub struct Compaction {
 /// What a feed was told by its merge.
 #[derive(Debug, Clone)]
 pub enum Told {
+    /// The ring dropped what lies above the first and up to the second before anybody could look.
+    Dropped(Revision, Revision),
     /// The events of a revision, by their keys.
     Emit(Revision, Vec<Vec<u8>>),
     /// Nothing at or below is still to come.
@@ -408,24 +410,10 @@ impl History {
         self.write().currents.push(Current { order, store, kind, current, held_micros });
     }
 
-    fn lease(&self, id: LeaseId, home: StoreIx, step: LeaseStep) {
+    /// A lease was granted, asked for or ended at its home.
+    pub fn lease(&self, id: LeaseId, home: StoreIx, step: LeaseStep) {
         let order = self.world.order();
         self.world.note(format_args!("s{} lease {id}: {step:?}", home.0));
         self.write().leases.push((order, id, home, step));
-    }
-
-    /// A lease was granted.
-    pub fn lease_granted(&self, id: LeaseId, home: StoreIx) {
-        self.lease(id, home, LeaseStep::Granted);
-    }
-
-    /// A lease's end was recorded.
-    pub fn lease_ended(&self, id: LeaseId, home: StoreIx) {
-        self.lease(id, home, LeaseStep::Ended);
-    }
-
-    /// A lease was kept alive or attached, or not.
-    pub fn lease_asked(&self, id: LeaseId, home: StoreIx, done: bool) {
-        self.lease(id, home, LeaseStep::Asked(done));
     }
 }

@@ -80,6 +80,8 @@ pub enum CallError {
     Lost,
     /// The shard refuses.
     Refused(EngineError),
+    /// The shard refuses for another reason.
+    Other(String),
 }
 
 /// On a stream of a shard's, in order.

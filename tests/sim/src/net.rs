@@ -155,7 +155,7 @@ impl Net {
         });
         use futures_util::future::{Either, select};
         match select(replied, breaks).await {
-            Either::Left((Some(result), _)) => result.map_err(CallError::Refused),
+            Either::Left((Some(result), _)) => result,
             Either::Left((None, _)) | Either::Right(_) => Err(CallError::Lost),
         }
     }

@@ -50,7 +50,7 @@ impl From<CallError> for Fail {
             CallError::Refused(EngineError::Compacted { .. }) => Self::Compacted,
             CallError::Refused(EngineError::Future { .. }) => Self::Future,
             CallError::Refused(EngineError::LeaseNotFound(_)) => Self::NoLease,
-            CallError::Refused(_) => Self::Unavailable,
+            CallError::Refused(_) | CallError::Other(_) => Self::Unavailable,
         }
     }
 }
@@ -75,6 +75,8 @@ pub struct Router {
     /// Clients' compactions up to here.
     compacted: Cell<Revision>,
     feeds: feeds::Feeds,
+    /// The start of the run, as the product's machines count time.
+    epoch: std::time::Instant,
     /// What happened.
     pub history: Rc<History>,
     /// What is wrong with it.
@@ -105,6 +107,7 @@ impl Router {
             owed: RefCell::default(),
             compacted: Cell::new(Revision::ZERO),
             feeds: feeds::Feeds::new(world),
+            epoch: crate::clocks::epoch(),
             history: history.clone(),
             sabotage,
         });

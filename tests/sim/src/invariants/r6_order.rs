@@ -23,7 +23,7 @@ fn in_order(feed: &FeedRecord) -> Result<Revision, String> {
     for (_, told) in &feed.told {
         let (revision, ok) = match told {
             Told::Emit(revision, _) => (*revision, *revision > covered),
-            Told::Watermark(revision) => (*revision, *revision >= covered),
+            Told::Watermark(revision) | Told::Dropped(_, revision) => (*revision, *revision >= covered),
         };
         if !ok {
             return Err(format!("a feed was told {told:?} behind {covered}"));
@@ -36,8 +36,12 @@ fn in_order(feed: &FeedRecord) -> Result<Revision, String> {
 fn is_whole(record: &Record, feed: &FeedRecord, covered: Revision) -> Result<(), String> {
     let told = feed.told.iter().filter_map(|(_, told)| match told {
         Told::Emit(revision, keys) => Some((*revision, keys)),
-        Told::Watermark(_) => None,
+        Told::Watermark(_) | Told::Dropped(..) => None,
     });
+    let dropped = |revision: Revision| {
+        let mut told = feed.told.iter().map(|(_, told)| told);
+        told.any(|told| matches!(told, Told::Dropped(from, to) if revision > *from && revision <= *to))
+    };
     let given: BTreeSet<(Revision, &Vec<u8>)> =
         told.flat_map(|(revision, keys)| keys.iter().map(move |key| (revision, key))).collect();
     let of_feed = record.events.iter().filter(|published| {
@@ -45,6 +49,7 @@ fn is_whole(record: &Record, feed: &FeedRecord, covered: Revision) -> Result<(),
         part.is_some_and(|(_, ranges)| ranges.iter().any(|range| range.contains(&published.event.key)))
             && published.event.revision > feed.after
             && published.event.revision <= covered
+            && !dropped(published.event.revision)
     });
     let due: BTreeSet<(Revision, &Vec<u8>)> =
         of_feed.map(|published| (published.event.revision, &published.event.key)).collect();

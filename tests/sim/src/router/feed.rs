@@ -1,19 +1,23 @@
-//! One feed: its merge, its upstream streams and its ring, as `router/src/feeds/task.rs`, `feed.rs` and `source.rs`.
+//! One feed: the product's machine and what its readers find, over simulated streams.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use kindred_engine::engine::{Event as EngineEvent, FeedOut};
 use kindred_partition_config::ids::Revision;
-use kindred_router_core::cursor::{self, Limit, Look, Taken};
+use kindred_router_core::common_revision::Currents;
+use kindred_router_core::cursor::{self, Limit, Look};
 use kindred_router_core::feed_event::{Events, FeedEvent, entry};
-use kindred_router_core::feed_ring::FeedRing;
+use kindred_router_core::feed_machine::{Command, Event, FeedMachine, Limits, Message, OPEN_MAX, TICK};
+use kindred_router_core::feed_state::{FeedState, Take};
+use kindred_router_core::gaps::{Gap, Passed};
 use kindred_router_core::place::FeedKey;
 use kindred_router_core::store::StoreIx;
-use kindred_router_core::watch_merge::{Command, Entry, Event, SourceIx, WatchMerge};
+use kindred_router_core::watch_merge::Entry;
 use kindred_wire::kv::{EventType, Pieces, StoredEvent};
 
 use super::Router;
@@ -21,130 +25,79 @@ use crate::history::{FeedRecord, Told};
 use crate::messages::{CallError, Reply, Request, StreamIn, StreamOut};
 use crate::net::Stream;
 use crate::sabotage::Sabotage;
-use crate::world::{Answer, Answered, Bell, MS, Micros, SECOND, answer};
+use crate::world::{Answer, Answered, Bell, MS, Micros, SECOND, World, answer};
 
-const TICK: Micros = SECOND;
-const REOPEN: Micros = 200 * MS;
 const RAISE_MAX: Micros = 3 * SECOND;
-/// How long a feed without readers is kept; the product's is longer.
-const IDLE: Micros = 3 * SECOND;
-/// Bytes of a catch-up that no reader has taken.
+/// Bytes of a catch-up that no reader has taken, and how long a feed without readers is kept; the product's are larger.
 const UNREAD_MAX: usize = 1_000;
-const STALLED_MAX: Micros = 5 * SECOND;
-const BACKOFF_MIN: Micros = 20 * MS;
-const BACKOFF_MAX: Micros = SECOND;
-/// How long a store has to open a feed.
-const OPEN_MAX: Micros = 5 * SECOND;
+const IDLE: Duration = Duration::from_secs(3);
 
-/// What lies at a reader's position.
-pub enum Take {
-    /// The next revisions, or none yet.
-    Taken(Taken<Events>),
-    /// It lies before what this feed holds.
-    Behind,
-    /// Nobody has it any more.
-    Compacted(Revision),
-    /// The feed is being opened.
-    Opening,
-    /// Read another one.
-    Ended,
-}
-
-struct Slot {
+/// A store's stream, and what has arrived on it.
+struct Source {
     store: StoreIx,
     stream: Option<Rc<Stream>>,
     messages: VecDeque<FeedOut>,
     /// The stream has said where it begins.
     opened: bool,
-    live: bool,
-    after: Revision,
-    paused: bool,
-    failures: u32,
-    asked: Option<Micros>,
     /// Attempts so far: what belongs to an earlier one is not heard.
     attempt: u64,
 }
 
-struct State {
-    ring: Option<FeedRing<Events>>,
-    compacted: Revision,
-    ended: bool,
-    wanted: Revision,
-    read_to: Revision,
-    asking: Vec<Answer<Result<Revision, ()>>>,
-    readers: BTreeMap<u64, Rc<Bell>>,
-    next_reader: u64,
-    slots: Vec<Slot>,
-    merge: Option<WatchMerge<Events>>,
-    raising: bool,
-    unread: VecDeque<(Revision, usize)>,
-    unread_bytes: usize,
-    stalled: Option<Micros>,
-    idle: Option<Micros>,
-    /// Its place in the record, of this life of the feed.
-    record: usize,
+/// What is written down of the present opening of the feed.
+struct Recorded {
+    /// Its place in the record.
+    at: usize,
+    /// Up to where.
+    covered: Revision,
 }
 
 /// One feed.
 pub struct Feed {
     /// What it is of.
     pub key: FeedKey,
-    start: Option<Revision>,
     router: Weak<Router>,
-    state: RefCell<State>,
-    /// Messages that wait are read by a turn that is planned.
-    turning: Cell<bool>,
+    machine: RefCell<FeedMachine>,
+    state: RefCell<FeedState>,
+    sources: RefCell<Vec<Source>>,
+    asking: RefCell<Vec<Answer<Result<Revision, ()>>>>,
+    readers: RefCell<BTreeMap<u64, Rc<Bell>>>,
+    next_reader: Cell<u64>,
+    /// The time for which [`Event::Due`] is planned.
+    due: Cell<Option<Instant>>,
+    recorded: RefCell<Option<Recorded>>,
+    /// When the simulation began.
+    epoch: Instant,
 }
 
 impl Feed {
     /// Begins a feed: the live one, or a catch-up.
     pub(super) fn begin(router: &Rc<Router>, key: FeedKey, start: Option<Revision>) -> Rc<Self> {
-        let slot = |store| Slot {
-            store,
-            stream: None,
-            messages: VecDeque::new(),
-            opened: false,
-            live: false,
-            after: Revision::ZERO,
-            paused: false,
-            failures: 0,
-            asked: None,
-            attempt: 0,
-        };
-        let state = State {
-            ring: start.map(|start| FeedRing::new(start.prev(), router.feeds.ring_bytes)),
-            compacted: Revision::ZERO,
-            ended: false,
-            wanted: Revision::ZERO,
-            read_to: Revision::ZERO,
-            asking: Vec::new(),
-            readers: BTreeMap::new(),
-            next_reader: 0,
-            slots: key.stores().map(slot).collect(),
-            merge: None,
-            raising: false,
-            unread: VecDeque::new(),
-            unread_bytes: 0,
-            stalled: None,
-            idle: None,
-            record: usize::MAX,
-        };
+        let source =
+            |store| Source { store, stream: None, messages: VecDeque::new(), opened: false, attempt: 0 };
+        let ring_bytes = router.feeds.ring_bytes;
+        let state = start.map_or_else(FeedState::live, |start| FeedState::catch_up(start, ring_bytes));
+        let limits = Limits { ring_bytes, unread_bytes: UNREAD_MAX, idle: IDLE };
+        let sources: Vec<_> = key.stores().map(source).collect();
         let feed = Rc::new(Self {
             key,
-            start,
             router: Rc::downgrade(router),
+            machine: RefCell::new(FeedMachine::new(sources.len(), limits)),
             state: RefCell::new(state),
-            turning: Cell::new(false),
+            sources: RefCell::new(sources),
+            asking: RefCell::default(),
+            readers: RefCell::default(),
+            next_reader: Cell::new(0),
+            due: Cell::new(None),
+            recorded: RefCell::default(),
+            epoch: router.epoch,
         });
         let (this, world) = (feed.clone(), router.world.clone());
         router.world.spawn(router.life, async move {
-            match start {
-                Some(start) => this.open(start.prev()),
-                None => this.ask(0),
-            }
-            while !this.state.borrow().ended {
-                world.sleep(TICK).await;
-                this.on_tick();
+            this.step(Event::Begin);
+            while !this.has_ended() {
+                world.sleep(Micros::try_from(TICK.as_micros()).unwrap_or(SECOND)).await;
+                let has_readers = this.has_readers();
+                this.step(Event::Tick { has_readers });
             }
         });
         feed
@@ -153,38 +106,22 @@ impl Feed {
     // ---- for readers
 
     /// What lies at `position`.
-    pub(super) fn take(self: &Rc<Self>, position: Revision, limit: Limit) -> Take {
-        let mut state = self.state.borrow_mut();
-        if position < state.compacted {
-            return Take::Compacted(state.compacted);
-        }
-        if state.ended {
-            return Take::Ended;
-        }
-        let Some(ring) = &state.ring else { return Take::Opening };
-        let Look::Taken(taken) = cursor::look(ring, position, limit) else { return Take::Behind };
-        if self.start.is_some() && taken.next > state.read_to {
-            state.read_to = taken.next;
-            drop(state);
+    pub(super) fn take(self: &Rc<Self>, position: Revision, passed: &mut Passed, limit: Limit) -> Take {
+        let (take, kick) = self.state.borrow_mut().take(position, passed, limit);
+        if kick {
             self.kick();
         }
-        Take::Taken(taken)
+        take
     }
 
     /// No event at or below this is still to come.
     pub(super) fn covered(&self) -> Option<Revision> {
-        self.state.borrow().ring.as_ref().map(FeedRing::covered)
+        self.state.borrow().covered()
     }
 
     /// Asks for the feed to come to this revision.
     pub(super) fn want(self: &Rc<Self>, to: Revision) {
-        let higher = {
-            let mut state = self.state.borrow_mut();
-            let higher = to > state.wanted;
-            state.wanted = state.wanted.max(to);
-            higher
-        };
-        if higher {
+        if self.state.borrow_mut().want(to) {
             self.kick();
         }
     }
@@ -192,228 +129,170 @@ impl Feed {
     /// The highest current revision of its stores, asked from now on.
     pub(super) fn current(self: &Rc<Self>) -> Answered<Result<Revision, ()>> {
         let (to, current) = answer();
-        let ask = {
-            let mut state = self.state.borrow_mut();
-            if state.ended {
-                return current;
-            }
-            state.asking.push(to);
-            !state.raising && state.merge.is_some()
-        };
-        if ask {
-            self.ask(0);
+        if !self.has_ended() {
+            self.asking.borrow_mut().push(to);
+            self.step(Event::CallersWait);
         }
         current
     }
 
     pub(super) fn is_near(&self, position: Revision, near: i64) -> bool {
-        let state = self.state.borrow();
-        let Some(ring) = state.ring.as_ref().filter(|_| !state.ended) else { return false };
-        position >= state.compacted
-            && position > ring.floor()
-            && position.get().saturating_sub(ring.covered().get()) <= near
+        self.state.borrow().is_near(position, near)
     }
 
     pub(super) fn has_readers(&self) -> bool {
-        !self.state.borrow().readers.is_empty()
+        !self.readers.borrow().is_empty()
     }
 
     pub(super) fn end(&self) {
-        {
-            let mut state = self.state.borrow_mut();
-            state.ended = true;
-            state.asking.clear();
-        }
-        self.drop_sources();
+        self.state.borrow_mut().end();
+        self.asking.borrow_mut().clear();
+        self.close_all();
         self.wake_readers();
     }
 
-    pub(super) fn drop_sources(&self) {
-        let streams: Vec<_> =
-            self.state.borrow_mut().slots.iter_mut().filter_map(|slot| slot.stream.take()).collect();
-        if let Some(router) = self.router.upgrade() {
-            streams.iter().for_each(|stream| router.net.close(stream));
-        }
+    fn has_ended(&self) -> bool {
+        self.state.borrow().ended
     }
 
     fn wake_readers(&self) {
-        let readers: Vec<_> = self.state.borrow().readers.values().cloned().collect();
+        let readers: Vec<_> = self.readers.borrow().values().cloned().collect();
         readers.iter().for_each(|bell| bell.ring());
+    }
+
+    fn kick(self: &Rc<Self>) {
+        self.later(Event::Kick, 0);
+    }
+
+    fn later(self: &Rc<Self>, event: Event, delay: Micros) {
+        let Some(router) = self.router.upgrade() else { return };
+        let this = self.clone();
+        router.world.after(delay, router.life, move || this.step(event));
+    }
+
+    // ---- its machine
+
+    fn now(&self, world: &World) -> Instant {
+        self.epoch + Duration::from_micros(world.now())
+    }
+
+    fn step(self: &Rc<Self>, event: Event) {
+        let Some(router) = self.router.upgrade() else { return };
+        if self.has_ended() {
+            return;
+        }
+        let now = self.now(&router.world);
+        let commands = self.machine.borrow_mut().step(now, &mut self.state.borrow_mut(), event);
+        self.record(&router);
+        commands.into_iter().for_each(|command| self.carry_out(&router, command));
+        let due = self.machine.borrow().due();
+        if let Some(due) = due.filter(|due| self.due.get().is_none_or(|planned| *due < planned)) {
+            self.due.set(Some(due));
+            let this = self.clone();
+            let delay = due.saturating_duration_since(now).as_micros();
+            router.world.after(Micros::try_from(delay).unwrap_or(0), router.life, move || {
+                this.due.set(None);
+                this.step(Event::Due);
+            });
+        }
+        let this = self.clone();
+        router.world.after(1, router.life, move || this.read_messages());
+    }
+
+    fn carry_out(self: &Rc<Self>, router: &Rc<Router>, command: Command) {
+        match command {
+            Command::Ask { delay } => self.ask(router, delay),
+            Command::Open { at, from, delay } => self.open(router, at, from, delay),
+            Command::CloseAll => self.close_all(),
+            Command::Advance { at, to } => {
+                let stream = self.sources.borrow()[at].stream.clone();
+                if let Some(stream) = stream {
+                    router.net.send_in(&stream, StreamIn::Advance(to));
+                }
+            }
+            Command::WakeReaders => self.wake_readers(),
+            Command::Retire => drop(router.feeds.retire(self)),
+            Command::End => router.feeds.take_out(self),
+            Command::Broke { .. } | Command::Lost { .. } => {}
+            Command::Breach(error) => {
+                router.world.note(format_args!("r{} a feed broke its contract: {error}", router.at));
+            }
+        }
+    }
+
+    /// Writes down what readers find since the last time, and a new beginning.
+    fn record(&self, router: &Router) {
+        let (state, mut recorded) = (self.state.borrow(), self.recorded.borrow_mut());
+        let Some(ring) = &state.ring else {
+            *recorded = None;
+            return;
+        };
+        let record = &mut *router.history.write();
+        let known = recorded.get_or_insert_with(|| {
+            let after = state.start.map_or_else(|| ring.covered(), Revision::prev);
+            let parts = self.key.stores().enumerate();
+            let parts = parts.map(|(at, store)| (store, self.key.ranges(at).to_vec())).collect();
+            record.feeds.push(FeedRecord { after, parts, told: Vec::new() });
+            Recorded { at: record.feeds.len() - 1, covered: after }
+        });
+        let told = &mut record.feeds[known.at].told;
+        if ring.floor() > known.covered {
+            told.push((router.world.order(), Told::Dropped(known.covered, ring.floor())));
+            known.covered = ring.floor();
+        }
+        let all = Limit { last: None, bytes: usize::MAX };
+        if let Look::Taken(taken) = cursor::look(ring, known.covered.next(), all) {
+            for Entry { revision, payload, .. } in taken.entries {
+                let keys = payload.iter().map(|event| event.key().to_vec()).collect();
+                told.push((router.world.order(), Told::Emit(revision, keys)));
+            }
+        }
+        if ring.covered() > known.covered {
+            known.covered = ring.covered();
+            told.push((router.world.order(), Told::Watermark(known.covered)));
+        }
     }
 
     // ---- its stores
 
     /// Asks the stores for their common current revision, for all who wait for it by now.
-    fn ask(self: &Rc<Self>, delay: Micros) {
-        let Some(router) = self.router.upgrade() else { return };
-        self.state.borrow_mut().raising = true;
-        let this = self.clone();
+    fn ask(self: &Rc<Self>, router: &Rc<Router>, delay: Duration) {
+        let asked = std::mem::take(&mut *self.asking.borrow_mut());
+        let (this, router) = (self.clone(), router.clone());
         router.world.clone().spawn(router.life, async move {
-            // Whoever made the feed asks for its revision at once: one question then serves both.
-            router.world.sleep(delay).await;
-            let asked = std::mem::take(&mut this.state.borrow_mut().asking);
+            router.world.sleep(Micros::try_from(delay.as_micros()).unwrap_or(0)).await;
             let revision = router.feed_snapshot(&this.key).await;
-            this.on_snapshot(revision, asked);
+            this.step(Event::Answered(revision.ok()));
+            asked.into_iter().for_each(|waiting| waiting.send(revision));
+            if !this.asking.borrow().is_empty() {
+                this.step(Event::CallersWait);
+            }
         });
     }
 
-    fn on_snapshot(
-        self: &Rc<Self>,
-        revision: Result<Revision, ()>,
-        asked: Vec<Answer<Result<Revision, ()>>>,
-    ) {
-        let opens = {
-            let mut state = self.state.borrow_mut();
-            state.raising = false;
-            state.merge.is_none() && !state.ended
-        };
-        if let (Ok(revision), true) = (revision, opens) {
-            self.open(revision);
+    fn close_all(&self) {
+        let mut streams = Vec::new();
+        for source in self.sources.borrow_mut().iter_mut() {
+            source.attempt += 1;
+            source.messages.clear();
+            streams.extend(source.stream.take());
         }
-        for waiting in asked {
-            waiting.send(revision);
-        }
-        let (again, delay) = {
-            let state = self.state.borrow();
-            let unopened = state.merge.is_none();
-            let again = !state.raising && !state.ended && (unopened || !state.asking.is_empty());
-            (again, if unopened { REOPEN } else { 0 })
-        };
-        if again {
-            self.ask(delay);
+        if let Some(router) = self.router.upgrade() {
+            streams.iter().for_each(|stream| router.net.close(stream));
         }
     }
 
-    fn open(self: &Rc<Self>, after: Revision) {
-        let Some(router) = self.router.upgrade() else { return };
-        let ring_bytes = router.feeds.ring_bytes;
-        let (slots, wanted) = {
-            let mut state = self.state.borrow_mut();
-            state.merge = Some(WatchMerge::new(state.slots.len(), after, ring_bytes / 4));
-            state.ring.get_or_insert_with(|| FeedRing::new(after, ring_bytes));
-            let parts = self.key.stores().enumerate();
-            let parts = parts.map(|(at, store)| (store, self.key.ranges(at).to_vec())).collect();
-            let mut record = router.history.write();
-            state.record = record.feeds.len();
-            record.feeds.push(FeedRecord { after, parts, told: Vec::new() });
-            (state.slots.len(), state.wanted)
-        };
-        for at in 0..slots {
-            self.step(Event::SourceLost { source: SourceIx(at) });
-        }
-        self.step(Event::Want { to: wanted });
-        self.wake_readers();
+    pub(super) fn drop_sources(&self) {
+        self.close_all();
     }
 
-    fn step(self: &Rc<Self>, event: Event<Events>) {
-        let stepped = {
-            let mut state = self.state.borrow_mut();
-            let Some(merge) = &mut state.merge else { return };
-            merge.step(event)
-        };
-        match stepped {
-            Ok(commands) => self.follow(commands),
-            Err(error) => {
-                if let Some(router) = self.router.upgrade() {
-                    router.world.note(format_args!("r{} a feed broke its contract: {error}", router.at));
-                }
-                self.breach();
-            }
-        }
-    }
-
-    fn breach(self: &Rc<Self>) {
-        let merged = self.state.borrow().merge.as_ref().map_or(Revision::ZERO, WatchMerge::merged);
-        self.begin_anew(merged.next().next());
-    }
-
-    fn follow(self: &Rc<Self>, commands: Vec<Command<Events>>) {
-        let Some(router) = self.router.upgrade() else { return };
-        let mut told = Vec::new();
-        for command in commands {
-            match command {
-                Command::Emit(_) | Command::Watermark(_) => told.push(command),
-                Command::Advance { source, to } => {
-                    let stream = {
-                        let slot = &mut self.state.borrow_mut().slots[source.0];
-                        slot.asked = Some(router.world.now());
-                        slot.stream.clone()
-                    };
-                    if let Some(stream) = stream {
-                        router.net.send_in(&stream, StreamIn::Advance(to));
-                    }
-                }
-                Command::Resume { source, from } => self.open_source(source.0, from),
-                Command::Pause(source) => self.state.borrow_mut().slots[source.0].paused = true,
-                Command::Unpause(source) => {
-                    self.state.borrow_mut().slots[source.0].paused = false;
-                    self.plan_turn();
-                }
-                Command::Lagging(_) => {}
-                Command::Compacted { floor } => return self.begin_anew(floor),
-                Command::BeginAnew => return self.begin_anew(Revision::ZERO),
-            }
-        }
-        if !told.is_empty() {
-            self.tell(told);
-        }
-    }
-
-    fn tell(self: &Rc<Self>, told: Vec<Command<Events>>) {
-        let Some(router) = self.router.upgrade() else { return };
-        let broken = {
-            let state = &mut *self.state.borrow_mut();
-            let Some(ring) = &mut state.ring else { return };
-            let mut record = router.history.write();
-            let mut broken = false;
-            for command in told {
-                let order = router.world.order();
-                let told = match &command {
-                    Command::Emit(entry) => {
-                        let keys = entry.payload.iter().map(|event| event.key().to_vec()).collect();
-                        Told::Emit(entry.revision, keys)
-                    }
-                    Command::Watermark(revision) => Told::Watermark(*revision),
-                    _ => continue,
-                };
-                record.feeds[state.record].told.push((order, told));
-                let taken = match command {
-                    Command::Emit(entry) => {
-                        if self.start.is_some() {
-                            state.unread.push_back((entry.revision, entry.bytes));
-                            state.unread_bytes += entry.bytes;
-                            ring.shrink(
-                                state.unread_bytes.saturating_add(router.feeds.ring_bytes.min(UNREAD_MAX)),
-                            );
-                        }
-                        ring.push(entry)
-                    }
-                    Command::Watermark(revision) => ring.watermark(revision),
-                    _ => Ok(()),
-                };
-                broken |= taken.is_err();
-            }
-            // The record of a feed whose events are shown as they come is what its readers see.
-            broken && !router.is(Sabotage::NoWatermarks)
-        };
-        if broken {
-            return self.breach();
-        }
-        self.wake_readers();
-    }
-
-    fn open_source(self: &Rc<Self>, at: usize, from: Revision) {
-        let Some(router) = self.router.upgrade() else { return };
-        let (old, store, failures, attempt) = {
-            let slot = &mut self.state.borrow_mut().slots[at];
-            slot.live = false;
-            slot.opened = false;
-            slot.paused = false;
-            slot.asked = None;
-            slot.after = from.prev();
-            slot.messages.clear();
-            slot.attempt += 1;
-            (slot.stream.take(), slot.store, slot.failures, slot.attempt)
+    fn open(self: &Rc<Self>, router: &Rc<Router>, at: usize, from: Revision, delay: Duration) {
+        let (old, store, attempt) = {
+            let source = &mut self.sources.borrow_mut()[at];
+            source.opened = false;
+            source.messages.clear();
+            source.attempt += 1;
+            (source.stream.take(), source.store, source.attempt)
         };
         if let Some(old) = old {
             router.net.close(&old);
@@ -421,13 +300,9 @@ impl Feed {
                 return;
             }
         }
-        let delay = match failures {
-            0 => 0,
-            n => (BACKOFF_MIN << (n.min(16) - 1)).min(BACKOFF_MAX),
-        };
-        let this = self.clone();
+        let (this, router) = (self.clone(), router.clone());
         router.world.clone().spawn(router.life, async move {
-            router.world.sleep(delay).await;
+            router.world.sleep(Micros::try_from(delay.as_micros()).unwrap_or(0)).await;
             while !router.net.is_up(router.at, store) {
                 router.world.sleep(50 * MS).await;
             }
@@ -441,247 +316,133 @@ impl Feed {
                 }
             };
             let stream = router.net.open(router.at, router.life, store, Box::new(hear));
-            this.state.borrow_mut().slots[at].stream = Some(stream.clone());
+            this.sources.borrow_mut()[at].stream = Some(stream.clone());
             let ranges = this.key.ranges(at).to_vec();
             router.net.send_in(&stream, StreamIn::Feed { ranges, start: from });
-            router.world.sleep(OPEN_MAX).await;
-            let late = this.is_attempt(at, attempt) && !this.state.borrow().slots[at].opened;
-            if late {
-                this.on_broken(at);
+            router.world.sleep(Micros::try_from(OPEN_MAX.as_micros()).unwrap_or(SECOND)).await;
+            if this.is_attempt(at, attempt) && !this.sources.borrow()[at].opened {
+                this.step(Event::Message { at, message: Message::Broken("too late".to_owned()) });
             }
         });
     }
 
     fn is_attempt(&self, at: usize, attempt: u64) -> bool {
-        let state = self.state.borrow();
-        !state.ended && state.slots[at].attempt == attempt
+        !self.has_ended() && self.sources.borrow()[at].attempt == attempt
     }
 
     fn on_stream(self: &Rc<Self>, at: usize, message: StreamOut) {
         match message {
             StreamOut::Feed(out) => {
-                self.state.borrow_mut().slots[at].messages.push_back(out);
+                self.sources.borrow_mut()[at].messages.push_back(out);
                 self.read_messages();
             }
-            StreamOut::Broken => self.on_broken(at),
+            StreamOut::Broken => {
+                self.step(Event::Message { at, message: Message::Broken("broken".to_owned()) });
+            }
             StreamOut::Watch(_) => {}
         }
     }
 
-    /// Reads sources that are not paused, as long as there is something.
+    /// Reads sources that may be read, as long as there is something.
     fn read_messages(self: &Rc<Self>) {
         loop {
             let next = {
-                let state = &mut *self.state.borrow_mut();
-                if state.ended || state.unread_bytes >= UNREAD_MAX {
-                    None
-                } else {
-                    let slots = state.slots.iter_mut().enumerate();
-                    let mut ready = slots.filter(|(_, slot)| !slot.paused && !slot.messages.is_empty());
-                    ready
-                        .next()
-                        .and_then(|(at, slot)| Some((at, slot.messages.pop_front()?, slot.stream.clone())))
-                }
+                let (machine, mut sources) = (self.machine.borrow(), self.sources.borrow_mut());
+                let mut ready = sources.iter_mut().enumerate().filter(|(at, _)| machine.reads(*at));
+                ready.find_map(|(at, source)| {
+                    let out = source.messages.pop_front()?;
+                    let first = !std::mem::replace(&mut source.opened, true);
+                    Some((at, first, out, source.stream.clone()))
+                })
             };
-            let Some((at, out, stream)) = next else { return };
+            let Some((at, first, out, stream)) = next.filter(|_| !self.has_ended()) else { return };
             if let Some(stream) = stream {
                 stream.read_one();
             }
-            self.on_message(at, out);
-        }
-    }
-
-    fn plan_turn(self: &Rc<Self>) {
-        let Some(router) = self.router.upgrade() else { return };
-        if !self.turning.replace(true) {
-            let this = self.clone();
-            router.world.after(1, router.life, move || {
-                this.turning.set(false);
-                this.read_messages();
-            });
-        }
-    }
-
-    fn on_message(self: &Rc<Self>, at: usize, out: FeedOut) {
-        let source = SourceIx(at);
-        if let Some(floor) = out.compacted {
-            return self.step(Event::Compacted { source, floor });
-        }
-        let first = !std::mem::replace(&mut self.state.borrow_mut().slots[at].opened, true);
-        if first {
-            let attempt = self.state.borrow().slots[at].attempt;
-            self.on_opened(at, out.opened.unwrap_or(Revision::ZERO));
-            if !self.is_attempt(at, attempt) {
-                return;
-            }
-        }
-        let after = self.state.borrow().slots[at].after;
-        let mut batch = entries(&out.events);
-        batch.retain(|Entry { revision, .. }| *revision > after);
-        if self.router.upgrade().is_some_and(|router| router.is(Sabotage::NoWatermarks)) {
-            // As if nobody else had anything.
-            let mut commands: Vec<_> = batch.into_iter().map(Command::Emit).collect();
-            commands.extend(out.watermark.map(Command::Watermark));
-            return self.tell(commands);
-        }
-        if !batch.is_empty() {
-            self.step(Event::Events { source, batch });
-        }
-        if let Some(revision) = out.watermark.filter(|watermark| *watermark > after) {
-            self.step(Event::Watermark { source, revision });
-        }
-    }
-
-    fn on_opened(self: &Rc<Self>, at: usize, after: Revision) {
-        let from = {
-            let slot = &mut self.state.borrow_mut().slots[at];
-            if after > slot.after {
-                None
-            } else {
-                slot.live = true;
-                slot.failures = 0;
-                Some(slot.after.next())
-            }
-        };
-        match from {
-            Some(from) => self.step(Event::SourceResumed { source: SourceIx(at), from }),
-            None => self.on_broken(at),
-        }
-    }
-
-    fn on_broken(self: &Rc<Self>, at: usize) {
-        let (live, after) = {
-            let slot = &mut self.state.borrow_mut().slots[at];
-            slot.failures = slot.failures.saturating_add(1);
-            (slot.live, slot.after)
-        };
-        if live {
-            self.step(Event::SourceLost { source: SourceIx(at) });
-        } else {
-            self.open_source(at, after.next());
-        }
-    }
-
-    fn begin_anew(self: &Rc<Self>, floor: Revision) {
-        let Some(router) = self.router.upgrade() else { return };
-        self.drop_sources();
-        let asks = {
-            let mut state = self.state.borrow_mut();
-            state.merge = None;
-            for slot in &mut state.slots {
-                slot.attempt += 1;
-                slot.messages.clear();
-            }
-            state.compacted = state.compacted.max(floor);
-            state.ring = state.ring.take().filter(|_| self.start.is_some());
-            !state.raising
-        };
-        if self.start.is_some() {
-            router.feeds.take_out(self);
-        } else {
-            if asks {
-                self.ask(0);
-            }
-            self.wake_readers();
-        }
-    }
-
-    fn kick(self: &Rc<Self>) {
-        let Some(router) = self.router.upgrade() else { return };
-        let this = self.clone();
-        router.world.after(0, router.life, move || this.on_kick());
-    }
-
-    fn on_kick(self: &Rc<Self>) {
-        let wanted = {
-            let state = &mut *self.state.borrow_mut();
-            if state.ended {
-                return;
-            }
-            let read_to = state.read_to;
-            while let Some((_, bytes)) = state.unread.pop_front_if(|(revision, _)| *revision < read_to) {
-                state.unread_bytes -= bytes;
-            }
-            state.stalled = None;
-            state.wanted
-        };
-        self.step(Event::Want { to: wanted });
-        if self.start.is_some()
-            && let Some(router) = self.router.upgrade()
-        {
-            router.feeds.retire(self);
-        }
-        self.read_messages();
-    }
-
-    fn on_tick(self: &Rc<Self>) {
-        let Some(router) = self.router.upgrade() else { return };
-        let now = router.world.now();
-        let (retire, stalled, again) = {
-            let state = &mut *self.state.borrow_mut();
-            if state.ended {
-                return;
-            }
-            let mut retire = false;
-            if state.readers.is_empty() {
-                retire = now - *state.idle.get_or_insert(now) >= IDLE;
-            } else {
-                state.idle = None;
-            }
-            let mut stalled = false;
-            if state.unread_bytes < UNREAD_MAX {
-                state.stalled = None;
-            } else {
-                stalled = now - *state.stalled.get_or_insert(now) >= STALLED_MAX;
-            }
-            let mut again = Vec::new();
-            for (at, slot) in state.slots.iter_mut().enumerate() {
-                if slot.asked.take_if(|asked| now - *asked >= TICK).is_some() {
-                    again.push(SourceIx(at));
+            let attempt = self.sources.borrow()[at].attempt;
+            for message in messages(out, first) {
+                if !self.is_attempt(at, attempt) {
+                    break;
+                }
+                match message {
+                    Message::More(batch, watermark) if self.shows_at_once() => self.show(batch, watermark),
+                    message => self.step(Event::Message { at, message }),
                 }
             }
-            (retire, stalled, again)
-        };
-        if retire {
-            router.feeds.retire(self);
         }
-        if stalled {
-            router.feeds.take_out(self);
+    }
+
+    fn shows_at_once(&self) -> bool {
+        self.router.upgrade().is_some_and(|router| router.is(Sabotage::NoWatermarks))
+    }
+
+    /// Shows what a store sent as if no other had anything.
+    fn show(&self, batch: Vec<Entry<Events>>, watermark: Option<Revision>) {
+        let Some(router) = self.router.upgrade() else { return };
+        let (mut state, mut recorded) = (self.state.borrow_mut(), self.recorded.borrow_mut());
+        let (Some(ring), Some(known)) = (&mut state.ring, &mut *recorded) else { return };
+        let record = &mut *router.history.write();
+        for entry in batch {
+            let keys = entry.payload.iter().map(|event| event.key().to_vec()).collect();
+            let told = Told::Emit(entry.revision, keys);
+            record.feeds[known.at].told.push((router.world.order(), told));
+            let _ = ring.push(entry);
         }
-        for source in again {
-            self.step(Event::AdvanceFailed { source });
-            self.step(Event::Retry { source });
+        if let Some(revision) = watermark {
+            record.feeds[known.at].told.push((router.world.order(), Told::Watermark(revision)));
+            let _ = ring.watermark(revision);
         }
+        known.covered = ring.covered();
+        drop(state);
+        self.wake_readers();
     }
 }
 
 impl Router {
-    /// The highest current revision of the feed's stores, promised by all (`router/src/feeds/raise.rs`).
+    /// The highest current revision of the feed's stores, promised by all.
     async fn feed_snapshot(&self, key: &FeedKey) -> Result<Revision, ()> {
-        let one = |at: usize, store, to| async move {
+        let stores: Vec<_> = key.stores().collect();
+        let one = |at: usize, to| {
             let request = Request::Raise { ranges: key.ranges(at).to_vec(), to };
-            match self.call(store, request).await {
-                Ok(Reply::Raised { current, .. }) => Ok(current),
-                Ok(_) => Err(CallError::Down),
-                Err(error) => Err(error),
+            let called = self.call(stores[at], request);
+            async move {
+                match called.await {
+                    Ok(Reply::Raised { current, .. }) => Ok(current),
+                    Ok(_) => Err(CallError::Down),
+                    Err(error) => Err(error),
+                }
             }
         };
         let raising = async {
-            let asked = key.stores().enumerate().map(|(at, store)| one(at, store, Revision::ZERO));
-            let currents = try_join_all(asked).await?;
+            let currents = try_join_all((0..stores.len()).map(|at| one(at, Revision::ZERO))).await?;
             if self.is(Sabotage::LooseStart) {
                 return Ok(currents[0]);
             }
-            let revision = currents.iter().copied().max().unwrap_or(Revision::ZERO);
-            let below = key.stores().enumerate().zip(&currents).filter(|(_, current)| **current < revision);
-            let raised = try_join_all(below.map(|((at, store), _)| one(at, store, revision))).await?;
-            if raised.iter().any(|current| *current < revision) {
-                return Err(CallError::Down);
-            }
-            Ok::<_, CallError>(revision)
+            let currents = Currents(currents);
+            let raised = try_join_all(currents.below().map(|at| one(at, currents.highest()))).await?;
+            currents.common(&raised).ok_or(CallError::Down)
         };
         self.world.within(RAISE_MAX, raising).await.and_then(Result::ok).ok_or(())
     }
+}
+
+/// What a shard sends, as a router's source reads it.
+fn messages(out: FeedOut, first: bool) -> Vec<Message> {
+    let gap = |gap: &kindred_engine::engine::Gap| Gap { after: gap.after, until: gap.until };
+    let gaps: Vec<_> = out.gaps.iter().map(gap).collect();
+    if let Some(floor) = out.compacted {
+        let lost = gaps.iter().find(|gap| gap.until == floor && first).copied();
+        return vec![lost.map_or(Message::Compacted(floor), |gap| Message::Lost(gap, gaps))];
+    }
+    let mut messages = Vec::new();
+    if first {
+        messages.push(Message::Opened(out.opened.unwrap_or(Revision::ZERO), gaps));
+    }
+    let batch = entries(&out.events);
+    if !batch.is_empty() || out.watermark.is_some() {
+        messages.push(Message::More(batch, out.watermark));
+    }
+    messages
 }
 
 /// Events as whole revisions, through the bytes that a shard would send.
@@ -712,13 +473,9 @@ pub struct Reader {
 
 impl Reader {
     pub(super) fn new(feed: Rc<Feed>, wake: &Rc<Bell>) -> Self {
-        let id = {
-            let mut state = feed.state.borrow_mut();
-            let id = state.next_reader;
-            state.next_reader += 1;
-            state.readers.insert(id, wake.clone());
-            id
-        };
+        let id = feed.next_reader.get();
+        feed.next_reader.set(id + 1);
+        feed.readers.borrow_mut().insert(id, wake.clone());
         wake.ring();
         Self { feed, id }
     }
@@ -726,7 +483,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.feed.state.borrow_mut().readers.remove(&self.id);
+        self.feed.readers.borrow_mut().remove(&self.id);
         self.feed.kick();
     }
 }

@@ -16,12 +16,14 @@ use kindred_router_core::store::StoreIx;
 use kindred_wire::kv::{EventRef, EventType, KeyValueRef};
 
 use super::Router;
-use super::feed::{Reader, Take};
+use super::feed::Reader;
 use crate::history::{Got, Heard};
 use crate::messages::{Reply, Request, StreamIn, StreamOut};
 use crate::net::Stream;
 use crate::sabotage::Sabotage;
 use crate::world::{Bell, MS, Micros, SECOND};
+use kindred_router_core::feed_state::Take;
+use kindred_router_core::gaps::Passed;
 
 mod round;
 mod upstream;
@@ -69,6 +71,8 @@ pub struct Wanted {
 struct FeedWatch {
     filter: Filter,
     catch_up: Option<Reader>,
+    /// The gaps that it has passed of its live feed, and of its catch-up.
+    passed: (Passed, Passed),
     quiet: bool,
 }
 
@@ -235,7 +239,10 @@ impl Session {
                     prev_kv: wanted.prev_kv,
                 };
                 let no = self.follow_feed(key);
-                (Origin::Feed(no), Some(FeedWatch { filter, catch_up: None, quiet: true }))
+                (
+                    Origin::Feed(no),
+                    Some(FeedWatch { filter, catch_up: None, passed: Default::default(), quiet: true }),
+                )
             }
         };
         let next = wanted.start.unwrap_or(Revision::ZERO);
@@ -500,25 +507,27 @@ impl Session {
     }
 
     fn read_on(self: &Rc<Self>, uid: i64) -> bool {
-        let (limit, position, live, key, catch_up) = {
+        let (limit, position, live, key, catch_up, mut passed) = {
             let state = self.state.borrow();
             let limit = Limit { last: state.progress.target(), bytes: TAKE_BYTES };
             let Some(watch) = state.watches.get(&uid) else { return false };
             let (Origin::Feed(no), Some(side)) = (watch.origin, &watch.feed) else { return false };
             let Some(followed) = state.feeds.get(&no) else { return false };
             let catch_up = side.catch_up.as_ref().map(|reader| reader.feed.clone());
-            (limit, watch.next, followed.live.feed.clone(), followed.key.clone(), catch_up)
+            (limit, watch.next, followed.live.feed.clone(), followed.key.clone(), catch_up, side.passed)
         };
-        let mut take = live.take(position, limit);
+        let mut take = live.take(position, &mut passed.0, limit);
         let mut reader = None;
         match take {
             Take::Taken(_) => reader = Some(None),
             Take::Behind => {
-                take = catch_up.as_ref().map_or(Take::Ended, |feed| feed.take(position, limit));
+                take =
+                    catch_up.as_ref().map_or(Take::Ended, |feed| feed.take(position, &mut passed.1, limit));
                 let mut feed = catch_up;
                 if matches!(take, Take::Behind | Take::Ended) {
                     let opened = self.router.catch_up(&key, position, &self.bell);
                     feed = Some(opened.feed.clone());
+                    passed.1 = Passed::default();
                     reader = Some(Some(opened));
                 }
                 if let (Some(feed), Some(covered)) = (feed, live.covered()) {
@@ -526,6 +535,11 @@ impl Session {
                 }
             }
             _ => {}
+        }
+        if let Some(side) =
+            self.state.borrow_mut().watches.get_mut(&uid).and_then(|watch| watch.feed.as_mut())
+        {
+            side.passed = passed;
         }
         if let Some(reader) = reader {
             let old = {
