@@ -527,6 +527,43 @@ async fn a_list_that_began_before_the_switch_ends_before_the_unit_is_dropped() {
     .await;
 }
 
+/// A key that is written often between two compactions has a history of any size.
+#[tokio::test]
+async fn f30_the_history_of_a_key_is_copied_in_messages_of_bounded_size() {
+    let (source, target) = pair().await;
+    let by = moved(1, 1, PODS);
+    let (mut at_source, mut at_target) = (units(&source).await, units(&target).await);
+    let client = source.client().await;
+    let value = "v".repeat(1 << 20);
+    client.put(pod(0), "before").await;
+    for i in 0..14 {
+        client.put(pod(1), format!("{i}{value}")).await;
+        if i == 6 {
+            client.delete(&pod(1), "").await.unwrap();
+        }
+    }
+    client.put(pod(2), "behind").await;
+    track(&mut at_source, &by).await;
+
+    let request = shard::CopyRequest { r#move: Some(by.clone()), after: Bytes::new(), at: 0 };
+    let mut messages = at_source.copy(request).await.unwrap().into_inner();
+    let (mut keys, mut longest, mut count) = (Vec::new(), 0, 0);
+    while let Some(message) = messages.message().await.unwrap() {
+        (longest, count) = (longest.max(message.encoded_len()), count + 1);
+        keys.extend(message.keys.into_iter().map(|key| (text(&key.key), key.versions.len())));
+    }
+    assert!(longest < 3 << 20 && count >= 14, "{count} messages of up to {longest} bytes");
+    let of =
+        |name: &str| keys.iter().filter(|(key, _)| key == name).map(|(_, versions)| versions).sum::<usize>();
+    assert_eq!([of(&pod(0)), of(&pod(1)), of(&pod(2))], [1, 15, 1]);
+
+    let (at, _) = copy(&mut at_source, &mut at_target, &by).await;
+    let (there, here) =
+        (digests(&mut at_source, &by, 1, at).await, digests(&mut at_target, &by, 1, at).await);
+    assert_eq!(there.iter().map(|digest| digest.versions).sum::<u64>(), 17);
+    assert_eq!(there, here);
+}
+
 #[tokio::test]
 async fn a_seal_wants_all_events_and_all_leases() {
     let (source, target) = pair().await;

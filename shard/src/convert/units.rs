@@ -123,23 +123,47 @@ pub fn tracking(tracking: Tracking) -> pb::TrackResponse {
     pb::TrackResponse { ready, keys, bytes, events, floor: floor.get() }
 }
 
-/// A chunk of a copy that began at `at`.
-pub fn copied(at: Revision, chunk: &CopyChunk) -> pb::CopyResponse {
-    let keys = chunk.keys.iter().map(copied_key).collect();
+/// A chunk of a copy that began at `at`, in messages of about `bytes_max` bytes. The history of a key may be spread over
+/// several of them, oldest first: an import adds what is newer than what it has. Changes of one revision stay together.
+pub fn copied(
+    at: Revision,
+    chunk: &CopyChunk,
+    bytes_max: usize,
+) -> impl Iterator<Item = pb::CopyResponse> + Send + use<> {
     let gap = |gap: &Gap| pb::Gap { after: gap.after.get(), until: gap.until.get() };
-    let gaps = if at == Revision::ZERO { Vec::new() } else { chunk.gaps.iter().map(gap).collect() };
-    pb::CopyResponse { at: at.get(), floor: chunk.floor.get(), keys, gaps }
+    let gaps: Vec<_> = if at == Revision::ZERO { Vec::new() } else { chunk.gaps.iter().map(gap).collect() };
+    let floor = chunk.floor.get();
+    let message = move |keys| pb::CopyResponse { at: at.get(), floor, keys, gaps: gaps.clone() };
+    let versions: Vec<Version> = chunk.keys.iter().flat_map(|key| key.versions.iter().cloned()).collect();
+    let mut versions = versions.into_iter().peekable();
+    let mut is_first = true;
+    // Each message is made only when the one before it was taken.
+    std::iter::from_fn(move || {
+        let (mut keys, mut bytes) = (Vec::<pb::CopiedKey>::new(), 0);
+        let mut last = None;
+        while let Some(version) = versions.next_if(|next| {
+            bytes == 0 || bytes + next.encoded_len() <= bytes_max || last == Some(next.mod_revision())
+        }) {
+            bytes += version.encoded_len();
+            last = Some(version.mod_revision());
+            match keys.last_mut().filter(|key| key.key.as_ref() == version.key()) {
+                Some(key) => key.versions.push(copied_version(&version)),
+                None => keys.push(pb::CopiedKey {
+                    key: Bytes::copy_from_slice(version.key()),
+                    versions: vec![copied_version(&version)],
+                }),
+            }
+        }
+        // Without keys, too, the first message says where the copy begins.
+        (std::mem::take(&mut is_first) || !keys.is_empty()).then(|| message(keys))
+    })
 }
 
-fn copied_key(key: &CopiedKey) -> pb::CopiedKey {
-    let version = |version: &Version| pb::CopiedVersion {
+fn copied_version(version: &Version) -> pb::CopiedVersion {
+    pb::CopiedVersion {
         kv: version.encoded().concat().into(),
         deletion: version.is_tombstone(),
         sub: version.sub(),
-    };
-    pb::CopiedKey {
-        key: Bytes::copy_from_slice(key.key()),
-        versions: key.versions.iter().map(version).collect(),
     }
 }
 

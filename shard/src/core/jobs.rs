@@ -15,7 +15,7 @@ use crate::{convert::units as convert, metrics::UnitMetrics};
 const SLICE_KEYS: usize = 512;
 /// Keys or events in one slice of a copy or an import.
 pub const CHUNK_KEYS: usize = 256;
-/// Approximate bytes in one slice of a copy or an import; a single key with its history may exceed it.
+/// Approximate bytes in one slice of a copy or an import; the history of one key in one message may exceed it.
 pub const CHUNK_BYTES: usize = 256 << 10;
 /// The cost of a slice of a search that reached the end of its unit.
 const SHORT_SLICE: usize = SLICE_KEYS / 8;

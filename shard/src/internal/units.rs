@@ -31,7 +31,9 @@ const TAILS_AT_ONCE: usize = 64;
 const TAILS_BYTES: usize = 1 << 20;
 /// Messages of a stream that may wait for the connection.
 const STREAM_MAX: usize = 2;
-/// The longest message that is read. A key is imported with its whole history in one message.
+/// Approximate bytes of one message of a copy, which is imported as it is.
+const COPY_BYTES: usize = 1 << 20;
+/// The longest message that is read. Shards of earlier versions send a key with its whole history in one message.
 pub const MESSAGE_BYTES_MAX: usize = 256 << 20;
 
 #[derive(Clone)]
@@ -97,8 +99,13 @@ impl UnitService {
             let next = call::CopyUnit { by: by.clone(), after, keys: CHUNK_KEYS, bytes: CHUNK_BYTES };
             let chunk = self.ask(next).await?;
             self.metrics.copied(chunk.keys.len());
-            // If the reader is gone, the stream ends.
-            if to.send(Ok(convert::copied(at, &chunk))).await.is_err() || chunk.after.is_none() {
+            for message in convert::copied(at, &chunk, COPY_BYTES) {
+                // If the reader is gone, the stream ends.
+                if to.send(Ok(message)).await.is_err() {
+                    return Ok(());
+                }
+            }
+            if chunk.after.is_none() {
                 return Ok(());
             }
             after = chunk.after;
