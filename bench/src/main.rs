@@ -8,6 +8,7 @@ mod bare;
 mod capacity;
 mod cluster;
 mod cpu;
+mod creates;
 mod during;
 mod echo;
 mod fsync;
@@ -68,6 +69,8 @@ enum Mode {
     Scale(scale::Options),
     /// The cost of an event at N watchers, the event rate that one core can deliver, and the latency of events.
     Watchers(watchers::Options),
+    /// How long many watches on one stream, and many streams, take to be created, beside etcd.
+    Creates(creates::Options),
     /// How long writes wait while a shard frees compacted versions, writes checkpoints and answers long lists.
     Stalls(stalls::Options),
     /// A server that answers with fixed bytes, to which the table compares pages.
@@ -98,6 +101,7 @@ async fn main() -> anyhow::Result<()> {
         Some(Mode::Memory(options)) => memory::run(&options).await,
         Some(Mode::Scale(options)) => scale::run(options).await,
         Some(Mode::Watchers(options)) => watchers::run(options).await,
+        Some(Mode::Creates(options)) => creates::run(options, &pinned_etcd()?).await,
         Some(Mode::Stalls(options)) => stalls::run(options).await,
         Some(Mode::Echo(options)) => echo::run(options).await,
         Some(Mode::Instructions(options)) => instructions::run(options).await,
