@@ -20,6 +20,7 @@ pub mod answer;
 pub mod ask;
 pub mod long;
 pub mod message;
+pub(crate) mod piece;
 pub mod pieces;
 
 use self::answer::AnswerBody;

@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::HeaderMap;
 use hyper::body::{Body as _, Frame};
 use tokio::time::Instant;
@@ -19,6 +18,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use crate::unary::long::LongMessage;
+use crate::unary::piece::Piece;
 
 /// The interval between checks.
 const TICK: Duration = Duration::from_secs(1);
@@ -211,7 +211,7 @@ impl Drop for UnreadBody {
 
 impl UnreadBody {
     /// The next frame, polled when HTTP/2 has room for one.
-    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Piece>, Status>>> {
         let mut state = self.answer.lock();
         let next = match &mut state.source {
             Source::Message(message) => match message.next_piece() {
@@ -223,7 +223,7 @@ impl UnreadBody {
                     Poll::Ready(Some(Ok(Frame::trailers(trailers))))
                 }
             },
-            Source::Stream(body) => Pin::new(body).poll_frame(cx),
+            Source::Stream(body) => Pin::new(body).poll_frame(cx).map_ok(|frame| frame.map_data(Piece::from)),
             Source::Cut(status) => {
                 let mut trailers = HeaderMap::new();
                 let told = status.add_header(&mut trailers).map(|()| Frame::trailers(trailers));
@@ -249,6 +249,7 @@ impl UnreadBody {
 mod tests {
     use std::future::poll_fn;
 
+    use bytes::{Buf as _, Bytes};
     use kindred_wire::rope::Rope;
 
     use super::*;
@@ -258,11 +259,11 @@ mod tests {
         LongMessage::of(Message::Whole(Rope::from(Bytes::from(vec![7; bytes])))).unwrap()
     }
 
-    async fn next(body: &mut UnreadBody) -> Option<Result<Frame<Bytes>, Status>> {
+    async fn next(body: &mut UnreadBody) -> Option<Result<Frame<Piece>, Status>> {
         poll_fn(|cx| body.poll_next(cx)).await
     }
 
-    fn code(frame: Frame<Bytes>) -> Option<String> {
+    fn code(frame: Frame<Piece>) -> Option<String> {
         let trailers = frame.into_trailers().ok()?;
         Some(trailers.get(Status::GRPC_STATUS)?.to_str().unwrap().to_owned())
     }
@@ -274,7 +275,7 @@ mod tests {
         let (mut taken, mut status) = (0, None);
         while let Some(frame) = next(&mut body).await {
             match frame.unwrap().into_data() {
-                Ok(data) => taken += data.len(),
+                Ok(data) => taken += data.remaining(),
                 Err(frame) => status = code(frame),
             }
             tokio::time::sleep(Limits::default().patience - 2 * TICK).await;

@@ -67,6 +67,20 @@ impl Rope {
         self.front = joined.freeze();
     }
 
+    /// Takes off the first `count` bytes, or all if there are fewer.
+    #[must_use]
+    pub fn split_to(&mut self, mut count: usize) -> Self {
+        let mut first = Self::default();
+        while count > 0 && !self.front.is_empty() {
+            let taken = self.front.split_to(count.min(self.front.len()));
+            count -= taken.len();
+            first.push(taken);
+            // Nothing is skipped: the next piece comes to the front when the present one is used up.
+            self.advance(0);
+        }
+        first
+    }
+
     pub fn pieces(&self) -> impl Iterator<Item = &Bytes> {
         std::iter::once(&self.front).filter(|front| !front.is_empty()).chain(&self.rest)
     }

@@ -62,6 +62,26 @@ fn fields(message: &[u8]) -> Vec<std::ops::Range<usize>> {
 }
 
 proptest! {
+    #[test]
+    fn what_is_taken_off_and_what_is_left_are_the_whole(
+        whole in bytes(200),
+        at in cuts(),
+        counts in prop::collection::vec(0..60_usize, 0..8),
+    ) {
+        let mut rope = cut(&whole, &at);
+        let mut taken = Vec::new();
+        for count in counts {
+            let first = rope.split_to(count);
+            prop_assert_eq!(first.len(), count.min(whole.len() - taken.len()));
+            taken.extend_from_slice(&first.into_bytes());
+            prop_assert_eq!(rope.len() + taken.len(), whole.len());
+        }
+        taken.extend_from_slice(&rope.into_bytes());
+        prop_assert_eq!(taken, whole);
+    }
+}
+
+proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]

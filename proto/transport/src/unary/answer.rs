@@ -1,10 +1,8 @@
 //! The body of an answer: a prefix, a message and the trailers of success, or the body that tonic made.
 
-use std::io::IoSlice;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderValue, Response};
 use hyper::body::{Body, Frame};
 use kindred_wire::rope::Rope;
@@ -12,60 +10,9 @@ use tonic::Status;
 
 use super::long::{FRAME_BYTES, LongMessage, Message, prefix};
 use super::message::PREFIX_BYTES;
+use super::piece::Piece;
 use crate::server::Open;
 use crate::unread::{LongRead, Unread, UnreadBody};
-
-/// A part of an answer: the gRPC prefix and the pieces of the message, without joining them.
-#[derive(Debug)]
-pub struct Piece {
-    prefix: [u8; PREFIX_BYTES],
-    /// The number of prefix bytes already consumed.
-    taken: u8,
-    bytes: Rope,
-}
-
-impl Piece {
-    fn message(prefix: [u8; PREFIX_BYTES], bytes: Rope) -> Self {
-        Self { prefix, taken: 0, bytes }
-    }
-
-    fn plain(bytes: Bytes) -> Self {
-        Self { prefix: [0; PREFIX_BYTES], taken: PREFIX_BYTES as u8, bytes: bytes.into() }
-    }
-
-    fn head(&self) -> &[u8] {
-        &self.prefix[usize::from(self.taken)..]
-    }
-}
-
-impl Buf for Piece {
-    fn remaining(&self) -> usize {
-        self.head().len() + self.bytes.len()
-    }
-
-    fn chunk(&self) -> &[u8] {
-        let head = self.head();
-        if head.is_empty() { self.bytes.chunk() } else { head }
-    }
-
-    fn chunks_vectored<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
-        let head = self.head();
-        match into {
-            [] => 0,
-            into if head.is_empty() => self.bytes.chunks_vectored(into),
-            [first, rest @ ..] => {
-                *first = IoSlice::new(head);
-                1 + self.bytes.chunks_vectored(rest)
-            }
-        }
-    }
-
-    fn advance(&mut self, count: usize) {
-        let of_prefix = count.min(self.head().len());
-        self.taken += of_prefix as u8;
-        self.bytes.advance(count - of_prefix);
-    }
-}
 
 /// The body of an answer.
 #[derive(Debug)]
@@ -133,15 +80,15 @@ impl Body for AnswerBody {
         let this = self.get_mut();
         if let Next::Tonic(body) = &mut this.next {
             let frame = Pin::new(body).poll_frame(cx);
-            return frame.map_ok(|frame| frame.map_data(Piece::plain));
+            return frame.map_ok(|frame| frame.map_data(Piece::from));
         }
         if let Next::Long(long) = &mut this.next {
-            return long.poll_next(cx).map_ok(|frame| frame.map_data(Piece::plain));
+            return long.poll_next(cx);
         }
         Poll::Ready(match std::mem::replace(&mut this.next, Next::End) {
             Next::Message(prefix, message) => {
                 this.next = Next::Trailers;
-                Some(Ok(Frame::data(Piece::message(prefix, message))))
+                Some(Ok(Frame::data(Piece::new(prefix, message))))
             }
             Next::Trailers => {
                 let mut trailers = HeaderMap::with_capacity(1);
@@ -158,44 +105,6 @@ impl Body for AnswerBody {
             Next::End => true,
             Next::Tonic(body) => body.is_end_stream(),
             Next::Long(long) => long.is_end(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use bytes::BufMut as _;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn a_piece_is_its_prefix_and_its_bytes_however_it_is_taken(
-            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..4),
-            steps in prop::collection::vec(1usize..9, 1..9),
-        ) {
-            let message = pieces.concat();
-            let mut rope = Rope::default();
-            pieces.into_iter().for_each(|piece| rope.push(piece.into()));
-            let AnswerBody { next: Next::Message(prefix, bytes), .. } = AnswerBody::message(rope.into(), &Unread::default()).unwrap()
-            else { unreachable!() };
-            let mut piece = Piece::message(prefix, bytes);
-            let mut expected = vec![0];
-            expected.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
-            expected.extend_from_slice(&message);
-            let (mut taken, mut turn) = (Vec::new(), 0);
-            while piece.has_remaining() {
-                let mut slices = [IoSlice::new(&[]); 5];
-                let filled = piece.chunks_vectored(&mut slices);
-                let left: Vec<u8> = slices[..filled].iter().flat_map(|slice| slice.to_vec()).collect();
-                prop_assert_eq!(&left[..], &expected[taken.len()..]);
-                prop_assert_eq!(piece.remaining(), left.len());
-                let step = steps[turn % steps.len()].min(piece.remaining());
-                taken.put(piece.copy_to_bytes(step));
-                turn += 1;
-            }
-            prop_assert_eq!(taken, expected);
         }
     }
 }

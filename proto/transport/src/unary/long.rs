@@ -6,6 +6,7 @@ use kindred_wire::rope::Rope;
 use tonic::Status;
 
 use super::message::PREFIX_BYTES;
+use super::piece::Piece;
 
 /// Messages up to this length go to HTTP/2 at once.
 pub const FRAME_BYTES: usize = 256 << 10;
@@ -118,23 +119,17 @@ impl LongMessage {
         }
     }
 
-    /// The next bytes, at first the prefix; `None` at the end.
-    pub fn next_piece(&mut self) -> Option<Bytes> {
-        // By itself: put before the first bytes it would copy them.
-        if let Some(prefix) = self.prefix.take() {
-            return Some(Bytes::copy_from_slice(&prefix));
-        }
-        let piece = match &mut self.message {
-            message if message.is_empty() => return None,
-            Message::Made(making) => making.make(FRAME_BYTES),
-            Message::Whole(rope) => {
-                let first = rope.front().len().min(FRAME_BYTES);
-                let piece = rope.front().slice(..first);
-                rope.advance(first);
-                piece
-            }
+    /// The next bytes, the first ones behind the prefix; `None` at the end.
+    pub fn next_piece(&mut self) -> Option<Piece> {
+        let bytes = match &mut self.message {
+            Message::Made(making) if making.left() > 0 => making.make(FRAME_BYTES).into(),
+            Message::Made(_) => Rope::default(),
+            Message::Whole(rope) => rope.split_to(FRAME_BYTES),
         };
-        Some(piece).filter(|piece| !piece.is_empty())
+        match self.prefix.take() {
+            Some(prefix) => Some(Piece::new(prefix, bytes)),
+            None => Some(Piece::plain(bytes)).filter(Piece::has_remaining),
+        }
     }
 }
 
@@ -177,9 +172,9 @@ mod tests {
             for (message, expected) in messages {
                 let mut long = LongMessage::of(message).unwrap();
                 let mut taken = Vec::new();
-                while let Some(piece) = long.next_piece() {
-                    prop_assert!(!piece.is_empty() && piece.len() <= FRAME_BYTES);
-                    taken.extend_from_slice(&piece);
+                while let Some(mut piece) = long.next_piece() {
+                    prop_assert!((1..=PREFIX_BYTES + FRAME_BYTES).contains(&piece.remaining()));
+                    taken.extend_from_slice(&piece.copy_to_bytes(piece.remaining()));
                 }
                 prop_assert_eq!(&taken[1..PREFIX_BYTES], &u32::try_from(expected.len()).unwrap().to_be_bytes());
                 prop_assert_eq!(&taken[PREFIX_BYTES..], &expected[..]);
