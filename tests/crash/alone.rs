@@ -184,7 +184,8 @@ impl Alone {
         self.shard.process.launch()?;
         let reached = self.run_into(case).await?;
         self.note(case, reached)?;
-        self.end(false).await?;
+        self.shard.process.kill()?;
+        self.ended(reached && case.is_behind_the_stop()).await;
         self.back().await?;
         self.check().await
     }
@@ -295,13 +296,17 @@ impl Alone {
             true => drop(self.shard.process.stop().await.context("a clean stop")?),
             false => self.shard.process.kill()?,
         }
+        self.counts.stops += usize::from(clean);
+        self.ended(clean).await;
+        Ok(())
+    }
+
+    async fn ended(&mut self, clean: bool) {
         let at = Instant::now();
         self.counts.ends += 1;
-        self.counts.stops += usize::from(clean);
         // What is acknowledged from here on is another life's.
         let _nobody_writes = self.shared.writing.write().await;
         self.ends.push((End { store: 0, at, clean }, self.shared.attempts.lock().len()));
-        Ok(())
     }
 
     async fn back(&mut self) -> anyhow::Result<()> {

@@ -102,6 +102,11 @@ impl Case {
         way(self.point)
     }
 
+    /// Whether everything that a stop in good order does was done there: only the process had not ended.
+    pub fn is_behind_the_stop(&self) -> bool {
+        (self.point, self.side) == (Point::StopUnkept, Side::After)
+    }
+
     /// All of them; with `few`, each point once, by turns before and behind it, by itself and killed.
     pub fn all(few: bool, random: &mut StdRng) -> Vec<Self> {
         let mut cases = Vec::new();
