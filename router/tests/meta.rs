@@ -274,6 +274,17 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
     assert_eq!(b.app.cluster.state().configs.len(), 3);
 }
 
+#[tokio::test]
+async fn snapshots_are_found_at_the_path_of_earlier_versions_too() {
+    let rig = Rig::start();
+    let (bound, _drain, _channel) = rig.router("none", &[]).await;
+    for path in ["/api/v1/snapshots/none", "/api/v1/cuts/none"] {
+        let (code, status) = ask(&bound, "DELETE", path, &Value::Null).await;
+        assert_eq!(code, 404, "{path}");
+        assert!(status["message"].as_str().unwrap().contains("is not the name of a snapshot"), "{status}");
+    }
+}
+
 /// A move's claim is deleted by its holder, whatever happened to its reports.
 #[tokio::test]
 async fn a_claim_goes_with_its_move_though_the_answer_to_a_report_was_lost() {

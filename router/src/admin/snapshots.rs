@@ -31,26 +31,33 @@ struct Renewal {
     revision: String,
 }
 
+/// Where snapshots are; clients of earlier versions ask at the second path.
+const PATHS: [&str; 2] = ["/api/v1/snapshots", "/api/v1/cuts"];
+
 pub fn routes(app: &Arc<App>) -> Router {
-    let (cluster, take, renew, end) = (app.clone(), app.clone(), app.clone(), app.clone());
-    Router::new()
-        .route("/api/v1/cluster", get(move || std::future::ready(axum::Json(who(&cluster)))))
-        .route("/api/v1/snapshots", post(move || async move { taken(&take).await }))
-        .route(
-            "/api/v1/snapshots/{name}",
-            post(move |name: Path<String>, body: Bytes| async move {
-                answer(renewed(&renew, &name, &body).await)
-            })
-            .delete(move |name: Path<String>| async move {
-                answer(match parsed(&name) {
-                    Ok(name) => {
-                        end.end_snapshot(name).await;
-                        Ok(json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" }))
-                    }
-                    Err(error) => Err(error),
-                })
-            }),
+    let cluster = app.clone();
+    let cluster = get(move || std::future::ready(axum::Json(who(&cluster))));
+    let all = Router::new().route("/api/v1/cluster", cluster);
+    PATHS.into_iter().fold(all, |routes, path| routes.merge(at(path, app)))
+}
+
+fn at(path: &str, app: &Arc<App>) -> Router {
+    let (take, renew, end) = (app.clone(), app.clone(), app.clone());
+    Router::new().route(path, post(move || async move { taken(&take).await })).route(
+        &format!("{path}/{{name}}"),
+        post(
+            move |name: Path<String>, body: Bytes| async move { answer(renewed(&renew, &name, &body).await) },
         )
+        .delete(move |name: Path<String>| async move {
+            answer(match parsed(&name) {
+                Ok(name) => {
+                    end.end_snapshot(name).await;
+                    Ok(json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" }))
+                }
+                Err(error) => Err(error),
+            })
+        }),
+    )
 }
 
 fn answer(result: Result<Value, ApiError>) -> Response {
