@@ -33,10 +33,10 @@ pub struct Options {
 /// Creates that may wait for the connection.
 const QUEUE: usize = 1024;
 
-/// What it took.
+/// The time and the CPU that a load took.
 struct Took {
     seconds: f64,
-    /// Of all processes of the server.
+    /// The CPU of all processes of the server.
     cpu_seconds: f64,
 }
 

@@ -69,7 +69,7 @@ enum Mode {
     Scale(scale::Options),
     /// The cost of an event at N watchers, the event rate that one core can deliver, and the latency of events.
     Watchers(watchers::Options),
-    /// How long many watches on one stream, and many streams, take to be created, beside etcd.
+    /// The time and CPU that a server takes to create many watches on one stream, and many streams, beside etcd.
     Creates(creates::Options),
     /// How long writes wait while a shard frees compacted versions, writes checkpoints and answers long lists.
     Stalls(stalls::Options),

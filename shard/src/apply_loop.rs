@@ -77,11 +77,7 @@ impl ApplyLoop {
                 }
                 () = tokio::time::sleep_until(wake_at) => Instant::now(),
             };
-            let now = Instant::now();
-            if self.machine.batch_len() > 0 {
-                self.machine.metrics.batch(self.machine.batch_len(), now.duration_since(began));
-            }
-            self.machine.end_batch(now);
+            self.machine.end_batch(Instant::now());
             self.machine.metrics.turn(began.elapsed());
             // The tasks that were just answered run first, and fill the queue for the next batch.
             tokio::task::yield_now().await;
@@ -101,6 +97,7 @@ impl ApplyLoop {
             let Ok(request) = self.requests.try_recv() else { break };
             self.machine.execute(now, request);
         }
+        self.machine.metrics.batch(self.machine.batch_len(), began.elapsed());
         began
     }
 

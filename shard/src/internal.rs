@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     apply_loop::{Raise, RaiseSince, call},
-    core::{meet::Met, modes},
+    core::{meet::Handshake, modes},
     etcd::Member,
     etcd_status::{KvError, status},
     identity::Identity,
@@ -140,8 +140,8 @@ impl Shard for ShardService {
         let lineage = self.joining.admit(caller, is_meant).await?;
         let reference = (reference_micros != 0).then_some(WallMicros(reference_micros));
         let opens_at = WallMicros(opens_at_micros);
-        let met = is_meant.then_some(Met { reference, opens_at });
-        let (met, trouble) = self.member.handle.call(call::Meet { met }).await?;
+        let handshake = is_meant.then_some(Handshake { reference, opens_at });
+        let (met, trouble) = self.member.handle.call(call::Meet { handshake }).await?;
         let (now, awaits_clock) = met?;
         if is_meant && !awaits_clock {
             self.member.serves.store(true, Ordering::Release);

@@ -3,7 +3,7 @@
 
 use kindred_partition_config::ids::Revision;
 
-/// What the stores answered to the first question, in their order.
+/// The current revisions that the stores answered to the first question, in their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Currents(pub Vec<Revision>);
 

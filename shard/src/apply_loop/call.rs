@@ -34,7 +34,7 @@ use crate::{
         WhenDurable,
         feeds::Pushed,
         jobs::{Jobs, Turn},
-        meet::Met,
+        meet::Handshake,
         modes,
     },
     durability::status::DurabilityStatus,
@@ -323,9 +323,9 @@ calls! {
 
     /// The part of a handshake that runs here; `None`: the caller means another store. Answers the wall clock's reading,
     /// whether the shard serves nothing yet, and what is wrong with it.
-    Meet { met: Option<Met> } -> (Result<(WallMicros, bool), Status>, String), |core| {
-        let met = match met {
-            Some(met) => core.meet(met),
+    Meet { handshake: Option<Handshake> } -> (Result<(WallMicros, bool), Status>, String), |core| {
+        let met = match handshake {
+            Some(handshake) => core.meet(handshake),
             None => Ok((core.clock.reading(), !core.opened)),
         };
         (met, core.trouble())

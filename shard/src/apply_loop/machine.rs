@@ -1,6 +1,6 @@
-//! The loop's decisions: what a request does to the engine, and when its answer may be sent. No task, no clock and no
-//! waiting: the caller brings the time and the requests, and answers go into channels. [`super::ApplyLoop`] drives it
-//! in a shard, the simulation drives the same code.
+//! The loop's decisions: what a request does to the engine, and when its answer may be sent. There is no task here and
+//! no waiting: the caller brings requests and the time, leases and revisions go by the clock that the core was given,
+//! and answers go into channels. [`super::ApplyLoop`] drives it in a shard, and the simulation drives the same code.
 
 use std::time::Duration;
 

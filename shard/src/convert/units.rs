@@ -127,15 +127,14 @@ pub fn tracking(tracking: Tracking) -> pb::TrackResponse {
 /// several of them, oldest first: an import adds what is newer than what it has. Changes of one revision stay together.
 pub fn copied(
     at: Revision,
-    chunk: &CopyChunk,
+    chunk: CopyChunk,
     bytes_max: usize,
 ) -> impl Iterator<Item = pb::CopyResponse> + Send + use<> {
     let gap = |gap: &Gap| pb::Gap { after: gap.after.get(), until: gap.until.get() };
     let gaps: Vec<_> = if at == Revision::ZERO { Vec::new() } else { chunk.gaps.iter().map(gap).collect() };
     let floor = chunk.floor.get();
     let message = move |keys| pb::CopyResponse { at: at.get(), floor, keys, gaps: gaps.clone() };
-    let versions: Vec<Version> = chunk.keys.iter().flat_map(|key| key.versions.iter().cloned()).collect();
-    let mut versions = versions.into_iter().peekable();
+    let mut versions = chunk.keys.into_iter().flat_map(|key| key.versions).peekable();
     let mut is_first = true;
     // Each message is made only when the one before it was taken.
     std::iter::from_fn(move || {

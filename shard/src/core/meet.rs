@@ -8,7 +8,7 @@ use super::Core;
 
 /// A caller's reference time, and when a store that replaces another one may open.
 #[derive(Debug, Clone, Copy)]
-pub struct Met {
+pub struct Handshake {
     /// `None` if the caller has no reference.
     pub reference: Option<WallMicros>,
     pub opens_at: WallMicros,
@@ -20,8 +20,8 @@ impl Core {
     ///
     /// # Errors
     /// When the shard began before the store that it replaces can have ended.
-    pub fn meet(&mut self, met: Met) -> Result<(WallMicros, bool), Status> {
-        let Met { reference, opens_at } = met;
+    pub fn meet(&mut self, handshake: Handshake) -> Result<(WallMicros, bool), Status> {
+        let Handshake { reference, opens_at } = handshake;
         if reference.is_some_and(|reference| self.clock.confirm(reference)) {
             tracing::info!("a handshake confirmed the clock");
         }

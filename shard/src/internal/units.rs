@@ -97,18 +97,18 @@ impl UnitService {
         };
         loop {
             let next = call::CopyUnit { by: by.clone(), after, keys: CHUNK_KEYS, bytes: CHUNK_BYTES };
-            let chunk = self.ask(next).await?;
+            let mut chunk = self.ask(next).await?;
             self.metrics.copied(chunk.keys.len());
-            for message in convert::copied(at, &chunk, COPY_BYTES) {
+            after = chunk.after.take();
+            for message in convert::copied(at, chunk, COPY_BYTES) {
                 // If the reader is gone, the stream ends.
                 if to.send(Ok(message)).await.is_err() {
                     return Ok(());
                 }
             }
-            if chunk.after.is_none() {
+            if after.is_none() {
                 return Ok(());
             }
-            after = chunk.after;
         }
     }
 

@@ -1,4 +1,4 @@
-//! What HTTP/2 is given of an answer at a time.
+//! A piece of an answer, as a body gives it to HTTP/2.
 
 use std::io::IoSlice;
 

@@ -270,7 +270,7 @@ impl Feed {
         });
     }
 
-    fn close_all(&self) {
+    pub(super) fn close_all(&self) {
         let mut streams = Vec::new();
         for source in self.sources.borrow_mut().iter_mut() {
             source.attempt += 1;
@@ -280,10 +280,6 @@ impl Feed {
         if let Some(router) = self.router.upgrade() {
             streams.iter().for_each(|stream| router.net.close(stream));
         }
-    }
-
-    pub(super) fn drop_sources(&self) {
-        self.close_all();
     }
 
     fn open(self: &Rc<Self>, router: &Rc<Router>, at: usize, from: Revision, delay: Duration) {

@@ -38,7 +38,7 @@ impl Feeds {
     pub fn clear(&self) {
         let groups = std::mem::take(&mut *self.groups.borrow_mut());
         for group in groups {
-            group.live.iter().chain(&group.catch_ups).for_each(|feed| feed.drop_sources());
+            group.live.iter().chain(&group.catch_ups).for_each(|feed| feed.close_all());
         }
     }
 
