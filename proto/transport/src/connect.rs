@@ -2,6 +2,10 @@
 //!
 //! A channel connects at its first request, and again after every loss. If the peer refuses, the request fails at
 //! once with `Unavailable`; keepalive detects a peer that vanished. Names are resolved at every connect.
+//!
+//! A process has several connections to a peer, and a network may lose one of them alone, for instance where it takes
+//! one of several paths that is broken. Nobody hears of that on the others, so each connection finds out itself: it
+//! fails when its peer's kernel has not acknowledged what was sent for [`UNACKNOWLEDGED_MAX`].
 
 use std::fmt;
 use std::io;
@@ -36,6 +40,10 @@ use crate::who::Secret;
 /// The maximum number of unread streams on a connection with the default windows. A process that opens more for
 /// clients which may not read them needs several connections.
 pub const STREAMS_MAX: usize = 1000;
+
+/// How long sent data may stay unacknowledged by the peer's kernel before the connection fails (R17). A peer that is
+/// busy or stopped is not affected: its kernel acknowledges for it.
+pub const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(3);
 
 /// The options of outgoing connections.
 #[derive(Debug, Clone)]
@@ -320,7 +328,7 @@ impl Dialer {
             Target::Tcp { host: Host::Name(name), port } => Stream::Tcp(by_name(name, *port).await?),
             Target::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
         };
-        stream.prepare(Some(Duration::from_secs(30)));
+        stream.prepare(Some(Duration::from_secs(30)), Some(UNACKNOWLEDGED_MAX));
         let transport = match &self.tls {
             None => Transport::Plain(stream),
             Some((tls, server)) => {
@@ -434,6 +442,18 @@ mod tests {
     use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_connection_whose_data_nobody_acknowledges_fails_in_time() {
+        let server = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let endpoint = server.local_addr().unwrap().to_string().parse().unwrap();
+        let connection = Connector::default().connect(&endpoint).await.unwrap();
+        let Transport::Plain(Stream::Tcp(stream)) = connection.io.get_ref() else { panic!("{connection:?}") };
+        let limit = socket2::SockRef::from(stream).tcp_user_timeout().unwrap();
+        assert_eq!(limit, Some(UNACKNOWLEDGED_MAX));
+        assert!(UNACKNOWLEDGED_MAX <= Duration::from_secs(3), "R17");
+    }
 
     #[tokio::test]
     async fn a_socket_that_is_connected_to_itself_is_no_server() {

@@ -219,7 +219,7 @@ impl Incoming {
             let Some((stream, peer)) = std::task::ready!(self.source.poll_accept(cx)) else {
                 return Poll::Ready(None);
             };
-            stream.prepare(self.options.keepalive);
+            stream.prepare(self.options.keepalive, None);
             let killed = self.killed.child_token();
             let pass = self.door.enter(peer, Instant::now(), killed.clone());
             let timeout = self.options.handshake_timeout;

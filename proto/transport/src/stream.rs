@@ -19,14 +19,21 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// Configures a new connection. If it is closed already, its first read will fail.
-    pub fn prepare(&self, keepalive: Option<Duration>) {
+    /// Configures a new connection. If it is closed already, its first read will fail. With `unacknowledged`, the
+    /// connection fails when the peer's kernel has not acknowledged data for so long (`TCP_USER_TIMEOUT`, RFC 5482).
+    pub fn prepare(&self, keepalive: Option<Duration>, unacknowledged: Option<Duration>) {
         if let Self::Tcp(stream) = self {
             let _ = stream.set_nodelay(true);
             if let Some(idle) = keepalive {
                 let probes = socket2::TcpKeepalive::new().with_time(idle).with_interval(idle);
                 let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&probes);
             }
+            #[cfg(target_os = "linux")]
+            if unacknowledged.is_some() {
+                let _ = socket2::SockRef::from(stream).set_tcp_user_timeout(unacknowledged);
+            }
+            #[cfg(not(target_os = "linux"))]
+            let _ = unacknowledged;
         }
     }
 

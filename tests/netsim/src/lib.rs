@@ -41,8 +41,8 @@ pub enum Step {
     Hold(Link),
     /// They arrive, late and at once.
     Release(Link),
-    /// Messages of the link are lost, and with one of them its connection, which neither side is told: keepalive finds
-    /// out, long after the clients have stopped writing.
+    /// Messages of the link are lost, and with one of them its connection: the side that connected is told later, as by a
+    /// kernel to which nothing is acknowledged.
     Cut(Link),
     /// The link works again, for new connections.
     Mend(Link),

@@ -160,10 +160,12 @@ pub fn carry_out(sim: &mut Sim<'_>, step: Step) -> anyhow::Result<()> {
         }
         Step::Cut(link) => {
             let (one, other) = ends(link);
+            network::Paths::get().cut(sim.lookup(one.as_str()), sim.lookup(other.as_str()), true);
             sim.partition(one, other);
         }
         Step::Mend(link) => {
             let (one, other) = ends(link);
+            network::Paths::get().cut(sim.lookup(one.as_str()), sim.lookup(other.as_str()), false);
             sim.repair(one, other);
         }
         Step::Kill(router) => sim.crash(router_host(router)),

@@ -8,6 +8,7 @@
 mod cluster;
 mod entropy;
 mod log;
+mod lost;
 mod network;
 mod quiet;
 mod run;

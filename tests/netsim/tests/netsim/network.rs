@@ -1,22 +1,30 @@
 //! turmoil's TCP as the network of routers, shards and clients.
+//!
+//! turmoil sends nothing again, so a connection of which a message is lost is dead, and nobody is told. A kernel would
+//! tell the side that connected when nothing was acknowledged for [`UNACKNOWLEDGED_MAX`]; [`Paths`] does that here.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use kindred_tests::client::Client;
 use kindred_transport::{
     ConnectOptions, Connector, Endpoint,
+    connect::UNACKNOWLEDGED_MAX,
     network::{Connecting, Network, OtherListener, OtherNetwork, OtherStream},
 };
 use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use turmoil::net::{TcpListener, TcpStream};
 
+use crate::cluster::SimClock;
 use crate::seconds;
 
 /// The network of the simulation that this thread runs.
@@ -51,7 +59,8 @@ impl OtherNetwork for Simulated {
         let host = host.to_owned();
         Box::pin(async move {
             let stream = TcpStream::connect((host.as_str(), port)).await?;
-            Ok(Box::new(stream) as Box<dyn OtherStream>)
+            let path = Paths::get().between(stream.local_addr()?, stream.peer_addr()?);
+            Ok(Box::new(Connected { stream, path, connected: true }) as Box<dyn OtherStream>)
         })
     }
 }
@@ -84,6 +93,120 @@ impl OtherListener for Listening {
         let accepted = ready!(accept.as_mut().poll(cx));
         *accepting = None;
         let (stream, peer) = accepted?;
-        Poll::Ready(Ok((Box::new(stream), peer)))
+        let path = Paths::get().between(peer, stream.local_addr()?);
+        Poll::Ready(Ok((Box::new(Connected { stream, path, connected: false }), peer)))
+    }
+}
+
+/// The links that are cut, and what the connections have lost.
+#[derive(Debug, Default)]
+pub struct Paths(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    cut: BTreeSet<(IpAddr, IpAddr)>,
+    /// By the address of the side that connected, then the other one's.
+    paths: BTreeMap<(SocketAddr, SocketAddr), Arc<Mutex<Path>>>,
+}
+
+/// A connection, as both sides have it.
+#[derive(Debug, Default)]
+struct Path {
+    /// When a message was lost, since the start of the simulation.
+    lost: Option<Duration>,
+    /// The side that connected is told.
+    failed: bool,
+    /// Its reader.
+    reader: Option<Waker>,
+}
+
+impl Paths {
+    /// Those of this process' one simulation.
+    pub fn get() -> &'static Self {
+        static PATHS: LazyLock<Paths> = LazyLock::new(Paths::default);
+        &PATHS
+    }
+
+    /// Messages between two hosts are lost from now on, or no longer.
+    pub fn cut(&self, one: IpAddr, other: IpAddr, cut: bool) {
+        let mut state = self.0.lock();
+        for pair in [(one, other), (other, one)] {
+            if cut {
+                state.cut.insert(pair);
+            } else {
+                state.cut.remove(&pair);
+            }
+        }
+    }
+
+    /// Tells who connected of the connections that have lost something for so long.
+    pub fn pass(&self, now: Duration) {
+        self.0.lock().paths.retain(|_, path| {
+            let mut path = path.lock();
+            if path.lost.is_some_and(|lost| now >= lost + UNACKNOWLEDGED_MAX) {
+                path.failed = true;
+                path.reader.take().into_iter().for_each(Waker::wake);
+            }
+            !path.failed
+        });
+    }
+
+    fn between(&self, connected: SocketAddr, accepted: SocketAddr) -> Arc<Mutex<Path>> {
+        self.0.lock().paths.entry((connected, accepted)).or_default().clone()
+    }
+
+    fn are_cut(&self, one: IpAddr, other: IpAddr) -> bool {
+        self.0.lock().cut.contains(&(one, other))
+    }
+}
+
+/// One side of a connection.
+#[derive(Debug)]
+struct Connected {
+    stream: TcpStream,
+    path: Arc<Mutex<Path>>,
+    /// Whether it is the side that connected.
+    connected: bool,
+}
+
+impl Connected {
+    fn sends(&self) -> io::Result<()> {
+        if Paths::get().are_cut(self.stream.local_addr()?.ip(), self.stream.peer_addr()?.ip()) {
+            let now = Duration::from_millis(SimClock::get().millis());
+            self.path.lock().lost.get_or_insert(now);
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for Connected {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.connected {
+            let mut path = this.path.lock();
+            if path.failed {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            path.reader = Some(cx.waker().clone());
+        }
+        Pin::new(&mut this.stream).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Connected {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.sends()?;
+        Pin::new(&mut this.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.sends()?;
+        Pin::new(&mut this.stream).poll_shutdown(cx)
     }
 }

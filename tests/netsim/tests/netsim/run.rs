@@ -21,7 +21,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use crate::cluster::{self, SimClock};
 use crate::log::Log;
-use crate::network;
+use crate::network::{self, Paths};
 use crate::seconds;
 
 const WRITERS: usize = 3;
@@ -99,6 +99,7 @@ pub fn drive(sim: &mut turmoil::Sim<'_>, plan: &Plan, log: &Log) -> anyhow::Resu
     loop {
         let elapsed = sim.elapsed();
         SimClock::get().set(elapsed);
+        Paths::get().pass(elapsed);
         while let Some((_, step)) = steps.next_if(|(at, _)| *at <= elapsed) {
             log.line(&format!("{step:?}"));
             cluster::carry_out(sim, *step)?;
