@@ -95,6 +95,18 @@ impl KeyRange {
         }
     }
 
+    /// The key and `range_end` of the range in etcd's convention. An empty start means all keys, which etcd writes as
+    /// one zero byte.
+    #[must_use]
+    pub fn to_wire(&self) -> (Bytes, Bytes) {
+        let zero = || Bytes::from_static(&[0]);
+        let some = |key: &Key| if key.0.is_empty() { zero() } else { key.0.clone() };
+        match self {
+            Self::Single(key) => (some(key), Bytes::new()),
+            Self::Span { start, end } => (some(start), end.as_ref().map_or_else(zero, |end| end.0.clone())),
+        }
+    }
+
     #[must_use]
     pub fn everything() -> Self {
         Self::Span { start: Key(Bytes::new()), end: None }

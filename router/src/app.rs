@@ -4,14 +4,13 @@ use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use kindred_router_core::compaction::Owed;
 use kindred_router_core::consistent_read::RevisionScope;
+use kindred_router_core::header_ids::{HeaderIds, RAFT_TERM};
 use kindred_router_core::plan::Refusal;
 use kindred_router_core::revision_pairs::RevisionPairs;
 use kindred_transport::{Drain, grpc};
-use kindred_wire::patch::HeaderPatch;
-use kindred_wire::peek::ResponseHeader;
 use kindred_wire::rope::Rope;
 use tokio::sync::watch;
 use tonic::Status;
@@ -41,33 +40,14 @@ pub struct Identity {
     pub client_urls: Vec<String>,
 }
 
-/// The term in every header. Stores have terms of their own or none; clients see a constant.
-pub const RAFT_TERM: u64 = 1;
-
 impl Identity {
-    /// The patch that, appended to an answer, sets its header's ids to this router's. The revision stays the store's.
+    /// The ids in headers.
     #[must_use]
-    pub fn patch(&self) -> HeaderPatch {
-        HeaderPatch {
-            cluster_id: Some(self.cluster_id),
-            member_id: Some(self.member_id),
-            revision: None,
-            raft_term: Some(RAFT_TERM),
-        }
+    pub fn ids(&self) -> HeaderIds {
+        HeaderIds { cluster_id: self.cluster_id, member_id: self.member_id }
     }
 
-    /// A header with this router's ids and the given revision.
-    #[must_use]
-    pub fn header(&self, revision: i64) -> ResponseHeader {
-        ResponseHeader {
-            cluster_id: self.cluster_id,
-            member_id: self.member_id,
-            revision,
-            raft_term: RAFT_TERM,
-        }
-    }
-
-    /// Like [`Identity::header`], for decoded messages.
+    /// [`HeaderIds::header`], for decoded messages.
     #[must_use]
     pub fn typed_header(&self, revision: i64) -> Option<kindred_proto::etcdserverpb::ResponseHeader> {
         Some(kindred_proto::etcdserverpb::ResponseHeader {
@@ -92,7 +72,7 @@ pub struct App {
     /// The cluster's state, and the meta store that it comes from.
     pub cluster: Cluster,
     pub identity: Identity,
-    /// [`Identity::patch`] in its encoded form.
+    /// [`HeaderIds::patch`] in its encoded form.
     pub header_tail: Bytes,
     /// Merged event streams of key ranges, shared by all watches.
     pub feeds: Arc<Feeds>,
@@ -131,7 +111,7 @@ impl App {
         feeds: feeds::Options,
     ) -> Arc<Self> {
         let mut header_tail = Vec::new();
-        identity.patch().append_to(&mut header_tail);
+        identity.ids().patch().append_to(&mut header_tail);
         Arc::new(Self {
             generation: watch::Sender::new(routes.generation()),
             taken: Taken::new(routes.generation()),
@@ -183,18 +163,6 @@ impl App {
         answer.append(&self.header_tail);
         answer
     }
-}
-
-/// Appends `tail` to the message; copies only if the buffer is shared.
-#[must_use]
-pub fn append(message: Bytes, tail: &[u8]) -> Bytes {
-    let mut buffer = message.try_into_mut().unwrap_or_else(|shared| {
-        let mut copy = BytesMut::with_capacity(shared.len() + tail.len());
-        copy.extend_from_slice(&shared);
-        copy
-    });
-    buffer.extend_from_slice(tail);
-    buffer.freeze()
 }
 
 /// The gRPC status of a refusal by the plan.

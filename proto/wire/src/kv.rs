@@ -292,13 +292,13 @@ fn number_len(number: i64) -> usize {
     if number == 0 { 0 } else { 1 + varint_len(number.cast_unsigned()) }
 }
 
-fn non_zero(out: &mut Vec<u8>, field: u32, number: u64) {
+pub(crate) fn non_zero(out: &mut Vec<u8>, field: u32, number: u64) {
     if number != 0 {
         put_number(out, field, number);
     }
 }
 
-fn non_empty(out: &mut Vec<u8>, field: u32, bytes: &[u8]) {
+pub(crate) fn non_empty(out: &mut Vec<u8>, field: u32, bytes: &[u8]) {
     if !bytes.is_empty() {
         put_bytes(out, field, bytes);
     }

@@ -1,18 +1,14 @@
 //! Changes a few fields of encoded messages and leaves all other bytes alone.
 //!
-//! There are two ways, because protobuf implementations differ:
-//!
-//! * **Append**: a field at the end of a message overrides an earlier one. The last scalar wins, and a repeated
-//!   occurrence of a message outside a oneof merges, in prost and in both Go implementations (including gogo, which
-//!   etcd used up to 3.6). So a patch of the header, `more`, `count` or `watch_id` is a few bytes after the answer,
-//!   which need not be parsed, moved or copied.
-//! * **Rewrite**: a repeated message inside a oneof merges in prost but *replaces* the earlier one in gogo.
-//!   Requests on a watch stream are small and have no values, so they are written anew: the inner message's bytes,
-//!   followed by the patch.
+//! A field at the end of a message overrides an earlier one. The last scalar wins, and a repeated occurrence of a
+//! message outside a oneof merges, in prost and in both Go implementations (including gogo, which etcd used up to 3.6).
+//! So a patch of the header, `more`, `count` or `watch_id` is a few bytes after the answer, which need not be parsed,
+//! moved or copied. Inside a oneof, as in requests on a watch stream, this does not work: gogo *replaces* the earlier
+//! message. Those requests are written anew ([`crate::watch_request`]).
 
 use crate::{
-    peek::{ResponseHeader, WatchRequest},
-    scan::{Fields, WireError, put_bytes, put_len, put_number, varint_len},
+    peek::ResponseHeader,
+    scan::{put_bytes, put_len, put_number, varint_len},
 };
 
 /// New values for fields of a response header; `None` keeps a field.
@@ -103,47 +99,5 @@ impl WatchPatch {
         if let Some(watch_id) = self.watch_id {
             put_number(response, 2, watch_id.cast_unsigned());
         }
-    }
-}
-
-/// New values for fields of a create or cancel request on a watch stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[allow(missing_docs, reason = "etcd's own names")]
-pub struct WatchRequestPatch {
-    pub watch_id: Option<i64>,
-    /// Applies to a create request only.
-    pub start_revision: Option<i64>,
-}
-
-impl WatchRequestPatch {
-    /// Writes the request anew with the patch. Progress requests and empty requests stay unchanged.
-    ///
-    /// # Errors
-    /// When the bytes are not such a message.
-    pub fn rewrite(&self, request: &[u8]) -> Result<Vec<u8>, WireError> {
-        let (variant, id_field) = match WatchRequest::parse(request)? {
-            WatchRequest::Create(_) => (1, 7),
-            WatchRequest::Cancel(_) => (2, 1),
-            WatchRequest::Progress | WatchRequest::Nothing => return Ok(request.to_vec()),
-        };
-        let mut inner = Vec::with_capacity(request.len() + 24);
-        for field in Fields::new(request) {
-            let field = field?;
-            if field.number == variant {
-                inner.extend_from_slice(field.bytes()?);
-            } else if (1..=3).contains(&field.number) {
-                // Another variant of the oneof discards the earlier one.
-                inner.clear();
-            }
-        }
-        if let (Some(start_revision), 1) = (self.start_revision, variant) {
-            put_number(&mut inner, 3, start_revision.cast_unsigned());
-        }
-        if let Some(watch_id) = self.watch_id {
-            put_number(&mut inner, id_field, watch_id.cast_unsigned());
-        }
-        let mut rewritten = Vec::with_capacity(inner.len() + 8);
-        put_bytes(&mut rewritten, variant, &inner);
-        Ok(rewritten)
     }
 }

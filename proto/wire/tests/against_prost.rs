@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use kindred_proto::{etcdserverpb as pb, mvccpb};
-use kindred_wire::{answer, kv, patch, peek};
+use kindred_wire::{answer, kv, patch, peek, watch_request};
 use proptest::prelude::*;
 use prost::Message;
 
@@ -420,23 +420,21 @@ proptest! {
     }
 
     #[test]
-    fn patches_of_watch_requests(
-        pieces in prop::collection::vec(watch_request(), 1..3), watch_id in prop::option::of(number()),
-        start_revision in prop::option::of(number()),
-    ) {
+    fn watch_requests_are_written_as_by_prost(request in watch_request()) {
         use pb::watch_request::RequestUnion;
-        let bytes: Vec<u8> = pieces.iter().flat_map(Message::encode_to_vec).collect();
-        let mut want = pb::WatchRequest::decode(bytes.as_slice()).unwrap();
-        match &mut want.request_union {
-            Some(RequestUnion::CreateRequest(create)) => {
-                create.watch_id = watch_id.unwrap_or(create.watch_id);
-                create.start_revision = start_revision.unwrap_or(create.start_revision);
-            }
-            Some(RequestUnion::CancelRequest(cancel)) => cancel.watch_id = watch_id.unwrap_or(cancel.watch_id),
-            _ => {}
+        let mut want = request.clone();
+        if let Some(RequestUnion::CreateRequest(create)) = &mut want.request_union {
+            // Each known filter once, in order.
+            create.filters = (0..2).filter(|filter| create.filters.contains(filter)).collect();
         }
-        let rewritten = patch::WatchRequestPatch { watch_id, start_revision }.rewrite(&bytes).unwrap();
-        prop_assert_eq!(pb::WatchRequest::decode(rewritten.as_slice()), Ok(want));
+        let bytes = request.encode_to_vec();
+        let written = match peek::WatchRequest::parse(&bytes).unwrap() {
+            peek::WatchRequest::Create(create) => watch_request::create(&create),
+            peek::WatchRequest::Cancel(cancel) => watch_request::cancel(cancel.watch_id),
+            peek::WatchRequest::Progress => watch_request::progress(),
+            peek::WatchRequest::Nothing => Vec::new(),
+        };
+        prop_assert_eq!(written, want.encode_to_vec());
     }
 
     #[test]
@@ -460,7 +458,6 @@ proptest! {
         let _ = answer::WatchResponse::parse(&bytes);
         let _ = answer::range_of_stream(&bytes);
         let _ = kv::EventRef::parse(&bytes);
-        let _ = patch::WatchRequestPatch::default().rewrite(&bytes);
     }
 }
 

@@ -11,6 +11,7 @@ use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::check;
 use kindred_proto::nested::{self, NotATxn};
 use kindred_proto::raw::kv::k_v_server::KV;
+use kindred_router_core::header_ids::append;
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::small::is_small;
@@ -27,7 +28,7 @@ use kindred_wire::rope::Rope;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use crate::app::{App, append, refused};
+use crate::app::{App, refused};
 use crate::execute::fan_out::shared;
 use crate::execute::one::{Opened, To};
 use crate::execute::{Deadline, Effect};
@@ -212,7 +213,7 @@ impl Kv {
         let Opened { chunks, revision } =
             self.app.range_stream_of_one(to, &spread, body.clone(), deadline).await?;
         let mut tail = Vec::new();
-        let header = HeaderPatch { revision, ..self.app.identity.patch() };
+        let header = HeaderPatch { revision, ..self.app.identity.ids().patch() };
         RangePatch { header, more: None, count: None }.append_to_stream(&mut tail);
         let app = self.app.clone();
         // Only the last message has a header, so a stream that ends without one is incomplete, whatever its status.

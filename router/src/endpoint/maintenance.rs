@@ -101,7 +101,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
             version: ETCD_VERSION.to_owned(),
             storage_version: ETCD_VERSION.to_owned(),
             leader: self.app.identity.member_id,
-            raft_term: crate::app::RAFT_TERM,
+            raft_term: kindred_router_core::header_ids::RAFT_TERM,
             ..Default::default()
         };
         let mut revision = 0;

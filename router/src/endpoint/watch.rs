@@ -10,7 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::app::App;
-use crate::watch::session::Session;
+use crate::watch::session;
 
 /// Messages queued between a session and the client's connection.
 const TO_CLIENT_MAX: usize = 16;
@@ -34,7 +34,7 @@ impl watch_server::Watch for Watch {
     async fn watch(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Self::WatchStream>, Status> {
         let (to, messages) = mpsc::channel(TO_CLIENT_MAX);
         let (good_end, messages) = ending::produced(ReceiverStream::new(messages));
-        let session = Session::serve(self.app.clone(), request.into_inner(), to.clone());
+        let session = session::serve(self.app.clone(), request.into_inner(), to.clone());
         self.app.drain.spawn(async move {
             session.await;
             good_end.reached();

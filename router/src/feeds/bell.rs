@@ -3,15 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use kindred_router_core::watch_session::Rung;
 use tokio::sync::Notify;
-
-/// The feed that has more, by the session's own numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rung {
-    Feed(usize),
-    /// The catch-up of the watch with this number.
-    Watch(i64),
-}
 
 /// All bells of one session, and the queue of those that have rung.
 #[derive(Debug, Default)]
@@ -67,20 +60,23 @@ impl Bell {
 
 #[cfg(test)]
 mod tests {
+    use kindred_router_core::watch_session::FeedNo;
+
     use super::*;
 
     #[tokio::test]
     async fn f27_only_who_has_more_is_heard_and_each_once() {
         let bells = Arc::new(Bells::default());
-        let [one, two, other] = [Rung::Feed(1), Rung::Feed(2), Rung::Watch(1)].map(|who| bells.bell(who));
+        let [first, second] = [1, 2].map(|no| Rung::Feed(FeedNo(no)));
+        let [one, two, other] = [first, second, Rung::Watch(1)].map(|who| bells.bell(who));
         two.ring();
         other.ring();
         two.ring();
         bells.rung().await;
-        assert_eq!(bells.heard(), [Rung::Feed(2), Rung::Watch(1)]);
+        assert_eq!(bells.heard(), [second, Rung::Watch(1)]);
         assert!(bells.heard().is_empty());
         two.ring();
         one.ring();
-        assert_eq!(bells.heard(), [Rung::Feed(2), Rung::Feed(1)]);
+        assert_eq!(bells.heard(), [second, first]);
     }
 }

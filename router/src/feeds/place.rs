@@ -10,18 +10,11 @@ pub fn wire_ranges(key: &FeedKey, at: usize) -> Vec<pb::KeyRange> {
     key.ranges(at).iter().map(wire).collect()
 }
 
-/// The range in etcd's convention. An empty start means all keys, which etcd writes as one zero byte.
+/// The range in etcd's convention.
 #[must_use]
 pub fn wire(range: &KeyRange) -> pb::KeyRange {
-    let zero = || bytes::Bytes::from_static(&[0]);
-    let some = |key: &bytes::Bytes| if key.is_empty() { zero() } else { key.clone() };
-    match range {
-        KeyRange::Single(key) => pb::KeyRange { key: some(&key.0), range_end: bytes::Bytes::new() },
-        KeyRange::Span { start, end } => pb::KeyRange {
-            key: some(&start.0),
-            range_end: end.as_ref().map_or_else(zero, |end| end.0.clone()),
-        },
-    }
+    let (key, range_end) = range.to_wire();
+    pb::KeyRange { key, range_end }
 }
 
 #[cfg(test)]

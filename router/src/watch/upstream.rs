@@ -17,15 +17,13 @@ use crate::stores::failure::Failure;
 pub const STALLED_MAX: Duration = Duration::from_secs(5);
 /// Queue for requests, beside the creates that a stream begins with.
 const REQUESTS_MAX: usize = 4096;
-const BACKOFF_MIN: Duration = Duration::from_millis(20);
-const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// A message of a stream to its session. The generation distinguishes the streams of one store.
+/// A message of a stream to its session. The number distinguishes the streams of one store.
 #[derive(Debug)]
 pub struct Inbound {
     pub store: StoreIx,
     /// The number of the stream among all streams of the session.
-    pub generation: u64,
+    pub number: u64,
     pub what: What,
 }
 
@@ -39,21 +37,17 @@ pub enum What {
 /// The session's handle of a stream. Dropping it cancels the stream at the store.
 #[derive(Debug)]
 pub struct Upstream {
-    /// The number of the stream among all streams of the session.
-    pub generation: u64,
-    /// How often in a row a stream to this store broke before it delivered a message.
-    pub failures: u32,
     requests: mpsc::Sender<Bytes>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Upstream {
-    /// Opens a stream that begins with these requests, after a delay that grows with the number of failures.
+    /// Opens a stream that begins with these requests, after a delay.
     #[must_use]
     pub fn open(
         store: Arc<Store>,
-        generation: u64,
-        failures: u32,
+        number: u64,
+        delay: Duration,
         first: Vec<Bytes>,
         to: mpsc::Sender<Inbound>,
     ) -> Self {
@@ -62,18 +56,14 @@ impl Upstream {
             // The queue has room for all of them.
             let _ = requests.try_send(request);
         }
-        let delay = match failures {
-            0 => Duration::ZERO,
-            n => (BACKOFF_MIN * 2_u32.saturating_pow(n.min(16) - 1)).min(BACKOFF_MAX),
-        };
         let task = tokio::spawn(async move {
             tokio::time::sleep(delay).await;
-            let refused = run(&store, generation, queue, &to).await;
-            let broken = Inbound { store: store.index, generation, what: What::Broken(refused) };
+            let refused = run(&store, number, queue, &to).await;
+            let broken = Inbound { store: store.index, number, what: What::Broken(refused) };
             // The session may be gone; then the message does not matter.
             let _ = to.send(broken).await;
         });
-        Self { generation, failures, requests, _task: AbortOnDropHandle::new(task) }
+        Self { requests, _task: AbortOnDropHandle::new(task) }
     }
 
     /// Queues a request; `false` if the queue is full or the stream is over.
@@ -86,7 +76,7 @@ impl Upstream {
 /// Runs the stream to its end; returns a status if the store's refusal is final.
 async fn run(
     store: &Store,
-    generation: u64,
+    number: u64,
     queue: mpsc::Receiver<Bytes>,
     to: &mpsc::Sender<Inbound>,
 ) -> Option<Status> {
@@ -98,7 +88,7 @@ async fn run(
     loop {
         match messages.message().await {
             Ok(Some(message)) => {
-                let inbound = Inbound { store: store.index, generation, what: What::Message(message) };
+                let inbound = Inbound { store: store.index, number, what: What::Message(message) };
                 if to.send_timeout(inbound, STALLED_MAX).await.is_err() {
                     tracing::debug!(
                         store = store.name(),

@@ -1,6 +1,6 @@
 //! Who serves what in a run: two to four stores; one Kind on one of them, one in three name ranges, one on a ring.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use kindred_partition_config::ids::Slot;
 use kindred_partition_config::key::{Key, KeyRange};
@@ -25,7 +25,7 @@ const NAMES: [&str; KINDS] = ["minions", "pods", "leases"];
 /// A map and its stores.
 pub struct Topology {
     /// The map as requests see it.
-    pub routes: Routes,
+    pub routes: Arc<Routes>,
     /// Which key is of which Kind.
     pub scheme: KindScheme,
     /// The slot of each store.
@@ -87,7 +87,7 @@ impl Topology {
         let parsed = PARSED[stores - 2].get_or_init(|| parse(stores));
         let names = (0..stores).map(|store| (format!("s{store}"), StoreKind::Shard)).collect();
         Self {
-            routes: Routes::new(parsed.map.clone(), parsed.scheme.clone(), names, StoreIx(0)),
+            routes: Arc::new(Routes::new(parsed.map.clone(), parsed.scheme.clone(), names, StoreIx(0))),
             scheme: parsed.scheme.clone(),
             slots: parsed.slots.clone(),
             kinds: parsed.kinds.clone(),

@@ -84,7 +84,7 @@ impl App {
         self.shown.show(&fan_out.spread, snapshot.header);
         let (to, chunks) = mpsc::channel(CHUNKS_MAX);
         let (good_end, chunks) = ending::produced(ReceiverStream::new(chunks));
-        let header = self.identity.header(snapshot.header.get());
+        let header = self.identity.ids().header(snapshot.header.get());
         // Ends with the last message, or when the client goes away and its receiver is dropped.
         self.drain.spawn(async move {
             let mut chunked = Chunked { to, pending: Vec::new() };

@@ -27,7 +27,9 @@ use kindred_router_core::moves::step::{Answer, StepName, UnitCall};
 use kindred_wire::answer::{WatchResponse, watch_events};
 use kindred_wire::fence::FENCE_KEY;
 use kindred_wire::kv::{EventRef, KeyValueRef};
+use kindred_wire::peek::WatchCreateRequest;
 use kindred_wire::scan::WireError;
+use kindred_wire::watch_request;
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -41,7 +43,6 @@ use crate::execute::{Deadline, fenced};
 use crate::feeds::place::wire;
 use crate::stores::Store;
 use crate::stores::fence::Known;
-use crate::watch::message;
 
 /// How often a change of the fence is tried while others change it.
 const TRIES: usize = 8;
@@ -180,12 +181,17 @@ impl UnitSteps<'_> {
         }
         let store = self.owner();
         let range = wire(&self.call.unit.range);
-        let create =
-            etcd::WatchCreateRequest { key: range.key, range_end: range.range_end, ..Default::default() };
+        let create = WatchCreateRequest {
+            key: &range.key,
+            range_end: &range.range_end,
+            start_revision: through.get() + 1,
+            watch_id: 1,
+            ..Default::default()
+        };
         let (asks, requests) = mpsc::channel(4);
         // The queue has room for both.
-        let _ = asks.try_send(message::create(&create, 1, through.get() + 1, true));
-        let _ = asks.try_send(message::progress());
+        let _ = asks.try_send(watch_request::create_behind_fence(&create).into());
+        let _ = asks.try_send(watch_request::progress().into());
         let mut watch = bounded(store, |store, _| async move {
             store.watch().watch(Request::new(ReceiverStream::new(requests))).await
         })
@@ -199,7 +205,7 @@ impl UnitSteps<'_> {
             }
             let Ok(said) = tokio::time::timeout(ASK_EVERY, watch.message()).await else {
                 // The watch answers only when it has sent everything, so one waiting question is enough.
-                let _ = asks.try_send(message::progress());
+                let _ = asks.try_send(watch_request::progress().into());
                 continue;
             };
             let Some(said) = said? else {
@@ -213,7 +219,7 @@ impl UnitSteps<'_> {
                 return Err(Failed::Lost(reason));
             }
             if head.canceled {
-                let why = message::reason(&head);
+                let why = String::from_utf8_lossy(head.cancel_reason);
                 return Err(Failed::Other(format!("store {:?} ended the watch: {why}", store.name())));
             }
             let (events, bytes) = feed_events(store, &said)?;
@@ -227,7 +233,7 @@ impl UnitSteps<'_> {
             if reached >= to {
                 return Ok(heard);
             }
-            let _ = asks.try_send(message::progress());
+            let _ = asks.try_send(watch_request::progress().into());
         }
     }
 

@@ -5,18 +5,24 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::KeyRange;
+use kindred_wire::answer::{WatchResponse, watch_events};
+use kindred_wire::kv::{EventRef, EventType, KeyValueRef};
+use kindred_wire::peek::WatchCreateRequest;
+use kindred_wire::watch_request;
 
 use super::Clients;
-use crate::history::{Create, Heard, Logical, StreamRecord};
+use crate::history::{Create, Got, Heard, Logical, StreamRecord};
 use crate::router::Router;
-use crate::router::session::{Session, Wanted};
+use crate::router::session::Session;
 use crate::world::{Bell, MS, Micros, NATURE, SECOND, answer};
 
 /// What has arrived.
 #[derive(Default)]
 struct Mail {
-    heard: RefCell<VecDeque<Heard>>,
+    messages: RefCell<VecDeque<Bytes>>,
     /// When the last one arrives.
     last: Cell<Micros>,
     gone: Cell<bool>,
@@ -32,6 +38,8 @@ struct Connection {
     /// When the last request arrives.
     last: Cell<Micros>,
     ids: Cell<i64>,
+    /// Creates without an answer, in order: a refusal does not say which one it is of.
+    creating: RefCell<VecDeque<i64>>,
 }
 
 impl Connection {
@@ -50,12 +58,15 @@ impl Connection {
         };
         let mail = Rc::new(Mail::default());
         let (to, way, net) = (mail.clone(), world.clone(), clients.net.clone());
-        let deliver = move |heard| {
+        let deliver = move |message| {
             let at = (way.now() + net.delay()).max(to.last.get());
             to.last.set(at);
             let mail = to.clone();
             way.after(at - way.now(), NATURE, move || {
-                mail.heard.borrow_mut().push_back(heard);
+                match message {
+                    Some(message) => mail.messages.borrow_mut().push_back(message),
+                    None => mail.gone.set(true),
+                }
                 mail.bell.ring();
             });
         };
@@ -72,7 +83,15 @@ impl Connection {
             to.gone.set(true);
             to.bell.ring();
         });
-        Self { session, router, mail, record, last: Cell::new(0), ids: Cell::new(0) }
+        Self {
+            session,
+            router,
+            mail,
+            record,
+            last: Cell::new(0),
+            ids: Cell::new(0),
+            creating: RefCell::default(),
+        }
     }
 
     /// Sends a request, behind those before.
@@ -87,15 +106,60 @@ impl Connection {
     fn watch(&self, clients: &Clients, logical: usize) {
         self.ids.set(self.ids.get() + 1);
         let (id, order) = (self.ids.get(), clients.world.order());
-        let wanted = {
+        self.creating.borrow_mut().push_back(id);
+        let notify = clients.world.chance(50);
+        let request = {
             let mut record = clients.history.write();
             let Logical { kind, range, prev_kv, no_delete, next, .. } = record.logicals[logical].clone();
             record.streams[self.record].creates.push(Create { order, watch: id, logical, start: next });
-            let notify = clients.world.chance(50);
-            Wanted { id, kind, range, start: next, prev_kv, no_delete, notify }
+            clients.world.note(format_args!(
+                "stream {} watch {id} of Kind {kind}, {range:?} from {next:?}, prev_kv: {prev_kv}, no_delete: \
+                 {no_delete}, notify: {notify}",
+                self.record
+            ));
+            let (key, range_end) = range.to_wire();
+            watch_request::create(&WatchCreateRequest {
+                key: &key,
+                range_end: &range_end,
+                start_revision: next.map_or(0, Revision::get),
+                progress_notify: notify,
+                no_put: false,
+                no_delete,
+                prev_kv,
+                watch_id: id,
+                fragment: false,
+            })
         };
-        clients.world.note(format_args!("stream {} watch {id} of {wanted:?}", self.record));
-        self.send(clients, move |session| session.create(wanted));
+        self.request(clients, request);
+    }
+
+    fn request(&self, clients: &Clients, request: Vec<u8>) {
+        self.send(clients, move |session| session.request(request.into()));
+    }
+
+    /// What a message says.
+    fn heard(&self, message: &Bytes) -> Heard {
+        let response = WatchResponse::parse(message).expect("a router writes watch responses");
+        let header = Revision(response.header.map_or(0, |header| header.revision));
+        let id = response.watch_id;
+        if response.created {
+            let watch = self.creating.borrow_mut().pop_front().expect("it answers a create");
+            assert!(id == watch || response.canceled, "creates are answered in their order");
+            return match response.canceled {
+                true => Heard::Cancelled { watch },
+                false => Heard::Created { watch, header },
+            };
+        }
+        match (response.canceled, Revision::from_wire(response.compact_revision)) {
+            (true, Some(floor)) => return Heard::Compacted { watch: id, floor },
+            (true, None) => return Heard::Cancelled { watch: id },
+            (false, _) => {}
+        }
+        let events: Vec<Got> = watch_events(message).map(|event| got(event.expect("an event"))).collect();
+        match events.is_empty() {
+            true => Heard::Progress { watch: (id >= 0).then_some(id), at: header },
+            false => Heard::Events { watch: id, header, events },
+        }
     }
 }
 
@@ -141,8 +205,8 @@ async fn read(clients: &Rc<Clients>, connection: &Connection, restless: bool, sl
         if !over && restless && world.now() > enough {
             return;
         }
-        let next = connection.mail.heard.borrow_mut().pop_front();
-        let Some(heard) = next else {
+        let next = connection.mail.messages.borrow_mut().pop_front();
+        let Some(message) = next else {
             if connection.mail.gone.get() {
                 return;
             }
@@ -151,11 +215,11 @@ async fn read(clients: &Rc<Clients>, connection: &Connection, restless: bool, sl
             if rung.is_none() && !over && world.chance(40) {
                 let asked = world.order();
                 clients.history.write().streams[connection.record].asked.push(asked);
-                connection.send(clients, |session| session.request_progress());
+                connection.request(clients, watch_request::progress());
             }
             continue;
         };
-        hear(clients, connection, heard);
+        hear(clients, connection, connection.heard(&message));
         if slow && !over && world.chance(20) {
             world.sleep(world.between(MS, 3 * SECOND)).await;
         }
@@ -205,5 +269,18 @@ fn hear(clients: &Rc<Clients>, connection: &Connection, heard: Heard) {
     }
     for logical in again {
         connection.watch(clients, logical);
+    }
+}
+
+/// An encoded event as its client reads it.
+fn got(event: &[u8]) -> Got {
+    let event = EventRef::parse(event).expect("a router sends events");
+    let kv = KeyValueRef::parse(event.kv).expect("with a key");
+    let prev = event.prev_kv.map(|prev| KeyValueRef::parse(prev).expect("with a key"));
+    Got {
+        revision: Revision(kv.mod_revision),
+        key: kv.key.to_vec(),
+        is_delete: event.event_type == EventType::Delete,
+        prev: prev.map(|prev| Revision(prev.mod_revision)),
     }
 }

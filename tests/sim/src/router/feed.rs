@@ -10,22 +10,24 @@ use futures_util::future::try_join_all;
 use kindred_engine::engine::{Event as EngineEvent, FeedOut};
 use kindred_partition_config::ids::Revision;
 use kindred_router_core::common_revision::Currents;
-use kindred_router_core::cursor::{self, Limit, Look};
+use kindred_router_core::cursor::{self, Limit, Look, Taken};
 use kindred_router_core::feed_event::{Events, FeedEvent, entry};
 use kindred_router_core::feed_machine::{Command, Event, FeedMachine, Limits, Message, OPEN_MAX, TICK};
-use kindred_router_core::feed_state::{FeedState, Take};
+use kindred_router_core::feed_state::{FeedState, Stand, Take};
 use kindred_router_core::gaps::{Gap, Passed};
 use kindred_router_core::place::FeedKey;
 use kindred_router_core::store::StoreIx;
 use kindred_router_core::watch_merge::Entry;
+use kindred_router_core::watch_session::Rung;
 use kindred_wire::kv::{EventType, Pieces, StoredEvent};
 
 use super::Router;
+use super::session::around::Bells;
 use crate::history::{FeedRecord, Told};
 use crate::messages::{CallError, Reply, Request, StreamIn, StreamOut};
 use crate::net::Stream;
 use crate::sabotage::Sabotage;
-use crate::world::{Answer, Answered, Bell, MS, Micros, SECOND, World, answer};
+use crate::world::{Answer, Answered, MS, Micros, SECOND, answer};
 
 const RAISE_MAX: Micros = 3 * SECOND;
 /// Bytes of a catch-up that no reader has taken, and how long a feed without readers is kept; the product's are larger.
@@ -60,13 +62,11 @@ pub struct Feed {
     state: RefCell<FeedState>,
     sources: RefCell<Vec<Source>>,
     asking: RefCell<Vec<Answer<Result<Revision, ()>>>>,
-    readers: RefCell<BTreeMap<u64, Rc<Bell>>>,
+    readers: RefCell<BTreeMap<u64, (Rc<Bells>, Rung)>>,
     next_reader: Cell<u64>,
     /// The time for which [`Event::Due`] is planned.
     due: Cell<Option<Instant>>,
     recorded: RefCell<Option<Recorded>>,
-    /// When the simulation began.
-    epoch: Instant,
 }
 
 impl Feed {
@@ -89,7 +89,6 @@ impl Feed {
             next_reader: Cell::new(0),
             due: Cell::new(None),
             recorded: RefCell::default(),
-            epoch: router.epoch,
         });
         let (this, world) = (feed.clone(), router.world.clone());
         router.world.spawn(router.life, async move {
@@ -112,6 +111,21 @@ impl Feed {
             self.kick();
         }
         take
+    }
+
+    /// What lies behind `stand`, for all who rest there.
+    pub(super) fn look(&self, stand: Stand, limit: Limit) -> Option<Taken<Events>> {
+        self.state.borrow().look(stand, limit)
+    }
+
+    /// Where readers stand that were given everything.
+    pub(super) fn present(&self) -> Option<Stand> {
+        self.state.borrow().present()
+    }
+
+    /// Whether it ended because its keys move.
+    pub(super) fn has_moved(&self) -> bool {
+        self.state.borrow().moved
     }
 
     /// No event at or below this is still to come.
@@ -151,13 +165,13 @@ impl Feed {
         self.wake_readers();
     }
 
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.state.borrow().ended
     }
 
     fn wake_readers(&self) {
         let readers: Vec<_> = self.readers.borrow().values().cloned().collect();
-        readers.iter().for_each(|bell| bell.ring());
+        readers.iter().for_each(|(bells, who)| bells.ring(*who));
     }
 
     fn kick(self: &Rc<Self>) {
@@ -172,16 +186,12 @@ impl Feed {
 
     // ---- its machine
 
-    fn now(&self, world: &World) -> Instant {
-        self.epoch + Duration::from_micros(world.now())
-    }
-
     fn step(self: &Rc<Self>, event: Event) {
         let Some(router) = self.router.upgrade() else { return };
         if self.has_ended() {
             return;
         }
-        let now = self.now(&router.world);
+        let now = router.instant();
         let commands = self.machine.borrow_mut().step(now, &mut self.state.borrow_mut(), event);
         self.record(&router);
         commands.into_iter().for_each(|command| self.carry_out(&router, command));
@@ -468,11 +478,12 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(feed: Rc<Feed>, wake: &Rc<Bell>) -> Self {
+    pub(super) fn new(feed: Rc<Feed>, bells: &Rc<Bells>, who: Rung) -> Self {
         let id = feed.next_reader.get();
         feed.next_reader.set(id + 1);
-        feed.readers.borrow_mut().insert(id, wake.clone());
-        wake.ring();
+        feed.readers.borrow_mut().insert(id, (bells.clone(), who));
+        // There may be something already.
+        bells.ring(who);
         Self { feed, id }
     }
 }

@@ -5,10 +5,12 @@ use std::rc::Rc;
 
 use kindred_partition_config::ids::Revision;
 use kindred_router_core::place::FeedKey;
+use kindred_router_core::watch_session::Rung;
 
 use super::Router;
 use super::feed::{Feed, Reader};
-use crate::world::{Bell, World};
+use super::session::around::Bells;
+use crate::world::World;
 
 /// A reader this far ahead of a catch-up joins it; the product's is ten seconds, here a few milliseconds are far.
 const NEAR: i64 = 5_000 << 10;
@@ -71,18 +73,24 @@ impl Feeds {
 
 impl Router {
     /// The live feed of a key, opened if it is not.
-    pub(super) fn live(self: &Rc<Self>, key: &FeedKey, wake: &Rc<Bell>) -> Reader {
+    pub(super) fn live(self: &Rc<Self>, key: &FeedKey, bells: &Rc<Bells>, who: Rung) -> Reader {
         let known = self.feeds.with(key, |group| group.live.clone());
         let feed = known.unwrap_or_else(|| {
             let feed = Feed::begin(self, key.clone(), None);
             self.feeds.with(key, |group| group.live = Some(feed.clone()));
             feed
         });
-        Reader::new(feed, wake)
+        Reader::new(feed, bells, who)
     }
 
     /// A feed that holds what comes at `position`.
-    pub(super) fn catch_up(self: &Rc<Self>, key: &FeedKey, position: Revision, wake: &Rc<Bell>) -> Reader {
+    pub(super) fn catch_up(
+        self: &Rc<Self>,
+        key: &FeedKey,
+        position: Revision,
+        bells: &Rc<Bells>,
+        who: Rung,
+    ) -> Reader {
         let near = self
             .feeds
             .with(key, |group| group.catch_ups.iter().find(|feed| feed.is_near(position, NEAR)).cloned());
@@ -91,6 +99,6 @@ impl Router {
             self.feeds.with(key, |group| group.catch_ups.push(feed.clone()));
             feed
         });
-        Reader::new(feed, wake)
+        Reader::new(feed, bells, who)
     }
 }

@@ -1,25 +1,20 @@
-//! Runs progress rounds: carries out the commands of [`kindred_router_core::progress`].
+//! Runs progress rounds: carries out the commands of [`crate::progress`].
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
-use kindred_proto::shard_v1::KeyRange;
-use kindred_router_core::progress::Command;
-use kindred_router_core::store::StoreIx;
 use kindred_wire::kv::WatchHead;
-use tokio::task::JoinSet;
-use tokio::time::Instant;
 
 use super::message::{self, NO_WATCH};
-use super::readers::{FeedNo, FeedWatch, Followed};
-use super::session::{Origin, Session, Watch};
-use crate::execute::Deadline;
-use crate::execute::compact::raise;
+use super::outside::{FeedReader as _, Outside};
+use super::state::{FeedWatch, Request, Session, Watch};
+use super::types::{Ask, FeedNo, Origin};
+use crate::progress::Command;
+use crate::store::StoreIx;
 
 /// How long a round may take before it is aborted.
 pub const ROUND_MAX: Duration = Duration::from_secs(1);
-/// How often an idle watch with `progress_notify` gets a notification.
-pub const PERIOD: Duration = Duration::from_secs(5);
 /// Maximum number of ranges named to a store; with more watches than that, all its keys are meant.
 const RANGES_MAX: usize = 32;
 /// How long an unanswered progress request is kept.
@@ -27,31 +22,7 @@ const REQUEST_MAX: Duration = Duration::from_secs(10);
 /// The pause after an aborted round or a forwarded request, before the next try; held messages go first.
 const ROUND_AGAIN: Duration = Duration::from_millis(200);
 
-/// A progress request of the client that is not answered yet. etcd drops a request while a watch of the stream is
-/// behind; the router keeps it, because a client cannot know whether one of its watches is behind.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Request {
-    since: Instant,
-    not_before: Instant,
-    /// The upstream stream to which the request was forwarded (its store and generation), if it was; that store answers
-    /// by itself.
-    passed_on: Option<(StoreIx, u64)>,
-    /// How many requests were forwarded and not answered; requests that share a round get one answer.
-    owed: u32,
-}
-
-/// The outcome of a call to a store or feed.
-#[derive(Debug)]
-pub(super) enum Raised {
-    /// The current revision.
-    Current(Origin, Revision),
-    /// It was raised to this target.
-    To(Origin, Revision),
-    /// The call failed or timed out.
-    Failed,
-}
-
-impl Session {
+impl<O: Outside> Session<O> {
     /// The stores and feeds that the announced watches read from.
     fn members(&self) -> Vec<Origin> {
         let mut members: Vec<_> =
@@ -64,9 +35,10 @@ impl Session {
     /// Whether anything can be promised: every announced watch is confirmed on its present stream, none reads a
     /// catch-up, and no stock etcd, which cannot be raised, is mixed with another store.
     fn can_promise(&self, members: &[Origin]) -> bool {
-        let live = |watch: &Watch| watch.live && watch.feed.as_ref().is_none_or(FeedWatch::is_caught_up);
+        let live =
+            |watch: &Watch<O::Reader>| watch.live && watch.feed.as_ref().is_none_or(FeedWatch::is_caught_up);
         let raises = |member: &Origin| match member {
-            Origin::Store(store) => self.app.stores.get(*store).is_shard(),
+            Origin::Store(store) => self.outside.is_shard(*store),
             Origin::Feed(_) => true,
         };
         self.watches.values().all(|watch| live(watch) || !watch.announced)
@@ -74,7 +46,7 @@ impl Session {
     }
 
     pub(super) fn on_progress_request(&mut self) {
-        let now = Instant::now();
+        let now = self.now;
         let passed_on = self.requested.filter(|request| request.passed_on.is_some());
         let owed = passed_on.map_or(0, |request| request.owed);
         self.requested = Some(Request { since: now, not_before: now, passed_on: None, owed: owed + 1 });
@@ -91,17 +63,17 @@ impl Session {
     /// Begins the round that answers the client's request, as soon as something can be promised.
     pub(super) fn answer_request(&mut self) {
         let Some(request) = self.requested else { return };
-        if self.progress.in_round() || request.not_before > Instant::now() {
+        if self.progress.in_round() || request.not_before > self.now {
             return;
         }
-        if request.since.elapsed() > REQUEST_MAX {
+        if self.now.saturating_duration_since(request.since) > REQUEST_MAX {
             self.requested = None;
             return;
         }
         let members = self.members();
-        let answers = |(store, generation): (StoreIx, u64)| {
+        let answers = |(store, number): (StoreIx, u64)| {
             members == [Origin::Store(store)]
-                && self.upstreams.get(&store).is_some_and(|upstream| upstream.generation == generation)
+                && self.upstreams.get(&store).is_some_and(|upstream| upstream.number == number)
         };
         if members.is_empty() || request.passed_on.is_some_and(answers) || !self.can_promise(&members) {
             return;
@@ -114,15 +86,15 @@ impl Session {
     /// When a request that had to wait after a round is tried again.
     pub(super) fn request_due(&self) -> Option<Instant> {
         let at = self.requested.filter(|_| !self.progress.in_round())?.not_before;
-        (at > Instant::now()).then_some(at)
+        (at > self.now).then_some(at)
     }
 
     /// Sends periodic progress for watches on feeds; other watches get it from their stores.
     pub(super) fn on_period(&mut self) {
-        if self.next_periodic.is_none_or(|at| at > Instant::now()) {
+        if self.next_periodic.is_none_or(|at| at > self.now) {
             return;
         }
-        self.next_periodic = Some(Instant::now() + PERIOD);
+        self.next_periodic = Some(self.now + self.settings.notify);
         for (uid, watch) in &mut self.watches {
             if let Some(feed) = watch.feed.as_mut().filter(|_| watch.announced)
                 && std::mem::replace(&mut feed.quiet, true)
@@ -159,11 +131,14 @@ impl Session {
         self.follow(commands);
     }
 
-    pub(super) fn on_raised(&mut self, raised: Raised) {
-        let commands = match raised {
-            Raised::Current(member, revision) => self.progress.current(member, revision),
-            Raised::To(member, to) => self.progress.raised(member, to),
-            Raised::Failed => return self.abort_round(),
+    pub(super) fn on_asked(&mut self, ask: &Ask, answer: Option<Revision>) {
+        if ask.round != self.asked {
+            return;
+        }
+        let commands = match (answer, ask.to) {
+            (Some(_), Some(to)) => self.progress.raised(ask.member, to),
+            (Some(current), None) => self.progress.current(ask.member, current),
+            (None, _) => return self.abort_round(),
         };
         self.follow(commands);
     }
@@ -179,24 +154,24 @@ impl Session {
         }
         if self.progress.in_round() {
             // Answers to the round that ends must not count in the next one.
-            self.calls = JoinSet::new();
+            self.give_up_asking();
         }
         let commands = self.progress.changed(&members);
         self.follow(commands);
     }
 
     pub(super) fn abort_round(&mut self) {
-        self.calls = JoinSet::new();
+        self.give_up_asking();
         self.only_periodic = false;
         if let Some(request) = &mut self.requested {
-            request.not_before = Instant::now() + ROUND_AGAIN;
+            request.not_before = self.now + ROUND_AGAIN;
         }
         let commands = self.progress.abort();
         self.follow(commands);
     }
 
     pub(super) fn expire_round(&mut self) {
-        if self.round_since.is_some_and(|since| since.elapsed() >= ROUND_MAX) {
+        if self.round_since.is_some_and(|since| self.now.saturating_duration_since(since) >= ROUND_MAX) {
             self.abort_round();
         }
     }
@@ -210,33 +185,33 @@ impl Session {
         for command in commands {
             match command {
                 Command::Ask(member) => {
-                    self.round_since = Some(Instant::now());
+                    self.round_since = Some(self.now);
                     match member {
-                        Origin::Store(store) => self.call(store, Revision::ZERO, false),
-                        Origin::Feed(no) => self.call_feed(no),
+                        Origin::Store(store) => self.ask_store(store, None),
+                        Origin::Feed(no) => self.ask_feed(no),
                     }
                 }
-                Command::Raise(Origin::Store(store), to) => self.call(store, to, true),
+                Command::Raise(Origin::Store(store), to) => self.ask_store(store, Some(to)),
                 Command::Raise(feed @ Origin::Feed(_), to) => {
                     // A feed raises its stores itself when it is asked to reach a revision.
                     let commands = self.progress.raised(feed, to);
                     self.follow(commands);
                 }
                 Command::Forward(Origin::Store(store)) => {
-                    if let Some(upstream) = self.upstreams.get(&store) {
-                        let passed_on =
-                            upstream.send(message::progress()).then_some((store, upstream.generation));
+                    if let Some(upstream) = self.upstreams.get(&store).copied() {
+                        let sent = self.outside.send(store, message::progress());
+                        let passed_on = sent.then_some((store, upstream.number));
                         // A request for which the queue had no room is tried again later. In a round, the expiry of the
                         // round does that.
                         if let Some(request) = self.requested.as_mut().filter(|_| !self.progress.in_round()) {
                             request.passed_on = passed_on;
-                            request.not_before = Instant::now() + ROUND_AGAIN;
+                            request.not_before = self.now + ROUND_AGAIN;
                         }
                     }
                 }
                 Command::Forward(Origin::Feed(no)) => {
                     if let (Some(followed), Some(to)) = (self.feeds.get(&no), self.progress.target()) {
-                        followed.want(to);
+                        followed.live.want(to);
                     }
                 }
                 Command::Answer(at) => self.answer(at),
@@ -258,7 +233,7 @@ impl Session {
         for watch in self.watches.values_mut().filter(|watch| watch.announced) {
             watch.next = watch.next.max(at.get() + 1);
         }
-        let header = self.app.identity.header(at.get());
+        let header = self.ids.header(at.get());
         let uids: Vec<i64> = self.watches.keys().copied().collect();
         uids.into_iter().for_each(|uid| self.show(uid, at.get()));
         for uid in std::mem::take(&mut self.periodic) {
@@ -277,38 +252,26 @@ impl Session {
         }
     }
 
-    fn call_feed(&mut self, no: FeedNo) {
-        let Some(feed) = self.feeds.get(&no).map(Followed::live) else { return };
-        self.calls.spawn(async move {
-            match feed.current().await {
-                Ok(current) => Raised::Current(Origin::Feed(no), current),
-                Err(()) => Raised::Failed,
-            }
-        });
+    fn give_up_asking(&mut self) {
+        self.asked += 1;
+        self.outside.give_up_asking();
     }
 
-    fn call(&mut self, index: StoreIx, to: Revision, raising: bool) {
-        let store = self.app.stores.get(index).clone();
-        let mut ranges: Vec<KeyRange> = self
-            .watches
-            .values()
-            .filter(|watch| watch.on(index))
-            .take(RANGES_MAX + 1)
-            .map(|watch| KeyRange {
-                key: watch.create.key.clone(),
-                range_end: watch.create.range_end.clone(),
-            })
-            .collect();
+    fn ask_feed(&mut self, no: FeedNo) {
+        let Some(followed) = self.feeds.get(&no) else { return };
+        let ask = Ask { round: self.asked, member: Origin::Feed(no), to: None };
+        self.outside.ask_feed(ask, &followed.live);
+    }
+
+    fn ask_store(&mut self, store: StoreIx, to: Option<Revision>) {
+        let of = |watch: &Watch<O::Reader>| (watch.create.key.clone(), watch.create.range_end.clone());
+        let on_store = self.watches.values().filter(|watch| watch.on(store));
+        let mut ranges: Vec<(Bytes, Bytes)> = on_store.take(RANGES_MAX + 1).map(of).collect();
         if ranges.len() > RANGES_MAX {
-            ranges = crate::execute::compact::everything();
+            let zero = Bytes::from_static(&[0]);
+            ranges = vec![(zero.clone(), zero)];
         }
-        let generation = *self.app.generations().borrow();
-        self.calls.spawn(async move {
-            match raise(&store, ranges, to, generation, Deadline::within(ROUND_MAX)).await {
-                Ok(_) if raising => Raised::To(Origin::Store(index), to),
-                Ok(current) => Raised::Current(Origin::Store(index), current),
-                Err(_) => Raised::Failed,
-            }
-        });
+        let ask = Ask { round: self.asked, member: Origin::Store(store), to };
+        self.outside.ask_store(ask, store, ranges);
     }
 }

@@ -2,11 +2,6 @@
 
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
-use kindred_router_core::place::place;
-use kindred_router_core::progress::Admit;
-use kindred_router_core::routes::Routes;
-use kindred_router_core::store::StoreIx;
-use kindred_transport::grpc;
 use kindred_wire::answer::WatchResponse;
 use kindred_wire::error::EtcdError;
 use kindred_wire::kv::WatchHead;
@@ -14,45 +9,45 @@ use kindred_wire::refusal::is_not_owned;
 use kindred_wire::scan::WireError;
 
 use super::message::{self, NO_WATCH};
-use super::session::{Due, Origin, Session, UID_BITS};
-use super::upstream::{Inbound, What};
+use super::outside::{Count, Outside};
+use super::state::{Due, Session, UID_BITS};
+use super::types::{End, Origin, Said};
+use crate::progress::Admit;
+use crate::store::StoreIx;
 
 /// Bytes of messages that may be held for a progress round; beyond this the round is aborted and they are released.
 const HELD_BYTES_MAX: usize = 4 << 20;
 
-impl Session {
-    pub(super) fn on_inbound(&mut self, inbound: Inbound) {
-        let Inbound { store, generation, what } = inbound;
+impl<O: Outside> Session<O> {
+    pub(super) fn on_upstream(&mut self, store: StoreIx, number: u64, said: Said) {
         match self.upstreams.get_mut(&store) {
-            Some(upstream) if upstream.generation == generation => {
-                if matches!(what, What::Message(_)) {
+            Some(upstream) if upstream.number == number => {
+                if matches!(said, Said::Message(_)) {
                     upstream.failures = 0;
                 }
             }
             // The message is of a stream that the session has closed meanwhile.
             _ => return,
         }
-        match what {
-            What::Message(message) => {
+        match said {
+            Said::Message(message) => {
                 if let Err(error) = self.on_message(store, message) {
-                    let store = self.app.stores.get(store);
-                    tracing::error!(store = store.name(), %error, "the store sent a watch response that does not parse");
-                    self.end = Some(store.unavailable(&error.to_string()));
+                    self.end = Some(End::BadMessage(store, error.to_string()));
                 }
             }
-            What::Broken(Some(status)) => self.end = Some(status),
-            What::Broken(None) => self.on_broken(store),
+            Said::Refused => self.end = Some(End::Refused(store)),
+            Said::Broken => self.on_broken(store),
         }
     }
 
     fn on_broken(&mut self, store: StoreIx) {
         if self.watches.values().any(|watch| watch.on(store) && watch.in_fragment) {
             // The client has some fragments of a message, so only the client knows where to resume.
-            self.end = Some(grpc::status(EtcdError::TimeoutDueToConnectionLost));
+            self.end = Some(End::Etcd(EtcdError::TimeoutDueToConnectionLost));
             return;
         }
         self.cancel_left(|watch| watch.on(store));
-        self.app.metrics.watch_reopened.increment(1);
+        self.outside.count(Count::Reopened);
         let failures = self.upstreams.get(&store).map_or(0, |upstream| upstream.failures);
         self.open(store, failures.saturating_add(1));
         self.watches_changed();
@@ -85,7 +80,7 @@ impl Session {
             return Ok(());
         }
         if response.canceled {
-            let canceled = message::for_client(bytes, &self.app.identity, client_id);
+            let canceled = message::for_client(bytes, self.ids, client_id);
             self.emit_behind(uid, canceled);
             self.remove(uid);
             return Ok(());
@@ -105,7 +100,7 @@ impl Session {
             None => return Ok(()),
         };
         let (admit, commands) = self.progress.admit(uid, Revision(first), Revision(last));
-        let translated = message::for_client(bytes, &self.app.identity, client_id);
+        let translated = message::for_client(bytes, self.ids, client_id);
         match admit {
             Admit::Forward => self.outgoing.push_back(translated),
             Admit::Hold => self.hold(uid, translated),
@@ -137,9 +132,9 @@ impl Session {
                     cancel_reason: &reason,
                     ..WatchHead::default()
                 };
-                message::own(self.app.identity.header(revision), client_id, head)
+                message::own(self.ids.header(revision), client_id, head)
             } else {
-                message::for_client(bytes.clone(), &self.app.identity, NO_WATCH)
+                message::for_client(bytes.clone(), self.ids, NO_WATCH)
             };
             self.emit_behind(uid, answer);
             self.settle(uid);
@@ -158,10 +153,10 @@ impl Session {
         }
         watch.announced = true;
         let (cancel, upstream_id) = (watch.cancel, watch.upstream_id(uid));
-        self.outgoing.push_back(message::for_client(bytes.clone(), &self.app.identity, client_id));
+        self.outgoing.push_back(message::for_client(bytes.clone(), self.ids, client_id));
         self.settle(uid);
-        if let Some(upstream) = self.upstreams.get(&store).filter(|_| cancel) {
-            let _ = upstream.send(message::cancel(upstream_id));
+        if cancel {
+            self.send(store, message::cancel(upstream_id));
         }
         self.watches_changed();
         self.advance_creates();
@@ -203,13 +198,10 @@ impl Session {
         let Some(watch) = self.watches.get(&uid) else { return };
         match watch.origin {
             Origin::Store(store) => {
-                let (key, end) = (&watch.create.key, &watch.create.range_end);
-                let now =
-                    |routes: &Routes| place(key, end, routes).map(|(_, spread)| spread).unwrap_or_default();
-                let store = self.app.stores.get(store);
-                self.app.show(store, &watch.spread, Revision(revision), self.placed_by, now);
+                let range = (watch.create.key.as_ref(), watch.create.range_end.as_ref());
+                self.outside.show_of_store(store, &watch.spread, Revision(revision), self.placed_by, range);
             }
-            Origin::Feed(_) => self.app.shown.show(&watch.spread, Revision(revision)),
+            Origin::Feed(_) => self.outside.show(&watch.spread, Revision(revision)),
         }
     }
 

@@ -9,153 +9,37 @@
 //! waits until its feed or its catch-up has more, or until the target of a progress round changes.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
-use kindred_partition_config::key::KeyRange;
-use kindred_proto::etcdserverpb::{self as pb, watch_create_request::FilterType};
-use kindred_router_core::cursor::{Limit, Taken};
-use kindred_router_core::feed_event::{Events, Filter};
-use kindred_router_core::gaps::Passed;
 use kindred_wire::kv::WatchHead;
 
 use super::message;
-use super::session::{CREATE_WAIT, Due, Origin, Session, Watch};
-use crate::feeds::Counts;
-use crate::feeds::bell::Rung;
-use crate::feeds::feed::{Feed, Reader, Stand, Take};
-use kindred_router_core::place::FeedKey;
-use kindred_router_core::stabs::Stabs;
+use super::outside::{Count, FeedReader, Outside, Rung};
+use super::state::{Due, FeedWatch, Followed, Session, Turn, Watch};
+use super::types::{FeedNo, Origin, Present};
+use crate::cursor::{Limit, Taken};
+use crate::feed_event::Events;
+use crate::feed_state::{Stand, Take};
+use crate::gaps::Passed;
+use crate::place::FeedKey;
+use crate::stabs::Stabs;
 
 /// Messages made ahead for the client; while so many are queued, no watch on a feed is read.
 const READY_MAX: usize = 4;
-/// Approximate number of bytes that one turn reads for a watch.
-const TAKE_BYTES: usize = 64 << 10;
-/// Approximate number of bytes of a feed that are looked through at a time.
-const LOOK_BYTES: usize = 1 << 20;
 /// Maximum size of a fragment, as in etcd: the request limit of 1.5 MiB and 512 KiB for the message around it.
 const FRAGMENT_BYTES: usize = 2 << 20;
-/// How long to wait before asking a feed again that could not tell its current revision.
-const ASK_AGAIN: Duration = Duration::from_millis(200);
-
-/// The session's own number of a feed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct FeedNo(pub usize);
-
-/// A feed that at least one watch of the session reads.
-#[derive(Debug)]
-pub(super) struct Followed {
-    key: FeedKey,
-    live: Reader,
-    /// The ranges of its watches, to find those that an event concerns.
-    ranges: Stabs,
-    /// How far the feed was looked through for resting watches; `None` while it is being opened.
-    stand: Option<Stand>,
-    /// The watches that wait for the feed to have more.
-    waiting: BTreeSet<i64>,
-}
-
-/// Whether a watch on a feed is to be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    /// Not registered: the watch is new, or is being read or moved.
-    Off,
-    /// It is in [`Session::ready`] and will be read.
-    Ready,
-    /// It waits for more from its feed.
-    Waits,
-    /// It was given everything; [`Session::look_through`] wakes it when an event concerns it.
-    Rests,
-}
-
-impl Followed {
-    pub(super) fn live(&self) -> Arc<Feed> {
-        self.live.feed().clone()
-    }
-
-    pub(super) fn want(&self, to: Revision) {
-        self.live.feed().want(to);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
-    }
-}
-
-/// The state that only watches on feeds have.
-#[derive(Debug)]
-pub(super) struct FeedWatch {
-    filter: Filter,
-    fragment: bool,
-    /// The gaps of the live feed that the watch has passed (R10).
-    passed: Passed,
-    /// The feed that it reads while the live feed does not reach back to its position, and its passed gaps there.
-    catch_up: Option<(Reader, Passed)>,
-    turn: Turn,
-    /// No event was sent since the last periodic progress.
-    pub quiet: bool,
-}
-
-impl FeedWatch {
-    pub(super) fn new(create: &pb::WatchCreateRequest) -> Self {
-        let has = |filter: FilterType| create.filters.contains(&(filter as i32));
-        let filter = Filter {
-            range: KeyRange::from_wire(create.key.clone(), create.range_end.clone()),
-            no_put: has(FilterType::Noput),
-            no_delete: has(FilterType::Nodelete),
-            prev_kv: create.prev_kv,
-        };
-        Self {
-            filter,
-            fragment: create.fragment,
-            passed: Passed::default(),
-            catch_up: None,
-            turn: Turn::Off,
-            quiet: true,
-        }
-    }
-
-    /// The same watch at the start of its time on another feed.
-    pub(super) fn at_new_place(self) -> Self {
-        Self { passed: Passed::default(), catch_up: None, turn: Turn::Off, ..self }
-    }
-
-    pub(super) fn is_caught_up(&self) -> bool {
-        self.catch_up.is_none()
-    }
-}
-
-/// The answer to a question for the current revision of a feed, which a create waits for.
-#[derive(Debug)]
-pub(super) struct Created {
-    uid: i64,
-    present: Present,
-}
-
-#[derive(Debug)]
-enum Present {
-    /// All stores of the feed promise this revision.
-    At(Revision),
-    /// The stores did not answer in time.
-    Away,
-    /// The feed has ended, so its successor is to be asked.
-    Ended,
-}
-
-impl Session {
+impl<O: Outside> Session<O> {
     /// Follows a feed, if the session does not yet, and returns its number.
     pub(super) fn follow_feed(&mut self, key: FeedKey, generation: u64) -> FeedNo {
         if let Some(no) = self.feed_numbers.get(&key)
             && let Some(followed) = self.feeds.get(no)
         {
-            followed.live().is_placed_by(generation);
+            followed.live.is_placed_by(generation);
             return *no;
         }
         let no = self.next_feed;
         self.next_feed = FeedNo(no.0 + 1);
-        let live = self.app.feeds.live(&key, generation, self.wake.bell(Rung::Feed(no.0)));
+        let live = self.outside.live(&key, generation, no);
         self.feed_numbers.insert(key.clone(), no);
         let followed =
             Followed { key, live, ranges: Stabs::default(), stand: None, waiting: BTreeSet::new() };
@@ -186,7 +70,7 @@ impl Session {
     }
 
     /// The first revision that a watch was not given. For a resting watch, [`Watch::next`] alone may be too low.
-    pub(super) fn next_of(&self, watch: &Watch) -> i64 {
+    pub(super) fn next_of(&self, watch: &Watch<O::Reader>) -> i64 {
         let stand = match (watch.origin, &watch.feed) {
             (Origin::Feed(no), Some(FeedWatch { turn: Turn::Rests, .. })) => {
                 self.feeds.get(&no).and_then(|followed| followed.stand)
@@ -239,9 +123,8 @@ impl Session {
                 self.give_turn(uid);
             }
         }
-        let bell = self.wake.bell(Rung::Feed(no.0));
         if let Some(followed) = self.feeds.get_mut(&no) {
-            followed.live = self.app.feeds.live(&followed.key, generation, bell);
+            followed.live = self.outside.live(&followed.key, generation, no);
             followed.stand = None;
         }
     }
@@ -251,35 +134,23 @@ impl Session {
         let Some(followed) = self.feeds.get(&no).filter(|followed| followed.key == *key) else {
             return false;
         };
-        followed.live().is_placed_by(generation);
+        followed.live.is_placed_by(generation);
         true
     }
 
     /// The revision for the header of `created`. It is known at once for a watch that names its start on an open feed;
     /// otherwise all stores of the feed are asked for it (R8), and the answer goes to [`Session::on_feed_present`].
     pub(super) fn ask_present(&mut self, uid: i64, no: FeedNo) -> Option<Revision> {
-        let feed = self.feeds.get(&no)?.live();
+        let live = &self.feeds.get(&no)?.live;
         let starts = self.watches.get(&uid).is_some_and(|watch| watch.next > 0);
-        if let Some(covered) = feed.covered().filter(|_| starts) {
+        if let Some(covered) = live.covered().filter(|_| starts) {
             return Some(covered);
         }
-        self.creating.spawn(async move {
-            let asking = async {
-                loop {
-                    match feed.current().await {
-                        Ok(present) => return Present::At(present),
-                        Err(()) if feed.has_ended() => return Present::Ended,
-                        Err(()) => tokio::time::sleep(ASK_AGAIN).await,
-                    }
-                }
-            };
-            Created { uid, present: tokio::time::timeout(CREATE_WAIT, asking).await.unwrap_or(Present::Away) }
-        });
+        self.outside.ask_present(uid, live);
         None
     }
 
-    pub(super) fn on_feed_present(&mut self, created: Created) {
-        let Created { uid, present } = created;
+    pub(super) fn on_feed_present(&mut self, uid: i64, present: Present) {
         let Some(due) =
             self.creates.iter_mut().find(|due| matches!(due, Due::Feed { uid: due, .. } if *due == uid))
         else {
@@ -294,11 +165,9 @@ impl Session {
                     Origin::Feed(no) => Some(self.feeds.get(&no)?.key.stores()),
                     Origin::Store(_) => None,
                 });
-                let away = stores
-                    .and_then(|mut stores| stores.find_map(|store| self.app.stores.get(store).ready().err()));
-                let reason =
-                    away.map_or("the stores did not answer in time".to_owned(), |s| s.message().to_owned());
-                *due = Due::Answer(message::refused(self.app.identity.header(self.seen), &reason));
+                let away = stores.and_then(|mut stores| stores.find_map(|store| self.outside.away(store)));
+                let reason = away.unwrap_or_else(|| "the stores did not answer in time".to_owned());
+                *due = Due::Answer(message::refused(self.ids.header(self.seen), &reason));
                 self.remove(uid);
             }
         }
@@ -315,14 +184,14 @@ impl Session {
             watch.floor = current.get();
         }
         if watch.create.progress_notify && self.next_periodic.is_none() {
-            self.next_periodic = Some(tokio::time::Instant::now() + super::round::PERIOD);
+            self.next_periodic = Some(self.now + self.settings.notify);
         }
         let (client_id, cancel, start) = (watch.client_id, watch.cancel, watch.create.start_revision);
         self.show(uid, current.get());
         let head = WatchHead { created: true, ..WatchHead::default() };
-        self.outgoing.push_back(message::own(self.app.identity.header(current.get()), client_id, head));
+        self.outgoing.push_back(message::own(self.ids.header(current.get()), client_id, head));
         self.give_turn(uid);
-        let compacted = self.app.compacted.load(Ordering::Acquire);
+        let compacted = self.outside.compacted().get();
         if cancel {
             self.on_cancel(client_id);
         } else if (1..compacted).contains(&start) {
@@ -363,14 +232,15 @@ impl Session {
             // reached the target.
             rung.extend(self.feeds.keys());
         }
-        for rung_by in self.wake.heard() {
+        for rung_by in self.outside.rung() {
             match rung_by {
                 Rung::Feed(no) => {
-                    rung.insert(FeedNo(no));
+                    rung.insert(no);
                 }
                 Rung::Watch(uid) => {
-                    let waits =
-                        |watch: &Watch| watch.feed.as_ref().is_some_and(|side| side.turn == Turn::Waits);
+                    let waits = |watch: &Watch<O::Reader>| {
+                        watch.feed.as_ref().is_some_and(|side| side.turn == Turn::Waits)
+                    };
                     if self.watches.get(&uid).is_some_and(waits) {
                         self.give_turn(uid);
                     }
@@ -388,14 +258,14 @@ impl Session {
     /// Looks through the news of a feed for all watches that rest there, and wakes those that it concerns.
     fn look_through(&mut self, no: FeedNo) {
         let Some(followed) = self.feeds.get_mut(&no) else { return };
-        let limit = Limit { last: None, bytes: LOOK_BYTES };
-        let taken = followed.stand.and_then(|stand| followed.live.feed().look(stand, limit));
+        let limit = Limit { last: None, bytes: self.settings.look_bytes };
+        let taken = followed.stand.and_then(|stand| followed.live.look(stand, limit));
         let (Some(taken), Some(stand)) = (taken, followed.stand) else {
             // The feed was opened anew, has ended, or has a new gap or floor that each watch must check for itself.
             let resting: Vec<i64> = followed.ranges.numbers().collect();
             resting.into_iter().for_each(|uid| self.wake_resting(uid, None));
             if let Some(followed) = self.feeds.get_mut(&no) {
-                followed.stand = followed.live.feed().present();
+                followed.stand = followed.live.present();
             }
             return;
         };
@@ -417,7 +287,8 @@ impl Session {
 
     /// Gives a resting watch a turn; `at` is the revision of the first event that concerns it.
     fn wake_resting(&mut self, uid: i64, at: Option<Revision>) {
-        let rests = |watch: &Watch| watch.feed.as_ref().is_some_and(|side| side.turn == Turn::Rests);
+        let rests =
+            |watch: &Watch<O::Reader>| watch.feed.as_ref().is_some_and(|side| side.turn == Turn::Rests);
         if !self.watches.get(&uid).is_some_and(rests) {
             return;
         }
@@ -443,7 +314,7 @@ impl Session {
 
     /// Reads for one watch, and decides when it is read next.
     fn read_on(&mut self, uid: i64) {
-        let limit = Limit { last: self.progress.target(), bytes: TAKE_BYTES };
+        let limit = Limit { last: self.progress.target(), bytes: self.settings.take_bytes };
         let Some(watch) = self.watches.get_mut(&uid) else { return };
         let (Origin::Feed(no), Some(side)) = (watch.origin, &mut watch.feed) else { return };
         // The queue may hold an outdated turn: the watch may have moved, had another turn, or come to rest since.
@@ -451,20 +322,20 @@ impl Session {
             return;
         }
         side.turn = Turn::Off;
-        Counts::one(&self.app.feeds.counts().turns);
+        self.outside.count(Count::Turn);
         let Some(Followed { key, live, .. }) = self.feeds.get(&no) else { return };
         let position = Revision(watch.next);
-        let mut take = live.feed().take(position, &mut side.passed, limit);
+        let mut take = live.take(position, &mut side.passed, limit);
         let ended = matches!(take, Take::Ended);
         match take {
             Take::Taken(_) => side.catch_up = None,
             Take::Behind => {
                 take = match &mut side.catch_up {
-                    Some((reader, passed)) => reader.feed().take(position, passed, limit),
+                    Some((reader, passed)) => reader.take(position, passed, limit),
                     None => Take::Ended,
                 };
                 if let Some((reader, _)) = &side.catch_up
-                    && reader.feed().has_moved()
+                    && reader.has_moved()
                 {
                     // It is not yet decided where the keys go.
                     side.catch_up = None;
@@ -472,14 +343,13 @@ impl Session {
                     return self.no_turn(uid, None);
                 }
                 if matches!(take, Take::Behind | Take::Ended) {
-                    let generation = live.feed().generation();
-                    let bell = self.wake.bell(Rung::Watch(uid));
-                    let reader = self.app.feeds.catch_up(key, generation, position, bell);
+                    let generation = live.generation();
+                    let reader = self.outside.catch_up(key, generation, position, uid);
                     side.catch_up = Some((reader, Passed::default()));
                 }
                 // The catch-up should reach the present position of the live feed.
-                if let (Some((reader, _)), Some(covered)) = (&side.catch_up, live.feed().covered()) {
-                    reader.feed().want(covered);
+                if let (Some((reader, _)), Some(covered)) = (&side.catch_up, live.covered()) {
+                    reader.want(covered);
                 }
             }
             _ => {}
@@ -526,7 +396,7 @@ impl Session {
         // Feeds are read no further than the target of the round, so these events never have to be held.
         let (_, commands) = self.progress.admit(uid, first, last);
         let head = WatchHead {
-            header: self.app.identity.header(header.get()),
+            header: self.ids.header(header.get()),
             watch_id: watch.client_id,
             ..WatchHead::default()
         };
@@ -540,7 +410,7 @@ impl Session {
     fn cancel_compacted(&mut self, uid: i64, floor: Revision) {
         let Some(watch) = self.watches.get(&uid) else { return };
         let head = WatchHead { canceled: true, compact_revision: floor.get(), ..WatchHead::default() };
-        let header = self.app.identity.header(self.seen);
+        let header = self.ids.header(self.seen);
         self.outgoing.push_back(message::own(header, watch.client_id, head));
         self.remove(uid);
     }

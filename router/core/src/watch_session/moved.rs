@@ -8,17 +8,16 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kindred_partition_config::kind::KindPrefix;
-use kindred_router_core::plan::Refusal;
-use kindred_router_core::store::StoreIx;
-use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
 use kindred_wire::kv::WatchHead;
-use tokio::time::Instant;
 
 use super::message;
-use super::readers::FeedWatch;
-use super::session::{Due, Origin, Session, Watch};
-use kindred_router_core::place::{Placed, place};
+use super::outside::{Count, FeedReader as _, Outside};
+use super::state::{Due, FeedWatch, Session, Watch};
+use super::types::{End, Origin};
+use crate::place::{Placed, place};
+use crate::plan::Refusal;
+use crate::store::StoreIx;
 
 /// How long after a store displaced a watch all watches are placed again, if no newer map comes first.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -26,10 +25,10 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// Where a watch goes, or why the map has no place for it.
 type Moved = Result<(Placed, Vec<KindPrefix>), Refusal>;
 
-impl Session {
+impl<O: Outside> Session<O> {
     /// Schedules another placement, because some watch lost its place.
     pub(super) fn place_soon(&mut self) {
-        self.place_at.get_or_insert_with(|| Instant::now() + AGAIN);
+        self.place_at.get_or_insert(self.now + AGAIN);
     }
 
     /// Notes that the store refused or ended a watch because its keys are moving.
@@ -45,7 +44,7 @@ impl Session {
     /// Places every watch by the newest map.
     pub(super) fn place_again(&mut self) {
         self.place_at = None;
-        let routes = self.app.routes.load_full();
+        let routes = self.outside.routes();
         let generation = routes.generation();
         self.placed_by = generation;
         let (mut moved, mut stayed) = (Vec::new(), Vec::new());
@@ -101,7 +100,7 @@ impl Session {
     /// generation and would assume that it owns all of the range.
     fn follow_again(&mut self, generation: u64) {
         let ended: Vec<_> =
-            self.feeds.iter().filter(|(_, f)| f.live().has_ended()).map(|(no, _)| *no).collect();
+            self.feeds.iter().filter(|(_, f)| f.live.has_ended()).map(|(no, _)| *no).collect();
         for no in ended {
             self.renew_feed(no, generation);
             let asking = |due: &Due| matches!(due, Due::Feed { current: None, .. });
@@ -119,7 +118,7 @@ impl Session {
         }
     }
 
-    fn is_at(&self, watch: &Watch, placed: &Placed, generation: u64) -> bool {
+    fn is_at(&self, watch: &Watch<O::Reader>, placed: &Placed, generation: u64) -> bool {
         match (watch.origin, placed) {
             (Origin::Store(store), Placed::Store(placed)) => store == *placed && !watch.displaced,
             (Origin::Feed(no), Placed::Feed(key)) => self.feed_is(no, key, generation),
@@ -134,25 +133,24 @@ impl Session {
         }
         if watch.in_fragment {
             // The client has some fragments of a message, so only the client knows where to resume.
-            self.end = Some(grpc::status(EtcdError::TimeoutDueToConnectionLost));
+            self.end = Some(End::Etcd(EtcdError::TimeoutDueToConnectionLost));
             return;
         }
         let (announced, displaced, from) =
             (watch.announced, std::mem::take(&mut watch.displaced), watch.origin);
         watch.live = false;
-        if let Origin::Store(store) = watch.origin
-            && !displaced
-            && let Some(upstream) = self.upstreams.get(&store)
-        {
-            // If the queue is full or closed, the stream is about to break, and this watch is not created on the next
-            // one.
-            let _ = upstream.send(message::cancel(watch.upstream_id(uid)));
-        }
+        let upstream_id = watch.upstream_id(uid);
         watch.places = watch.places.wrapping_add(1);
+        if let Origin::Store(store) = from
+            && !displaced
+        {
+            // If there is no room, the stream is about to break, and this watch is not created on the next one.
+            self.send(store, message::cancel(upstream_id));
+        }
         match placed {
             Err(refusal) => self.refuse(uid, announced, &refusal.to_string()),
             Ok((Placed::Store(store), spread)) => {
-                self.metrics_moved();
+                self.outside.count(Count::Moved);
                 self.rouse(uid);
                 self.leave(uid, from);
                 if let Some(watch) = self.watches.get_mut(&uid) {
@@ -161,11 +159,11 @@ impl Session {
                 self.join(uid, Origin::Store(store));
                 match announced {
                     true => creating.push((store, uid)),
-                    false => self.due_again(uid, Due::Store { uid, sent: false, since: Instant::now() }),
+                    false => self.due_again(uid, Due::Store { uid, sent: false, since: self.now }),
                 }
             }
             Ok((Placed::Feed(key), spread)) => {
-                self.metrics_moved();
+                self.outside.count(Count::Moved);
                 let no = self.follow_feed(key, generation);
                 self.rouse(uid);
                 self.leave(uid, from);
@@ -185,13 +183,9 @@ impl Session {
         }
     }
 
-    fn metrics_moved(&self) {
-        self.app.metrics.watch_moved.increment(1);
-    }
-
     /// Ends a watch for which the newest map has no place, because its keys are on a stock etcd and on another store.
     fn refuse(&mut self, uid: i64, announced: bool, reason: &str) {
-        let header = self.app.identity.header(self.seen);
+        let header = self.ids.header(self.seen);
         let Some(watch) = self.watches.get(&uid) else { return };
         if announced {
             let head = WatchHead { canceled: true, cancel_reason: reason, ..WatchHead::default() };

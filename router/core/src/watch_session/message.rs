@@ -1,25 +1,73 @@
 //! Reads and writes watch messages without decoding their events.
 
 use bytes::Bytes;
-use kindred_proto::etcdserverpb as pb;
 use kindred_wire::answer::{WatchResponse, watch_events};
-use kindred_wire::fence::begins_behind;
 use kindred_wire::kv::{EventRef, KeyValueRef, WatchHead, part_len, put_watch_event};
 use kindred_wire::patch::WatchPatch;
-use kindred_wire::peek::ResponseHeader;
+use kindred_wire::peek::{ResponseHeader, WatchCreateRequest};
 use kindred_wire::scan::WireError;
-use prost::Message;
+use kindred_wire::watch_request;
 
-use crate::app::{Identity, append};
+use crate::header_ids::{HeaderIds, append};
 
 /// The watch id of a refused create, and of progress that covers the whole stream.
 pub const NO_WATCH: i64 = -1;
+
+/// A client's create. An empty key has become `\0`, as in etcd: the range begins at the first key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Create {
+    pub key: Bytes,
+    pub range_end: Bytes,
+    pub start_revision: i64,
+    pub watch_id: i64,
+    pub progress_notify: bool,
+    pub no_put: bool,
+    pub no_delete: bool,
+    pub prev_kv: bool,
+    pub fragment: bool,
+}
+
+impl Create {
+    pub(super) fn of(request: &WatchCreateRequest<'_>) -> Self {
+        let key = if request.key.is_empty() { &[0] } else { request.key };
+        Self {
+            key: Bytes::copy_from_slice(key),
+            range_end: Bytes::copy_from_slice(request.range_end),
+            start_revision: request.start_revision,
+            watch_id: request.watch_id,
+            progress_notify: request.progress_notify,
+            no_put: request.no_put,
+            no_delete: request.no_delete,
+            prev_kv: request.prev_kv,
+            fragment: request.fragment,
+        }
+    }
+
+    /// The create request for a store, with the watch's id there and its position; `fenced` for a stock etcd.
+    pub(super) fn for_store(&self, watch_id: i64, start_revision: i64, fenced: bool) -> Bytes {
+        let create = WatchCreateRequest {
+            key: &self.key,
+            range_end: &self.range_end,
+            start_revision,
+            progress_notify: self.progress_notify,
+            no_put: self.no_put,
+            no_delete: self.no_delete,
+            prev_kv: self.prev_kv,
+            watch_id,
+            fragment: self.fragment,
+        };
+        match fenced {
+            true => watch_request::create_behind_fence(&create).into(),
+            false => watch_request::create(&create).into(),
+        }
+    }
+}
 
 /// The mod revisions of the first and the last event in a message; `None` without events.
 ///
 /// # Errors
 /// When the bytes are not a valid watch response.
-pub fn span(message: &[u8]) -> Result<Option<(i64, i64)>, WireError> {
+pub(super) fn span(message: &[u8]) -> Result<Option<(i64, i64)>, WireError> {
     let mut events = watch_events(message);
     let Some(first) = events.next().transpose()? else { return Ok(None) };
     let mut last = first;
@@ -34,16 +82,14 @@ fn mod_revision(event: &[u8]) -> Result<i64, WireError> {
 }
 
 /// The store's message with the client's watch id and the router's header.
-#[must_use]
-pub fn for_client(message: Bytes, identity: &Identity, watch_id: i64) -> Bytes {
+pub(super) fn for_client(message: Bytes, ids: HeaderIds, watch_id: i64) -> Bytes {
     let mut tail = Vec::with_capacity(32);
-    WatchPatch { header: identity.patch(), watch_id: Some(watch_id) }.append_to(&mut tail);
+    WatchPatch { header: ids.patch(), watch_id: Some(watch_id) }.append_to(&mut tail);
     append(message, &tail)
 }
 
 /// A message that the router makes itself, without events.
-#[must_use]
-pub fn own(header: ResponseHeader, watch_id: i64, head: WatchHead<'_>) -> Bytes {
+pub(super) fn own(header: ResponseHeader, watch_id: i64, head: WatchHead<'_>) -> Bytes {
     let mut message = Vec::with_capacity(64 + head.cancel_reason.len());
     WatchHead { header, watch_id, ..head }.put(&mut message);
     message.into()
@@ -51,7 +97,7 @@ pub fn own(header: ResponseHeader, watch_id: i64, head: WatchHead<'_>) -> Bytes 
 
 /// Sends events as one message. With `fragment_bytes`, splits them into fragments of at most that size; a larger single
 /// event is a fragment of its own.
-pub fn with_events(
+pub(super) fn with_events(
     head: WatchHead<'_>,
     events: &[&[u8]],
     fragment_bytes: Option<usize>,
@@ -79,8 +125,7 @@ pub fn with_events(
 }
 
 /// The answer to a refused create, as etcd sends it: created and cancelled at once, with the id -1.
-#[must_use]
-pub fn refused(header: ResponseHeader, reason: &str) -> Bytes {
+pub(super) fn refused(header: ResponseHeader, reason: &str) -> Bytes {
     own(
         header,
         NO_WATCH,
@@ -89,32 +134,14 @@ pub fn refused(header: ResponseHeader, reason: &str) -> Bytes {
 }
 
 /// The cancel reason of a message, with invalid UTF-8 replaced.
-#[must_use]
-pub fn reason(response: &WatchResponse<'_>) -> String {
+pub(super) fn reason(response: &WatchResponse<'_>) -> String {
     String::from_utf8_lossy(response.cancel_reason).into_owned()
 }
 
-fn request(union: pb::watch_request::RequestUnion) -> Bytes {
-    pb::WatchRequest { request_union: Some(union) }.encode_to_vec().into()
+pub(super) fn cancel(watch_id: i64) -> Bytes {
+    watch_request::cancel(watch_id).into()
 }
 
-/// A create request for a store, with the watch's id there and its position. On a stock etcd (`fenced`) the range
-/// leaves out the first of all keys, `\0`, which kindred uses for its fence.
-#[must_use]
-pub fn create(create: &pb::WatchCreateRequest, uid: i64, start_revision: i64, fenced: bool) -> Bytes {
-    let mut create = pb::WatchCreateRequest { watch_id: uid, start_revision, ..create.clone() };
-    if let Some(key) = begins_behind(&create.key, &create.range_end).filter(|_| fenced) {
-        create.key = Bytes::from_static(key);
-    }
-    request(pb::watch_request::RequestUnion::CreateRequest(create))
-}
-
-#[must_use]
-pub fn cancel(uid: i64) -> Bytes {
-    request(pb::watch_request::RequestUnion::CancelRequest(pb::WatchCancelRequest { watch_id: uid }))
-}
-
-#[must_use]
-pub fn progress() -> Bytes {
-    request(pb::watch_request::RequestUnion::ProgressRequest(pb::WatchProgressRequest {}))
+pub(super) fn progress() -> Bytes {
+    watch_request::progress().into()
 }

@@ -1,0 +1,206 @@
+//! What a session's machine uses of this router: its feeds, its stores, what it has shown.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::kind::KindPrefix;
+use kindred_proto::shard_v1::KeyRange;
+use kindred_router_core::cursor::{Limit, Taken};
+use kindred_router_core::feed_event::Events;
+use kindred_router_core::feed_state::{Stand, Take};
+use kindred_router_core::gaps::Passed;
+use kindred_router_core::place::{FeedKey, place};
+use kindred_router_core::routes::Routes;
+use kindred_router_core::store::StoreIx;
+use kindred_router_core::watch_session::{
+    Ask, CREATE_WAIT, Count, FeedNo, FeedReader, Outside, Present, ROUND_MAX, Rung,
+};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::upstream::{Inbound, Upstream};
+use crate::app::App;
+use crate::execute::Deadline;
+use crate::execute::compact::raise;
+use crate::feeds::Counts;
+use crate::feeds::bell::Bells;
+use crate::feeds::feed::Reader;
+
+/// How long to wait before asking a feed again that could not tell its current revision.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+/// See the text above.
+#[derive(Debug)]
+pub struct Around {
+    app: Arc<App>,
+    upstreams: HashMap<StoreIx, Upstream>,
+    inbound: mpsc::Sender<Inbound>,
+    /// Rung by feeds when they have more.
+    pub bells: Arc<Bells>,
+    /// Questions of the progress round.
+    pub asking: JoinSet<(Ask, Option<Revision>)>,
+    /// Questions to feeds for their current revision, which creates wait for.
+    pub creating: JoinSet<(i64, Present)>,
+}
+
+impl Around {
+    pub(super) fn new(app: Arc<App>, inbound: mpsc::Sender<Inbound>) -> Self {
+        Self {
+            app,
+            upstreams: HashMap::new(),
+            inbound,
+            bells: Arc::default(),
+            asking: JoinSet::new(),
+            creating: JoinSet::new(),
+        }
+    }
+}
+
+impl Outside for Around {
+    type Reader = Reader;
+
+    fn routes(&self) -> Arc<Routes> {
+        self.app.routes.load_full()
+    }
+
+    fn is_shard(&self, store: StoreIx) -> bool {
+        self.app.stores.get(store).is_shard()
+    }
+
+    fn away(&self, store: StoreIx) -> Option<String> {
+        self.app.stores.get(store).ready().err().map(|status| status.message().to_owned())
+    }
+
+    fn compacted(&self) -> Revision {
+        Revision(self.app.compacted.load(Ordering::Acquire))
+    }
+
+    fn live(&mut self, key: &FeedKey, generation: u64, no: FeedNo) -> Reader {
+        self.app.feeds.live(key, generation, self.bells.bell(Rung::Feed(no)))
+    }
+
+    fn catch_up(&mut self, key: &FeedKey, generation: u64, position: Revision, uid: i64) -> Reader {
+        self.app.feeds.catch_up(key, generation, position, self.bells.bell(Rung::Watch(uid)))
+    }
+
+    fn rung(&mut self) -> Vec<Rung> {
+        self.bells.heard()
+    }
+
+    fn open(&mut self, store: StoreIx, number: u64, delay: Duration, first: Vec<Bytes>) {
+        let of = self.app.stores.get(store).clone();
+        self.upstreams.insert(store, Upstream::open(of, number, delay, first, self.inbound.clone()));
+    }
+
+    fn send(&mut self, store: StoreIx, request: Bytes) -> bool {
+        self.upstreams.get(&store).is_some_and(|upstream| upstream.send(request))
+    }
+
+    fn close(&mut self, store: StoreIx) {
+        self.upstreams.remove(&store);
+    }
+
+    fn ask_store(&mut self, ask: Ask, store: StoreIx, ranges: Vec<(Bytes, Bytes)>) {
+        let store = self.app.stores.get(store).clone();
+        let ranges = ranges.into_iter().map(|(key, range_end)| KeyRange { key, range_end }).collect();
+        let (to, generation) = (ask.to.unwrap_or(Revision::ZERO), *self.app.generations().borrow());
+        self.asking.spawn(async move {
+            let raised = raise(&store, ranges, to, generation, Deadline::within(ROUND_MAX)).await;
+            (ask, raised.ok())
+        });
+    }
+
+    fn ask_feed(&mut self, ask: Ask, feed: &Reader) {
+        let feed = feed.feed().clone();
+        self.asking.spawn(async move { (ask, feed.current().await.ok()) });
+    }
+
+    fn give_up_asking(&mut self) {
+        self.asking = JoinSet::new();
+    }
+
+    fn ask_present(&mut self, uid: i64, feed: &Reader) {
+        let feed = feed.feed().clone();
+        self.creating.spawn(async move {
+            let asking = async {
+                loop {
+                    match feed.current().await {
+                        Ok(present) => return Present::At(present),
+                        Err(()) if feed.has_ended() => return Present::Ended,
+                        Err(()) => tokio::time::sleep(ASK_AGAIN).await,
+                    }
+                }
+            };
+            (uid, tokio::time::timeout(CREATE_WAIT, asking).await.unwrap_or(Present::Away))
+        });
+    }
+
+    fn show(&mut self, spread: &[KindPrefix], revision: Revision) {
+        self.app.shown.show(spread, revision);
+    }
+
+    fn show_of_store(
+        &mut self,
+        store: StoreIx,
+        spread: &[KindPrefix],
+        revision: Revision,
+        generation: u64,
+        (key, range_end): (&[u8], &[u8]),
+    ) {
+        let now =
+            |routes: &Routes| place(key, range_end, routes).map(|(_, spread)| spread).unwrap_or_default();
+        self.app.show(self.app.stores.get(store), spread, revision, generation, now);
+    }
+
+    fn count(&mut self, count: Count) {
+        match count {
+            Count::Begun => self.app.metrics.watchers.increment(1.0),
+            Count::Ended => self.app.metrics.watchers.decrement(1.0),
+            Count::Moved => self.app.metrics.watch_moved.increment(1),
+            Count::Reopened => self.app.metrics.watch_reopened.increment(1),
+            Count::Turn => Counts::one(&self.app.feeds.counts().turns),
+        }
+    }
+}
+
+impl FeedReader for Reader {
+    fn take(&self, position: Revision, passed: &mut Passed, limit: Limit) -> Take {
+        self.feed().take(position, passed, limit)
+    }
+
+    fn look(&self, stand: Stand, limit: Limit) -> Option<Taken<Events>> {
+        self.feed().look(stand, limit)
+    }
+
+    fn present(&self) -> Option<Stand> {
+        self.feed().present()
+    }
+
+    fn covered(&self) -> Option<Revision> {
+        self.feed().covered()
+    }
+
+    fn want(&self, to: Revision) {
+        self.feed().want(to);
+    }
+
+    fn generation(&self) -> u64 {
+        self.feed().generation()
+    }
+
+    fn is_placed_by(&self, generation: u64) {
+        self.feed().is_placed_by(generation);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.feed().has_ended()
+    }
+
+    fn has_moved(&self) -> bool {
+        self.feed().has_moved()
+    }
+}
