@@ -1,11 +1,11 @@
 //! Requests to one store, which may be one of several stores of a Kind (R8).
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
-use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
-use kindred_proto::shard_v1 as shard;
-use kindred_router_core::plan::{Call, plan_watch_parts};
+use kindred_router_core::plan::Call;
 use kindred_router_core::small::is_small;
 use kindred_wire::batch::Method;
 use kindred_wire::peek;
@@ -13,8 +13,10 @@ use kindred_wire::rope::Rope;
 use tonic::{Status, Streaming};
 
 use super::compact::raise;
+use super::fan_out::read::kind_at;
 use super::{Deadline, Effect, attempt, by_map, call, fenced, is_future, over_batches};
-use crate::app::{App, refused};
+use crate::app::App;
+use crate::feeds::place::wire;
 use crate::stores::Store;
 use crate::stores::batch_stream::Op;
 use crate::stores::failure::Failure;
@@ -108,7 +110,7 @@ impl App {
     /// # Errors
     /// The error of the store.
     pub async fn range_of_one(
-        &self,
+        self: &Arc<Self>,
         to: To<'_>,
         spread: &[KindPrefix],
         body: Bytes,
@@ -128,7 +130,7 @@ impl App {
     /// # Errors
     /// The error of the store.
     pub async fn range_stream_of_one(
-        &self,
+        self: &Arc<Self>,
         to: To<'_>,
         spread: &[KindPrefix],
         body: Bytes,
@@ -146,7 +148,7 @@ impl App {
     /// Raises a store that called the request's revision a future one. If no store of the Kind has reached the
     /// revision, its answer stands and is returned as the error.
     async fn follow(
-        &self,
+        self: &Arc<Self>,
         to: To<'_>,
         spread: &[KindPrefix],
         body: &Bytes,
@@ -155,30 +157,8 @@ impl App {
     ) -> Result<(), Status> {
         let Ok(request) = peek::RangeRequest::parse(body) else { return Err(answer) };
         let wanted = Revision(request.revision);
-        let kind = self.kind_at(spread, wanted, to.generation, deadline).await?.ok_or(answer)?;
-        raise(to.store, vec![kind], wanted, to.generation, deadline).await.map(drop)
-    }
-
-    /// The Kind of which some store has reached this revision, if there is one. All its stores are raised, and the
-    /// revision counts as shown (R4).
-    ///
-    /// # Errors
-    /// `Unavailable` naming a store that is away or cannot follow.
-    pub(super) async fn kind_at(
-        &self,
-        spread: &[KindPrefix],
-        wanted: Revision,
-        generation: u64,
-        deadline: Deadline,
-    ) -> Result<Option<shard::KeyRange>, Status> {
-        for kind in spread {
-            let KeyRange::Span { start, end: Some(end) } = kind.range() else { continue };
-            let whole = plan_watch_parts(&start, &end, &**self.routes.load());
-            let whole = whole.map_err(|refusal| refused(&refusal))?;
-            if self.current_over(&whole, generation, deadline).await? >= wanted {
-                return Ok(Some(shard::KeyRange { key: start.0, range_end: end.0 }));
-            }
-        }
-        Ok(None)
+        let stores = self.live(to.generation, deadline);
+        let kind = kind_at(&stores, spread, wanted).await?.ok_or(answer)?;
+        raise(to.store, vec![wire(&kind)], wanted, to.generation, deadline).await.map(drop)
     }
 }

@@ -23,9 +23,8 @@ pub mod feed;
 pub mod feeds;
 pub mod leases;
 pub mod one;
-pub mod range;
+pub mod reads;
 pub mod session;
-pub mod snapshot;
 
 /// How a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,11 +1,13 @@
 //! The real stores behind [`Shards`].
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
+use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::plan::Call;
+use kindred_router_core::routes::Routes;
 use kindred_router_core::small::is_small;
 use kindred_router_core::store::StoreIx;
 use kindred_wire::batch::Method;
@@ -13,18 +15,18 @@ use kindred_wire::rope::Rope;
 use tonic::Status;
 
 use super::ask::{Source, on_wire};
+use super::read::Reading;
 use super::snapshot::{Raised, Shards};
 use crate::app::App;
 use crate::execute::compact::raise_since;
 use crate::execute::{Deadline, Effect, attempt, by_map, over_batches};
-use crate::stores::Stores;
 use crate::stores::batch_stream::Op;
 use crate::stores::failure::Failure;
 
 /// The stores of a router, for one request.
 #[derive(Debug)]
 pub struct Live {
-    stores: Stores,
+    app: Arc<App>,
     deadline: Deadline,
     generation: u64,
     /// The id of this request's pins.
@@ -46,15 +48,15 @@ impl Live {
 impl Drop for Live {
     fn drop(&mut self) {
         let pinned = self.pinned.get_mut().unwrap_or_else(PoisonError::into_inner);
-        pinned.iter().for_each(|store| self.stores.get(*store).releases().push(self.pin));
+        pinned.iter().for_each(|store| self.app.stores.get(*store).releases().push(self.pin));
     }
 }
 
 impl App {
     /// The stores for one request that was planned by the map of this generation.
-    pub(super) fn live(&self, generation: u64, deadline: Deadline) -> Live {
+    pub(in crate::execute) fn live(self: &Arc<Self>, generation: u64, deadline: Deadline) -> Live {
         let (pin, pinned) = (self.pins.next(), Mutex::default());
-        Live { stores: self.stores.clone(), deadline, generation, pin, pinned }
+        Live { app: self.clone(), deadline, generation, pin, pinned }
     }
 }
 
@@ -69,7 +71,7 @@ impl Shards for Live {
         if pin {
             self.pinning(store);
         }
-        let store = self.stores.get(store);
+        let store = self.app.stores.get(store);
         let deadline = self.deadline.renewed(Effect::Read);
         let pin = if pin { self.pin } else { 0 };
         // A page may be long and would delay other operations in a batch, so it gets a call of its own.
@@ -94,7 +96,7 @@ impl Shards for Live {
         if pin {
             self.pinning(source.store);
         }
-        let store = self.stores.get(source.store);
+        let store = self.app.stores.get(source.store);
         let (key, range_end) = on_wire(&source.range);
         let request = shard::RaiseSinceRequest {
             ranges: vec![shard::KeyRange { key, range_end }],
@@ -109,6 +111,20 @@ impl Shards for Live {
 
     fn cannot_follow(&self, store: StoreIx, to: Revision) -> Status {
         let reason = format!("it refuses to follow to revision {to}: is its clock behind?");
-        self.stores.get(store).unavailable(&reason)
+        self.app.stores.get(store).unavailable(&reason)
+    }
+}
+
+impl Reading for Live {
+    fn routes(&self) -> Arc<Routes> {
+        self.app.routes.load_full()
+    }
+
+    fn min_revision(&self, spread: &[KindPrefix]) -> Revision {
+        self.app.min_revision(spread)
+    }
+
+    fn show(&self, spread: &[KindPrefix], revision: Revision) {
+        self.app.shown.show(spread, revision);
     }
 }

@@ -1,7 +1,7 @@
 //! Reads the data of a read over several stores page by page, in the order of the answer: runs a [`RangeMerge`].
 //!
 //! The pages that came with the search for T are used first. Later pages are read at T. Each is sized by the one
-//! before, so that about [`PAGE_BYTES`] are buffered for each source.
+//! before, so that about [`PageSizes::bytes`](super::snapshot::PageSizes) are buffered for each source.
 
 use std::collections::VecDeque;
 
@@ -18,11 +18,6 @@ use tonic::Status;
 
 use super::ask::{Ask, KeyValue, Page, Source};
 use super::snapshot::{Shards, Snapshot, malformed};
-
-/// The intended size of a page in bytes.
-const PAGE_BYTES: usize = 1 << 20;
-/// Minimum and maximum number of items of a page.
-const PAGE_ITEMS: std::ops::RangeInclusive<u64> = 8..=10_000;
 
 /// Receives the items of an answer.
 pub trait Sink {
@@ -168,8 +163,9 @@ impl<S: Shards> Merging<'_, S> {
         if let Some(last) = page.items.last() {
             progress.last = Some(Key(Bytes::copy_from_slice(last.key())));
             let weight = (page.bytes / page.items.len()).max(1);
-            let items = u64::try_from(PAGE_BYTES / weight).unwrap_or(u64::MAX);
-            progress.page_items = items.clamp(*PAGE_ITEMS.start(), *PAGE_ITEMS.end());
+            let sizes = self.shards.page_sizes();
+            let (least, most) = sizes.items;
+            progress.page_items = u64::try_from(sizes.bytes / weight).unwrap_or(u64::MAX).clamp(least, most);
         }
         // Only the first page counts the whole range; the count of a later page begins at that page.
         let count = *progress.count.get_or_insert(page.count);

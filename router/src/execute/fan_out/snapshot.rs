@@ -27,8 +27,26 @@ pub struct Raised {
     pub changed: bool,
 }
 
-/// The stores as a read sees them; tests have their own.
-pub trait Shards: Sync {
+/// How much is read of a source at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageSizes {
+    /// Items of a source's first page.
+    pub first_items: u64,
+    /// The intended size of a later page in bytes.
+    pub bytes: usize,
+    /// Minimum and maximum number of items of a later page.
+    pub items: (u64, u64),
+}
+
+impl Default for PageSizes {
+    fn default() -> Self {
+        // As many items as kube-apiserver asks for at once.
+        Self { first_items: 500, bytes: 1 << 20, items: (8, 10_000) }
+    }
+}
+
+/// The stores as a read sees them; tests and the simulation have their own.
+pub trait Shards {
     /// `KV/Range`, raised to `min_revision` before if the store can. With `pin`, what it shows stays readable for a while.
     fn range(
         &self,
@@ -36,7 +54,7 @@ pub trait Shards: Sync {
         request: Bytes,
         min_revision: Revision,
         pin: bool,
-    ) -> impl Future<Output = Result<Rope, Status>> + Send;
+    ) -> impl Future<Output = Result<Rope, Status>>;
 
     /// The current revision of the source's range, raised to `to`. With `since`, that revision is compared with and
     /// `to` stays readable for a while.
@@ -45,10 +63,15 @@ pub trait Shards: Sync {
         source: &Source,
         to: Revision,
         since: Option<Revision>,
-    ) -> impl Future<Output = Result<Raised, Status>> + Send;
+    ) -> impl Future<Output = Result<Raised, Status>>;
 
     /// The error for a store that cannot be raised to a revision.
     fn cannot_follow(&self, store: StoreIx, to: Revision) -> Status;
+
+    /// How much is read of a source at a time.
+    fn page_sizes(&self) -> PageSizes {
+        PageSizes::default()
+    }
 }
 
 /// The revision of a read, and its first pages.

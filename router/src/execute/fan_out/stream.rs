@@ -14,6 +14,7 @@ use tonic::Status;
 
 use super::ask::{Ask, KeyValue};
 use super::pages::{Sink, merge};
+use super::read::kind_at;
 use super::{FIRST_ITEMS_STREAMED, end, layout, open, undecodable};
 use crate::app::App;
 use crate::execute::{Deadline, is_future};
@@ -73,10 +74,10 @@ impl App {
         let mut follows = ask.revision();
         let snapshot = loop {
             match open(&shards, &layout, &ask, self.min_revision(&fan_out.spread)).await {
-                // Handled as in [`App::range_over`] (R4).
+                // Handled as in [`super::read::range_over`] (R4).
                 Err(status) if is_future(&status) && follows.is_some() => {
                     let Some(wanted) = follows.take() else { return Err(status) };
-                    self.kind_at(&fan_out.spread, wanted, generation, deadline).await?.ok_or(status)?;
+                    kind_at(&shards, &fan_out.spread, wanted).await?.ok_or(status)?;
                 }
                 opened => break opened?,
             }

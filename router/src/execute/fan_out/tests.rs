@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use kindred_partition_config::key::{Key, KeyRange};
-use kindred_proto::mvccpb;
+use kindred_proto::{etcdserverpb as pb, mvccpb};
 use kindred_router_core::parts::Part;
 use kindred_router_core::store::StoreIx;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
 use proptest::prelude::*;
+use prost::Message as _;
 
-use super::snapshot::Raised;
 use super::*;
 
 /// A store: every version of every key, and its current revision.

@@ -2,32 +2,32 @@
 
 use std::rc::Rc;
 
-use kindred_engine::ops::RangeAnswer;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::{Key, KeyRange};
-
+use kindred_proto::etcdserverpb as pb;
+use kindred_proto::mvccpb::KeyValue;
 use kindred_router_core::plan::Placement;
 
 use super::Clients;
 use crate::history::{Item, Read, ReadAnswer};
 use crate::router::Fail;
-use crate::router::range::Ask;
+use crate::router::reads::Ask;
 use crate::world::{MS, Micros, SECOND};
 
-fn answered(result: Result<RangeAnswer, Fail>) -> ReadAnswer {
+fn answered(result: Result<pb::RangeResponse, Fail>) -> ReadAnswer {
     match result {
         Ok(answer) => {
-            let item = |kv: &kindred_engine::version::Version| Item {
-                key: kv.key().to_vec(),
-                modified: kv.mod_revision(),
-                create: kv.create_revision(),
-                version: kv.version(),
-                value: kv.value().to_vec(),
+            let item = |kv: KeyValue| Item {
+                key: kv.key.to_vec(),
+                modified: Revision(kv.mod_revision),
+                create: Revision(kv.create_revision),
+                version: kv.version,
+                value: kv.value.to_vec(),
             };
             ReadAnswer::Data {
-                header: answer.header,
-                items: answer.kvs.iter().map(item).collect(),
-                count: answer.count,
+                header: Revision(answer.header.map_or(0, |header| header.revision)),
+                items: answer.kvs.into_iter().map(item).collect(),
+                count: u64::try_from(answer.count).expect("not negative"),
                 more: answer.more,
             }
         }

@@ -40,7 +40,7 @@ fn guarded(key: &Key, at: Revision, then: Op) -> Op {
         target: CompareTarget::Mod(at.get()),
         result: CompareResult::Equal,
     };
-    let read = Op::Range(crate::router::snapshot::query(KeyRange::Single(key.clone()), None, 0));
+    let read = Op::Range(crate::router::reads::query(KeyRange::Single(key.clone()), None, 0));
     Op::Txn(Box::new(Txn { compares: vec![compare], success: vec![then], failure: vec![read] }))
 }
 

@@ -21,19 +21,18 @@ use kindred_router_core::store::StoreIx;
 use kindred_router_core::watch_session::{
     Ask, CREATE_WAIT, Count, FeedNo, FeedReader, Outside, Present, ROUND_MAX, Rung, Said,
 };
-use kindred_shard::encode::{self, ServerIds};
+use kindred_shard::encode;
 use kindred_wire::peek::WatchRequest;
 
 use super::{Router, Session, micros};
 use crate::messages::{Reply, Request, StreamIn, StreamOut};
 use crate::net::Stream;
 use crate::router::feed::Reader as Hold;
+use crate::router::reads::SHARD_IDS;
 use crate::sabotage::Sabotage;
 use crate::world::{MS, Micros};
 
 const ASK_AGAIN: Micros = 200 * MS;
-/// Of every shard: routers replace them.
-const SHARD_IDS: ServerIds = ServerIds { cluster_id: 7, member_id: 7, raft_term: 7 };
 
 /// The bells of a session that have rung.
 #[derive(Default)]

@@ -1,0 +1,208 @@
+//! Reads: the product's plan and its reads over several stores, over simulated calls.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kindred_engine::ops::{Contents, RangeQuery, RevisionFilter};
+use kindred_partition_config::ids::Revision;
+use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::kind::KindPrefix;
+use kindred_proto::etcdserverpb as pb;
+use kindred_router::execute::fan_out::read::{Reading, kind_at, range_over};
+use kindred_router::execute::fan_out::{PageSizes, Raised, Shards, Source};
+use kindred_router_core::plan::{Call, Plan, plan};
+use kindred_router_core::routes::Routes;
+use kindred_router_core::store::StoreIx;
+use kindred_shard::encode::{self, ServerIds};
+use kindred_shard::etcd_status::{KvError, status};
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
+use kindred_wire::rope::Rope;
+use prost::Message as _;
+use tonic::{Code, Status};
+
+use super::{Fail, Router};
+use crate::messages::{CallError, Reply, Request};
+use crate::sabotage::Sabotage;
+
+/// Few items, so that answers have many pages.
+const PAGES: PageSizes = PageSizes { first_items: 3, bytes: 0, items: (3, 3) };
+/// Of every shard: routers replace them.
+pub const SHARD_IDS: ServerIds = ServerIds { cluster_id: 7, member_id: 7, raft_term: 7 };
+
+/// What a client asks of a range.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// Of which Kind.
+    pub kind: usize,
+    /// The keys.
+    pub range: KeyRange,
+    /// As of when.
+    pub revision: Option<Revision>,
+    /// At most this many keys; zero for all.
+    pub limit: usize,
+    /// From the last key down.
+    pub descending: bool,
+}
+
+impl Ask {
+    fn request(&self) -> Bytes {
+        let (key, range_end) = self.range.to_wire();
+        let request = pb::RangeRequest {
+            key,
+            range_end,
+            limit: i64::try_from(self.limit).unwrap_or(i64::MAX),
+            revision: self.revision.map_or(0, Revision::get),
+            sort_order: if self.descending { pb::range_request::SortOrder::Descend.into() } else { 0 },
+            ..pb::RangeRequest::default()
+        };
+        request.encode_to_vec().into()
+    }
+}
+
+/// All keys of a range, as of a revision.
+#[must_use]
+pub fn query(range: KeyRange, revision: Option<Revision>, limit: usize) -> RangeQuery {
+    RangeQuery {
+        range,
+        revision,
+        limit,
+        sort: None,
+        contents: Contents::Whole,
+        count_only: false,
+        filter: RevisionFilter::default(),
+    }
+}
+
+impl Router {
+    /// A range, wherever its keys are.
+    ///
+    /// # Errors
+    /// As the client gets them.
+    pub async fn range(&self, ask: &Ask) -> Result<pb::RangeResponse, Fail> {
+        let body = ask.request();
+        let answer = match plan(Call::Range, &body, &*self.topology.routes) {
+            Ok(Plan::One { store, spread, .. }) => self.range_of_one(store, &spread, ask, body).await,
+            Ok(Plan::FanOut(fan_out)) => range_over(self, &fan_out, body).await,
+            Ok(Plan::Health) | Err(_) => return Err(Fail::Unavailable),
+        };
+        let answer = answer.map_err(|status| failed(&status))?;
+        Ok(pb::RangeResponse::decode(answer.into_bytes()).expect("an answer"))
+    }
+
+    /// As `App::range_of_one`: the store follows to what another router may have shown (R4).
+    async fn range_of_one(
+        &self,
+        store: StoreIx,
+        spread: &[KindPrefix],
+        ask: &Ask,
+        body: Bytes,
+    ) -> Result<Rope, Status> {
+        let min_revision = Reading::min_revision(self, spread);
+        let mut answered = self.one(store, body.clone(), min_revision, false).await;
+        if let (Err(status), Some(wanted)) = (&answered, ask.revision)
+            && grpc::etcd_error(status) == Some(EtcdError::FutureRevision)
+        {
+            let kind = match kind_at(self, spread, wanted).await? {
+                None if self.is(Sabotage::NoFutureCheck) => Some(self.topology.kind_range(ask.kind)),
+                kind => kind,
+            };
+            if let Some(kind) = kind {
+                let request = Request::Raise { ranges: vec![kind], to: wanted };
+                self.call(store, request).await.map_err(refused)?;
+                answered = self.one(store, body, min_revision, false).await;
+            }
+        }
+        let header = pb::RangeResponse::decode(answered.as_ref().map_or_else(|_| Bytes::new(), rope_bytes));
+        if let Some(header) = header.ok().and_then(|answer| answer.header) {
+            self.shown.show(spread, Revision(header.revision));
+        }
+        answered
+    }
+
+    async fn one(
+        &self,
+        store: StoreIx,
+        request: Bytes,
+        min_revision: Revision,
+        pin: bool,
+    ) -> Result<Rope, Status> {
+        let request = pb::RangeRequest::decode(request).expect("a router sends requests");
+        let query = kindred_shard::convert::range(request).map_err(grpc::status)?;
+        let min_revision = Revision::from_wire(min_revision.get());
+        match self.call(store, Request::Read { query, min_revision, pin }).await.map_err(refused)? {
+            Reply::Read(answer) => Ok(encode::range(&SHARD_IDS, &answer).into()),
+            _ => Err(Status::internal("another answer")),
+        }
+    }
+}
+
+impl Shards for Router {
+    async fn range(
+        &self,
+        store: StoreIx,
+        request: Bytes,
+        min_revision: Revision,
+        pin: bool,
+    ) -> Result<Rope, Status> {
+        self.one(store, request, min_revision, pin).await
+    }
+
+    async fn raise(&self, source: &Source, to: Revision, since: Option<Revision>) -> Result<Raised, Status> {
+        if self.is(Sabotage::NoSnapshot) && since.is_some() {
+            return Ok(Raised { current: to, changed: false });
+        }
+        let since = since.unwrap_or(Revision::ZERO);
+        let request = Request::RaiseSince { ranges: vec![source.range.clone()], to, since };
+        match self.call(source.store, request).await.map_err(refused)? {
+            Reply::Raised { current, changed } => Ok(Raised { current, changed }),
+            _ => Err(Status::internal("another answer")),
+        }
+    }
+
+    fn cannot_follow(&self, store: StoreIx, to: Revision) -> Status {
+        Status::unavailable(format!("store s{} cannot follow to {to}", store.0))
+    }
+
+    fn page_sizes(&self) -> PageSizes {
+        PAGES
+    }
+}
+
+impl Reading for Router {
+    fn routes(&self) -> Arc<Routes> {
+        self.topology.routes.clone()
+    }
+
+    fn min_revision(&self, spread: &[KindPrefix]) -> Revision {
+        if self.is(Sabotage::ForgetfulRouter) { Revision::ZERO } else { self.shown.of(spread) }
+    }
+
+    fn show(&self, spread: &[KindPrefix], revision: Revision) {
+        self.shown.show(spread, revision);
+    }
+}
+
+fn rope_bytes(rope: &Rope) -> Bytes {
+    rope.clone().into_bytes()
+}
+
+/// The status that a shard or the connection gives.
+fn refused(error: CallError) -> Status {
+    match error {
+        CallError::Refused(error) => status(&KvError::Engine(error)),
+        CallError::Down | CallError::Lost | CallError::Other(_) => Status::unavailable(format!("{error:?}")),
+    }
+}
+
+/// What a client makes of a status.
+fn failed(status: &Status) -> Fail {
+    match grpc::etcd_error(status) {
+        Some(EtcdError::Compacted) => Fail::Compacted,
+        Some(EtcdError::FutureRevision) => Fail::Future,
+        _ => {
+            debug_assert_ne!(status.code(), Code::Internal, "{status}");
+            Fail::Unavailable
+        }
+    }
+}
