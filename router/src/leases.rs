@@ -4,6 +4,7 @@
 //! it has seen attached, to save two round trips per write. Losing a pair costs one repeated attach, which is
 //! idempotent.
 
+pub mod attach;
 pub mod ended;
 pub mod heirs;
 
@@ -11,12 +12,10 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_partition_config::state::{StoreObject, StoreState};
 use kindred_proto::shard_v1 as shard;
-use kindred_router_core::lease_attach::{Attaching, Command, Next, Reply};
-use kindred_router_core::lease_fanout::{home_candidates, slot_of};
+use kindred_router_core::lease_fanout::{Said, combine, home_candidates};
 use kindred_router_core::store::{Member, StoreIx, StoreKind};
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
@@ -28,6 +27,7 @@ use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
 use crate::move_buffer::{NotOwned, Waiting};
 use crate::stores::Store;
+use attach::{Holder, LeaseStores, attach_once};
 
 /// The most pairs that are remembered; at that number all are forgotten.
 const ATTACHED_MAX: usize = 1 << 16;
@@ -74,195 +74,36 @@ pub fn is_unknown_lease(status: &Status) -> bool {
 }
 
 impl App {
-    /// Attaches these leases to the store, except those that this router knows to be attached. A lease that no home has
-    /// is left to the store to refuse.
+    /// Attaches these leases to the store ([`attach::attach_all`]).
     ///
     /// # Errors
-    /// When a home or the store cannot be asked.
+    /// As there.
     pub async fn attach_all(
         &self,
         leases: &[LeaseId],
         store: &Store,
         deadline: Deadline,
     ) -> Result<(), Status> {
-        for lease in leases {
-            if !self.likely_home(*lease, store) && !self.leases.knows(*lease, store.index) {
-                self.attach(*lease, store, deadline, false).await?;
-            }
-        }
-        Ok(())
+        attach::attach_all(&Calls { app: self, deadline }, leases, store.index).await
     }
 
-    /// Attaches the leases again after a write was refused because of an unknown lease. Returns whether the write is
-    /// worth sending again.
+    /// Attaches the leases again ([`attach::attach_again`]).
     ///
     /// # Errors
-    /// As [`App::attach_all`].
+    /// As there.
     pub async fn attach_again(
         &self,
         leases: &[LeaseId],
         store: &Store,
         deadline: Deadline,
     ) -> Result<bool, Status> {
-        let mut attached = false;
-        for lease in leases {
-            self.leases.forget(*lease, store.index);
-            attached |= self.attach(*lease, store, deadline, true).await?;
-        }
-        Ok(attached)
+        attach::attach_again(&Calls { app: self, deadline }, leases, store.index).await
     }
 
-    fn likely_home(&self, lease: LeaseId, store: &Store) -> bool {
-        store.slot().is_some_and(|slot| slot_of(lease) == Some(slot))
-    }
-
-    /// Attaches the lease at its home and then at the store; asks again while the home is changing. `false` if the home
-    /// seems to be the store itself, or if no home has the lease.
-    async fn attach(
-        &self,
-        lease: LeaseId,
-        store: &Store,
-        deadline: Deadline,
-        not_at_home: bool,
-    ) -> Result<bool, Status> {
-        let until = deadline.at().min(Instant::now() + MOVING_MAX);
-        let mut waiting = Waiting::new(self, Effect::Write, until);
-        loop {
-            let known = *self.generations().borrow();
-            match self.attach_once(lease, store, deadline, not_at_home).await {
-                Err(status) if NotOwned::of(&status).is_some() => {
-                    if waiting.wait(known, &[]).await.is_err() {
-                        return Err(status);
-                    }
-                }
-                attached => return attached,
-            }
-        }
-    }
-
-    async fn attach_once(
-        &self,
-        lease: LeaseId,
-        store: &Store,
-        deadline: Deadline,
-        not_at_home: bool,
-    ) -> Result<bool, Status> {
-        let homes = self.lease_homes(lease)?;
-        let mut moved = None;
-        for candidate in homes.stores {
-            if candidate == store.index {
-                if not_at_home {
-                    continue;
-                }
-                // If the store does not have the lease, it refuses the write, and this pair is forgotten again.
-                self.leases.remember(lease, store.index);
-                return Ok(false);
-            }
-            let home = self.stores.get(candidate);
-            let (true, true, Some(slot)) = (home.is_shard(), store.is_shard(), store.slot()) else {
-                return Err(lease_across_etcd());
-            };
-            match self.attach_at(lease, home, store, slot, deadline).await {
-                Ok(false) => {}
-                Ok(true) => {
-                    self.leases.remember(lease, store.index);
-                    return Ok(true);
-                }
-                // This home gave the lease away; another one has it or is about to have it.
-                Err(status) if NotOwned::of(&status).is_some() => moved = Some(status),
-                Err(status) => return Err(status),
-            }
-        }
-        if let Some(moved) = moved {
-            return Err(moved);
-        }
-        // No home has the lease, so the store must not have it either, even if it adopted it before. The write is still
-        // sent there: only the store can judge it, and a txn may not take the branch that names the lease. A store that
-        // adopted the lease from a home that this router does not know refuses to end it (R12).
-        self.end_at(lease, store, homes.slots, deadline).await?;
-        Ok(false)
-    }
-
-    /// Attaches the lease at one home that may have it; `false` if that home does not.
-    async fn attach_at(
-        &self,
-        lease: LeaseId,
-        home: &Store,
-        store: &Store,
-        slot: Slot,
-        deadline: Deadline,
-    ) -> Result<bool, Status> {
-        let (mut at, mut command) = Attaching::begin();
-        loop {
-            let reply = match command {
-                Command::AttachAtHome => {
-                    let request =
-                        shard::LeaseAttachRequest { id: lease.get(), store_slot: slot.get().into() };
-                    let attached = call(home, Effect::Read, deadline, || async {
-                        home.shard().lease_attach(deadline.request(request)).await
-                    });
-                    match attached.await {
-                        Ok(answer) => Reply::Attached { granted_ttl: answer.granted_ttl },
-                        Err(status) if status.code() == Code::NotFound => Reply::Unknown,
-                        Err(status) => return Err(status),
-                    }
-                }
-                Command::AdoptAtStore { granted_ttl } => {
-                    let home_slot = home.slot().map_or(0, |slot| u32::from(slot.get()));
-                    let slots_before = self.lease_slots_before(home);
-                    let id = lease.get();
-                    let request = shard::LeaseAdoptRequest { id, granted_ttl, home_slot, slots_before };
-                    call(store, Effect::Read, deadline, || async {
-                        store.shard().lease_adopt(deadline.request(request.clone())).await
-                    })
-                    .await?;
-                    Reply::Done
-                }
-                Command::EndAtStore => {
-                    self.end_at(lease, store, Vec::new(), deadline).await?;
-                    Reply::Done
-                }
-            };
-            match at.step(reply) {
-                Next::Do(then, next) => (at, command) = (then, next),
-                Next::Attached => return Ok(true),
-                Next::Unknown => return Ok(false),
-            }
-        }
-    }
-
-    /// Ends a lease at a store, which deletes the lease's keys. Idempotent. With `denied_slots` the lease is not known
-    /// to be over; only the stores with these slots have said that they do not know it.
-    async fn end_at(
-        &self,
-        lease: LeaseId,
-        store: &Store,
-        denied_slots: Vec<u32>,
-        deadline: Deadline,
-    ) -> Result<(), Status> {
-        let request = shard::LeaseEndRequest { id: lease.get(), denied_slots };
-        call(store, Effect::Read, deadline, || async {
-            store.shard().lease_end(deadline.request(request.clone())).await
-        })
-        .await
-        .map(|_| ())
-    }
-
-    /// Ends a lease at a store of whose keys some may be moving; retries while the store refuses because of that.
-    async fn end_moving_at(&self, lease: LeaseId, store: &Store) -> Result<(), Status> {
-        let deadline = Deadline::within(END_MAX);
-        let mut waiting = Waiting::new(self, Effect::Write, Instant::now() + MOVING_MAX);
-        loop {
-            let known = *self.generations().borrow();
-            match self.end_at(lease, store, Vec::new(), deadline).await {
-                Err(status) if NotOwned::of(&status).is_some() => {
-                    if waiting.wait(known, &[]).await.is_err() {
-                        return Err(status);
-                    }
-                }
-                ended => return ended,
-            }
-        }
+    /// Completes the end of a lease ([`attach::finish`]).
+    pub async fn finish_lease(&self, lease: LeaseId, home: &Store, attached: &[u32]) -> bool {
+        let calls = Calls { app: self, deadline: Deadline::within(END_MAX) };
+        attach::finish(&calls, lease, home.index, attached).await
     }
 
     /// Whether the slot belonged to a store that was removed from the configuration.
@@ -314,39 +155,126 @@ impl App {
         let before = home.slot().map(|slot| self.cluster.state().lease_slots_before(slot.get()));
         before.unwrap_or_default().into_iter().map(u32::from).collect()
     }
+}
 
-    /// Ends a lease at all stores that hold keys of it, then drops its record at the home. Idempotent: several routers
-    /// may do it at once. `false` if a store could not be reached; then the home keeps the record and reports it again.
-    pub async fn finish_lease(&self, lease: LeaseId, home: &Store, attached: &[u32]) -> bool {
-        // All at once: a store whose keys move away is done only when the target has the lease ended too.
-        let ends = attached.iter().map(|slot| async move {
-            let Some(store) = self.stores.by_slot(*slot) else {
-                if self.was_removed(*slot) {
-                    // The store is gone with its keys, whether they moved away or were lost (R14).
-                    return true;
-                }
-                tracing::warn!(%lease, slot, "a lease has keys on a store that the configuration does not have");
-                return false;
-            };
-            self.leases.forget(lease, store.index);
-            if store.index == home.index {
-                return true;
-            }
-            let ended = self.end_moving_at(lease, store).await;
-            if let Err(status) = &ended {
-                tracing::info!(%lease, store = store.name(), error = status.message(), "lease not ended there yet");
-            }
-            ended.is_ok()
-        });
-        if join_all(ends).await.contains(&false) {
-            return false;
+/// The stores of a router, for calls about leases that end by a deadline.
+struct Calls<'a> {
+    app: &'a App,
+    deadline: Deadline,
+}
+
+impl LeaseStores for Calls<'_> {
+    fn pairs(&self) -> &Leases {
+        &self.app.leases
+    }
+
+    fn homes(&self, lease: LeaseId) -> Result<Homes, Status> {
+        self.app.lease_homes(lease)
+    }
+
+    fn holder(&self, slot: u32) -> Holder {
+        match self.app.stores.by_slot(slot) {
+            Some(store) => Holder::Store(store.index),
+            None if self.app.was_removed(slot) => Holder::Removed,
+            None => Holder::Unknown,
         }
+    }
+
+    fn slot(&self, store: StoreIx) -> Option<Slot> {
+        self.app.stores.get(store).slot()
+    }
+
+    fn slot_for(&self, home: StoreIx, store: StoreIx) -> Result<Slot, Status> {
+        let (home, store) = (self.app.stores.get(home), self.app.stores.get(store));
+        let slot = store.slot().filter(|_| home.is_shard() && store.is_shard());
+        slot.ok_or_else(lease_across_etcd)
+    }
+
+    async fn attach_at_home(
+        &self,
+        lease: LeaseId,
+        home: StoreIx,
+        store: Slot,
+    ) -> Result<Option<i64>, Status> {
+        let home = self.app.stores.get(home);
+        let request = shard::LeaseAttachRequest { id: lease.get(), store_slot: store.get().into() };
+        let attached = call(home, Effect::Read, self.deadline, || async {
+            home.shard().lease_attach(self.deadline.request(request)).await
+        });
+        match attached.await {
+            Ok(answer) => Ok(Some(answer.granted_ttl)),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    async fn adopt(
+        &self,
+        lease: LeaseId,
+        store: StoreIx,
+        granted_ttl: i64,
+        home: StoreIx,
+    ) -> Result<(), Status> {
+        let (store, home) = (self.app.stores.get(store), self.app.stores.get(home));
+        let home_slot = home.slot().map_or(0, |slot| u32::from(slot.get()));
+        let slots_before = self.app.lease_slots_before(home);
+        let request = shard::LeaseAdoptRequest { id: lease.get(), granted_ttl, home_slot, slots_before };
+        let adopted = call(store, Effect::Read, self.deadline, || async {
+            store.shard().lease_adopt(self.deadline.request(request.clone())).await
+        });
+        adopted.await.map(drop)
+    }
+
+    async fn end(&self, lease: LeaseId, store: StoreIx, denied_slots: Vec<u32>) -> Result<(), Status> {
+        let store = self.app.stores.get(store);
+        let request = shard::LeaseEndRequest { id: lease.get(), denied_slots };
+        let ended = call(store, Effect::Read, self.deadline, || async {
+            store.shard().lease_end(self.deadline.request(request.clone())).await
+        });
+        ended.await.map(drop)
+    }
+
+    /// Retries while the store refuses because keys are moving.
+    async fn end_settled(&self, lease: LeaseId, store: StoreIx) -> Result<(), Status> {
+        let mut waiting = Waiting::new(self.app, Effect::Write, Instant::now() + MOVING_MAX);
+        loop {
+            let known = *self.app.generations().borrow();
+            match self.end(lease, store, Vec::new()).await {
+                Err(status) if NotOwned::of(&status).is_some() => {
+                    if waiting.wait(known, &[]).await.is_err() {
+                        return Err(status);
+                    }
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    async fn forget(&self, lease: LeaseId, home: StoreIx) -> Result<(), Status> {
+        let home = self.app.stores.get(home);
         let deadline = Deadline::within(END_MAX);
         let request = shard::LeaseForgetRequest { id: lease.get() };
         let forgotten = call(home, Effect::Read, deadline, || async {
             home.shard().lease_forget(deadline.request(request)).await
         });
-        forgotten.await.is_ok()
+        forgotten.await.map(drop)
+    }
+
+    /// Asks again while the home is changing.
+    async fn attach(&self, lease: LeaseId, store: StoreIx, not_at_home: bool) -> Result<bool, Status> {
+        let until = self.deadline.at().min(Instant::now() + MOVING_MAX);
+        let mut waiting = Waiting::new(self.app, Effect::Write, until);
+        loop {
+            let known = *self.app.generations().borrow();
+            match attach_once(self, lease, store, not_at_home).await {
+                Err(status) if NotOwned::of(&status).is_some() => {
+                    if waiting.wait(known, &[]).await.is_err() {
+                        return Err(status);
+                    }
+                }
+                attached => return attached,
+            }
+        }
     }
 }
 
@@ -364,4 +292,31 @@ fn lease_across_etcd() -> Status {
         what: "a lease with keys on a stock etcd and on another store",
         instead: "put the Kinds that use leases on shards",
     })
+}
+
+/// Asks each possible home in turn until one has the lease; `None` if none has.
+///
+/// # Errors
+/// The first failure, if the lease may be at the home that failed.
+pub async fn at_home<T, Fut>(
+    homes: Vec<StoreIx>,
+    ask: impl Fn(StoreIx) -> Fut,
+) -> Result<Option<(StoreIx, T)>, Status>
+where
+    Fut: Future<Output = Result<Option<T>, Status>>,
+{
+    let mut said = Vec::new();
+    for home in homes {
+        let answer = match ask(home).await {
+            Ok(Some(value)) => Said::Home(value),
+            Ok(None) => Said::Unknown,
+            Err(status) => Said::Failed(status),
+        };
+        let found = matches!(answer, Said::Home(_));
+        said.push((home, answer));
+        if found {
+            break;
+        }
+    }
+    combine(said)
 }

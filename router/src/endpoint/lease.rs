@@ -7,13 +7,14 @@ use futures_util::future::join_all;
 use futures_util::{Stream, StreamExt};
 use kindred_partition_config::ids::LeaseId;
 use kindred_proto::{etcdserverpb as pb, shard_v1 as shard};
-use kindred_router_core::lease_fanout::{Said, combine, grant_home, union};
+use kindred_router_core::lease_fanout::{grant_home, union};
 use kindred_transport::{ending, grpc};
 use kindred_wire::error::EtcdError;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
+use crate::leases::at_home;
 use crate::move_buffer::{NotOwned, Waiting};
 use crate::stores::Store;
 
@@ -33,7 +34,7 @@ impl Lease {
 }
 
 impl App {
-    /// Like [`App::at_home`]; retries while the home changes or keys of the lease are moving.
+    /// As [`at_home`]; retries while the home changes or keys of the lease are moving.
     async fn at_settled_home<T, F, Fut>(
         &self,
         lease: LeaseId,
@@ -48,35 +49,14 @@ impl App {
         let mut waiting = Waiting::new(self, effect, deadline.at());
         loop {
             let known = *self.generations().borrow();
-            match self.at_home(lease, &ask).await {
+            let asked = |home| ask(self.stores.get(home).clone());
+            match at_home(self.lease_homes(lease)?.stores, asked).await {
                 // Nothing was executed.
                 Err(status) if NotOwned::of(&status).is_some() => waiting.wait(known, &[]).await?,
-                found => return found,
+                Ok(found) => return Ok(found.map(|(home, value)| (self.stores.get(home).clone(), value))),
+                Err(status) => return Err(status),
             }
         }
-    }
-
-    /// Asks each possible home in turn until one has the lease; `None` if none has.
-    async fn at_home<T, F, Fut>(&self, lease: LeaseId, ask: F) -> Result<Option<(Arc<Store>, T)>, Status>
-    where
-        F: Fn(Arc<Store>) -> Fut,
-        Fut: Future<Output = Result<Option<T>, Status>>,
-    {
-        let mut said = Vec::new();
-        for home in self.lease_homes(lease)?.stores {
-            let home = self.stores.get(home).clone();
-            let answer = match ask(home.clone()).await {
-                Ok(Some(value)) => Said::Home(value),
-                Ok(None) => Said::Unknown,
-                Err(status) => Said::Failed(status),
-            };
-            let found = matches!(answer, Said::Home(_));
-            said.push((home.index, answer));
-            if found {
-                break;
-            }
-        }
-        Ok(combine(said)?.map(|(index, value)| (self.stores.get(index).clone(), value)))
     }
 
     async fn keep_alive(&self, id: i64) -> Result<pb::LeaseKeepAliveResponse, Status> {

@@ -1,11 +1,11 @@
 //! A router: the real decisions of `kindred-router-core`, driven as `router/src` drives them, over simulated calls.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use kindred_engine::error::EngineError;
-use kindred_partition_config::ids::{LeaseId, Revision};
+use kindred_partition_config::ids::Revision;
+use kindred_router::leases::Leases;
 use kindred_router_core::compaction::Owed;
 use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::shown::ShownRevisions;
@@ -69,7 +69,7 @@ pub struct Router {
     /// What it has shown.
     pub shown: ShownRevisions,
     /// Which lease is known where.
-    attached: RefCell<BTreeSet<(LeaseId, StoreIx)>>,
+    leases: Leases,
     owed: RefCell<Owed>,
     /// Clients' compactions up to here.
     compacted: Cell<Revision>,
@@ -102,7 +102,7 @@ impl Router {
             life,
             topology: topology.clone(),
             shown: ShownRevisions::new(RevisionScope::Kind),
-            attached: RefCell::default(),
+            leases: Leases::default(),
             owed: RefCell::default(),
             compacted: Cell::new(Revision::ZERO),
             feeds: feeds::Feeds::new(world),

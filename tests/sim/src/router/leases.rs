@@ -1,11 +1,14 @@
-//! Leases over several stores (R12), as `router/src/leases.rs`, `leases/ended.rs` and `endpoint/lease.rs`.
+//! Leases over several stores (R12): the product's, over simulated calls.
 
 use kindred_engine::error::EngineError;
 use kindred_partition_config::ids::{LeaseId, Slot};
-use kindred_router_core::lease_attach::{Attaching, Command, Next, Reply as Said};
-use kindred_router_core::lease_fanout::{grant_home, home_candidates, slot_of};
+use kindred_router::leases::attach::{Holder, LeaseStores, attach_once, finish};
+use kindred_router::leases::{Homes, Leases, at_home};
+use kindred_router_core::lease_fanout::{grant_home, home_candidates};
 use kindred_router_core::store::StoreIx;
+use tonic::Status;
 
+use super::reads::{failed, refused};
 use super::{Fail, Router};
 use crate::messages::{CallError, Reply, Request};
 use crate::sabotage::Sabotage;
@@ -13,91 +16,80 @@ use crate::world::{MS, SECOND};
 
 const DEFAULT: StoreIx = StoreIx(0);
 
+impl LeaseStores for Router {
+    fn pairs(&self) -> &Leases {
+        &self.leases
+    }
+
+    fn homes(&self, lease: LeaseId) -> Result<Homes, Status> {
+        Ok(Homes { slots: Vec::new(), stores: home_candidates(lease, &self.members(), DEFAULT) })
+    }
+
+    fn holder(&self, slot: u32) -> Holder {
+        let place = self.topology.slots.iter().position(|of| u32::from(of.get()) == slot);
+        place.map_or(Holder::Unknown, |place| Holder::Store(StoreIx(place)))
+    }
+
+    fn slot(&self, store: StoreIx) -> Option<Slot> {
+        Some(self.topology.slots[store.0])
+    }
+
+    fn slot_for(&self, _: StoreIx, store: StoreIx) -> Result<Slot, Status> {
+        Ok(self.topology.slots[store.0])
+    }
+
+    async fn attach_at_home(&self, id: LeaseId, home: StoreIx, store: Slot) -> Result<Option<i64>, Status> {
+        match self.call(home, Request::LeaseAttach { id, store }).await {
+            Ok(Reply::Ttl(granted_ttl)) => Ok(Some(granted_ttl)),
+            Err(CallError::Refused(EngineError::LeaseNotFound(_))) => Ok(None),
+            Err(error) => Err(refused(error)),
+            Ok(_) => Err(Status::internal("another answer")),
+        }
+    }
+
+    async fn adopt(&self, id: LeaseId, store: StoreIx, ttl_s: i64, home: StoreIx) -> Result<(), Status> {
+        let home = self.topology.slots[home.0];
+        self.call(store, Request::LeaseAdopt { id, ttl_s, home }).await.map(drop).map_err(refused)
+    }
+
+    async fn end(&self, id: LeaseId, store: StoreIx, _: Vec<u32>) -> Result<(), Status> {
+        self.call(store, Request::LeaseEnd { id }).await.map(drop).map_err(refused)
+    }
+
+    async fn end_settled(&self, lease: LeaseId, store: StoreIx) -> Result<(), Status> {
+        if self.is(Sabotage::NoLeaseEnd) {
+            return Ok(());
+        }
+        let ended = self.world.within(5 * SECOND, self.end(lease, store, Vec::new())).await;
+        ended.unwrap_or_else(|| Err(Status::unavailable("too late")))
+    }
+
+    async fn forget(&self, id: LeaseId, home: StoreIx) -> Result<(), Status> {
+        self.call(home, Request::LeaseForget { id }).await.map(drop).map_err(refused)
+    }
+
+    async fn attach(&self, lease: LeaseId, store: StoreIx, not_at_home: bool) -> Result<bool, Status> {
+        attach_once(self, lease, store, not_at_home).await
+    }
+}
+
+/// A home that does not have a lease has no answer.
+fn known(answered: Result<Reply, CallError>) -> Result<Option<Reply>, Status> {
+    match answered {
+        Ok(reply) => Ok(Some(reply)),
+        Err(CallError::Refused(EngineError::LeaseNotFound(_))) => Ok(None),
+        Err(error) => Err(refused(error)),
+    }
+}
+
 impl Router {
-    fn homes(&self, lease: LeaseId) -> Vec<StoreIx> {
-        home_candidates(lease, &self.members(), DEFAULT)
-    }
-
-    pub(super) async fn attach_all(&self, lease: LeaseId, store: StoreIx) -> Result<(), Fail> {
-        let likely_home = slot_of(lease) == Some(self.topology.slots[store.0]);
-        let knows = self.attached.borrow().contains(&(lease, store));
-        if !likely_home && !knows {
-            self.attach(lease, store, false).await?;
-        }
-        Ok(())
-    }
-
-    pub(super) async fn attach_again(&self, lease: LeaseId, store: StoreIx) -> Result<bool, Fail> {
-        self.attached.borrow_mut().remove(&(lease, store));
-        self.attach(lease, store, true).await
-    }
-
-    async fn attach(&self, lease: LeaseId, store: StoreIx, not_at_home: bool) -> Result<bool, Fail> {
-        for candidate in self.homes(lease) {
-            if candidate == store {
-                if not_at_home {
-                    continue;
-                }
-                self.attached.borrow_mut().insert((lease, store));
-                return Ok(false);
-            }
-            if !self.attach_at(lease, candidate, store).await? {
-                continue;
-            }
-            self.attached.borrow_mut().insert((lease, store));
-            return Ok(true);
-        }
-        self.call(store, Request::LeaseEnd { id: lease }).await?;
-        Ok(false)
-    }
-
-    async fn attach_at(&self, id: LeaseId, home: StoreIx, store: StoreIx) -> Result<bool, Fail> {
-        let slot = self.topology.slots[store.0];
-        let (mut at, mut command) = Attaching::begin();
-        loop {
-            let said = match command {
-                Command::AttachAtHome => {
-                    match self.call(home, Request::LeaseAttach { id, store: slot }).await {
-                        Ok(Reply::Ttl(granted_ttl)) => Said::Attached { granted_ttl },
-                        Err(CallError::Refused(EngineError::LeaseNotFound(_))) => Said::Unknown,
-                        Err(error) => return Err(error.into()),
-                        Ok(_) => return Err(Fail::Unavailable),
-                    }
-                }
-                Command::AdoptAtStore { granted_ttl } => {
-                    let home = self.topology.slots[home.0];
-                    self.call(store, Request::LeaseAdopt { id, ttl_s: granted_ttl, home }).await?;
-                    Said::Done
-                }
-                Command::EndAtStore => {
-                    self.call(store, Request::LeaseEnd { id }).await?;
-                    Said::Done
-                }
-            };
-            match at.step(said) {
-                Next::Do(then, next) => (at, command) = (then, next),
-                Next::Attached => return Ok(true),
-                Next::Unknown => return Ok(false),
-            }
-        }
-    }
-
-    /// Ends a lease at the stores that hold keys of it, then forgets it.
-    async fn finish_lease(&self, id: LeaseId, home: StoreIx, attached: &[Slot]) -> bool {
-        let mut finished = true;
-        for slot in attached {
-            let Some(store) = self.topology.slots.iter().position(|of| of == slot).map(StoreIx) else {
-                finished = false;
-                continue;
-            };
-            self.attached.borrow_mut().remove(&(id, store));
-            if store == home || self.is(Sabotage::NoLeaseEnd) {
-                continue;
-            }
-            let ended = self.world.within(5 * SECOND, self.call(store, Request::LeaseEnd { id })).await;
-            finished &= matches!(ended, Some(Ok(_)));
-        }
-        finished && matches!(self.call(home, Request::LeaseForget { id }).await, Ok(Reply::Done))
+    async fn ask_homes(&self, id: LeaseId, request: Request) -> Result<Option<(StoreIx, Reply)>, Fail> {
+        let homes = home_candidates(id, &self.members(), DEFAULT);
+        let asked = |home| {
+            let request = request.clone();
+            async move { known(self.call(home, request).await) }
+        };
+        at_home(homes, asked).await.map_err(|status| failed(&status))
     }
 
     /// Grants a lease with an id of the shard's.
@@ -117,15 +109,7 @@ impl Router {
     /// # Errors
     /// When a home that may have it cannot be asked.
     pub async fn lease_keep_alive(&self, id: LeaseId) -> Result<bool, Fail> {
-        let mut failed = None;
-        for home in self.homes(id) {
-            match self.call(home, Request::LeaseKeepAlive { id }).await {
-                Ok(_) => return Ok(true),
-                Err(CallError::Refused(EngineError::LeaseNotFound(_))) => {}
-                Err(error) => failed = failed.or(Some(error.into())),
-            }
-        }
-        failed.map_or(Ok(false), Err)
+        Ok(self.ask_homes(id, Request::LeaseKeepAlive { id }).await?.is_some())
     }
 
     /// Ends a lease.
@@ -133,19 +117,16 @@ impl Router {
     /// # Errors
     /// As the client gets them.
     pub async fn lease_revoke(&self, id: LeaseId) -> Result<(), Fail> {
-        let mut failed = None;
-        for home in self.homes(id) {
-            match self.call(home, Request::LeaseRevoke { id }).await {
-                Ok(Reply::Revoked(attached)) => {
-                    self.finish_lease(id, home, &attached).await;
-                    return Ok(());
-                }
-                Err(CallError::Refused(EngineError::LeaseNotFound(_))) => {}
-                Err(error) => failed = failed.or(Some(error.into())),
-                Ok(_) => {}
-            }
-        }
-        Err(failed.unwrap_or(Fail::NoLease))
+        let revoked = self.ask_homes(id, Request::LeaseRevoke { id }).await?;
+        let Some((home, Reply::Revoked(attached))) = revoked else { return Err(Fail::NoLease) };
+        self.finish_lease(id, home, &attached).await;
+        Ok(())
+    }
+
+    async fn finish_lease(&self, id: LeaseId, home: StoreIx, attached: &[Slot]) {
+        let attached: Vec<u32> = attached.iter().map(|slot| slot.get().into()).collect();
+        // What does not complete, the follower of the home's list does.
+        finish(self, id, home, &attached).await;
     }
 
     /// Completes what ended at a home, for ever.

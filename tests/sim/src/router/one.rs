@@ -3,10 +3,12 @@
 use kindred_engine::ops::{Delete, Op, OpAnswer};
 use kindred_partition_config::ids::{LeaseId, Revision};
 use kindred_partition_config::key::KeyRange;
+use kindred_router::leases::attach::{attach_again, attach_all};
 use kindred_router_core::parts::Part;
 use kindred_router_core::plan::Placement;
 use kindred_router_core::store::StoreIx;
 
+use super::reads::failed;
 use super::{Fail, Router};
 use crate::messages::{CallError, Reply, Request};
 use kindred_engine::error::EngineError;
@@ -32,10 +34,12 @@ impl Router {
                 if !self.net.is_up(self.at, store) {
                     return Err(Fail::Unavailable);
                 }
-                self.attach_all(lease, store).await?;
+                let leases = [lease];
+                attach_all(self, &leases, store).await.map_err(|status| failed(&status))?;
                 match self.call(store, request.clone()).await {
                     Err(CallError::Refused(EngineError::LeaseNotFound(id))) => {
-                        if !self.attach_again(lease, store).await? {
+                        let again = attach_again(self, &leases, store).await;
+                        if !again.map_err(|status| failed(&status))? {
                             return Err(CallError::Refused(EngineError::LeaseNotFound(id)).into());
                         }
                         self.call(store, request).await

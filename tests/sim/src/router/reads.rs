@@ -188,18 +188,21 @@ fn rope_bytes(rope: &Rope) -> Bytes {
 }
 
 /// The status that a shard or the connection gives.
-fn refused(error: CallError) -> Status {
+pub(super) fn refused(error: CallError) -> Status {
     match error {
         CallError::Refused(error) => status(&KvError::Engine(error)),
-        CallError::Down | CallError::Lost | CallError::Other(_) => Status::unavailable(format!("{error:?}")),
+        CallError::Lost => Status::unknown("it may have been executed"),
+        CallError::Down | CallError::Other(_) => Status::unavailable(format!("{error:?}")),
     }
 }
 
 /// What a client makes of a status.
-fn failed(status: &Status) -> Fail {
+pub(super) fn failed(status: &Status) -> Fail {
     match grpc::etcd_error(status) {
         Some(EtcdError::Compacted) => Fail::Compacted,
         Some(EtcdError::FutureRevision) => Fail::Future,
+        Some(EtcdError::LeaseNotFound) => Fail::NoLease,
+        _ if status.code() == Code::Unknown => Fail::Unknown,
         _ => {
             debug_assert_ne!(status.code(), Code::Internal, "{status}");
             Fail::Unavailable

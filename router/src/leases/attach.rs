@@ -1,0 +1,212 @@
+//! How leases get to stores and end there, over any stores: a router's, or those of a simulation.
+
+use futures_util::future::join_all;
+use kindred_partition_config::ids::{LeaseId, Slot};
+use kindred_router_core::lease_attach::{Attaching, Command, Next, Reply};
+use kindred_router_core::lease_fanout::slot_of;
+use kindred_router_core::store::StoreIx;
+use tonic::Status;
+
+use super::{Homes, Leases};
+use crate::move_buffer::NotOwned;
+
+/// The store that holds keys of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    Store(StoreIx),
+    /// It was removed, and its keys with it: they moved away or were lost (R14).
+    Removed,
+    /// No configuration that this router knows has it.
+    Unknown,
+}
+
+/// What leases use of a router's stores.
+pub trait LeaseStores {
+    /// The pairs seen attached.
+    fn pairs(&self) -> &Leases;
+    /// The possible homes of a lease.
+    ///
+    /// # Errors
+    /// When one of them is not known yet.
+    fn homes(&self, lease: LeaseId) -> Result<Homes, Status>;
+    /// The store that has a slot.
+    fn holder(&self, slot: u32) -> Holder;
+    /// The slot of a store; a stock etcd has none.
+    fn slot(&self, store: StoreIx) -> Option<Slot>;
+    /// The slot by which the home knows a store.
+    ///
+    /// # Errors
+    /// When one of the two is a stock etcd, which adopts no leases.
+    fn slot_for(&self, home: StoreIx, store: StoreIx) -> Result<Slot, Status>;
+
+    /// Tells the home that a store will hold keys of the lease. Returns the granted TTL; `None` if it does not have the
+    /// lease.
+    fn attach_at_home(
+        &self,
+        lease: LeaseId,
+        home: StoreIx,
+        store: Slot,
+    ) -> impl Future<Output = Result<Option<i64>, Status>>;
+    /// Tells a store of a lease and its home.
+    fn adopt(
+        &self,
+        lease: LeaseId,
+        store: StoreIx,
+        granted_ttl: i64,
+        home: StoreIx,
+    ) -> impl Future<Output = Result<(), Status>>;
+    /// Ends a lease at a store, which deletes the lease's keys. Idempotent. With `denied_slots` the lease is not known
+    /// to be over; only the stores with these slots have said that they do not know it.
+    fn end(
+        &self,
+        lease: LeaseId,
+        store: StoreIx,
+        denied_slots: Vec<u32>,
+    ) -> impl Future<Output = Result<(), Status>>;
+    /// Ends a lease that is over at a store of whose keys some may be moving.
+    fn end_settled(&self, lease: LeaseId, store: StoreIx) -> impl Future<Output = Result<(), Status>>;
+    /// Drops the record of a lease that is over at its home.
+    fn forget(&self, lease: LeaseId, home: StoreIx) -> impl Future<Output = Result<(), Status>>;
+    /// As [`attach_once`], until the home does not change any more.
+    fn attach(
+        &self,
+        lease: LeaseId,
+        store: StoreIx,
+        not_at_home: bool,
+    ) -> impl Future<Output = Result<bool, Status>>;
+}
+
+/// Attaches these leases to the store, except those that this router knows to be attached. A lease that no home has is
+/// left to the store to refuse.
+///
+/// # Errors
+/// When a home or the store cannot be asked.
+pub async fn attach_all(stores: &impl LeaseStores, leases: &[LeaseId], store: StoreIx) -> Result<(), Status> {
+    for lease in leases {
+        let likely_home = stores.slot(store).is_some_and(|slot| slot_of(*lease) == Some(slot));
+        if !likely_home && !stores.pairs().knows(*lease, store) {
+            stores.attach(*lease, store, false).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Attaches the leases again after a write was refused because of an unknown lease. Returns whether the write is worth
+/// sending again.
+///
+/// # Errors
+/// As [`attach_all`].
+pub async fn attach_again(
+    stores: &impl LeaseStores,
+    leases: &[LeaseId],
+    store: StoreIx,
+) -> Result<bool, Status> {
+    let mut attached = false;
+    for lease in leases {
+        stores.pairs().forget(*lease, store);
+        attached |= stores.attach(*lease, store, true).await?;
+    }
+    Ok(attached)
+}
+
+/// Attaches the lease at its home and then at the store. `false` if the home seems to be the store itself, or if no
+/// home has the lease.
+///
+/// # Errors
+/// When a home or the store cannot be asked, or a home gave the lease away.
+pub async fn attach_once(
+    stores: &impl LeaseStores,
+    lease: LeaseId,
+    store: StoreIx,
+    not_at_home: bool,
+) -> Result<bool, Status> {
+    let homes = stores.homes(lease)?;
+    let mut moved = None;
+    for home in homes.stores {
+        if home == store {
+            if not_at_home {
+                continue;
+            }
+            // If the store does not have the lease, it refuses the write, and this pair is forgotten again.
+            stores.pairs().remember(lease, store);
+            return Ok(false);
+        }
+        match attach_at(stores, lease, home, store).await {
+            Ok(false) => {}
+            Ok(true) => {
+                stores.pairs().remember(lease, store);
+                return Ok(true);
+            }
+            // This home gave the lease away; another one has it or is about to have it.
+            Err(status) if NotOwned::of(&status).is_some() => moved = Some(status),
+            Err(status) => return Err(status),
+        }
+    }
+    if let Some(moved) = moved {
+        return Err(moved);
+    }
+    // No home has the lease, so the store must not have it either, even if it adopted it before. The write is still
+    // sent there: only the store can judge it, and a txn may not take the branch that names the lease. A store that
+    // adopted the lease from a home that this router does not know refuses to end it (R12).
+    stores.end(lease, store, homes.slots).await?;
+    Ok(false)
+}
+
+/// Attaches the lease at one home that may have it; `false` if that home does not.
+async fn attach_at(
+    stores: &impl LeaseStores,
+    lease: LeaseId,
+    home: StoreIx,
+    store: StoreIx,
+) -> Result<bool, Status> {
+    let slot = stores.slot_for(home, store)?;
+    let (mut at, mut command) = Attaching::begin();
+    loop {
+        let reply = match command {
+            Command::AttachAtHome => match stores.attach_at_home(lease, home, slot).await? {
+                Some(granted_ttl) => Reply::Attached { granted_ttl },
+                None => Reply::Unknown,
+            },
+            Command::AdoptAtStore { granted_ttl } => {
+                stores.adopt(lease, store, granted_ttl, home).await?;
+                Reply::Done
+            }
+            Command::EndAtStore => {
+                stores.end(lease, store, Vec::new()).await?;
+                Reply::Done
+            }
+        };
+        match at.step(reply) {
+            Next::Do(then, next) => (at, command) = (then, next),
+            Next::Attached => return Ok(true),
+            Next::Unknown => return Ok(false),
+        }
+    }
+}
+
+/// Ends a lease that is over at all stores that hold keys of it, then drops its record at the home. Idempotent: several
+/// routers may do it at once. `false` if a store could not be reached; then the home keeps the record and reports it
+/// again.
+pub async fn finish(stores: &impl LeaseStores, lease: LeaseId, home: StoreIx, attached: &[u32]) -> bool {
+    // All at once: a store whose keys move away is done only when the target has the lease ended too.
+    let ends = attached.iter().map(|slot| async move {
+        let store = match stores.holder(*slot) {
+            Holder::Store(store) => store,
+            Holder::Removed => return true,
+            Holder::Unknown => {
+                tracing::warn!(%lease, slot, "a lease has keys on a store that the configuration does not have");
+                return false;
+            }
+        };
+        stores.pairs().forget(lease, store);
+        if store == home {
+            return true;
+        }
+        let ended = stores.end_settled(lease, store).await;
+        if let Err(status) = &ended {
+            tracing::info!(%lease, slot, error = status.message(), "lease not ended there yet");
+        }
+        ended.is_ok()
+    });
+    !join_all(ends).await.contains(&false) && stores.forget(lease, home).await.is_ok()
+}
