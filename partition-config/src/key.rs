@@ -73,7 +73,7 @@ impl fmt::Display for Key {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KeyRange {
     Single(Key),
     /// `start <= key`, and `key < end` unless `end` is `None` (to the end of the key space). May be empty.

@@ -22,11 +22,10 @@
 pub mod bell;
 pub mod feed;
 pub mod place;
-mod raise;
+pub mod raise;
 mod source;
 mod task;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -39,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 use crate::stores::Stores;
 use bell::Bell;
 use feed::{Feed, Reader};
+use kindred_router_core::feed_registry::FeedRegistry;
 use kindred_router_core::feed_state::FeedState;
 use kindred_router_core::place::FeedKey;
 
@@ -93,12 +93,6 @@ pub struct Held {
     pub bytes: usize,
 }
 
-#[derive(Debug, Default)]
-struct Group {
-    live: Option<Arc<Feed>>,
-    catch_ups: Vec<Arc<Feed>>,
-}
-
 /// The registry of all feeds of a router. Each feed's own task runs it and ends it.
 #[derive(Debug)]
 pub struct Feeds {
@@ -106,14 +100,14 @@ pub struct Feeds {
     options: Options,
     counts: Counts,
     /// Locked before a feed's own lock, and never across an await.
-    groups: Mutex<HashMap<FeedKey, Group>>,
+    registry: Mutex<FeedRegistry<Arc<Feed>>>,
     killed: CancellationToken,
 }
 
 impl Feeds {
     #[must_use]
     pub fn new(stores: Stores, options: Options, killed: CancellationToken) -> Arc<Self> {
-        Arc::new(Self { stores, options, counts: Counts::default(), groups: Mutex::default(), killed })
+        Arc::new(Self { stores, options, counts: Counts::default(), registry: Mutex::default(), killed })
     }
 
     #[must_use]
@@ -121,22 +115,21 @@ impl Feeds {
         &self.counts
     }
 
-    fn groups(&self) -> MutexGuard<'_, HashMap<FeedKey, Group>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    fn registry(&self) -> MutexGuard<'_, FeedRegistry<Arc<Feed>>> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A reader of the live feed of a key, which is opened if it does not exist; the caller's map has this generation.
     #[must_use]
     pub fn live(self: &Arc<Self>, key: &FeedKey, generation: u64, bell: Arc<Bell>) -> Reader {
-        let mut groups = self.groups();
-        let live = &mut groups.entry(key.clone()).or_default().live;
-        let feed = live.get_or_insert_with(|| {
+        let mut registry = self.registry();
+        let feed = registry.live(key, || {
             let feed = Feed::new(key.clone(), generation, FeedState::live());
             self.spawn(feed.clone());
             feed
         });
         feed.is_placed_by(generation);
-        Reader::new(feed.clone(), bell)
+        Reader::new(feed, bell)
     }
 
     /// A reader of a catch-up that holds the events from `position` on; joins one that is near, else begins one.
@@ -148,14 +141,11 @@ impl Feeds {
         position: Revision,
         bell: Arc<Bell>,
     ) -> Reader {
-        let mut groups = self.groups();
-        let catch_ups = &mut groups.entry(key.clone()).or_default().catch_ups;
-        let near = catch_ups.iter().find(|feed| feed.is_near(position, NEAR));
-        let feed = near.cloned().unwrap_or_else(|| {
+        let mut registry = self.registry();
+        let feed = registry.catch_up(key, position, NEAR, || {
             let feed =
                 Feed::new(key.clone(), generation, FeedState::catch_up(position, self.options.ring_bytes));
             Counts::one(&self.counts.catch_ups);
-            catch_ups.push(feed.clone());
             self.spawn(feed.clone());
             feed
         });
@@ -170,35 +160,24 @@ impl Feeds {
 
     /// Removes and ends a feed that has no readers; returns false if it has got one meanwhile.
     fn retire(&self, feed: &Arc<Feed>) -> bool {
-        let mut groups = self.groups();
+        let mut registry = self.registry();
         if feed.has_readers() {
             return false;
         }
-        Self::take_out(&mut groups, feed);
+        registry.take_out(&feed.key, feed);
+        feed.end();
         true
     }
 
     /// Removes and ends a feed; its readers must look for another one.
     fn retire_ended(&self, feed: &Arc<Feed>) {
-        Self::take_out(&mut self.groups(), feed);
-    }
-
-    fn take_out(groups: &mut HashMap<FeedKey, Group>, feed: &Arc<Feed>) {
-        if let Some(group) = groups.get_mut(&feed.key) {
-            group.live = group.live.take().filter(|live| !Arc::ptr_eq(live, feed));
-            group.catch_ups.retain(|other| !Arc::ptr_eq(other, feed));
-            if group.live.is_none() && group.catch_ups.is_empty() {
-                groups.remove(&feed.key);
-            }
-        }
+        let mut registry = self.registry();
+        registry.take_out(&feed.key, feed);
         feed.end();
     }
 
     fn each(&self, mut visit: impl FnMut(&Feed, bool)) {
-        for group in self.groups().values() {
-            group.live.iter().for_each(|feed| visit(feed, true));
-            group.catch_ups.iter().for_each(|feed| visit(feed, false));
-        }
+        self.registry().iter().for_each(|(feed, live)| visit(feed, live));
     }
 
     #[must_use]

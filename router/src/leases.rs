@@ -8,72 +8,46 @@ pub mod attach;
 pub mod ended;
 pub mod heirs;
 
-use std::collections::HashSet;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_partition_config::state::{StoreObject, StoreState};
 use kindred_proto::shard_v1 as shard;
-use kindred_router_core::lease_fanout::{Said, combine, home_candidates};
+use kindred_router_core::lease_fanout::home_candidates;
 use kindred_router_core::store::{Member, StoreIx, StoreKind};
 use kindred_transport::grpc;
-use kindred_wire::error::EtcdError;
 use kindred_wire::refusal::KindredError;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
-use crate::move_buffer::{NotOwned, Waiting};
+use crate::move_buffer::Waiting;
+use crate::not_owned::NotOwned;
 use crate::stores::Store;
 use attach::{Holder, LeaseStores, attach_once};
-
-/// The most pairs that are remembered; at that number all are forgotten.
-const ATTACHED_MAX: usize = 1 << 16;
+pub use attach::{Homes, Leases, at_home};
 
 /// How long a store has to end a lease.
 const END_MAX: Duration = Duration::from_secs(5);
 /// How long the end of a lease waits for a move of its keys; after that, the follower of the home's list tries again.
 const MOVING_MAX: Duration = Duration::from_secs(1);
 
-/// The pairs seen attached: a leaf cache, never locked across an await.
-#[derive(Debug, Default)]
-pub struct Leases {
-    attached: Mutex<HashSet<(LeaseId, StoreIx)>>,
-}
-
-impl Leases {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<(LeaseId, StoreIx)>> {
-        // After a panic with the lock held, the set lacks its newest pair at worst.
-        self.attached.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn knows(&self, lease: LeaseId, store: StoreIx) -> bool {
-        self.lock().contains(&(lease, store))
-    }
-
-    fn remember(&self, lease: LeaseId, store: StoreIx) {
-        let mut attached = self.lock();
-        if attached.len() >= ATTACHED_MAX {
-            attached.clear();
-        }
-        attached.insert((lease, store));
-    }
-
-    /// Forgets that the store has the lease.
-    pub fn forget(&self, lease: LeaseId, store: StoreIx) {
-        self.lock().remove(&(lease, store));
-    }
-}
-
-/// Whether a write failed because the store does not know the lease; nothing of it was executed then.
-#[must_use]
-pub fn is_unknown_lease(status: &Status) -> bool {
-    grpc::etcd_error(status) == Some(EtcdError::LeaseNotFound)
-}
-
 impl App {
+    /// Sends a write that carries leases ([`attach::with_leases`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn with_leases<T, Fut: Future<Output = Result<T, Status>>>(
+        &self,
+        leases: &[LeaseId],
+        store: &Store,
+        deadline: Deadline,
+        send: impl Fn() -> Fut,
+    ) -> Result<T, Status> {
+        attach::with_leases(&Calls { app: self, deadline }, leases, store.index, send).await
+    }
+
     /// Attaches these leases to the store ([`attach::attach_all`]).
     ///
     /// # Errors
@@ -85,19 +59,6 @@ impl App {
         deadline: Deadline,
     ) -> Result<(), Status> {
         attach::attach_all(&Calls { app: self, deadline }, leases, store.index).await
-    }
-
-    /// Attaches the leases again ([`attach::attach_again`]).
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn attach_again(
-        &self,
-        leases: &[LeaseId],
-        store: &Store,
-        deadline: Deadline,
-    ) -> Result<bool, Status> {
-        attach::attach_again(&Calls { app: self, deadline }, leases, store.index).await
     }
 
     /// Completes the end of a lease ([`attach::finish`]).
@@ -278,45 +239,9 @@ impl LeaseStores for Calls<'_> {
     }
 }
 
-/// The possible homes of a lease, the likeliest first.
-#[derive(Debug)]
-pub struct Homes {
-    /// The slots of all of them, removed stores included.
-    pub slots: Vec<u32>,
-    /// Those that can be asked.
-    pub stores: Vec<StoreIx>,
-}
-
 fn lease_across_etcd() -> Status {
     grpc::refusal(&KindredError::Unsupported {
         what: "a lease with keys on a stock etcd and on another store",
         instead: "put the Kinds that use leases on shards",
     })
-}
-
-/// Asks each possible home in turn until one has the lease; `None` if none has.
-///
-/// # Errors
-/// The first failure, if the lease may be at the home that failed.
-pub async fn at_home<T, Fut>(
-    homes: Vec<StoreIx>,
-    ask: impl Fn(StoreIx) -> Fut,
-) -> Result<Option<(StoreIx, T)>, Status>
-where
-    Fut: Future<Output = Result<Option<T>, Status>>,
-{
-    let mut said = Vec::new();
-    for home in homes {
-        let answer = match ask(home).await {
-            Ok(Some(value)) => Said::Home(value),
-            Ok(None) => Said::Unknown,
-            Err(status) => Said::Failed(status),
-        };
-        let found = matches!(answer, Said::Home(_));
-        said.push((home, answer));
-        if found {
-            break;
-        }
-    }
-    combine(said)
 }

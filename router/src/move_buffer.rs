@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use kindred_transport::grpc;
 use kindred_wire::peek;
-use kindred_wire::protocol::NOT_OWNED;
 use kindred_wire::refusal::KindredError;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 use tonic::Status;
-use tonic::metadata::{MetadataMap, MetadataValue};
 
 use crate::app::App;
 use crate::execute::Effect;
@@ -26,34 +24,6 @@ const AGAIN: Duration = Duration::from_millis(5);
 const BYTES_MAX: usize = 64 << 20;
 /// The bytes that a waiting request counts beside its own.
 const REQUEST_BYTES: usize = 4 << 10;
-
-/// A refusal because the store does not own the keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NotOwned {
-    /// The generation of the map since which another store owns the keys; 0 while that is being decided.
-    pub epoch: u64,
-}
-
-impl NotOwned {
-    /// Reads the refusal out of a status; `None` if the status is no such refusal.
-    #[must_use]
-    pub fn of(status: &Status) -> Option<Self> {
-        Self::in_metadata(status.metadata())
-    }
-
-    /// The status of such a refusal, for requests whose store is not a shard; a shard sends its own.
-    #[must_use]
-    pub fn status(self, key: Vec<u8>) -> Status {
-        let mut status = grpc::refusal(&KindredError::NotOwned { key, epoch: self.epoch });
-        status.metadata_mut().insert(NOT_OWNED, MetadataValue::from(self.epoch));
-        status
-    }
-
-    fn in_metadata(metadata: &MetadataMap) -> Option<Self> {
-        let epoch = metadata.get(NOT_OWNED)?.to_str().ok()?.parse().ok()?;
-        Some(Self { epoch })
-    }
-}
 
 /// The room for waiting requests.
 #[derive(Debug)]
@@ -169,16 +139,6 @@ impl Drop for Waiting<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_refusal_for_ownership_is_known_by_its_metadata() {
-        let mut status = Status::unavailable("kindred: …");
-        assert_eq!(NotOwned::of(&status), None);
-        status.metadata_mut().insert(NOT_OWNED, "17".parse().unwrap());
-        assert_eq!(NotOwned::of(&status), Some(NotOwned { epoch: 17 }));
-        let own = NotOwned { epoch: 3 }.status(b"/registry/pods/a".to_vec());
-        assert_eq!(NotOwned::of(&own), Some(NotOwned { epoch: 3 }));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn waits_for_a_newer_map_or_a_little_and_not_longer_than_the_client() {

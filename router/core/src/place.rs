@@ -16,7 +16,7 @@ use kindred_partition_config::kind::KindPrefix;
 use crate::routes::Routes;
 
 /// The identity of a feed: its stores, each with the ranges that are asked of it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FeedKey {
     parts: Vec<(StoreIx, Vec<KeyRange>)>,
 }

@@ -32,7 +32,8 @@ use crate::app::{App, refused};
 use crate::execute::fan_out::shared;
 use crate::execute::one::{Opened, To};
 use crate::execute::{Deadline, Effect};
-use crate::move_buffer::{NotOwned, Waiting};
+use crate::move_buffer::Waiting;
+use crate::not_owned::NotOwned;
 use crate::stores::Store;
 
 /// How long one store has to answer the health probe; kube-apiserver gives up after 2 s.
@@ -147,8 +148,7 @@ impl Kv {
         Ok(body)
     }
 
-    /// Sends a write that carries leases, which the store must know first. A write that was refused because of an
-    /// unknown lease was not executed, so it is sent once more after a new attach.
+    /// Sends a write that carries leases, which the store must know first.
     async fn send_leased(
         &self,
         to: To<'_>,
@@ -159,16 +159,8 @@ impl Kv {
     ) -> Result<Rope, Status> {
         let store = to.store;
         store.ready()?;
-        self.app.attach_all(leases, store, deadline).await?;
-        match to.send(method, Effect::Write, body.clone(), deadline).await {
-            Err(status) if crate::leases::is_unknown_lease(&status) => {
-                if !self.app.attach_again(leases, store, deadline).await? {
-                    return Err(status);
-                }
-                to.send(method, Effect::Write, body, deadline).await
-            }
-            answered => answered,
-        }
+        let send = || to.send(method, Effect::Write, body.clone(), deadline);
+        self.app.with_leases(leases, store, deadline, send).await
     }
 
     async fn open_range_stream(&self, request: Request<Bytes>) -> Result<Chunks, Status> {

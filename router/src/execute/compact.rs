@@ -5,6 +5,7 @@
 //! that etcd's. The compaction goes there, and shards are compacted at the revisions that they had when the etcd was
 //! there (`meta/revision_pairs`).
 
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,7 +14,8 @@ use bytes::Bytes;
 use futures_util::future::{join_all, try_join_all};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1 as shard;
-use kindred_router_core::compaction::{Refusal, Took, combine, decide};
+use kindred_router_core::compaction::{Owed, Refusal, Took, combine, decide};
+use kindred_router_core::store::StoreIx;
 use kindred_transport::grpc;
 use kindred_wire::batch::Method;
 use kindred_wire::error::EtcdError;
@@ -101,8 +103,130 @@ async fn raise_over_batches(
     Some(answered.and_then(|answer| shard::RaiseSinceResponse::decode(answer).map_err(malformed)))
 }
 
+/// What a compaction uses of a router and its shards.
+pub trait Compacting {
+    /// All shards.
+    fn shards(&self) -> Vec<StoreIx>;
+    /// The store's name, for people.
+    fn name(&self, store: StoreIx) -> String;
+    /// The store whose answer the client gets, if it is there.
+    fn default_store(&self) -> StoreIx;
+    /// A store's current revision, raised to `to`.
+    fn raise(&self, store: StoreIx, to: Revision) -> impl Future<Output = Result<Revision, Status>>;
+    /// Compacts a store that has reached the revision.
+    fn compact(&self, store: StoreIx, at: Revision) -> impl Future<Output = Result<Bytes, Status>>;
+    /// The error when no shard is there.
+    fn nobody(&self) -> Status;
+    /// What stores owe.
+    fn owed(&self) -> impl DerefMut<Target = Owed>;
+    /// Notes that a client compacted this: no watch begins below it.
+    fn compacted(&self, at: Revision);
+}
+
+/// Compacts all shards at a revision; the answer is the default store's, or another shard's if that is away.
+///
+/// # Errors
+/// etcd's own errors, as the reference store gives them.
+pub async fn compact_all(stores: &impl Compacting, at: Revision) -> Result<Bytes, Status> {
+    let currents = stores.shards().into_iter();
+    let currents = join_all(
+        currents.map(|store| async move { (store, stores.raise(store, Revision::ZERO).await.ok()) }),
+    );
+    let steps = decide(at, &currents.await, stores.default_store()).map_err(|refusal| match refusal {
+        Refusal::Future => grpc::status(EtcdError::FutureRevision),
+        Refusal::NoStore => stores.nobody(),
+    })?;
+    for store in &steps.later {
+        tracing::warn!(store = stores.name(*store), revision = %at, "away: will be compacted when it is back");
+    }
+    let took = join_all(
+        steps.now.iter().map(|store| async move { (*store, compact_one_of(stores, *store, at).await) }),
+    );
+    let (answer, owing) = combine(steps.reference, took.await);
+    {
+        let mut owed = stores.owed();
+        for store in steps.later.into_iter().chain(owing) {
+            owed.note(store, at);
+        }
+    }
+    if answer.is_ok() {
+        stores.compacted(at);
+    }
+    answer
+}
+
+/// Compacts a store that owes a compaction.
+///
+/// # Errors
+/// When it still owes it.
+pub async fn settle(stores: &impl Compacting, store: StoreIx, at: Revision) -> Result<(), Status> {
+    match compact_one_of(stores, store, at).await {
+        Took::Done(_) | Took::Already(_) => {
+            stores.owed().settle(store, at);
+            Ok(())
+        }
+        Took::Refused(status) | Took::Lost(status) => Err(status),
+    }
+}
+
+async fn compact_one_of(stores: &impl Compacting, store: StoreIx, at: Revision) -> Took<Bytes, Status> {
+    let done = async {
+        stores.raise(store, at).await?;
+        stores.compact(store, at).await
+    };
+    match done.await {
+        Ok(answer) => Took::Done(answer),
+        Err(status) if grpc::etcd_error(&status) == Some(EtcdError::Compacted) => Took::Already(status),
+        Err(status) if status.code() == Code::Unavailable => Took::Lost(status),
+        Err(status) => Took::Refused(status),
+    }
+}
+
+/// The stores of a router, for a compaction with this deadline.
+struct Calls<'a> {
+    app: &'a App,
+    /// As the client sent it.
+    request: Bytes,
+    deadline: Deadline,
+}
+
+impl Compacting for Calls<'_> {
+    fn shards(&self) -> Vec<StoreIx> {
+        self.app.stores.iter().filter(|store| store.is_shard()).map(|store| store.index).collect()
+    }
+
+    fn name(&self, store: StoreIx) -> String {
+        self.app.stores.get(store).name().to_owned()
+    }
+
+    fn default_store(&self) -> StoreIx {
+        self.app.stores.default_store()
+    }
+
+    async fn raise(&self, store: StoreIx, to: Revision) -> Result<Revision, Status> {
+        raise(self.app.stores.get(store), everything(), to, 0, self.deadline).await
+    }
+
+    async fn compact(&self, store: StoreIx, _: Revision) -> Result<Bytes, Status> {
+        compact_one(self.app.stores.get(store), self.request.clone(), self.deadline).await
+    }
+
+    fn nobody(&self) -> Status {
+        let default = self.app.stores.get(self.default_store());
+        default.unavailable(&default.state().reason())
+    }
+
+    fn owed(&self) -> impl DerefMut<Target = Owed> {
+        self.app.lock_owed()
+    }
+
+    fn compacted(&self, at: Revision) {
+        self.app.compacted.fetch_max(at.get(), Ordering::AcqRel);
+    }
+}
+
 impl App {
-    /// Compacts all shards; the answer is the default store's, or another shard's if that is away.
+    /// Compacts all shards ([`compact_all`]), or only the default store if that is a stock etcd.
     ///
     /// # Errors
     /// etcd's own errors, as the reference store gives them.
@@ -117,33 +241,7 @@ impl App {
             }
             return compacted;
         }
-        let revision = Revision(parsed.revision);
-        let shards: Vec<&Arc<Store>> = self.stores.iter().filter(|store| store.is_shard()).collect();
-        let currents = join_all(shards.iter().map(|store| async {
-            (store.index, raise(store, everything(), Revision::ZERO, 0, deadline).await.ok())
-        }));
-        let steps = decide(revision, &currents.await, default.index).map_err(|refusal| match refusal {
-            Refusal::Future => grpc::status(EtcdError::FutureRevision),
-            Refusal::NoStore => default.unavailable(&default.state().reason()),
-        })?;
-        for store in &steps.later {
-            tracing::warn!(store = self.stores.get(*store).name(), %revision, "away: will be compacted when it is back");
-        }
-        let took = join_all(steps.now.iter().map(|index| {
-            let (store, request) = (self.stores.get(*index), request.clone());
-            async move { (*index, took(raise_and_compact(store, revision, request, deadline).await)) }
-        }));
-        let (answer, owing) = combine(steps.reference, took.await);
-        {
-            let mut owed = self.lock_owed();
-            for store in steps.later.into_iter().chain(owing) {
-                owed.note(store, revision);
-            }
-        }
-        if answer.is_ok() {
-            self.compacted.fetch_max(revision.get(), Ordering::AcqRel);
-        }
-        answer
+        compact_all(&Calls { app: self, request, deadline }, Revision(parsed.revision)).await
     }
 
     /// Raises every shard to a revision that a client has named.
@@ -164,7 +262,7 @@ impl App {
         to(revision).await.map(drop)
     }
 
-    fn lock_owed(&self) -> std::sync::MutexGuard<'_, kindred_router_core::compaction::Owed> {
+    fn lock_owed(&self) -> std::sync::MutexGuard<'_, Owed> {
         self.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -186,27 +284,15 @@ impl App {
                     revision: revision.get(),
                     physical: false,
                 };
-                let bytes = Bytes::from(prost::Message::encode_to_vec(&request));
+                let request = Bytes::from(prost::Message::encode_to_vec(&request));
                 let deadline = Deadline::within(Duration::from_secs(10));
-                match took(raise_and_compact(store, revision, bytes, deadline).await) {
-                    Took::Done(_) | Took::Already(_) => self.lock_owed().settle(store.index, revision),
-                    Took::Refused(status) | Took::Lost(status) => {
-                        tracing::warn!(store = store.name(), %revision, error = status.message(), "still owes a compaction");
-                    }
+                let calls = Calls { app: &self, request, deadline };
+                if let Err(status) = settle(&calls, store.index, revision).await {
+                    tracing::warn!(store = store.name(), %revision, error = status.message(), "still owes a compaction");
                 }
             }
         }
     }
-}
-
-async fn raise_and_compact(
-    store: &Store,
-    revision: Revision,
-    request: Bytes,
-    deadline: Deadline,
-) -> Result<Bytes, Status> {
-    raise(store, everything(), revision, 0, deadline).await?;
-    compact_one(store, request, deadline).await
 }
 
 async fn compact_one(store: &Store, request: Bytes, deadline: Deadline) -> Result<Bytes, Status> {
@@ -214,13 +300,4 @@ async fn compact_one(store: &Store, request: Bytes, deadline: Deadline) -> Resul
         store.kv().compact(deadline.request(request.clone())).await
     })
     .await
-}
-
-fn took(result: Result<Bytes, Status>) -> Took<Bytes, Status> {
-    match result {
-        Ok(answer) => Took::Done(answer),
-        Err(status) if grpc::etcd_error(&status) == Some(EtcdError::Compacted) => Took::Already(status),
-        Err(status) if status.code() == Code::Unavailable => Took::Lost(status),
-        Err(status) => Took::Refused(status),
-    }
 }

@@ -3,7 +3,7 @@
 //! [`Shards`]: the simulation runs them, too.
 
 mod ask;
-mod delete;
+pub mod delete;
 mod live;
 mod pages;
 pub mod read;

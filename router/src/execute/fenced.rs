@@ -19,7 +19,7 @@ use prost::Message as _;
 use tonic::{Status, Streaming};
 
 use super::{Deadline, Effect, call};
-use crate::move_buffer::NotOwned;
+use crate::not_owned::NotOwned;
 use crate::stores::Store;
 use crate::stores::fence::Known;
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kindred_partition_config::ids::Revision;
 use kindred_router_core::cursor::{Limit, Taken};
 use kindred_router_core::feed_event::Events;
+use kindred_router_core::feed_registry::Joined;
 use kindred_router_core::feed_state::FeedState;
 pub use kindred_router_core::feed_state::{Stand, Take};
 use kindred_router_core::gaps::Passed;
@@ -127,11 +128,6 @@ impl Feed {
         current.await.unwrap_or(Err(()))
     }
 
-    /// See [`FeedState::is_near`].
-    pub(super) fn is_near(&self, position: Revision, near: i64) -> bool {
-        self.lock().state.is_near(position, near)
-    }
-
     pub(super) fn has_readers(&self) -> bool {
         !self.lock().readers.is_empty()
     }
@@ -157,6 +153,12 @@ impl Feed {
     pub(super) fn lagging(&self) -> Vec<(StoreIx, Instant)> {
         let stores: Vec<_> = self.key.stores().collect();
         self.lock().state.lagging.iter().map(|(at, since)| (stores[*at], (*since).into())).collect()
+    }
+}
+
+impl Joined for Feed {
+    fn is_near(&self, position: Revision, near: i64) -> bool {
+        self.lock().state.is_near(position, near)
     }
 }
 

@@ -26,8 +26,19 @@ pub async fn snapshot_revision(stores: &Stores, key: &FeedKey, generation: u64) 
         let (store, ranges) = (stores.get(of_key[at]), super::place::wire_ranges(key, at));
         async move { raise(store, ranges, to, generation, deadline).await }
     };
-    let currents = Currents(try_join_all((0..of_key.len()).map(|at| one(at, Revision::ZERO))).await?);
-    let raised = try_join_all(currents.below().map(|at| one(at, currents.highest()))).await?;
     let unfollowed = || Status::unavailable("a store did not follow to the revision of another");
-    currents.common(&raised).ok_or_else(unfollowed)
+    common(of_key.len(), one).await?.ok_or_else(unfollowed)
+}
+
+/// The highest current revision of so many stores, to which all have been raised; `None` if one did not follow.
+///
+/// # Errors
+/// That of the first store that cannot be asked.
+pub async fn common<E, Fut: Future<Output = Result<Revision, E>>>(
+    stores: usize,
+    raise: impl Fn(usize, Revision) -> Fut,
+) -> Result<Option<Revision>, E> {
+    let currents = Currents(try_join_all((0..stores).map(|at| raise(at, Revision::ZERO))).await?);
+    let raised = try_join_all(currents.below().map(|at| raise(at, currents.highest()))).await?;
+    Ok(currents.common(&raised))
 }

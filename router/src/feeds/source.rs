@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use crate::move_buffer::NotOwned;
+use crate::not_owned::NotOwned;
 use crate::stores::Store;
 use crate::stores::failure::Failure;
 

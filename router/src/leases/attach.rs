@@ -1,14 +1,60 @@
 //! How leases get to stores and end there, over any stores: a router's, or those of a simulation.
 
+use std::collections::HashSet;
+use std::sync::Mutex;
+
 use futures_util::future::join_all;
 use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_router_core::lease_attach::{Attaching, Command, Next, Reply};
-use kindred_router_core::lease_fanout::slot_of;
+use kindred_router_core::lease_fanout::{Said, combine, slot_of};
 use kindred_router_core::store::StoreIx;
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
 use tonic::Status;
 
-use super::{Homes, Leases};
-use crate::move_buffer::NotOwned;
+use crate::not_owned::NotOwned;
+
+/// The most pairs that are remembered; at that number all are forgotten.
+const ATTACHED_MAX: usize = 1 << 16;
+
+/// The pairs seen attached: a leaf cache, never locked across an await.
+#[derive(Debug, Default)]
+pub struct Leases {
+    attached: Mutex<HashSet<(LeaseId, StoreIx)>>,
+}
+
+impl Leases {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<(LeaseId, StoreIx)>> {
+        // After a panic with the lock held, the set lacks its newest pair at worst.
+        self.attached.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(super) fn knows(&self, lease: LeaseId, store: StoreIx) -> bool {
+        self.lock().contains(&(lease, store))
+    }
+
+    pub(super) fn remember(&self, lease: LeaseId, store: StoreIx) {
+        let mut attached = self.lock();
+        if attached.len() >= ATTACHED_MAX {
+            attached.clear();
+        }
+        attached.insert((lease, store));
+    }
+
+    /// Forgets that the store has the lease.
+    pub fn forget(&self, lease: LeaseId, store: StoreIx) {
+        self.lock().remove(&(lease, store));
+    }
+}
+
+/// The possible homes of a lease, the likeliest first.
+#[derive(Debug)]
+pub struct Homes {
+    /// The slots of all of them, removed stores included.
+    pub slots: Vec<u32>,
+    /// Those that can be asked.
+    pub stores: Vec<StoreIx>,
+}
 
 /// The store that holds keys of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +122,32 @@ pub trait LeaseStores {
     ) -> impl Future<Output = Result<bool, Status>>;
 }
 
+/// Sends a write that carries leases, which its store must know first. A write that was refused because of an unknown
+/// lease was not executed, so it is sent once more after a new attach.
+///
+/// # Errors
+/// As [`attach_all`], and those of the write.
+pub async fn with_leases<T, Fut: Future<Output = Result<T, Status>>>(
+    stores: &impl LeaseStores,
+    leases: &[LeaseId],
+    store: StoreIx,
+    send: impl Fn() -> Fut,
+) -> Result<T, Status> {
+    attach_all(stores, leases, store).await?;
+    match send().await {
+        Err(status) if is_unknown_lease(&status) => match attach_again(stores, leases, store).await? {
+            true => send().await,
+            false => Err(status),
+        },
+        answered => answered,
+    }
+}
+
+/// Whether a write failed because the store does not know the lease; nothing of it was executed then.
+fn is_unknown_lease(status: &Status) -> bool {
+    grpc::etcd_error(status) == Some(EtcdError::LeaseNotFound)
+}
+
 /// Attaches these leases to the store, except those that this router knows to be attached. A lease that no home has is
 /// left to the store to refuse.
 ///
@@ -96,11 +168,7 @@ pub async fn attach_all(stores: &impl LeaseStores, leases: &[LeaseId], store: St
 ///
 /// # Errors
 /// As [`attach_all`].
-pub async fn attach_again(
-    stores: &impl LeaseStores,
-    leases: &[LeaseId],
-    store: StoreIx,
-) -> Result<bool, Status> {
+async fn attach_again(stores: &impl LeaseStores, leases: &[LeaseId], store: StoreIx) -> Result<bool, Status> {
     let mut attached = false;
     for lease in leases {
         stores.pairs().forget(*lease, store);
@@ -209,4 +277,31 @@ pub async fn finish(stores: &impl LeaseStores, lease: LeaseId, home: StoreIx, at
         ended.is_ok()
     });
     !join_all(ends).await.contains(&false) && stores.forget(lease, home).await.is_ok()
+}
+
+/// Asks each possible home in turn until one has the lease; `None` if none has.
+///
+/// # Errors
+/// The first failure, if the lease may be at the home that failed.
+pub async fn at_home<T, Fut>(
+    homes: Vec<StoreIx>,
+    ask: impl Fn(StoreIx) -> Fut,
+) -> Result<Option<(StoreIx, T)>, Status>
+where
+    Fut: Future<Output = Result<Option<T>, Status>>,
+{
+    let mut said = Vec::new();
+    for home in homes {
+        let answer = match ask(home).await {
+            Ok(Some(value)) => Said::Home(value),
+            Ok(None) => Said::Unknown,
+            Err(status) => Said::Failed(status),
+        };
+        let found = matches!(answer, Said::Home(_));
+        said.push((home, answer));
+        if found {
+            break;
+        }
+    }
+    combine(said)
 }

@@ -1,6 +1,6 @@
 //! Pure: routers, shards, their clocks and the network between them, simulated from a seed. What runs is the product: a
-//! shard's loop, a router's feeds, watch streams and reads. Its leases and compactions are driven in the order in which
-//! `router/src` drives them. What is simulated is time, chance, and messages. One seed is one run, always the same.
+//! shard's loop, and a router's feeds, watch streams, reads, deletes, leases and compactions. What is simulated is time,
+//! chance, and messages. One seed is one run, always the same.
 //!
 //! | module | what |
 //! | --- | --- |

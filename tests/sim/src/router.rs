@@ -1,4 +1,4 @@
-//! A router: the real decisions of `kindred-router-core`, driven as `router/src` drives them, over simulated calls.
+//! A router: the product's machines and functions, over simulated calls.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

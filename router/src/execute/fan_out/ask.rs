@@ -24,18 +24,6 @@ pub struct Source {
     pub range: KeyRange,
 }
 
-/// A range as etcd's `key` and `range_end`.
-#[must_use]
-pub fn on_wire(range: &KeyRange) -> (Bytes, Bytes) {
-    match range {
-        KeyRange::Single(key) => (key.0.clone(), Bytes::new()),
-        KeyRange::Span { start, end } => {
-            let end = end.as_ref().map_or(Bytes::from_static(&[0]), |end| end.0.clone());
-            (start.0.clone(), end)
-        }
-    }
-}
-
 /// A parsed Range of a client.
 #[derive(Debug)]
 pub struct Ask {
@@ -127,7 +115,7 @@ impl Ask {
         at: Option<Revision>,
         items: Option<u64>,
     ) -> pb::RangeRequest {
-        let (mut key, mut range_end) = on_wire(&source.range);
+        let (mut key, mut range_end) = source.range.to_wire();
         match after {
             Some(after) if self.spec.order.descending => range_end = after.0.clone(),
             Some(after) => key = after.successor().0,
@@ -153,7 +141,7 @@ impl Ask {
     /// The request for the count of a source.
     #[must_use]
     pub fn count(&self, source: &Source, at: Option<Revision>) -> pb::RangeRequest {
-        let (key, range_end) = on_wire(&source.range);
+        let (key, range_end) = source.range.to_wire();
         let revision = at.map_or(0, Revision::get);
         pb::RangeRequest { key, range_end, revision, count_only: true, ..Default::default() }
     }

@@ -12,20 +12,21 @@ use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
-use kindred_partition_config::unit::Unit;
+use kindred_partition_config::unit::{Unit, UnitBuckets};
 use kindred_proto::etcdserverpb as pb;
 use kindred_router_core::parts::Piece;
+use kindred_router_core::store::StoreIx;
 use kindred_wire::kv::{KeyValueRef, put_deleted, put_deleted_prev_kv};
 use kindred_wire::peek::{self, ResponseHeader};
 use kindred_wire::scan::{Fields, WireError};
 use prost::Message as _;
 use tonic::Status;
 
-use super::ask::on_wire;
 use super::{malformed, undecodable};
 use crate::app::App;
 use crate::execute::{Deadline, Effect, by_map, call, of_buckets};
-use crate::move_buffer::{NotOwned, Waiting};
+use crate::move_buffer::Waiting;
+use crate::not_owned::NotOwned;
 
 /// The combined result of the parts.
 #[derive(Debug, Default)]
@@ -65,61 +66,143 @@ impl Deleted {
     }
 }
 
-impl App {
-    /// A `DeleteRange` over several stores.
+/// What a delete uses of a router and its stores.
+pub trait Deleting {
+    /// The pieces of a range without these units, placed by the newest map, and the generation of that map.
+    fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, u64);
+    /// Whether a store is there.
     ///
     /// # Errors
-    /// The error of the first part that failed, with what was deleted before it.
+    /// The status of one that is away.
+    fn ready(&self, store: StoreIx) -> Result<(), Status>;
+    /// The store's name, for people.
+    fn name(&self, store: StoreIx) -> String;
+    /// The revision that the answer must have at least.
+    fn min_revision(&self) -> Revision;
+    /// Deletes what the request says of these buckets at a store, by the map of this generation.
+    fn delete(
+        &self,
+        store: StoreIx,
+        request: Bytes,
+        buckets: Option<&UnitBuckets>,
+        min_revision: Revision,
+        generation: u64,
+    ) -> impl Future<Output = Result<Bytes, Status>>;
+    /// Waits for a newer map than the one of this generation, or a little.
+    ///
+    /// # Errors
+    /// When the client does not wait so long.
+    fn wait(&mut self, generation: u64) -> impl Future<Output = Result<(), Status>>;
+    /// Notes that the client sees this revision.
+    fn show(&self, revision: Revision);
+}
+
+/// A `DeleteRange` over several stores.
+///
+/// # Errors
+/// The error of the first part that failed, with what was deleted before it.
+pub async fn delete_over(stores: &mut impl Deleting, body: Bytes) -> Result<Bytes, Status> {
+    let request = pb::DeleteRangeRequest::decode(body).map_err(|error| undecodable(&error))?;
+    let range = KeyRange::from_wire(request.key.clone(), request.range_end.clone());
+    // Units that are done: one that moves to a store whose turn is still to come must not be deleted again.
+    let mut done = Done::default();
+    let (mut left, mut generation) = stores.left_of(&range, &done.units);
+    // If a store is known to be away, the whole fails before anything is deleted.
+    left.iter().try_for_each(|piece| stores.ready(piece.store))?;
+    let mut deleted = Deleted::default();
+    while let Some(piece) = left.pop_front() {
+        let name = stores.name(piece.store);
+        let (key, range_end) = piece.range.to_wire();
+        let part = pb::DeleteRangeRequest { key, range_end, prev_kv: request.prev_kv };
+        let part = Bytes::from(part.encode_to_vec());
+        // Each part gets a revision above the parts before it, so that the header is the last part's.
+        let min_revision = stores.min_revision().max(Revision(deleted.revision));
+        match stores.delete(piece.store, part, piece.buckets.as_ref(), min_revision, generation).await {
+            Ok(answer) => {
+                deleted.add(&answer).map_err(malformed)?;
+                done.add(&name, piece.units);
+            }
+            // Nothing was executed yet, so the caller can plan the whole anew.
+            Err(status) if done.units.is_empty() => return Err(status),
+            Err(status) if NotOwned::of(&status).is_some() => {
+                if let Err(status) = stores.wait(generation).await {
+                    return Err(partly(&done.stores, deleted.count, &name, status));
+                }
+                (left, generation) = stores.left_of(&range, &done.units);
+            }
+            Err(status) => return Err(partly(&done.stores, deleted.count, &name, status)),
+        }
+    }
+    stores.show(Revision(deleted.revision));
+    Ok(deleted.answer())
+}
+
+/// The stores of a router, for one delete.
+struct Calls<'a> {
+    app: &'a App,
+    spread: &'a [KindPrefix],
+    body: Bytes,
+    deadline: Deadline,
+    waiting: Waiting<'a>,
+}
+
+impl Deleting for Calls<'_> {
+    fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, u64) {
+        let routes = self.app.routes.load();
+        (routes.pieces_left(range, done).into(), routes.generation())
+    }
+
+    fn ready(&self, store: StoreIx) -> Result<(), Status> {
+        self.app.stores.get(store).ready()
+    }
+
+    fn name(&self, store: StoreIx) -> String {
+        self.app.stores.get(store).name().to_owned()
+    }
+
+    fn min_revision(&self) -> Revision {
+        self.app.min_revision(self.spread)
+    }
+
+    async fn delete(
+        &self,
+        store: StoreIx,
+        request: Bytes,
+        buckets: Option<&UnitBuckets>,
+        min_revision: Revision,
+        generation: u64,
+    ) -> Result<Bytes, Status> {
+        let store = self.app.stores.get(store);
+        call(store, Effect::Write, self.deadline, || async {
+            let request = by_map(self.deadline.min_revision(request.clone(), min_revision), generation);
+            store.kv().delete_range(of_buckets(request, buckets)).await
+        })
+        .await
+    }
+
+    async fn wait(&mut self, generation: u64) -> Result<(), Status> {
+        self.waiting.wait(generation, &self.body).await
+    }
+
+    fn show(&self, revision: Revision) {
+        self.app.shown.show(self.spread, revision);
+    }
+}
+
+impl App {
+    /// As [`delete_over`], for a client with this deadline.
+    ///
+    /// # Errors
+    /// As [`delete_over`].
     pub async fn delete_over(
         &self,
         spread: &[KindPrefix],
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Bytes, Status> {
-        let request = pb::DeleteRangeRequest::decode(body.clone()).map_err(|error| undecodable(&error))?;
-        let range = KeyRange::from_wire(request.key.clone(), request.range_end.clone());
-        // Units that are done: one that moves to a store whose turn is still to come must not be deleted again.
-        let mut done = Done::default();
-        let (mut left, mut generation) = self.left_of(&range, &done);
-        // If a store is known to be away, the whole fails before anything is deleted.
-        left.iter().try_for_each(|piece| self.stores.get(piece.store).ready())?;
-        let mut deleted = Deleted::default();
-        let mut waiting = Waiting::new(self, Effect::Write, deadline.at());
-        while let Some(piece) = left.pop_front() {
-            let store = self.stores.get(piece.store);
-            let (key, range_end) = on_wire(&piece.range);
-            let part = pb::DeleteRangeRequest { key, range_end, prev_kv: request.prev_kv };
-            let bytes = Bytes::from(part.encode_to_vec());
-            // Each part gets a revision above the parts before it, so that the header is the last part's.
-            let min_revision = self.min_revision(spread).max(Revision(deleted.revision));
-            let answer = call(store, Effect::Write, deadline, || async {
-                let request = by_map(deadline.min_revision(bytes.clone(), min_revision), generation);
-                store.kv().delete_range(of_buckets(request, piece.buckets.as_ref())).await
-            });
-            match answer.await {
-                Ok(answer) => {
-                    deleted.add(&answer).map_err(malformed)?;
-                    done.add(store.name(), piece.units);
-                }
-                // Nothing was executed yet, so the caller can plan the whole anew.
-                Err(status) if done.units.is_empty() => return Err(status),
-                Err(status) if NotOwned::of(&status).is_some() => {
-                    if let Err(status) = waiting.wait(generation, &body).await {
-                        return Err(partly(&done.stores, deleted.count, store.name(), status));
-                    }
-                    (left, generation) = self.left_of(&range, &done);
-                }
-                Err(status) => return Err(partly(&done.stores, deleted.count, store.name(), status)),
-            }
-        }
-        self.shown.show(spread, Revision(deleted.revision));
-        Ok(deleted.answer())
-    }
-
-    /// The pieces of a range that are not done, placed by the newest map, and the generation of that map.
-    fn left_of(&self, range: &KeyRange, done: &Done) -> (VecDeque<Piece>, u64) {
-        let routes = self.routes.load();
-        (routes.pieces_left(range, &done.units).into(), routes.generation())
+        let waiting = Waiting::new(self, Effect::Write, deadline.at());
+        let mut calls = Calls { app: self, spread, body: body.clone(), deadline, waiting };
+        delete_over(&mut calls, body).await
     }
 }
 

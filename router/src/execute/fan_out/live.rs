@@ -14,7 +14,7 @@ use kindred_wire::batch::Method;
 use kindred_wire::rope::Rope;
 use tonic::Status;
 
-use super::ask::{Source, on_wire};
+use super::ask::Source;
 use super::read::Reading;
 use super::snapshot::{Raised, Shards};
 use crate::app::App;
@@ -97,7 +97,7 @@ impl Shards for Live {
             self.pinning(source.store);
         }
         let store = self.app.stores.get(source.store);
-        let (key, range_end) = on_wire(&source.range);
+        let (key, range_end) = source.range.to_wire();
         let request = shard::RaiseSinceRequest {
             ranges: vec![shard::KeyRange { key, range_end }],
             to: to.get(),

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use kindred_engine::engine::{Event as EngineEvent, FeedOut};
 use kindred_partition_config::ids::Revision;
-use kindred_router_core::common_revision::Currents;
+use kindred_router::feeds::raise::common;
 use kindred_router_core::cursor::{self, Limit, Look, Taken};
 use kindred_router_core::feed_event::{Events, FeedEvent, entry};
 use kindred_router_core::feed_machine::{Command, Event, FeedMachine, Limits, Message, OPEN_MAX, TICK};
@@ -420,13 +420,11 @@ impl Router {
             }
         };
         let raising = async {
-            let currents = try_join_all((0..stores.len()).map(|at| one(at, Revision::ZERO))).await?;
             if self.is(Sabotage::LooseStart) {
+                let currents = try_join_all((0..stores.len()).map(|at| one(at, Revision::ZERO))).await?;
                 return Ok(currents[0]);
             }
-            let currents = Currents(currents);
-            let raised = try_join_all(currents.below().map(|at| one(at, currents.highest()))).await?;
-            currents.common(&raised).ok_or(CallError::Down)
+            common(stores.len(), one).await?.ok_or(CallError::Down)
         };
         self.world.within(RAISE_MAX, raising).await.and_then(Result::ok).ok_or(())
     }

@@ -1,9 +1,10 @@
-//! The feeds of a router, found by what they are of, as `router/src/feeds.rs`.
+//! The feeds of a router, in the product's registry.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use kindred_partition_config::ids::Revision;
+use kindred_router_core::feed_registry::{FeedRegistry, Joined};
 use kindred_router_core::place::FeedKey;
 use kindred_router_core::watch_session::Rung;
 
@@ -15,15 +16,15 @@ use crate::world::World;
 /// A reader this far ahead of a catch-up joins it; the product's is ten seconds, here a few milliseconds are far.
 const NEAR: i64 = 5_000 << 10;
 
-struct Group {
-    key: FeedKey,
-    live: Option<Rc<Feed>>,
-    catch_ups: Vec<Rc<Feed>>,
+impl Joined for Feed {
+    fn is_near(&self, position: Revision, near: i64) -> bool {
+        Feed::is_near(self, position, near)
+    }
 }
 
-/// All feeds of a router. A vector: the order of a hash map would not be the seed's.
+/// All feeds of a router.
 pub struct Feeds {
-    groups: RefCell<Vec<Group>>,
+    registry: RefCell<FeedRegistry<Rc<Feed>>>,
     /// Bytes of recent events that a feed keeps: little, so that watches fall behind.
     pub ring_bytes: usize,
 }
@@ -33,24 +34,13 @@ impl Feeds {
     #[must_use]
     pub fn new(world: &World) -> Self {
         let ring_bytes = *world.pick(&[300, 2_000, 1 << 20]);
-        Self { groups: RefCell::default(), ring_bytes }
+        Self { registry: RefCell::default(), ring_bytes }
     }
 
     /// Ends all.
     pub fn clear(&self) {
-        let groups = std::mem::take(&mut *self.groups.borrow_mut());
-        for group in groups {
-            group.live.iter().chain(&group.catch_ups).for_each(|feed| feed.close_all());
-        }
-    }
-
-    fn with<T>(&self, key: &FeedKey, change: impl FnOnce(&mut Group) -> T) -> T {
-        let mut groups = self.groups.borrow_mut();
-        let at = groups.iter().position(|group| group.key == *key).unwrap_or_else(|| {
-            groups.push(Group { key: key.clone(), live: None, catch_ups: Vec::new() });
-            groups.len() - 1
-        });
-        change(&mut groups[at])
+        let registry = std::mem::take(&mut *self.registry.borrow_mut());
+        registry.iter().for_each(|(feed, _)| feed.close_all());
     }
 
     /// Takes a feed out that nobody reads; false when somebody does after all.
@@ -63,10 +53,7 @@ impl Feeds {
     }
 
     pub(super) fn take_out(&self, feed: &Rc<Feed>) {
-        self.with(&feed.key, |group| {
-            group.live = group.live.take().filter(|live| !Rc::ptr_eq(live, feed));
-            group.catch_ups.retain(|other| !Rc::ptr_eq(other, feed));
-        });
+        self.registry.borrow_mut().take_out(&feed.key, feed);
         feed.end();
     }
 }
@@ -74,12 +61,8 @@ impl Feeds {
 impl Router {
     /// The live feed of a key, opened if it is not.
     pub(super) fn live(self: &Rc<Self>, key: &FeedKey, bells: &Rc<Bells>, who: Rung) -> Reader {
-        let known = self.feeds.with(key, |group| group.live.clone());
-        let feed = known.unwrap_or_else(|| {
-            let feed = Feed::begin(self, key.clone(), None);
-            self.feeds.with(key, |group| group.live = Some(feed.clone()));
-            feed
-        });
+        let begin = || Feed::begin(self, key.clone(), None);
+        let feed = self.feeds.registry.borrow_mut().live(key, begin);
         Reader::new(feed, bells, who)
     }
 
@@ -91,14 +74,8 @@ impl Router {
         bells: &Rc<Bells>,
         who: Rung,
     ) -> Reader {
-        let near = self
-            .feeds
-            .with(key, |group| group.catch_ups.iter().find(|feed| feed.is_near(position, NEAR)).cloned());
-        let feed = near.unwrap_or_else(|| {
-            let feed = Feed::begin(self, key.clone(), Some(position));
-            self.feeds.with(key, |group| group.catch_ups.push(feed.clone()));
-            feed
-        });
+        let begin = || Feed::begin(self, key.clone(), Some(position));
+        let feed = self.feeds.registry.borrow_mut().catch_up(key, position, NEAR, begin);
         Reader::new(feed, bells, who)
     }
 }

@@ -1,17 +1,27 @@
-//! Writes on one store, as `endpoint/kv.rs`; deletes over several, as `execute/fan_out/delete.rs`.
+//! Writes on one store, as `router/src/endpoint/kv.rs` makes them; deletes over several: the product's.
 
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+use bytes::Bytes;
 use kindred_engine::ops::{Delete, Op, OpAnswer};
 use kindred_partition_config::ids::{LeaseId, Revision};
 use kindred_partition_config::key::KeyRange;
-use kindred_router::leases::attach::{attach_again, attach_all};
-use kindred_router_core::parts::Part;
-use kindred_router_core::plan::Placement;
+use kindred_partition_config::unit::{Unit, UnitBuckets};
+use kindred_proto::etcdserverpb as pb;
+use kindred_router::execute::fan_out::delete::{Deleting, delete_over};
+use kindred_router::leases::attach::with_leases;
+use kindred_router_core::parts::Piece;
+use kindred_router_core::plan::Placement as _;
 use kindred_router_core::store::StoreIx;
+use kindred_shard::encode;
+use kindred_transport::grpc;
+use prost::Message as _;
+use tonic::Status;
 
-use super::reads::failed;
+use super::reads::{SHARD_IDS, failed, refused};
 use super::{Fail, Router};
-use crate::messages::{CallError, Reply, Request};
-use kindred_engine::error::EngineError;
+use crate::messages::{Reply, Request};
 
 impl Router {
     /// A write of one key, or a txn on one.
@@ -29,23 +39,11 @@ impl Router {
         let min_revision = Revision::from_wire(self.min_revision(kind).get());
         let request = Request::Apply { op, min_revision };
         let answered = match lease {
-            None => self.call(store, request).await,
+            None => self.call(store, request).await.map_err(Fail::from),
+            Some(_) if !self.net.is_up(self.at, store) => return Err(Fail::Unavailable),
             Some(lease) => {
-                if !self.net.is_up(self.at, store) {
-                    return Err(Fail::Unavailable);
-                }
-                let leases = [lease];
-                attach_all(self, &leases, store).await.map_err(|status| failed(&status))?;
-                match self.call(store, request.clone()).await {
-                    Err(CallError::Refused(EngineError::LeaseNotFound(id))) => {
-                        let again = attach_again(self, &leases, store).await;
-                        if !again.map_err(|status| failed(&status))? {
-                            return Err(CallError::Refused(EngineError::LeaseNotFound(id)).into());
-                        }
-                        self.call(store, request).await
-                    }
-                    answered => answered,
-                }
+                let send = || async { self.call(store, request.clone()).await.map_err(refused) };
+                with_leases(self, &[lease], store, send).await.map_err(|status| failed(&status))
             }
         };
         let Reply::Applied(answer) = answered? else { return Err(Fail::Unknown) };
@@ -56,32 +54,77 @@ impl Router {
     /// A delete of a range: one atomic part for each store, in key order.
     ///
     /// # Errors
-    /// Of the first part that failed.
+    /// Of the first part that failed; what was done before stays done.
     pub async fn delete_over(&self, kind: usize, range: &KeyRange) -> Result<(Revision, u64), Fail> {
-        let parts = self.topology.routes.parts_of(range);
-        let of_part = |part: Part| part.stores.into_iter().map(move |store| (store, part.range.clone()));
-        let sources: Vec<(StoreIx, KeyRange)> = parts.into_iter().flat_map(of_part).collect();
-        if sources.iter().any(|(store, _)| !self.net.is_up(self.at, *store)) {
-            return Err(Fail::Unavailable);
-        }
-        let (mut revision, mut deleted) = (Revision::ZERO, 0);
-        for (store, range) in sources {
-            let min_revision = Revision::from_wire(self.min_revision(kind).max(revision).get());
-            let op = Op::Delete(Delete { range, buckets: None, prev_kv: false });
-            let answered = self.call(store, Request::Apply { op, min_revision }).await;
-            match answered {
-                Ok(Reply::Applied(OpAnswer::Delete { header, deleted: count, .. })) => {
-                    revision = revision.max(header);
-                    deleted += count;
-                }
-                // What was done stays done.
-                Err(_) if deleted > 0 => return Err(Fail::Unknown),
-                Err(error) => return Err(error.into()),
-                Ok(_) => return Err(Fail::Unknown),
+        let (key, range_end) = range.to_wire();
+        let request = pb::DeleteRangeRequest { key, range_end, prev_kv: false };
+        let mut calls = Calls { router: self, kind, executed: Cell::new(false) };
+        let answer = delete_over(&mut calls, request.encode_to_vec().into()).await;
+        let answer = answer.map_err(|status| match calls.executed.get() {
+            true => Fail::Unknown,
+            false => failed(&status),
+        })?;
+        let answer = pb::DeleteRangeResponse::decode(answer).expect("an answer");
+        let revision = Revision(answer.header.map_or(0, |header| header.revision));
+        Ok((revision, u64::try_from(answer.deleted).expect("not negative")))
+    }
+}
+
+/// The stores of a router, for one delete.
+struct Calls<'a> {
+    router: &'a Router,
+    kind: usize,
+    /// Some part has deleted something.
+    executed: Cell<bool>,
+}
+
+impl Deleting for Calls<'_> {
+    fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, u64) {
+        (self.router.topology.routes.pieces_left(range, done).into(), 0)
+    }
+
+    fn ready(&self, store: StoreIx) -> Result<(), Status> {
+        let up = self.router.net.is_up(self.router.at, store);
+        if up { Ok(()) } else { Err(Status::unavailable(self.name(store))) }
+    }
+
+    fn name(&self, store: StoreIx) -> String {
+        format!("s{}", store.0)
+    }
+
+    fn min_revision(&self) -> Revision {
+        self.router.min_revision(self.kind)
+    }
+
+    async fn delete(
+        &self,
+        store: StoreIx,
+        request: Bytes,
+        buckets: Option<&UnitBuckets>,
+        min_revision: Revision,
+        _: u64,
+    ) -> Result<Bytes, Status> {
+        let request = pb::DeleteRangeRequest::decode(request).expect("a router sends requests");
+        let delete = kindred_shard::convert::delete(request).map_err(grpc::status)?;
+        let op = Op::Delete(Delete { buckets: buckets.cloned(), ..delete });
+        let min_revision = Revision::from_wire(min_revision.get());
+        let request = Request::Apply { op, min_revision };
+        match self.router.call(store, request).await.map_err(refused)? {
+            Reply::Applied(answer) => {
+                self.executed
+                    .set(self.executed.get() || matches!(answer, OpAnswer::Delete { deleted: 1.., .. }));
+                Ok(encode::answer(&SHARD_IDS, &answer))
             }
+            _ => Err(Status::internal("another answer")),
         }
-        self.show(kind, revision);
-        Ok((revision, deleted))
+    }
+
+    async fn wait(&mut self, _: u64) -> Result<(), Status> {
+        Err(Status::unavailable("no key moves"))
+    }
+
+    fn show(&self, revision: Revision) {
+        self.router.show(self.kind, revision);
     }
 }
 
