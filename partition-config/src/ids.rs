@@ -204,10 +204,22 @@ impl fmt::Display for StoreName {
     }
 }
 
-/// The version of one partition's ownership. It grows with every change of owner.
+/// The version of the ownership of keys. It grows with every change of an owner: the map has it, and each partition and
+/// unit that of its last change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// That of a map that never changes; on the wire, a request that was routed by no map.
+    pub const NONE: Self = Self(0);
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// The number of a live move in the meta store. Numbers are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

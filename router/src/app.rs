@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use kindred_partition_config::ids::Epoch;
 use kindred_router_core::compaction::Owed;
 use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::header_ids::{HeaderIds, RAFT_TERM};
@@ -65,7 +66,7 @@ pub struct App {
     /// The routing table. A request loads it once and so sees one whole map. Only [`App::swap`] replaces it.
     pub routes: ArcSwap<Routes>,
     /// The generation of `routes`, for tasks that wait for a newer one.
-    generation: watch::Sender<u64>,
+    generation: watch::Sender<Epoch>,
     /// Limits the requests that wait while their keys move.
     pub move_buffer: MoveBuffer,
     pub stores: Stores,
@@ -153,7 +154,7 @@ impl App {
 
     /// A receiver of the map's generation, to wait for a newer one.
     #[must_use]
-    pub fn generations(&self) -> watch::Receiver<u64> {
+    pub fn generations(&self) -> watch::Receiver<Epoch> {
         self.generation.subscribe()
     }
 
@@ -175,7 +176,6 @@ pub fn refused(refusal: &Refusal) -> Status {
 mod tests {
     use std::time::Duration;
 
-    use kindred_partition_config::ids::Epoch;
     use kindred_partition_config::kind::KindScheme;
     use kindred_partition_config::map::{PartitionMap, StoreIdx};
     use kindred_router_core::store::StoreIx;
@@ -185,7 +185,8 @@ mod tests {
 
     fn routes(generation: u64) -> Routes {
         let map = PartitionMap::single(StoreIdx(0), Epoch(1));
-        Routes::new(map, KindScheme::new("/registry"), Vec::new(), StoreIx(0)).of_generation(generation)
+        Routes::new(map, KindScheme::new("/registry"), Vec::new(), StoreIx(0))
+            .of_generation(Epoch(generation))
     }
 
     #[tokio::test]
@@ -213,11 +214,11 @@ mod tests {
         );
         let mut known = app.generations();
         let waiting =
-            tokio::spawn(async move { known.wait_for(|known| *known > 1).await.map(|known| *known) });
+            tokio::spawn(async move { known.wait_for(|known| *known > Epoch(1)).await.map(|known| *known) });
         tokio::task::yield_now().await;
         app.swap(routes(3));
-        assert_eq!(waiting.await.unwrap().ok(), Some(3));
+        assert_eq!(waiting.await.unwrap().ok(), Some(Epoch(3)));
         app.swap(routes(2));
-        assert_eq!((app.routes.load().generation(), *app.generations().borrow()), (3, 3));
+        assert_eq!((app.routes.load().generation(), *app.generations().borrow()), (Epoch(3), Epoch(3)));
     }
 }

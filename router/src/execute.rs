@@ -9,7 +9,7 @@ pub mod one;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::unit::UnitBuckets;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
@@ -116,11 +116,11 @@ impl Deadline {
 }
 
 /// Adds the generation of the map by which a request for a span of keys was routed. A store that knows of a later
-/// change to these keys refuses it. 0 means a map that never changes.
+/// change to these keys refuses it.
 #[must_use]
-pub fn by_map<T>(mut request: Request<T>, generation: u64) -> Request<T> {
-    if generation > 0 {
-        request.metadata_mut().insert(MAP, MetadataValue::from(generation));
+pub fn by_map<T>(mut request: Request<T>, generation: Epoch) -> Request<T> {
+    if generation > Epoch::NONE {
+        request.metadata_mut().insert(MAP, MetadataValue::from(generation.0));
     }
     request
 }

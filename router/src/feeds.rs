@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_router_core::store::StoreIx;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -121,7 +121,7 @@ impl Feeds {
 
     /// A reader of the live feed of a key, which is opened if it does not exist; the caller's map has this generation.
     #[must_use]
-    pub fn live(self: &Arc<Self>, key: &FeedKey, generation: u64, bell: Arc<Bell>) -> Reader {
+    pub fn live(self: &Arc<Self>, key: &FeedKey, generation: Epoch, bell: Arc<Bell>) -> Reader {
         let mut registry = self.registry();
         let feed = registry.live(key, || {
             let feed = Feed::new(key.clone(), generation, FeedState::live());
@@ -137,7 +137,7 @@ impl Feeds {
     pub fn catch_up(
         self: &Arc<Self>,
         key: &FeedKey,
-        generation: u64,
+        generation: Epoch,
         position: Revision,
         bell: Arc<Bell>,
     ) -> Reader {

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use kindred_partition_config::ids::Epoch;
 use kindred_transport::grpc;
 use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
@@ -67,7 +68,7 @@ impl MoveBuffer {
 
 impl Buffered<'_> {
     /// Waits for a map newer than `known`, or for a short pause; false when the request has waited long enough.
-    pub async fn wait(&mut self, known: u64, generation: &mut watch::Receiver<u64>) -> bool {
+    pub async fn wait(&mut self, known: Epoch, generation: &mut watch::Receiver<Epoch>) -> bool {
         self.attempts += 1;
         let now = Instant::now();
         if now >= self.until {
@@ -114,7 +115,7 @@ impl<'a> Waiting<'a> {
     /// # Errors
     /// [`KindredError::UnitMoving`] when it has waited long enough, `ResourceExhausted` when too much waits; nothing
     /// was executed.
-    pub async fn wait(&mut self, known: u64, request: &[u8]) -> Result<(), Status> {
+    pub async fn wait(&mut self, known: Epoch, request: &[u8]) -> Result<(), Status> {
         let buffered = match &mut self.buffered {
             Some(buffered) => buffered,
             none => none.insert(self.app.move_buffer.begin(self.effect, request.len(), self.deadline)?),
@@ -143,13 +144,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waits_for_a_newer_map_or_a_little_and_not_longer_than_the_client() {
         let buffer = MoveBuffer::default();
-        let (maps, mut generation) = watch::channel(3);
+        let (maps, mut generation) = watch::channel(Epoch(3));
         let until = Instant::now() + Duration::from_millis(80);
         let mut buffered = buffer.begin(Effect::Write, 10, until).unwrap();
-        maps.send(4).unwrap();
-        assert!(buffered.wait(3, &mut generation).await, "there is one already");
+        maps.send(Epoch(4)).unwrap();
+        assert!(buffered.wait(Epoch(3), &mut generation).await, "there is one already");
         assert_eq!(buffered.attempts, 1);
-        while buffered.wait(4, &mut generation).await {}
+        while buffered.wait(Epoch(4), &mut generation).await {}
         assert!(Instant::now() >= until);
         assert!(buffered.attempts < 20, "it came back {} times", buffered.attempts);
     }
@@ -157,11 +158,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn goes_on_without_maps_to_come() {
         let buffer = MoveBuffer::default();
-        let (maps, mut generation) = watch::channel(1);
+        let (maps, mut generation) = watch::channel(Epoch(1));
         drop(maps);
         let until = Instant::now() + Duration::from_millis(30);
         let mut buffered = buffer.begin(Effect::Read, 10, until).unwrap();
-        while buffered.wait(1, &mut generation).await {}
+        while buffered.wait(Epoch(1), &mut generation).await {}
         assert!(Instant::now() >= until && buffered.attempts < 10);
     }
 

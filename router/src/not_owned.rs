@@ -1,5 +1,6 @@
 //! The refusal of a store that does not own the keys of a request. Nothing of the request was executed then.
 
+use kindred_partition_config::ids::Epoch;
 use kindred_transport::grpc;
 use kindred_wire::protocol::NOT_OWNED;
 use kindred_wire::refusal::KindredError;
@@ -10,7 +11,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotOwned {
     /// The generation of the map since which another store owns the keys; 0 while that is being decided.
-    pub epoch: u64,
+    pub epoch: Epoch,
 }
 
 impl NotOwned {
@@ -23,14 +24,14 @@ impl NotOwned {
     /// The status of such a refusal, for requests whose store is not a shard; a shard sends its own.
     #[must_use]
     pub fn status(self, key: Vec<u8>) -> Status {
-        let mut status = grpc::refusal(&KindredError::NotOwned { key, epoch: self.epoch });
-        status.metadata_mut().insert(NOT_OWNED, MetadataValue::from(self.epoch));
+        let mut status = grpc::refusal(&KindredError::NotOwned { key, epoch: self.epoch.0 });
+        status.metadata_mut().insert(NOT_OWNED, MetadataValue::from(self.epoch.0));
         status
     }
 
     fn in_metadata(metadata: &MetadataMap) -> Option<Self> {
         let epoch = metadata.get(NOT_OWNED)?.to_str().ok()?.parse().ok()?;
-        Some(Self { epoch })
+        Some(Self { epoch: Epoch(epoch) })
     }
 }
 
@@ -43,8 +44,8 @@ mod tests {
         let mut status = Status::unavailable("kindred: …");
         assert_eq!(NotOwned::of(&status), None);
         status.metadata_mut().insert(NOT_OWNED, "17".parse().unwrap());
-        assert_eq!(NotOwned::of(&status), Some(NotOwned { epoch: 17 }));
-        let own = NotOwned { epoch: 3 }.status(b"/registry/pods/a".to_vec());
-        assert_eq!(NotOwned::of(&own), Some(NotOwned { epoch: 3 }));
+        assert_eq!(NotOwned::of(&status), Some(NotOwned { epoch: Epoch(17) }));
+        let own = NotOwned { epoch: Epoch(3) }.status(b"/registry/pods/a".to_vec());
+        assert_eq!(NotOwned::of(&own), Some(NotOwned { epoch: Epoch(3) }));
     }
 }

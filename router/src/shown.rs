@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_router_core::plan::Placement as _;
@@ -33,8 +33,8 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    pub(crate) fn new(generation: u64) -> Self {
-        let at = || AtomicU64::new(generation);
+    pub(crate) fn new(generation: Epoch) -> Self {
+        let at = || AtomicU64::new(generation.0);
         Self { begun: at(), swapped: at(), settled: at() }
     }
 }
@@ -45,9 +45,9 @@ impl App {
         let generation = routes.generation();
         let old = self.routes.load_full();
         let new = Arc::new(routes);
-        self.taken.begun.store(generation, Ordering::SeqCst);
+        self.taken.begun.store(generation.0, Ordering::SeqCst);
         self.routes.store(new.clone());
-        self.taken.swapped.store(generation, Ordering::SeqCst);
+        self.taken.swapped.store(generation.0, Ordering::SeqCst);
         for kind in new.spread_in(&KeyRange::everything()) {
             let range = KeyRange::prefix(kind.as_key().clone());
             let stores = new.parts_of(&range).into_iter().flat_map(|part| part.stores);
@@ -61,7 +61,7 @@ impl App {
             let highest = shown.map(|store| store.highest_shown()).max().unwrap_or(Revision::ZERO);
             self.shown.show(&[kind], highest);
         }
-        self.taken.settled.store(generation, Ordering::SeqCst);
+        self.taken.settled.store(generation.0, Ordering::SeqCst);
     }
 
     /// Notes that a shard, which is about to be up, began at or below this revision.
@@ -97,7 +97,7 @@ impl App {
         store: &Store,
         spread: &[KindPrefix],
         revision: Revision,
-        generation: u64,
+        generation: Epoch,
         now: impl FnOnce(&Routes) -> Vec<KindPrefix>,
     ) {
         if !store.is_shard() {
@@ -105,7 +105,7 @@ impl App {
         }
         store.shows(revision);
         self.shown.show(spread, revision);
-        if self.taken.swapped.load(Ordering::SeqCst) > generation {
+        if self.taken.swapped.load(Ordering::SeqCst) > generation.0 {
             self.shown.show(&now(&self.routes.load()), revision);
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{join_all, try_join_all};
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::Key;
 use kindred_proto::etcdserverpb as pb;
 use kindred_proto::shard_v1 as shard;
@@ -105,8 +105,9 @@ impl App {
         let shards: Vec<_> =
             self.shards().filter(|store| store.state().is_up() || serves(store)).cloned().collect();
         let all_to = async |to: Revision| {
-            let raised =
-                shards.iter().map(|store| raise(store, everything(), to, 0, Deadline::within(LIMIT)));
+            let raised = shards
+                .iter()
+                .map(|store| raise(store, everything(), to, Epoch::NONE, Deadline::within(LIMIT)));
             try_join_all(raised).await
         };
         let top = all_to(Revision::ZERO).await?.into_iter().max().unwrap_or(Revision::ZERO);

@@ -106,7 +106,7 @@ async fn a_refusal_is_the_shards_own() {
         (status.code(), status.message(), status.details()),
         (Code::FailedPrecondition, "no \"é\"", &b"x"[..])
     );
-    assert_eq!(kindred_router::not_owned::NotOwned::of(&status).unwrap().epoch, 17);
+    assert_eq!(kindred_router::not_owned::NotOwned::of(&status).unwrap().epoch.0, 17);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use crate::parts::{Part, Piece, parts_of, pieces_left, store_ix};
 use crate::plan::Placement;
 use crate::store::{StoreIx, StoreKind};
+use kindred_partition_config::ids::Epoch;
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::{KindPrefix, KindScheme, Located};
 use kindred_partition_config::map::{PartitionMap, StoreIdx};
@@ -11,7 +12,7 @@ use kindred_partition_config::unit::Unit;
 /// One whole map, with the names and types of its stores.
 #[derive(Debug)]
 pub struct Routes {
-    generation: u64,
+    generation: Epoch,
     map: PartitionMap,
     scheme: KindScheme,
     stores: Vec<(String, StoreKind)>,
@@ -19,7 +20,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// A map over these stores, in their order, with generation 0; see [`Routes::of_generation`].
+    /// A map over these stores, in their order, that never changes; see [`Routes::of_generation`].
     #[must_use]
     pub fn new(
         map: PartitionMap,
@@ -27,18 +28,18 @@ impl Routes {
         stores: Vec<(String, StoreKind)>,
         default: StoreIx,
     ) -> Self {
-        Self { generation: 0, map, scheme, stores, default }
+        Self { generation: Epoch::NONE, map, scheme, stores, default }
     }
 
     /// The same map with this generation. Every change of the map has a new one.
     #[must_use]
-    pub fn of_generation(self, generation: u64) -> Self {
+    pub fn of_generation(self, generation: Epoch) -> Self {
         Self { generation, ..self }
     }
 
-    /// The generation of the map; 0 for a map that never changes.
+    /// The generation of the map; [`Epoch::NONE`] for a map that never changes.
     #[must_use]
-    pub fn generation(&self) -> u64 {
+    pub fn generation(&self) -> Epoch {
         self.generation
     }
 

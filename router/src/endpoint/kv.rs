@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
-use kindred_partition_config::ids::{LeaseId, Revision};
+use kindred_partition_config::ids::{Epoch, LeaseId, Revision};
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::check;
 use kindred_proto::nested::{self, NotATxn};
@@ -104,7 +104,7 @@ impl Kv {
         &self,
         method: Call,
         plan: Plan,
-        generation: u64,
+        generation: Epoch,
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Rope, Status> {
@@ -185,7 +185,7 @@ impl Kv {
     async fn run_stream(
         &self,
         plan: Plan,
-        generation: u64,
+        generation: Epoch,
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Chunks, Status> {
@@ -236,7 +236,7 @@ impl Kv {
         let mut failed = default.unavailable(&default.state().reason());
         for store in std::iter::once(default).chain(others) {
             let deadline = Deadline::within(HEALTH_LIMIT);
-            let to = To { store, min_revision: Revision::ZERO, generation: 0 };
+            let to = To { store, min_revision: Revision::ZERO, generation: Epoch::NONE };
             match to.send(Call::Range, Effect::Read, body.clone(), deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(status) => failed = status,

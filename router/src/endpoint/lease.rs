@@ -112,7 +112,7 @@ impl App {
             let shards: Vec<_> = self.stores.up().filter(|store| store.is_shard()).collect();
             let parts = join_all(shards.into_iter().map(|store| async move {
                 call(store, Effect::Read, deadline, || async {
-                    let request = shard::LeaseKeysRequest { id, generation };
+                    let request = shard::LeaseKeysRequest { id, generation: generation.0 };
                     store.shard().lease_keys(deadline.request(request)).await
                 })
                 .await

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{join_all, try_join_all};
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::compaction::{Owed, Refusal, Took, combine, decide};
 use kindred_router_core::store::StoreIx;
@@ -37,7 +37,7 @@ pub fn everything() -> Vec<shard::KeyRange> {
 }
 
 /// The store's current revision for the ranges, raised to at least `to`. With a `generation`, only the parts of the
-/// ranges count that this map places at the store; 0 means everything that the store has.
+/// ranges count that this map places at the store; [`Epoch::NONE`] means everything that the store has.
 ///
 /// # Errors
 /// When the store cannot be reached or refuses.
@@ -45,10 +45,10 @@ pub async fn raise(
     store: &Store,
     ranges: Vec<shard::KeyRange>,
     to: Revision,
-    generation: u64,
+    generation: Epoch,
     deadline: Deadline,
 ) -> Result<Revision, Status> {
-    let (ranged, to) = (ranges.clone(), to.get());
+    let (ranged, to, generation) = (ranges.clone(), to.get(), generation.0);
     let over_batches = shard::RaiseSinceRequest { ranges, to, since: 0, pin: 0, generation }.encode_to_vec();
     let over_batches = Bytes::from(over_batches);
     let raised = attempt(store, Effect::Read, deadline, || async {
@@ -94,7 +94,7 @@ async fn raise_over_batches(
         method: Method::RaiseSince,
         request: request.clone(),
         min_revision: Revision::ZERO,
-        generation: 0,
+        generation: Epoch::NONE,
         pin: 0,
         until: deadline.at(),
     };
@@ -204,7 +204,7 @@ impl Compacting for Calls<'_> {
     }
 
     async fn raise(&self, store: StoreIx, to: Revision) -> Result<Revision, Status> {
-        raise(self.app.stores.get(store), everything(), to, 0, self.deadline).await
+        raise(self.app.stores.get(store), everything(), to, Epoch::NONE, self.deadline).await
     }
 
     async fn compact(&self, store: StoreIx, _: Revision) -> Result<Bytes, Status> {
@@ -252,7 +252,8 @@ impl App {
     pub async fn raise_shards(&self, revision: Revision, deadline: Deadline) -> Result<(), Status> {
         let shards: Vec<&Arc<Store>> = self.stores.iter().filter(|store| store.is_shard()).collect();
         let to = async |revision| {
-            let raised = shards.iter().map(|store| raise(store, everything(), revision, 0, deadline));
+            let raised =
+                shards.iter().map(|store| raise(store, everything(), revision, Epoch::NONE, deadline));
             try_join_all(raised).await
         };
         let top = to(Revision::ZERO).await?.into_iter().max();

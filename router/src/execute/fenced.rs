@@ -99,7 +99,7 @@ async fn guarded(
             refused = refusal(&known.doc, nested, asked)?;
         }
         if let Some(epoch) = refused {
-            return Err(NotOwned { epoch: epoch.0 }.status(first_key(nested, asked)));
+            return Err(NotOwned { epoch }.status(first_key(nested, asked)));
         }
         let request = Bytes::from(fence::nest(nested, body, known.mod_revision));
         let answer = call(store, effect, deadline, || async {
@@ -111,7 +111,7 @@ async fn guarded(
             Unnested::Refused(fence) => learn(store, fence).map(drop)?,
         }
     }
-    Err(NotOwned { epoch: 0 }.status(first_key(nested, asked)))
+    Err(NotOwned { epoch: Epoch::NONE }.status(first_key(nested, asked)))
 }
 
 /// Reads the fence key of an etcd.

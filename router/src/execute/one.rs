@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::kind::KindPrefix;
 use kindred_router_core::plan::Call;
 use kindred_router_core::small::is_small;
@@ -29,7 +29,7 @@ pub struct To<'s> {
     /// The store should answer at or above this revision; zero for any.
     pub min_revision: Revision,
     /// The generation of the map; 0 for a map that never changes.
-    pub generation: u64,
+    pub generation: Epoch,
 }
 
 impl To<'_> {
@@ -45,14 +45,14 @@ impl To<'_> {
         deadline: Deadline,
     ) -> Result<Rope, Status> {
         // A map that never changes takes no keys away from an etcd, so there is no fence to check.
-        if !self.store.is_shard() && self.generation > 0 {
+        if !self.store.is_shard() && self.generation > Epoch::NONE {
             return fenced::send(self.store, method, effect, &body, deadline).await.map(Rope::from);
         }
         // A stock etcd counts its own revisions and knows no maps. A put has one key, so its shard knows whether it
         // owns it.
         let (min_revision, generation) = match (self.store.is_shard(), method) {
-            (false, _) => (Revision::ZERO, 0),
-            (true, Call::Put) => (self.min_revision, 0),
+            (false, _) => (Revision::ZERO, Epoch::NONE),
+            (true, Call::Put) => (self.min_revision, Epoch::NONE),
             (true, _) => (self.min_revision, self.generation),
         };
         let small = is_small(method, &body);
@@ -72,11 +72,11 @@ impl To<'_> {
 
     /// Opens a `RangeStream` at the store.
     async fn open(self, body: Bytes, deadline: Deadline) -> Result<Opened, Status> {
-        if !self.store.is_shard() && self.generation > 0 {
+        if !self.store.is_shard() && self.generation > Epoch::NONE {
             let (chunks, revision) = fenced::open(self.store, &body, deadline).await?;
             return Ok(Opened { chunks, revision: Some(revision) });
         }
-        let generation = if self.store.is_shard() { self.generation } else { 0 };
+        let generation = if self.store.is_shard() { self.generation } else { Epoch::NONE };
         call(self.store, Effect::Read, deadline, || async {
             let request = deadline.min_revision(body.clone(), self.min_revision);
             self.store.range_streams().range_stream(by_map(request, generation)).await

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_router_core::cursor::{Limit, Taken};
 use kindred_router_core::feed_event::Events;
 use kindred_router_core::feed_registry::Joined;
@@ -41,21 +41,21 @@ pub struct Feed {
 }
 
 impl Feed {
-    pub(super) fn new(key: FeedKey, generation: u64, state: FeedState) -> Arc<Self> {
+    pub(super) fn new(key: FeedKey, generation: Epoch, state: FeedState) -> Arc<Self> {
         let shared = Shared { state, asking: Vec::new(), readers: HashMap::new(), next_reader: 0 };
-        let generation = AtomicU64::new(generation);
+        let generation = AtomicU64::new(generation.0);
         Arc::new(Self { key, generation, kick: Notify::new(), shared: Mutex::new(shared) })
     }
 
     /// The map generation that goes with requests to its stores.
     #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Relaxed)
+    pub fn generation(&self) -> Epoch {
+        Epoch(self.generation.load(Ordering::Relaxed))
     }
 
     /// Notes that a map of this generation places watches here.
-    pub fn is_placed_by(&self, generation: u64) {
-        self.generation.fetch_max(generation, Ordering::Relaxed);
+    pub fn is_placed_by(&self, generation: Epoch) {
+        self.generation.fetch_max(generation.0, Ordering::Relaxed);
     }
 
     /// Whether the feed has ended, so that readers must look for another one.
@@ -202,7 +202,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn f29_who_asks_a_feed_that_has_ended_is_told() {
-        let feed = Feed::new(FeedKey::new(Vec::new()), 0, FeedState::live());
+        let feed = Feed::new(FeedKey::new(Vec::new()), Epoch::NONE, FeedState::live());
         let asked = tokio::spawn({
             let feed = feed.clone();
             async move { feed.current().await }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use tonic::Status;
 
 use crate::execute::Deadline;
@@ -19,7 +19,11 @@ const RAISE_MAX: Duration = Duration::from_secs(3);
 ///
 /// # Errors
 /// When a store cannot be asked, or does not follow to that revision (R3).
-pub async fn snapshot_revision(stores: &Stores, key: &FeedKey, generation: u64) -> Result<Revision, Status> {
+pub async fn snapshot_revision(
+    stores: &Stores,
+    key: &FeedKey,
+    generation: Epoch,
+) -> Result<Revision, Status> {
     let deadline = Deadline::within(RAISE_MAX);
     let of_key: Vec<_> = key.stores().collect();
     let one = |at: usize, to| {

@@ -181,7 +181,7 @@ impl Task {
         let open = pb::FeedOpen {
             ranges: super::place::wire_ranges(&self.feed.key, at),
             start: from.get(),
-            generation: self.feed.generation(),
+            generation: self.feed.generation().0,
             unit: None,
         };
         let slot = &mut self.slots[at];

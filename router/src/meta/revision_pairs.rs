@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_router_core::revision_pairs::{Pair, RevisionPairs};
 
 use super::client::{Expect, Write};
@@ -47,7 +47,8 @@ async fn look(app: &App) -> bool {
     }
     let deadline = Deadline::within(LOOK_MAX);
     let shards = app.stores.up().filter(|store| store.is_shard());
-    let clocks = join_all(shards.map(|store| raise(store, everything(), Revision::ZERO, 0, deadline))).await;
+    let clocks =
+        join_all(shards.map(|store| raise(store, everything(), Revision::ZERO, Epoch::NONE, deadline))).await;
     let Some(clock) = clocks.into_iter().filter_map(Result::ok).min() else { return false };
     // The etcd is read after the shards: whatever is written to it from here on has a higher revision.
     let Ok(revision) = etcd_revision(etcd).await else { return false };

@@ -51,7 +51,7 @@ pub fn routes(state: &ClusterState) -> Routes {
         (store.name.0.clone(), kind)
     });
     let routes = Routes::new(used.map, used.scheme, named.collect(), store_ix(used.default));
-    routes.of_generation(state.generation.0)
+    routes.of_generation(state.generation)
 }
 
 /// The durability modes that the state sets.

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use futures_util::Stream;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_proto::raw::batches::batches_client::BatchesClient;
 use kindred_router_core::outbox::{BatchLimit, OpId, Outbox};
 use kindred_transport::connect::RouterChannel as Channel;
@@ -39,7 +39,7 @@ pub struct Op {
     /// The revision at or above which the shard should answer; zero for none.
     pub min_revision: Revision,
     /// The generation of the map; zero if the shard need not check it.
-    pub generation: u64,
+    pub generation: Epoch,
     /// The id of the pin to set; zero for none.
     pub pin: u64,
     /// The client's deadline.
@@ -201,7 +201,7 @@ fn on_wire(id: OpId, op: &Op, now: Instant) -> BatchOp<'_> {
         id,
         method: op.method as i32,
         min_revision: op.min_revision.get(),
-        generation: op.generation,
+        generation: op.generation.0,
         // 0 would mean no limit.
         timeout_micros: u64::try_from(left).unwrap_or(u64::MAX).max(1),
         request: &op.request,

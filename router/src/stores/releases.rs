@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_proto::shard_v1::ReleasePinsRequest;
 use kindred_wire::batch::Method;
 use prost::Message as _;
@@ -84,7 +84,7 @@ async fn release(store: &Store, pins: Vec<u64>) {
             method: Method::ReleasePins,
             request: request.encode_to_vec().into(),
             min_revision: Revision::ZERO,
-            generation: 0,
+            generation: Epoch::NONE,
             pin: 0,
             until: Instant::now() + TIMEOUT,
         };

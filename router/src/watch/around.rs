@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::shard_v1::KeyRange;
 use kindred_router_core::cursor::{Limit, Taken};
@@ -79,11 +79,11 @@ impl Outside for Around {
         Revision(self.app.compacted.load(Ordering::Acquire))
     }
 
-    fn live(&mut self, key: &FeedKey, generation: u64, no: FeedNo) -> Reader {
+    fn live(&mut self, key: &FeedKey, generation: Epoch, no: FeedNo) -> Reader {
         self.app.feeds.live(key, generation, self.bells.bell(Rung::Feed(no)))
     }
 
-    fn catch_up(&mut self, key: &FeedKey, generation: u64, position: Revision, uid: i64) -> Reader {
+    fn catch_up(&mut self, key: &FeedKey, generation: Epoch, position: Revision, uid: i64) -> Reader {
         self.app.feeds.catch_up(key, generation, position, self.bells.bell(Rung::Watch(uid)))
     }
 
@@ -148,7 +148,7 @@ impl Outside for Around {
         store: StoreIx,
         spread: &[KindPrefix],
         revision: Revision,
-        generation: u64,
+        generation: Epoch,
         (key, range_end): (&[u8], &[u8]),
     ) {
         let now =
@@ -188,11 +188,11 @@ impl FeedReader for Reader {
         self.feed().want(to);
     }
 
-    fn generation(&self) -> u64 {
+    fn generation(&self) -> Epoch {
         self.feed().generation()
     }
 
-    fn is_placed_by(&self, generation: u64) {
+    fn is_placed_by(&self, generation: Epoch) {
         self.feed().is_placed_by(generation);
     }
 

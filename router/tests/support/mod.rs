@@ -121,7 +121,7 @@ pub fn routes_of(config: &str, generation: u64) -> kindred_router_core::routes::
     let file = dir.path().join("config.yaml");
     std::fs::write(&file, config).unwrap();
     let args = Cli::parse_from(["x", "--config", file.to_str().unwrap()]).args;
-    args.settings().unwrap().routes.of_generation(generation)
+    args.settings().unwrap().routes.of_generation(kindred_partition_config::ids::Epoch(generation))
 }
 
 /// A router with this configuration and these flags.

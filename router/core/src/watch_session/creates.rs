@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kindred_partition_config::ids::Epoch;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_wire::error::WatchRefusal;
 
@@ -23,7 +24,7 @@ struct Place {
     placed: Placed,
     spread: Vec<KindPrefix>,
     client_id: i64,
-    generation: u64,
+    generation: Epoch,
 }
 
 impl<O: Outside> Session<O> {

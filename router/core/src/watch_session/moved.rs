@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use kindred_partition_config::ids::Epoch;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_wire::error::EtcdError;
 use kindred_wire::kv::WatchHead;
@@ -72,7 +73,7 @@ impl<O: Outside> Session<O> {
     }
 
     /// Moves these watches to where the map of this generation places them.
-    fn move_all(&mut self, moved: Vec<(i64, Moved)>, generation: u64) {
+    fn move_all(&mut self, moved: Vec<(i64, Moved)>, generation: Epoch) {
         // Releases held messages first: they must precede what the new places send.
         self.abort_round();
         let mut creating: Vec<(StoreIx, i64)> = Vec::new();
@@ -98,7 +99,7 @@ impl<O: Outside> Session<O> {
     /// Finds new feeds for those that have ended but are still placed under the same key (the move may have been
     /// aborted). Only feeds where the map of this generation still places watches are renewed: a store trusts that
     /// generation and would assume that it owns all of the range.
-    fn follow_again(&mut self, generation: u64) {
+    fn follow_again(&mut self, generation: Epoch) {
         let ended: Vec<_> =
             self.feeds.iter().filter(|(_, f)| f.live.has_ended()).map(|(no, _)| *no).collect();
         for no in ended {
@@ -118,7 +119,7 @@ impl<O: Outside> Session<O> {
         }
     }
 
-    fn is_at(&self, watch: &Watch<O::Reader>, placed: &Placed, generation: u64) -> bool {
+    fn is_at(&self, watch: &Watch<O::Reader>, placed: &Placed, generation: Epoch) -> bool {
         match (watch.origin, placed) {
             (Origin::Store(store), Placed::Store(placed)) => store == *placed && !watch.displaced,
             (Origin::Feed(no), Placed::Feed(key)) => self.feed_is(no, key, generation),
@@ -126,7 +127,7 @@ impl<O: Outside> Session<O> {
         }
     }
 
-    fn move_watch(&mut self, uid: i64, placed: Moved, generation: u64, creating: &mut Vec<(StoreIx, i64)>) {
+    fn move_watch(&mut self, uid: i64, placed: Moved, generation: Epoch, creating: &mut Vec<(StoreIx, i64)>) {
         let Some(watch) = self.watches.get_mut(&uid) else { return };
         if watch.cancel && watch.announced {
             return self.canceled(uid);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::kind::KindPrefix;
 
 use super::types::{Ask, FeedNo};
@@ -53,9 +53,9 @@ pub trait FeedReader {
     /// Asks the feed to reach this revision. All its stores must be able to promise it.
     fn want(&self, to: Revision);
     /// The map generation that goes with requests to its stores.
-    fn generation(&self) -> u64;
+    fn generation(&self) -> Epoch;
     /// Notes that a map of this generation places watches here.
-    fn is_placed_by(&self, generation: u64);
+    fn is_placed_by(&self, generation: Epoch);
     /// Whether the feed has ended, so that readers must look for another one.
     fn has_ended(&self) -> bool;
     /// Whether the feed ended because its keys are moving.
@@ -77,9 +77,9 @@ pub trait Outside {
     fn compacted(&self) -> Revision;
 
     /// A reader of the live feed of a key; its bell rings as [`Rung::Feed`]. The caller's map has this generation.
-    fn live(&mut self, key: &FeedKey, generation: u64, no: FeedNo) -> Self::Reader;
+    fn live(&mut self, key: &FeedKey, generation: Epoch, no: FeedNo) -> Self::Reader;
     /// A reader of a catch-up from `position` on; its bell rings as [`Rung::Watch`].
-    fn catch_up(&mut self, key: &FeedKey, generation: u64, position: Revision, uid: i64) -> Self::Reader;
+    fn catch_up(&mut self, key: &FeedKey, generation: Epoch, position: Revision, uid: i64) -> Self::Reader;
     /// Takes the bells that have rung, each once.
     fn rung(&mut self) -> Vec<Rung>;
 
@@ -109,7 +109,7 @@ pub trait Outside {
         store: StoreIx,
         spread: &[KindPrefix],
         revision: Revision,
-        generation: u64,
+        generation: Epoch,
         range: (&[u8], &[u8]),
     );
     /// For metrics.

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeSet;
 
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_wire::kv::WatchHead;
 
 use super::message;
@@ -30,7 +30,7 @@ const READY_MAX: usize = 4;
 const FRAGMENT_BYTES: usize = 2 << 20;
 impl<O: Outside> Session<O> {
     /// Follows a feed, if the session does not yet, and returns its number.
-    pub(super) fn follow_feed(&mut self, key: FeedKey, generation: u64) -> FeedNo {
+    pub(super) fn follow_feed(&mut self, key: FeedKey, generation: Epoch) -> FeedNo {
         if let Some(no) = self.feed_numbers.get(&key)
             && let Some(followed) = self.feeds.get(no)
         {
@@ -108,7 +108,7 @@ impl<O: Outside> Session<O> {
     }
 
     /// Replaces a feed by the live feed that exists for the same key, and gives its announced watches a turn.
-    pub(super) fn renew_feed(&mut self, no: FeedNo, generation: u64) {
+    pub(super) fn renew_feed(&mut self, no: FeedNo, generation: Epoch) {
         let Some(uids) = self.feeds.get(&no).map(|followed| followed.ranges.numbers().collect::<Vec<_>>())
         else {
             return;
@@ -130,7 +130,7 @@ impl<O: Outside> Session<O> {
     }
 
     /// Whether this feed has this key; if so, notes that the map of this generation places watches there.
-    pub(super) fn feed_is(&self, no: FeedNo, key: &FeedKey, generation: u64) -> bool {
+    pub(super) fn feed_is(&self, no: FeedNo, key: &FeedKey, generation: Epoch) -> bool {
         let Some(followed) = self.feeds.get(&no).filter(|followed| followed.key == *key) else {
             return false;
         };

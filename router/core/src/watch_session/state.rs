@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Instant;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 
@@ -222,7 +222,7 @@ pub struct Session<O: Outside> {
     pub(super) next_auto: i64,
     pub(super) next_uid: i64,
     /// The generation of the map by which all watches were placed last; newer watches may be placed by a newer map.
-    pub(super) placed_by: u64,
+    pub(super) placed_by: Epoch,
     pub(super) next_number: u64,
 }
 

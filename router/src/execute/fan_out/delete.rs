@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_partition_config::unit::{Unit, UnitBuckets};
@@ -69,7 +69,7 @@ impl Deleted {
 /// What a delete uses of a router and its stores.
 pub trait Deleting {
     /// The pieces of a range without these units, placed by the newest map, and the generation of that map.
-    fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, u64);
+    fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, Epoch);
     /// Whether a store is there.
     ///
     /// # Errors
@@ -86,13 +86,13 @@ pub trait Deleting {
         request: Bytes,
         buckets: Option<&UnitBuckets>,
         min_revision: Revision,
-        generation: u64,
+        generation: Epoch,
     ) -> impl Future<Output = Result<Bytes, Status>>;
     /// Waits for a newer map than the one of this generation, or a little.
     ///
     /// # Errors
     /// When the client does not wait so long.
-    fn wait(&mut self, generation: u64) -> impl Future<Output = Result<(), Status>>;
+    fn wait(&mut self, generation: Epoch) -> impl Future<Output = Result<(), Status>>;
     /// Notes that the client sees this revision.
     fn show(&self, revision: Revision);
 }
@@ -147,7 +147,7 @@ struct Calls<'a> {
 }
 
 impl Deleting for Calls<'_> {
-    fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, u64) {
+    fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, Epoch) {
         let routes = self.app.routes.load();
         (routes.pieces_left(range, done).into(), routes.generation())
     }
@@ -170,7 +170,7 @@ impl Deleting for Calls<'_> {
         request: Bytes,
         buckets: Option<&UnitBuckets>,
         min_revision: Revision,
-        generation: u64,
+        generation: Epoch,
     ) -> Result<Bytes, Status> {
         let store = self.app.stores.get(store);
         call(store, Effect::Write, self.deadline, || async {
@@ -180,7 +180,7 @@ impl Deleting for Calls<'_> {
         .await
     }
 
-    async fn wait(&mut self, generation: u64) -> Result<(), Status> {
+    async fn wait(&mut self, generation: Epoch) -> Result<(), Status> {
         self.waiting.wait(generation, &self.body).await
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::plan::Call;
@@ -28,7 +28,7 @@ use crate::stores::failure::Failure;
 pub struct Live {
     app: Arc<App>,
     deadline: Deadline,
-    generation: u64,
+    generation: Epoch,
     /// The id of this request's pins.
     pin: u64,
     /// The stores that may hold a pin of this request.
@@ -54,7 +54,7 @@ impl Drop for Live {
 
 impl App {
     /// The stores for one request that was planned by the map of this generation.
-    pub(in crate::execute) fn live(self: &Arc<Self>, generation: u64, deadline: Deadline) -> Live {
+    pub(in crate::execute) fn live(self: &Arc<Self>, generation: Epoch, deadline: Deadline) -> Live {
         let (pin, pinned) = (self.pins.next(), Mutex::default());
         Live { app: self.clone(), deadline, generation, pin, pinned }
     }
@@ -103,7 +103,7 @@ impl Shards for Live {
             to: to.get(),
             since: since.map_or(0, Revision::get),
             pin: if pin { self.pin } else { 0 },
-            generation: self.generation,
+            generation: self.generation.0,
         };
         let raised = raise_since(store, request, self.deadline.renewed(Effect::Read)).await?;
         Ok(Raised { current: Revision(raised.current), changed: raised.changed })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::etcdserverpb as pb;
@@ -116,7 +116,7 @@ impl App {
     pub async fn range_over(
         self: &Arc<Self>,
         fan_out: &FanOut,
-        generation: u64,
+        generation: Epoch,
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Rope, Status> {

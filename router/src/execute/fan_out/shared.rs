@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kindred_partition_config::ids::Epoch;
 use kindred_router_core::plan::FanOut;
 use kindred_router_core::singleflight::Singleflight;
 use kindred_wire::rope::Rope;
@@ -22,7 +23,7 @@ pub const BYTES_MAX: usize = 1 << 10;
 const SLOW: Duration = Duration::from_millis(500);
 
 /// A request, and the generation of the map by which it is carried out.
-type Question = (Bytes, u64);
+type Question = (Bytes, Epoch);
 
 #[derive(Debug)]
 struct Waiter {
@@ -48,7 +49,7 @@ impl App {
     pub async fn shared_range_over(
         self: &Arc<Self>,
         fan_out: FanOut,
-        generation: u64,
+        generation: Epoch,
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Rope, Status> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kindred_partition_config::ids::Epoch;
 use kindred_proto::etcdserverpb as pb;
 use kindred_router_core::plan::FanOut;
 use kindred_transport::ending::{self, Produced};
@@ -63,7 +64,7 @@ impl App {
     pub async fn range_stream_over(
         self: &Arc<Self>,
         fan_out: FanOut,
-        generation: u64,
+        generation: Epoch,
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Option<Chunks>, Status> {

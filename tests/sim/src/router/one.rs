@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use kindred_engine::ops::{Delete, Op, OpAnswer};
-use kindred_partition_config::ids::{LeaseId, Revision};
+use kindred_partition_config::ids::{Epoch, LeaseId, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::unit::{Unit, UnitBuckets};
 use kindred_proto::etcdserverpb as pb;
@@ -79,8 +79,8 @@ struct Calls<'a> {
 }
 
 impl Deleting for Calls<'_> {
-    fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, u64) {
-        (self.router.topology.routes.pieces_left(range, done).into(), 0)
+    fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, Epoch) {
+        (self.router.topology.routes.pieces_left(range, done).into(), Epoch::NONE)
     }
 
     fn ready(&self, store: StoreIx) -> Result<(), Status> {
@@ -102,7 +102,7 @@ impl Deleting for Calls<'_> {
         request: Bytes,
         buckets: Option<&UnitBuckets>,
         min_revision: Revision,
-        _: u64,
+        _: Epoch,
     ) -> Result<Bytes, Status> {
         let request = pb::DeleteRangeRequest::decode(request).expect("a router sends requests");
         let delete = kindred_shard::convert::delete(request).map_err(grpc::status)?;
@@ -119,7 +119,7 @@ impl Deleting for Calls<'_> {
         }
     }
 
-    async fn wait(&mut self, _: u64) -> Result<(), Status> {
+    async fn wait(&mut self, _: Epoch) -> Result<(), Status> {
         Err(Status::unavailable("no key moves"))
     }
 

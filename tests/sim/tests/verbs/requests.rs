@@ -152,7 +152,7 @@ impl World {
                 self.may_wait(
                     &format!("a write of {key} at {e}"),
                     &KeyRange::everything(),
-                    routes.generation(),
+                    routes.generation().0,
                     &refused,
                 );
                 None
@@ -209,7 +209,7 @@ impl World {
 
     /// A `Range`, as the router of these routes answers it.
     pub fn ask(&mut self, routes: &Routes, asked: &Asked) -> Result<Answer, Refused> {
-        let generation = routes.generation();
+        let generation = routes.generation().0;
         let planned = plan(Call::Range, &wire(&asked.key, &asked.end), routes).expect("no etcd");
         let spread = planned.clone().into_spread();
         let shown = self.shown.of(&spread);
@@ -357,7 +357,7 @@ impl World {
         }
         let shown = self.shown.of(&fan_out.spread);
         let unread = |_: &mut Self, _, _, _| Err(Refused::Other("nothing is read".to_owned()));
-        let (_, header) = self.snapshot(&sources, Mode::Current, shown, routes.generation(), unread)?;
+        let (_, header) = self.snapshot(&sources, Mode::Current, shown, routes.generation().0, unread)?;
         self.shown.show(&fan_out.spread, header);
         Ok(header)
     }

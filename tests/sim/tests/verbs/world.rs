@@ -159,7 +159,7 @@ impl World {
         let stores = state.stores.iter().map(|store| (store.name.0.clone(), StoreKind::Shard)).collect();
         let default = state.store(&state.default).expect("validated").0;
         let routes = Routes::new(state.map.clone(), state.scheme(), stores, StoreIx(usize::from(default.0)))
-            .of_generation(state.generation.0);
+            .of_generation(state.generation);
         if self.maps.last().is_none_or(|last| last.generation() < routes.generation()) {
             self.note_shown(&routes);
             self.maps.push(Arc::new(routes));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kindred_engine::engine::{WatchId, WatchSpec};
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_router_core::cursor::{Limit, Taken};
@@ -111,11 +111,11 @@ impl Outside for Around {
         self.router.compacted.get()
     }
 
-    fn live(&mut self, key: &FeedKey, _: u64, no: FeedNo) -> Reader {
+    fn live(&mut self, key: &FeedKey, _: Epoch, no: FeedNo) -> Reader {
         self.reader(self.router.live(key, &self.bells, Rung::Feed(no)))
     }
 
-    fn catch_up(&mut self, key: &FeedKey, _: u64, position: Revision, uid: i64) -> Reader {
+    fn catch_up(&mut self, key: &FeedKey, _: Epoch, position: Revision, uid: i64) -> Reader {
         self.reader(self.router.catch_up(key, position, &self.bells, Rung::Watch(uid)))
     }
 
@@ -236,7 +236,7 @@ impl Outside for Around {
         _: StoreIx,
         spread: &[KindPrefix],
         revision: Revision,
-        _: u64,
+        _: Epoch,
         _: (&[u8], &[u8]),
     ) {
         self.router.shown.show(spread, revision);
@@ -333,11 +333,11 @@ impl FeedReader for Reader {
         self.hold.feed.want(to);
     }
 
-    fn generation(&self) -> u64 {
-        0
+    fn generation(&self) -> Epoch {
+        Epoch::NONE
     }
 
-    fn is_placed_by(&self, _: u64) {}
+    fn is_placed_by(&self, _: Epoch) {}
 
     fn has_ended(&self) -> bool {
         self.hold.feed.has_ended()
