@@ -18,14 +18,14 @@ use tonic::Status;
 
 use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
-use crate::leases::Leases;
+use crate::leases::attach::Leases;
 use crate::meta::Cluster;
 use crate::metrics::Metrics;
 use crate::move_buffer::MoveBuffer;
 use crate::moves::rate::CopySpeed;
-use crate::shown::Taken;
 use crate::stores::Stores;
 use crate::stores::releases::PinNames;
+use crate::taken::Taken;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::shown::ShownRevisions;
 

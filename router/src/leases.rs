@@ -22,9 +22,9 @@ use tonic::{Code, Status};
 
 use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
-use crate::move_buffer::Waiting;
 use crate::not_owned::NotOwned;
 use crate::stores::Store;
+use crate::waiting::Waiting;
 use attach::{Holder, LeaseStores, attach_once};
 pub use attach::{Homes, Leases, at_home};
 

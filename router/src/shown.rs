@@ -10,7 +10,7 @@
 //! was shown, and a store has no history from before its beginning.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
@@ -20,24 +20,6 @@ use kindred_router_core::routes::Routes;
 
 use crate::app::App;
 use crate::stores::Store;
-
-/// How far the present map has been taken over; each field is a generation.
-#[derive(Debug)]
-pub(crate) struct Taken {
-    /// Requests may use this map.
-    begun: AtomicU64,
-    /// New requests use this map.
-    swapped: AtomicU64,
-    /// What was shown under earlier maps has been noted.
-    settled: AtomicU64,
-}
-
-impl Taken {
-    pub(crate) fn new(generation: Epoch) -> Self {
-        let at = || AtomicU64::new(generation.0);
-        Self { begun: at(), swapped: at(), settled: at() }
-    }
-}
 
 impl App {
     /// Replaces the map; calls must not overlap.

@@ -21,7 +21,7 @@ use prost::Message as _;
 use tonic::{Code, Status};
 
 use crate::app::App;
-use crate::execute::compact::{everything, raise};
+use crate::execute::raise::{everything, raise};
 use crate::execute::{Deadline, Effect, call};
 use crate::stores::Store;
 

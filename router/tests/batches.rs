@@ -47,7 +47,7 @@ fn op(request: &'static str) -> Op {
         method: Method::Put,
         request: Bytes::from_static(request.as_bytes()),
         min_revision: Revision(5),
-        generation: 7,
+        generation: kindred_partition_config::ids::Epoch(7),
         pin: 0,
         until: Instant::now() + PATIENCE,
     }

@@ -7,6 +7,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
+use kindred_partition_config::ids::Epoch;
 use kindred_partition_config::state::ClusterState;
 use kindred_proto::etcdserverpb::{self as pb, kv_client::KvClient};
 use kindred_router::meta::{MetaError, Next, STATE};
@@ -128,7 +129,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     all_up(&a).await;
     all_up(&b).await;
     assert_eq!(a.app.cluster.state(), b.app.cluster.state());
-    assert_eq!((a.app.routes.load().generation(), b.app.routes.load().generation()), (1, 1));
+    assert_eq!((a.app.routes.load().generation(), b.app.routes.load().generation()), (Epoch(1), Epoch(1)));
     put(&kv_a, "/registry/pods/x/1").await;
     put(&kv_b, "/registry/pods/x/2").await;
     followed(&a).await;
@@ -170,7 +171,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     let revision = a.app.cluster.state().revision;
     reached(&b, revision).await;
     assert_eq!(b.app.cluster.state(), a.app.cluster.state());
-    assert_eq!(b.app.routes.load().generation(), a.app.cluster.state().generation.0);
+    assert_eq!(b.app.routes.load().generation(), a.app.cluster.state().generation);
 
     let mut seen = Vec::new();
     while seen.len() < 2 {

@@ -32,9 +32,9 @@ use crate::app::{App, refused};
 use crate::execute::fan_out::shared;
 use crate::execute::one::{Opened, To};
 use crate::execute::{Deadline, Effect};
-use crate::move_buffer::Waiting;
 use crate::not_owned::NotOwned;
 use crate::stores::Store;
+use crate::waiting::Waiting;
 
 /// How long one store has to answer the health probe; kube-apiserver gives up after 2 s.
 const HEALTH_LIMIT: Duration = Duration::from_millis(600);

@@ -15,9 +15,9 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
 use crate::leases::at_home;
-use crate::move_buffer::Waiting;
 use crate::not_owned::NotOwned;
 use crate::stores::Store;
+use crate::waiting::Waiting;
 
 /// How many keepalives of one client stream are under way at a time.
 const KEEPALIVES_AT_ONCE: usize = 64;

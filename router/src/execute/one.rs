@@ -12,8 +12,8 @@ use kindred_wire::peek;
 use kindred_wire::rope::Rope;
 use tonic::{Status, Streaming};
 
-use super::compact::raise;
 use super::fan_out::read::kind_at;
+use super::raise::raise;
 use super::{Deadline, Effect, attempt, by_map, call, fenced, is_future, over_batches};
 use crate::app::App;
 use crate::feeds::place::wire;

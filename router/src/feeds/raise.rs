@@ -7,7 +7,7 @@ use kindred_partition_config::ids::{Epoch, Revision};
 use tonic::Status;
 
 use crate::execute::Deadline;
-use crate::execute::compact::raise;
+use crate::execute::raise::raise;
 use crate::stores::Stores;
 use kindred_router_core::common_revision::Currents;
 use kindred_router_core::place::FeedKey;

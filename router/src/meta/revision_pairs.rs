@@ -13,7 +13,7 @@ use super::client::{Expect, Write};
 use super::{Meta, MetaError, REVISION_PAIRS};
 use crate::app::App;
 use crate::execute::Deadline;
-use crate::execute::compact::{everything, raise};
+use crate::execute::raise::{everything, raise};
 use crate::snapshots::etcd_revision;
 
 /// The interval of observations.

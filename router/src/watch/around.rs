@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use super::upstream::{Inbound, Upstream};
 use crate::app::App;
 use crate::execute::Deadline;
-use crate::execute::compact::raise;
+use crate::execute::raise::raise;
 use crate::feeds::Counts;
 use crate::feeds::bell::Bells;
 use crate::feeds::feed::Reader;

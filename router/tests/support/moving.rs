@@ -46,7 +46,7 @@ impl World {
         let stores = (1..=STORES).map(|slot| (format!("s{slot}"), StoreKind::Shard)).collect();
         let default = kindred_router_core::store::StoreIx(0);
         let routes = Routes::new(map, KindScheme::new("/registry"), stores, default);
-        self.bound.app.swap(routes.of_generation(generation));
+        self.bound.app.swap(routes.of_generation(Epoch(generation)));
     }
 
     pub fn buckets_of(&self, store: u16) -> BucketSet {

@@ -25,8 +25,8 @@ use tonic::Status;
 use super::{malformed, undecodable};
 use crate::app::App;
 use crate::execute::{Deadline, Effect, by_map, call, of_buckets};
-use crate::move_buffer::Waiting;
 use crate::not_owned::NotOwned;
+use crate::waiting::Waiting;
 
 /// The combined result of the parts.
 #[derive(Debug, Default)]

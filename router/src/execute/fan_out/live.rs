@@ -18,7 +18,7 @@ use super::ask::Source;
 use super::read::Reading;
 use super::snapshot::{Raised, Shards};
 use crate::app::App;
-use crate::execute::compact::raise_since;
+use crate::execute::raise::raise_since;
 use crate::execute::{Deadline, Effect, attempt, by_map, over_batches};
 use crate::stores::batch_stream::Op;
 use crate::stores::failure::Failure;
