@@ -27,6 +27,7 @@ const MARGIN: Duration = seconds(1);
 
 #[test]
 fn r17_a_lost_connection_is_found_in_three_seconds() {
+    let _alone = network::alone();
     let links = (0..ROUTERS).map(|router| Link::Store { router, shard: 0 });
     let cut = links.clone().map(|link| (LOST, Step::Cut(link)));
     let mend = links.map(|link| (LOST + LOST_FOR, Step::Mend(link)));

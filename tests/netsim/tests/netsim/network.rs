@@ -20,7 +20,7 @@ use kindred_transport::{
     connect::UNACKNOWLEDGED_MAX,
     network::{Connecting, Network, OtherListener, OtherNetwork, OtherStream},
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use turmoil::net::{TcpListener, TcpStream};
 
@@ -59,8 +59,9 @@ impl OtherNetwork for Simulated {
         let host = host.to_owned();
         Box::pin(async move {
             let stream = TcpStream::connect((host.as_str(), port)).await?;
-            let path = Paths::get().between(stream.local_addr()?, stream.peer_addr()?);
-            Ok(Box::new(Connected { stream, path, connected: true }) as Box<dyn OtherStream>)
+            let ends = (stream.local_addr()?, stream.peer_addr()?);
+            let path = Paths::get().between(ends);
+            Ok(Box::new(Connected { stream, path, ends, connected: true }) as Box<dyn OtherStream>)
         })
     }
 }
@@ -93,9 +94,20 @@ impl OtherListener for Listening {
         let accepted = ready!(accept.as_mut().poll(cx));
         *accepting = None;
         let (stream, peer) = accepted?;
-        let path = Paths::get().between(peer, stream.local_addr()?);
-        Poll::Ready(Ok((Box::new(Connected { stream, path, connected: false }), peer)))
+        let ends = (peer, stream.local_addr()?);
+        let path = Paths::get().between(ends);
+        Poll::Ready(Ok((Box::new(Connected { stream, path, ends, connected: false }), peer)))
     }
+}
+
+/// The process' one simulation, while this is held: the clock and [`Paths`] are the process', and tests run side by side.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock();
+    // Dropped without the lock: what it wakes may drop connections.
+    let before = std::mem::take(&mut *Paths::get().0.lock());
+    drop(before);
+    alone
 }
 
 /// The links that are cut, and what the connections have lost.
@@ -105,9 +117,11 @@ pub struct Paths(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     cut: BTreeSet<(IpAddr, IpAddr)>,
-    /// By the address of the side that connected, then the other one's.
-    paths: BTreeMap<(SocketAddr, SocketAddr), Arc<Mutex<Path>>>,
+    paths: BTreeMap<Ends, Arc<Mutex<Path>>>,
 }
+
+/// The address of the side that connected, and the other one's.
+type Ends = (SocketAddr, SocketAddr);
 
 /// A connection, as both sides have it.
 #[derive(Debug, Default)]
@@ -151,12 +165,12 @@ impl Paths {
         });
     }
 
-    fn between(&self, connected: SocketAddr, accepted: SocketAddr) -> Arc<Mutex<Path>> {
-        self.0.lock().paths.entry((connected, accepted)).or_default().clone()
+    fn between(&self, ends: Ends) -> Arc<Mutex<Path>> {
+        self.0.lock().paths.entry(ends).or_default().clone()
     }
 
-    fn are_cut(&self, one: IpAddr, other: IpAddr) -> bool {
-        self.0.lock().cut.contains(&(one, other))
+    fn are_cut(&self, (one, other): Ends) -> bool {
+        self.0.lock().cut.contains(&(one.ip(), other.ip()))
     }
 }
 
@@ -165,17 +179,26 @@ impl Paths {
 struct Connected {
     stream: TcpStream,
     path: Arc<Mutex<Path>>,
+    ends: Ends,
     /// Whether it is the side that connected.
     connected: bool,
 }
 
+/// A host that is started again may use the port for another connection, which has lost nothing.
+impl Drop for Connected {
+    fn drop(&mut self) {
+        if self.connected {
+            Paths::get().0.lock().paths.remove(&self.ends);
+        }
+    }
+}
+
 impl Connected {
-    fn sends(&self) -> io::Result<()> {
-        if Paths::get().are_cut(self.stream.local_addr()?.ip(), self.stream.peer_addr()?.ip()) {
+    fn sends(&self) {
+        if Paths::get().are_cut(self.ends) {
             let now = Duration::from_millis(SimClock::get().millis());
             self.path.lock().lost.get_or_insert(now);
         }
-        Ok(())
     }
 }
 
@@ -196,7 +219,7 @@ impl AsyncRead for Connected {
 impl AsyncWrite for Connected {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.sends()?;
+        this.sends();
         Pin::new(&mut this.stream).poll_write(cx, bytes)
     }
 
@@ -206,7 +229,7 @@ impl AsyncWrite for Connected {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.sends()?;
+        this.sends();
         Pin::new(&mut this.stream).poll_shutdown(cx)
     }
 }

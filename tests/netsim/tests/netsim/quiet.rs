@@ -32,6 +32,7 @@ const HEARD: Duration = seconds(6);
 
 #[test]
 fn a_round_that_waits_for_a_store_does_not_spin() {
+    let _alone = network::alone();
     let (done, waiting) = mpsc::channel();
     std::thread::spawn(move || done.send(simulate()));
     let ended = waiting.recv_timeout(WATCHDOG).expect("the simulated time passes");
