@@ -99,7 +99,7 @@ impl Router {
         body: Bytes,
     ) -> Result<Rope, Status> {
         let min_revision = Reading::min_revision(self, spread);
-        let mut answered = self.one(store, body.clone(), min_revision, false).await;
+        let mut answered = Shards::range(self, store, body.clone(), min_revision, false).await;
         if let (Err(status), Some(wanted)) = (&answered, ask.revision)
             && grpc::etcd_error(status) == Some(EtcdError::FutureRevision)
         {
@@ -110,7 +110,7 @@ impl Router {
             if let Some(kind) = kind {
                 let request = Request::Raise { ranges: vec![kind], to: wanted };
                 self.call(store, request).await.map_err(refused)?;
-                answered = self.one(store, body, min_revision, false).await;
+                answered = Shards::range(self, store, body, min_revision, false).await;
             }
         }
         let header = pb::RangeResponse::decode(answered.as_ref().map_or_else(|_| Bytes::new(), rope_bytes));
@@ -119,8 +119,10 @@ impl Router {
         }
         answered
     }
+}
 
-    async fn one(
+impl Shards for Router {
+    async fn range(
         &self,
         store: StoreIx,
         request: Bytes,
@@ -134,18 +136,6 @@ impl Router {
             Reply::Read(answer) => Ok(encode::range(&SHARD_IDS, &answer).into()),
             _ => Err(Status::internal("another answer")),
         }
-    }
-}
-
-impl Shards for Router {
-    async fn range(
-        &self,
-        store: StoreIx,
-        request: Bytes,
-        min_revision: Revision,
-        pin: bool,
-    ) -> Result<Rope, Status> {
-        self.one(store, request, min_revision, pin).await
     }
 
     async fn raise(&self, source: &Source, to: Revision, since: Option<Revision>) -> Result<Raised, Status> {
