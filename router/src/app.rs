@@ -4,20 +4,18 @@ use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
-use bytes::Bytes;
 use kindred_partition_config::ids::Epoch;
 use kindred_router_core::compaction::Owed;
 use kindred_router_core::consistent_read::RevisionScope;
-use kindred_router_core::header_ids::{HeaderIds, RAFT_TERM};
 use kindred_router_core::plan::Refusal;
 use kindred_router_core::revision_pairs::RevisionPairs;
 use kindred_transport::{Drain, grpc};
-use kindred_wire::rope::Rope;
 use tokio::sync::watch;
 use tonic::Status;
 
 use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
+use crate::identity::Identity;
 use crate::leases::attach::Leases;
 use crate::meta::Cluster;
 use crate::metrics::Metrics;
@@ -28,37 +26,6 @@ use crate::stores::releases::PinNames;
 use crate::taken::Taken;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::shown::ShownRevisions;
-
-/// The ids in every header, and how members list this router.
-#[derive(Debug, Clone)]
-pub struct Identity {
-    /// Equal in all routers of a cluster.
-    pub cluster_id: u64,
-    /// The id of this router.
-    pub member_id: u64,
-    pub name: String,
-    /// The URLs that MemberList shows for this router.
-    pub client_urls: Vec<String>,
-}
-
-impl Identity {
-    /// The ids in headers.
-    #[must_use]
-    pub fn ids(&self) -> HeaderIds {
-        HeaderIds { cluster_id: self.cluster_id, member_id: self.member_id }
-    }
-
-    /// [`HeaderIds::header`], for decoded messages.
-    #[must_use]
-    pub fn typed_header(&self, revision: i64) -> Option<kindred_proto::etcdserverpb::ResponseHeader> {
-        Some(kindred_proto::etcdserverpb::ResponseHeader {
-            cluster_id: self.cluster_id,
-            member_id: self.member_id,
-            revision,
-            raft_term: RAFT_TERM,
-        })
-    }
-}
 
 /// The shared state of a router. It holds nothing that must outlive the process.
 #[derive(Debug)]
@@ -72,9 +39,7 @@ pub struct App {
     pub stores: Stores,
     /// The cluster's state, and the meta store that it comes from.
     pub cluster: Cluster,
-    pub identity: Identity,
-    /// [`HeaderIds::patch`] in its encoded form.
-    pub header_tail: Bytes,
+    pub identity: Arc<Identity>,
     /// Merged event streams of key ranges, shared by all watches.
     pub feeds: Arc<Feeds>,
     /// Which leases are attached to stores other than their homes, as far as this router has seen.
@@ -106,13 +71,11 @@ impl App {
         routes: Routes,
         stores: Stores,
         cluster: Cluster,
-        identity: Identity,
+        identity: Arc<Identity>,
         scope: RevisionScope,
         drain: Drain,
         feeds: feeds::Options,
     ) -> Arc<Self> {
-        let mut header_tail = Vec::new();
-        identity.ids().patch().append_to(&mut header_tail);
         Arc::new(Self {
             generation: watch::Sender::new(routes.generation()),
             taken: Taken::new(routes.generation()),
@@ -123,7 +86,6 @@ impl App {
             stores,
             cluster,
             identity,
-            header_tail: header_tail.into(),
             leases: Leases::default(),
             owed: Mutex::default(),
             compacted: AtomicI64::new(0),
@@ -156,13 +118,6 @@ impl App {
     #[must_use]
     pub fn generations(&self) -> watch::Receiver<Epoch> {
         self.generation.subscribe()
-    }
-
-    /// The answer with the ids of this router in its header.
-    #[must_use]
-    pub fn patched(&self, mut answer: Rope) -> Rope {
-        answer.append(&self.header_tail);
-        answer
     }
 }
 
@@ -201,7 +156,7 @@ mod tests {
             kindred_partition_config::parse::parse_config(kindred_partition_config::parse::DEFAULT_CONFIG);
         let state = kindred_partition_config::state::ClusterState::bootstrap(&config.unwrap()).unwrap();
         let cluster = Cluster::new(state, None);
-        let identity = Identity { cluster_id: 1, member_id: 1, name: String::new(), client_urls: Vec::new() };
+        let identity = Arc::new(Identity::new(1, 1, String::new(), Vec::new()));
         let drain = Drain::new(Duration::ZERO);
         let app = App::new(
             routes(1),

@@ -22,9 +22,10 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tonic::service::Routes;
 
 use crate::admin as admin_routes;
-use crate::app::{App, Identity};
+use crate::app::App;
 use crate::config::{Args, ConfigErrors, Settings};
 use crate::endpoint::{auth, cluster, kv, lease, maintenance, refuse, watch};
+use crate::identity::Identity;
 use crate::meta::client::MetaClient;
 use crate::meta::lineage::Founding;
 use crate::meta::{self, Cluster, Meta};
@@ -140,12 +141,9 @@ pub async fn bind(
         urls => urls,
     };
     let founding = Founding { cluster_id: settings.cluster_id, lineage: None };
-    let identity = Identity {
-        cluster_id: founding.cluster_id_of(&cluster.state()).0,
-        member_id: fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes()),
-        name: settings.name,
-        client_urls,
-    };
+    let cluster_id = founding.cluster_id_of(&cluster.state()).0;
+    let member_id = fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes());
+    let identity = Arc::new(Identity::new(cluster_id, member_id, settings.name, client_urls));
     let app =
         App::new(routes, stores, cluster, identity, settings.revision_scope, drain.clone(), settings.feeds);
     if app.cluster.meta.is_some() {
@@ -210,13 +208,13 @@ fn serve_clients(app: &Arc<App>, workers: &Workers, listener: Listener, max_requ
     let kv = kv::Kv::new(app.clone(), max_request_bytes);
     let max_message = kv.message_bytes_max();
     let maintenance = MaintenanceServer::new(maintenance::Maintenance::new(app.clone()));
-    let cluster = ClusterServer::new(cluster::Cluster::new(app.clone()));
+    let cluster = ClusterServer::new(cluster::Cluster::new(app.identity.clone()));
     let services = Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
         .add_service(WatchServer::new(watch::Watch::new(app.clone())).max_decoding_message_size(max_message))
         .add_service(LeaseServer::new(lease::Lease::new(app.clone())))
         .add_service(refuse::Refuse::new(maintenance, refuse::MAINTENANCE))
         .add_service(refuse::Refuse::new(cluster, refuse::CLUSTER))
-        .add_service(auth::Auth::new(app.clone()))
+        .add_service(auth::Auth::new(app.identity.clone()))
         .prepare();
     workers.serve(listener.incoming(&app.drain), &app.drain, |incoming| {
         server::serve(incoming, kv.clone(), services.clone(), server::STREAMS_MAX, app.drain.stopping())

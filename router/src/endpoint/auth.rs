@@ -15,17 +15,17 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::server::NamedService;
 
-use crate::app::App;
+use crate::identity::Identity;
 
 #[derive(Debug, Clone)]
 pub struct Auth {
-    app: Arc<App>,
+    identity: Arc<Identity>,
 }
 
 impl Auth {
     #[must_use]
-    pub fn new(app: Arc<App>) -> Self {
-        Self { app }
+    pub fn new(identity: Arc<Identity>) -> Self {
+        Self { identity }
     }
 }
 
@@ -45,7 +45,7 @@ impl Service<http::Request<Body>> for Auth {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         ready(Ok(match request.uri().path().rsplit('/').next() {
             Some("AuthStatus") => status_response(&AuthStatusResponse {
-                header: self.app.identity.typed_header(0),
+                header: self.identity.typed_header(0),
                 enabled: false,
                 auth_revision: 1,
             }),

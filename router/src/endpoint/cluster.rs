@@ -5,17 +5,17 @@ use std::sync::Arc;
 use kindred_proto::etcdserverpb::{Member, MemberListRequest, MemberListResponse, cluster_server};
 use tonic::{Request, Response, Status};
 
-use crate::app::App;
+use crate::identity::Identity;
 
 #[derive(Debug, Clone)]
 pub struct Cluster {
-    app: Arc<App>,
+    identity: Arc<Identity>,
 }
 
 impl Cluster {
     #[must_use]
-    pub fn new(app: Arc<App>) -> Self {
-        Self { app }
+    pub fn new(identity: Arc<Identity>) -> Self {
+        Self { identity }
     }
 }
 
@@ -25,7 +25,7 @@ impl cluster_server::Cluster for Cluster {
         &self,
         _: Request<MemberListRequest>,
     ) -> Result<Response<MemberListResponse>, Status> {
-        let identity = &self.app.identity;
+        let identity = &*self.identity;
         let member = Member {
             id: identity.member_id,
             name: identity.name.clone(),

@@ -66,7 +66,7 @@ impl Kv {
             Ok(_) => handles.ok.increment(1),
             Err(_) => handles.failed.increment(1),
         }
-        result.map(|answer| self.app.patched(answer))
+        result.map(|answer| self.app.identity.patched(answer))
     }
 
     /// For tonic, which takes an answer in one piece.
@@ -319,7 +319,7 @@ impl KV for Kv {
     async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
         let answer = self.app.compact(request.into_inner(), deadline).await?;
-        Ok(Response::new(self.app.patched(answer.into()).into_bytes()))
+        Ok(Response::new(self.app.identity.patched(answer.into()).into_bytes()))
     }
 }
 
