@@ -142,7 +142,7 @@ fn list_stores(app: &App) -> Value {
 
 /// A shard's answer to the durability modes, without the Kinds that it does not serve.
 fn durability(app: &App, store: &Store) -> Value {
-    let (told, routes) = (store.told().get(), app.routes.load());
+    let (told, routes) = (store.told().get(), app.routing.load());
     let serves = |unmet: &&Unmet| {
         unmet.prefix.is_empty()
             || routes
@@ -160,7 +160,7 @@ fn durability(app: &App, store: &Store) -> Value {
 }
 
 fn list_partitions(app: &App) -> Value {
-    let routes = app.routes.load();
+    let routes = app.routing.load();
     let partitions = routes.map().partitions().iter().map(|partition| {
         json!({
             "start": partition.start().to_string(),

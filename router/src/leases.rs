@@ -197,9 +197,9 @@ impl LeaseStores for Calls<'_> {
 
     /// Retries while the store refuses because keys are moving.
     async fn end_settled(&self, lease: LeaseId, store: StoreIx) -> Result<(), Status> {
-        let mut waiting = Waiting::new(self.app, Effect::Write, Instant::now() + MOVING_MAX);
+        let mut waiting = Waiting::new(&self.app.routing, Effect::Write, Instant::now() + MOVING_MAX);
         loop {
-            let known = *self.app.generations().borrow();
+            let known = *self.app.routing.generations().borrow();
             match self.end(lease, store, Vec::new()).await {
                 Err(status) if NotOwned::of(&status).is_some() => {
                     if waiting.wait(known, &[]).await.is_err() {
@@ -224,9 +224,9 @@ impl LeaseStores for Calls<'_> {
     /// Asks again while the home is changing.
     async fn attach(&self, lease: LeaseId, store: StoreIx, not_at_home: bool) -> Result<bool, Status> {
         let until = self.deadline.at().min(Instant::now() + MOVING_MAX);
-        let mut waiting = Waiting::new(self.app, Effect::Write, until);
+        let mut waiting = Waiting::new(&self.app.routing, Effect::Write, until);
         loop {
-            let known = *self.app.generations().borrow();
+            let known = *self.app.routing.generations().borrow();
             match attach_once(self, lease, store, not_at_home).await {
                 Err(status) if NotOwned::of(&status).is_some() => {
                     if waiting.wait(known, &[]).await.is_err() {

@@ -233,6 +233,32 @@ impl Method {
     }
 }
 
+/// How long requests waited because their keys were moving.
+#[derive(Debug)]
+pub struct Held {
+    reads: Histogram,
+    writes: Histogram,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self {
+            reads: histogram!(HELD_SECONDS, "effect" => "read"),
+            writes: histogram!(HELD_SECONDS, "effect" => "write"),
+        }
+    }
+}
+
+impl Held {
+    pub fn record(&self, effect: Effect, waited: Duration) {
+        let held = match effect {
+            Effect::Read => &self.reads,
+            Effect::Write => &self.writes,
+        };
+        held.record(waited.as_secs_f64());
+    }
+}
+
 /// The handles for what feeds report when metrics are read.
 #[derive(Debug)]
 struct FeedMetrics {
@@ -322,8 +348,6 @@ pub struct Metrics {
     pub watch_reopened: Counter,
     /// Watches that were placed elsewhere because of a move.
     pub watch_moved: Counter,
-    held_reads: Histogram,
-    held_writes: Histogram,
 }
 
 impl Default for Metrics {
@@ -348,18 +372,7 @@ impl Metrics {
             watchers: gauge!(WATCHERS),
             watch_reopened: counter!(WATCH_REOPENED),
             watch_moved: counter!(WATCH_MOVED),
-            held_reads: histogram!(HELD_SECONDS, "effect" => "read"),
-            held_writes: histogram!(HELD_SECONDS, "effect" => "write"),
         }
-    }
-
-    /// Records how long a request waited because its keys were moving.
-    pub fn held(&self, effect: Effect, waited: Duration) {
-        let held = match effect {
-            Effect::Read => &self.held_reads,
-            Effect::Write => &self.held_writes,
-        };
-        held.record(waited.as_secs_f64());
     }
 
     #[must_use]

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use crate::execute::Effect;
+use crate::metrics::Held;
 
 /// The longest time that a request waits for its keys to get an owner.
 pub const WAIT_MAX: Duration = Duration::from_secs(5);
@@ -29,18 +30,21 @@ const REQUEST_BYTES: usize = 4 << 10;
 pub struct MoveBuffer {
     reads: Semaphore,
     writes: Semaphore,
+    held: Held,
 }
 
 impl Default for MoveBuffer {
     fn default() -> Self {
-        Self { reads: Semaphore::new(BYTES_MAX), writes: Semaphore::new(BYTES_MAX) }
+        Self { reads: Semaphore::new(BYTES_MAX), writes: Semaphore::new(BYTES_MAX), held: Held::default() }
     }
 }
 
-/// A request that was refused at least once. Dropping it gives its room back.
+/// A request that was refused at least once. Dropping it gives its room back, and records how long it waited.
 #[derive(Debug)]
 pub struct Buffered<'b> {
     _room: SemaphorePermit<'b>,
+    held: &'b Held,
+    effect: Effect,
     since: Instant,
     until: Instant,
     attempts: u32,
@@ -60,7 +64,8 @@ impl MoveBuffer {
         let full = |_| grpc::refusal(&KindredError::LimitReached { what, limit: BYTES_MAX as u64 });
         let room = room.try_acquire_many(needed).map_err(full)?;
         let since = Instant::now();
-        Ok(Buffered { _room: room, since, until: deadline.min(since + WAIT_MAX), attempts: 0 })
+        let until = deadline.min(since + WAIT_MAX);
+        Ok(Buffered { _room: room, held: &self.held, effect, since, until, attempts: 0 })
     }
 }
 
@@ -85,10 +90,11 @@ impl Buffered<'_> {
         .await;
         true
     }
+}
 
-    #[must_use]
-    pub fn waited(&self) -> Duration {
-        self.since.elapsed()
+impl Drop for Buffered<'_> {
+    fn drop(&mut self) {
+        self.held.record(self.effect, self.since.elapsed());
     }
 }
 

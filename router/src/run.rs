@@ -31,6 +31,7 @@ use crate::meta::lineage::Founding;
 use crate::meta::{self, Cluster, Meta};
 use crate::metrics as own_metrics;
 use crate::moves;
+use crate::routing::Routing;
 use crate::stores::{Stores, background};
 
 /// How long clients get to go elsewhere when the router stops.
@@ -144,8 +145,8 @@ pub async fn bind(
     let cluster_id = founding.cluster_id_of(&cluster.state()).0;
     let member_id = fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes());
     let identity = Arc::new(Identity::new(cluster_id, member_id, settings.name, client_urls));
-    let app =
-        App::new(routes, stores, cluster, identity, settings.revision_scope, drain.clone(), settings.feeds);
+    let routing = Routing::new(routes, stores.clone(), settings.revision_scope);
+    let app = App::new(routing, stores, cluster, identity, drain.clone(), settings.feeds);
     if app.cluster.meta.is_some() {
         app.take(app.cluster.state());
     }

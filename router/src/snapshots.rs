@@ -97,7 +97,7 @@ impl App {
 
     /// Raises every shard to one revision and keeps it there. Shards that serve no keys may be away.
     async fn retain_everything(&self, name: SnapshotName) -> Result<Revision, Status> {
-        let routes = self.routes.load_full();
+        let routes = self.routing.load_full();
         let serves = |store: &Store| {
             let mut of_any = routes.map().partitions().iter().flat_map(|part| part.placement.stores());
             of_any.any(|placed| store_ix(placed) == store.index)
@@ -145,7 +145,7 @@ impl App {
     /// revisions are zero.
     #[must_use]
     pub fn runs(&self) -> Vec<SnapshotRange> {
-        let routes = self.routes.load_full();
+        let routes = self.routing.load_full();
         let mut runs: Vec<SnapshotRange> = Vec::new();
         for partition in routes.map().partitions() {
             let stores =

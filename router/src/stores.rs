@@ -436,7 +436,7 @@ impl Store {
         self.kind == StoreKind::Shard
     }
 
-    /// Notes a revision that a client is shown from this store; ordered as [`crate::shown`] requires.
+    /// Notes a revision that a client is shown from this store; ordered as [`crate::routing`] requires.
     pub(crate) fn shows(&self, revision: Revision) {
         if self.shown.load(Ordering::SeqCst) < revision.get() {
             self.shown.fetch_max(revision.get(), Ordering::SeqCst);

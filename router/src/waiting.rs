@@ -7,14 +7,14 @@ use kindred_wire::refusal::KindredError;
 use tokio::time::Instant;
 use tonic::Status;
 
-use crate::app::App;
 use crate::execute::Effect;
 use crate::move_buffer::Buffered;
+use crate::routing::Routing;
 
 /// A request that may have to wait; it takes no room before it does.
 #[derive(Debug)]
 pub struct Waiting<'a> {
-    app: &'a App,
+    routing: &'a Routing,
     effect: Effect,
     deadline: Instant,
     buffered: Option<Buffered<'a>>,
@@ -23,8 +23,8 @@ pub struct Waiting<'a> {
 impl<'a> Waiting<'a> {
     /// A request whose client waits until `deadline`.
     #[must_use]
-    pub fn new(app: &'a App, effect: Effect, deadline: Instant) -> Self {
-        Self { app, effect, deadline, buffered: None }
+    pub fn new(routing: &'a Routing, effect: Effect, deadline: Instant) -> Self {
+        Self { routing, effect, deadline, buffered: None }
     }
 
     /// Waits for a map newer than `known`, or for a short pause, before the request is sent again.
@@ -35,21 +35,13 @@ impl<'a> Waiting<'a> {
     pub async fn wait(&mut self, known: Epoch, request: &[u8]) -> Result<(), Status> {
         let buffered = match &mut self.buffered {
             Some(buffered) => buffered,
-            none => none.insert(self.app.move_buffer.begin(self.effect, request.len(), self.deadline)?),
+            none => none.insert(self.routing.move_buffer.begin(self.effect, request.len(), self.deadline)?),
         };
-        if buffered.wait(known, &mut self.app.generations()).await {
+        if buffered.wait(known, &mut self.routing.generations()).await {
             return Ok(());
         }
         // Field 1 of every request is its key; of a Txn it is the first compare, encoded.
         let key = peek::RangeRequest::parse(request).map(|range| range.key.to_vec()).unwrap_or_default();
         Err(grpc::refusal(&KindredError::UnitMoving { key }))
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if let Some(buffered) = &self.buffered {
-            self.app.metrics.held(self.effect, buffered.waited());
-        }
     }
 }

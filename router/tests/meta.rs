@@ -129,7 +129,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     all_up(&a).await;
     all_up(&b).await;
     assert_eq!(a.app.cluster.state(), b.app.cluster.state());
-    assert_eq!((a.app.routes.load().generation(), b.app.routes.load().generation()), (Epoch(1), Epoch(1)));
+    assert_eq!((a.app.routing.load().generation(), b.app.routing.load().generation()), (Epoch(1), Epoch(1)));
     put(&kv_a, "/registry/pods/x/1").await;
     put(&kv_b, "/registry/pods/x/2").await;
     followed(&a).await;
@@ -171,7 +171,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     let revision = a.app.cluster.state().revision;
     reached(&b, revision).await;
     assert_eq!(b.app.cluster.state(), a.app.cluster.state());
-    assert_eq!(b.app.routes.load().generation(), a.app.cluster.state().generation);
+    assert_eq!(b.app.routing.load().generation(), a.app.cluster.state().generation);
 
     let mut seen = Vec::new();
     while seen.len() < 2 {

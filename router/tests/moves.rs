@@ -48,7 +48,7 @@ impl World {
     }
 
     fn swap(&self, generation: u64, low: &str, high: &str) {
-        self.bound.app.swap(routes_of(&config(&self.urls, low, high), generation));
+        self.bound.app.routing.swap(routes_of(&config(&self.urls, low, high), generation));
     }
 
     async fn pods(&self, start: i64) -> WatchStream {
@@ -142,7 +142,7 @@ async fn a_watch_that_is_called_twice_by_a_move_hears_what_comes() {
     let [low, ..] = &world.stores;
     let _others = world.pods(0).await;
     let routes = routes_of(&config(&world.urls, "s1", "s2"), 1);
-    world.bound.app.swap(routes);
+    world.bound.app.routing.swap(routes);
     let mut watch = world.pods(0).await;
     let expected: Vec<i64> = (0..80).map(|_| low.write_sized(&[A], 100 << 10)).collect();
     // The session reads until it has made as much as it may for a client that reads nothing.
@@ -208,5 +208,5 @@ async fn an_unrelated_change_touches_no_watch() {
     let written = world.stores[0].write(&[A]);
     assert_eq!(read(&mut watch, 1).await, [written]);
     assert_eq!(world.stores[0].asked().0, opened, "the same upstream streams");
-    assert_eq!(world.bound.app.routes.load().generation().0, 5);
+    assert_eq!(world.bound.app.routing.load().generation().0, 5);
 }

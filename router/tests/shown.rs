@@ -46,7 +46,7 @@ async fn r4_a_kind_that_is_split_shows_no_less_than_its_store_has_shown() {
     put(&channel, LOW).await;
     assert_eq!(watch.next().await.events.len(), 1);
     let shown = read(&channel, LOW).await;
-    bound.app.swap(routes_of(&config(&urls, "s2"), 2));
+    bound.app.routing.swap(routes_of(&config(&urls, "s2"), 2));
     let header = read(&channel, HIGH).await;
     assert!(header >= shown, "{header} after {shown} was shown");
 

@@ -16,7 +16,7 @@ pub async fn shown(app: &App) -> Value {
     let shards: Vec<_> = app.stores.iter().filter(|store| store.is_shard() && !store.is_removed()).collect();
     let asked = shards.iter().map(|store| load(store, &everything));
     let named: Vec<Vec<u8>> = {
-        let routes = app.routes.load();
+        let routes = app.routing.load();
         let kinds = routes.map().partitions().iter().filter_map(|partition| partition.kind.as_ref());
         kinds.map(|kind| kind.as_key().to_vec()).collect()
     };

@@ -330,7 +330,7 @@ async fn range(app: &App, store: &Store, range: &KeyRange, count: bool) -> Resul
     };
     let limit = if count { 0 } else { SAMPLE };
     let request = pb::RangeRequest { key: key.0, range_end, count_only: count, limit, ..Default::default() };
-    let generation = app.routes.load().generation();
+    let generation = app.routing.load().generation();
     let to = To { store, min_revision: Revision::ZERO, generation };
     let body = Bytes::from(request.encode_to_vec());
     let answer = to.send(Call::Range, Effect::Read, body, Deadline::within(WITHIN)).await?;

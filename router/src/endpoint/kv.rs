@@ -78,10 +78,10 @@ impl Kv {
         let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
         let deadline = Deadline::of(request.metadata(), effect);
         let body = self.sized(request)?;
-        let mut waiting = Waiting::new(&self.app, effect, deadline.at());
+        let mut waiting = Waiting::new(&self.app.routing, effect, deadline.at());
         loop {
             let (plan, generation) = {
-                let routes = self.app.routes.load();
+                let routes = self.app.routing.load();
                 (plan(method, &body, &**routes), routes.generation())
             };
             let plan = match plan {
@@ -124,7 +124,7 @@ impl Kv {
             }
             Plan::One { store, leases, spread } => {
                 let store = self.app.stores.get(store);
-                let to = To { store, min_revision: self.app.min_revision(&spread), generation };
+                let to = To { store, min_revision: self.app.routing.min_revision(&spread), generation };
                 let asked = body.clone();
                 let answer = match leases.as_slice() {
                     [] if method == Call::Range => self.app.range_of_one(to, &spread, body, deadline).await,
@@ -133,7 +133,7 @@ impl Kv {
                 }?;
                 let shown = shown_by(&answer, to.store);
                 let now = |routes: &Routes| spread_by(method, &asked, routes);
-                self.app.show(to.store, &spread, shown, generation, now);
+                self.app.routing.show_of_store(to.store, &spread, shown, generation, now);
                 Ok(answer)
             }
         }
@@ -166,10 +166,10 @@ impl Kv {
     async fn open_range_stream(&self, request: Request<Bytes>) -> Result<Chunks, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let body = self.sized(request)?;
-        let mut waiting = Waiting::new(&self.app, Effect::Read, deadline.at());
+        let mut waiting = Waiting::new(&self.app.routing, Effect::Read, deadline.at());
         loop {
             let (plan, generation) = {
-                let routes = self.app.routes.load();
+                let routes = self.app.routing.load();
                 (plan(Call::RangeStream, &body, &**routes), routes.generation())
             };
             let plan = plan.map_err(|refusal| refused(&refusal))?;
@@ -201,7 +201,7 @@ impl Kv {
             Plan::Health => (self.app.stores.default_store(), Vec::new()),
         };
         let store = self.app.stores.get(index).clone();
-        let to = To { store: &store, min_revision: self.app.min_revision(&spread), generation };
+        let to = To { store: &store, min_revision: self.app.routing.min_revision(&spread), generation };
         let Opened { chunks, revision } =
             self.app.range_stream_of_one(to, &spread, body.clone(), deadline).await?;
         let mut tail = Vec::new();
@@ -218,7 +218,7 @@ impl Kv {
                     good_end.take().into_iter().for_each(ending::GoodEnd::reached);
                     let revision = revision.map_or(said, Revision);
                     let now = |routes: &Routes| spread_by(Call::RangeStream, &body, routes);
-                    app.show(&store, &spread, revision, generation, now);
+                    app.routing.show_of_store(&store, &spread, revision, generation, now);
                     append(chunk, &tail)
                 }
             }),

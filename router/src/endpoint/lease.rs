@@ -47,9 +47,9 @@ impl App {
         F: Fn(Arc<Store>) -> Fut,
         Fut: Future<Output = Result<Option<T>, Status>>,
     {
-        let mut waiting = Waiting::new(self, effect, deadline.at());
+        let mut waiting = Waiting::new(&self.routing, effect, deadline.at());
         loop {
-            let known = *self.generations().borrow();
+            let known = *self.routing.generations().borrow();
             let asked = |home| ask(self.stores.get(home).clone());
             match at_home(self.lease_homes(lease)?.stores, asked).await {
                 // Nothing was executed.
@@ -106,9 +106,9 @@ impl App {
         own: Vec<bytes::Bytes>,
         deadline: Deadline,
     ) -> Result<Vec<bytes::Bytes>, Status> {
-        let mut waiting = Waiting::new(self, Effect::Read, deadline.at());
+        let mut waiting = Waiting::new(&self.routing, Effect::Read, deadline.at());
         loop {
-            let generation = self.routes.load().generation();
+            let generation = self.routing.load().generation();
             let shards: Vec<_> = self.stores.up().filter(|store| store.is_shard()).collect();
             let parts = join_all(shards.into_iter().map(|store| async move {
                 call(store, Effect::Read, deadline, || async {

@@ -142,7 +142,7 @@ impl App {
         if let Some((default, _)) = state.store(&state.default) {
             self.stores.set_default(store_ix(default));
         }
-        self.swap(routes(state));
+        self.routing.swap(routes(state));
         wrong
     }
 }

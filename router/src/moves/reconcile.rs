@@ -160,7 +160,7 @@ fn next(
 pub async fn call(app: &App, call: &Call) -> Result<(), String> {
     let store = app.stores.get(store_ix(call.store));
     let by = || Some(pb::UnitMove { r#move: call.id.0, term: call.term.0, unit: Some(on_wire(&call.unit)) });
-    let (epoch, generation) = (call.epoch, app.routes.load().generation().0);
+    let (epoch, generation) = (call.epoch, app.routing.load().generation().0);
     let asked =
         match call.ask {
             Ask::Freeze => {

@@ -59,7 +59,7 @@ pub async fn run(app: Arc<App>, store: Arc<Store>) {
             if begun.as_ref() != Some(&incarnation)
                 && let Some(at) = present(&store).await
             {
-                app.store_begun(&store, at);
+                app.routing.store_begun(&store, at);
                 begun = Some(incarnation);
             }
         } else {

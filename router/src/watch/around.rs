@@ -64,7 +64,7 @@ impl Outside for Around {
     type Reader = Reader;
 
     fn routes(&self) -> Arc<Routes> {
-        self.app.routes.load_full()
+        self.app.routing.load_full()
     }
 
     fn is_shard(&self, store: StoreIx) -> bool {
@@ -107,7 +107,7 @@ impl Outside for Around {
     fn ask_store(&mut self, ask: Ask, store: StoreIx, ranges: Vec<(Bytes, Bytes)>) {
         let store = self.app.stores.get(store).clone();
         let ranges = ranges.into_iter().map(|(key, range_end)| KeyRange { key, range_end }).collect();
-        let (to, generation) = (ask.to.unwrap_or(Revision::ZERO), *self.app.generations().borrow());
+        let (to, generation) = (ask.to.unwrap_or(Revision::ZERO), *self.app.routing.generations().borrow());
         self.asking.spawn(async move {
             let raised = raise(&store, ranges, to, generation, Deadline::within(ROUND_MAX)).await;
             (ask, raised.ok())
@@ -140,7 +140,7 @@ impl Outside for Around {
     }
 
     fn show(&mut self, spread: &[KindPrefix], revision: Revision) {
-        self.app.shown.show(spread, revision);
+        self.app.routing.show(spread, revision);
     }
 
     fn show_of_store(
@@ -153,7 +153,7 @@ impl Outside for Around {
     ) {
         let now =
             |routes: &Routes| place(key, range_end, routes).map(|(_, spread)| spread).unwrap_or_default();
-        self.app.show(self.app.stores.get(store), spread, revision, generation, now);
+        self.app.routing.show_of_store(self.app.stores.get(store), spread, revision, generation, now);
     }
 
     fn count(&mut self, count: Count) {

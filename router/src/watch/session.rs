@@ -48,7 +48,7 @@ where
     S: Stream<Item = Result<Bytes, Status>> + Unpin,
 {
     let (stopping, bells) = (app.drain.stopping(), session.outside.bells.clone());
-    let mut generations = app.generations();
+    let mut generations = app.routing.generations();
     let mut half_closed = false;
     // Of the store that refuses the session's stream, if one does.
     let mut refusal = None;

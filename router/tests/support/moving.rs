@@ -41,23 +41,23 @@ impl World {
 
     /// Gives the router the map after these transfers.
     pub fn transferred(&self, transfers: &[Transfer], generation: u64) {
-        let routes = self.bound.app.routes.load();
+        let routes = self.bound.app.routing.load();
         let map = with_transfers(routes.map(), transfers, Epoch(generation)).unwrap();
         let stores = (1..=STORES).map(|slot| (format!("s{slot}"), StoreKind::Shard)).collect();
         let default = kindred_router_core::store::StoreIx(0);
         let routes = Routes::new(map, KindScheme::new("/registry"), stores, default);
-        self.bound.app.swap(routes.of_generation(Epoch(generation)));
+        self.bound.app.routing.swap(routes.of_generation(Epoch(generation)));
     }
 
     pub fn buckets_of(&self, store: u16) -> BucketSet {
-        match &self.bound.app.routes.load().map().lookup(b"/registry/pods/x").placement {
+        match &self.bound.app.routing.load().map().lookup(b"/registry/pods/x").placement {
             Placement::Ring(table) => table.of(StoreIdx(store)),
             single => panic!("{single:?} is no ring"),
         }
     }
 
     pub fn owner(&self, key: &str) -> u16 {
-        self.bound.app.routes.load().map().store_of(key.as_bytes()).0
+        self.bound.app.routing.load().map().store_of(key.as_bytes()).0
     }
 
     pub async fn units(&self, store: u16) -> UnitsClient<Channel> {

@@ -148,7 +148,7 @@ struct Calls<'a> {
 
 impl Deleting for Calls<'_> {
     fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, Epoch) {
-        let routes = self.app.routes.load();
+        let routes = self.app.routing.load();
         (routes.pieces_left(range, done).into(), routes.generation())
     }
 
@@ -161,7 +161,7 @@ impl Deleting for Calls<'_> {
     }
 
     fn min_revision(&self) -> Revision {
-        self.app.min_revision(self.spread)
+        self.app.routing.min_revision(self.spread)
     }
 
     async fn delete(
@@ -185,7 +185,7 @@ impl Deleting for Calls<'_> {
     }
 
     fn show(&self, revision: Revision) {
-        self.app.shown.show(self.spread, revision);
+        self.app.routing.show(self.spread, revision);
     }
 }
 
@@ -200,7 +200,7 @@ impl App {
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Bytes, Status> {
-        let waiting = Waiting::new(self, Effect::Write, deadline.at());
+        let waiting = Waiting::new(&self.routing, Effect::Write, deadline.at());
         let mut calls = Calls { app: self, spread, body: body.clone(), deadline, waiting };
         delete_over(&mut calls, body).await
     }

@@ -117,14 +117,14 @@ impl Shards for Live {
 
 impl Reading for Live {
     fn routes(&self) -> Arc<Routes> {
-        self.app.routes.load_full()
+        self.app.routing.load_full()
     }
 
     fn min_revision(&self, spread: &[KindPrefix]) -> Revision {
-        self.app.min_revision(spread)
+        self.app.routing.min_revision(spread)
     }
 
     fn show(&self, spread: &[KindPrefix], revision: Revision) {
-        self.app.shown.show(spread, revision);
+        self.app.routing.show(spread, revision);
     }
 }

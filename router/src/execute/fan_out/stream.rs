@@ -74,7 +74,7 @@ impl App {
         let layout = layout(&fan_out, &ask, FIRST_ITEMS_STREAMED);
         let mut follows = ask.revision();
         let snapshot = loop {
-            match open(&shards, &layout, &ask, self.min_revision(&fan_out.spread)).await {
+            match open(&shards, &layout, &ask, self.routing.min_revision(&fan_out.spread)).await {
                 // Handled as in [`super::read::range_over`] (R4).
                 Err(status) if is_future(&status) && follows.is_some() => {
                     let Some(wanted) = follows.take() else { return Err(status) };
@@ -83,7 +83,7 @@ impl App {
                 opened => break opened?,
             }
         };
-        self.shown.show(&fan_out.spread, snapshot.header);
+        self.routing.show(&fan_out.spread, snapshot.header);
         let (to, chunks) = mpsc::channel(CHUNKS_MAX);
         let (good_end, chunks) = ending::produced(ReceiverStream::new(chunks));
         let header = self.identity.ids().header(snapshot.header.get());

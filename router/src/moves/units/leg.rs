@@ -136,7 +136,7 @@ impl LegSteps<'_> {
 
     /// The generation of a map that is older than the one that this attempt will decide.
     fn undecided(&self) -> u64 {
-        self.app.routes.load().generation().0
+        self.app.routing.load().generation().0
     }
 
     /// Makes the same call about all units at a store.

@@ -1,0 +1,218 @@
+//! The routing table, and the revisions shown by it: correct across changes of the map (R4).
+//!
+//! For a Kind on one store nothing is noted: the store's own order suffices. When a map spreads the Kind, the other
+//! stores must not answer below what the first one has shown, and that one goes on showing until the last answer by the
+//! old map has left. So the highest revision that each store has shown is kept: a map that spreads a Kind begins with
+//! it, and an answer by an older map is noted under the present one. Both sides write first and read afterwards, in one
+//! order of all threads (`SeqCst`): either the answer sees that the map has changed, or the change sees the answer.
+//!
+//! A spread Kind is never shown below the beginning of the youngest of its stores, because a watch may start at what
+//! was shown, and a store has no history from before its beginning.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::{ArcSwap, Guard};
+use kindred_partition_config::ids::{Epoch, Revision};
+use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::kind::KindPrefix;
+use kindred_router_core::consistent_read::RevisionScope;
+use kindred_router_core::plan::Placement as _;
+use kindred_router_core::routes::Routes;
+use kindred_router_core::shown::ShownRevisions;
+use tokio::sync::watch;
+
+use crate::move_buffer::MoveBuffer;
+use crate::stores::{Store, Stores};
+
+/// The map that requests go by.
+#[derive(Debug)]
+pub struct Routing {
+    /// A request loads it once and so sees one whole map. Only [`Routing::swap`] replaces it.
+    routes: ArcSwap<Routes>,
+    /// The generation of `routes`, for tasks that wait for a newer one.
+    generation: watch::Sender<Epoch>,
+    taken: Taken,
+    /// The highest revisions shown of Kinds that are on several stores.
+    shown: ShownRevisions,
+    /// Limits the requests that wait while their keys move.
+    pub(crate) move_buffer: MoveBuffer,
+    stores: Stores,
+}
+
+/// How far the present map has been taken over; each field is a generation.
+#[derive(Debug)]
+struct Taken {
+    /// Requests may use this map.
+    begun: AtomicU64,
+    /// New requests use this map.
+    swapped: AtomicU64,
+    /// What was shown under earlier maps has been noted.
+    settled: AtomicU64,
+}
+
+impl Taken {
+    fn new(generation: Epoch) -> Self {
+        let at = || AtomicU64::new(generation.0);
+        Self { begun: at(), swapped: at(), settled: at() }
+    }
+}
+
+impl Routing {
+    /// Begins with this map, which places keys at these stores.
+    #[must_use]
+    pub fn new(routes: Routes, stores: Stores, scope: RevisionScope) -> Arc<Self> {
+        Arc::new(Self {
+            generation: watch::Sender::new(routes.generation()),
+            taken: Taken::new(routes.generation()),
+            routes: ArcSwap::from_pointee(routes),
+            shown: ShownRevisions::new(scope),
+            move_buffer: MoveBuffer::default(),
+            stores,
+        })
+    }
+
+    /// The map, for a short look: the guard must not be kept across an await.
+    #[must_use]
+    pub fn load(&self) -> Guard<Arc<Routes>> {
+        self.routes.load()
+    }
+
+    /// The map, to be kept.
+    #[must_use]
+    pub fn load_full(&self) -> Arc<Routes> {
+        self.routes.load_full()
+    }
+
+    /// Replaces the map if this one is newer. All its stores must have been added before. Requests that began by the
+    /// old map finish by it.
+    pub fn swap(&self, routes: Routes) {
+        let generation = routes.generation();
+        self.generation.send_if_modified(|known| {
+            let newer = generation > *known;
+            if newer {
+                // Stored before the generation is announced, and under the channel's lock, so that two swaps cannot
+                // overtake each other.
+                self.replace(routes);
+                *known = generation;
+            }
+            newer
+        });
+    }
+
+    /// A receiver of the map's generation, to wait for a newer one.
+    #[must_use]
+    pub fn generations(&self) -> watch::Receiver<Epoch> {
+        self.generation.subscribe()
+    }
+
+    /// Replaces the map; calls must not overlap.
+    fn replace(&self, routes: Routes) {
+        let generation = routes.generation();
+        let old = self.load_full();
+        let new = Arc::new(routes);
+        self.taken.begun.store(generation.0, Ordering::SeqCst);
+        self.routes.store(new.clone());
+        self.taken.swapped.store(generation.0, Ordering::SeqCst);
+        for kind in new.spread_in(&KeyRange::everything()) {
+            let range = KeyRange::prefix(kind.as_key().clone());
+            let stores = new.parts_of(&range).into_iter().flat_map(|part| part.stores);
+            let begun = stores.map(|store| self.stores.get(store).begun()).max();
+            self.shown.show(std::slice::from_ref(&kind), begun.unwrap_or(Revision::ZERO));
+            if old.spread_in(&range).contains(&kind) {
+                continue;
+            }
+            let stores = old.parts_of(&range).into_iter().flat_map(|part| part.stores);
+            let shown = stores.map(|store| self.stores.get(store)).filter(|store| store.is_shard());
+            let highest = shown.map(|store| store.highest_shown()).max().unwrap_or(Revision::ZERO);
+            self.shown.show(&[kind], highest);
+        }
+        self.taken.settled.store(generation.0, Ordering::SeqCst);
+    }
+
+    /// Notes that a shard, which is about to be up, began at or below this revision.
+    pub(crate) fn store_begun(&self, store: &Store, at: Revision) {
+        store.has_begun(at);
+        let routes = self.load();
+        let has_part = |kind: &KindPrefix| {
+            let range = KeyRange::prefix(kind.as_key().clone());
+            routes.parts_of(&range).iter().any(|part| part.stores.contains(&store.index))
+        };
+        let kinds: Vec<KindPrefix> =
+            routes.spread_in(&KeyRange::everything()).into_iter().filter(has_part).collect();
+        // With an empty list this shows nothing, unless one revision stands for all Kinds.
+        self.shown.show(&kinds, at);
+    }
+
+    /// The revision that answers of a read of these spread Kinds must have at least; zero for none. By the present map.
+    pub(crate) fn min_revision(&self, spread: &[KindPrefix]) -> Revision {
+        let shown = self.shown.of(spread);
+        let settled = self.taken.settled.load(Ordering::SeqCst);
+        if spread.is_empty() || self.taken.begun.load(Ordering::SeqCst) <= settled {
+            return shown;
+        }
+        // The map has just changed, and what was shown before is still being noted, so any store may have shown it.
+        let shards = self.stores.iter().filter(|store| store.is_shard());
+        shards.map(|store| store.highest_shown()).fold(shown, Revision::max)
+    }
+
+    /// Notes that a header, an event or a progress answer shows this revision of these Kinds.
+    pub(crate) fn show(&self, spread: &[KindPrefix], revision: Revision) {
+        self.shown.show(spread, revision);
+    }
+
+    /// Notes that a header of a store goes to a client; call it before the bytes leave. The answer was made by the map
+    /// of this generation, under which `spread` are its Kinds on several stores; `now` computes them for another map.
+    pub(crate) fn show_of_store(
+        &self,
+        store: &Store,
+        spread: &[KindPrefix],
+        revision: Revision,
+        generation: Epoch,
+        now: impl FnOnce(&Routes) -> Vec<KindPrefix>,
+    ) {
+        if !store.is_shard() {
+            return;
+        }
+        store.shows(revision);
+        self.shown.show(spread, revision);
+        if self.taken.swapped.load(Ordering::SeqCst) > generation.0 {
+            self.shown.show(&now(&self.load()), revision);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_partition_config::kind::KindScheme;
+    use kindred_partition_config::map::{PartitionMap, StoreIdx};
+    use kindred_router_core::store::StoreIx;
+    use kindred_transport::{Connector, Workers};
+
+    use super::*;
+
+    fn routes(generation: u64) -> Routes {
+        let map = PartitionMap::single(StoreIdx(0), Epoch(1));
+        Routes::new(map, KindScheme::new("/registry"), Vec::new(), StoreIx(0))
+            .of_generation(Epoch(generation))
+    }
+
+    #[tokio::test]
+    async fn who_waits_hears_of_a_newer_map_and_an_older_one_is_not_taken() {
+        let stores = Stores::new(
+            Connector::default(),
+            Workers::default(),
+            StoreIx(0),
+            kindred_transport::clock::WallClock::System,
+        );
+        let routing = Routing::new(routes(1), stores, RevisionScope::Kind);
+        let mut known = routing.generations();
+        let waiting =
+            tokio::spawn(async move { known.wait_for(|known| *known > Epoch(1)).await.map(|known| *known) });
+        tokio::task::yield_now().await;
+        routing.swap(routes(3));
+        assert_eq!(waiting.await.unwrap().ok(), Some(Epoch(3)));
+        routing.swap(routes(2));
+        assert_eq!((routing.load().generation(), *routing.generations().borrow()), (Epoch(3), Epoch(3)));
+    }
+}
