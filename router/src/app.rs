@@ -12,7 +12,7 @@ use tonic::Status;
 use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
 use crate::identity::Identity;
-use crate::leases::attach::Leases;
+use crate::leases::LeaseRouter;
 use crate::meta::Cluster;
 use crate::metrics::Metrics;
 use crate::moves::rate::CopySpeed;
@@ -26,12 +26,11 @@ pub struct App {
     pub routing: Arc<Routing>,
     pub stores: Stores,
     /// The cluster's state, and the meta store that it comes from.
-    pub cluster: Cluster,
+    pub cluster: Arc<Cluster>,
     pub identity: Arc<Identity>,
     /// Merged event streams of key ranges, shared by all watches.
     pub feeds: Arc<Feeds>,
-    /// Which leases are attached to stores other than their homes, as far as this router has seen.
-    pub leases: Leases,
+    pub leases: Arc<LeaseRouter>,
     /// Compactions that stores missed while they were away. Never locked across an await.
     pub owed: Mutex<Owed>,
     /// The highest revision that a client compacted through this router. Watches must not begin below it, although a
@@ -55,19 +54,19 @@ impl App {
     pub fn new(
         routing: Arc<Routing>,
         stores: Stores,
-        cluster: Cluster,
+        cluster: Arc<Cluster>,
         identity: Arc<Identity>,
         drain: Drain,
         feeds: feeds::Options,
     ) -> Arc<Self> {
         Arc::new(Self {
+            leases: LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone()),
             routing,
             metrics: Metrics::new(),
             feeds: Feeds::new(stores.clone(), feeds, drain.killed()),
             stores,
             cluster,
             identity,
-            leases: Leases::default(),
             owed: Mutex::default(),
             compacted: AtomicI64::new(0),
             revision_pairs: Mutex::default(),

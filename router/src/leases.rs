@@ -8,22 +8,26 @@ pub mod attach;
 pub mod ended;
 pub mod heirs;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_partition_config::state::{StoreObject, StoreState};
-use kindred_proto::shard_v1 as shard;
-use kindred_router_core::lease_fanout::home_candidates;
+use kindred_proto::{etcdserverpb as pb, shard_v1 as shard};
+use kindred_router_core::lease_fanout::{home_candidates, union};
 use kindred_router_core::store::{Member, StoreIx, StoreKind};
 use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
 use kindred_wire::refusal::KindredError;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use crate::app::App;
 use crate::execute::{Deadline, Effect, call};
+use crate::meta::Cluster;
 use crate::not_owned::NotOwned;
-use crate::stores::Store;
+use crate::routing::Routing;
+use crate::stores::{Store, Stores};
 use crate::waiting::Waiting;
 use attach::{Holder, LeaseStores, attach_once};
 pub use attach::{Homes, Leases, at_home};
@@ -33,7 +37,22 @@ const END_MAX: Duration = Duration::from_secs(5);
 /// How long the end of a lease waits for a move of its keys; after that, the follower of the home's list tries again.
 const MOVING_MAX: Duration = Duration::from_secs(1);
 
-impl App {
+/// The leases of all stores.
+#[derive(Debug)]
+pub struct LeaseRouter {
+    /// Which leases are attached to stores other than their homes, as far as this router has seen.
+    pairs: Leases,
+    stores: Stores,
+    cluster: Arc<Cluster>,
+    routing: Arc<Routing>,
+}
+
+impl LeaseRouter {
+    #[must_use]
+    pub fn new(stores: Stores, cluster: Arc<Cluster>, routing: Arc<Routing>) -> Arc<Self> {
+        Arc::new(Self { pairs: Leases::default(), stores, cluster, routing })
+    }
+
     /// Sends a write that carries leases ([`attach::with_leases`]).
     ///
     /// # Errors
@@ -45,7 +64,7 @@ impl App {
         deadline: Deadline,
         send: impl Fn() -> Fut,
     ) -> Result<T, Status> {
-        attach::with_leases(&Calls { app: self, deadline }, leases, store.index, send).await
+        attach::with_leases(&Calls { leases: self, deadline }, leases, store.index, send).await
     }
 
     /// Attaches these leases to the store ([`attach::attach_all`]).
@@ -58,13 +77,93 @@ impl App {
         store: &Store,
         deadline: Deadline,
     ) -> Result<(), Status> {
-        attach::attach_all(&Calls { app: self, deadline }, leases, store.index).await
+        attach::attach_all(&Calls { leases: self, deadline }, leases, store.index).await
     }
 
     /// Completes the end of a lease ([`attach::finish`]).
-    pub async fn finish_lease(&self, lease: LeaseId, home: &Store, attached: &[u32]) -> bool {
-        let calls = Calls { app: self, deadline: Deadline::within(END_MAX) };
+    pub async fn finish(&self, lease: LeaseId, home: &Store, attached: &[u32]) -> bool {
+        let calls = Calls { leases: self, deadline: Deadline::within(END_MAX) };
         attach::finish(&calls, lease, home.index, attached).await
+    }
+
+    /// As [`at_home`]; retries while the home changes or keys of the lease are moving.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn at_settled_home<T, F, Fut>(
+        &self,
+        lease: LeaseId,
+        effect: Effect,
+        deadline: Deadline,
+        ask: F,
+    ) -> Result<Option<(Arc<Store>, T)>, Status>
+    where
+        F: Fn(Arc<Store>) -> Fut,
+        Fut: Future<Output = Result<Option<T>, Status>>,
+    {
+        let mut waiting = Waiting::new(&self.routing, effect, deadline.at());
+        loop {
+            let known = *self.routing.generations().borrow();
+            let asked = |home| ask(self.stores.get(home).clone());
+            match at_home(self.homes(lease)?.stores, asked).await {
+                // Nothing was executed.
+                Err(status) if NotOwned::of(&status).is_some() => waiting.wait(known, &[]).await?,
+                Ok(found) => return Ok(found.map(|(home, value)| (self.stores.get(home).clone(), value))),
+                Err(status) => return Err(status),
+            }
+        }
+    }
+
+    /// Refuses an id that a client chose if another store that may be the home of such ids has a lease with it.
+    ///
+    /// # Errors
+    /// etcd's own.
+    pub async fn is_free(&self, id: LeaseId, home: &Store, deadline: Deadline) -> Result<(), Status> {
+        for other in self.homes(id)?.stores.into_iter().filter(|other| *other != home.index) {
+            let other = self.stores.get(other);
+            let request = pb::LeaseTimeToLiveRequest { id: id.get(), keys: false };
+            let told = call(other, Effect::Read, deadline, || async {
+                other.lease().lease_time_to_live(deadline.request(request)).await
+            });
+            // A store that is away does not stop grants; the home makes its own check.
+            if told.await.is_ok_and(|told| told.ttl >= 0) {
+                return Err(grpc::status(EtcdError::LeaseExists));
+            }
+        }
+        Ok(())
+    }
+
+    /// The keys of a lease at all reachable shards, together with `own`, the keys that its home reported. While some of
+    /// them are moving a store may refuse to list them; then all are asked again.
+    ///
+    /// # Errors
+    /// When the keys move for longer than the client waits.
+    pub async fn keys(
+        &self,
+        id: i64,
+        own: Vec<bytes::Bytes>,
+        deadline: Deadline,
+    ) -> Result<Vec<bytes::Bytes>, Status> {
+        let mut waiting = Waiting::new(&self.routing, Effect::Read, deadline.at());
+        loop {
+            let generation = self.routing.load().generation();
+            let shards: Vec<_> = self.stores.up().filter(|store| store.is_shard()).collect();
+            let parts = join_all(shards.into_iter().map(|store| async move {
+                call(store, Effect::Read, deadline, || async {
+                    let request = shard::LeaseKeysRequest { id, generation: generation.0 };
+                    store.shard().lease_keys(deadline.request(request)).await
+                })
+                .await
+            }));
+            let parts = parts.await;
+            let moving = |part: &Result<_, Status>| part.as_ref().is_err_and(|e| NotOwned::of(e).is_some());
+            if parts.iter().any(moving) {
+                waiting.wait(generation, &[]).await?;
+                continue;
+            }
+            let parts = parts.into_iter().map(|part| part.map(|answer| answer.keys).unwrap_or_default());
+            return Ok(union(parts.chain([own])));
+        }
     }
 
     /// Whether the slot belonged to a store that was removed from the configuration.
@@ -76,7 +175,7 @@ impl App {
     ///
     /// # Errors
     /// `Unavailable` when one of them is not in the list of stores yet.
-    pub fn lease_homes(&self, lease: LeaseId) -> Result<Homes, Status> {
+    pub fn homes(&self, lease: LeaseId) -> Result<Homes, Status> {
         let state = self.cluster.state();
         let slots: Vec<u32> = state.lease_candidates(lease).into_iter().map(u32::from).collect();
         let mut stores = Vec::with_capacity(slots.len());
@@ -93,13 +192,13 @@ impl App {
             }
         }
         if stores.is_empty() {
-            stores = home_candidates(lease, &self.lease_members(), self.stores.default_store());
+            stores = home_candidates(lease, &self.members(), self.stores.default_store());
         }
         Ok(Homes { slots, stores })
     }
 
     /// The stores where new leases may live: without those that are drained, as long as a shard remains.
-    pub fn lease_members(&self) -> Vec<Member> {
+    pub fn members(&self) -> Vec<Member> {
         let state = self.cluster.state();
         let members = self.stores.members();
         let stays = |member: &&Member| {
@@ -120,33 +219,33 @@ impl App {
 
 /// The stores of a router, for calls about leases that end by a deadline.
 struct Calls<'a> {
-    app: &'a App,
+    leases: &'a LeaseRouter,
     deadline: Deadline,
 }
 
 impl LeaseStores for Calls<'_> {
     fn pairs(&self) -> &Leases {
-        &self.app.leases
+        &self.leases.pairs
     }
 
     fn homes(&self, lease: LeaseId) -> Result<Homes, Status> {
-        self.app.lease_homes(lease)
+        self.leases.homes(lease)
     }
 
     fn holder(&self, slot: u32) -> Holder {
-        match self.app.stores.by_slot(slot) {
+        match self.leases.stores.by_slot(slot) {
             Some(store) => Holder::Store(store.index),
-            None if self.app.was_removed(slot) => Holder::Removed,
+            None if self.leases.was_removed(slot) => Holder::Removed,
             None => Holder::Unknown,
         }
     }
 
     fn slot(&self, store: StoreIx) -> Option<Slot> {
-        self.app.stores.get(store).slot()
+        self.leases.stores.get(store).slot()
     }
 
     fn slot_for(&self, home: StoreIx, store: StoreIx) -> Result<Slot, Status> {
-        let (home, store) = (self.app.stores.get(home), self.app.stores.get(store));
+        let (home, store) = (self.leases.stores.get(home), self.leases.stores.get(store));
         let slot = store.slot().filter(|_| home.is_shard() && store.is_shard());
         slot.ok_or_else(lease_across_etcd)
     }
@@ -157,7 +256,7 @@ impl LeaseStores for Calls<'_> {
         home: StoreIx,
         store: Slot,
     ) -> Result<Option<i64>, Status> {
-        let home = self.app.stores.get(home);
+        let home = self.leases.stores.get(home);
         let request = shard::LeaseAttachRequest { id: lease.get(), store_slot: store.get().into() };
         let attached = call(home, Effect::Read, self.deadline, || async {
             home.shard().lease_attach(self.deadline.request(request)).await
@@ -176,9 +275,9 @@ impl LeaseStores for Calls<'_> {
         granted_ttl: i64,
         home: StoreIx,
     ) -> Result<(), Status> {
-        let (store, home) = (self.app.stores.get(store), self.app.stores.get(home));
+        let (store, home) = (self.leases.stores.get(store), self.leases.stores.get(home));
         let home_slot = home.slot().map_or(0, |slot| u32::from(slot.get()));
-        let slots_before = self.app.lease_slots_before(home);
+        let slots_before = self.leases.lease_slots_before(home);
         let request = shard::LeaseAdoptRequest { id: lease.get(), granted_ttl, home_slot, slots_before };
         let adopted = call(store, Effect::Read, self.deadline, || async {
             store.shard().lease_adopt(self.deadline.request(request.clone())).await
@@ -187,7 +286,7 @@ impl LeaseStores for Calls<'_> {
     }
 
     async fn end(&self, lease: LeaseId, store: StoreIx, denied_slots: Vec<u32>) -> Result<(), Status> {
-        let store = self.app.stores.get(store);
+        let store = self.leases.stores.get(store);
         let request = shard::LeaseEndRequest { id: lease.get(), denied_slots };
         let ended = call(store, Effect::Read, self.deadline, || async {
             store.shard().lease_end(self.deadline.request(request.clone())).await
@@ -197,9 +296,9 @@ impl LeaseStores for Calls<'_> {
 
     /// Retries while the store refuses because keys are moving.
     async fn end_settled(&self, lease: LeaseId, store: StoreIx) -> Result<(), Status> {
-        let mut waiting = Waiting::new(&self.app.routing, Effect::Write, Instant::now() + MOVING_MAX);
+        let mut waiting = Waiting::new(&self.leases.routing, Effect::Write, Instant::now() + MOVING_MAX);
         loop {
-            let known = *self.app.routing.generations().borrow();
+            let known = *self.leases.routing.generations().borrow();
             match self.end(lease, store, Vec::new()).await {
                 Err(status) if NotOwned::of(&status).is_some() => {
                     if waiting.wait(known, &[]).await.is_err() {
@@ -212,7 +311,7 @@ impl LeaseStores for Calls<'_> {
     }
 
     async fn forget(&self, lease: LeaseId, home: StoreIx) -> Result<(), Status> {
-        let home = self.app.stores.get(home);
+        let home = self.leases.stores.get(home);
         let deadline = Deadline::within(END_MAX);
         let request = shard::LeaseForgetRequest { id: lease.get() };
         let forgotten = call(home, Effect::Read, deadline, || async {
@@ -224,9 +323,9 @@ impl LeaseStores for Calls<'_> {
     /// Asks again while the home is changing.
     async fn attach(&self, lease: LeaseId, store: StoreIx, not_at_home: bool) -> Result<bool, Status> {
         let until = self.deadline.at().min(Instant::now() + MOVING_MAX);
-        let mut waiting = Waiting::new(&self.app.routing, Effect::Write, until);
+        let mut waiting = Waiting::new(&self.leases.routing, Effect::Write, until);
         loop {
-            let known = *self.app.routing.generations().borrow();
+            let known = *self.leases.routing.generations().borrow();
             match attach_once(self, lease, store, not_at_home).await {
                 Err(status) if NotOwned::of(&status).is_some() => {
                     if waiting.wait(known, &[]).await.is_err() {

@@ -146,7 +146,7 @@ pub async fn bind(
     let member_id = fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes());
     let identity = Arc::new(Identity::new(cluster_id, member_id, settings.name, client_urls));
     let routing = Routing::new(routes, stores.clone(), settings.revision_scope);
-    let app = App::new(routing, stores, cluster, identity, drain.clone(), settings.feeds);
+    let app = App::new(routing, stores, Arc::new(cluster), identity, drain.clone(), settings.feeds);
     if app.cluster.meta.is_some() {
         app.take(app.cluster.state());
     }
@@ -212,7 +212,12 @@ fn serve_clients(app: &Arc<App>, workers: &Workers, listener: Listener, max_requ
     let cluster = ClusterServer::new(cluster::Cluster::new(app.identity.clone()));
     let services = Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
         .add_service(WatchServer::new(watch::Watch::new(app.clone())).max_decoding_message_size(max_message))
-        .add_service(LeaseServer::new(lease::Lease::new(app.clone())))
+        .add_service(LeaseServer::new(lease::Lease::new(
+            app.leases.clone(),
+            app.stores.clone(),
+            app.identity.clone(),
+            app.drain.clone(),
+        )))
         .add_service(refuse::Refuse::new(maintenance, refuse::MAINTENANCE))
         .add_service(refuse::Refuse::new(cluster, refuse::CLUSTER))
         .add_service(auth::Auth::new(app.identity.clone()))

@@ -25,6 +25,7 @@ use super::status::ApiError;
 use super::verbs::{self, Verb};
 use super::{schema, watch};
 use crate::app::App;
+use crate::leases::heirs::left_at;
 
 /// How long the removal of a store waits until its leases have gone to another home.
 const LEASES_GO_WITHIN: Duration = Duration::from_secs(5);
@@ -203,7 +204,7 @@ async fn leases_gone(app: &Arc<App>, name: &str) -> Result<(), ApiError> {
     let store = app.stores.get(store_ix(at));
     let until = Instant::now() + LEASES_GO_WITHIN;
     loop {
-        let left = app.leases_left_at(store).await.unwrap_or(0);
+        let left = left_at(store).await.unwrap_or(0);
         let drains = object.state == StoreState::Draining;
         match left {
             0 => return Ok(()),

@@ -160,7 +160,7 @@ impl Kv {
         let store = to.store;
         store.ready()?;
         let send = || to.send(method, Effect::Write, body.clone(), deadline);
-        self.app.with_leases(leases, store, deadline, send).await
+        self.app.leases.with_leases(leases, store, deadline, send).await
     }
 
     async fn open_range_stream(&self, request: Request<Bytes>) -> Result<Chunks, Status> {

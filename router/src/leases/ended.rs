@@ -12,7 +12,7 @@ use kindred_partition_config::ids::LeaseId;
 use kindred_proto::shard_v1::LeaseEndedRequest;
 use tonic::Status;
 
-use crate::app::App;
+use super::LeaseRouter;
 use crate::stores::Store;
 
 /// How many leases are ended at a time, per home.
@@ -21,10 +21,10 @@ const AT_ONCE: usize = 32;
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Follows the list of one shard, for ever.
-pub async fn follow(app: Arc<App>, home: Arc<Store>) {
+pub async fn follow(leases: Arc<LeaseRouter>, home: Arc<Store>) {
     loop {
         home.state().wait_up().await;
-        if let Err(status) = follow_once(&app, &home).await {
+        if let Err(status) = follow_once(&leases, &home).await {
             tracing::debug!(store = home.name(), error = status.message(), "stream of ended leases broke");
         }
         tokio::time::sleep(AGAIN_AFTER).await;
@@ -32,11 +32,11 @@ pub async fn follow(app: Arc<App>, home: Arc<Store>) {
 }
 
 /// Follows the list until the stream ends or a lease could not be finished.
-async fn follow_once(app: &App, home: &Arc<Store>) -> Result<(), Status> {
+async fn follow_once(leases: &LeaseRouter, home: &Arc<Store>) -> Result<(), Status> {
     let ended = home.shard().lease_ended(LeaseEndedRequest {}).await?.into_inner();
     let finished = ended.map(|lease| async {
         let lease = lease?;
-        Ok::<_, Status>(app.finish_lease(LeaseId(lease.id), home, &lease.attached_slots).await)
+        Ok::<_, Status>(leases.finish(LeaseId(lease.id), home, &lease.attached_slots).await)
     });
     let mut finished = std::pin::pin!(finished.buffer_unordered(AT_ONCE));
     while let Some(result) = finished.next().await {

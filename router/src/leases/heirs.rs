@@ -14,7 +14,7 @@ use kindred_partition_config::state::{ClusterState, StoreState};
 use kindred_proto::shard_v1 as shard;
 use tonic::{Code, Status};
 
-use crate::app::App;
+use super::LeaseRouter;
 use crate::execute::{Deadline, Effect, call};
 use crate::stores::Store;
 
@@ -30,12 +30,12 @@ const NOW_AND_THEN: Duration = Duration::from_secs(30);
 const CALL_MAX: Duration = Duration::from_secs(5);
 
 /// Looks after the leases at one shard, for ever.
-pub async fn follow(app: Arc<App>, store: Arc<Store>) {
-    let mut states = app.cluster.states();
+pub async fn follow(homes: Arc<LeaseRouter>, store: Arc<Store>) {
+    let mut states = homes.cluster.states();
     loop {
         store.state().wait_up().await;
         let state = states.borrow_and_update().clone();
-        let again = match settle(&app, &store, &state).await {
+        let again = match settle(&homes, &store, &state).await {
             Ok(true) => NOW_AND_THEN,
             Ok(false) => AGAIN,
             Err(status) => {
@@ -56,19 +56,19 @@ pub async fn follow(app: Arc<App>, store: Arc<Store>) {
 }
 
 /// Hands over and rebuilds what is due at a store. Returns whether nothing is left to do until the state changes.
-async fn settle(app: &App, store: &Store, state: &ClusterState) -> Result<bool, Status> {
+async fn settle(homes: &LeaseRouter, store: &Store, state: &ClusterState) -> Result<bool, Status> {
     let Some(slot) = store.slot().map(|slot| slot.get()) else { return Ok(true) };
     let Some(object) = state.stores.iter().find(|object| object.slot == Some(slot)) else { return Ok(true) };
     let drains = object.state == StoreState::Draining;
     if let Some(heir) = state.lease_heir(slot) {
-        hand_over(app, store, heir, drains).await?;
+        hand_over(homes, store, heir, drains).await?;
     }
-    rebuild(app, store, state).await?;
+    rebuild(homes, store, state).await?;
     Ok(!drains)
 }
 
 /// Hands all leases of a store to its heir. Without `begin`, only those whose transfer has begun.
-async fn hand_over(app: &App, store: &Store, heir: u16, begin: bool) -> Result<(), Status> {
+async fn hand_over(homes: &LeaseRouter, store: &Store, heir: u16, begin: bool) -> Result<(), Status> {
     let Some(slot) = store.slot().map(|slot| u32::from(slot.get())) else { return Ok(()) };
     loop {
         let request = shard::HandOverRequest { max: BATCH, begin };
@@ -87,7 +87,7 @@ async fn hand_over(app: &App, store: &Store, heir: u16, begin: bool) -> Result<(
             attached_slots.push(slot);
             shard::KnownLease { attached_slots, ..lease }
         };
-        take_over(app, heir, leases.into_iter().map(with_old_home).collect(), slot).await?;
+        take_over(homes, heir, leases.into_iter().map(with_old_home).collect(), slot).await?;
         let request = shard::HandedRequest { ids, heir_slot: heir.into() };
         let deadline = Deadline::within(CALL_MAX);
         call(store, Effect::Read, deadline, || async {
@@ -98,7 +98,7 @@ async fn hand_over(app: &App, store: &Store, heir: u16, begin: bool) -> Result<(
 }
 
 /// Gives a home again to the leases that this store adopted from lost stores; each begins with its whole TTL.
-async fn rebuild(app: &App, store: &Store, state: &ClusterState) -> Result<(), Status> {
+async fn rebuild(homes: &LeaseRouter, store: &Store, state: &ClusterState) -> Result<(), Status> {
     let Some(slot) = store.slot().map(|slot| u32::from(slot.get())) else { return Ok(()) };
     for gone in state.removed_slots() {
         let Some(heir) = state.lease_heir(gone).or_else(|| state.lease_home()) else { continue };
@@ -121,17 +121,22 @@ async fn rebuild(app: &App, store: &Store, state: &ClusterState) -> Result<(), S
             );
             let attached =
                 |lease: shard::KnownLease| shard::KnownLease { attached_slots: vec![slot], ..lease };
-            take_over(app, heir, leases.into_iter().map(attached).collect(), gone.into()).await?;
+            take_over(homes, heir, leases.into_iter().map(attached).collect(), gone.into()).await?;
         }
     }
     Ok(())
 }
 
 /// Makes the heir the home of these leases, and tells all stores that are attached to them.
-async fn take_over(app: &App, heir: u16, leases: Vec<shard::KnownLease>, from: u32) -> Result<(), Status> {
+async fn take_over(
+    homes: &LeaseRouter,
+    heir: u16,
+    leases: Vec<shard::KnownLease>,
+    from: u32,
+) -> Result<(), Status> {
     let heir_slot = u32::from(heir);
     let home =
-        app.stores.by_slot(heir_slot).ok_or_else(|| Status::unavailable("the heir is not known yet"))?;
+        homes.stores.by_slot(heir_slot).ok_or_else(|| Status::unavailable("the heir is not known yet"))?;
     let others = |lease: &shard::KnownLease| {
         let slots = lease.attached_slots.iter().copied().filter(|slot| *slot != heir_slot);
         shard::KnownLease { attached_slots: slots.collect(), ..lease.clone() }
@@ -144,7 +149,7 @@ async fn take_over(app: &App, heir: u16, leases: Vec<shard::KnownLease>, from: u
     })
     .await?;
     let told = leases.iter().flat_map(|lease| lease.attached_slots.iter().map(move |at| (*at, lease)));
-    let told: Vec<_> = told.map(|(at, lease)| tell(app, at, lease, heir_slot, from)).collect();
+    let told: Vec<_> = told.map(|(at, lease)| tell(homes, at, lease, heir_slot, from)).collect();
     let mut told = stream::iter(told).buffer_unordered(AT_ONCE);
     let mut failed = None;
     while let Some(result) = told.next().await {
@@ -155,18 +160,18 @@ async fn take_over(app: &App, heir: u16, leases: Vec<shard::KnownLease>, from: u
 
 /// Tells a store with keys of a lease where its home is. The former home learns that last, from the handover itself.
 async fn tell(
-    app: &App,
+    homes: &LeaseRouter,
     at: u32,
     lease: &shard::KnownLease,
     home_slot: u32,
     from: u32,
 ) -> Result<(), Status> {
-    let Some(store) = app.stores.by_slot(at) else {
-        let removed = u16::try_from(at).is_ok_and(|slot| app.cluster.state().is_removed_slot(slot));
+    let Some(store) = homes.stores.by_slot(at) else {
+        let removed = u16::try_from(at).is_ok_and(|slot| homes.cluster.state().is_removed_slot(slot));
         return if removed { Ok(()) } else { Err(Status::unavailable("a store is not known yet")) };
     };
     let mut slots_before: Vec<u32> = match u16::try_from(home_slot) {
-        Ok(home) => app.cluster.state().lease_slots_before(home).into_iter().map(u32::from).collect(),
+        Ok(home) => homes.cluster.state().lease_slots_before(home).into_iter().map(u32::from).collect(),
         Err(_) => Vec::new(),
     };
     slots_before.push(from);
@@ -187,17 +192,15 @@ async fn tell(
     }
 }
 
-impl App {
-    /// The number of leases whose home is a store. It must be zero before the store is removed (R12).
-    ///
-    /// # Errors
-    /// The error of the store.
-    pub async fn leases_left_at(&self, store: &Store) -> Result<u64, Status> {
-        let request = shard::HandOverRequest { max: 0, begin: false };
-        let deadline = Deadline::within(CALL_MAX);
-        let answer = call(store, Effect::Read, deadline, || async {
-            store.leases().hand_over(deadline.request(request)).await
-        });
-        answer.await.map(|answer| answer.left)
-    }
+/// The number of leases whose home is a store. It must be zero before the store is removed (R12).
+///
+/// # Errors
+/// The error of the store.
+pub async fn left_at(store: &Store) -> Result<u64, Status> {
+    let request = shard::HandOverRequest { max: 0, begin: false };
+    let deadline = Deadline::within(CALL_MAX);
+    let answer = call(store, Effect::Read, deadline, || async {
+        store.leases().hand_over(deadline.request(request)).await
+    });
+    answer.await.map(|answer| answer.left)
 }

@@ -10,9 +10,9 @@ use crate::leases::{ended, heirs};
 pub fn start(app: &Arc<App>, store: &Arc<Store>) {
     until_removed(app, store, monitor::run(app.clone(), store.clone()));
     if store.is_shard() {
-        until_removed(app, store, ended::follow(app.clone(), store.clone()));
+        until_removed(app, store, ended::follow(app.leases.clone(), store.clone()));
         until_removed(app, store, releases::run(store.clone()));
-        until_removed(app, store, heirs::follow(app.clone(), store.clone()));
+        until_removed(app, store, heirs::follow(app.leases.clone(), store.clone()));
     }
 }
 

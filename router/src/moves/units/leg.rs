@@ -173,7 +173,7 @@ impl LegSteps<'_> {
         ids.sort_unstable();
         ids.dedup();
         for some in ids.chunks(LEASES_AT_ONCE) {
-            self.app.attach_all(some, self.follower(), Deadline::within(CALL_MAX)).await?;
+            self.app.leases.attach_all(some, self.follower(), Deadline::within(CALL_MAX)).await?;
         }
         Ok(())
     }
