@@ -1,14 +1,12 @@
 //! The state that all requests share: the map, the stores, the identity of this router.
 
-use std::sync::atomic::AtomicI64;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use kindred_router_core::compaction::Owed;
 use kindred_router_core::plan::Refusal;
-use kindred_router_core::revision_pairs::RevisionPairs;
 use kindred_transport::{Drain, grpc};
 use tonic::Status;
 
+use crate::execute::compact::Compactor;
 use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
 use crate::identity::Identity;
@@ -31,13 +29,7 @@ pub struct App {
     /// Merged event streams of key ranges, shared by all watches.
     pub feeds: Arc<Feeds>,
     pub leases: Arc<LeaseRouter>,
-    /// Compactions that stores missed while they were away. Never locked across an await.
-    pub owed: Mutex<Owed>,
-    /// The highest revision that a client compacted through this router. Watches must not begin below it, although a
-    /// feed may still hold older events.
-    pub compacted: AtomicI64,
-    /// Which shard revisions correspond to those of a default store that is a stock etcd. Never locked across an await.
-    pub revision_pairs: Mutex<RevisionPairs>,
+    pub compactor: Arc<Compactor>,
     /// Makes ids for the pins of reads over several stores.
     pub pins: PinNames,
     /// Small reads over several stores that are under way.
@@ -61,15 +53,13 @@ impl App {
     ) -> Arc<Self> {
         Arc::new(Self {
             leases: LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone()),
+            compactor: Compactor::new(stores.clone()),
             routing,
             metrics: Metrics::new(),
             feeds: Feeds::new(stores.clone(), feeds, drain.killed()),
             stores,
             cluster,
             identity,
-            owed: Mutex::default(),
-            compacted: AtomicI64::new(0),
-            revision_pairs: Mutex::default(),
             pins: PinNames::default(),
             shared_reads: SharedReads::default(),
             copy_speed: CopySpeed::default(),

@@ -192,8 +192,8 @@ fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<Pro
         }
         None => app.stores.iter().for_each(|store| background::start(app, store)),
     }
-    until_stopped(Box::pin(app.clone().settle_compactions()));
-    until_stopped(Box::pin(meta::revision_pairs::run(app.clone())));
+    until_stopped(Box::pin(app.compactor.clone().settle_owed()));
+    until_stopped(Box::pin(app.compactor.observed.clone().run(app.cluster.meta.clone())));
     if let Some(recorder) = recorder {
         until_stopped(Box::pin(async move {
             loop {
@@ -208,7 +208,8 @@ fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<Pro
 fn serve_clients(app: &Arc<App>, workers: &Workers, listener: Listener, max_request_bytes: usize) {
     let kv = kv::Kv::new(app.clone(), max_request_bytes);
     let max_message = kv.message_bytes_max();
-    let maintenance = MaintenanceServer::new(maintenance::Maintenance::new(app.clone()));
+    let maintenance =
+        MaintenanceServer::new(maintenance::Maintenance::new(app.stores.clone(), app.identity.clone()));
     let cluster = ClusterServer::new(cluster::Cluster::new(app.identity.clone()));
     let services = Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
         .add_service(WatchServer::new(watch::Watch::new(app.clone())).max_decoding_message_size(max_message))

@@ -318,7 +318,7 @@ impl KV for Kv {
 
     async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
-        let answer = self.app.compact(request.into_inner(), deadline).await?;
+        let answer = self.app.compactor.compact(request.into_inner(), deadline).await?;
         Ok(Response::new(self.app.identity.patched(answer.into()).into_bytes()))
     }
 }

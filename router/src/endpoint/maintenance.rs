@@ -9,24 +9,26 @@ use kindred_proto::etcdserverpb as pb;
 use kindred_transport::admin::ETCD_VERSION;
 use tonic::{Request, Response, Status};
 
-use crate::app::App;
+use crate::execute::raise::raise_shards;
 use crate::execute::{Deadline, Effect, call};
-use crate::stores::Store;
+use crate::identity::Identity;
+use crate::stores::{Store, Stores};
 
 /// The time limit of a status: kube-apiserver asks often and decides features by it, so no store may delay it for long.
 const STATUS_LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 pub struct Maintenance {
-    app: Arc<App>,
+    stores: Stores,
+    identity: Arc<Identity>,
 }
 
 type Each<T> = Vec<(Arc<Store>, Result<T, Status>)>;
 
 impl Maintenance {
     #[must_use]
-    pub fn new(app: Arc<App>) -> Self {
-        Self { app }
+    pub fn new(stores: Stores, identity: Arc<Identity>) -> Self {
+        Self { stores, identity }
     }
 
     /// Makes the same call to every store at once.
@@ -36,7 +38,7 @@ impl Maintenance {
         Fut: Future<Output = Result<Response<T>, Status>>,
     {
         let send = &send;
-        join_all(self.app.stores.iter().map(|store| async move {
+        join_all(self.stores.iter().map(|store| async move {
             (store.clone(), call(store, effect, deadline, || send(store.clone())).await)
         }))
         .await
@@ -86,7 +88,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
         let mut alarms: Vec<pb::AlarmMember> = answers.into_iter().flat_map(|(_, a)| a.alarms).collect();
         alarms.sort_unstable_by_key(|alarm| (alarm.member_id, alarm.alarm));
         alarms.dedup();
-        Ok(Response::new(pb::AlarmResponse { header: self.app.identity.typed_header(revision), alarms }))
+        Ok(Response::new(pb::AlarmResponse { header: self.identity.typed_header(revision), alarms }))
     }
 
     /// Always answers, with the version that this router serves; names the stores that failed in `errors`.
@@ -100,7 +102,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
         let mut status = pb::StatusResponse {
             version: ETCD_VERSION.to_owned(),
             storage_version: ETCD_VERSION.to_owned(),
-            leader: self.app.identity.member_id,
+            leader: self.identity.member_id,
             raft_term: kindred_router_core::header_ids::RAFT_TERM,
             ..Default::default()
         };
@@ -118,7 +120,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
                 Err(error) => status.errors.push(format!("store {:?}: {}", store.name(), error.message())),
             }
         }
-        status.header = self.app.identity.typed_header(revision);
+        status.header = self.identity.typed_header(revision);
         // Clients take a growing index as a sign of a live cluster, and revisions grow.
         status.raft_index = revision.unsigned_abs();
         status.raft_applied_index = status.raft_index;
@@ -137,7 +139,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
             .await;
         let answers = all(each)?;
         let revision = answers.iter().map(|(_, a)| revision_of(a.header.as_ref())).max().unwrap_or(0);
-        Ok(Response::new(pb::DefragmentResponse { header: self.app.identity.typed_header(revision) }))
+        Ok(Response::new(pb::DefragmentResponse { header: self.identity.typed_header(revision) }))
     }
 
     /// Combines the hashes of all stores in the order of the configuration; every store must answer.
@@ -151,7 +153,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
         let answers = all(each)?;
         let revision = answers.iter().map(|(_, a)| revision_of(a.header.as_ref())).max().unwrap_or(0);
         let hash = combine(answers.iter().map(|(_, answer)| answer.hash));
-        Ok(Response::new(pb::HashResponse { header: self.app.identity.typed_header(revision), hash }))
+        Ok(Response::new(pb::HashResponse { header: self.identity.typed_header(revision), hash }))
     }
 
     /// Like `hash`. A revision is one of the shards, which are all raised to it if one of them has reached it. A stock
@@ -162,9 +164,9 @@ impl pb::maintenance_server::Maintenance for Maintenance {
     ) -> Result<Response<pb::HashKvResponse>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let revision = request.into_inner().revision;
-        let shards = self.app.stores.iter().any(|store| store.is_shard());
+        let shards = self.stores.iter().any(|store| store.is_shard());
         if revision > 0 {
-            self.app.raise_shards(Revision(revision), deadline).await?;
+            raise_shards(&self.stores, Revision(revision), deadline).await?;
         }
         let each = self
             .each(Effect::Read, deadline, |store| async move {
@@ -176,7 +178,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
         let max = |of: fn(&pb::HashKvResponse) -> i64| answers.iter().map(|(_, a)| of(a)).max().unwrap_or(0);
         let at = max(|answer| revision_of(answer.header.as_ref()));
         Ok(Response::new(pb::HashKvResponse {
-            header: self.app.identity.typed_header(at),
+            header: self.identity.typed_header(at),
             hash: combine(answers.iter().map(|(_, answer)| answer.hash)),
             compact_revision: max(|answer| answer.compact_revision),
             hash_revision: max(|answer| answer.hash_revision),

@@ -6,12 +6,12 @@
 //! there (`meta/revision_pairs`).
 
 use std::ops::DerefMut;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_router_core::compaction::{Owed, Refusal, Took, combine, decide};
 use kindred_router_core::store::StoreIx;
@@ -23,8 +23,8 @@ use tonic::{Code, Status};
 
 use super::raise::{everything, raise};
 use super::{Deadline, Effect, call};
-use crate::app::App;
-use crate::stores::Store;
+use crate::meta::revision_pairs::Observed;
+use crate::stores::{Store, Stores};
 
 /// What a compaction uses of a router and its shards.
 pub trait Compacting {
@@ -107,7 +107,7 @@ async fn compact_one_of(stores: &impl Compacting, store: StoreIx, at: Revision) 
 
 /// The stores of a router, for a compaction with this deadline.
 struct Calls<'a> {
-    app: &'a App,
+    compactor: &'a Compactor,
     /// As the client sent it.
     request: Bytes,
     deadline: Deadline,
@@ -115,40 +115,80 @@ struct Calls<'a> {
 
 impl Compacting for Calls<'_> {
     fn shards(&self) -> Vec<StoreIx> {
-        self.app.stores.iter().filter(|store| store.is_shard()).map(|store| store.index).collect()
+        self.compactor.stores.iter().filter(|store| store.is_shard()).map(|store| store.index).collect()
     }
 
     fn name(&self, store: StoreIx) -> String {
-        self.app.stores.get(store).name().to_owned()
+        self.compactor.stores.get(store).name().to_owned()
     }
 
     fn default_store(&self) -> StoreIx {
-        self.app.stores.default_store()
+        self.compactor.stores.default_store()
     }
 
     async fn raise(&self, store: StoreIx, to: Revision) -> Result<Revision, Status> {
-        raise(self.app.stores.get(store), everything(), to, Epoch::NONE, self.deadline).await
+        raise(self.compactor.stores.get(store), everything(), to, Epoch::NONE, self.deadline).await
     }
 
     async fn compact(&self, store: StoreIx, _: Revision) -> Result<Bytes, Status> {
-        compact_one(self.app.stores.get(store), self.request.clone(), self.deadline).await
+        compact_one(self.compactor.stores.get(store), self.request.clone(), self.deadline).await
     }
 
     fn nobody(&self) -> Status {
-        let default = self.app.stores.get(self.default_store());
+        let default = self.compactor.stores.get(self.default_store());
         default.unavailable(&default.state().reason())
     }
 
     fn owed(&self) -> impl DerefMut<Target = Owed> {
-        self.app.lock_owed()
+        self.compactor.lock_owed()
     }
 
     fn compacted(&self, at: Revision) {
-        self.app.compacted.fetch_max(at.get(), Ordering::AcqRel);
+        self.compactor.note_compacted(at);
     }
 }
 
-impl App {
+/// The compactions of clients, and what stores missed of them.
+#[derive(Debug)]
+pub struct Compactor {
+    stores: Stores,
+    /// Compactions that stores missed while they were away. Never locked across an await.
+    owed: Mutex<Owed>,
+    /// The highest revision that a client compacted through this router. Watches must not begin below it, although a
+    /// feed may still hold older events.
+    compacted: AtomicI64,
+    /// What the revisions of a default store that is a stock etcd mean to the shards.
+    pub observed: Arc<Observed>,
+}
+
+impl Compactor {
+    #[must_use]
+    pub fn new(stores: Stores) -> Arc<Self> {
+        let observed = Observed::new(stores.clone());
+        Arc::new(Self { stores, owed: Mutex::default(), compacted: AtomicI64::new(0), observed })
+    }
+
+    /// The highest revision that a client compacted, as far as this router knows.
+    #[must_use]
+    pub fn compacted(&self) -> Revision {
+        Revision(self.compacted.load(Ordering::Acquire))
+    }
+
+    fn note_compacted(&self, at: Revision) {
+        self.compacted.fetch_max(at.get(), Ordering::AcqRel);
+    }
+
+    /// Takes over a compaction that was made elsewhere: every shard owes it, as far as this router knows.
+    pub fn owe_all(&self, at: Revision) {
+        {
+            let mut owed = self.lock_owed();
+            for store in self.stores.iter().filter(|store| store.is_shard()) {
+                owed.note(store.index, at);
+            }
+        }
+        self.note_compacted(at);
+    }
+
     /// Compacts all shards ([`compact_all`]), or only the default store if that is a stock etcd.
     ///
     /// # Errors
@@ -164,42 +204,31 @@ impl App {
             }
             return compacted;
         }
-        compact_all(&Calls { app: self, request, deadline }, Revision(parsed.revision)).await
+        compact_all(&Calls { compactor: self, request, deadline }, Revision(parsed.revision)).await
     }
 
-    /// Raises every shard to a revision that a client has named.
-    ///
-    /// # Errors
-    /// etcd's future revision if it is above all shards' current ones, and then no shard is raised; `Unavailable`
-    /// naming a shard that is away.
-    pub async fn raise_shards(&self, revision: Revision, deadline: Deadline) -> Result<(), Status> {
-        let shards: Vec<&Arc<Store>> = self.stores.iter().filter(|store| store.is_shard()).collect();
-        let to = async |revision| {
-            let raised =
-                shards.iter().map(|store| raise(store, everything(), revision, Epoch::NONE, deadline));
-            try_join_all(raised).await
-        };
-        let top = to(Revision::ZERO).await?.into_iter().max();
-        if top.is_some_and(|top| revision > top) {
-            return Err(grpc::status(EtcdError::FutureRevision));
-        }
-        to(revision).await.map(drop)
+    fn lock_owed(&self) -> MutexGuard<'_, Owed> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_owed(&self) -> std::sync::MutexGuard<'_, Owed> {
-        self.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// Records that every shard owes this compaction, as far as this router knows.
-    pub fn owe_all(&self, revision: Revision) {
-        let mut owed = self.lock_owed();
-        for store in self.stores.iter().filter(|store| store.is_shard()) {
-            owed.note(store.index, revision);
+    /// Compacts the shards in the background at the revision that corresponds to a compaction of the default store, a
+    /// stock etcd.
+    fn compact_beside(&self, etcd: &str, revision: i64) {
+        match self.observed.clock_of(etcd, revision) {
+            Some(clock) => {
+                tracing::debug!(etcd, revision, %clock, "shards are compacted with the default store");
+                self.owe_all(clock);
+            }
+            None => tracing::info!(
+                etcd,
+                revision,
+                "the default store is compacted at a revision that it had before this was looked at; shards are not"
+            ),
         }
     }
 
     /// Runs for ever: compacts stores that are back and owe a compaction.
-    pub async fn settle_compactions(self: Arc<Self>) {
+    pub async fn settle_owed(self: Arc<Self>) {
         loop {
             tokio::time::sleep(Duration::from_secs(1)).await;
             for store in self.stores.up() {
@@ -210,7 +239,7 @@ impl App {
                 };
                 let request = Bytes::from(prost::Message::encode_to_vec(&request));
                 let deadline = Deadline::within(Duration::from_secs(10));
-                let calls = Calls { app: &self, request, deadline };
+                let calls = Calls { compactor: &self, request, deadline };
                 if let Err(status) = settle(&calls, store.index, revision).await {
                     tracing::warn!(store = store.name(), %revision, error = status.message(), "still owes a compaction");
                 }

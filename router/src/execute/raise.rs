@@ -1,16 +1,21 @@
-//! Asks a store for its current revision, and raises it.
+//! Asks stores for their current revisions, and raises them.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_proto::shard_v1 as shard;
+use kindred_transport::grpc;
 use kindred_wire::batch::Method;
+use kindred_wire::error::EtcdError;
 use prost::Message as _;
 use tonic::{Response, Status};
 
 use super::{Deadline, Effect, attempt, over_batches};
-use crate::stores::Store;
 use crate::stores::batch_stream::Op;
 use crate::stores::failure::Failure;
+use crate::stores::{Store, Stores};
 
 #[must_use]
 pub fn everything() -> Vec<shard::KeyRange> {
@@ -62,6 +67,24 @@ pub async fn raise_since(
         raised.map(Response::into_inner).map_err(Failure::of)
     })
     .await
+}
+
+/// Raises every shard to a revision that a client has named.
+///
+/// # Errors
+/// etcd's future revision if it is above all shards' current ones, and then no shard is raised; `Unavailable`
+/// naming a shard that is away.
+pub async fn raise_shards(stores: &Stores, revision: Revision, deadline: Deadline) -> Result<(), Status> {
+    let shards: Vec<&Arc<Store>> = stores.iter().filter(|store| store.is_shard()).collect();
+    let to = async |revision| {
+        let raised = shards.iter().map(|store| raise(store, everything(), revision, Epoch::NONE, deadline));
+        try_join_all(raised).await
+    };
+    let top = to(Revision::ZERO).await?.into_iter().max();
+    if top.is_some_and(|top| revision > top) {
+        return Err(grpc::status(EtcdError::FutureRevision));
+    }
+    to(revision).await.map(drop)
 }
 
 /// Sends a `RaiseSince` in a batch; `None` if the store takes none there.

@@ -2,21 +2,19 @@
 //! shards, including those from before its own start. So also a shard that was away longer than any router has lived
 //! gets them.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
 
 use super::client::{Expect, Write};
 use super::{COMPACTION, Meta, MetaError};
-use crate::app::App;
+use crate::execute::compact::Compactor;
 
 /// How often meta is checked.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Runs for ever.
-pub async fn run(app: &Arc<App>, meta: &Arc<Meta>) {
+pub async fn run(compactor: &Compactor, meta: &Meta) {
     let mut settled = 0;
     loop {
         tokio::time::sleep(EVERY).await;
@@ -24,13 +22,12 @@ pub async fn run(app: &Arc<App>, meta: &Arc<Meta>) {
             let entries = meta.entries.borrow();
             entries.text(COMPACTION).and_then(|text| text.parse::<i64>().ok()).unwrap_or(0)
         };
-        let own = app.compacted.load(Ordering::Acquire);
+        let own = compactor.compacted().get();
         if recorded > settled {
             // A compaction of this router's own needs nothing: it knows which stores missed it. After a start it knows
             // of none.
             if own < recorded {
-                app.owe_all(Revision(recorded));
-                app.compacted.fetch_max(recorded, Ordering::AcqRel);
+                compactor.owe_all(Revision(recorded));
             }
             settled = recorded;
         }

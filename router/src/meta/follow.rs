@@ -38,7 +38,7 @@ pub async fn run(app: Arc<App>, meta: Arc<Meta>) {
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }
     };
-    tokio::join!(following, keep(&app, &meta), compact(&meta), compactions::run(&app, &meta));
+    tokio::join!(following, keep(&app, &meta), compact(&meta), compactions::run(&app.compactor, &meta));
 }
 
 /// Follows meta until something fails.

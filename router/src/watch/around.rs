@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -76,7 +75,7 @@ impl Outside for Around {
     }
 
     fn compacted(&self) -> Revision {
-        Revision(self.app.compacted.load(Ordering::Acquire))
+        self.app.compactor.compacted()
     }
 
     fn live(&mut self, key: &FeedKey, generation: Epoch, no: FeedNo) -> Reader {
