@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use kindred_router_core::plan::Refusal;
-use kindred_transport::{Drain, grpc};
-use tonic::Status;
+use kindred_transport::Drain;
 
 use crate::execute::compact::Compactor;
+use crate::execute::fan_out::live::ReadPath;
 use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
 use crate::identity::Identity;
@@ -15,6 +14,7 @@ use crate::meta::Cluster;
 use crate::metrics::Metrics;
 use crate::moves::rate::CopySpeed;
 use crate::routing::Routing;
+use crate::snapshots::Snapshots;
 use crate::stores::Stores;
 use crate::stores::releases::PinNames;
 
@@ -30,13 +30,12 @@ pub struct App {
     pub feeds: Arc<Feeds>,
     pub leases: Arc<LeaseRouter>,
     pub compactor: Arc<Compactor>,
-    /// Makes ids for the pins of reads over several stores.
-    pub pins: PinNames,
-    /// Small reads over several stores that are under way.
-    pub shared_reads: SharedReads,
+    pub reads: Arc<ReadPath>,
+    pub shared_reads: Arc<SharedReads>,
+    pub snapshots: Arc<Snapshots>,
     /// How fast this router copies the data of moves.
     pub copy_speed: CopySpeed,
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     /// The shutdown of the router.
     pub drain: Drain,
 }
@@ -51,25 +50,24 @@ impl App {
         drain: Drain,
         feeds: feeds::Options,
     ) -> Arc<Self> {
+        let pins = Arc::new(PinNames::default());
+        let (ids, drained) = (identity.ids(), drain.clone());
+        let reads = ReadPath::new(stores.clone(), routing.clone(), pins.clone(), ids, drained);
+        let snapshots = Snapshots::new(stores.clone(), routing.clone(), pins);
         Arc::new(Self {
             leases: LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone()),
             compactor: Compactor::new(stores.clone()),
             routing,
-            metrics: Metrics::new(),
+            metrics: Arc::new(Metrics::new()),
             feeds: Feeds::new(stores.clone(), feeds, drain.killed()),
             stores,
             cluster,
             identity,
-            pins: PinNames::default(),
-            shared_reads: SharedReads::default(),
+            shared_reads: SharedReads::new(reads.clone()),
+            reads,
+            snapshots,
             copy_speed: CopySpeed::default(),
             drain,
         })
     }
-}
-
-/// The gRPC status of a refusal by the plan.
-#[must_use]
-pub fn refused(refusal: &Refusal) -> Status {
-    grpc::refusal(&refusal.0)
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::unit::UnitBuckets;
+use kindred_router_core::plan::Refusal;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
 use kindred_wire::protocol::{BUCKETS, MAP, MIN_REVISION, PIN};
@@ -203,6 +204,12 @@ async fn over_batches(store: &Store, stream: &BatchStream, op: Op) -> Option<Res
             None
         }
     }
+}
+
+/// The gRPC status of a refusal by the plan.
+#[must_use]
+pub fn refused(refusal: &Refusal) -> Status {
+    grpc::refusal(&refusal.0)
 }
 
 /// Whether the status is etcd's answer to a revision in the future.

@@ -206,7 +206,17 @@ fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<Pro
 
 /// Serves etcd's API on one listener. A stop sends GOAWAY; watch sessions end themselves with Unavailable.
 fn serve_clients(app: &Arc<App>, workers: &Workers, listener: Listener, max_request_bytes: usize) {
-    let kv = kv::Kv::new(app.clone(), max_request_bytes);
+    let kv = kv::Parts {
+        routing: app.routing.clone(),
+        stores: app.stores.clone(),
+        reads: app.reads.clone(),
+        shared_reads: app.shared_reads.clone(),
+        leases: app.leases.clone(),
+        compactor: app.compactor.clone(),
+        identity: app.identity.clone(),
+        metrics: app.metrics.clone(),
+    };
+    let kv = kv::Kv::new(kv, max_request_bytes);
     let max_message = kv.message_bytes_max();
     let maintenance =
         MaintenanceServer::new(maintenance::Maintenance::new(app.stores.clone(), app.identity.clone()));

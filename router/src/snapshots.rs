@@ -20,10 +20,11 @@ use kindred_wire::peek;
 use prost::Message as _;
 use tonic::{Code, Status};
 
-use crate::app::App;
 use crate::execute::raise::{everything, raise};
 use crate::execute::{Deadline, Effect, call};
-use crate::stores::Store;
+use crate::routing::Routing;
+use crate::stores::releases::PinNames;
+use crate::stores::{Store, Stores};
 
 /// How long a snapshot is retained if it is not renewed.
 pub const RETAINED: Duration = Duration::from_secs(120);
@@ -61,7 +62,20 @@ pub struct SnapshotRange {
     pub etcd: Option<String>,
 }
 
-impl App {
+/// Takes snapshots, renews and ends them.
+#[derive(Debug)]
+pub struct Snapshots {
+    stores: Stores,
+    routing: Arc<Routing>,
+    pins: Arc<PinNames>,
+}
+
+impl Snapshots {
+    #[must_use]
+    pub fn new(stores: Stores, routing: Arc<Routing>, pins: Arc<PinNames>) -> Arc<Self> {
+        Arc::new(Self { stores, routing, pins })
+    }
+
     fn shards(&self) -> impl Iterator<Item = &Arc<Store>> {
         self.stores.iter().filter(|store| store.is_shard() && !store.is_removed())
     }
@@ -70,7 +84,7 @@ impl App {
     ///
     /// # Errors
     /// `Unavailable` naming a store that serves keys and is away.
-    pub async fn take_snapshot(&self) -> Result<Snapshot, Status> {
+    pub async fn take(&self) -> Result<Snapshot, Status> {
         let name = SnapshotName(self.pins.next());
         let mut attempts = 1;
         let revision = loop {
@@ -80,16 +94,16 @@ impl App {
                     tokio::time::sleep(PAUSE).await;
                 }
                 Err(status) => {
-                    self.end_snapshot(name).await;
+                    self.end(name).await;
                     return Err(status);
                 }
                 Ok(revision) => break revision,
             }
         };
-        match self.snapshot_ranges(revision).await {
+        match self.ranges(revision).await {
             Ok(ranges) => Ok(Snapshot { name, revision, ranges }),
             Err(status) => {
-                self.end_snapshot(name).await;
+                self.end(name).await;
                 Err(status)
             }
         }
@@ -122,7 +136,7 @@ impl App {
     }
 
     /// The ranges of the snapshot with their revisions, by the present map.
-    async fn snapshot_ranges(&self, revision: Revision) -> Result<Vec<SnapshotRange>, Status> {
+    async fn ranges(&self, revision: Revision) -> Result<Vec<SnapshotRange>, Status> {
         let mut ranges: Vec<SnapshotRange> = Vec::new();
         for mut range in self.runs() {
             range.revision = revision;
@@ -166,7 +180,7 @@ impl App {
 
     /// Renews a snapshot; returns the shards that failed, with reasons. A shard that started after the snapshot was taken, or
     /// that has lost it, cannot renew it; reads of the snapshot fail there.
-    pub async fn renew_snapshot(&self, name: SnapshotName, revision: Revision) -> Vec<String> {
+    pub async fn renew(&self, name: SnapshotName, revision: Revision) -> Vec<String> {
         let kept = self.shards().map(|store| async move {
             let kept = retain(store, name, revision, RETAINED).await;
             kept.err().map(|status| format!("{}: {}", store.name(), status.message()))
@@ -175,7 +189,7 @@ impl App {
     }
 
     /// Ends a snapshot. Shards that cannot be reached drop it when its time is over.
-    pub async fn end_snapshot(&self, name: SnapshotName) {
+    pub async fn end(&self, name: SnapshotName) {
         let ended = self.shards().filter(|store| store.state().is_up());
         let ended = ended.map(|store| retain(store, name, Revision::ZERO, Duration::ZERO));
         // A lost end is made up for by the snapshot's expiry.

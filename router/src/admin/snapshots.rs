@@ -22,7 +22,7 @@ use tonic::{Code, Status};
 use super::api;
 use super::status::ApiError;
 use crate::app::App;
-use crate::snapshots::{RETAINED, Snapshot, SnapshotName, SnapshotRange};
+use crate::snapshots::{RETAINED, Snapshot, SnapshotName, SnapshotRange, Snapshots};
 
 /// The body of a renewal.
 #[derive(Debug, Deserialize)]
@@ -42,7 +42,7 @@ pub fn routes(app: &Arc<App>) -> Router {
 }
 
 fn at(path: &str, app: &Arc<App>) -> Router {
-    let (take, renew, end) = (app.clone(), app.clone(), app.clone());
+    let (take, renew, end) = (app.clone(), app.snapshots.clone(), app.snapshots.clone());
     Router::new().route(path, post(move || async move { taken(&take).await })).route(
         &format!("{path}/{{name}}"),
         post(
@@ -51,7 +51,7 @@ fn at(path: &str, app: &Arc<App>) -> Router {
         .delete(move |name: Path<String>| async move {
             answer(match parsed(&name) {
                 Ok(name) => {
-                    end.end_snapshot(name).await;
+                    end.end(name).await;
                     Ok(json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" }))
                 }
                 Err(error) => Err(error),
@@ -75,20 +75,20 @@ fn parsed(name: &str) -> Result<SnapshotName, ApiError> {
 }
 
 async fn taken(app: &App) -> Response {
-    match app.take_snapshot().await {
+    match app.snapshots.take().await {
         Ok(snapshot) => (StatusCode::CREATED, axum::Json(shown(app, &snapshot))).into_response(),
         Err(status) => refused(&status).into_response(),
     }
 }
 
-async fn renewed(app: &App, name: &str, body: &[u8]) -> Result<Value, ApiError> {
+async fn renewed(snapshots: &Snapshots, name: &str, body: &[u8]) -> Result<Value, ApiError> {
     let name = parsed(name)?;
     let Renewal { revision } = api::read(parse::parse_object(api::text(body)?))?;
     let bad = || {
         ApiError::BadRequest(format!("revision: {revision:?} is none; write the one of the snapshot as text"))
     };
     let revision = revision.parse().ok().and_then(Revision::from_wire).ok_or_else(bad)?;
-    let problems = app.renew_snapshot(name, revision).await;
+    let problems = snapshots.renew(name, revision).await;
     Ok(
         json!({ "kind": "Snapshot", "apiVersion": "v1", "name": name.0.to_string(), "ttlSeconds": RETAINED.as_secs(),
         "problems": problems }),
@@ -108,7 +108,7 @@ fn who(app: &App) -> Value {
         "clusterId": format!("{:#x}", app.identity.cluster_id),
         "etcdPrefix": app.cluster.state().etcd_prefix,
         "clientUrls": app.identity.client_urls,
-        "ranges": app.runs().iter().map(range).collect::<Vec<_>>(),
+        "ranges": app.snapshots.runs().iter().map(range).collect::<Vec<_>>(),
     })
 }
 

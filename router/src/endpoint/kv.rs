@@ -28,12 +28,18 @@ use kindred_wire::rope::Rope;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use crate::app::{App, refused};
-use crate::execute::fan_out::shared;
+use crate::execute::compact::Compactor;
+use crate::execute::fan_out::delete::delete_at;
+use crate::execute::fan_out::live::ReadPath;
+use crate::execute::fan_out::shared::{self, SharedReads};
 use crate::execute::one::{Opened, To};
-use crate::execute::{Deadline, Effect};
+use crate::execute::{Deadline, Effect, refused};
+use crate::identity::Identity;
+use crate::leases::LeaseRouter;
+use crate::metrics::Metrics;
 use crate::not_owned::NotOwned;
-use crate::stores::Store;
+use crate::routing::Routing;
+use crate::stores::{Store, Stores};
 use crate::waiting::Waiting;
 
 /// How long one store has to answer the health probe; kube-apiserver gives up after 2 s.
@@ -47,26 +53,39 @@ const TXN_OPS_MAX: usize = 128;
 
 #[derive(Debug, Clone)]
 pub struct Kv {
-    app: Arc<App>,
+    with: Arc<Parts>,
     max_request_bytes: usize,
+}
+
+/// What calls of KV use of a router. A call shares it by one count.
+#[derive(Debug)]
+pub struct Parts {
+    pub routing: Arc<Routing>,
+    pub stores: Stores,
+    pub reads: Arc<ReadPath>,
+    pub shared_reads: Arc<SharedReads>,
+    pub leases: Arc<LeaseRouter>,
+    pub compactor: Arc<Compactor>,
+    pub identity: Arc<Identity>,
+    pub metrics: Arc<Metrics>,
 }
 
 impl Kv {
     #[must_use]
-    pub fn new(app: Arc<App>, max_request_bytes: usize) -> Self {
-        Self { app, max_request_bytes }
+    pub fn new(with: Parts, max_request_bytes: usize) -> Self {
+        Self { with: Arc::new(with), max_request_bytes }
     }
 
     async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
         let start = Instant::now();
         let result = self.route(method, request).await;
-        let handles = self.app.metrics.method(method);
+        let handles = self.with.metrics.method(method);
         handles.seconds.record(start.elapsed().as_secs_f64());
         match &result {
             Ok(_) => handles.ok.increment(1),
             Err(_) => handles.failed.increment(1),
         }
-        result.map(|answer| self.app.identity.patched(answer))
+        result.map(|answer| self.with.identity.patched(answer))
     }
 
     /// For tonic, which takes an answer in one piece.
@@ -78,10 +97,10 @@ impl Kv {
         let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
         let deadline = Deadline::of(request.metadata(), effect);
         let body = self.sized(request)?;
-        let mut waiting = Waiting::new(&self.app.routing, effect, deadline.at());
+        let mut waiting = Waiting::new(&self.with.routing, effect, deadline.at());
         loop {
             let (plan, generation) = {
-                let routes = self.app.routing.load();
+                let routes = self.with.routing.load();
                 (plan(method, &body, &**routes), routes.generation())
             };
             let plan = match plan {
@@ -114,26 +133,30 @@ impl Kv {
             Plan::FanOut(fan_out)
                 if method == Call::Range && body.len() <= shared::BYTES_MAX && is_small(method, &body) =>
             {
-                self.app.shared_range_over(fan_out, generation, body, deadline).await
+                self.with.shared_reads.range_over(fan_out, generation, body, deadline).await
             }
             Plan::FanOut(fan_out) if method == Call::Range => {
-                self.app.range_over(&fan_out, generation, body, deadline).await
+                self.with.reads.range_over(&fan_out, generation, body, deadline).await
             }
             Plan::FanOut(fan_out) => {
-                self.app.delete_over(&fan_out.spread, body, deadline).await.map(Rope::from)
+                delete_at((&self.with.stores, &self.with.routing), &fan_out.spread, body, deadline)
+                    .await
+                    .map(Rope::from)
             }
             Plan::One { store, leases, spread } => {
-                let store = self.app.stores.get(store);
-                let to = To { store, min_revision: self.app.routing.min_revision(&spread), generation };
+                let store = self.with.stores.get(store);
+                let to = To { store, min_revision: self.with.routing.min_revision(&spread), generation };
                 let asked = body.clone();
                 let answer = match leases.as_slice() {
-                    [] if method == Call::Range => self.app.range_of_one(to, &spread, body, deadline).await,
+                    [] if method == Call::Range => {
+                        self.with.reads.range_of_one(to, &spread, body, deadline).await
+                    }
                     [] => to.send(method, effect, body, deadline).await,
                     leases => self.send_leased(to, method, body, leases, deadline).await,
                 }?;
                 let shown = shown_by(&answer, to.store);
                 let now = |routes: &Routes| spread_by(method, &asked, routes);
-                self.app.routing.show_of_store(to.store, &spread, shown, generation, now);
+                self.with.routing.show_of_store(to.store, &spread, shown, generation, now);
                 Ok(answer)
             }
         }
@@ -160,16 +183,16 @@ impl Kv {
         let store = to.store;
         store.ready()?;
         let send = || to.send(method, Effect::Write, body.clone(), deadline);
-        self.app.leases.with_leases(leases, store, deadline, send).await
+        self.with.leases.with_leases(leases, store, deadline, send).await
     }
 
     async fn open_range_stream(&self, request: Request<Bytes>) -> Result<Chunks, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let body = self.sized(request)?;
-        let mut waiting = Waiting::new(&self.app.routing, Effect::Read, deadline.at());
+        let mut waiting = Waiting::new(&self.with.routing, Effect::Read, deadline.at());
         loop {
             let (plan, generation) = {
-                let routes = self.app.routing.load();
+                let routes = self.with.routing.load();
                 (plan(Call::RangeStream, &body, &**routes), routes.generation())
             };
             let plan = plan.map_err(|refusal| refused(&refusal))?;
@@ -193,21 +216,21 @@ impl Kv {
             Plan::One { store, spread, .. } => (store, spread),
             Plan::FanOut(fan_out) => {
                 let first = fan_out.parts[0].stores[0];
-                match self.app.range_stream_over(fan_out, generation, body.clone(), deadline).await? {
+                match self.with.reads.range_stream_over(fan_out, generation, body.clone(), deadline).await? {
                     Some(chunks) => return Ok(Box::pin(chunks)),
                     None => (first, Vec::new()),
                 }
             }
-            Plan::Health => (self.app.stores.default_store(), Vec::new()),
+            Plan::Health => (self.with.stores.default_store(), Vec::new()),
         };
-        let store = self.app.stores.get(index).clone();
-        let to = To { store: &store, min_revision: self.app.routing.min_revision(&spread), generation };
+        let store = self.with.stores.get(index).clone();
+        let to = To { store: &store, min_revision: self.with.routing.min_revision(&spread), generation };
         let Opened { chunks, revision } =
-            self.app.range_stream_of_one(to, &spread, body.clone(), deadline).await?;
+            self.with.reads.range_stream_of_one(to, &spread, body.clone(), deadline).await?;
         let mut tail = Vec::new();
-        let header = HeaderPatch { revision, ..self.app.identity.ids().patch() };
+        let header = HeaderPatch { revision, ..self.with.identity.ids().patch() };
         RangePatch { header, more: None, count: None }.append_to_stream(&mut tail);
-        let app = self.app.clone();
+        let routing = self.with.routing.clone();
         // Only the last message has a header, so a stream that ends without one is incomplete, whatever its status.
         let (good_end, chunks) = ending::produced(chunks);
         let mut good_end = Some(good_end);
@@ -218,7 +241,7 @@ impl Kv {
                     good_end.take().into_iter().for_each(ending::GoodEnd::reached);
                     let revision = revision.map_or(said, Revision);
                     let now = |routes: &Routes| spread_by(Call::RangeStream, &body, routes);
-                    app.routing.show_of_store(&store, &spread, revision, generation, now);
+                    routing.show_of_store(&store, &spread, revision, generation, now);
                     append(chunk, &tail)
                 }
             }),
@@ -230,7 +253,7 @@ impl Kv {
     /// Answers the health probe. Its key never exists, so any store gives the right answer: the default store, else the
     /// next that does.
     async fn health(&self, body: Bytes) -> Result<Rope, Status> {
-        let stores = &self.app.stores;
+        let stores = &self.with.stores;
         let default = stores.get(stores.default_store());
         let others = stores.iter().filter(|store| store.index != default.index);
         let mut failed = default.unavailable(&default.state().reason());
@@ -292,7 +315,7 @@ impl KV for Kv {
 
     async fn range_stream(&self, request: Request<Bytes>) -> Result<Response<Chunks>, Status> {
         let opened = self.open_range_stream(request).await;
-        let handles = self.app.metrics.method(Call::RangeStream);
+        let handles = self.with.metrics.method(Call::RangeStream);
         match &opened {
             Ok(_) => handles.ok.increment(1),
             Err(_) => handles.failed.increment(1),
@@ -318,8 +341,8 @@ impl KV for Kv {
 
     async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
-        let answer = self.app.compactor.compact(request.into_inner(), deadline).await?;
-        Ok(Response::new(self.app.identity.patched(answer.into()).into_bytes()))
+        let answer = self.with.compactor.compact(request.into_inner(), deadline).await?;
+        Ok(Response::new(self.with.identity.patched(answer.into()).into_bytes()))
     }
 }
 

@@ -4,7 +4,7 @@
 
 mod ask;
 pub mod delete;
-mod live;
+pub mod live;
 mod pages;
 pub mod read;
 pub mod shared;

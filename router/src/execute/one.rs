@@ -12,10 +12,10 @@ use kindred_wire::peek;
 use kindred_wire::rope::Rope;
 use tonic::{Status, Streaming};
 
+use super::fan_out::live::ReadPath;
 use super::fan_out::read::kind_at;
 use super::raise::raise;
 use super::{Deadline, Effect, attempt, by_map, call, fenced, is_future, over_batches};
-use crate::app::App;
 use crate::feeds::place::wire;
 use crate::stores::Store;
 use crate::stores::batch_stream::Op;
@@ -103,7 +103,7 @@ fn in_batch(method: Call) -> Method {
     }
 }
 
-impl App {
+impl ReadPath {
     /// A `Range` on one store. If the store says that the revision is in the future, another store of the Kind may have
     /// assigned it and another router may have shown it; then this store is raised to it (R4).
     ///
@@ -125,7 +125,7 @@ impl App {
         }
     }
 
-    /// A `RangeStream` on one store; raises the store as [`App::range_of_one`] does.
+    /// A `RangeStream` on one store; raises the store as [`ReadPath::range_of_one`] does.
     ///
     /// # Errors
     /// The error of the store.

@@ -23,9 +23,10 @@ use prost::Message as _;
 use tonic::Status;
 
 use super::{malformed, undecodable};
-use crate::app::App;
 use crate::execute::{Deadline, Effect, by_map, call, of_buckets};
 use crate::not_owned::NotOwned;
+use crate::routing::Routing;
+use crate::stores::Stores;
 use crate::waiting::Waiting;
 
 /// The combined result of the parts.
@@ -139,7 +140,8 @@ pub async fn delete_over(stores: &mut impl Deleting, body: Bytes) -> Result<Byte
 
 /// The stores of a router, for one delete.
 struct Calls<'a> {
-    app: &'a App,
+    stores: &'a Stores,
+    routing: &'a Routing,
     spread: &'a [KindPrefix],
     body: Bytes,
     deadline: Deadline,
@@ -148,20 +150,20 @@ struct Calls<'a> {
 
 impl Deleting for Calls<'_> {
     fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, Epoch) {
-        let routes = self.app.routing.load();
+        let routes = self.routing.load();
         (routes.pieces_left(range, done).into(), routes.generation())
     }
 
     fn ready(&self, store: StoreIx) -> Result<(), Status> {
-        self.app.stores.get(store).ready()
+        self.stores.get(store).ready()
     }
 
     fn name(&self, store: StoreIx) -> String {
-        self.app.stores.get(store).name().to_owned()
+        self.stores.get(store).name().to_owned()
     }
 
     fn min_revision(&self) -> Revision {
-        self.app.routing.min_revision(self.spread)
+        self.routing.min_revision(self.spread)
     }
 
     async fn delete(
@@ -172,7 +174,7 @@ impl Deleting for Calls<'_> {
         min_revision: Revision,
         generation: Epoch,
     ) -> Result<Bytes, Status> {
-        let store = self.app.stores.get(store);
+        let store = self.stores.get(store);
         call(store, Effect::Write, self.deadline, || async {
             let request = by_map(self.deadline.min_revision(request.clone(), min_revision), generation);
             store.kv().delete_range(of_buckets(request, buckets)).await
@@ -185,25 +187,23 @@ impl Deleting for Calls<'_> {
     }
 
     fn show(&self, revision: Revision) {
-        self.app.routing.show(self.spread, revision);
+        self.routing.show(self.spread, revision);
     }
 }
 
-impl App {
-    /// As [`delete_over`], for a client with this deadline.
-    ///
-    /// # Errors
-    /// As [`delete_over`].
-    pub async fn delete_over(
-        &self,
-        spread: &[KindPrefix],
-        body: Bytes,
-        deadline: Deadline,
-    ) -> Result<Bytes, Status> {
-        let waiting = Waiting::new(&self.routing, Effect::Write, deadline.at());
-        let mut calls = Calls { app: self, spread, body: body.clone(), deadline, waiting };
-        delete_over(&mut calls, body).await
-    }
+/// As [`delete_over`], at these stores, for a client with this deadline.
+///
+/// # Errors
+/// As [`delete_over`].
+pub async fn delete_at(
+    (stores, routing): (&Stores, &Routing),
+    spread: &[KindPrefix],
+    body: Bytes,
+    deadline: Deadline,
+) -> Result<Bytes, Status> {
+    let waiting = Waiting::new(routing, Effect::Write, deadline.at());
+    let mut calls = Calls { stores, routing, spread, body: body.clone(), deadline, waiting };
+    delete_over(&mut calls, body).await
 }
 
 /// The parts that are done.

@@ -6,27 +6,76 @@ use bytes::Bytes;
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::shard_v1 as shard;
-use kindred_router_core::plan::Call;
+use kindred_router_core::header_ids::HeaderIds;
+use kindred_router_core::plan::{Call, FanOut};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::small::is_small;
 use kindred_router_core::store::StoreIx;
+use kindred_transport::Drain;
 use kindred_wire::batch::Method;
 use kindred_wire::rope::Rope;
 use tonic::Status;
 
 use super::ask::Source;
-use super::read::Reading;
+use super::read::{Reading, range_over};
 use super::snapshot::{Raised, Shards};
-use crate::app::App;
 use crate::execute::raise::raise_since;
 use crate::execute::{Deadline, Effect, attempt, by_map, over_batches};
+use crate::routing::Routing;
+use crate::stores::Stores;
 use crate::stores::batch_stream::Op;
 use crate::stores::failure::Failure;
+use crate::stores::releases::PinNames;
+
+/// What reads use of a router.
+#[derive(Debug)]
+pub struct ReadPath {
+    stores: Stores,
+    pub(super) routing: Arc<Routing>,
+    pins: Arc<PinNames>,
+    /// In the headers of streams.
+    pub(super) ids: HeaderIds,
+    /// Waits for streams under way.
+    pub(super) drain: Drain,
+}
+
+impl ReadPath {
+    #[must_use]
+    pub fn new(
+        stores: Stores,
+        routing: Arc<Routing>,
+        pins: Arc<PinNames>,
+        ids: HeaderIds,
+        drain: Drain,
+    ) -> Arc<Self> {
+        Arc::new(Self { stores, routing, pins, ids, drain })
+    }
+
+    /// The stores for one request that was planned by the map of this generation.
+    pub(in crate::execute) fn live(self: &Arc<Self>, generation: Epoch, deadline: Deadline) -> Live {
+        let (pin, pinned) = (self.pins.next(), Mutex::default());
+        Live { path: self.clone(), deadline, generation, pin, pinned }
+    }
+
+    /// As [`range_over`], by the map of this generation.
+    ///
+    /// # Errors
+    /// As [`range_over`].
+    pub async fn range_over(
+        self: &Arc<Self>,
+        fan_out: &FanOut,
+        generation: Epoch,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<Rope, Status> {
+        range_over(&self.live(generation, deadline), fan_out, body).await
+    }
+}
 
 /// The stores of a router, for one request.
 #[derive(Debug)]
 pub struct Live {
-    app: Arc<App>,
+    path: Arc<ReadPath>,
     deadline: Deadline,
     generation: Epoch,
     /// The id of this request's pins.
@@ -48,15 +97,7 @@ impl Live {
 impl Drop for Live {
     fn drop(&mut self) {
         let pinned = self.pinned.get_mut().unwrap_or_else(PoisonError::into_inner);
-        pinned.iter().for_each(|store| self.app.stores.get(*store).releases().push(self.pin));
-    }
-}
-
-impl App {
-    /// The stores for one request that was planned by the map of this generation.
-    pub(in crate::execute) fn live(self: &Arc<Self>, generation: Epoch, deadline: Deadline) -> Live {
-        let (pin, pinned) = (self.pins.next(), Mutex::default());
-        Live { app: self.clone(), deadline, generation, pin, pinned }
+        pinned.iter().for_each(|store| self.path.stores.get(*store).releases().push(self.pin));
     }
 }
 
@@ -71,7 +112,7 @@ impl Shards for Live {
         if pin {
             self.pinning(store);
         }
-        let store = self.app.stores.get(store);
+        let store = self.path.stores.get(store);
         let deadline = self.deadline.renewed(Effect::Read);
         let pin = if pin { self.pin } else { 0 };
         // A page may be long and would delay other operations in a batch, so it gets a call of its own.
@@ -96,7 +137,7 @@ impl Shards for Live {
         if pin {
             self.pinning(source.store);
         }
-        let store = self.app.stores.get(source.store);
+        let store = self.path.stores.get(source.store);
         let (key, range_end) = source.range.to_wire();
         let request = shard::RaiseSinceRequest {
             ranges: vec![shard::KeyRange { key, range_end }],
@@ -111,20 +152,20 @@ impl Shards for Live {
 
     fn cannot_follow(&self, store: StoreIx, to: Revision) -> Status {
         let reason = format!("it refuses to follow to revision {to}: is its clock behind?");
-        self.app.stores.get(store).unavailable(&reason)
+        self.path.stores.get(store).unavailable(&reason)
     }
 }
 
 impl Reading for Live {
     fn routes(&self) -> Arc<Routes> {
-        self.app.routing.load_full()
+        self.path.routing.load_full()
     }
 
     fn min_revision(&self, spread: &[KindPrefix]) -> Revision {
-        self.app.routing.min_revision(spread)
+        self.path.routing.min_revision(spread)
     }
 
     fn show(&self, spread: &[KindPrefix], revision: Revision) {
-        self.app.routing.show(spread, revision);
+        self.path.routing.show(spread, revision);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::{Epoch, Revision};
+use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::etcdserverpb as pb;
@@ -19,8 +19,7 @@ use tonic::Status;
 use super::ask::Ask;
 use super::snapshot::{self, Shards};
 use super::{range, sources, undecodable};
-use crate::app::{App, refused};
-use crate::execute::{Deadline, is_future};
+use crate::execute::{is_future, refused};
 
 /// How often a range is read in all if its revision is compacted while it is read.
 const READS_MAX: usize = 3;
@@ -106,20 +105,4 @@ pub async fn kind_at<S: Reading>(
 
 fn is_compacted(status: &Status) -> bool {
     grpc::etcd_error(status) == Some(EtcdError::Compacted)
-}
-
-impl App {
-    /// As [`range_over`], by the map of this generation.
-    ///
-    /// # Errors
-    /// As [`range_over`].
-    pub async fn range_over(
-        self: &Arc<Self>,
-        fan_out: &FanOut,
-        generation: Epoch,
-        body: Bytes,
-        deadline: Deadline,
-    ) -> Result<Rope, Status> {
-        range_over(&self.live(generation, deadline), fan_out, body).await
-    }
 }

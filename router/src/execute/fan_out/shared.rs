@@ -13,7 +13,7 @@ use kindred_wire::rope::Rope;
 use tokio::sync::oneshot;
 use tonic::Status;
 
-use crate::app::App;
+use super::live::ReadPath;
 use crate::execute::Deadline;
 
 /// The longest request in bytes that may be shared.
@@ -31,22 +31,29 @@ struct Waiter {
     to: oneshot::Sender<Result<Rope, Status>>,
 }
 
-/// The shared reads under way. Never locked across an await.
-#[derive(Debug, Default)]
-pub struct SharedReads(Mutex<Singleflight<Question, Waiter>>);
-
-impl SharedReads {
-    fn lock(&self) -> MutexGuard<'_, Singleflight<Question, Waiter>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Small reads over several stores.
+#[derive(Debug)]
+pub struct SharedReads {
+    path: Arc<ReadPath>,
+    /// Those that are under way. Never locked across an await.
+    under_way: Mutex<Singleflight<Question, Waiter>>,
 }
 
-impl App {
-    /// Like [`App::range_over`], for a request that several clients may send.
+impl SharedReads {
+    #[must_use]
+    pub fn new(path: Arc<ReadPath>) -> Arc<Self> {
+        Arc::new(Self { path, under_way: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Singleflight<Question, Waiter>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Like [`ReadPath::range_over`], for a request that several clients may send.
     ///
     /// # Errors
-    /// As [`App::range_over`].
-    pub async fn shared_range_over(
+    /// As [`ReadPath::range_over`].
+    pub async fn range_over(
         self: &Arc<Self>,
         fan_out: FanOut,
         generation: Epoch,
@@ -55,9 +62,9 @@ impl App {
     ) -> Result<Rope, Status> {
         let question = (body, generation);
         let (to, answer) = oneshot::channel();
-        let begins = self.shared_reads.lock().ask(question.clone(), Waiter { deadline, to });
+        let begins = self.lock().ask(question.clone(), Waiter { deadline, to });
         if let Some(waiter) = begins {
-            UnderWay { app: self.clone(), question, ended: false }.begin(fan_out, vec![waiter]);
+            UnderWay { shared: self.clone(), question, ended: false }.begin(fan_out, vec![waiter]);
         }
         match tokio::time::timeout_at(deadline.at(), answer).await {
             Ok(answer) => answer.map_err(|_| Status::internal("kindred: a read ended without an answer"))?,
@@ -68,7 +75,7 @@ impl App {
 
 /// A running round of a question, and the rounds that follow it in the same task.
 struct UnderWay {
-    app: Arc<App>,
+    shared: Arc<SharedReads>,
     question: Question,
     ended: bool,
 }
@@ -85,8 +92,8 @@ impl UnderWay {
                 return;
             };
             let (body, generation) = self.question.clone();
-            let app = self.app.clone();
-            let mut reading = pin!(app.range_over(&fan_out, generation, body, latest));
+            let path = self.shared.path.clone();
+            let mut reading = pin!(path.range_over(&fan_out, generation, body, latest));
             let mut slow = pin!(tokio::time::sleep(SLOW));
             let answer = loop {
                 tokio::select! {
@@ -103,7 +110,7 @@ impl UnderWay {
             if self.ended {
                 return;
             }
-            match self.app.shared_reads.lock().next(&self.question) {
+            match self.shared.lock().next(&self.question) {
                 Some(next) => waiters = next,
                 None => break,
             }
@@ -114,9 +121,9 @@ impl UnderWay {
     /// Starts the next round in a task of its own; this one goes on for its own waiters only.
     fn step_aside(&mut self, fan_out: &FanOut) {
         self.ended = true;
-        if let Some(next) = self.app.shared_reads.lock().next(&self.question) {
-            let (app, question) = (self.app.clone(), self.question.clone());
-            Self { app, question, ended: false }.begin(fan_out.clone(), next);
+        if let Some(next) = self.shared.lock().next(&self.question) {
+            let (shared, question) = (self.shared.clone(), self.question.clone());
+            Self { shared, question, ended: false }.begin(fan_out.clone(), next);
         }
     }
 }
@@ -126,7 +133,7 @@ impl UnderWay {
 impl Drop for UnderWay {
     fn drop(&mut self) {
         while !self.ended {
-            self.ended = self.app.shared_reads.lock().next(&self.question).is_none();
+            self.ended = self.shared.lock().next(&self.question).is_none();
         }
     }
 }

@@ -14,10 +14,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::ask::{Ask, KeyValue};
+use super::live::ReadPath;
 use super::pages::{Sink, merge};
 use super::read::kind_at;
 use super::{FIRST_ITEMS_STREAMED, end, layout, open, undecodable};
-use crate::app::App;
 use crate::execute::{Deadline, is_future};
 
 /// Size in bytes at which a message is sent; a single larger item makes a larger message.
@@ -55,7 +55,7 @@ impl Sink for Chunked {
     }
 }
 
-impl App {
+impl ReadPath {
     /// A `RangeStream` over several stores. `None` for a request that cannot be streamed, or that etcd refuses; any
     /// store gives etcd's error for it.
     ///
@@ -86,7 +86,7 @@ impl App {
         self.routing.show(&fan_out.spread, snapshot.header);
         let (to, chunks) = mpsc::channel(CHUNKS_MAX);
         let (good_end, chunks) = ending::produced(ReceiverStream::new(chunks));
-        let header = self.identity.ids().header(snapshot.header.get());
+        let header = self.ids.header(snapshot.header.get());
         // Ends with the last message, or when the client goes away and its receiver is dropped.
         self.drain.spawn(async move {
             let mut chunked = Chunked { to, pending: Vec::new() };
