@@ -27,6 +27,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::metrics::Observing;
 use crate::stores::Store;
 use crate::stores::clocks::words;
 use crate::stores::modes::{Unmet, words as words_of_mode};
@@ -34,10 +35,10 @@ use crate::stores::state::Phase;
 
 pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
     let ready = app.clone();
-    let shown = app.clone();
+    let (shown, observing) = (app.clone(), Observing::default());
     let admin = Admin::new().ready(move || checks(&ready)).metrics(move || {
-        shown.metrics.observe(&shown.stores, &shown.feeds);
-        shown.metrics.observe_state(shown.cluster.unsound().len(), shown.cluster.elsewhere().len());
+        observing.observe(&shown.stores, &shown.feeds);
+        observing.observe_state(shown.cluster.unsound().len(), shown.cluster.elsewhere().len());
         recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default()
     });
     let (stores, partitions, durable) = (app.clone(), app.clone(), app.clone());

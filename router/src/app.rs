@@ -11,12 +11,13 @@ use crate::feeds::{self, Feeds};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
 use crate::meta::Cluster;
-use crate::metrics::Metrics;
+use crate::metrics::WatchMetrics;
 use crate::moves::rate::CopySpeed;
 use crate::routing::Routing;
 use crate::snapshots::Snapshots;
 use crate::stores::Stores;
 use crate::stores::releases::PinNames;
+use crate::watch::around::WatchPath;
 
 /// The shared state of a router. It holds nothing that must outlive the process.
 #[derive(Debug)]
@@ -35,7 +36,6 @@ pub struct App {
     pub snapshots: Arc<Snapshots>,
     /// How fast this router copies the data of moves.
     pub copy_speed: CopySpeed,
-    pub metrics: Arc<Metrics>,
     /// The shutdown of the router.
     pub drain: Drain,
 }
@@ -58,7 +58,6 @@ impl App {
             leases: LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone()),
             compactor: Compactor::new(stores.clone()),
             routing,
-            metrics: Arc::new(Metrics::new()),
             feeds: Feeds::new(stores.clone(), feeds, drain.killed()),
             stores,
             cluster,
@@ -68,6 +67,20 @@ impl App {
             snapshots,
             copy_speed: CopySpeed::default(),
             drain,
+        })
+    }
+
+    /// What watches use.
+    #[must_use]
+    pub fn watch_path(&self) -> Arc<WatchPath> {
+        Arc::new(WatchPath {
+            routing: self.routing.clone(),
+            stores: self.stores.clone(),
+            feeds: self.feeds.clone(),
+            compactor: self.compactor.clone(),
+            ids: self.identity.ids(),
+            metrics: WatchMetrics::default(),
+            drain: self.drain.clone(),
         })
     }
 }

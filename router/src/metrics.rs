@@ -329,52 +329,29 @@ fn seconds(micros: Option<i64>) -> f64 {
     micros.map_or(f64::NAN, |micros| micros as f64 / 1e6)
 }
 
-/// All handles, bound to the recorder that is installed when they are made.
+/// The handles of KV, bound to the recorder that is installed when they are made; so are those of the others.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct KvMetrics {
     range: Method,
     range_stream: Method,
     put: Method,
     delete_range: Method,
     txn: Method,
-    own_clock: Gauge,
-    feeds: FeedMetrics,
-    has_leader: Gauge,
-    /// Open watch streams of clients.
-    pub watch_streams: Gauge,
-    /// Open watches of clients.
-    pub watchers: Gauge,
-    /// Upstream watch streams that were opened again.
-    pub watch_reopened: Counter,
-    /// Watches that were placed elsewhere because of a move.
-    pub watch_moved: Counter,
 }
 
-impl Default for Metrics {
+impl Default for KvMetrics {
     fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Metrics {
-    #[must_use]
-    pub fn new() -> Self {
         Self {
             range: Method::new("Range"),
             range_stream: Method::new("RangeStream"),
             put: Method::new("Put"),
             delete_range: Method::new("DeleteRange"),
             txn: Method::new("Txn"),
-            own_clock: gauge!(OWN_CLOCK),
-            feeds: FeedMetrics::new(),
-            has_leader: gauge!(HAS_LEADER),
-            watch_streams: gauge!(WATCH_STREAMS),
-            watchers: gauge!(WATCHERS),
-            watch_reopened: counter!(WATCH_REOPENED),
-            watch_moved: counter!(WATCH_MOVED),
         }
     }
+}
 
+impl KvMetrics {
     #[must_use]
     pub fn method(&self, call: Call) -> &Method {
         match call {
@@ -385,7 +362,47 @@ impl Metrics {
             Call::Txn => &self.txn,
         }
     }
+}
 
+/// The handles of watches.
+#[derive(Debug)]
+pub struct WatchMetrics {
+    /// Open watch streams of clients.
+    pub streams: Gauge,
+    /// Open watches of clients.
+    pub watchers: Gauge,
+    /// Upstream watch streams that were opened again.
+    pub reopened: Counter,
+    /// Watches that were placed elsewhere because of a move.
+    pub moved: Counter,
+}
+
+impl Default for WatchMetrics {
+    fn default() -> Self {
+        Self {
+            streams: gauge!(WATCH_STREAMS),
+            watchers: gauge!(WATCHERS),
+            reopened: counter!(WATCH_REOPENED),
+            moved: counter!(WATCH_MOVED),
+        }
+    }
+}
+
+/// The handles for what is looked at when metrics are read.
+#[derive(Debug)]
+pub struct Observing {
+    own_clock: Gauge,
+    feeds: FeedMetrics,
+    has_leader: Gauge,
+}
+
+impl Default for Observing {
+    fn default() -> Self {
+        Self { own_clock: gauge!(OWN_CLOCK), feeds: FeedMetrics::new(), has_leader: gauge!(HAS_LEADER) }
+    }
+}
+
+impl Observing {
     /// Sets the numbers of problems of the cluster's state and of its map, before metrics are read.
     pub fn observe_state(&self, problems: usize, elsewhere: usize) {
         gauge!(UNSOUND).set(problems as f64);

@@ -29,7 +29,7 @@ use crate::identity::Identity;
 use crate::meta::client::MetaClient;
 use crate::meta::lineage::Founding;
 use crate::meta::{self, Cluster, Meta};
-use crate::metrics as own_metrics;
+use crate::metrics::{self as own_metrics, KvMetrics};
 use crate::moves;
 use crate::routing::Routing;
 use crate::stores::{Stores, background};
@@ -214,7 +214,7 @@ fn serve_clients(app: &Arc<App>, workers: &Workers, listener: Listener, max_requ
         leases: app.leases.clone(),
         compactor: app.compactor.clone(),
         identity: app.identity.clone(),
-        metrics: app.metrics.clone(),
+        metrics: KvMetrics::default(),
     };
     let kv = kv::Kv::new(kv, max_request_bytes);
     let max_message = kv.message_bytes_max();
@@ -222,7 +222,9 @@ fn serve_clients(app: &Arc<App>, workers: &Workers, listener: Listener, max_requ
         MaintenanceServer::new(maintenance::Maintenance::new(app.stores.clone(), app.identity.clone()));
     let cluster = ClusterServer::new(cluster::Cluster::new(app.identity.clone()));
     let services = Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
-        .add_service(WatchServer::new(watch::Watch::new(app.clone())).max_decoding_message_size(max_message))
+        .add_service(
+            WatchServer::new(watch::Watch::new(app.watch_path())).max_decoding_message_size(max_message),
+        )
         .add_service(LeaseServer::new(lease::Lease::new(
             app.leases.clone(),
             app.stores.clone(),

@@ -36,7 +36,7 @@ use crate::execute::one::{Opened, To};
 use crate::execute::{Deadline, Effect, refused};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
-use crate::metrics::Metrics;
+use crate::metrics::KvMetrics;
 use crate::not_owned::NotOwned;
 use crate::routing::Routing;
 use crate::stores::{Store, Stores};
@@ -67,7 +67,7 @@ pub struct Parts {
     pub leases: Arc<LeaseRouter>,
     pub compactor: Arc<Compactor>,
     pub identity: Arc<Identity>,
-    pub metrics: Arc<Metrics>,
+    pub metrics: KvMetrics,
 }
 
 impl Kv {

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::app::App;
+use crate::watch::around::WatchPath;
 use crate::watch::session;
 
 /// Messages queued between a session and the client's connection.
@@ -17,13 +17,13 @@ const TO_CLIENT_MAX: usize = 16;
 
 #[derive(Debug, Clone)]
 pub struct Watch {
-    app: Arc<App>,
+    path: Arc<WatchPath>,
 }
 
 impl Watch {
     #[must_use]
-    pub fn new(app: Arc<App>) -> Self {
-        Self { app }
+    pub fn new(path: Arc<WatchPath>) -> Self {
+        Self { path }
     }
 }
 
@@ -34,8 +34,8 @@ impl watch_server::Watch for Watch {
     async fn watch(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Self::WatchStream>, Status> {
         let (to, messages) = mpsc::channel(TO_CLIENT_MAX);
         let (good_end, messages) = ending::produced(ReceiverStream::new(messages));
-        let session = session::serve(self.app.clone(), request.into_inner(), to.clone());
-        self.app.drain.spawn(async move {
+        let session = session::serve(self.path.clone(), request.into_inner(), to.clone());
+        self.path.drain.spawn(async move {
             session.await;
             good_end.reached();
             // Dropped last, so that the end of the channel comes after the mark of a good end.

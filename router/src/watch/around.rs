@@ -12,30 +12,48 @@ use kindred_router_core::cursor::{Limit, Taken};
 use kindred_router_core::feed_event::Events;
 use kindred_router_core::feed_state::{Stand, Take};
 use kindred_router_core::gaps::Passed;
+use kindred_router_core::header_ids::HeaderIds;
 use kindred_router_core::place::{FeedKey, place};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
 use kindred_router_core::watch_session::{
     Ask, CREATE_WAIT, Count, FeedNo, FeedReader, Outside, Present, ROUND_MAX, Rung,
 };
+use kindred_transport::Drain;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::upstream::{Inbound, Upstream};
-use crate::app::App;
 use crate::execute::Deadline;
+use crate::execute::compact::Compactor;
 use crate::execute::raise::raise;
-use crate::feeds::Counts;
 use crate::feeds::bell::Bells;
 use crate::feeds::feed::Reader;
+use crate::feeds::{Counts, Feeds};
+use crate::metrics::WatchMetrics;
+use crate::routing::Routing;
+use crate::stores::Stores;
 
 /// How long to wait before asking a feed again that could not tell its current revision.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
+/// What watches use of a router.
+#[derive(Debug)]
+pub struct WatchPath {
+    pub routing: Arc<Routing>,
+    pub stores: Stores,
+    pub feeds: Arc<Feeds>,
+    pub compactor: Arc<Compactor>,
+    /// In the headers of messages.
+    pub ids: HeaderIds,
+    pub metrics: WatchMetrics,
+    pub drain: Drain,
+}
+
 /// See the text above.
 #[derive(Debug)]
 pub struct Around {
-    app: Arc<App>,
+    path: Arc<WatchPath>,
     upstreams: HashMap<StoreIx, Upstream>,
     inbound: mpsc::Sender<Inbound>,
     /// Rung by feeds when they have more.
@@ -47,9 +65,9 @@ pub struct Around {
 }
 
 impl Around {
-    pub(super) fn new(app: Arc<App>, inbound: mpsc::Sender<Inbound>) -> Self {
+    pub(super) fn new(path: Arc<WatchPath>, inbound: mpsc::Sender<Inbound>) -> Self {
         Self {
-            app,
+            path,
             upstreams: HashMap::new(),
             inbound,
             bells: Arc::default(),
@@ -63,27 +81,27 @@ impl Outside for Around {
     type Reader = Reader;
 
     fn routes(&self) -> Arc<Routes> {
-        self.app.routing.load_full()
+        self.path.routing.load_full()
     }
 
     fn is_shard(&self, store: StoreIx) -> bool {
-        self.app.stores.get(store).is_shard()
+        self.path.stores.get(store).is_shard()
     }
 
     fn away(&self, store: StoreIx) -> Option<String> {
-        self.app.stores.get(store).ready().err().map(|status| status.message().to_owned())
+        self.path.stores.get(store).ready().err().map(|status| status.message().to_owned())
     }
 
     fn compacted(&self) -> Revision {
-        self.app.compactor.compacted()
+        self.path.compactor.compacted()
     }
 
     fn live(&mut self, key: &FeedKey, generation: Epoch, no: FeedNo) -> Reader {
-        self.app.feeds.live(key, generation, self.bells.bell(Rung::Feed(no)))
+        self.path.feeds.live(key, generation, self.bells.bell(Rung::Feed(no)))
     }
 
     fn catch_up(&mut self, key: &FeedKey, generation: Epoch, position: Revision, uid: i64) -> Reader {
-        self.app.feeds.catch_up(key, generation, position, self.bells.bell(Rung::Watch(uid)))
+        self.path.feeds.catch_up(key, generation, position, self.bells.bell(Rung::Watch(uid)))
     }
 
     fn rung(&mut self) -> Vec<Rung> {
@@ -91,7 +109,7 @@ impl Outside for Around {
     }
 
     fn open(&mut self, store: StoreIx, number: u64, delay: Duration, first: Vec<Bytes>) {
-        let of = self.app.stores.get(store).clone();
+        let of = self.path.stores.get(store).clone();
         self.upstreams.insert(store, Upstream::open(of, number, delay, first, self.inbound.clone()));
     }
 
@@ -104,9 +122,9 @@ impl Outside for Around {
     }
 
     fn ask_store(&mut self, ask: Ask, store: StoreIx, ranges: Vec<(Bytes, Bytes)>) {
-        let store = self.app.stores.get(store).clone();
+        let store = self.path.stores.get(store).clone();
         let ranges = ranges.into_iter().map(|(key, range_end)| KeyRange { key, range_end }).collect();
-        let (to, generation) = (ask.to.unwrap_or(Revision::ZERO), *self.app.routing.generations().borrow());
+        let (to, generation) = (ask.to.unwrap_or(Revision::ZERO), *self.path.routing.generations().borrow());
         self.asking.spawn(async move {
             let raised = raise(&store, ranges, to, generation, Deadline::within(ROUND_MAX)).await;
             (ask, raised.ok())
@@ -139,7 +157,7 @@ impl Outside for Around {
     }
 
     fn show(&mut self, spread: &[KindPrefix], revision: Revision) {
-        self.app.routing.show(spread, revision);
+        self.path.routing.show(spread, revision);
     }
 
     fn show_of_store(
@@ -152,16 +170,16 @@ impl Outside for Around {
     ) {
         let now =
             |routes: &Routes| place(key, range_end, routes).map(|(_, spread)| spread).unwrap_or_default();
-        self.app.routing.show_of_store(self.app.stores.get(store), spread, revision, generation, now);
+        self.path.routing.show_of_store(self.path.stores.get(store), spread, revision, generation, now);
     }
 
     fn count(&mut self, count: Count) {
         match count {
-            Count::Begun => self.app.metrics.watchers.increment(1.0),
-            Count::Ended => self.app.metrics.watchers.decrement(1.0),
-            Count::Moved => self.app.metrics.watch_moved.increment(1),
-            Count::Reopened => self.app.metrics.watch_reopened.increment(1),
-            Count::Turn => Counts::one(&self.app.feeds.counts().turns),
+            Count::Begun => self.path.metrics.watchers.increment(1.0),
+            Count::Ended => self.path.metrics.watchers.decrement(1.0),
+            Count::Moved => self.path.metrics.moved.increment(1),
+            Count::Reopened => self.path.metrics.reopened.increment(1),
+            Count::Turn => Counts::one(&self.path.feeds.counts().turns),
         }
     }
 }

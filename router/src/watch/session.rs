@@ -11,25 +11,24 @@ use tokio::time::Instant;
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
-use super::around::Around;
+use super::around::{Around, WatchPath};
 use super::upstream::{Inbound, What};
-use crate::app::App;
 
 /// Capacity of the channel through which all upstream streams of a session deliver their messages.
 const INBOUND_MAX: usize = 16;
 
 /// Serves a stream until it ends.
-pub async fn serve<S>(app: Arc<App>, mut requests: S, to: mpsc::Sender<Result<Bytes, Status>>)
+pub async fn serve<S>(path: Arc<WatchPath>, mut requests: S, to: mpsc::Sender<Result<Bytes, Status>>)
 where
     S: Stream<Item = Result<Bytes, Status>> + Unpin,
 {
-    app.metrics.watch_streams.increment(1.0);
+    path.metrics.streams.increment(1.0);
     let (inbound, mut upstream) = mpsc::channel(INBOUND_MAX);
-    let ids = app.identity.ids();
-    let mut session = Session::new(Around::new(app.clone(), inbound), ids, Settings::default(), now());
-    let ended = run(&app, &mut session, &mut requests, &mut upstream, &to).await;
-    app.metrics.watch_streams.decrement(1.0);
-    app.metrics.watchers.decrement(session.watches() as f64);
+    let ids = path.ids;
+    let mut session = Session::new(Around::new(path.clone(), inbound), ids, Settings::default(), now());
+    let ended = run(&path, &mut session, &mut requests, &mut upstream, &to).await;
+    path.metrics.streams.decrement(1.0);
+    path.metrics.watchers.decrement(session.watches() as f64);
     if let Some(status) = ended {
         // The client has to make room for the status; if it does not read, its connection ends anyway.
         let _ = to.send_timeout(Err(status), Duration::from_secs(1)).await;
@@ -38,7 +37,7 @@ where
 
 /// Runs until the stream ends; returns the status to send, `None` if the client is gone.
 async fn run<S>(
-    app: &App,
+    path: &WatchPath,
     session: &mut Session<Around>,
     requests: &mut S,
     upstream: &mut mpsc::Receiver<Inbound>,
@@ -47,14 +46,14 @@ async fn run<S>(
 where
     S: Stream<Item = Result<Bytes, Status>> + Unpin,
 {
-    let (stopping, bells) = (app.drain.stopping(), session.outside.bells.clone());
-    let mut generations = app.routing.generations();
+    let (stopping, bells) = (path.drain.stopping(), session.outside.bells.clone());
+    let mut generations = path.routing.generations();
     let mut half_closed = false;
     // Of the store that refuses the session's stream, if one does.
     let mut refusal = None;
     loop {
         if let Some(end) = session.turn(now()) {
-            return Some(status(app, end, refusal));
+            return Some(status(path, end, refusal));
         }
         let timer = session.timer();
         tokio::select! {
@@ -107,15 +106,15 @@ fn now() -> std::time::Instant {
     Instant::now().into_std()
 }
 
-fn status(app: &App, end: End, refusal: Option<Status>) -> Status {
+fn status(path: &WatchPath, end: End, refusal: Option<Status>) -> Status {
     match end {
         End::Malformed(error) => grpc::refusal(&error),
         End::Etcd(error) => grpc::status(error),
         End::Refused(store) => {
-            refusal.unwrap_or_else(|| app.stores.get(store).unavailable("it refuses watches"))
+            refusal.unwrap_or_else(|| path.stores.get(store).unavailable("it refuses watches"))
         }
         End::BadMessage(store, error) => {
-            let store = app.stores.get(store);
+            let store = path.stores.get(store);
             tracing::error!(
                 store = store.name(),
                 error,
