@@ -11,6 +11,7 @@ use crate::feeds::{self, Feeds};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
 use crate::meta::Cluster;
+use crate::meta::take::StateKeeper;
 use crate::metrics::WatchMetrics;
 use crate::moves::rate::CopySpeed;
 use crate::routing::Routing;
@@ -26,6 +27,7 @@ pub struct App {
     pub stores: Stores,
     /// The cluster's state, and the meta store that it comes from.
     pub cluster: Arc<Cluster>,
+    pub keeper: Arc<StateKeeper>,
     pub identity: Arc<Identity>,
     /// Merged event streams of key ranges, shared by all watches.
     pub feeds: Arc<Feeds>,
@@ -54,8 +56,18 @@ impl App {
         let (ids, drained) = (identity.ids(), drain.clone());
         let reads = ReadPath::new(stores.clone(), routing.clone(), pins.clone(), ids, drained);
         let snapshots = Snapshots::new(stores.clone(), routing.clone(), pins);
+        let leases = LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone());
+        let keeper = Arc::new(StateKeeper {
+            cluster: cluster.clone(),
+            stores: stores.clone(),
+            routing: routing.clone(),
+            leases: leases.clone(),
+            identity: identity.clone(),
+            drain: drain.clone(),
+        });
         Arc::new(Self {
-            leases: LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone()),
+            leases,
+            keeper,
             compactor: Compactor::new(stores.clone()),
             routing,
             feeds: Feeds::new(stores.clone(), feeds, drain.killed()),

@@ -12,6 +12,7 @@
 //!   data, gets the newest state that a router has.
 
 pub mod cache;
+pub mod change;
 pub mod client;
 mod compactions;
 pub mod follow;
@@ -30,7 +31,6 @@ use kindred_partition_config::state::{ClusterState, StateError};
 use kindred_transport::Endpoint;
 use tokio::sync::watch;
 
-use crate::app::App;
 use client::{Entries, Expect, MetaClient, Write};
 use lineage::Founding;
 
@@ -283,53 +283,6 @@ impl Cluster {
     #[must_use]
     pub fn states(&self) -> watch::Receiver<Arc<ClusterState>> {
         self.known.subscribe()
-    }
-}
-
-impl App {
-    /// Changes the state by compare-and-swap. `change` is called again if another change came first. On return this
-    /// router uses the new state, and has seen the other keys of the transaction.
-    ///
-    /// # Errors
-    /// The refusal by `change`, or why meta did not accept it.
-    pub async fn change_state<E>(
-        self: &Arc<Self>,
-        mut change: impl FnMut(&ClusterState) -> Result<Next, E>,
-    ) -> Result<Arc<ClusterState>, ChangeError<E>> {
-        let meta = self.cluster.meta.as_ref().ok_or(MetaError::None)?;
-        for _ in 0..ATTEMPTS {
-            // Read before asking meta: while the answer is under way, this router may learn of a newer state than the
-            // answer has.
-            let known = order(&self.cluster.state());
-            let Some(stored) = meta.client.get(STATE).await? else {
-                return Err(MetaError::Unavailable("it has no state yet".to_owned()).into());
-            };
-            let state = ClusterState::from_json(&stored.value).map_err(MetaError::from)?;
-            if let Some(why) = lineage::foreign(&self.cluster.state(), &state) {
-                return Err(MetaError::Foreign(why).into());
-            }
-            if order(&state) < known {
-                let why = "it has lost its latest data and gets it back from the routers";
-                return Err(MetaError::Unavailable(why.to_owned()).into());
-            }
-            // `change` must see the other keys that were written with this state, such as a move that began.
-            meta.heard(stored.mod_revision).await;
-            let Next { state: next, mut writes, mut expects } =
-                change(&state).map_err(ChangeError::Refused)?;
-            let next = next.after(&state);
-            if next == state && writes.is_empty() {
-                return Ok(Arc::new(next));
-            }
-            expects.push(Expect { key: STATE.to_owned(), mod_revision: stored.mod_revision });
-            writes.push(write(&next)?);
-            if let Some(revision) = meta.client.commit(&expects, writes).await? {
-                let next = Arc::new(next);
-                self.take(next.clone());
-                meta.heard(revision).await;
-                return Ok(next);
-            }
-        }
-        Err(MetaError::Contended.into())
     }
 }
 

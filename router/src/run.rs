@@ -148,7 +148,7 @@ pub async fn bind(
     let routing = Routing::new(routes, stores.clone(), settings.revision_scope);
     let app = App::new(routing, stores, Arc::new(cluster), identity, drain.clone(), settings.feeds);
     if app.cluster.meta.is_some() {
-        app.take(app.cluster.state());
+        app.keeper.take(app.cluster.state());
     }
     start_background(&app, settings.moves, recorder.clone());
     // Clients wait in the listen queue until then, so that no store that is there is reported unavailable at the start.
@@ -187,10 +187,14 @@ fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<Pro
     match app.cluster.meta.clone() {
         // The stores' tasks were started when the state was taken.
         Some(meta) => {
-            until_stopped(Box::pin(meta::follow::run(app.clone(), meta.clone())));
+            until_stopped(Box::pin(meta::follow::run(
+                app.keeper.clone(),
+                app.compactor.clone(),
+                meta.clone(),
+            )));
             until_stopped(Box::pin(moves::run(app.clone(), meta, moves)));
         }
-        None => app.stores.iter().for_each(|store| background::start(app, store)),
+        None => app.stores.iter().for_each(|store| background::start(&app.keeper, store)),
     }
     until_stopped(Box::pin(app.compactor.clone().settle_owed()));
     until_stopped(Box::pin(app.compactor.observed.clone().run(app.cluster.meta.clone())));

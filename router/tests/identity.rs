@@ -237,7 +237,7 @@ async fn f03_f36_two_clusters_of_one_configuration_never_touch_each_other() {
             let away = state.readdress_store(&name, vec!["127.0.0.1:1".to_owned()])?;
             away.readdress_store(&name, endpoints.clone()).map(Into::into)
         };
-        a.app.change_state(moved).await.unwrap();
+        a.app.keeper.change(moved).await.unwrap();
     }
     let newest = a.app.cluster.state();
     let path = std::path::PathBuf::from(file("a.json"));
@@ -290,7 +290,7 @@ async fn f03_a_router_that_began_with_another_clusters_file_uses_no_store() {
     assert!(get(&c, "/readyz").await.contains("check failed"));
     assert_eq!(one.stored().await.lineage, before.lineage);
     let unchanged = |state: &ClusterState| Ok::<_, MetaError>(state.clone().into());
-    let error = c.app.change_state(unchanged).await.unwrap_err().to_string();
+    let error = c.app.keeper.change(unchanged).await.unwrap_err().to_string();
     assert!(error.contains("another cluster's"), "{error}");
 }
 
@@ -317,7 +317,7 @@ async fn f51_a_restart_with_other_addresses_loses_nobodys_change() {
         };
         state.add_store(store).map(|(next, _)| next.into())
     };
-    b.app.change_state(added).await.unwrap();
+    b.app.keeper.change(added).await.unwrap();
     let [first, second] =
         rig.stores.each_ref().map(|store| format!("unix:///proc/self/root{}", &store.url()[5..]));
     let flags = [format!("--store=a={first}"), format!("--store=b={second}")];

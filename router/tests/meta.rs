@@ -109,12 +109,12 @@ async fn a_state_that_is_newer_than_an_answer_on_its_way_is_read_again() {
         next.revision += 1;
         Ok::<_, MetaError>(Next::from(next))
     };
-    let mut changing = std::pin::pin!(a.app.change_state(next));
+    let mut changing = std::pin::pin!(a.app.keeper.change(next));
     let asks = poll_fn(|context| Poll::Ready(changing.as_mut().poll(context).is_pending())).await;
     assert!(asks, "it waits for meta's answer");
     // Answers of one connection come in order, so the first one has come too, but is not handled yet.
     a.app.cluster.meta.as_ref().unwrap().client.get(STATE).await.unwrap();
-    let faster = b.app.change_state(next).await.unwrap();
+    let faster = b.app.keeper.change(next).await.unwrap();
     reached(&a, faster.revision).await;
     let changed = changing.await.expect("meta has lost nothing");
     assert_eq!(changed.revision, faster.revision + 1);

@@ -243,7 +243,8 @@ pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
     planned.iter().try_for_each(|planned| planned.fits(&verb.target_field()))?;
     let mut last = None;
     let state = app
-        .change_state(|state| {
+        .keeper
+        .change(|state| {
             let (change, known) = verb.settled(state, app)?;
             let (next, moves) = begin(state, &change, &known, used);
             let same =

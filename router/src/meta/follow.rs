@@ -9,8 +9,9 @@ use kindred_partition_config::state::{ClusterState, Kinship};
 use super::client::{Entries, Expect, Write};
 use super::lineage::foreign;
 use super::start::addressed;
-use super::{Meta, MetaError, MetaSettings, STATE, cache, compactions, order};
-use crate::app::App;
+use super::take::StateKeeper;
+use super::{Cluster, Meta, MetaError, MetaSettings, STATE, cache, compactions, order};
+use crate::execute::compact::Compactor;
 use crate::moves::past::is_forgotten;
 use crate::moves::{record_key, records};
 
@@ -22,11 +23,11 @@ const HISTORY: Duration = Duration::from_secs(300);
 const WORTH_IT: i64 = 100;
 
 /// Runs for ever.
-pub async fn run(app: Arc<App>, meta: Arc<Meta>) {
+pub async fn run(keeper: Arc<StateKeeper>, compactor: Arc<Compactor>, meta: Arc<Meta>) {
     let following = async {
         let mut backoff = BACKOFF_MIN;
         loop {
-            let Err(error) = once(&app, &meta, &mut backoff).await;
+            let Err(error) = once(&keeper, &meta, &mut backoff).await;
             // After a compaction the watch was merely behind; the next list has what it missed.
             if error != MetaError::Compacted {
                 meta.set_problem(Some(error.to_string()));
@@ -38,19 +39,24 @@ pub async fn run(app: Arc<App>, meta: Arc<Meta>) {
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }
     };
-    tokio::join!(following, keep(&app, &meta), compact(&meta), compactions::run(&app.compactor, &meta));
+    tokio::join!(
+        following,
+        keep(&keeper.cluster, &meta),
+        compact(&meta),
+        compactions::run(&compactor, &meta)
+    );
 }
 
 /// Follows meta until something fails.
 async fn once(
-    app: &Arc<App>,
+    keeper: &Arc<StateKeeper>,
     meta: &Meta,
     backoff: &mut Duration,
 ) -> Result<std::convert::Infallible, MetaError> {
-    let mut entries = listed(app, meta).await?;
+    let mut entries = listed(&keeper.cluster, meta).await?;
     meta.confirm();
     meta.set_problem(None);
-    saw(app, meta, &entries).await?;
+    saw(keeper, meta, &entries).await?;
     let mut watch = meta.client.watch(entries.revision + 1).await?;
     loop {
         let answer = watch.next().await?;
@@ -60,17 +66,17 @@ async fn once(
         }
         entries.revision = entries.revision.max(answer.header.map_or(0, |header| header.revision));
         if !answer.events.is_empty() {
-            saw(app, meta, &entries).await?;
+            saw(keeper, meta, &entries).await?;
         }
     }
 }
 
 /// Lists all keys. Returns once meta has a valid state that is not older than the one in use and has the addresses of
 /// `--store`; writes that state if needed.
-async fn listed(app: &Arc<App>, meta: &Meta) -> Result<Entries, MetaError> {
+async fn listed(cluster: &Cluster, meta: &Meta) -> Result<Entries, MetaError> {
     loop {
         // Read before asking meta: the answer lacks what this router changes meanwhile.
-        let own = app.cluster.state();
+        let own = cluster.state();
         let entries = meta.client.list().await?;
         let (found, mod_revision) = match entries.keys.get(STATE) {
             None => (None, 0),
@@ -160,17 +166,17 @@ fn put_right(
 }
 
 /// Takes the state if it has changed, and publishes all keys.
-async fn saw(app: &Arc<App>, meta: &Meta, entries: &Entries) -> Result<(), MetaError> {
+async fn saw(keeper: &Arc<StateKeeper>, meta: &Meta, entries: &Entries) -> Result<(), MetaError> {
     let Some(stored) = entries.keys.get(STATE) else {
         return Err(MetaError::Refused(format!("{STATE} was deleted; it is written again")));
     };
     let changed = meta.entries.borrow().keys.get(STATE) != Some(stored);
     if changed {
         let state = ClusterState::from_json(&stored.value)?;
-        if let Some(why) = foreign(&app.cluster.state(), &state) {
+        if let Some(why) = foreign(&keeper.cluster.state(), &state) {
             return Err(MetaError::Foreign(why));
         }
-        app.take(Arc::new(state));
+        keeper.take(Arc::new(state));
     }
     meta.entries.send_replace(Arc::new(entries.clone()));
     Ok(())
@@ -178,9 +184,9 @@ async fn saw(app: &Arc<App>, meta: &Meta, entries: &Entries) -> Result<(), MetaE
 
 /// Writes every state that is taken to the file. That includes changes by this router itself whose event never arrives
 /// because meta goes away.
-async fn keep(app: &App, meta: &Meta) {
+async fn keep(cluster: &Cluster, meta: &Meta) {
     let Some(path) = &meta.settings.cache else { return };
-    let mut states = app.cluster.states();
+    let mut states = cluster.states();
     loop {
         let (path, state) = (path.clone(), states.borrow_and_update().clone());
         let written = tokio::task::spawn_blocking(move || cache::write(&path, &state)).await;

@@ -8,13 +8,15 @@ use kindred_partition_config::state::{ClusterState, StoreObject, StoreState};
 use kindred_router_core::parts::store_ix;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::store::{StoreIx, StoreKind};
-use kindred_transport::Endpoint;
+use kindred_transport::{Drain, Endpoint};
 
 use super::lineage::foreign;
-use super::order;
-use crate::app::App;
+use super::{Cluster, order};
+use crate::identity::Identity;
+use crate::leases::LeaseRouter;
+use crate::routing::Routing;
 use crate::stores::modes::Modes;
-use crate::stores::{StoreSpec, background};
+use crate::stores::{StoreSpec, Stores, background};
 
 /// The configuration of a store, with those of its endpoints that are valid; errors of the others are added to `wrong`.
 pub fn spec(store: &StoreObject, wrong: &mut Vec<String>) -> StoreSpec {
@@ -71,7 +73,20 @@ pub fn tell_without_effect(state: &ClusterState, before: Option<&ClusterState>) 
     }
 }
 
-impl App {
+/// Takes states into use and changes them. A state says which stores there are, so their tasks begin here.
+#[derive(Debug)]
+pub struct StateKeeper {
+    /// The state, and the meta store that it comes from.
+    pub cluster: Arc<Cluster>,
+    pub(crate) stores: Stores,
+    pub(crate) routing: Arc<Routing>,
+    pub(crate) leases: Arc<LeaseRouter>,
+    pub(crate) identity: Arc<Identity>,
+    /// Ends the tasks of stores.
+    pub(crate) drain: Drain,
+}
+
+impl StateKeeper {
     /// Takes a state into use unless it is older than the present one. Of an invalid state, which no router writes, the
     /// valid part is used: requests for the rest fail, and the next state is taken as usual.
     pub fn take(self: &Arc<Self>, state: Arc<ClusterState>) {

@@ -117,14 +117,15 @@ pub async fn apply_to_meta<E: From<Vec<FieldError>>>(
     heard: &Heard,
 ) -> Result<Plan, ChangeError<E>> {
     let mut made = Plan::default();
-    app.change_state(|state| {
-        let records = known_records(app);
-        let plan = plan(state, &only(&records), &heard.reports);
-        let next = next(state, &plan, &records, heard.highest)?;
-        made = plan;
-        Ok(next)
-    })
-    .await?;
+    app.keeper
+        .change(|state| {
+            let records = known_records(app);
+            let plan = plan(state, &only(&records), &heard.reports);
+            let next = next(state, &plan, &records, heard.highest)?;
+            made = plan;
+            Ok(next)
+        })
+        .await?;
     Ok(made)
 }
 

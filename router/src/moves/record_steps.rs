@@ -10,10 +10,10 @@ use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::moves::step::Answer;
 
 use super::record_key;
-use crate::app::App;
 use crate::meta::client::{Expect, Write};
 use crate::meta::lineage::foreign;
-use crate::meta::{Meta, MetaError, STATE, write as write_state};
+use crate::meta::take::StateKeeper;
+use crate::meta::{Cluster, Meta, MetaError, STATE, write as write_state};
 
 /// How often a decision is tried when other changes of the state collide with it.
 const ATTEMPTS: usize = 16;
@@ -32,9 +32,14 @@ pub(super) async fn read(meta: &Meta, id: MoveId) -> Answer {
 
 /// Replaces the version of the record that is given. The last record of a move that was aborted also restores the
 /// earlier configuration of its Kind, in the same transaction.
-pub(super) async fn swap(app: &Arc<App>, meta: &Meta, record: Box<MoveRecord>, version: i64) -> Answer {
+pub(super) async fn swap(
+    keeper: &Arc<StateKeeper>,
+    meta: &Meta,
+    record: Box<MoveRecord>,
+    version: i64,
+) -> Answer {
     if record.to_put_back().is_some() {
-        return put_back(app, meta, record, version).await;
+        return put_back(keeper, meta, record, version).await;
     }
     let key = record_key(record.id);
     let expect = Expect { key: key.clone(), mod_revision: version };
@@ -45,8 +50,13 @@ pub(super) async fn swap(app: &Arc<App>, meta: &Meta, record: Box<MoveRecord>, v
     }
 }
 
-async fn put_back(app: &Arc<App>, meta: &Meta, mut record: Box<MoveRecord>, version: i64) -> Answer {
-    let (state, stored) = match state(app, meta).await {
+async fn put_back(
+    keeper: &Arc<StateKeeper>,
+    meta: &Meta,
+    mut record: Box<MoveRecord>,
+    version: i64,
+) -> Answer {
+    let (state, stored) = match state(&keeper.cluster, meta).await {
         Ok(state) => state,
         Err(error) => return failed(&error),
     };
@@ -82,7 +92,7 @@ async fn put_back(app: &Arc<App>, meta: &Meta, mut record: Box<MoveRecord>, vers
     match meta.client.commit(&expects, writes).await {
         Ok(Some(version)) => {
             if let Some(next) = next {
-                app.take(Arc::new(next));
+                keeper.take(Arc::new(next));
             }
             Answer::Swapped { record, version }
         }
@@ -98,7 +108,7 @@ fn said_of(errors: Vec<FieldError>) -> MetaError {
 
 /// The commit point of a switch (R15c): writes record and map in one transaction.
 pub(super) async fn decide(
-    app: &Arc<App>,
+    keeper: &Arc<StateKeeper>,
     meta: &Meta,
     record: &MoveRecord,
     version: i64,
@@ -106,7 +116,7 @@ pub(super) async fn decide(
 ) -> Answer {
     let key = record_key(record.id);
     for _ in 0..ATTEMPTS {
-        let (state, stored) = match state(app, meta).await {
+        let (state, stored) = match state(&keeper.cluster, meta).await {
             Ok(state) => state,
             Err(error) => return failed(&error),
         };
@@ -131,7 +141,7 @@ pub(super) async fn decide(
         match meta.client.commit(&expects, writes).await {
             Ok(Some(version)) => {
                 // Requests that are held in this router go on at once; other routers follow meta.
-                app.take(Arc::new(next));
+                keeper.take(Arc::new(next));
                 return Answer::Swapped { record: Box::new(decided), version };
             }
             Ok(None) => match meta.client.get(&key).await {
@@ -146,11 +156,11 @@ pub(super) async fn decide(
     Answer::Refused { reason: "the cluster's state is being changed all the time".to_owned() }
 }
 
-async fn state(app: &App, meta: &Meta) -> Result<(ClusterState, i64), MetaError> {
+async fn state(cluster: &Cluster, meta: &Meta) -> Result<(ClusterState, i64), MetaError> {
     let stored = meta.client.get(STATE).await?;
     let stored = stored.ok_or_else(|| MetaError::Unavailable("it has no state yet".to_owned()))?;
     let state = ClusterState::from_json(&stored.value)?;
-    match foreign(&app.cluster.state(), &state) {
+    match foreign(&cluster.state(), &state) {
         Some(why) => Err(MetaError::Foreign(why)),
         None => Ok((state, stored.mod_revision)),
     }

@@ -199,9 +199,11 @@ impl Runner {
             for Step { ticket, what, .. } in steps {
                 let answer = match what {
                     What::Read => record_steps::read(&meta, id).await,
-                    What::Swap { record, version } => record_steps::swap(&app, &meta, record, version).await,
+                    What::Swap { record, version } => {
+                        record_steps::swap(&app.keeper, &meta, record, version).await
+                    }
                     What::Decide { record, version, leg } => {
-                        record_steps::decide(&app, &meta, &record, version, leg).await
+                        record_steps::decide(&app.keeper, &meta, &record, version, leg).await
                     }
                     What::Unit(call) => {
                         units.push((ticket, Some(call.at)));

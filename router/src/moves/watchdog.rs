@@ -72,7 +72,7 @@ fn spawn(
             match what {
                 What::Swap { record, version } => {
                     tracing::warn!(move_id = id.0, coordinator, "an attempt without a decision is given up");
-                    answers.push((ticket, record_steps::swap(&app, &meta, record, version).await));
+                    answers.push((ticket, record_steps::swap(&app.keeper, &meta, record, version).await));
                 }
                 What::Unit(call) => {
                     tickets.push(ticket);

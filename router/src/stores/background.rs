@@ -2,21 +2,23 @@
 
 use std::sync::Arc;
 
+use kindred_transport::Drain;
+
 use super::{Store, monitor, releases};
-use crate::app::App;
 use crate::leases::{ended, heirs};
+use crate::meta::take::StateKeeper;
 
 /// Starts the tasks.
-pub fn start(app: &Arc<App>, store: &Arc<Store>) {
-    until_removed(app, store, monitor::run(app.clone(), store.clone()));
+pub fn start(keeper: &Arc<StateKeeper>, store: &Arc<Store>) {
+    until_removed(&keeper.drain, store, monitor::run(keeper.clone(), store.clone()));
     if store.is_shard() {
-        until_removed(app, store, ended::follow(app.leases.clone(), store.clone()));
-        until_removed(app, store, releases::run(store.clone()));
-        until_removed(app, store, heirs::follow(app.leases.clone(), store.clone()));
+        until_removed(&keeper.drain, store, ended::follow(keeper.leases.clone(), store.clone()));
+        until_removed(&keeper.drain, store, releases::run(store.clone()));
+        until_removed(&keeper.drain, store, heirs::follow(keeper.leases.clone(), store.clone()));
     }
 }
 
-fn until_removed(app: &App, store: &Arc<Store>, task: impl Future<Output = ()> + Send + 'static) {
-    let (killed, removed) = (app.drain.killed(), store.removed().clone());
+fn until_removed(drain: &Drain, store: &Arc<Store>, task: impl Future<Output = ()> + Send + 'static) {
+    let (killed, removed) = (drain.killed(), store.removed().clone());
     tokio::spawn(async move { killed.run_until_cancelled(removed.run_until_cancelled(task)).await });
 }

@@ -13,8 +13,8 @@ use kindred_proto::shard_v1::HelloResponse;
 
 use super::state::Phase;
 use super::{Store, StoreSpec};
-use crate::app::App;
-use crate::meta::{ChangeError, Next};
+use crate::meta::take::StateKeeper;
+use crate::meta::{ChangeError, Cluster, Next};
 
 /// The judgement of a handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,14 +57,14 @@ fn foreign(name: &str, known: &str, hello: &HelloResponse) -> String {
 }
 
 /// Whether by the cluster's state the store holds only Kinds of mode none.
-fn holds_only_none(app: &App, store: &Store) -> bool {
+fn holds_only_none(cluster: &Cluster, store: &Store) -> bool {
     let place = u16::try_from(store.index.0).map(StoreIdx);
-    place.is_ok_and(|place| app.cluster.state().holds_only_none(place))
+    place.is_ok_and(|place| cluster.state().holds_only_none(place))
 }
 
 /// What is wrong with a store that serves: what it reports, or that it has no disk although it must keep Kinds.
-pub(super) fn trouble(app: &App, store: &Store, hello: &HelloResponse) -> String {
-    let forgets = hello.in_memory && !holds_only_none(app, store);
+pub(super) fn trouble(cluster: &Cluster, store: &Store, hello: &HelloResponse) -> String {
+    let forgets = hello.in_memory && !holds_only_none(cluster, store);
     match (hello.trouble.as_str(), forgets) {
         ("", true) => {
             "has no --data-dir: what it is to keep is lost when its process ends, and then it is refused"
@@ -76,10 +76,10 @@ pub(super) fn trouble(app: &App, store: &Store, hello: &HelloResponse) -> String
 
 /// The UUID that this router expects: the cluster's, or else the one that it has met. For a store that keeps nothing it
 /// is the one met last, even if the cluster's state still has another.
-pub(super) fn expected(app: &App, store: &Store, spec: &StoreSpec) -> Option<String> {
+pub(super) fn expected(cluster: &Cluster, store: &Store, spec: &StoreSpec) -> Option<String> {
     let met = store.met();
     match (&spec.uuid, &met) {
-        (Some(known), Some(met)) if known != met && !holds_only_none(app, store) => Some(known.clone()),
+        (Some(known), Some(met)) if known != met && !holds_only_none(cluster, store) => Some(known.clone()),
         (Some(known), None) => Some(known.clone()),
         _ => met,
     }
@@ -90,23 +90,23 @@ pub(super) fn expected(app: &App, store: &Store, spec: &StoreSpec) -> Option<Str
 /// # Errors
 /// `Foreign` when it is another store.
 pub(super) async fn identified(
-    app: &Arc<App>,
+    keeper: &Arc<StateKeeper>,
     store: &Store,
     spec: &StoreSpec,
     hello: &HelloResponse,
 ) -> Result<bool, Phase> {
-    let (known, uuid) = (expected(app, store, spec), hello.store_uuid.as_str());
-    match judge(store.name(), known.as_deref(), hello, holds_only_none(app, store)) {
+    let (known, uuid) = (expected(&keeper.cluster, store, spec), hello.store_uuid.as_str());
+    match judge(store.name(), known.as_deref(), hello, holds_only_none(&keeper.cluster, store)) {
         // The UUID is not in the state because meta was away when the store was first met.
-        Verdict::Known if spec.uuid.is_none() && !uuid.is_empty() && meta_is_followed(app) => {
-            write(app, store, None, uuid).await?;
+        Verdict::Known if spec.uuid.is_none() && !uuid.is_empty() && meta_is_followed(&keeper.cluster) => {
+            write(keeper, store, None, uuid).await?;
             Ok(true)
         }
         Verdict::Known => Ok(true),
         Verdict::New => {
-            write(app, store, None, uuid).await?;
+            write(keeper, store, None, uuid).await?;
             store.meet(uuid);
-            Ok(app.cluster.meta.is_none())
+            Ok(keeper.cluster.meta.is_none())
         }
         Verdict::Anew => {
             tracing::warn!(
@@ -114,7 +114,7 @@ pub(super) async fn identified(
                 uuid,
                 "the store has begun anew with nothing, as it keeps everything in memory; all its Kinds are of mode none"
             );
-            write(app, store, spec.uuid.as_deref(), uuid).await?;
+            write(keeper, store, spec.uuid.as_deref(), uuid).await?;
             store.meet(uuid);
             Ok(false)
         }
@@ -122,13 +122,18 @@ pub(super) async fn identified(
     }
 }
 
-fn meta_is_followed(app: &App) -> bool {
-    app.cluster.meta.as_ref().is_some_and(|meta| meta.problem().is_none())
+fn meta_is_followed(cluster: &Cluster) -> bool {
+    cluster.meta.as_ref().is_some_and(|meta| meta.problem().is_none())
 }
 
 /// Writes the store's UUID to the cluster's state. If meta is away, a later handshake writes it.
-async fn write(app: &Arc<App>, store: &Store, before: Option<&str>, uuid: &str) -> Result<(), Phase> {
-    if app.cluster.meta.is_none() {
+async fn write(
+    keeper: &Arc<StateKeeper>,
+    store: &Store,
+    before: Option<&str>,
+    uuid: &str,
+) -> Result<(), Phase> {
+    if keeper.cluster.meta.is_none() {
         return Ok(());
     }
     let name = &store.spec().name;
@@ -139,7 +144,7 @@ async fn write(app: &Arc<App>, store: &Store, before: Option<&str>, uuid: &str) 
         }
         .map(Next::from)
     };
-    match app.change_state(change).await {
+    match keeper.change(change).await {
         Ok(_) => Ok(()),
         Err(ChangeError::Refused(errors)) => {
             let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();

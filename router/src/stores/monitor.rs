@@ -18,7 +18,8 @@ use super::identify::{expected, identified, trouble};
 use super::modes::{Incarnation, tell};
 use super::state::{Identity, Phase};
 use super::{Store, StoreSpec};
-use crate::app::App;
+use crate::meta::Cluster;
+use crate::meta::take::StateKeeper;
 
 /// The version of the protocol between this router and shards.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -34,14 +35,14 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
 /// Keeps the state of the store up to date, for ever.
-pub async fn run(app: Arc<App>, store: Arc<Store>) {
-    let mut modes = app.stores.modes();
+pub async fn run(keeper: Arc<StateKeeper>, store: Arc<Store>) {
+    let mut modes = keeper.stores.modes();
     let mut backoff = BACKOFF_MIN;
     // The incarnation of the shard whose beginning was noted; `None` when the shard was not up.
     let mut begun = None;
     loop {
         let asked = store.spec();
-        let met = handshake(&app, &store, &asked).await;
+        let met = handshake(&keeper, &store, &asked).await;
         let silent = matches!(met, Met::Silent);
         let Some(phase) = met.into_phase() else {
             // Ask again with what was learnt. If the configuration does not have it yet, it is still on its way from
@@ -59,7 +60,7 @@ pub async fn run(app: Arc<App>, store: Arc<Store>) {
             if begun.as_ref() != Some(&incarnation)
                 && let Some(at) = present(&store).await
             {
-                app.routing.store_begun(&store, at);
+                keeper.routing.store_begun(&store, at);
                 begun = Some(incarnation);
             }
         } else {
@@ -148,21 +149,21 @@ impl Met {
     }
 }
 
-async fn handshake(app: &Arc<App>, store: &Store, spec: &StoreSpec) -> Met {
-    if let Some(why) = app.cluster.meta.as_ref().and_then(|meta| meta.stray()) {
+async fn handshake(keeper: &Arc<StateKeeper>, store: &Store, spec: &StoreSpec) -> Met {
+    if let Some(why) = keeper.cluster.meta.as_ref().and_then(|meta| meta.stray()) {
         let why = format!(
             "this router goes by the state of another cluster, restart it: the meta store is not that one's; {why}"
         );
         return Phase::Refused(why).into();
     }
-    let met = if store.is_shard() { meet_shard(app, store, spec).await } else { meet_etcd(store).await };
+    let met = if store.is_shard() { meet_shard(keeper, store, spec).await } else { meet_etcd(store).await };
     // A skewed store keeps its voice in the median: if most clocks are wrong, the others are the skewed ones.
     let has_a_voice = match &met {
         Ok(_) => store.is_shard(),
         Err(unmet) => matches!(unmet, Met::Otherwise(Phase::Skewed(_)) | Met::Again),
     };
     if !has_a_voice {
-        app.stores.clocks().leave_out(store.index);
+        keeper.stores.clocks().leave_out(store.index);
     }
     met.map_or_else(|unmet| unmet, Met::Well)
 }
@@ -173,21 +174,21 @@ async fn meet_etcd(store: &Store) -> Result<Identity, Met> {
     Ok(Identity { uuid: None, slot: None, version: status.version, incarnation: 0, features: 0 })
 }
 
-async fn meet_shard(app: &Arc<App>, store: &Store, spec: &StoreSpec) -> Result<Identity, Met> {
-    let clocks = app.stores.clocks();
-    let mut hello = ask(app, store, spec).await?;
-    let identity = check(spec, app.identity.cluster_id, &hello).map_err(Phase::Refused)?;
-    if !identified(app, store, spec, &hello).await? {
+async fn meet_shard(keeper: &Arc<StateKeeper>, store: &Store, spec: &StoreSpec) -> Result<Identity, Met> {
+    let clocks = keeper.stores.clocks();
+    let mut hello = ask(keeper, store, spec).await?;
+    let identity = check(spec, keeper.identity.cluster_id, &hello).map_err(Phase::Refused)?;
+    if !identified(keeper, store, spec, &hello).await? {
         return Err(Met::Again);
     }
-    let trouble = trouble(app, store, &hello);
+    let trouble = trouble(&keeper.cluster, store, &hello);
     if store.set_trouble(&trouble) && !trouble.is_empty() {
         tracing::error!(store = store.name(), trouble, "the store serves, and something is wrong with it");
     }
     clocks.settled().await;
     if hello.awaits_clock {
         // The first handshake reported its clock; this one brings it the reference time.
-        hello = ask(app, store, spec).await?;
+        hello = ask(keeper, store, spec).await?;
     }
     match clocks.offset(store.index) {
         Some(offset) if clock_offset::is_skewed(offset) => Err(Phase::Skewed(format!(
@@ -215,12 +216,12 @@ fn waits_for(spec: &StoreSpec, hello: &HelloResponse) -> u64 {
 }
 
 /// Makes one handshake, and notes what the shard's clock showed halfway through it.
-async fn ask(app: &App, store: &Store, spec: &StoreSpec) -> Result<HelloResponse, Met> {
-    let clocks = app.stores.clocks();
+async fn ask(keeper: &StateKeeper, store: &Store, spec: &StoreSpec) -> Result<HelloResponse, Met> {
+    let clocks = keeper.stores.clocks();
     let request = HelloRequest {
         features: FEATURE_BATCHES | FEATURE_BATCHED_SNAPSHOTS,
         reference_micros: clocks.reference().unwrap_or_default(),
-        ..hello_of(app, store, spec)
+        ..hello_of(&keeper.cluster, keeper.identity.cluster_id, store, spec)
     };
     let mut shard = store.shard();
     let sent = Instant::now();
@@ -235,13 +236,13 @@ async fn ask(app: &App, store: &Store, spec: &StoreSpec) -> Result<HelloResponse
 }
 
 /// The part of a handshake that is the same in all of them.
-pub(crate) fn hello_of(app: &App, store: &Store, spec: &StoreSpec) -> HelloRequest {
+pub(crate) fn hello_of(cluster: &Cluster, cluster_id: u64, store: &Store, spec: &StoreSpec) -> HelloRequest {
     HelloRequest {
         protocol_version: PROTOCOL_VERSION,
-        cluster_id: app.identity.cluster_id,
+        cluster_id,
         opens_at_micros: spec.opens_at.unwrap_or_default(),
-        lineage: app.cluster.state().lineage.as_ref().map(ToString::to_string).unwrap_or_default(),
-        store_uuid: expected(app, store, spec).unwrap_or_default(),
+        lineage: cluster.state().lineage.as_ref().map(ToString::to_string).unwrap_or_default(),
+        store_uuid: expected(cluster, store, spec).unwrap_or_default(),
         ..HelloRequest::default()
     }
 }

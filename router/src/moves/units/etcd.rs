@@ -102,7 +102,12 @@ impl UnitSteps<'_> {
     /// The present time of the follower's clock as a revision. No shard assigns it, because its slot is 0.
     async fn clock(&self) -> Result<Revision, Failed> {
         let store = self.follower();
-        let request = crate::stores::monitor::hello_of(self.app, store, &store.spec());
+        let request = crate::stores::monitor::hello_of(
+            &self.app.cluster,
+            self.app.identity.cluster_id,
+            store,
+            &store.spec(),
+        );
         let hello =
             bounded(
                 store,
