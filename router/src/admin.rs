@@ -22,65 +22,83 @@ use axum::routing::get;
 use kindred_partition_config::key::{Key, KeyRange};
 use kindred_router_core::clock_offset;
 use kindred_router_core::plan::Placement as _;
+use kindred_transport::Drain;
 use kindred_transport::admin::{Admin, Check};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 
-use crate::app::App;
+use crate::feeds::Feeds;
 use crate::metrics::Observing;
-use crate::stores::Store;
+use crate::moves::mover::Mover;
+use crate::routing::Routing;
+use crate::snapshots::Snapshots;
 use crate::stores::clocks::words;
 use crate::stores::modes::{Unmet, words as words_of_mode};
 use crate::stores::state::Phase;
+use crate::stores::{Store, Stores};
 
-pub fn routes(app: &Arc<App>, recorder: Option<PrometheusHandle>) -> Router {
-    let ready = app.clone();
-    let (shown, observing) = (app.clone(), Observing::default());
-    let admin = Admin::new().ready(move || checks(&ready)).metrics(move || {
-        observing.observe(&shown.stores, &shown.feeds);
-        observing.observe_state(shown.cluster.unsound().len(), shown.cluster.elsewhere().len());
+/// What the admin port shows and changes.
+pub struct Parts {
+    pub mover: Arc<Mover>,
+    pub feeds: Arc<Feeds>,
+    pub snapshots: Arc<Snapshots>,
+    pub drain: Drain,
+}
+
+pub fn routes(parts: Parts, recorder: Option<PrometheusHandle>) -> Router {
+    let Parts { mover, feeds, snapshots, drain } = parts;
+    let (of, fed, stopping) = (mover.clone(), feeds.clone(), drain.clone());
+    let (shown, observing) = (mover.clone(), Observing::default());
+    let admin = Admin::new().ready(move || checks(&of, &fed, &stopping)).metrics(move || {
+        observing.observe(&shown.stores, &feeds);
+        let cluster = &shown.keeper.cluster;
+        observing.observe_state(cluster.unsound().len(), cluster.elsewhere().len());
         recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default()
     });
-    let (stores, partitions, durable) = (app.clone(), app.clone(), app.clone());
-    let status = app.clone();
+    let (stores, status, durable) = (mover.clone(), mover.clone(), mover.clone());
+    let routing = mover.routing.clone();
+    let list_stores = move || std::future::ready(Json(list_stores(&stores.stores, &stores.routing)));
+    let shown_status = move || std::future::ready(Json(shown_status(&status)));
+    let list_partitions = move || std::future::ready(Json(list_partitions(&routing)));
     admin
         .routes()
-        .route("/api/v1/stores", get(move || std::future::ready(Json(list_stores(&stores)))))
-        .route("/api/v1/status", get(move || std::future::ready(Json(shown_status(&status)))))
-        .route("/api/v1/partitions", get(move || std::future::ready(Json(list_partitions(&partitions)))))
+        .route("/api/v1/stores", get(list_stores))
+        .route("/api/v1/status", get(shown_status))
+        .route("/api/v1/partitions", get(list_partitions))
         .route(
             "/api/v1/durability",
             get(move || {
-                let app = durable.clone();
-                async move { Json(durability::shown(&app).await) }
+                let of = durable.clone();
+                async move { Json(durability::shown(&of.stores, &of.routing).await) }
             }),
         )
-        .merge(api::routes(app))
-        .merge(verbs::routes(app))
-        .merge(moves::routes(app))
-        .merge(reconcile::routes(app))
-        .merge(snapshots::routes(app))
+        .merge(api::routes(&mover, &drain))
+        .merge(verbs::routes(&mover))
+        .merge(moves::routes(&mover.keeper.cluster))
+        .merge(reconcile::routes(&mover))
+        .merge(snapshots::routes(&snapshots, &mover))
 }
 
 /// The checks of readyz. The router is ready while any store can be reached, so that a dead store does not take the
 /// others from the load balancer. Trouble of a single store, or of anything that traffic does not need, is a warning.
-fn checks(app: &App) -> Vec<Check> {
-    let any = app.stores.up().next().is_some();
+fn checks(of: &Mover, feeds: &Feeds, drain: &Drain) -> Vec<Check> {
+    let (stores, cluster) = (&of.stores, &of.keeper.cluster);
+    let any = stores.up().next().is_some();
     let mut checks = vec![
         Check::new("stores", if any { Ok(()) } else { Err("no store can be reached") }),
-        Check::new("running", if app.drain.is_stopping() { Err("stopping") } else { Ok(()) }),
+        Check::new("running", if drain.is_stopping() { Err("stopping") } else { Ok(()) }),
     ];
-    if let Some(problem) = app.cluster.meta.as_ref().and_then(|meta| meta.problem()) {
+    if let Some(problem) = cluster.meta.as_ref().and_then(|meta| meta.problem()) {
         // Traffic goes on without the meta store.
         checks.push(Check::warning("meta", problem));
     }
-    for problem in app.cluster.unsound().iter() {
+    for problem in cluster.unsound().iter() {
         checks.push(Check::new(format!("cluster-state ({problem})"), Ok::<(), String>(())));
     }
-    for problem in app.cluster.elsewhere().iter() {
+    for problem in cluster.elsewhere().iter() {
         checks.push(Check::new(format!("owners ({problem}; see kindred reconcile)"), Ok::<(), String>(())));
     }
-    for store in app.stores.iter() {
+    for store in stores.iter() {
         let name = format!("store-{}", store.name());
         checks.push(match (&*store.state().phase(), store.trouble()) {
             (Phase::Up(_), None) => Check::new(name, Ok::<(), String>(())),
@@ -88,14 +106,14 @@ fn checks(app: &App) -> Vec<Check> {
             (other, _) => Check::warning(name, format!("{}: {}", other.word(), store.state().reason())),
         });
     }
-    if let Some(offset) = app.stores.clocks().own_offset().filter(|offset| clock_offset::is_skewed(*offset)) {
+    if let Some(offset) = stores.clocks().own_offset().filter(|offset| clock_offset::is_skewed(*offset)) {
         checks.push(Check::warning(
             "clock",
             format!("this router's is {} its stores'; set the time here", words(offset)),
         ));
     }
-    for (store, feeds, lag) in app.feeds.lags() {
-        let store = app.stores.get(store).name();
+    for (store, feeds, lag) in feeds.lags() {
+        let store = stores.get(store).name();
         let what = format!("store {store} has held back {feeds} feed(s) for {} s", lag.as_secs());
         checks.push(Check::warning("watches", what));
     }
@@ -103,47 +121,48 @@ fn checks(app: &App) -> Vec<Check> {
 }
 
 /// The cluster's state that this router uses, and what is wrong with it.
-fn shown_status(app: &App) -> Value {
-    let (state, unsound, elsewhere) = (app.cluster.state(), app.cluster.unsound(), app.cluster.elsewhere());
+fn shown_status(of: &Mover) -> Value {
+    let cluster = &of.keeper.cluster;
+    let (state, unsound, elsewhere) = (cluster.state(), cluster.unsound(), cluster.elsewhere());
     let elsewhere = elsewhere.iter().map(|problem| format!("{problem}; see kindred reconcile"));
     let problems: Vec<String> = unsound.iter().cloned().chain(elsewhere).collect();
     json!({
-        "router": app.identity.name, "generation": state.generation.0, "revision": state.revision,
-        "meta": app.cluster.meta.as_ref().map(|meta| json!({ "problem": meta.problem() })),
+        "router": of.identity.name, "generation": state.generation.0, "revision": state.revision,
+        "meta": cluster.meta.as_ref().map(|meta| json!({ "problem": meta.problem() })),
         "problems": problems,
     })
 }
 
-fn list_stores(app: &App) -> Value {
-    let stores = app.stores.iter().map(|store| {
+fn list_stores(stores: &Stores, routing: &Routing) -> Value {
+    let listed = stores.iter().map(|store| {
         let phase = store.state().phase();
         let mut shown = json!({
             "name": store.name(),
             "type": if store.is_shard() { "shard" } else { "etcd" },
             "slot": store.slot().map(|slot| slot.get()),
             "endpoints": store.spec().endpoints.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "default": store.index == app.stores.default_store(),
+            "default": store.index == stores.default_store(),
             "state": phase.word(),
             "uuid": store.spec().uuid.clone().or_else(|| store.met()),
             "trouble": store.trouble(),
             "lastError": store.state().last_error(),
-            "clockOffsetSeconds": app.stores.clocks().offset(store.index).map(|micros| micros as f64 / 1e6),
+            "clockOffsetSeconds": stores.clocks().offset(store.index).map(|micros| micros as f64 / 1e6),
         });
         if let (Phase::Up(identity), Some(fields)) = (&*phase, shown.as_object_mut()) {
             fields.insert("version".to_owned(), json!(identity.version));
             fields.insert("incarnation".to_owned(), json!(identity.incarnation));
             if store.is_shard() {
-                fields.insert("durability".to_owned(), durability(app, store));
+                fields.insert("durability".to_owned(), durability(routing, store));
             }
         }
         shown
     });
-    json!({ "stores": stores.collect::<Vec<_>>() })
+    json!({ "stores": listed.collect::<Vec<_>>() })
 }
 
 /// A shard's answer to the durability modes, without the Kinds that it does not serve.
-fn durability(app: &App, store: &Store) -> Value {
-    let (told, routes) = (store.told().get(), app.routing.load());
+fn durability(routing: &Routing, store: &Store) -> Value {
+    let (told, routes) = (store.told().get(), routing.load());
     let serves = |unmet: &&Unmet| {
         unmet.prefix.is_empty()
             || routes
@@ -160,8 +179,8 @@ fn durability(app: &App, store: &Store) -> Value {
     json!({ "generation": told.in_force, "unmet": unmet.collect::<Vec<_>>(), "problem": told.problem })
 }
 
-fn list_partitions(app: &App) -> Value {
-    let routes = app.routing.load();
+fn list_partitions(routing: &Routing) -> Value {
+    let routes = routing.load();
     let partitions = routes.map().partitions().iter().map(|partition| {
         json!({
             "start": partition.start().to_string(),

@@ -1,45 +1,47 @@
-//! The state that all requests share: the map, the stores, the identity of this router.
+//! Builds the parts of a router, and hands each endpoint and task what it uses.
 
 use std::sync::Arc;
 
+use kindred_proto::etcdserverpb::{
+    cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
+};
+use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
 use kindred_transport::Drain;
+use kindred_transport::unary::UnaryCalls as _;
+use tonic::service;
 
+use crate::admin;
+use crate::endpoint::{auth, cluster, kv, lease, maintenance, refuse, watch};
 use crate::execute::compact::Compactor;
 use crate::execute::fan_out::live::ReadPath;
 use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
-use crate::meta::Cluster;
 use crate::meta::take::StateKeeper;
-use crate::metrics::WatchMetrics;
+use crate::meta::{self, Cluster};
+use crate::metrics::{KvMetrics, WatchMetrics};
+use crate::moves;
+use crate::moves::mover::Mover;
 use crate::moves::rate::CopySpeed;
 use crate::routing::Routing;
 use crate::snapshots::Snapshots;
-use crate::stores::Stores;
-use crate::stores::releases::PinNames;
+use crate::stores::{Stores, background};
 use crate::watch::around::WatchPath;
 
-/// The shared state of a router. It holds nothing that must outlive the process.
+/// The parts that endpoints and tasks share. None holds anything that must outlive the process.
 #[derive(Debug)]
 pub struct App {
-    pub routing: Arc<Routing>,
     pub stores: Stores,
-    /// The cluster's state, and the meta store that it comes from.
-    pub cluster: Arc<Cluster>,
+    pub routing: Arc<Routing>,
     pub keeper: Arc<StateKeeper>,
     pub identity: Arc<Identity>,
     /// Merged event streams of key ranges, shared by all watches.
     pub feeds: Arc<Feeds>,
-    pub leases: Arc<LeaseRouter>,
-    pub compactor: Arc<Compactor>,
-    pub reads: Arc<ReadPath>,
-    pub shared_reads: Arc<SharedReads>,
-    pub snapshots: Arc<Snapshots>,
-    /// How fast this router copies the data of moves.
-    pub copy_speed: CopySpeed,
+    leases: Arc<LeaseRouter>,
+    compactor: Arc<Compactor>,
     /// The shutdown of the router.
-    pub drain: Drain,
+    drain: Drain,
 }
 
 impl App {
@@ -47,39 +49,42 @@ impl App {
     pub fn new(
         routing: Arc<Routing>,
         stores: Stores,
-        cluster: Arc<Cluster>,
-        identity: Arc<Identity>,
+        cluster: Cluster,
+        identity: Identity,
         drain: Drain,
         feeds: feeds::Options,
-    ) -> Arc<Self> {
-        let pins = Arc::new(PinNames::default());
-        let (ids, drained) = (identity.ids(), drain.clone());
-        let reads = ReadPath::new(stores.clone(), routing.clone(), pins.clone(), ids, drained);
-        let snapshots = Snapshots::new(stores.clone(), routing.clone(), pins);
+    ) -> Self {
+        let (cluster, identity) = (Arc::new(cluster), Arc::new(identity));
         let leases = LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone());
         let keeper = Arc::new(StateKeeper {
-            cluster: cluster.clone(),
+            cluster,
             stores: stores.clone(),
             routing: routing.clone(),
             leases: leases.clone(),
             identity: identity.clone(),
             drain: drain.clone(),
         });
-        Arc::new(Self {
-            leases,
-            keeper,
-            compactor: Compactor::new(stores.clone()),
-            routing,
-            feeds: Feeds::new(stores.clone(), feeds, drain.killed()),
+        let compactor = Compactor::new(stores.clone());
+        let feeds = Feeds::new(stores.clone(), feeds, drain.killed());
+        Self { stores, routing, keeper, identity, feeds, leases, compactor, drain }
+    }
+
+    /// KV, and the reads that its clients share.
+    #[must_use]
+    pub fn kv(&self, max_request_bytes: usize) -> kv::Kv {
+        let (stores, routing, ids) = (self.stores.clone(), self.routing.clone(), self.identity.ids());
+        let reads = ReadPath::new(stores.clone(), routing.clone(), ids, self.drain.clone());
+        let parts = kv::Parts {
             stores,
-            cluster,
-            identity,
+            routing,
             shared_reads: SharedReads::new(reads.clone()),
             reads,
-            snapshots,
-            copy_speed: CopySpeed::default(),
-            drain,
-        })
+            leases: self.leases.clone(),
+            compactor: self.compactor.clone(),
+            identity: self.identity.clone(),
+            metrics: KvMetrics::default(),
+        };
+        kv::Kv::new(parts, max_request_bytes)
     }
 
     /// What watches use.
@@ -94,5 +99,64 @@ impl App {
             metrics: WatchMetrics::default(),
             drain: self.drain.clone(),
         })
+    }
+
+    /// All services of etcd's API.
+    #[must_use]
+    pub fn services(&self, kv: &kv::Kv) -> service::Routes {
+        let max_message = kv.message_bytes_max();
+        let (stores, identity) = (self.stores.clone(), self.identity.clone());
+        let lease =
+            lease::Lease::new(self.leases.clone(), stores.clone(), identity.clone(), self.drain.clone());
+        let watch = WatchServer::new(watch::Watch::new(self.watch_path()));
+        let maintenance = MaintenanceServer::new(maintenance::Maintenance::new(stores, identity.clone()));
+        let cluster = ClusterServer::new(cluster::Cluster::new(identity.clone()));
+        service::Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
+            .add_service(watch.max_decoding_message_size(max_message))
+            .add_service(LeaseServer::new(lease))
+            .add_service(refuse::Refuse::new(maintenance, refuse::MAINTENANCE))
+            .add_service(refuse::Refuse::new(cluster, refuse::CLUSTER))
+            .add_service(auth::Auth::new(identity))
+            .prepare()
+    }
+
+    /// What moves use, and the admin port, which begins them.
+    #[must_use]
+    pub fn mover(&self) -> Arc<Mover> {
+        Arc::new(Mover {
+            keeper: self.keeper.clone(),
+            stores: self.stores.clone(),
+            routing: self.routing.clone(),
+            leases: self.leases.clone(),
+            identity: self.identity.clone(),
+            copy_speed: CopySpeed::default(),
+        })
+    }
+
+    /// What the admin port shows and changes.
+    #[must_use]
+    pub fn admin(&self, mover: Arc<Mover>) -> admin::Parts {
+        let snapshots = Snapshots::new(self.stores.clone(), self.routing.clone());
+        admin::Parts { mover, feeds: self.feeds.clone(), snapshots, drain: self.drain.clone() }
+    }
+
+    /// Starts the tasks that run as long as the router and have nothing to finish when it stops.
+    pub fn start(&self, mover: &Arc<Mover>, moves: moves::Settings) {
+        let until_stopped = |task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
+            let killed = self.drain.killed();
+            tokio::spawn(async move { killed.run_until_cancelled(task).await });
+        };
+        let (keeper, compactor) = (&self.keeper, &self.compactor);
+        match keeper.cluster.meta.clone() {
+            // The stores' tasks were started when the state was taken.
+            Some(meta) => {
+                let following = meta::follow::run(keeper.clone(), compactor.clone(), meta.clone());
+                until_stopped(Box::pin(following));
+                until_stopped(Box::pin(moves::run(mover.clone(), meta, moves)));
+            }
+            None => self.stores.iter().for_each(|store| background::start(keeper, store)),
+        }
+        until_stopped(Box::pin(compactor.clone().settle_owed()));
+        until_stopped(Box::pin(compactor.observed.clone().run(keeper.cluster.meta.clone())));
     }
 }

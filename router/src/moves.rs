@@ -7,6 +7,7 @@
 //! claim to expire: every router is the `watchdog` of the other routers' moves.
 
 pub mod begin;
+pub mod mover;
 pub mod past;
 pub mod rate;
 pub mod reconcile;
@@ -29,9 +30,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::app::App;
 use crate::meta::client::{Entries, Expect, Write};
 use crate::meta::{MOVES, Meta};
+use mover::Mover;
 use rate::Rate;
 use runner::Runner;
 
@@ -130,7 +131,7 @@ pub fn progress(entries: &Entries, id: MoveId) -> Option<Progress> {
 }
 
 struct Moves {
-    app: Arc<App>,
+    mover: Arc<Mover>,
     meta: Arc<Meta>,
     settings: Settings,
     me: String,
@@ -153,14 +154,14 @@ impl Drop for Lease {
 }
 
 /// Runs for ever: coordinates the moves that no other router has claimed, and watches over the others.
-pub async fn run(app: Arc<App>, meta: Arc<Meta>, settings: Settings) {
+pub async fn run(mover: Arc<Mover>, meta: Arc<Meta>, settings: Settings) {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    app.copy_speed.limited(settings.copy_bytes_per_second);
+    mover.copy_speed.limited(settings.copy_bytes_per_second);
     let moves = Moves {
         // Each start is a coordinator of its own, because it knows nothing of steps that an earlier one had under way.
-        me: format!("{}-{:x}", app.identity.name, since_epoch.as_nanos()),
+        me: format!("{}-{:x}", mover.identity.name, since_epoch.as_nanos()),
         rate: Arc::new(Rate::new(settings.copy_bytes_per_second)),
-        app: app.clone(),
+        mover: mover.clone(),
         settings,
         lease: None,
         running: JoinSet::new(),
@@ -168,11 +169,11 @@ pub async fn run(app: Arc<App>, meta: Arc<Meta>, settings: Settings) {
         meta: meta.clone(),
     };
     let beside = Beside::beside(&moves.settings.machine);
-    let watchdogs = watchdog::run(app.clone(), meta, moves.me.clone(), beside);
+    let watchdogs = watchdog::run(mover.clone(), meta, moves.me.clone(), beside);
     tokio::select! {
         () = moves.coordinate() => {}
         () = watchdogs => {}
-        () = reconcile::watch(app) => {}
+        () = reconcile::watch(mover) => {}
     }
 }
 
@@ -208,7 +209,7 @@ impl Moves {
                 continue;
             }
             let Some(lease) = self.lease().await else { return };
-            let progress = Progress { router: self.app.identity.name.clone(), ..Progress::default() };
+            let progress = Progress { router: self.mover.identity.name.clone(), ..Progress::default() };
             let value = serde_json::to_vec(&progress).unwrap_or_default();
             let expect = Expect { key: coordinator_key(id), mod_revision: 0 };
             let write = Write { lease, ..Write::put(coordinator_key(id), value) };

@@ -1,38 +1,29 @@
 //! Starts a router, serves, and drains it.
 
 use std::io::{IsTerminal as _, Write as _};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use kindred_partition_config::ids::fnv;
 use kindred_partition_config::state::ClusterState;
-use kindred_proto::etcdserverpb::{
-    cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
-};
-use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
 use kindred_transport::admin::AdminGuard;
 use kindred_transport::network::Network;
 use kindred_transport::serve::Drained;
-use kindred_transport::unary::UnaryCalls as _;
 use kindred_transport::{
     ConnectOptions, Connector, Drain, Endpoint, ListenOptions, Listener, Workers, admin, server, who,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use tonic::service::Routes;
 
 use crate::admin as admin_routes;
 use crate::app::App;
 use crate::config::{Args, ConfigErrors, Settings};
-use crate::endpoint::{auth, cluster, kv, lease, maintenance, refuse, watch};
 use crate::identity::Identity;
 use crate::meta::client::MetaClient;
 use crate::meta::lineage::Founding;
 use crate::meta::{self, Cluster, Meta};
-use crate::metrics::{self as own_metrics, KvMetrics};
-use crate::moves;
+use crate::metrics as own_metrics;
 use crate::routing::Routing;
-use crate::stores::{Stores, background};
+use crate::stores::Stores;
 
 /// How long clients get to go elsewhere when the router stops.
 const GRACE: Duration = Duration::from_secs(10);
@@ -86,7 +77,7 @@ pub struct Bound {
     pub listen: Vec<String>,
     /// The address of the admin server.
     pub admin: String,
-    pub app: Arc<App>,
+    pub app: App,
 }
 
 /// Binds the addresses and starts all tasks in the background; [`Drain`] ends them.
@@ -144,13 +135,18 @@ pub async fn bind(
     let founding = Founding { cluster_id: settings.cluster_id, lineage: None };
     let cluster_id = founding.cluster_id_of(&cluster.state()).0;
     let member_id = fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes());
-    let identity = Arc::new(Identity::new(cluster_id, member_id, settings.name, client_urls));
+    let identity = Identity::new(cluster_id, member_id, settings.name, client_urls);
     let routing = Routing::new(routes, stores.clone(), settings.revision_scope);
-    let app = App::new(routing, stores, Arc::new(cluster), identity, drain.clone(), settings.feeds);
-    if app.cluster.meta.is_some() {
-        app.keeper.take(app.cluster.state());
+    let app = App::new(routing, stores, cluster, identity, drain.clone(), settings.feeds);
+    if app.keeper.cluster.meta.is_some() {
+        app.keeper.take(app.keeper.cluster.state());
     }
-    start_background(&app, settings.moves, recorder.clone());
+    let mover = app.mover();
+    app.start(&mover, settings.moves);
+    if let Some(recorder) = recorder.clone() {
+        let killed = drain.killed();
+        tokio::spawn(async move { killed.run_until_cancelled(upkeep(recorder)).await });
+    }
     // Clients wait in the listen queue until then, so that no store that is there is reported unavailable at the start.
     let known = async {
         for store in app.stores.iter() {
@@ -158,10 +154,15 @@ pub async fn bind(
         }
     };
     let _ = tokio::time::timeout(FIRST_HANDSHAKES, known).await;
+    let kv = app.kv(settings.max_request_bytes);
+    let services = app.services(&kv);
     for listener in listeners {
-        serve_clients(&app, &workers, listener, settings.max_request_bytes);
+        // A stop sends GOAWAY; watch sessions end themselves with Unavailable.
+        workers.serve(listener.incoming(drain), drain, |incoming| {
+            server::serve(incoming, kv.clone(), services.clone(), server::STREAMS_MAX, drain.stopping())
+        });
     }
-    let (routes, admin_drain) = (admin_routes::routes(&app, recorder), drain.clone());
+    let (routes, admin_drain) = (admin_routes::routes(app.admin(mover), recorder), drain.clone());
     drain.spawn(async move { admin::serve(admin_listener, routes, &guard, &admin_drain).await });
     Ok(Bound { listen, admin, app })
 }
@@ -178,68 +179,9 @@ fn check_doors(settings: &Settings) -> anyhow::Result<AdminGuard> {
     Ok(settings.admin_port.load("--admin", &settings.admin, tls, &settings.network)?)
 }
 
-/// Starts the tasks that run as long as the router and have nothing to finish when it stops.
-fn start_background(app: &Arc<App>, moves: moves::Settings, recorder: Option<PrometheusHandle>) {
-    let until_stopped = |task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
-        let killed = app.drain.killed();
-        tokio::spawn(async move { killed.run_until_cancelled(task).await });
-    };
-    match app.cluster.meta.clone() {
-        // The stores' tasks were started when the state was taken.
-        Some(meta) => {
-            until_stopped(Box::pin(meta::follow::run(
-                app.keeper.clone(),
-                app.compactor.clone(),
-                meta.clone(),
-            )));
-            until_stopped(Box::pin(moves::run(app.clone(), meta, moves)));
-        }
-        None => app.stores.iter().for_each(|store| background::start(&app.keeper, store)),
+async fn upkeep(recorder: PrometheusHandle) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        recorder.run_upkeep();
     }
-    until_stopped(Box::pin(app.compactor.clone().settle_owed()));
-    until_stopped(Box::pin(app.compactor.observed.clone().run(app.cluster.meta.clone())));
-    if let Some(recorder) = recorder {
-        until_stopped(Box::pin(async move {
-            loop {
-                tokio::time::sleep(Duration::from_secs(5)).await;
-                recorder.run_upkeep();
-            }
-        }));
-    }
-}
-
-/// Serves etcd's API on one listener. A stop sends GOAWAY; watch sessions end themselves with Unavailable.
-fn serve_clients(app: &Arc<App>, workers: &Workers, listener: Listener, max_request_bytes: usize) {
-    let kv = kv::Parts {
-        routing: app.routing.clone(),
-        stores: app.stores.clone(),
-        reads: app.reads.clone(),
-        shared_reads: app.shared_reads.clone(),
-        leases: app.leases.clone(),
-        compactor: app.compactor.clone(),
-        identity: app.identity.clone(),
-        metrics: KvMetrics::default(),
-    };
-    let kv = kv::Kv::new(kv, max_request_bytes);
-    let max_message = kv.message_bytes_max();
-    let maintenance =
-        MaintenanceServer::new(maintenance::Maintenance::new(app.stores.clone(), app.identity.clone()));
-    let cluster = ClusterServer::new(cluster::Cluster::new(app.identity.clone()));
-    let services = Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
-        .add_service(
-            WatchServer::new(watch::Watch::new(app.watch_path())).max_decoding_message_size(max_message),
-        )
-        .add_service(LeaseServer::new(lease::Lease::new(
-            app.leases.clone(),
-            app.stores.clone(),
-            app.identity.clone(),
-            app.drain.clone(),
-        )))
-        .add_service(refuse::Refuse::new(maintenance, refuse::MAINTENANCE))
-        .add_service(refuse::Refuse::new(cluster, refuse::CLUSTER))
-        .add_service(auth::Auth::new(app.identity.clone()))
-        .prepare();
-    workers.serve(listener.incoming(&app.drain), &app.drain, |incoming| {
-        server::serve(incoming, kv.clone(), services.clone(), server::STREAMS_MAX, app.drain.stopping())
-    });
 }

@@ -23,7 +23,6 @@ use tonic::{Code, Status};
 use crate::execute::raise::{everything, raise};
 use crate::execute::{Deadline, Effect, call};
 use crate::routing::Routing;
-use crate::stores::releases::PinNames;
 use crate::stores::{Store, Stores};
 
 /// How long a snapshot is retained if it is not renewed.
@@ -67,13 +66,12 @@ pub struct SnapshotRange {
 pub struct Snapshots {
     stores: Stores,
     routing: Arc<Routing>,
-    pins: Arc<PinNames>,
 }
 
 impl Snapshots {
     #[must_use]
-    pub fn new(stores: Stores, routing: Arc<Routing>, pins: Arc<PinNames>) -> Arc<Self> {
-        Arc::new(Self { stores, routing, pins })
+    pub fn new(stores: Stores, routing: Arc<Routing>) -> Arc<Self> {
+        Arc::new(Self { stores, routing })
     }
 
     fn shards(&self) -> impl Iterator<Item = &Arc<Store>> {
@@ -85,7 +83,7 @@ impl Snapshots {
     /// # Errors
     /// `Unavailable` naming a store that serves keys and is away.
     pub async fn take(&self) -> Result<Snapshot, Status> {
-        let name = SnapshotName(self.pins.next());
+        let name = SnapshotName(self.stores.pins().next());
         let mut attempts = 1;
         let revision = loop {
             match self.retain_everything(name).await {

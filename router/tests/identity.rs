@@ -239,7 +239,7 @@ async fn f03_f36_two_clusters_of_one_configuration_never_touch_each_other() {
         };
         a.app.keeper.change(moved).await.unwrap();
     }
-    let newest = a.app.cluster.state();
+    let newest = a.app.keeper.cluster.state();
     let path = std::path::PathBuf::from(file("a.json"));
     until("the file has it", || cache::read(&path).ok().flatten().as_ref() == Some(&*newest)).await;
     let before = other.stored().await;
@@ -250,7 +250,7 @@ async fn f03_f36_two_clusters_of_one_configuration_never_touch_each_other() {
     let (c, _drain_c, kv_c) =
         other.router(&[&cluster[..], &["--meta-cache", &file("c.json")]].concat()).await;
     all_up(&c).await;
-    assert_eq!(c.app.cluster.state().lineage, before.lineage);
+    assert_eq!(c.app.keeper.cluster.state().lineage, before.lineage);
     assert_eq!(other.stored().await, before, "nothing is written over it");
     put(&kv_c, "/registry/pods/x/of-c").await;
     let aside = cache::read(std::path::Path::new(&file("c.json.foreign-1"))).unwrap();
@@ -275,7 +275,8 @@ async fn f03_a_router_that_began_with_another_clusters_file_uses_no_store() {
     let file = dir.path().join("state.json");
     let (b, drain_b, _) = other.router(&["--meta-cache", file.to_str().unwrap()]).await;
     all_up(&b).await;
-    until("the file", || cache::read(&file).ok().flatten().as_ref() == Some(&*b.app.cluster.state())).await;
+    until("the file", || cache::read(&file).ok().flatten().as_ref() == Some(&*b.app.keeper.cluster.state()))
+        .await;
     drain_b.kill();
     let (a, _drain_a, _) = one.router(&[]).await;
     all_up(&a).await;
@@ -302,11 +303,12 @@ async fn f51_a_restart_with_other_addresses_loses_nobodys_change() {
     let file = dir.path().join("state.json");
     let (a, drain_a, _) = rig.router(&["--meta-cache", file.to_str().unwrap()]).await;
     all_up(&a).await;
-    until("the file", || cache::read(&file).ok().flatten().as_ref() == Some(&*a.app.cluster.state())).await;
+    until("the file", || cache::read(&file).ok().flatten().as_ref() == Some(&*a.app.keeper.cluster.state()))
+        .await;
     drain_a.kill();
     // Meanwhile another router adds a store.
     let (b, _drain_b, _) = rig.router(&[]).await;
-    let followed = || b.app.cluster.meta.as_ref().unwrap().problem().is_none();
+    let followed = || b.app.keeper.cluster.meta.as_ref().unwrap().problem().is_none();
     until("followed", followed).await;
     let added = |state: &ClusterState| {
         let store = kindred_partition_config::model::StoreConfig {
@@ -325,7 +327,7 @@ async fn f51_a_restart_with_other_addresses_loses_nobodys_change() {
     let (c, _drain_c, kv) =
         rig.router(&[&flags[..], &["--meta-cache", file.to_str().unwrap()]].concat()).await;
     until("its addresses are known", || {
-        let state = b.app.cluster.state();
+        let state = b.app.keeper.cluster.state();
         ["a", "b"].iter().all(|name| {
             state.store(&StoreName((*name).to_owned())).unwrap().1.endpoints[0].contains("/proc/self/root")
         })
@@ -333,6 +335,9 @@ async fn f51_a_restart_with_other_addresses_loses_nobodys_change() {
     .await;
     let state = rig.stored().await;
     assert!(state.store(&StoreName("c".to_owned())).is_some(), "it was lost");
-    until("both go by it", || *c.app.cluster.state() == state && *b.app.cluster.state() == state).await;
+    until("both go by it", || {
+        *c.app.keeper.cluster.state() == state && *b.app.keeper.cluster.state() == state
+    })
+    .await;
     put(&kv, "/registry/pods/x/1").await;
 }

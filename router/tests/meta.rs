@@ -79,14 +79,14 @@ const GROUPS: &str = "/api/v1/servicegroups";
 
 /// Waits until this router's state has the revision.
 async fn reached(bound: &Bound, revision: u64) {
-    let mut states = bound.app.cluster.states();
+    let mut states = bound.app.keeper.cluster.states();
     let reached = states.wait_for(|state| state.revision >= revision);
     tokio::time::timeout(Duration::from_secs(60), reached).await.expect("the change arrives").unwrap();
 }
 
 /// Waits until meta is followed, so that changes are possible.
 async fn followed(bound: &Bound) {
-    let meta = bound.app.cluster.meta.clone().unwrap();
+    let meta = bound.app.keeper.cluster.meta.clone().unwrap();
     tokio::time::timeout(Duration::from_secs(60), async {
         while meta.problem().is_some() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -113,7 +113,7 @@ async fn a_state_that_is_newer_than_an_answer_on_its_way_is_read_again() {
     let asks = poll_fn(|context| Poll::Ready(changing.as_mut().poll(context).is_pending())).await;
     assert!(asks, "it waits for meta's answer");
     // Answers of one connection come in order, so the first one has come too, but is not handled yet.
-    a.app.cluster.meta.as_ref().unwrap().client.get(STATE).await.unwrap();
+    a.app.keeper.cluster.meta.as_ref().unwrap().client.get(STATE).await.unwrap();
     let faster = b.app.keeper.change(next).await.unwrap();
     reached(&a, faster.revision).await;
     let changed = changing.await.expect("meta has lost nothing");
@@ -128,7 +128,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
         tokio::join!(rig.router("none", &[]), rig.router("buffered", &[]));
     all_up(&a).await;
     all_up(&b).await;
-    assert_eq!(a.app.cluster.state(), b.app.cluster.state());
+    assert_eq!(a.app.keeper.cluster.state(), b.app.keeper.cluster.state());
     assert_eq!((a.app.routing.load().generation(), b.app.routing.load().generation()), (Epoch(1), Epoch(1)));
     put(&kv_a, "/registry/pods/x/1").await;
     put(&kv_b, "/registry/pods/x/2").await;
@@ -168,10 +168,10 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
         ask(&a, "POST", CONFIGS, &json!({"metadata": {"name": "secrets"}, "resource": "secrets"})).await.0,
         409
     );
-    let revision = a.app.cluster.state().revision;
+    let revision = a.app.keeper.cluster.state().revision;
     reached(&b, revision).await;
-    assert_eq!(b.app.cluster.state(), a.app.cluster.state());
-    assert_eq!(b.app.routing.load().generation(), a.app.cluster.state().generation);
+    assert_eq!(b.app.keeper.cluster.state(), a.app.keeper.cluster.state());
+    assert_eq!(b.app.routing.load().generation(), a.app.keeper.cluster.state().generation);
 
     let mut seen = Vec::new();
     while seen.len() < 2 {
@@ -195,7 +195,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     let causes = status["details"]["causes"].as_array().unwrap();
     let names = |field: &str| causes.iter().any(|cause| cause["field"].as_str().unwrap().contains(field));
     assert!(code == 422 && names("serviceGroupId"), "{status}");
-    assert_eq!(a.app.cluster.state().revision, revision);
+    assert_eq!(a.app.keeper.cluster.state().revision, revision);
     assert_eq!(ask(&a, "GET", &format!("{CONFIGS}/x"), &Value::Null).await.0, 404);
 
     // A store is added at all routers, gets a slot, changes its address and is removed.
@@ -206,7 +206,7 @@ async fn racing_routers_go_by_one_state_and_see_the_same_changes() {
     let mut moved = made;
     moved["endpoints"] = json!([third.url()]);
     assert_eq!(ask(&b, "PUT", &format!("{GROUPS}/third"), &moved).await.0, 200);
-    reached(&a, b.app.cluster.state().revision).await;
+    reached(&a, b.app.keeper.cluster.state().revision).await;
     all_up(&a).await;
     all_up(&b).await;
     assert_eq!(a.app.stores.iter().count(), 3);
@@ -233,7 +233,7 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
     let secrets =
         json!({"metadata": {"name": "secrets"}, "resource": "secrets", "serviceGroupId": "default"});
     assert_eq!(ask(&a, "POST", CONFIGS, &secrets).await.0, 201);
-    let before = a.app.cluster.state();
+    let before = a.app.keeper.cluster.state();
     reached(&b, before.revision).await;
 
     rig.meta.kill().await;
@@ -253,7 +253,7 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
     }
     drain_a.kill();
     let (c, _drain_c, kv_c) = rig.router("buffered", &["--meta-cache", file.to_str().unwrap()]).await;
-    assert_eq!(c.app.cluster.state(), before);
+    assert_eq!(c.app.keeper.cluster.state(), before);
     all_up(&c).await;
     put(&kv_c, "/registry/pods/x/2").await;
 
@@ -271,8 +271,8 @@ async fn traffic_goes_on_while_meta_is_away_and_a_meta_that_lost_its_data_gets_i
     });
     changed.await.expect("meta is used again");
     reached(&b, before.revision + 1).await;
-    assert_eq!(b.app.cluster.state(), c.app.cluster.state());
-    assert_eq!(b.app.cluster.state().configs.len(), 3);
+    assert_eq!(b.app.keeper.cluster.state(), c.app.keeper.cluster.state());
+    assert_eq!(b.app.keeper.cluster.state().configs.len(), 3);
 }
 
 #[tokio::test]

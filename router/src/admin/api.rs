@@ -15,6 +15,7 @@ use kindred_partition_config::parse;
 use kindred_partition_config::state::{ClusterState, StoreState};
 use kindred_partition_config::validate::FieldError;
 use kindred_router_core::parts::store_ix;
+use kindred_transport::Drain;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -24,8 +25,9 @@ use super::objects::{Object, Resource, ServiceGroup};
 use super::status::ApiError;
 use super::verbs::{self, Verb};
 use super::{schema, watch};
-use crate::app::App;
 use crate::leases::heirs::left_at;
+use crate::meta::Cluster;
+use crate::moves::mover::Mover;
 
 /// How long the removal of a store waits until its leases have gone to another home.
 const LEASES_GO_WITHIN: Duration = Duration::from_secs(5);
@@ -63,25 +65,26 @@ impl Options {
     }
 }
 
-pub fn routes(app: &Arc<App>) -> Router {
+pub fn routes(mover: &Arc<Mover>, drain: &Drain) -> Router {
     let of = |resource: Resource| {
-        let (list_app, get_app) = (app.clone(), app.clone());
-        let (create_app, update_app, delete_app) = (app.clone(), app.clone(), app.clone());
+        let (list_of, drain) = (mover.keeper.cluster.clone(), drain.clone());
+        let get_of = list_of.clone();
+        let (creating, updating, deleting) = (mover.clone(), mover.clone(), mover.clone());
         let plural = resource.plural();
         Router::new()
             .route(
                 &format!("/api/v1/{plural}"),
                 get(move |query: Query<Options>, headers: HeaderMap| async move {
-                    list(&list_app, resource, &query, &headers)
+                    list((&list_of, &drain), resource, &query, &headers)
                 })
                 .post(move |query: Query<Options>, headers: HeaderMap, body: Bytes| async move {
-                    create(&create_app, resource, &query, &headers, &body).await
+                    create(&creating, resource, &query, &headers, &body).await
                 }),
             )
             .route(
                 &format!("/api/v1/{plural}/{{name}}"),
                 get(move |name: Path<String>, headers: HeaderMap| async move {
-                    let state = get_app.cluster.state();
+                    let state = get_of.state();
                     match resource.one(&state, &name) {
                         Some(object) => {
                             shown(&headers, StatusCode::OK, &get_value(&headers, resource, &state, object))
@@ -91,12 +94,12 @@ pub fn routes(app: &Arc<App>) -> Router {
                 })
                 .put(
                     move |name: Path<String>, query: Query<Options>, headers: HeaderMap, body: Bytes| async move {
-                        update(&update_app, resource, (&name, &query), &headers, &body).await
+                        update(&updating, resource, (&name, &query), &headers, &body).await
                     },
                 )
                 .delete(
                     move |name: Path<String>, query: Query<Options>, headers: HeaderMap| async move {
-                        delete(&delete_app, resource, &name, query.0, &headers).await
+                        delete(&deleting, resource, &name, query.0, &headers).await
                     },
                 ),
             )
@@ -110,10 +113,15 @@ fn missing(resource: Resource, name: &str) -> ApiError {
     ApiError::NotFound(format!("{} {name:?} not found", resource.plural()))
 }
 
-fn list(app: &Arc<App>, resource: Resource, query: &Options, headers: &HeaderMap) -> Response {
-    let state = app.cluster.state();
+fn list(
+    (cluster, drain): (&Cluster, &Drain),
+    resource: Resource,
+    query: &Options,
+    headers: &HeaderMap,
+) -> Response {
+    let state = cluster.state();
     if matches!(query.watch.as_deref(), Some("" | "1" | "true")) {
-        return watch::response(app, resource, query.resource_version.as_deref());
+        return watch::response(cluster, drain, resource, query.resource_version.as_deref());
     }
     let value = match wants(headers, "as=Table") {
         true => resource.table(&state, &resource.all(&state)),
@@ -127,7 +135,7 @@ fn get_value(headers: &HeaderMap, resource: Resource, state: &ClusterState, obje
 }
 
 async fn create(
-    app: &Arc<App>,
+    mover: &Arc<Mover>,
     resource: Resource,
     options: &Options,
     headers: &HeaderMap,
@@ -140,13 +148,13 @@ async fn create(
         Resource::Groups => group(body).map(|group| Edit::CreateGroup(Box::new(group))),
     };
     match edit {
-        Ok(edit) => edited(app, edit, StatusCode::CREATED, options, headers).await,
+        Ok(edit) => edited(mover, edit, StatusCode::CREATED, options, headers).await,
         Err(error) => error.into_response(),
     }
 }
 
 async fn update(
-    app: &Arc<App>,
+    mover: &Arc<Mover>,
     resource: Resource,
     (name, options): (&str, &Options),
     headers: &HeaderMap,
@@ -164,13 +172,13 @@ async fn update(
             edit.object().1
         ))
         .into_response(),
-        Ok(edit) => edited(app, edit, StatusCode::OK, options, headers).await,
+        Ok(edit) => edited(mover, edit, StatusCode::OK, options, headers).await,
         Err(error) => error.into_response(),
     }
 }
 
 async fn delete(
-    app: &Arc<App>,
+    mover: &Arc<Mover>,
     resource: Resource,
     name: &str,
     options: Options,
@@ -178,11 +186,11 @@ async fn delete(
 ) -> Response {
     let edit = Edit::Delete(resource, name.to_owned(), options.resource_version.clone());
     if resource == Resource::Groups
-        && let Err(error) = leases_gone(app, name).await
+        && let Err(error) = leases_gone(mover, name).await
     {
         return error.into_response();
     }
-    match made(app, edit, &options).await {
+    match made(mover, edit, &options).await {
         Err(error) => error.into_response(),
         Ok(Made::Plan(plan)) => shown(headers, StatusCode::OK, &plan),
         Ok(Made::State(_)) => shown(
@@ -195,13 +203,13 @@ async fn delete(
 
 /// Waits until no lease has its home at a drained store (R12). If the store does not answer, its leases are not waited
 /// for: other stores know those of which they hold keys.
-async fn leases_gone(app: &Arc<App>, name: &str) -> Result<(), ApiError> {
-    let state = app.cluster.state();
+async fn leases_gone(mover: &Mover, name: &str) -> Result<(), ApiError> {
+    let state = mover.keeper.cluster.state();
     let Some((at, object)) = state.store(&StoreName(name.to_owned())) else { return Ok(()) };
-    if object.store_type == StoreType::Etcd || usize::from(at.0) >= app.stores.len() {
+    if object.store_type == StoreType::Etcd || usize::from(at.0) >= mover.stores.len() {
         return Ok(());
     }
-    let store = app.stores.get(store_ix(at));
+    let store = mover.stores.get(store_ix(at));
     let until = Instant::now() + LEASES_GO_WITHIN;
     loop {
         let left = left_at(store).await.unwrap_or(0);
@@ -225,14 +233,14 @@ async fn leases_gone(app: &Arc<App>, name: &str) -> Result<(), ApiError> {
 }
 
 async fn edited(
-    app: &Arc<App>,
+    mover: &Arc<Mover>,
     edit: Edit,
     code: StatusCode,
     options: &Options,
     headers: &HeaderMap,
 ) -> Response {
     let (resource, name) = edit.object();
-    match made(app, edit, options).await {
+    match made(mover, edit, options).await {
         Err(error) => error.into_response(),
         Ok(Made::Plan(plan)) => shown(headers, StatusCode::OK, &plan),
         Ok(Made::State(state)) => match resource.one(&state, &name) {
@@ -247,12 +255,12 @@ enum Made {
     Plan(Value),
 }
 
-async fn made(app: &Arc<App>, edit: Edit, options: &Options) -> Result<Made, ApiError> {
+async fn made(mover: &Arc<Mover>, edit: Edit, options: &Options) -> Result<Made, ApiError> {
     let verb = Verb::Edit(edit);
     if options.is_dry_run()? {
-        return verbs::planned(app, std::slice::from_ref(&verb)).await.map(Made::Plan);
+        return verbs::planned(mover, std::slice::from_ref(&verb)).await.map(Made::Plan);
     }
-    Ok(Made::State(verbs::make(app, &verb).await?.state))
+    Ok(Made::State(verbs::make(mover, &verb).await?.state))
 }
 
 pub(super) fn text(body: &[u8]) -> Result<&str, ApiError> {

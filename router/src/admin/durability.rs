@@ -8,24 +8,25 @@ use kindred_proto::shard_v1::{Durability, LoadResponse};
 use serde_json::{Value, json};
 
 use super::sizes::load;
-use crate::app::App;
+use crate::routing::Routing;
+use crate::stores::Stores;
 
 /// The answers of all shards, asked at once: each Kind that the map names by itself, the others summed up by mode.
-pub async fn shown(app: &App) -> Value {
+pub async fn shown(stores: &Stores, routing: &Routing) -> Value {
     let everything = [KeyRange::everything()];
-    let shards: Vec<_> = app.stores.iter().filter(|store| store.is_shard() && !store.is_removed()).collect();
+    let shards: Vec<_> = stores.iter().filter(|store| store.is_shard() && !store.is_removed()).collect();
     let asked = shards.iter().map(|store| load(store, &everything));
     let named: Vec<Vec<u8>> = {
-        let routes = app.routing.load();
+        let routes = routing.load();
         let kinds = routes.map().partitions().iter().filter_map(|partition| partition.kind.as_ref());
         kinds.map(|kind| kind.as_key().to_vec()).collect()
     };
-    let stores = shards.iter().zip(join_all(asked).await).map(|(store, answer)| match answer {
+    let answers = shards.iter().zip(join_all(asked).await).map(|(store, answer)| match answer {
         Ok(Some(load)) => of_store(store.name(), &load, &named),
         Ok(None) => json!({ "store": store.name(), "problem": "it runs an older version, which cannot say" }),
         Err(status) => json!({ "store": store.name(), "problem": status.message() }),
     });
-    json!({ "stores": stores.collect::<Vec<_>>() })
+    json!({ "stores": answers.collect::<Vec<_>>() })
 }
 
 fn of_store(name: &str, load: &LoadResponse, named: &[Vec<u8>]) -> Value {

@@ -15,23 +15,22 @@ use serde_json::{Value, json};
 
 use super::status::ApiError;
 use super::{api, sizes, verbs::known_moves};
-use crate::app::App;
 use crate::meta::client::{Entries, Expect, Write};
-use crate::meta::{Meta, MetaError};
+use crate::meta::{Cluster, Meta, MetaError};
 use crate::moves::runner::Asked;
 use crate::moves::{self, Progress};
 
 /// How long a coordinator has to answer a request: longer than the claim of a dead coordinator lasts.
 const ANSWER_WITHIN: Duration = Duration::from_secs(6);
 
-pub fn routes(app: &Arc<App>) -> Router {
-    let (list_app, get_app, ask_app) = (app.clone(), app.clone(), app.clone());
+pub fn routes(cluster: &Arc<Cluster>) -> Router {
+    let (of_list, of_get, of_ask) = (cluster.clone(), cluster.clone(), cluster.clone());
     Router::new()
         .route(
             "/api/v1/moves",
             get(move |headers: HeaderMap| async move {
-                match meta(&list_app) {
-                    Ok(meta) => api::shown(&headers, StatusCode::OK, &list(&list_app, meta, &headers)),
+                match meta(&of_list) {
+                    Ok(meta) => api::shown(&headers, StatusCode::OK, &list(&of_list, meta, &headers)),
                     Err(error) => error.into_response(),
                 }
             }),
@@ -39,7 +38,7 @@ pub fn routes(app: &Arc<App>) -> Router {
         .route(
             "/api/v1/moves/{id}",
             get(move |id: Path<String>, headers: HeaderMap| async move {
-                match one(&get_app, &id, &headers) {
+                match one(&of_get, &id, &headers) {
                     Ok(value) => api::shown(&headers, StatusCode::OK, &value),
                     Err(error) => error.into_response(),
                 }
@@ -49,18 +48,18 @@ pub fn routes(app: &Arc<App>) -> Router {
             "/api/v1/moves/{id}/{verb}",
             post(move |path: Path<(String, String)>| async move {
                 let Path((id, verb)) = path;
-                asked(&ask_app, &id, &verb).await
+                asked(&of_ask, &id, &verb).await
             }),
         )
 }
 
-fn meta(app: &App) -> Result<&Arc<Meta>, ApiError> {
-    app.cluster.meta.as_ref().ok_or_else(|| ApiError::NotImplemented(MetaError::None.to_string()))
+fn meta(cluster: &Cluster) -> Result<&Arc<Meta>, ApiError> {
+    cluster.meta.as_ref().ok_or_else(|| ApiError::NotImplemented(MetaError::None.to_string()))
 }
 
-fn found(app: &App, id: &str) -> Result<(MoveRecord, i64), ApiError> {
+fn found(cluster: &Cluster, id: &str) -> Result<(MoveRecord, i64), ApiError> {
     let number = id.parse().map_err(|_| ApiError::BadRequest(format!("{id:?} is no number of a move")))?;
-    let found = known_moves(app).remove(&MoveId(number));
+    let found = known_moves(cluster).remove(&MoveId(number));
     found.ok_or_else(|| ApiError::NotFound(format!("moves {id:?} not found")))
 }
 
@@ -68,9 +67,9 @@ fn progress(meta: &Meta, id: MoveId) -> Option<Progress> {
     moves::progress(&meta.entries().borrow(), id)
 }
 
-fn list(app: &App, meta: &Meta, headers: &HeaderMap) -> Value {
-    let state = app.cluster.state();
-    let known = known_moves(app);
+fn list(cluster: &Cluster, meta: &Meta, headers: &HeaderMap) -> Value {
+    let state = cluster.state();
+    let known = known_moves(cluster);
     let items =
         known.values().map(|(record, version)| object(&state, record, *version, progress(meta, record.id)));
     let items: Vec<Value> = items.collect();
@@ -80,10 +79,10 @@ fn list(app: &App, meta: &Meta, headers: &HeaderMap) -> Value {
     json!({ "apiVersion": "v1", "kind": "MoveList", "metadata": {}, "items": items })
 }
 
-fn one(app: &App, id: &str, headers: &HeaderMap) -> Result<Value, ApiError> {
-    let meta = meta(app)?;
-    let (record, version) = found(app, id)?;
-    let value = object(&app.cluster.state(), &record, version, progress(meta, record.id));
+fn one(cluster: &Cluster, id: &str, headers: &HeaderMap) -> Result<Value, ApiError> {
+    let meta = meta(cluster)?;
+    let (record, version) = found(cluster, id)?;
+    let value = object(&cluster.state(), &record, version, progress(meta, record.id));
     Ok(if api::wants(headers, "as=Table") { table(&[value]) } else { value })
 }
 
@@ -182,8 +181,8 @@ fn why(item: &Value) -> Value {
     }
 }
 
-async fn asked(app: &Arc<App>, id: &str, verb: &str) -> Response {
-    match ask(app, id, verb).await {
+async fn asked(cluster: &Arc<Cluster>, id: &str, verb: &str) -> Response {
+    match ask(cluster, id, verb).await {
         Ok(()) => {
             let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" });
             (StatusCode::OK, axum::Json(status)).into_response()
@@ -193,14 +192,14 @@ async fn asked(app: &Arc<App>, id: &str, verb: &str) -> Response {
 }
 
 /// Writes a request for the coordinator to meta, and waits for the answer.
-async fn ask(app: &Arc<App>, id: &str, verb: &str) -> Result<(), ApiError> {
+async fn ask(cluster: &Arc<Cluster>, id: &str, verb: &str) -> Result<(), ApiError> {
     if !["abort", "reverse", "complete"].contains(&verb) {
         return Err(ApiError::NotFound(format!(
             "a move cannot be asked to {verb:?}: abort, reverse or complete"
         )));
     }
-    let meta = meta(app)?;
-    let (record, _) = found(app, id)?;
+    let meta = meta(cluster)?;
+    let (record, _) = found(cluster, id)?;
     if record.phase.is_over() {
         return Err(ApiError::Conflict(format!(
             "move {id} is over ({}): begin another one",

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::api;
 use super::status::ApiError;
-use crate::app::App;
+use crate::moves::mover::Mover;
 use crate::moves::reconcile::{self, Heard};
 
 /// The request's body; an empty one is the default.
@@ -26,12 +26,12 @@ struct Body {
     apply: bool,
 }
 
-pub fn routes(app: &Arc<App>) -> Router {
-    let app = app.clone();
+pub fn routes(mover: &Arc<Mover>) -> Router {
+    let mover = mover.clone();
     Router::new().route(
         "/api/v1/reconcile",
         post(move |headers: HeaderMap, body: Bytes| async move {
-            match run(&app, &body).await {
+            match run(&mover, &body).await {
                 Ok(value) => api::shown(&headers, StatusCode::OK, &value),
                 Err(error) => error.into_response(),
             }
@@ -39,15 +39,16 @@ pub fn routes(app: &Arc<App>) -> Router {
     )
 }
 
-async fn run(app: &Arc<App>, body: &[u8]) -> Result<Value, ApiError> {
+async fn run(mover: &Arc<Mover>, body: &[u8]) -> Result<Value, ApiError> {
     let body: Body =
         if body.is_empty() { Body::default() } else { api::read(parse::parse_object(api::text(body)?))? };
-    if app.cluster.meta.is_none() {
+    let cluster = &mover.keeper.cluster;
+    if cluster.meta.is_none() {
         return Err(ApiError::NotImplemented(crate::meta::MetaError::None.to_string()));
     }
-    let heard = reconcile::ask(app).await;
+    let heard = reconcile::ask(cluster, &mover.stores).await;
     if !body.apply {
-        let plan = reconcile::planned(app, &heard);
+        let plan = reconcile::planned(cluster, &heard);
         return Ok(shown(&heard, false, &plan.found, &plan.problems, plan.is_empty(), &[]));
     }
     if let Some((store, why)) = heard.silent.first() {
@@ -56,11 +57,11 @@ async fn run(app: &Arc<App>, body: &[u8]) -> Result<Value, ApiError> {
              lost (kindred store replace {store})"
         )));
     }
-    let plan = reconcile::apply_to_meta::<ApiError>(app, &heard).await?;
+    let plan = reconcile::apply_to_meta::<ApiError>(&mover.keeper, &heard).await?;
     let mut failed = Vec::new();
     for call in &plan.calls {
-        if let Err(why) = reconcile::call(app, call).await {
-            let store = app.cluster.state().store_name(call.store);
+        if let Err(why) = reconcile::call(&mover.stores, &mover.routing, call).await {
+            let store = cluster.state().store_name(call.store);
             failed.push(format!(
                 "store {store:?} did not {} what move {} left: {why}",
                 call.ask.word(),

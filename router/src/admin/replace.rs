@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::status::ApiError;
 use super::verbs::known_moves;
-use crate::app::App;
+use crate::moves::mover::Mover;
 use crate::stores::state;
 
 /// The request's body.
@@ -45,18 +45,18 @@ impl ReplaceBody {
     /// # Errors
     /// When the operator does not assert that the process is dead, when it answers, or when a move of its keys is just
     /// being decided.
-    pub fn checked(self, app: &App) -> Result<Replace, ApiError> {
+    pub fn checked(self, mover: &Mover) -> Result<Replace, ApiError> {
         let Self { store, endpoints, force } = self;
-        let at = app.cluster.state().store(&store).map(|(at, _)| at);
+        let at = mover.keeper.cluster.state().store(&store).map(|(at, _)| at);
         if let Some(at) = at {
             // A store that was just added may not be in the list yet.
-            let phase =
-                (usize::from(at.0) < app.stores.len()).then(|| app.stores.get(store_ix(at)).state().phase());
+            let phase = (usize::from(at.0) < mover.stores.len())
+                .then(|| mover.stores.get(store_ix(at)).state().phase());
             if let Some(lives) = phase.as_deref().and_then(lives) {
                 let what_to_do = format!("to take its keys away run kindred drain {store}");
                 return Err(field("store", format!("store {:?} {lives}", store.0), what_to_do));
             }
-            let records = known_moves(app);
+            let records = known_moves(&mover.keeper.cluster);
             let mut of_store = records.values().map(|(record, _)| record).filter(|record| {
                 matches!(record.phase, Phase::Switching { .. })
                     && record.legs.iter().any(|leg| leg.from == at || leg.to == at)
@@ -75,7 +75,7 @@ impl ReplaceBody {
             let what_to_do = "see to it that the process is dead and stays so, and say --force";
             return Err(field("force", message, what_to_do));
         }
-        let now = app.stores.clocks().reference().ok_or_else(|| {
+        let now = mover.stores.clocks().reference().ok_or_else(|| {
             ApiError::Unavailable(
                 "the clocks of the stores are not known yet: try again in some seconds".to_owned(),
             )

@@ -24,10 +24,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use crate::app::App;
 use crate::execute::one::To;
 use crate::execute::{Deadline, Effect};
 use crate::feeds::place::wire;
+use crate::moves::mover::Mover;
 use crate::stores::Store;
 
 /// The time limit of each question to a store.
@@ -79,8 +79,8 @@ impl Planned {
 }
 
 /// The moves of a change, and their estimated costs.
-pub async fn moves(app: &App, change: &Change) -> Planned {
-    let (state, rate) = (&change.state, app.copy_speed.expected());
+pub async fn moves(mover: &Mover, change: &Change) -> Planned {
+    let (state, rate) = (&change.state, mover.copy_speed.expected());
     let scheme = state.scheme();
     let mut sized = Vec::new();
     for (kind, transfers) in change.by_kind() {
@@ -91,20 +91,20 @@ pub async fn moves(app: &App, change: &Change) -> Planned {
         let record = record.one_way_from(|store| state.is_etcd(store));
         let mut sizes = Vec::new();
         for leg in &record.legs {
-            sizes.push(leg_size(app, leg, &scheme).await.map_err(|status| status.message().to_owned()));
+            sizes.push(leg_size(mover, leg, &scheme).await.map_err(|status| status.message().to_owned()));
         }
         sized.push((resource, record.legs, sizes));
     }
     let clocks: Vec<_> = sized
         .iter()
         .flat_map(|(_, legs, _)| legs)
-        .filter_map(|leg| too_far_behind(app, leg, state))
+        .filter_map(|leg| too_far_behind(mover, leg, state))
         .collect();
     let lacks = no_room(sized.iter().flat_map(|(_, _, sizes)| sizes.iter().flatten()));
     let moves = sized.into_iter().map(|(resource, legs, sizes)| {
         let problems = sizes.iter().filter_map(|size| size.as_ref().err().cloned());
         let lacks = lacks.iter().filter(|lack| sizes.iter().flatten().any(|size| concerns(lack, size)));
-        let late = legs.iter().filter_map(|leg| too_far_behind(app, leg, state));
+        let late = legs.iter().filter_map(|leg| too_far_behind(mover, leg, state));
         let problems: Vec<_> = problems.chain(lacks.map(|lack| said(lack, state))).chain(late).collect();
         let shown = legs.iter().zip(&sizes).map(|(leg, size)| shown_leg(leg, size.as_ref().ok(), rate, state));
         let mut shown = json!({
@@ -122,8 +122,8 @@ pub async fn moves(app: &App, change: &Change) -> Planned {
 
 /// Why the target's clock does not allow the leg: at the switch it is raised to the owner's (R15b), which may be too
 /// far ahead (R3).
-fn too_far_behind(app: &App, leg: &Leg, state: &ClusterState) -> Option<String> {
-    let offset = |store| app.stores.clocks().offset(store_ix(store));
+fn too_far_behind(mover: &Mover, leg: &Leg, state: &ClusterState) -> Option<String> {
+    let offset = |store| mover.stores.clocks().offset(store_ix(store));
     let (owner, target) = (offset(leg.from)?, offset(leg.to)?);
     clock_offset::is_too_far_behind(target, owner).then(|| {
         let behind = (owner - target) as f64 / 1e6;
@@ -194,18 +194,18 @@ pub fn unit(unit: &Unit) -> Value {
     })
 }
 
-async fn leg_size(app: &App, leg: &Leg, scheme: &KindScheme) -> Result<LegSize, Status> {
-    let (owner, target) = (app.stores.get(store_ix(leg.from)), app.stores.get(store_ix(leg.to)));
+async fn leg_size(mover: &Mover, leg: &Leg, scheme: &KindScheme) -> Result<LegSize, Status> {
+    let (owner, target) = (mover.stores.get(store_ix(leg.from)), mover.stores.get(store_ix(leg.to)));
     let (mut size, mut written_per_second, mut round_trip) = (UnitSize::default(), 0, Duration::ZERO);
     let (mut takes, mut owner_syncs) = (BTreeMap::<Bytes, u64>::new(), Duration::ZERO);
     for Transfer { unit, .. } in &leg.transfers {
         let began = Instant::now();
-        let keys = range(app, owner, &unit.range, true).await?.count.unsigned_abs();
+        let keys = range(mover, owner, &unit.range, true).await?.count.unsigned_abs();
         round_trip = round_trip.max(began.elapsed());
-        let page = range(app, owner, &unit.range, false).await?;
+        let page = range(mover, owner, &unit.range, false).await?;
         let began = Instant::now();
         // A store that owned the unit before refuses to count it, which is an answer too.
-        if let Err(status) = range(app, target, &unit.range, true).await {
+        if let Err(status) = range(mover, target, &unit.range, true).await {
             target.ready()?;
             tracing::debug!(store = target.name(), %status, "a target does not count what it will get");
         }
@@ -320,7 +320,12 @@ fn projected(unit: &Unit, keys: u64, page: &pb::RangeResponse) -> (u64, u64) {
     }
 }
 
-async fn range(app: &App, store: &Store, range: &KeyRange, count: bool) -> Result<pb::RangeResponse, Status> {
+async fn range(
+    mover: &Mover,
+    store: &Store,
+    range: &KeyRange,
+    count: bool,
+) -> Result<pb::RangeResponse, Status> {
     let (key, range_end) = match range {
         KeyRange::Single(key) => (key.clone(), Bytes::new()),
         // As an end, a zero byte means all keys from the start on.
@@ -330,7 +335,7 @@ async fn range(app: &App, store: &Store, range: &KeyRange, count: bool) -> Resul
     };
     let limit = if count { 0 } else { SAMPLE };
     let request = pb::RangeRequest { key: key.0, range_end, count_only: count, limit, ..Default::default() };
-    let generation = app.routing.load().generation();
+    let generation = mover.routing.load().generation();
     let to = To { store, min_revision: Revision::ZERO, generation };
     let body = Bytes::from(request.encode_to_vec());
     let answer = to.send(Call::Range, Effect::Read, body, Deadline::within(WITHIN)).await?;

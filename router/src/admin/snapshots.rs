@@ -21,7 +21,7 @@ use tonic::{Code, Status};
 
 use super::api;
 use super::status::ApiError;
-use crate::app::App;
+use crate::moves::mover::Mover;
 use crate::snapshots::{RETAINED, Snapshot, SnapshotName, SnapshotRange, Snapshots};
 
 /// The body of a renewal.
@@ -34,16 +34,16 @@ struct Renewal {
 /// Where snapshots are; clients of earlier versions ask at the second path.
 const PATHS: [&str; 2] = ["/api/v1/snapshots", "/api/v1/cuts"];
 
-pub fn routes(app: &Arc<App>) -> Router {
-    let cluster = app.clone();
-    let cluster = get(move || std::future::ready(axum::Json(who(&cluster))));
+pub fn routes(snapshots: &Arc<Snapshots>, mover: &Arc<Mover>) -> Router {
+    let (of, at_routes) = (mover.clone(), snapshots.clone());
+    let cluster = get(move || std::future::ready(axum::Json(who(&at_routes, &of))));
     let all = Router::new().route("/api/v1/cluster", cluster);
-    PATHS.into_iter().fold(all, |routes, path| routes.merge(at(path, app)))
+    PATHS.into_iter().fold(all, |routes, path| routes.merge(at(path, snapshots, mover)))
 }
 
-fn at(path: &str, app: &Arc<App>) -> Router {
-    let (take, renew, end) = (app.clone(), app.snapshots.clone(), app.snapshots.clone());
-    Router::new().route(path, post(move || async move { taken(&take).await })).route(
+fn at(path: &str, snapshots: &Arc<Snapshots>, mover: &Arc<Mover>) -> Router {
+    let (take, renew, end, of) = (snapshots.clone(), snapshots.clone(), snapshots.clone(), mover.clone());
+    Router::new().route(path, post(move || async move { taken(&take, &of).await })).route(
         &format!("{path}/{{name}}"),
         post(
             move |name: Path<String>, body: Bytes| async move { answer(renewed(&renew, &name, &body).await) },
@@ -74,9 +74,9 @@ fn parsed(name: &str) -> Result<SnapshotName, ApiError> {
         .ok_or_else(|| ApiError::NotFound(format!("{name:?} is not the name of a snapshot")))
 }
 
-async fn taken(app: &App) -> Response {
-    match app.snapshots.take().await {
-        Ok(snapshot) => (StatusCode::CREATED, axum::Json(shown(app, &snapshot))).into_response(),
+async fn taken(snapshots: &Snapshots, of: &Mover) -> Response {
+    match snapshots.take().await {
+        Ok(snapshot) => (StatusCode::CREATED, axum::Json(shown(of, &snapshot))).into_response(),
         Err(status) => refused(&status).into_response(),
     }
 }
@@ -103,12 +103,12 @@ fn refused(status: &Status) -> ApiError {
     }
 }
 
-fn who(app: &App) -> Value {
+fn who(snapshots: &Snapshots, of: &Mover) -> Value {
     json!({
-        "clusterId": format!("{:#x}", app.identity.cluster_id),
-        "etcdPrefix": app.cluster.state().etcd_prefix,
-        "clientUrls": app.identity.client_urls,
-        "ranges": app.snapshots.runs().iter().map(range).collect::<Vec<_>>(),
+        "clusterId": format!("{:#x}", of.identity.cluster_id),
+        "etcdPrefix": of.keeper.cluster.state().etcd_prefix,
+        "clientUrls": of.identity.client_urls,
+        "ranges": snapshots.runs().iter().map(range).collect::<Vec<_>>(),
     })
 }
 
@@ -123,16 +123,16 @@ fn range(range: &SnapshotRange) -> Value {
     })
 }
 
-fn shown(app: &App, snapshot: &Snapshot) -> Value {
-    let state = app.cluster.state();
+fn shown(of: &Mover, snapshot: &Snapshot) -> Value {
+    let state = of.keeper.cluster.state();
     json!({
         "kind": "Snapshot", "apiVersion": "v1",
         "name": snapshot.name.0.to_string(), "revision": snapshot.revision.to_string(), "ttlSeconds": RETAINED.as_secs(),
-        "clusterId": format!("{:#x}", app.identity.cluster_id),
+        "clusterId": format!("{:#x}", of.identity.cluster_id),
         "etcdPrefix": state.etcd_prefix,
-        "clientUrls": app.identity.client_urls,
+        "clientUrls": of.identity.client_urls,
         "ranges": snapshot.ranges.iter().map(range).collect::<Vec<_>>(),
-        "stores": super::list_stores(app)["stores"].take(),
+        "stores": super::list_stores(&of.stores, &of.routing)["stores"].take(),
         "state": &*state,
     })
 }

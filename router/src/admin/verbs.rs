@@ -27,8 +27,9 @@ use super::objects::{Resource, ServiceGroup};
 use super::replace::{Replace, ReplaceBody};
 use super::sizes::{self, Planned};
 use super::status::ApiError;
-use crate::app::App;
+use crate::meta::Cluster;
 use crate::moves::begin::{begin, used_numbers};
+use crate::moves::mover::Mover;
 use crate::moves::records;
 
 /// The records of moves in meta, each with its mod revision.
@@ -125,14 +126,14 @@ enum PlannedVerb {
     Drain(DrainBody),
 }
 
-pub fn routes(app: &Arc<App>) -> Router {
+pub fn routes(mover: &Arc<Mover>) -> Router {
     let verb = |read: fn(&[u8]) -> Result<Verb, ApiError>| {
-        let app = app.clone();
+        let mover = mover.clone();
         post(move |query: Query<Options>, headers: HeaderMap, body: Bytes| async move {
-            answered(run(&app, read(&body), &query).await, &headers)
+            answered(run(&mover, read(&body), &query).await, &headers)
         })
     };
-    let (plan, replacing) = (app.clone(), app.clone());
+    let (plan, replacing) = (mover.clone(), mover.clone());
     Router::new()
         .route("/api/v1/move", verb(|body| Ok(Verb::Move(read(body)?))))
         .route("/api/v1/split", verb(|body| Ok(Verb::Split(read(body)?))))
@@ -184,12 +185,12 @@ fn read_plan(body: &[u8]) -> Result<Vec<Verb>, ApiError> {
     Ok(verbs.collect())
 }
 
-async fn run(app: &Arc<App>, verb: Result<Verb, ApiError>, options: &Options) -> Result<Value, ApiError> {
+async fn run(mover: &Arc<Mover>, verb: Result<Verb, ApiError>, options: &Options) -> Result<Value, ApiError> {
     let verb = verb?;
     if options.is_dry_run()? {
-        return planned(app, &[verb]).await;
+        return planned(mover, &[verb]).await;
     }
-    let made = make(app, &verb).await?;
+    let made = make(mover, &verb).await?;
     let ids: Vec<u64> = made.moves.iter().map(|id| id.0).collect();
     Ok(json!({
         "kind": "Change", "apiVersion": "v1", "dryRun": false, "objects": objects(&made.before, &made.state),
@@ -201,13 +202,13 @@ async fn run(app: &Arc<App>, verb: Result<Verb, ApiError>, options: &Options) ->
 ///
 /// # Errors
 /// When one of them is refused.
-pub async fn planned(app: &Arc<App>, verbs: &[Verb]) -> Result<Value, ApiError> {
-    let state = app.cluster.state();
+pub async fn planned(mover: &Arc<Mover>, verbs: &[Verb]) -> Result<Value, ApiError> {
+    let state = mover.keeper.cluster.state();
     let (mut changed, mut sized) = (Vec::new(), Vec::new());
     for verb in verbs {
-        let (change, _) = verb.settled(&state, app)?;
+        let (change, _) = verb.settled(&state, &mover.keeper.cluster)?;
         changed.extend(objects(&state, &change.state));
-        sized.push(sizes::moves(app, &change).await);
+        sized.push(sizes::moves(mover, &change).await);
     }
     Ok(json!({
         "kind": "Change", "apiVersion": "v1", "dryRun": true, "objects": changed, "moves": [],
@@ -232,20 +233,20 @@ pub struct Made {
 ///
 /// # Errors
 /// When it is refused, or meta did not accept it; nothing was changed unless the error says that this is unknown.
-pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
+pub async fn make(mover: &Arc<Mover>, verb: &Verb) -> Result<Made, ApiError> {
     // Estimate before the change, because the copy begins right after it. A change that is refused here is refused
     // again below, by the state in meta.
     let (mut planned, mut used) = (None, 0);
-    if let Ok((change, _)) = verb.settled(&app.cluster.state(), app) {
-        used = used_numbers(app, &change).await;
-        planned = Some(sizes::moves(app, &change).await);
+    if let Ok((change, _)) = verb.settled(&mover.keeper.cluster.state(), &mover.keeper.cluster) {
+        used = used_numbers(&mover.stores, &change).await;
+        planned = Some(sizes::moves(mover, &change).await);
     }
     planned.iter().try_for_each(|planned| planned.fits(&verb.target_field()))?;
     let mut last = None;
-    let state = app
+    let state = mover
         .keeper
         .change(|state| {
-            let (change, known) = verb.settled(state, app)?;
+            let (change, known) = verb.settled(state, &mover.keeper.cluster)?;
             let (next, moves) = begin(state, &change, &known, used);
             let same =
                 objects(state, &next.state).is_empty() && next.state.map == state.map && moves.is_empty();
@@ -258,8 +259,8 @@ pub async fn make(app: &Arc<App>, verb: &Verb) -> Result<Made, ApiError> {
 }
 
 /// The records of moves as last seen. If meta has newer ones, a transaction that begins a move fails and is retried.
-pub(super) fn known_moves(app: &App) -> BTreeMap<MoveId, (MoveRecord, i64)> {
-    let entries = app.cluster.meta.as_ref().map(|meta| meta.entries().borrow().clone());
+pub(super) fn known_moves(cluster: &Cluster) -> BTreeMap<MoveId, (MoveRecord, i64)> {
+    let entries = cluster.meta.as_ref().map(|meta| meta.entries().borrow().clone());
     entries.map(|entries| records(&entries)).unwrap_or_default()
 }
 
@@ -313,8 +314,8 @@ impl Verb {
     }
 
     /// The change, without transfers that moves under way already make; and the records of these moves.
-    fn settled(&self, state: &ClusterState, app: &App) -> Result<(Change, Known), ApiError> {
-        let known = known_moves(app);
+    fn settled(&self, state: &ClusterState, cluster: &Cluster) -> Result<(Change, Known), ApiError> {
+        let known = known_moves(cluster);
         Ok((self.beside(state, &known)?, known))
     }
 

@@ -8,13 +8,14 @@ use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use kindred_partition_config::state::ClusterState;
+use kindred_transport::Drain;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::objects::{Object, Resource};
 use super::status::ApiError;
-use crate::app::App;
+use crate::meta::Cluster;
 
 /// The state of a watch between two events.
 struct Position {
@@ -26,8 +27,8 @@ struct Position {
 
 /// The stream of events. Without a version, or with 0, it begins with all objects as ADDED; with the present version,
 /// with the next change. Any other version is expired, and the client must list again.
-pub fn response(app: &Arc<App>, resource: Resource, version: Option<&str>) -> Response {
-    let mut states = app.cluster.states();
+pub fn response(cluster: &Cluster, drain: &Drain, resource: Resource, version: Option<&str>) -> Response {
+    let mut states = cluster.states();
     let state = states.borrow_and_update().clone();
     let seen = match version {
         None | Some("" | "0") => BTreeMap::new(),
@@ -41,7 +42,7 @@ pub fn response(app: &Arc<App>, resource: Resource, version: Option<&str>) -> Re
         }
     };
     states.mark_changed();
-    let position = Position { states, seen, resource, stopping: app.drain.stopping() };
+    let position = Position { states, seen, resource, stopping: drain.stopping() };
     let lines = futures_util::stream::unfold(position, |mut position| async move {
         loop {
             tokio::select! {

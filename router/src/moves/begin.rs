@@ -10,9 +10,9 @@ use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::parts::store_ix;
 
 use super::{record_key, units};
-use crate::app::App;
 use crate::meta::Next;
 use crate::meta::client::{Expect, Write};
+use crate::stores::Stores;
 
 /// The new state for `change`, with a record for each Kind that moves, and the numbers of these moves. The numbers are
 /// above all of `known` (the records in meta), `before.last_move`, and `used` (from [`used_numbers`]), so none is used
@@ -43,15 +43,15 @@ pub fn begin(
 /// A number at or above that of every move that any shard has heard of, including moves whose records meta has lost. If
 /// a shard that keys move from or to does not answer, the number is at least the present time in milliseconds, which is
 /// above all real ones.
-pub async fn used_numbers(app: &App, change: &Change) -> u64 {
+pub async fn used_numbers(stores: &Stores, change: &Change) -> u64 {
     if change.transfers.is_empty() {
         return 0;
     }
-    let stores =
+    let there =
         change.state.stores.iter().enumerate().filter(|(_, store)| store.state != StoreState::Removed);
-    let asked = stores.filter_map(|(at, _)| {
+    let asked = there.filter_map(|(at, _)| {
         let at = kindred_partition_config::map::StoreIdx(u16::try_from(at).ok()?);
-        let store = (store_ix(at).0 < app.stores.len()).then(|| app.stores.get(store_ix(at)))?;
+        let store = (store_ix(at).0 < stores.len()).then(|| stores.get(store_ix(at)))?;
         store.is_shard().then_some((at, store))
     });
     let answers = asked.map(async |(at, store)| {

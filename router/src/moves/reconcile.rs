@@ -19,12 +19,14 @@ use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::parts::store_ix;
 use tonic::Status;
 
+use super::mover::Mover;
 use super::units::{bounded, on_wire};
 use super::{record_key, records};
-use crate::app::App;
 use crate::meta::client::{Expect, Write};
-use crate::meta::{ChangeError, Next};
-use crate::stores::Store;
+use crate::meta::take::StateKeeper;
+use crate::meta::{ChangeError, Cluster, Next};
+use crate::routing::Routing;
+use crate::stores::{Store, Stores};
 
 /// How often the shards are asked for their units.
 const LOOK: Duration = Duration::from_secs(5);
@@ -44,12 +46,12 @@ pub struct Heard {
 }
 
 /// Asks every shard in the cluster's state for its units.
-pub async fn ask(app: &App) -> Heard {
-    let state = app.cluster.state();
+pub async fn ask(cluster: &Cluster, stores: &Stores) -> Heard {
+    let state = cluster.state();
     let there = state.stores.iter().enumerate().filter(|(_, store)| store.state != StoreState::Removed);
-    let stores = there.filter_map(|(at, _)| Some(StoreIdx(u16::try_from(at).ok()?)));
-    let known = stores.filter(|at| store_ix(*at).0 < app.stores.len());
-    let shards = known.map(|at| (at, app.stores.get(store_ix(at)))).filter(|(_, store)| store.is_shard());
+    let indexes = there.filter_map(|(at, _)| Some(StoreIdx(u16::try_from(at).ok()?)));
+    let known = indexes.filter(|at| store_ix(*at).0 < stores.len());
+    let shards = known.map(|at| (at, stores.get(store_ix(at)))).filter(|(_, store)| store.is_shard());
     let answers = join_all(shards.map(async |(at, store)| (at, store, listed(store).await))).await;
     let mut heard = Heard::default();
     for (at, store, answer) in answers {
@@ -92,8 +94,8 @@ fn held(record: pb::UnitRecord) -> Option<Held> {
     Some(Held { id: MoveId(by.r#move), term: Term(by.term), unit, state, epoch, through })
 }
 
-fn known_records(app: &App) -> BTreeMap<MoveId, (MoveRecord, i64)> {
-    let entries = app.cluster.meta.as_ref().map(|meta| meta.entries().borrow().clone());
+fn known_records(cluster: &Cluster) -> BTreeMap<MoveId, (MoveRecord, i64)> {
+    let entries = cluster.meta.as_ref().map(|meta| meta.entries().borrow().clone());
     entries.map(|entries| records(&entries)).unwrap_or_default()
 }
 
@@ -102,9 +104,9 @@ fn only(records: &BTreeMap<MoveId, (MoveRecord, i64)>) -> BTreeMap<MoveId, MoveR
 }
 
 /// The plan to reconcile meta with these answers, as far as this router knows meta.
-pub fn planned(app: &App, heard: &Heard) -> Plan {
+pub fn planned(cluster: &Cluster, heard: &Heard) -> Plan {
     // The records are read after the shards have answered, so they contain all decisions that the answers reflect.
-    plan(&app.cluster.state(), &only(&known_records(app)), &heard.reports)
+    plan(&cluster.state(), &only(&known_records(cluster)), &heard.reports)
 }
 
 /// Makes map, configs and move records in meta agree with the shards' answers, in one transaction. Returns the plan,
@@ -113,13 +115,13 @@ pub fn planned(app: &App, heard: &Heard) -> Plan {
 /// # Errors
 /// When meta cannot be written, or the resulting state would not be valid.
 pub async fn apply_to_meta<E: From<Vec<FieldError>>>(
-    app: &Arc<App>,
+    keeper: &Arc<StateKeeper>,
     heard: &Heard,
 ) -> Result<Plan, ChangeError<E>> {
     let mut made = Plan::default();
-    app.keeper
+    keeper
         .change(|state| {
-            let records = known_records(app);
+            let records = known_records(&keeper.cluster);
             let plan = plan(state, &only(&records), &heard.reports);
             let next = next(state, &plan, &records, heard.highest)?;
             made = plan;
@@ -158,10 +160,10 @@ fn next(
 ///
 /// # Errors
 /// The shard's message when it does not do it.
-pub async fn call(app: &App, call: &Call) -> Result<(), String> {
-    let store = app.stores.get(store_ix(call.store));
+pub async fn call(stores: &Stores, routing: &Routing, call: &Call) -> Result<(), String> {
+    let store = stores.get(store_ix(call.store));
     let by = || Some(pb::UnitMove { r#move: call.id.0, term: call.term.0, unit: Some(on_wire(&call.unit)) });
-    let (epoch, generation) = (call.epoch, app.routing.load().generation().0);
+    let (epoch, generation) = (call.epoch, routing.load().generation().0);
     let asked =
         match call.ask {
             Ask::Freeze => {
@@ -243,17 +245,18 @@ async fn tracked(store: &Store, by: Option<pb::UnitMove>) -> Result<(), String> 
 }
 
 /// Runs for ever: checks whether shards own other units than the map says, and publishes the differences.
-pub(super) async fn watch(app: Arc<App>) {
+pub(super) async fn watch(mover: Arc<Mover>) {
+    let cluster = &mover.keeper.cluster;
     let mut before: Vec<String> = Vec::new();
     loop {
         tokio::time::sleep(LOOK).await;
-        let heard = ask(&app).await;
-        let records = known_records(&app);
+        let heard = ask(cluster, &mover.stores).await;
+        let records = known_records(cluster);
         let moves: Vec<_> = records.values().map(|(record, _)| record).collect();
-        let now = elsewhere(&app.cluster.state(), &moves, &heard.reports);
+        let now = elsewhere(&cluster.state(), &moves, &heard.reports);
         // A difference that is seen only once may be a change in progress.
         let stays: Vec<String> = now.iter().filter(|line| before.contains(line)).cloned().collect();
-        app.cluster.note_elsewhere(stays);
+        cluster.note_elsewhere(stays);
         before = now;
     }
 }

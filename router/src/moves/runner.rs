@@ -19,10 +19,10 @@ use tokio::time::Instant;
 use super::rate::Rate;
 use super::units::LegSteps;
 use super::{Failing, Moves, Progress, coordinator_key, record_steps, request_key};
-use crate::app::App;
 use crate::failpoint;
 use crate::meta::client::{Expect, Write};
 use crate::meta::{Meta, MetaError};
+use crate::moves::mover::Mover;
 
 /// How often changed progress is written to meta.
 const REPORT: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ pub struct Asked {
 }
 
 pub(super) struct Runner {
-    app: Arc<App>,
+    mover: Arc<Mover>,
     meta: Arc<Meta>,
     id: MoveId,
     machine: Machine,
@@ -92,7 +92,7 @@ impl Runner {
     pub(super) fn new(moves: &Moves, record: MoveRecord, version: i64, lease: i64) -> Self {
         let (id, phase) = (record.id, record.phase);
         Self {
-            app: moves.app.clone(),
+            mover: moves.mover.clone(),
             meta: moves.meta.clone(),
             id,
             machine: Machine::new(moves.me.clone(), moves.settings.machine.clone(), record, version),
@@ -170,7 +170,7 @@ impl Runner {
         let ends = legs.flat_map(|leg| [leg.from, leg.to]);
         ends.filter(|store| {
             let at = store_ix(*store);
-            at.0 < self.app.stores.len() && self.app.stores.get(at).is_removed()
+            at.0 < self.mover.stores.len() && self.mover.stores.get(at).is_removed()
         })
         .collect()
     }
@@ -191,7 +191,7 @@ impl Runner {
             StepName::Freeze if self.frozen_at.is_none() => self.frozen_at = Some(Instant::now()),
             _ => {}
         }
-        let (app, meta, id) = (self.app.clone(), self.meta.clone(), self.id);
+        let (mover, meta, id) = (self.mover.clone(), self.meta.clone(), self.id);
         let (rate, copied) = (self.rate.clone(), self.copied.clone());
         self.steps.spawn(async move {
             failpoint::reach(name, Side::Before).await;
@@ -200,10 +200,10 @@ impl Runner {
                 let answer = match what {
                     What::Read => record_steps::read(&meta, id).await,
                     What::Swap { record, version } => {
-                        record_steps::swap(&app.keeper, &meta, record, version).await
+                        record_steps::swap(&mover.keeper, &meta, record, version).await
                     }
                     What::Decide { record, version, leg } => {
-                        record_steps::decide(&app.keeper, &meta, &record, version, leg).await
+                        record_steps::decide(&mover.keeper, &meta, &record, version, leg).await
                     }
                     What::Unit(call) => {
                         units.push((ticket, Some(call.at)));
@@ -214,7 +214,7 @@ impl Runner {
                 answers.push((ticket, None, answer));
             }
             if !calls.is_empty() {
-                let steps = LegSteps { app: &app, id, calls: &calls, rate: &rate, copied: &copied };
+                let steps = LegSteps { mover: &mover, id, calls: &calls, rate: &rate, copied: &copied };
                 let of_units = units.into_iter().zip(steps.run(name).await);
                 answers.extend(of_units.map(|((ticket, at), answer)| (ticket, at, answer)));
             }
@@ -272,7 +272,7 @@ impl Runner {
     fn progress(&self) -> Progress {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         Progress {
-            router: self.app.identity.name.clone(),
+            router: self.mover.identity.name.clone(),
             keys_copied: self.copied.keys.load(Ordering::Relaxed),
             bytes_copied: self.copied.bytes.load(Ordering::Relaxed),
             lag_micros: self.machine.lag().map(micros),

@@ -18,9 +18,9 @@ use tonic::{Request, Status, Streaming};
 
 use super::rate::Rate;
 use super::runner::Copied;
-use crate::app::App;
 use crate::execute::Deadline;
 use crate::feeds::place::wire;
+use crate::moves::mover::Mover;
 use crate::stores::Store;
 
 mod etcd;
@@ -44,7 +44,7 @@ const LEASES_AT_ONCE: usize = 64;
 
 /// A step of one unit of a move, with what it needs.
 struct UnitSteps<'a> {
-    pub app: &'a App,
+    pub mover: &'a Mover,
     pub id: MoveId,
     pub call: &'a UnitCall,
     pub rate: &'a Rate,
@@ -85,11 +85,11 @@ impl From<Failed> for Answer {
 
 impl UnitSteps<'_> {
     fn owner(&self) -> &Store {
-        self.app.stores.get(store_ix(self.call.owner))
+        self.mover.stores.get(store_ix(self.call.owner))
     }
 
     fn follower(&self) -> &Store {
-        self.app.stores.get(store_ix(self.call.follower))
+        self.mover.stores.get(store_ix(self.call.follower))
     }
 
     fn unit_move(&self) -> Option<pb::UnitMove> {
@@ -149,7 +149,7 @@ impl UnitSteps<'_> {
         if at == 0 {
             return Err(Failed::Other(format!("store {:?} ended the copy at once", owner.name())));
         }
-        self.app.copy_speed.made(sent, began.elapsed());
+        self.mover.copy_speed.made(sent, began.elapsed());
         // The copy counts as whole only from here on; until then another coordinator starts over.
         self.import(pb::ImportRequest { floor, through: at, ..Default::default() }).await.map(drop)
     }

@@ -17,14 +17,14 @@ use super::rate::Rate;
 use super::runner::Copied;
 use super::units::LegSteps;
 use super::{record_steps, records};
-use crate::app::App;
 use crate::meta::Meta;
+use crate::moves::mover::Mover;
 
 /// How often moves are looked at while something is waited for.
 const EVERY: Duration = Duration::from_millis(25);
 
 /// Runs for ever; `me` is the name of this router's own coordinators.
-pub(super) async fn run(app: Arc<App>, meta: Arc<Meta>, me: String, settings: Settings) {
+pub(super) async fn run(mover: Arc<Mover>, meta: Arc<Meta>, me: String, settings: Settings) {
     let began = Instant::now();
     let mut entries = meta.entries();
     let mut known = records(&entries.borrow_and_update());
@@ -35,7 +35,7 @@ pub(super) async fn run(app: Arc<App>, meta: Arc<Meta>, me: String, settings: Se
         for (id, (record, version)) in &known {
             let dog = dogs.entry(*id).or_insert_with(|| Watchdog::new(settings.clone(), 0));
             for some in together(dog.poll(began.elapsed(), &me, record, *version)) {
-                spawn(&mut steps, &app, &meta, record, some);
+                spawn(&mut steps, &mover, &meta, record, some);
             }
         }
         let waits = dogs.values().any(Watchdog::waits);
@@ -58,21 +58,21 @@ pub(super) async fn run(app: Arc<App>, meta: Arc<Meta>, me: String, settings: Se
 
 fn spawn(
     steps: &mut JoinSet<(MoveId, Vec<(Ticket, Answer)>)>,
-    app: &Arc<App>,
+    mover: &Arc<Mover>,
     meta: &Arc<Meta>,
     record: &MoveRecord,
     some: Vec<Step>,
 ) {
     let Some(name) = some.first().map(|step| step.name) else { return };
     let (id, coordinator) = (record.id, record.coordinator.clone());
-    let (app, meta) = (app.clone(), meta.clone());
+    let (mover, meta) = (mover.clone(), meta.clone());
     steps.spawn(async move {
         let (mut answers, mut tickets, mut calls) = (Vec::new(), Vec::new(), Vec::new());
         for Step { ticket, what, .. } in some {
             match what {
                 What::Swap { record, version } => {
                     tracing::warn!(move_id = id.0, coordinator, "an attempt without a decision is given up");
-                    answers.push((ticket, record_steps::swap(&app.keeper, &meta, record, version).await));
+                    answers.push((ticket, record_steps::swap(&mover.keeper, &meta, record, version).await));
                 }
                 What::Unit(call) => {
                     tickets.push(ticket);
@@ -83,7 +83,7 @@ fn spawn(
             }
         }
         if !calls.is_empty() {
-            answers.extend(tickets.into_iter().zip(at_stores(&app, id, name, &calls).await));
+            answers.extend(tickets.into_iter().zip(at_stores(&mover, id, name, &calls).await));
         }
         for (_, answer) in &answers {
             if let Answer::Failed { reason } = answer {
@@ -95,13 +95,13 @@ fn spawn(
     });
 }
 
-async fn at_stores(app: &App, id: MoveId, name: StepName, calls: &[UnitCall]) -> Vec<Answer> {
+async fn at_stores(mover: &Mover, id: MoveId, name: StepName, calls: &[UnitCall]) -> Vec<Answer> {
     // The record may name stores that this router has not heard of yet.
     let ends = calls.iter().flat_map(|call| [call.owner, call.follower]);
-    if ends.into_iter().any(|store| store_ix(store).0 >= app.stores.len()) {
+    if ends.into_iter().any(|store| store_ix(store).0 >= mover.stores.len()) {
         let reason = "this router does not know the store yet".to_owned();
         return vec![Answer::Failed { reason }; calls.len()];
     }
     let (rate, copied) = (Rate::new(0), Copied::default());
-    LegSteps { app, id, calls, rate: &rate, copied: &copied }.run(name).await
+    LegSteps { mover, id, calls, rate: &rate, copied: &copied }.run(name).await
 }

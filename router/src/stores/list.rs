@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use super::clocks::Clocks;
 use super::modes::Modes;
+use super::releases::PinNames;
 use super::{Linking, Store, StoreSpec};
 
 /// The most stores that a router can ever know, removed ones included: twice the number of slots (R1).
@@ -56,6 +57,7 @@ struct Inner {
     linking: Linking,
     clocks: Arc<Clocks>,
     modes: watch::Sender<Arc<Modes>>,
+    pins: PinNames,
     /// Held while a store is appended; never across an await.
     appending: Mutex<()>,
 }
@@ -76,8 +78,9 @@ impl Stores {
         let places = (0..STORES_MAX).map(|_| OnceLock::new()).collect();
         let default = AtomicUsize::new(default.0);
         let (filled, appending) = (AtomicUsize::new(0), Mutex::new(()));
-        let modes = watch::Sender::default();
-        Self { inner: Arc::new(Inner { places, filled, default, linking, clocks, modes, appending }) }
+        let (modes, pins) = (watch::Sender::default(), PinNames::default());
+        let inner = Inner { places, filled, default, linking, clocks, modes, pins, appending };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Appends a store. The caller starts its tasks.
@@ -120,6 +123,12 @@ impl Stores {
     #[must_use]
     pub fn clocks(&self) -> &Arc<Clocks> {
         &self.inner.clocks
+    }
+
+    /// Makes ids for pins.
+    #[must_use]
+    pub fn pins(&self) -> &PinNames {
+        &self.inner.pins
     }
 
     /// Sets the durability modes that every shard is told. Modes of an older generation are ignored.

@@ -37,7 +37,7 @@ use crate::stores::Stores;
 /// How long to wait before asking a feed again that could not tell its current revision.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// What watches use of a router.
+/// What watches use of a router; the streams of all clients share it.
 #[derive(Debug)]
 pub struct WatchPath {
     pub routing: Arc<Routing>,

@@ -25,14 +25,12 @@ use crate::routing::Routing;
 use crate::stores::Stores;
 use crate::stores::batch_stream::Op;
 use crate::stores::failure::Failure;
-use crate::stores::releases::PinNames;
 
 /// What reads use of a router.
 #[derive(Debug)]
 pub struct ReadPath {
     stores: Stores,
     pub(super) routing: Arc<Routing>,
-    pins: Arc<PinNames>,
     /// In the headers of streams.
     pub(super) ids: HeaderIds,
     /// Waits for streams under way.
@@ -41,19 +39,13 @@ pub struct ReadPath {
 
 impl ReadPath {
     #[must_use]
-    pub fn new(
-        stores: Stores,
-        routing: Arc<Routing>,
-        pins: Arc<PinNames>,
-        ids: HeaderIds,
-        drain: Drain,
-    ) -> Arc<Self> {
-        Arc::new(Self { stores, routing, pins, ids, drain })
+    pub fn new(stores: Stores, routing: Arc<Routing>, ids: HeaderIds, drain: Drain) -> Arc<Self> {
+        Arc::new(Self { stores, routing, ids, drain })
     }
 
     /// The stores for one request that was planned by the map of this generation.
     pub(in crate::execute) fn live(self: &Arc<Self>, generation: Epoch, deadline: Deadline) -> Live {
-        let (pin, pinned) = (self.pins.next(), Mutex::default());
+        let (pin, pinned) = (self.stores.pins().next(), Mutex::default());
         Live { path: self.clone(), deadline, generation, pin, pinned }
     }
 

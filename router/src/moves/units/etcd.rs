@@ -103,8 +103,8 @@ impl UnitSteps<'_> {
     async fn clock(&self) -> Result<Revision, Failed> {
         let store = self.follower();
         let request = crate::stores::monitor::hello_of(
-            &self.app.cluster,
-            self.app.identity.cluster_id,
+            &self.mover.keeper.cluster,
+            self.mover.identity.cluster_id,
             store,
             &store.spec(),
         );
@@ -150,7 +150,7 @@ impl UnitSteps<'_> {
             sent += bytes as u64;
             self.import(pb::ImportRequest { keys, floor, ..Default::default() }).await?;
         }
-        self.app.copy_speed.made(sent, began.elapsed());
+        self.mover.copy_speed.made(sent, began.elapsed());
         // The copy counts as whole only from here on; until then another coordinator starts over.
         self.import(pb::ImportRequest { floor, through: pages.at, ..Default::default() }).await.map(drop)
     }

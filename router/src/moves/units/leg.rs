@@ -12,8 +12,8 @@ use kindred_router_core::parts::store_ix;
 use tokio::time::Instant;
 
 use super::{CALL_MAX, Failed, LEASES_AT_ONCE, UnitSteps, bounded, on_wire};
-use crate::app::App;
 use crate::execute::Deadline;
+use crate::moves::mover::Mover;
 use crate::moves::rate::Rate;
 use crate::moves::runner::Copied;
 use crate::stores::Store;
@@ -23,7 +23,7 @@ const ROUND_MAX: Duration = Duration::from_secs(1);
 
 /// The same step for several units of one leg of a move.
 pub(in crate::moves) struct LegSteps<'a> {
-    pub app: &'a App,
+    pub mover: &'a Mover,
     pub id: MoveId,
     /// At least one call; all have the same leg and term.
     pub calls: &'a [UnitCall],
@@ -119,15 +119,15 @@ impl LegSteps<'_> {
 
     /// All calls have the same two stores.
     pub(super) fn owner(&self) -> &Store {
-        self.app.stores.get(store_ix(self.calls[0].owner))
+        self.mover.stores.get(store_ix(self.calls[0].owner))
     }
 
     pub(super) fn follower(&self) -> &Store {
-        self.app.stores.get(store_ix(self.calls[0].follower))
+        self.mover.stores.get(store_ix(self.calls[0].follower))
     }
 
     pub(super) fn unit<'s>(&'s self, call: &'s UnitCall) -> UnitSteps<'s> {
-        UnitSteps { app: self.app, id: self.id, call, rate: self.rate, copied: self.copied }
+        UnitSteps { mover: self.mover, id: self.id, call, rate: self.rate, copied: self.copied }
     }
 
     pub(super) fn all_done(&self) -> Each<Answer> {
@@ -136,7 +136,7 @@ impl LegSteps<'_> {
 
     /// The generation of a map that is older than the one that this attempt will decide.
     fn undecided(&self) -> u64 {
-        self.app.routing.load().generation().0
+        self.mover.routing.load().generation().0
     }
 
     /// Makes the same call about all units at a store.
@@ -173,7 +173,7 @@ impl LegSteps<'_> {
         ids.sort_unstable();
         ids.dedup();
         for some in ids.chunks(LEASES_AT_ONCE) {
-            self.app.leases.attach_all(some, self.follower(), Deadline::within(CALL_MAX)).await?;
+            self.mover.leases.attach_all(some, self.follower(), Deadline::within(CALL_MAX)).await?;
         }
         Ok(())
     }
@@ -208,7 +208,7 @@ impl LegSteps<'_> {
     /// Checks that the follower's clock may be raised to the owner's (R3). A switch needs that (R15b), so nothing
     /// should be frozen before it holds.
     fn clocks_meet(&self) -> Result<(), Failed> {
-        let clocks = self.app.stores.clocks();
+        let clocks = self.mover.stores.clocks();
         let [owner, follower] = [self.owner(), self.follower()];
         match (clocks.offset(owner.index), clocks.offset(follower.index)) {
             (Some(ahead), Some(at)) if clock_offset::is_too_far_behind(at, ahead) => {

@@ -90,7 +90,7 @@ impl Router {
         Ok(pb::RangeResponse::decode(answer.into_bytes()).expect("an answer"))
     }
 
-    /// As `App::range_of_one`: the store follows to what another router may have shown (R4).
+    /// As `ReadPath::range_of_one`: the store follows to what another router may have shown (R4).
     async fn range_of_one(
         &self,
         store: StoreIx,

@@ -170,7 +170,7 @@ impl World {
         self.state = state;
     }
 
-    /// As `router/src/shown.rs`: a map that spreads a Kind begins with what its store has shown.
+    /// As `router/src/routing.rs`: a map that spreads a Kind begins with what its store has shown.
     fn note_shown(&mut self, new: &Routes) {
         let Some(old) = self.maps.last().cloned() else { return };
         for kind in KINDS.map(|kind| self.kind(kind)) {
