@@ -1,4 +1,4 @@
-//! Commands that talk to a router's admin port: objects, moves, stores. Each reports its outcome as an exit status.
+//! Commands that talk to a router's admin port: objects, moves, stores. Each reports its outcome as an exit status ([`failure`]).
 
 pub mod args;
 mod backup;
@@ -6,6 +6,7 @@ pub mod client;
 pub mod context;
 mod document;
 mod edit;
+pub mod failure;
 #[cfg(test)]
 mod fake;
 mod objects;
@@ -20,49 +21,7 @@ use std::process::ExitCode;
 
 use args::{AdminCommand, Connect};
 use client::Client;
-
-/// Why a command failed. Its code is the exit status, on which scripts may rely.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// 1: the request was refused or failed.
-    #[error("{0}")]
-    Refused(String),
-    /// 2: the command line or a file is invalid; no request was sent.
-    #[error("{0}")]
-    Usage(String),
-    /// 3: no router can be reached, or no meta store behind it.
-    #[error("{0}")]
-    Unreachable(String),
-    /// 4: a move was aborted.
-    #[error("{0}")]
-    Aborted(String),
-    /// 5: the command stopped waiting; the move continues.
-    #[error("{0}")]
-    StillRunning(String),
-}
-
-impl Failure {
-    #[must_use]
-    pub fn code(&self) -> u8 {
-        match self {
-            Self::Refused(_) => 1,
-            Self::Usage(_) => 2,
-            Self::Unreachable(_) => 3,
-            Self::Aborted(_) => 4,
-            Self::StillRunning(_) => 5,
-        }
-    }
-}
-
-/// The description of exit statuses in `kindred --help`.
-pub const EXIT_STATUS: &str = "\
-Exit status of get, apply, delete, edit, plan, move, split, merge, drain, status, store, reconcile, backup and restore:
-  0  done
-  1  refused or failed; nothing was changed unless the message says so
-  2  the command line or a file cannot be understood
-  3  no router, or no meta store, can be reached
-  4  the move was aborted: everything is where it was
-  5  the wait ended before the move (--timeout, Ctrl-C); the move goes on";
+use failure::Failure;
 
 /// Runs a command and returns its exit status.
 pub fn run(command: AdminCommand, outer: &Connect) -> ExitCode {

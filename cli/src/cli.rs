@@ -6,8 +6,8 @@ use clap_complete::Shell;
 
 use crate::{
     admin::{
-        EXIT_STATUS,
         args::{AdminCommand, Connect},
+        failure::EXIT_STATUS,
     },
     health::HealthArgs,
     parent::ParentArgs,

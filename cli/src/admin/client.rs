@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use kindred_transport::{Connector, Endpoint};
 use serde_json::Value;
 
-use super::{Failure, context::Address};
+use super::{context::Address, failure::Failure};
 
 /// The deadline of a request. The router itself waits for its meta store and its stores, a few seconds each.
 const DEADLINE: Duration = Duration::from_secs(30);

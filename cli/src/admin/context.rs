@@ -6,7 +6,7 @@ use kindred_partition_config::parse;
 use kindred_transport::tls::ClientTlsArgs;
 use serde::Deserialize;
 
-use super::{Failure, args::Connect};
+use super::{args::Connect, failure::Failure};
 
 /// A router's default admin port.
 const DEFAULT: &str = "http://127.0.0.1:2381";

@@ -6,7 +6,7 @@ use std::{io::Read as _, path::Path};
 use kindred_partition_config::parse;
 use serde_json::{Value, json};
 
-use super::Failure;
+use super::failure::Failure;
 
 /// The content of a file.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -8,10 +8,10 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::{
-    Failure,
     args::{EditArgs, Resource},
     client::{Client, Form, escaped},
     document::Document,
+    failure::Failure,
     output, verbs,
 };
 

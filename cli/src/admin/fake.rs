@@ -14,7 +14,7 @@ use axum::{
 use clap::Parser;
 use serde_json::{Value, json};
 
-use super::{Failure, args::Connect, client::Client, context, dispatch, output, store};
+use super::{args::Connect, client::Client, context, dispatch, failure::Failure, output, store};
 use crate::cli::{Cli, Command};
 
 /// The requests that the fake received, and its next answers for each request line.

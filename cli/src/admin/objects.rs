@@ -4,10 +4,10 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::{
-    Failure,
     args::{ApplyArgs, DeleteArgs, GetArgs, Output, PlanArgs, Resource, Run},
     client::{Client, Form, escaped},
     document::Document,
+    failure::Failure,
     output::{self, Table, text},
     verbs,
 };

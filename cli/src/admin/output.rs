@@ -6,7 +6,7 @@ use std::time::Duration;
 use kindred_partition_config::parse;
 use serde_json::Value;
 
-use super::{Failure, args::Output};
+use super::{args::Output, failure::Failure};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {

@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::{
-    Failure,
     args::{Output, StatusArgs},
     client::{Client, Form},
+    failure::Failure,
     output::{self, Table, bytes, count, text, time},
 };
 

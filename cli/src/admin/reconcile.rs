@@ -4,9 +4,9 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::{
-    Failure,
     args::{Output, ReconcileArgs},
     client::Client,
+    failure::Failure,
     output::{self, text},
 };
 

@@ -6,9 +6,9 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::{
-    Failure,
     args::{StoreAdd, StoreCommand, StoreReplace},
     client::{Client, Form, escaped},
+    failure::Failure,
     objects, output,
     output::text,
     verbs,

@@ -4,9 +4,9 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::{
-    Failure,
     args::{DrainArgs, Existing, MergeArgs, MoveArgs, MoveStatusArgs, Output, Run, SplitArgs},
     client::{Client, Form},
+    failure::Failure,
     objects,
     output::{self, Table, bytes, count, text, time},
     wait::{self, Until},

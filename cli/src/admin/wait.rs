@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::{
-    Failure,
     args::{Output, Run},
     client::{Client, Form},
+    failure::Failure,
     output::{self, bytes, count, counted, text, time},
 };
 

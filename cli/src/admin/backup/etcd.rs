@@ -11,7 +11,7 @@ use kindred_transport::{Connector, Endpoint, grpc, tls::ClientTlsArgs};
 use kindred_wire::error::EtcdError;
 use tonic::{Code, Request, Status, Streaming, transport::Channel};
 
-use crate::admin::Failure;
+use crate::admin::failure::Failure;
 use crate::admin::output::counted;
 
 /// The time limit of a call.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use kindred_transport::private;
 
 use super::manifest::{DATA, Manifest};
-use crate::admin::Failure;
+use crate::admin::failure::Failure;
 
 /// Creates a file that is durable when this returns.
 ///

@@ -16,7 +16,7 @@ use super::take::{self, OTHER, endpoints};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::Client;
 use crate::admin::output::{self, Table, bytes, count};
-use crate::admin::{Failure, context};
+use crate::admin::{context, failure::Failure};
 
 #[derive(Default)]
 pub struct Contents {

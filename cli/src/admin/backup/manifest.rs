@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::format::{self, Sum};
-use crate::admin::Failure;
+use crate::admin::failure::Failure;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";

@@ -11,7 +11,7 @@ use super::format::{FileReader, FormatError};
 use super::manifest::{File, Manifest};
 use super::select::Selection;
 use super::verify;
-use crate::admin::Failure;
+use crate::admin::failure::Failure;
 
 /// Several files, read in order.
 struct Chain {

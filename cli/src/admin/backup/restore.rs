@@ -27,7 +27,7 @@ use super::{snapshot, take, verify};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::{Client, Form};
 use crate::admin::output::{self, Table, count, counted, time};
-use crate::admin::{Failure, context};
+use crate::admin::{context, failure::Failure};
 
 /// The maximum number of concurrent writes.
 const WRITES_AT_ONCE: usize = 64;

@@ -7,7 +7,7 @@ use kindred_partition_config::kind::{KindPrefix, KindScheme};
 
 use super::etcd::{Etcd, Interval};
 use super::manifest::Manifest;
-use crate::admin::Failure;
+use crate::admin::failure::Failure;
 
 /// The selected files, and the intervals that select their keys.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use kindred_proto::mvccpb::KeyValue;
 
 use super::etcd::{Etcd, Interval, Reading};
-use crate::admin::Failure;
+use crate::admin::failure::Failure;
 
 pub struct Cluster {
     etcd: Etcd,

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use super::etcd::{Etcd, Interval};
 use super::rate::Rate;
-use crate::admin::Failure;
 use crate::admin::client::Client;
+use crate::admin::failure::Failure;
 
 /// Renewals during the lifetime of a snapshot, so that several may fail.
 const RENEWALS: u32 = 6;

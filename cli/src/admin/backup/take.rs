@@ -25,7 +25,7 @@ use super::{moment, verify};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::Client;
 use crate::admin::output::{self, bytes, counted, time};
-use crate::admin::{Failure, context};
+use crate::admin::{context, failure::Failure};
 
 /// The number of leases to query at a time.
 const LEASES_AT_ONCE: usize = 32;

@@ -13,7 +13,7 @@ use super::format::{self, FileWriter};
 use super::manifest::{File, Lease, Manifest};
 use super::records::Records;
 use super::{select, verify};
-use crate::admin::Failure;
+use crate::admin::failure::Failure;
 
 fn kv(key: &str, lease: i64) -> KeyValue {
     KeyValue {

@@ -13,8 +13,8 @@ use super::format::{FileReader, FormatError};
 use super::hashes::Contents;
 use super::manifest::{File, Manifest, lease_text};
 use super::take::prefix_of;
-use crate::admin::Failure;
 use crate::admin::args::Output;
+use crate::admin::failure::Failure;
 use crate::admin::output::{self, Table, bytes, count, counted};
 
 /// The remedy for a damaged file.
