@@ -11,7 +11,7 @@ use crate::{
     },
     health::HealthArgs,
     parent::ParentArgs,
-    up::UpArgs,
+    up::args::UpArgs,
 };
 
 /// One etcd endpoint for Kubernetes in front of many stores.

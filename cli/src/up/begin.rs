@@ -12,7 +12,7 @@ use tracing::{error, info};
 
 use super::{
     child::{Backoff, Ready, Running, Spec},
-    supervise::{keep, listen_of},
+    keep::{keep, listen_of},
 };
 
 /// After this time a starting store is no longer waited for, and the others are served without it.

@@ -9,7 +9,7 @@ use kindred_transport::{
     who,
 };
 
-use super::{UpArgs, layout};
+use super::{args::UpArgs, layout};
 
 /// Refuses addresses where unknown clients would be served, before a router does.
 pub fn check(args: &UpArgs) -> anyhow::Result<()> {

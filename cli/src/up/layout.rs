@@ -12,7 +12,7 @@ use kindred_partition_config::{
 };
 use kindred_transport::{Endpoint, address::AddressError, admin::AdminArgs, auto_tls};
 
-use super::{UpArgs, child::Spec, flags};
+use super::{args::UpArgs, child::Spec, flags};
 
 /// The certificates for connections between the routers and the local stores.
 #[derive(Debug, Clone)]

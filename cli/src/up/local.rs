@@ -23,9 +23,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    UpArgs,
+    args::UpArgs,
+    keep::{keep, listen_of},
     layout::{self, InternalTls, LocalShard},
-    supervise::{keep, listen_of},
 };
 
 /// The interval between checks of the state.

@@ -6,7 +6,6 @@ use std::{
     io::{self, Write as _},
     net::SocketAddr,
     path::Path,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
@@ -14,13 +13,14 @@ use futures_util::future::join_all;
 use kindred_transport::private;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use super::{
-    STOP_GRACE, UpArgs,
+    args::UpArgs,
     begin::begin,
-    child::{self, Backoff, Ready, Spec},
+    child::Ready,
     flags,
+    keep::keep,
     layout::{self, Beside, InternalTls, Plan},
     local::{Local, Shard},
 };
@@ -168,52 +168,8 @@ async fn start_shards(
     }
 }
 
-/// The TCP address in a shard's ready line.
-pub fn listen_of(ready: &Ready) -> anyhow::Result<SocketAddr> {
-    let listen = ready.get("listen").context("the shard's ready line names no listen address")?;
-    let mut addresses = listen.split(',').filter_map(|address| address.parse().ok());
-    addresses.next().with_context(|| format!("the shard's address {listen}"))
-}
-
 fn resolved(ready: &Ready, key: &str, flag: &str) -> String {
     ready.get(key).unwrap_or(flag).to_owned()
-}
-
-/// Waits for the child's end and restarts it, until it is told to stop.
-pub async fn keep(spec: Spec, mut running: child::Running, stop: CancellationToken) {
-    let mut backoff = Backoff::new(Instant::now());
-    loop {
-        let how = tokio::select! {
-            () = stop.cancelled() => return running.stop(STOP_GRACE).await,
-            how = running.ended() => how,
-        };
-        warn!("{} ended: {how}; starting it again", spec.name);
-        let Some(again) = restart(&spec, &mut backoff, &stop).await else { return };
-        running = again;
-    }
-}
-
-/// Retries until the child runs; `None` if it is told to stop meanwhile.
-async fn restart(spec: &Spec, backoff: &mut Backoff, stop: &CancellationToken) -> Option<child::Running> {
-    loop {
-        let wait: Duration = backoff.after_end(Instant::now());
-        tokio::select! {
-            () = stop.cancelled() => return None,
-            () = tokio::time::sleep(wait) => {}
-        }
-        let attempt = tokio::select! {
-            () = stop.cancelled() => return None,
-            attempt = spec.start() => attempt,
-        };
-        backoff.started(Instant::now());
-        match attempt {
-            Ok((running, _)) => {
-                info!("{} runs again, pid {}", spec.name, running.pid().unwrap_or(0));
-                return Some(running);
-            }
-            Err(error) => warn!("{error}; trying again"),
-        }
-    }
 }
 
 /// Prints what is served, and as the last line that everything serves.
