@@ -13,6 +13,7 @@ mod objects;
 pub mod output;
 mod overview;
 mod reconcile;
+mod show;
 mod store;
 mod verbs;
 mod wait;

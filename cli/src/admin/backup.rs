@@ -5,6 +5,7 @@ mod etcd;
 mod folder;
 mod format;
 pub mod hashes;
+mod kinds;
 mod manifest;
 mod merge;
 mod moment;

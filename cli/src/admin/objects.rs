@@ -9,6 +9,7 @@ use super::{
     document::Document,
     failure::Failure,
     output::{self, Table, text},
+    show::show,
     verbs,
 };
 
@@ -20,19 +21,7 @@ pub async fn get(client: &Client, args: &GetArgs) -> Result<(), Failure> {
     if let Some(name) = &args.name {
         path = format!("{path}/{}", escaped(name));
     }
-    shown(client, &path, args.output).await
-}
-
-pub async fn shown(client: &Client, path: &str, output: Output) -> Result<(), Failure> {
-    if output != Output::Table {
-        let value = client.get(path, Form::Objects).await?;
-        return output::print(&output::rendered(&value, output)?);
-    }
-    let value = client.get(path, Form::Table).await?;
-    match Table::of(&value) {
-        Some(table) => output::print(&table.render()),
-        None => Err(Failure::Refused("the router answered with no table; try -o json".to_owned())),
-    }
+    show(client, &path, args.output).await
 }
 
 async fn partitions(client: &Client, args: &GetArgs) -> Result<(), Failure> {

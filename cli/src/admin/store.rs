@@ -9,8 +9,9 @@ use super::{
     args::{StoreAdd, StoreCommand, StoreReplace},
     client::{Client, Form, escaped},
     failure::Failure,
-    objects, output,
+    output,
     output::text,
+    show::show,
     verbs,
 };
 
@@ -29,7 +30,7 @@ pub async fn run(client: &Client, command: &StoreCommand) -> Result<(), Failure>
             client.change(Method::DELETE, &path, None).await?;
             output::print(&format!("store {} removed\n", args.name))
         }
-        StoreCommand::List(args) => objects::shown(client, "/api/v1/servicegroups", args.output).await,
+        StoreCommand::List(args) => show(client, "/api/v1/servicegroups", args.output).await,
     }
 }
 

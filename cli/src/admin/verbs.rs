@@ -7,8 +7,8 @@ use super::{
     args::{DrainArgs, Existing, MergeArgs, MoveArgs, MoveStatusArgs, Output, Run, SplitArgs},
     client::{Client, Form},
     failure::Failure,
-    objects,
     output::{self, Table, bytes, count, text, time},
+    show::show,
     wait::{self, Until},
 };
 
@@ -152,8 +152,8 @@ pub async fn existing(client: &Client, existing: &Existing) -> Result<(), Failur
 
 async fn status(client: &Client, args: &MoveStatusArgs) -> Result<(), Failure> {
     match args.id {
-        Some(id) => objects::shown(client, &format!("/api/v1/moves/{id}"), args.output).await,
-        None => objects::shown(client, "/api/v1/moves", args.output).await,
+        Some(id) => show(client, &format!("/api/v1/moves/{id}"), args.output).await,
+        None => show(client, "/api/v1/moves", args.output).await,
     }
 }
 

@@ -38,6 +38,14 @@ pub struct Through {
     pub connect: Connect,
 }
 
+impl Through {
+    /// The addresses of the etcd API: those given, or those that the router advertises.
+    #[must_use]
+    pub fn endpoints_or<'a>(&'a self, advertised: &'a [String]) -> &'a [String] {
+        if self.endpoints.is_empty() { advertised } else { &self.endpoints }
+    }
+}
+
 /// The operations on an existing backup.
 #[derive(Debug, Subcommand)]
 pub enum Existing {

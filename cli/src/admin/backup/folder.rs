@@ -1,7 +1,7 @@
 //! A backup's folder: it is written under a temporary name, synced, and renamed when it is complete.
 
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, BufWriter, Write as _};
+use std::io::{self, BufWriter};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -9,16 +9,6 @@ use kindred_transport::private;
 
 use super::manifest::{DATA, Manifest};
 use crate::admin::failure::Failure;
-
-/// Creates a file that is durable when this returns.
-///
-/// # Errors
-/// When it cannot be written.
-pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = private::create_new(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
 
 /// A backup that is being written. Dropping it before [`Unfinished::finish`] removes it.
 #[derive(Debug)]

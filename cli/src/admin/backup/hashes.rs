@@ -10,9 +10,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::args::Through;
 use super::etcd::Etcd;
+use super::kinds::{OTHER, prefix_of};
 use super::rate::Rate;
 use super::snapshot::Snapshot;
-use super::take::{self, OTHER, endpoints};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::Client;
 use crate::admin::output::{self, Table, bytes, count};
@@ -48,7 +48,7 @@ struct Kinds(BTreeMap<String, Contents>);
 
 impl Kinds {
     fn add(&mut self, scheme: &KindScheme, kv: &KeyValue) {
-        let kind = take::prefix_of(scheme, &kv.key).and_then(|prefix| scheme.kind_prefix(prefix.as_bytes()));
+        let kind = prefix_of(scheme, &kv.key).and_then(|prefix| scheme.kind_prefix(prefix.as_bytes()));
         let name = kind.map_or_else(|| OTHER.to_owned(), |kind| scheme.name_of(&kind));
         self.0.entry(name).or_default().add(kv);
     }
@@ -73,7 +73,7 @@ pub async fn run(through: &Through, outer: &Connect) -> Result<(), Failure> {
     let address = context::address(&through.connect.over(outer))?;
     let client = Client::new(&address)?;
     let snapshot = Snapshot::take(&client).await?;
-    let etcd = Etcd::new(endpoints(through, &snapshot.client_urls), &address.tls)?;
+    let etcd = Etcd::new(through.endpoints_or(&snapshot.client_urls), &address.tls)?;
     let scheme = KindScheme::new(&snapshot.etcd_prefix);
     let (mut kinds, mut rate) = (Kinds::default(), Rate::new(through.rate));
     let reading = snapshot.read(&etcd, &mut rate, |kv| {

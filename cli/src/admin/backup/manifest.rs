@@ -1,10 +1,11 @@
 //! `manifest.json` describes a backup and its files. Numbers beyond 53 bits are strings, as in Kubernetes.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use kindred_partition_config::kind::{KindPrefix, KindScheme};
+use kindred_transport::private;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -17,6 +18,13 @@ pub const MANIFEST: &str = "manifest.json";
 pub const MANIFEST_SUM: &str = "manifest.xxh3";
 /// The folder of the data files.
 pub const DATA: &str = "data";
+
+/// Creates a file that is durable when this returns.
+fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = private::create_new(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
 
 /// The content of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -129,9 +137,9 @@ impl Manifest {
     pub fn write(&self, folder: &Path) -> io::Result<()> {
         let mut text = serde_json::to_string_pretty(self).map_err(io::Error::other)?;
         text.push('\n');
-        super::folder::write_synced(&folder.join(MANIFEST), text.as_bytes())?;
+        write_synced(&folder.join(MANIFEST), text.as_bytes())?;
         let sum = format::sum_of(text.as_bytes()) + "\n";
-        super::folder::write_synced(&folder.join(MANIFEST_SUM), sum.as_bytes())
+        write_synced(&folder.join(MANIFEST_SUM), sum.as_bytes())
     }
 
     /// Reads the manifest of a backup.

@@ -17,13 +17,14 @@ use serde_json::{Value, json};
 
 use super::args::{LeaseTtl, RestoreArgs};
 use super::etcd::{Etcd, Interval};
+use super::kinds::prefix_of;
 use super::manifest::Manifest;
 use super::merge::{self, Counts, Step};
 use super::rate::Rate;
 use super::records::Records;
 use super::select::{self, Selection};
 use super::sides::Cluster;
-use super::{snapshot, take, verify};
+use super::{snapshot, verify};
 use crate::admin::args::{Connect, Output};
 use crate::admin::client::{Client, Form};
 use crate::admin::output::{self, Table, count, counted, time};
@@ -169,7 +170,7 @@ impl<'a> Restore<'a> {
             .flatten()
             .filter_map(|url| url.as_str().map(str::to_owned));
         let advertised: Vec<String> = urls.collect();
-        let etcd = Etcd::new(take::endpoints(&args.through, &advertised), &address.tls)?;
+        let etcd = Etcd::new(args.through.endpoints_or(&advertised), &address.tls)?;
         if let Some(prefix) = who["etcdPrefix"].as_str()
             && KindScheme::new(prefix) != manifest.scheme()
         {
@@ -198,8 +199,7 @@ impl<'a> Restore<'a> {
     }
 
     fn kind_of(&self, key: &[u8]) -> String {
-        let kind =
-            take::prefix_of(&self.scheme, key).and_then(|prefix| self.scheme.kind_prefix(prefix.as_bytes()));
+        let kind = prefix_of(&self.scheme, key).and_then(|prefix| self.scheme.kind_prefix(prefix.as_bytes()));
         kind.map_or_else(|| "<other>".to_owned(), |kind| self.scheme.name_of(&kind))
     }
 

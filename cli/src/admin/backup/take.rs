@@ -10,7 +10,7 @@ use std::io::BufWriter;
 use std::time::Instant;
 
 use futures_util::StreamExt as _;
-use kindred_partition_config::kind::{KindScheme, Located};
+use kindred_partition_config::kind::KindScheme;
 use kindred_proto::mvccpb::KeyValue;
 use serde_json::json;
 
@@ -18,6 +18,7 @@ use super::args::{BackupArgs, Existing, Through};
 use super::etcd::Etcd;
 use super::folder::{Unfinished, written};
 use super::format::{self, FileWriter};
+use super::kinds::{OTHER, prefix_of};
 use super::manifest::{self, DATA, EtcdRevision, Lease, Manifest};
 use super::rate::Rate;
 use super::snapshot::Snapshot;
@@ -29,8 +30,6 @@ use crate::admin::{context, failure::Failure};
 
 /// The number of leases to query at a time.
 const LEASES_AT_ONCE: usize = 32;
-/// The name for keys that belong to no Kind.
-pub(super) const OTHER: &str = "<other>";
 
 pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
     if let Some(Existing::Verify(args)) = &args.existing {
@@ -49,7 +48,7 @@ pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
         let leases = known_leases(&client, through, &address.tls).await?;
         let taken = moment::now();
         let snapshot = Snapshot::take(&client).await?;
-        let etcd = Etcd::new(endpoints(through, &snapshot.client_urls), &address.tls)?;
+        let etcd = Etcd::new(through.endpoints_or(&snapshot.client_urls), &address.tls)?;
         let (files, leases) =
             snapshot.renewed_during(&client, read(&etcd, &snapshot, &folder, through, leases)).await?;
         Ok(manifest_of(snapshot, taken, files, leases))
@@ -77,11 +76,6 @@ pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
     ))
 }
 
-/// The addresses of the etcd API: those given, or those that the router advertises.
-pub(super) fn endpoints<'a>(through: &'a Through, advertised: &'a [String]) -> &'a [String] {
-    if through.endpoints.is_empty() { advertised } else { &through.endpoints }
-}
-
 /// Granted TTL and remaining time of leases, by id.
 type Leases = BTreeMap<i64, (i64, i64)>;
 
@@ -95,7 +89,7 @@ async fn known_leases(
     let urls =
         who["clientUrls"].as_array().into_iter().flatten().filter_map(|url| url.as_str().map(str::to_owned));
     let urls: Vec<String> = urls.collect();
-    let etcd = Etcd::new(endpoints(through, &urls), tls)?;
+    let etcd = Etcd::new(through.endpoints_or(&urls), tls)?;
     let ids = etcd.leases().await?;
     times(&etcd, ids).await
 }
@@ -230,14 +224,6 @@ impl<'f> Files<'f> {
             self.done.push(closed(self.folder, open)?);
         }
         Ok(self.done)
-    }
-}
-
-/// The Kind prefix of a key as text; `None` for a key of no Kind, or if the prefix is not UTF-8.
-pub(super) fn prefix_of<'k>(scheme: &KindScheme, key: &'k [u8]) -> Option<&'k str> {
-    match scheme.locate(key) {
-        Located::Object { kind } => std::str::from_utf8(kind).ok(),
-        Located::Pseudo { .. } | Located::Health | Located::Other => None,
     }
 }
 
