@@ -1,4 +1,4 @@
-//! The real stores behind [`Shards`].
+//! What reads use of a router, and the real stores behind [`Shards`] for one of them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
