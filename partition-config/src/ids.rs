@@ -211,8 +211,15 @@ impl fmt::Display for StoreName {
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// That of a map that never changes; on the wire, a request that was routed by no map.
+    /// That of a map that never changes; on the wire, a request that was routed by no map. It is below that of any
+    /// decision: a unit has it before its first switch, and a refusal has it while a switch is being decided.
     pub const NONE: Self = Self(0);
+
+    /// That of the next map.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
 }
 
 impl fmt::Display for Epoch {

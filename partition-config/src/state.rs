@@ -213,7 +213,7 @@ impl ClusterState {
     /// # Errors
     /// When the map has changed so that the transfers do not apply.
     pub fn with_transfers(&self, transfers: &[Transfer]) -> Result<Self, TransferError> {
-        let generation = Epoch(self.generation.0 + 1);
+        let generation = self.generation.next();
         let map = transfers::with_transfers(&self.map, transfers, generation)?;
         Ok(Self { generation, map, ..self.clone() })
     }
@@ -267,7 +267,7 @@ impl ClusterState {
         self.all_movable(&transfers)?;
         if transfers.is_empty() && desired != self.map {
             next.map = desired.clone();
-            next.generation = Epoch(self.generation.0 + 1);
+            next.generation = self.generation.next();
         }
         Ok(Change { state: next, desired, transfers })
     }

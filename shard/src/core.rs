@@ -15,7 +15,7 @@ use kindred_engine::{
     version::Version,
 };
 use kindred_partition_config::{
-    ids::{Revision, SLOT_BITS, Slot},
+    ids::{Epoch, Revision, SLOT_BITS, Slot},
     key::{Key, KeyRange},
     kind::KindScheme,
     unit::Unit,
@@ -98,7 +98,7 @@ pub enum FeedOf {
         /// At least one range.
         ranges: Vec<KeyRange>,
         /// See [`ReadHints::generation`].
-        generation: Option<u64>,
+        generation: Option<Epoch>,
     },
     /// A unit that moves, whoever owns it, for the tail of a copy.
     Unit(Unit),
@@ -402,7 +402,7 @@ impl Core {
     fn start_read(
         &mut self,
         query: &RangeQuery,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
         owner: &Weak<()>,
     ) -> Result<Started, KvError> {
         if is_up_to(query, self.sizes.whole_keys) {
@@ -416,7 +416,7 @@ impl Core {
     fn open(
         &mut self,
         query: &RangeQuery,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
         owner: &Weak<()>,
     ) -> Result<Started, KvError> {
         let mut open = self.engine.open_range_by_map(&query.range, query.revision, generation)?;
@@ -453,7 +453,7 @@ impl Core {
         &mut self,
         ranges: &[KeyRange],
         to: Revision,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
     ) -> Result<Revision, KvError> {
         let wall = self.clock.wall();
         if generation.is_none() {
@@ -472,7 +472,7 @@ impl Core {
         to: Revision,
         since: Revision,
         pin: Option<PinId>,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
     ) -> Result<(Revision, bool), KvError> {
         let current = self.raise(ranges, to, generation)?;
         if let Some(pin) = pin {

@@ -138,13 +138,13 @@ pub fn status(error: &KvError) -> Status {
 /// The refusal for keys that the shard does not own, as requests and watches get it.
 #[must_use]
 pub fn not_owned(refused: &NotOwned) -> KindredError {
-    KindredError::NotOwned { key: refused.key.to_vec(), epoch: refused.epoch }
+    KindredError::NotOwned { key: refused.key.to_vec(), epoch: refused.epoch.0 }
 }
 
 fn not_owned_status(refused: &NotOwned) -> Status {
     crate::metrics::not_owned();
     let mut status = kindred_transport::grpc::refusal(&not_owned(refused));
-    status.metadata_mut().insert(NOT_OWNED, MetadataValue::from(refused.epoch));
+    status.metadata_mut().insert(NOT_OWNED, MetadataValue::from(refused.epoch.0));
     status
 }
 

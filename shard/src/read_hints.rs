@@ -2,7 +2,10 @@
 //! the generation of the map by which it routed the request (R13).
 
 use kindred_engine::engine::PinId;
-use kindred_partition_config::{ids::Revision, unit::UnitBuckets};
+use kindred_partition_config::{
+    ids::{Epoch, Revision},
+    unit::UnitBuckets,
+};
 use kindred_transport::grpc;
 use kindred_wire::protocol::{BUCKETS, MAP, MIN_REVISION, PIN};
 use tonic::metadata::MetadataMap;
@@ -16,7 +19,7 @@ pub struct ReadHints {
     /// See [`PIN`].
     pub pin: Option<PinId>,
     /// See [`MAP`]; `None` = not checked.
-    pub generation: Option<u64>,
+    pub generation: Option<Epoch>,
 }
 
 impl ReadHints {
@@ -51,8 +54,8 @@ pub fn pin_id(pin: u64) -> Option<PinId> {
 
 /// A generation in the protocol; 0 stands for a map that never changes, so nothing is checked.
 #[must_use]
-pub fn checked(generation: u64) -> Option<u64> {
-    (generation != 0).then_some(generation)
+pub fn checked(generation: u64) -> Option<Epoch> {
+    (generation != 0).then_some(Epoch(generation))
 }
 
 #[cfg(test)]
@@ -92,7 +95,7 @@ mod tests {
         for (text, expected) in [("7", Some(7)), ("0", None), ("-7", None), ("x", None)] {
             let mut metadata = MetadataMap::new();
             metadata.insert(MAP, text.parse().unwrap());
-            assert_eq!(ReadHints::of(&metadata).generation, expected, "{text:?}");
+            assert_eq!(ReadHints::of(&metadata).generation, expected.map(Epoch), "{text:?}");
         }
     }
 }

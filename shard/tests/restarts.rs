@@ -12,6 +12,7 @@ use std::{
 };
 
 use common::{moves::*, process::ShardProcess, *};
+use kindred_partition_config::ids::Epoch;
 use kindred_proto::{
     etcdserverpb::{
         self as pb, lease_client::LeaseClient, maintenance_client::MaintenanceClient, watch_request,
@@ -295,8 +296,8 @@ async fn a_gap_moves_with_its_unit() {
     let rest = shard_v1::ImportRequest { r#move: Some(by.clone()), through: frozen, ..Default::default() };
     to.import(rest).await.unwrap();
     seal(&mut to, &by, frozen).await.unwrap();
-    release(&mut from, &by, 2).await;
-    open(&mut to, &by, 2).await;
+    release(&mut from, &by, Epoch(2)).await;
+    open(&mut to, &by, Epoch(2)).await;
 
     let client = target.client().await;
     let at = pb::RangeRequest { revision: last, ..range_request(PODS, PODS_END) };

@@ -14,6 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use common::{moves::*, *};
+use kindred_partition_config::ids::Epoch;
 use kindred_proto::{
     etcdserverpb::{self as pb, lease_client::LeaseClient},
     mvccpb::event::EventType,
@@ -36,14 +37,14 @@ fn pod(i: usize) -> String {
 }
 
 /// The generation in a refusal for ownership.
-fn not_owned(refused: &Status) -> u64 {
+fn not_owned(refused: &Status) -> Epoch {
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
     assert!(refused.message().starts_with("kindred: "), "{refused:?}");
     let epoch = refused.metadata().get("kindred-not-owned").expect("it says so");
-    epoch.to_str().unwrap().parse().unwrap()
+    Epoch(epoch.to_str().unwrap().parse().unwrap())
 }
 
-fn by_map<T>(message: T, generation: u64) -> tonic::Request<T> {
+fn by_map<T>(message: T, generation: Epoch) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     request.metadata_mut().insert("kindred-map", generation.to_string().parse().unwrap());
     request
@@ -64,13 +65,13 @@ impl Routed {
     }
 
     /// Makes the next map. Map 1 has the unit on the first store, and each newer map has it on the other store.
-    fn decide(&self) -> u64 {
-        self.generation.fetch_add(1, Ordering::SeqCst) + 1
+    fn decide(&self) -> Epoch {
+        Epoch(self.generation.fetch_add(1, Ordering::SeqCst)).next()
     }
 
-    fn map(&self) -> (u64, KVClient<Channel>) {
+    fn map(&self) -> (Epoch, KVClient<Channel>) {
         let generation = self.generation.load(Ordering::SeqCst);
-        (generation, self.stores[usize::from(generation.is_multiple_of(2))].clone())
+        (Epoch(generation), self.stores[usize::from(generation.is_multiple_of(2))].clone())
     }
 
     /// Sends a put until it is not refused for ownership (R11: a refused request is certainly not executed).
@@ -118,15 +119,15 @@ impl Routed {
 async fn ranged(
     store: &mut KVClient<Channel>,
     request: pb::RangeRequest,
-    generation: u64,
+    generation: Epoch,
 ) -> Result<pb::RangeResponse, Status> {
     let answer = store.range(by_map(Bytes::from(request.encode_to_vec()), generation)).await?;
     Ok(pb::RangeResponse::decode(answer.into_inner()).unwrap())
 }
 
 /// A router's feed of the pods, from now on.
-async fn feed(shard: &Shard, generation: u64) -> Streaming<shard::FeedResponse> {
-    let open = shard::FeedOpen { ranges: vec![prefix(PODS)], generation, ..Default::default() };
+async fn feed(shard: &Shard, generation: Epoch) -> Streaming<shard::FeedResponse> {
+    let open = shard::FeedOpen { ranges: vec![prefix(PODS)], generation: generation.0, ..Default::default() };
     let open = shard::FeedRequest { request: Some(feed_request::Request::Open(open)) };
     // A feed continues when its requests are half-closed.
     FeedsClient::new(shard.channel().await).feed(tokio_stream::once(open)).await.unwrap().into_inner()
@@ -240,7 +241,7 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     assert_eq!(ours, theirs);
     assert!(ours.len() >= 2 && ours.iter().map(|digest| digest.versions).sum::<u64>() >= 1650, "{ours:?}");
 
-    let mut fed = feed(&source, 1).await;
+    let mut fed = feed(&source, Epoch(1)).await;
     let last = freeze(&mut at_source, &there).await;
     assert!(last >= mark);
     // A router's feed ends at the final revision.
@@ -254,7 +255,7 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     assert_eq!(tail.through, last, "nothing is promised above it");
     seal(&mut at_target, &there, last).await.unwrap();
     let epoch = routed.decide();
-    assert_eq!(epoch, 2);
+    assert_eq!(epoch, Epoch(2));
     release(&mut at_source, &there, epoch).await;
     open(&mut at_target, &there, epoch).await;
     assert_eq!(records(&mut at_source).await[0].0, shard::UnitState::Following);
@@ -266,16 +267,22 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     assert!(answer.count >= 1500 && answer.kvs.len() == 2, "{}", answer.count);
     // A router that does not know of the switch gets the generation of the newer map.
     let mut old = routed.stores[0].clone();
-    assert_eq!(not_owned(&ranged(&mut old, all_pods(), 1).await.unwrap_err()), 2);
-    assert_eq!(not_owned(&ranged(&mut old, range_request(&pod(1000), ""), 1).await.unwrap_err()), 2);
+    assert_eq!(not_owned(&ranged(&mut old, all_pods(), Epoch(1)).await.unwrap_err()), Epoch(2));
+    assert_eq!(
+        not_owned(&ranged(&mut old, range_request(&pod(1000), ""), Epoch(1)).await.unwrap_err()),
+        Epoch(2)
+    );
     let raise = shard::RaiseRequest { ranges: vec![prefix(PODS)], to: 0, generation: 1 };
     let mut raises = ShardClient::new(source.channel().await);
-    assert_eq!(not_owned(&raises.raise(raise).await.unwrap_err()), 2);
+    assert_eq!(not_owned(&raises.raise(raise).await.unwrap_err()), Epoch(2));
     let since = shard::RaiseSinceRequest { ranges: vec![prefix(PODS)], generation: 1, ..Default::default() };
-    assert_eq!(not_owned(&raises.raise_since(since).await.unwrap_err()), 2);
-    assert_eq!(not_owned(&feed(&source, 1).await.message().await.unwrap_err()), 2);
+    assert_eq!(not_owned(&raises.raise_since(since).await.unwrap_err()), Epoch(2));
+    assert_eq!(not_owned(&feed(&source, Epoch(1)).await.message().await.unwrap_err()), Epoch(2));
     // So does a request for the Kind's revision.
-    assert_eq!(not_owned(&ranged(&mut old, range_request("/registry/pods", ""), 1).await.unwrap_err()), 2);
+    assert_eq!(
+        not_owned(&ranged(&mut old, range_request("/registry/pods", ""), Epoch(1)).await.unwrap_err()),
+        Epoch(2)
+    );
     // But what was settled such a router can read here as it would there (R13): as a whole, by pages, counted and key
     // by key.
     let settled = pb::RangeRequest { revision: last, ..all_pods() };
@@ -287,15 +294,19 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
         pb::RangeRequest { revision: mark, ..settled.clone() },
         pb::RangeRequest { revision: mark, ..range_request(&pod(99_999), "") },
     ] {
-        let here = ranged(&mut old, asked.clone(), 1).await.unwrap();
+        let here = ranged(&mut old, asked.clone(), Epoch(1)).await.unwrap();
         let there = ranged(&mut new, asked, epoch).await.unwrap();
         assert!(here.count > 0);
         assert_eq!((here.kvs, here.count, here.more), (there.kvs, there.count, there.more));
         assert!(here.header.unwrap().revision <= last, "nothing above is promised");
     }
-    assert_eq!(not_owned(&ranged(&mut old, settled, 2).await.unwrap_err()), 2, "it ought to know");
+    assert_eq!(
+        not_owned(&ranged(&mut old, settled, Epoch(2)).await.unwrap_err()),
+        Epoch(2),
+        "it ought to know"
+    );
     // A router that knows of the switch may ask for more than the unit.
-    let nodes = ranged(&mut old, range_request("/registry/", "/registry0"), 2).await.unwrap();
+    let nodes = ranged(&mut old, range_request("/registry/", "/registry0"), Epoch(2)).await.unwrap();
     assert_eq!(nodes.kvs.iter().map(|kv| text(&kv.key)).collect::<Vec<_>>(), ["/registry/minions/n"]);
 
     // The unit moves back, with everything that is written there meanwhile.
@@ -345,7 +356,10 @@ async fn a_unit_moves_there_and_back_while_it_is_written_read_and_watched() {
     assert_eq!(records(&mut at_target).await, [(shard::UnitState::Gone, epoch, 0)]);
     let keys = target.running.handle.inspect(|core| core.engine.stats().keys).await.unwrap();
     assert_eq!(keys, 0);
-    assert_eq!(not_owned(&ranged(&mut routed.stores[1].clone(), all_pods(), 2).await.unwrap_err()), epoch);
+    assert_eq!(
+        not_owned(&ranged(&mut routed.stores[1].clone(), all_pods(), Epoch(2)).await.unwrap_err()),
+        epoch
+    );
     let more = range_request("/registry/", "/registry0");
     assert_eq!(ranged(&mut routed.stores[1].clone(), more, epoch).await.unwrap().count, 0);
 }
@@ -375,7 +389,7 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
 
     let last = freeze(&mut at_source, &by).await;
     assert_eq!(freeze(&mut at_source, &by).await, last, "as often as one likes");
-    assert_eq!(records(&mut at_source).await, [(shard::UnitState::Frozen, 0, 10)]);
+    assert_eq!(records(&mut at_source).await, [(shard::UnitState::Frozen, Epoch::NONE, 10)]);
     let key = pod(1);
     let in_txn = |op| pb::TxnRequest { success: vec![op], ..Default::default() };
     let list = op(pb::request_op::Request::RequestRange(all_pods()));
@@ -397,7 +411,7 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
             .unwrap_err(),
     ];
     for refused in &refused {
-        assert_eq!(not_owned(refused), 0, "{refused:?}");
+        assert_eq!(not_owned(refused), Epoch::NONE, "{refused:?}");
     }
     let at_last = client.range(pb::RangeRequest { revision: last, ..all_pods() }).await.unwrap();
     assert_eq!((at_last.count, at_last.header.unwrap().revision <= last), (10, true));
@@ -407,7 +421,7 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     let raise = |range, generation| shard::RaiseRequest { ranges: vec![range], to: last + 5, generation };
     let all = shard::KeyRange { key: Bytes::from_static(&[0]), range_end: Bytes::from_static(&[0]) };
     assert!(raises.raise(raise(all, 0)).await.unwrap().into_inner().current >= last + 5);
-    assert_eq!(not_owned(&raises.raise(raise(prefix(PODS), 1)).await.unwrap_err()), 0);
+    assert_eq!(not_owned(&raises.raise(raise(prefix(PODS), 1)).await.unwrap_err()), Epoch::NONE);
     let at_last = client.range(pb::RangeRequest { revision: last, ..all_pods() }).await.unwrap();
     assert!(at_last.header.unwrap().revision <= last);
     client.compact(last, false).await.unwrap();
@@ -435,7 +449,7 @@ async fn r13_a_frozen_unit_refuses_all_and_is_served_again_after_an_abort() {
     unfreeze(&mut at_source, &next).await;
     assert!(client.put(&key, "w").await > last);
     assert_eq!(client.range(all_pods()).await.unwrap().count, 10);
-    drop_unit(&mut at_target, &next, 0).await;
+    drop_unit(&mut at_target, &next, Epoch::NONE).await;
     assert_eq!(records(&mut at_target).await, [], "it never owned anything");
     let keys = target.running.handle.inspect(|core| core.engine.stats().keys).await.unwrap();
     assert_eq!(keys, 0);
@@ -503,7 +517,7 @@ async fn a_list_that_began_before_the_switch_ends_before_the_unit_is_dropped() {
     track(&mut at_source, &by).await;
     let (at, _) = copy(&mut at_source, &mut at_target, &by).await;
     let tail = Tail::begin(&source, at_target.clone(), &by, at).await;
-    switch(&mut at_source, &mut at_target, tail, &by, 2).await;
+    switch(&mut at_source, &mut at_target, tail, &by, Epoch(2)).await;
 
     let drop = shard::DropRequest { r#move: Some(by.clone()), epoch: 2 };
     let waits = at_source.drop(drop.clone()).await.unwrap_err();
@@ -522,7 +536,7 @@ async fn a_list_that_began_before_the_switch_ends_before_the_unit_is_dropped() {
     let asked = at_source.clone();
     eventually("nobody reads it", async || asked.clone().drop(drop.clone()).await.is_ok()).await;
     eventually("the unit is gone", async || {
-        records(&mut asked.clone()).await == [(shard::UnitState::Gone, 2, 0)]
+        records(&mut asked.clone()).await == [(shard::UnitState::Gone, Epoch(2), 0)]
     })
     .await;
 }
@@ -582,7 +596,7 @@ async fn a_seal_wants_all_events_and_all_leases() {
     assert_eq!(behind.code(), Code::FailedPrecondition, "{behind:?}");
     // The frozen source cannot delete keys that it may not own any more, so the end of the lease waits.
     let waits = at_home.lease_revoke(pb::LeaseRevokeRequest { id }).await.unwrap_err();
-    assert_eq!(not_owned(&waits), 0);
+    assert_eq!(not_owned(&waits), Epoch::NONE);
 
     let mut tail = Tail::begin(&source, at_target.clone(), &by, at).await;
     tail.until(last).await;
@@ -592,8 +606,8 @@ async fn a_seal_wants_all_events_and_all_leases() {
     let adopt = shard::LeaseAdoptRequest { id, granted_ttl: 600, home_slot: 1, ..Default::default() };
     ShardClient::new(target.channel().await).lease_adopt(adopt).await.unwrap();
     seal(&mut at_target, &by, last).await.unwrap();
-    release(&mut at_source, &by, 5).await;
-    open(&mut at_target, &by, 5).await;
+    release(&mut at_source, &by, Epoch(5)).await;
+    open(&mut at_target, &by, Epoch(5)).await;
     let kept = target.client().await.range(range_request(&pod(3), "")).await.unwrap();
     assert_eq!(kept.kvs[0].lease, id);
 }
@@ -607,7 +621,7 @@ async fn calls_that_make_no_sense_are_refused_and_without_records_all_is_as_it_w
     assert_eq!(records(&mut here).await, []);
     // The shard answers whatever map a request was sent by.
     let mut kv = KVClient::new(shard.channel().await);
-    assert_eq!(ranged(&mut kv, all_pods(), 1_000).await.unwrap().count, 1);
+    assert_eq!(ranged(&mut kv, all_pods(), Epoch(1_000)).await.unwrap().count, 1);
     let mut raises = ShardClient::new(shard.channel().await);
     let raise = shard::RaiseRequest { ranges: vec![prefix(PODS)], to: 0, generation: 9 };
     assert!(raises.raise(raise).await.unwrap().into_inner().current > 0);
@@ -720,10 +734,10 @@ async fn f18_calls_about_many_units_are_made_as_one() {
     }
     let epoch = client.decide();
     for _ in 0..2 {
-        let release = |by| Call::Release(shard::ReleaseRequest { r#move: by, epoch });
+        let release = |by| Call::Release(shard::ReleaseRequest { r#move: by, epoch: epoch.0 });
         let released = made(&mut from, each(&release)).await;
         assert!(released.iter().all(|answer| matches!(answer, Answer::Release(_))), "{released:?}");
-        let open = |by| Call::Open(shard::OpenRequest { r#move: by, epoch });
+        let open = |by| Call::Open(shard::OpenRequest { r#move: by, epoch: epoch.0 });
         let opened = made(&mut to, each(&open)).await;
         assert!(opened.iter().all(|answer| matches!(answer, Answer::Open(_))), "{opened:?}");
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Change, ClusterState, Touched, config_path, refused, store_path};
 use crate::{
-    ids::{Epoch, Slot, StoreName},
+    ids::{Slot, StoreName},
     map::StoreIdx,
     model::{DataPartitionConfig, Durability, StoreConfig, StoreType},
     transfers,
@@ -360,7 +360,7 @@ impl ClusterState {
         if let Some(store) = next.stores.get_mut(usize::from(lost.0)) {
             store.leave_leases_to(slot);
         }
-        let generation = Epoch(self.generation.0 + 1);
+        let generation = self.generation.next();
         let map = transfers::in_place_of(&self.map, lost, place, generation).map_err(|error| {
             refused("map", error.to_string(), "report this: the map had the same ranges before")
         })?;

@@ -9,7 +9,7 @@
 //! [`Engine::publish_fsync`]: crate::engine::Engine::publish_fsync
 
 use kindred_partition_config::{
-    ids::{LeaseId, MoveId, Revision, Slot, Term},
+    ids::{Epoch, LeaseId, MoveId, Revision, Slot, Term},
     unit::Unit,
 };
 
@@ -83,7 +83,7 @@ pub struct UnitEntry {
     /// The last move of the unit.
     pub by: UnitMove,
     pub state: DurableUnit,
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// The lowest readable revision of the unit.
     pub floor: Revision,
     /// Whether the unit was split off from owned keys; otherwise it was imported.

@@ -5,7 +5,7 @@
 //! headers and watches show only what is published.
 
 use kindred_partition_config::{
-    ids::Revision,
+    ids::{Epoch, Revision},
     key::{Key, KeyRange},
 };
 
@@ -192,7 +192,7 @@ impl Engine {
     pub fn range_by_map(
         &mut self,
         query: &RangeQuery,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
     ) -> Result<RangeAnswer, EngineError> {
         let (at, header, view) = self.read_at(&query.range, query.revision, generation)?;
         // For a list that pinned its revision, the pin tells when it ends.
@@ -222,7 +222,7 @@ impl Engine {
         &mut self,
         range: &KeyRange,
         asked: Option<Revision>,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
     ) -> Result<(Revision, Revision, View), EngineError> {
         let view = self.space.sight(range, generation, asked)?;
         let scope = self.space.scope(range);
@@ -252,7 +252,7 @@ impl Engine {
         &mut self,
         range: &KeyRange,
         revision: Option<Revision>,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
     ) -> Result<OpenRange, EngineError> {
         let (at, header, view) = self.read_at(range, revision, generation)?;
         *self.pins.entry(at).or_insert(0) += 1;

@@ -15,7 +15,7 @@
 use std::fmt;
 
 use kindred_partition_config::{
-    ids::{LeaseId, MoveId, Revision, Term},
+    ids::{Epoch, LeaseId, MoveId, Revision, Term},
     key::Key,
     unit::Unit,
 };
@@ -67,9 +67,9 @@ pub struct UnitRecord {
     /// The last move of this unit.
     pub by: UnitMove,
     pub state: UnitState,
-    /// The map generation since which another store (when hidden or `Gone`) or this one (`Owned`) owns the unit; 0
-    /// before the first switch.
-    pub epoch: u64,
+    /// The map generation since which another store (when hidden or `Gone`) or this one (`Owned`) owns the unit;
+    /// [`Epoch::NONE`] before the first switch.
+    pub epoch: Epoch,
     /// Live keys in the unit's own keyspaces.
     pub keys: u64,
     /// The lowest readable revision of the unit.
@@ -158,15 +158,15 @@ pub struct UnitDigest {
 pub struct NotOwned {
     /// The requested key, or the first key of the requested range.
     pub key: Key,
-    /// The map generation since which another store owns the keys. 0 while that is being decided: the client may retry
-    /// here or with a newer map.
-    pub epoch: u64,
+    /// The map generation since which another store owns the keys. [`Epoch::NONE`] while that is being decided: the
+    /// client may retry here or with a newer map.
+    pub epoch: Epoch,
 }
 
 impl fmt::Display for NotOwned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.epoch {
-            0 => write!(f, "{} is moving; try again", self.key),
+            Epoch::NONE => write!(f, "{} is moving; try again", self.key),
             epoch => write!(f, "{} belongs to another store since map {epoch}", self.key),
         }
     }

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use kindred_engine::{engine::*, error::EngineError, ops::*, units::*, version::Version};
 use kindred_partition_config::{
-    ids::{LeaseId, MoveId, Revision, Slot, Term},
+    ids::{Epoch, LeaseId, MoveId, Revision, Slot, Term},
     key::{Key, KeyRange},
     ring::{Bucket, BucketSet},
     unit::{Unit, UnitBuckets},
@@ -87,7 +87,7 @@ fn prepare(source: &mut Engine, target: &mut Engine, by: &UnitMove) -> FeedId {
 }
 
 /// Freezes, imports the last events, seals, releases and opens.
-fn switch(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId, epoch: u64) -> Revision {
+fn switch(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId, epoch: Epoch) -> Revision {
     let last = source.unit_freeze(NOW, by).expect("frozen");
     source.feed_advance(NOW, tail, last);
     follow(source, target, by, tail);
@@ -159,7 +159,7 @@ fn a_move_keeps_every_revision_and_every_event() {
         write(&mut still, delete(&format!("{PODS}a/002")));
         write(&mut still, put(&format!("{PODS}b/new"), "1"));
         follow(&mut a, &mut b, &by, tail);
-        let last = switch(&mut a, &mut b, &by, tail, 2);
+        let last = switch(&mut a, &mut b, &by, tail, Epoch(2));
         for revision in at.iter().chain(&during) {
             let ours = |engine: &mut Engine| {
                 let answer = engine.range(&RangeQuery { revision: Some(*revision), ..query(prefix(PODS)) });
@@ -226,7 +226,7 @@ fn counts_are_exact_while_an_import_is_under_way() {
         let then = a.range(&RangeQuery { revision: Some(early), ..query(prefix(PODS)) }).unwrap().kvs;
         let older = then.iter().filter(|kv| unit.contains(kv.key())).count() as u64;
         let tail = a.unit_feed_open(&unit, None).unwrap();
-        switch(&mut a, &mut b, &by, tail, 2);
+        switch(&mut a, &mut b, &by, tail, Epoch(2));
         assert_eq!(count(&mut b, KeyRange::everything(), None), mine + moving);
         assert_eq!(count(&mut b, KeyRange::everything(), Some(early)), mine + older);
         assert_eq!(count(&mut a, KeyRange::everything(), None), total - moving);
@@ -245,7 +245,7 @@ fn a_feed_ends_with_the_final_watermark_and_nothing_above() {
     let stream = a.watch_open();
     a.watch_create(stream, watch(prefix(PODS), Some(begin.next()))).unwrap();
     let said: Vec<Revision> = (0..4).map(|i| write(&mut a, put(&format!("{PODS}c/{i}"), "1"))).collect();
-    let last = switch(&mut a, &mut b, &by, tail, 2);
+    let last = switch(&mut a, &mut b, &by, tail, Epoch(2));
     // The Kind's other buckets continue above the revisions that the moved ones may have.
     let others: Vec<String> = (0..20).map(|i| format!("{PODS}d/{i}")).collect();
     for key in others.iter().filter(|key| !unit.contains(key.as_bytes())) {
@@ -328,8 +328,9 @@ fn a_frozen_unit_answers_only_what_is_settled() {
     track(&mut a, &by);
     let last = a.unit_freeze(NOW, &by).unwrap();
     assert_eq!(a.unit_freeze(WallMicros(5_000_000), &by), Ok(last), "again is the same");
-    let refused =
-        |error: Option<EngineError>| matches!(error, Some(EngineError::NotOwned(NotOwned { epoch: 0, .. })));
+    let refused = |error: Option<EngineError>| {
+        matches!(error, Some(EngineError::NotOwned(NotOwned { epoch: Epoch::NONE, .. })))
+    };
     assert!(refused(a.apply(NOW, put(&format!("{PODS}a/000"), "9")).err()));
     assert!(refused(
         a.apply(
@@ -368,7 +369,7 @@ fn no_event_comes_twice_after_going_there_and_back() {
         fill(&mut still, 12);
         let (there, back) = (by(1, &unit), UnitMove { term: Term(2), ..by(1, &unit) });
         let tail = prepare(&mut a, &mut b, &there);
-        let last = switch(&mut a, &mut b, &there, tail, 2);
+        let last = switch(&mut a, &mut b, &there, tail, Epoch(2));
         let key = (0..).map(|i| format!("{PODS}e/{i}")).find(|key| unit.contains(key.as_bytes())).unwrap();
         // The unit was written to at `a` and is followed at `b`.
         let tail = {
@@ -378,7 +379,7 @@ fn no_event_comes_twice_after_going_there_and_back() {
         let tail = tail.unwrap();
         let moved = write(&mut b, put(&key, "there"));
         follow(&mut b, &mut a, &back, tail);
-        let last = switch(&mut b, &mut a, &back, tail, 3);
+        let last = switch(&mut b, &mut a, &back, tail, Epoch(3));
         assert!(last >= moved);
         let got = events(&mut a, prefix(PODS), begin);
         let mut want = events(&mut still, prefix(PODS), begin);
@@ -386,18 +387,18 @@ fn no_event_comes_twice_after_going_there_and_back() {
         assert_eq!(got, want);
         assert!(write(&mut a, put(&key, "back")) > last);
         // The other side drops the unit, and only the refusal remains of it.
-        b.unit_drop(&back, 3).unwrap();
+        b.unit_drop(&back, Epoch(3)).unwrap();
         while b.gc(2) {
             b.validate();
         }
         assert_eq!(b.unit_records()[0].state, UnitState::Gone);
         assert_eq!((b.stats().keys, b.stats().events), (0, 0));
         let refused = b.range(&query(single(&key))).unwrap_err();
-        assert!(matches!(refused, EngineError::NotOwned(NotOwned { epoch: 3, .. })));
+        assert!(matches!(refused, EngineError::NotOwned(NotOwned { epoch: Epoch(3), .. })));
         // It takes the unit again.
         let again = by(2, &unit);
         let tail = prepare(&mut a, &mut b, &again);
-        switch(&mut a, &mut b, &again, tail, 4);
+        switch(&mut a, &mut b, &again, tail, Epoch(4));
         let floor = b.floor();
         let moved_again = events(&mut b, prefix(PODS), floor);
         let mut here = events(&mut a, prefix(PODS), floor);
@@ -417,10 +418,12 @@ fn a_lease_ends_where_its_keys_are_owned() {
     let tail = prepare(&mut a, &mut b, &by);
     assert_eq!(a.unit_leases(&unit, None, 10).unwrap(), (vec![lease], None));
     let last = a.unit_freeze(NOW, &by).unwrap();
-    let waits = |refused: EngineError| matches!(refused, EngineError::NotOwned(NotOwned { epoch: 0, .. }));
+    let waits =
+        |refused: EngineError| matches!(refused, EngineError::NotOwned(NotOwned { epoch: Epoch::NONE, .. }));
     assert!(waits(a.lease_revoke(NOW, lease).unwrap_err()), "R12: `wait`, never `done`");
-    let wait = |keys: Result<Option<Vec<Key>>, NotOwned>| assert_eq!(keys.map_err(|e| e.epoch), Err(0));
-    wait(a.lease_keys(lease, Some(1)));
+    let wait =
+        |keys: Result<Option<Vec<Key>>, NotOwned>| assert_eq!(keys.map_err(|e| e.epoch), Err(Epoch::NONE));
+    wait(a.lease_keys(lease, Some(Epoch(1))));
     assert!(a.lease_view(MonoMillis(0), lease, true).is_err_and(waits));
     assert!(a.lease_view(MonoMillis(0), lease, false).is_ok());
     assert!(!a.lease_expire(NOW, MonoMillis(60_000), 10), "looked at again later");
@@ -429,18 +432,18 @@ fn a_lease_ends_where_its_keys_are_owned() {
     let missing = UnitError::Leases { id: by.id, leases: vec![lease] };
     assert_eq!(b.unit_seal(NOW, &by, last), Err(missing), "attached before the switch");
     b.lease_adopt(lease, 5, Slot::new(3).unwrap()).unwrap();
-    assert_eq!(b.lease_keys(lease, Some(1)), Ok(Some(vec![])), "hidden");
+    assert_eq!(b.lease_keys(lease, Some(Epoch(1))), Ok(Some(vec![])), "hidden");
     b.unit_seal(NOW, &by, last).unwrap();
-    wait(b.lease_keys(lease, Some(1)));
+    wait(b.lease_keys(lease, Some(Epoch(1))));
     assert!(waits(b.lease_end(NOW, lease).unwrap_err()));
-    a.unit_release(&by, 2).unwrap();
+    a.unit_release(&by, Epoch(2)).unwrap();
     // The old owner no longer has the key, and the new one does not have it yet. A caller that does not know that has
     // to ask both again.
-    assert_eq!(a.lease_keys(lease, Some(2)), Ok(Some(vec![])));
-    assert_eq!(a.lease_keys(lease, Some(1)).map_err(|e| e.epoch), Err(2));
-    wait(b.lease_keys(lease, Some(2)));
-    b.unit_open(&by, 2).unwrap();
-    assert_eq!(b.lease_keys(lease, Some(2)), Ok(Some(vec![Key::from(&*key)])));
+    assert_eq!(a.lease_keys(lease, Some(Epoch(2))), Ok(Some(vec![])));
+    assert_eq!(a.lease_keys(lease, Some(Epoch(1))).map_err(|e| e.epoch), Err(Epoch(2)));
+    wait(b.lease_keys(lease, Some(Epoch(2))));
+    b.unit_open(&by, Epoch(2)).unwrap();
+    assert_eq!(b.lease_keys(lease, Some(Epoch(2))), Ok(Some(vec![Key::from(&*key)])));
     b.lease_end(NOW, lease).unwrap();
     b.publish();
     assert_eq!(count(&mut b, prefix(PODS), None), 0);
@@ -469,7 +472,7 @@ fn f19_a_lease_ends_at_a_home_that_gave_its_keys_away() {
         let tail = prepare(&mut a, &mut b, &by);
         a.lease_attach(lease, at_b).unwrap();
         b.lease_adopt(lease, 5, at_a).unwrap();
-        let last = switch(&mut a, &mut b, &by, tail, 2);
+        let last = switch(&mut a, &mut b, &by, tail, Epoch(2));
         if expires {
             assert!(!a.lease_expire(NOW, MonoMillis(60_000), 10));
             assert_eq!(a.lease_deadline(), None);
@@ -496,7 +499,7 @@ fn f19_a_lease_ends_at_a_home_that_gave_its_keys_away() {
         a.lease_forget(lease);
         assert_eq!(count(&mut b, prefix(PODS), None), 0);
         let tail = b.unit_feed_open(&unit, Some(frozen.next())).unwrap();
-        let last = switch(&mut b, &mut a, &back, tail, 3);
+        let last = switch(&mut b, &mut a, &back, tail, Epoch(3));
         assert!(last > frozen);
         assert_eq!(count(&mut a, prefix(PODS), None), 0);
         assert_eq!(a.lease_deadline(), None, "nothing is left to end");
@@ -515,13 +518,13 @@ fn f19_a_store_that_gave_keys_away_is_done_with_their_lease() {
     let by = by(1, &unit);
     let tail = prepare(&mut a, &mut b, &by);
     b.lease_adopt(lease, 5, home).unwrap();
-    switch(&mut a, &mut b, &by, tail, 2);
+    switch(&mut a, &mut b, &by, tail, Epoch(2));
     a.lease_end(NOW, lease).unwrap();
-    assert_eq!(a.lease_keys(lease, Some(2)), Ok(None));
+    assert_eq!(a.lease_keys(lease, Some(Epoch(2))), Ok(None));
     b.lease_end(NOW, lease).unwrap();
     b.publish();
     assert_eq!(count(&mut b, prefix(PODS), None), 0);
-    a.unit_drop(&by, 2).unwrap();
+    a.unit_drop(&by, Epoch(2)).unwrap();
     while a.gc(3) {}
     a.validate();
     b.validate();
@@ -535,17 +538,17 @@ fn maps_that_are_behind_are_refused_and_what_is_dropped_is_not_read_on() {
     let mut open = a.open_range(&prefix(PODS), None).unwrap();
     let (mut got, want) = (a.next_chunk(&mut open, 2, 1 << 20).unwrap().len() as u64, open.count);
     let tail = prepare(&mut a, &mut b, &by);
-    assert_eq!(b.owns(&[prefix(PODS)], Some(1)), Ok(()), "without it, as by the map");
-    switch(&mut a, &mut b, &by, tail, 2);
+    assert_eq!(b.owns(&[prefix(PODS)], Some(Epoch(1))), Ok(()), "without it, as by the map");
+    switch(&mut a, &mut b, &by, tail, Epoch(2));
     for engine in [&a, &b] {
-        let behind = engine.owns(&[prefix(PODS)], Some(1)).unwrap_err();
-        assert_eq!(behind.epoch, 2);
-        assert_eq!(engine.owns(&[prefix(PODS)], Some(2)), Ok(()));
-        assert_eq!(engine.owns(&[prefix("/registry/minions/")], Some(1)), Ok(()), "no other Kind");
+        let behind = engine.owns(&[prefix(PODS)], Some(Epoch(1))).unwrap_err();
+        assert_eq!(behind.epoch, Epoch(2));
+        assert_eq!(engine.owns(&[prefix(PODS)], Some(Epoch(2))), Ok(()));
+        assert_eq!(engine.owns(&[prefix("/registry/minions/")], Some(Epoch(1))), Ok(()), "no other Kind");
     }
     // A read that began before the move continues here; a read at the other side does not see the unit twice.
     got += a.next_chunk(&mut open, 10, 1 << 20).unwrap().len() as u64;
-    a.unit_drop(&by, 2).unwrap();
+    a.unit_drop(&by, Epoch(2)).unwrap();
     assert!(got < want, "the test wants a read in progress");
     assert!(matches!(a.next_chunk(&mut open, 10, 1 << 20), Err(EngineError::NotOwned(_))));
     a.close_range(open);
@@ -557,7 +560,7 @@ fn maps_that_are_behind_are_refused_and_what_is_dropped_is_not_read_on() {
 }
 
 /// Moves this unit from one engine to the other, and ends the way back.
-fn moved(from: &mut Engine, to: &mut Engine, by: &UnitMove, epoch: u64) {
+fn moved(from: &mut Engine, to: &mut Engine, by: &UnitMove, epoch: Epoch) {
     let tail = prepare(from, to, by);
     switch(from, to, by, tail, epoch);
     from.feed_close(tail);
@@ -575,31 +578,31 @@ fn a_part_of_what_came_as_a_whole_goes_and_comes_back() {
     let upper = Unit::of_range(KeyRange::Span { start, end: Some(end) });
     let (start, end) = (Key::from(&*format!("{PODS}a/003")), Key::from(&*format!("{PODS}z")));
     let more = Unit::of_range(KeyRange::Span { start, end: Some(end) });
-    moved(&mut a, &mut b, &by(1, &all_pods()), 2);
-    moved(&mut b, &mut a, &by(2, &all_pods()), 3);
+    moved(&mut a, &mut b, &by(1, &all_pods()), Epoch(2));
+    moved(&mut b, &mut a, &by(2, &all_pods()), Epoch(3));
     // A split, and a merge.
-    moved(&mut a, &mut b, &by(3, &upper), 4);
+    moved(&mut a, &mut b, &by(3, &upper), Epoch(4));
     let (low, high) = (count(&mut a, prefix(PODS), None), count(&mut b, upper.range.clone(), None));
     assert!(low > 0 && high > 0 && low + high == keys, "{low} + {high} of {keys}");
     // The import is refused together with a part that is owned here.
     let refused = a.unit_import(&by(9, &more), Import::default()).unwrap_err();
     assert!(matches!(refused, UnitError::Overlaps { state: "owned", .. }), "{refused}");
-    moved(&mut b, &mut a, &by(4, &upper), 5);
+    moved(&mut b, &mut a, &by(4, &upper), Epoch(5));
     assert_eq!(count(&mut a, prefix(PODS), None), keys);
     write(&mut a, put(&format!("{PODS}a/006"), "again"));
-    moved(&mut a, &mut b, &by(5, &all_pods()), 6);
+    moved(&mut a, &mut b, &by(5, &all_pods()), Epoch(6));
     assert_eq!(count(&mut b, prefix(PODS), None), keys);
     // A part whose move was given up is not left behind when the whole moves.
     track(&mut b, &by(6, &upper));
     b.unit_forget(&by(6, &upper)).expect("tracked");
-    moved(&mut b, &mut a, &by(7, &all_pods()), 7);
+    moved(&mut b, &mut a, &by(7, &all_pods()), Epoch(7));
     assert_eq!((count(&mut a, prefix(PODS), None), count(&mut a, upper.range.clone(), None)), (keys, high));
     // All of it leaves in parts and comes back at once.
     for (id, part) in all_pods().minus(&upper).expect("ranges").iter().chain([&upper]).enumerate() {
-        moved(&mut a, &mut b, &by(10 + id as u64, part), 10 + id as u64);
+        moved(&mut a, &mut b, &by(10 + id as u64, part), Epoch(10 + id as u64));
     }
     assert_eq!(count(&mut b, prefix(PODS), None), keys);
-    moved(&mut b, &mut a, &by(20, &all_pods()), 20);
+    moved(&mut b, &mut a, &by(20, &all_pods()), Epoch(20));
     assert_eq!(count(&mut a, prefix(PODS), None), keys);
 }
 
@@ -610,10 +613,10 @@ fn what_a_decision_asks_for_may_be_asked_for_again_at_any_time_after_it() {
     write(&mut a, put(&format!("{PODS}x"), "1"));
     let by = by(1, &unit);
     let tail = prepare(&mut a, &mut b, &by);
-    switch(&mut a, &mut b, &by, tail, 2);
+    switch(&mut a, &mut b, &by, tail, Epoch(2));
     let again = |a: &mut Engine, b: &mut Engine, owns: UnitState| {
-        a.unit_release(&by, 2).expect("released already");
-        b.unit_open(&by, 2).expect("opened already");
+        a.unit_release(&by, Epoch(2)).expect("released already");
+        b.unit_open(&by, Epoch(2)).expect("opened already");
         b.unit_unfreeze(&by).expect("not frozen");
         assert_eq!(b.unit_records().last().map(|record| record.state), Some(owns));
         assert_eq!(count(b, prefix(PODS), None), 1);
@@ -623,14 +626,14 @@ fn what_a_decision_asks_for_may_be_asked_for_again_at_any_time_after_it() {
     track(&mut b, &by);
     again(&mut a, &mut b, UnitState::Tracked { ready: true });
     // The move is completed.
-    a.unit_drop(&by, 2).unwrap();
+    a.unit_drop(&by, Epoch(2)).unwrap();
     again(&mut a, &mut b, UnitState::Tracked { ready: true });
     while a.gc(100) {}
     b.unit_forget(&by).unwrap();
     again(&mut a, &mut b, UnitState::Owned);
     // A release or open with another map than the decided one is refused.
-    assert!(matches!(a.unit_release(&by, 3), Err(UnitError::State { state: "gone", .. })));
-    assert!(matches!(b.unit_open(&by, 3), Err(UnitError::State { state: "owned", .. })));
+    assert!(matches!(a.unit_release(&by, Epoch(3)), Err(UnitError::State { state: "gone", .. })));
+    assert!(matches!(b.unit_open(&by, Epoch(3)), Err(UnitError::State { state: "owned", .. })));
     a.validate();
     b.validate();
 }

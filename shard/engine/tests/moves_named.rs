@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use kindred_engine::{engine::*, error::EngineError, ops::*, units::*, version::Version};
 use kindred_partition_config::{
-    ids::{MoveId, Revision, Slot, Term},
+    ids::{Epoch, MoveId, Revision, Slot, Term},
     key::{Key, KeyRange},
     kind::KindScheme,
     ring::{Bucket, BucketSet},
@@ -69,7 +69,7 @@ fn prepare(source: &mut Engine, target: &mut Engine, by: &UnitMove) -> FeedId {
     tail
 }
 
-fn switch(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId, epoch: u64) -> Revision {
+fn switch(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId, epoch: Epoch) -> Revision {
     let last = source.unit_freeze(NOW, by).expect("frozen");
     source.feed_advance(NOW, tail, last);
     follow(source, target, by, tail);
@@ -82,7 +82,7 @@ fn switch(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId,
 }
 
 /// Makes a whole move, and drops what is left behind.
-fn go(source: &mut Engine, target: &mut Engine, by: &UnitMove, epoch: u64) -> Revision {
+fn go(source: &mut Engine, target: &mut Engine, by: &UnitMove, epoch: Epoch) -> Revision {
     let tail = prepare(source, target, by);
     let last = switch(source, target, by, tail, epoch);
     source.feed_close(tail);
@@ -119,7 +119,7 @@ fn pitfall_d1_a_watch_that_moves_goes_on_from_its_own_position_on_a_younger_stor
     let seen = *at.last().unwrap();
     at.push(write(&mut a, put(&key(3), "2")));
     let tail = prepare(&mut a, &mut b, &by);
-    let last = switch(&mut a, &mut b, &by, tail, 2);
+    let last = switch(&mut a, &mut b, &by, tail, Epoch(2));
     let (rest, end) = hear(&mut a, feed);
     assert_eq!((&rest[..], end.unwrap().moved), (&at[12..], Some(last)));
     // The feed can be opened at any position, and sends each event once.
@@ -149,7 +149,7 @@ fn pitfall_d2_a_deletion_is_seen_wherever_its_key_is_then() {
     let tail = prepare(&mut a, &mut b, &by);
     let during = write(&mut a, delete(&ours[1]));
     follow(&mut a, &mut b, &by, tail);
-    switch(&mut a, &mut b, &by, tail, 2);
+    switch(&mut a, &mut b, &by, tail, Epoch(2));
     let after = write(&mut b, delete(&ours[2]));
     let feed = b.feed_open(vec![prefix(PODS)], Some(begin.next()));
     let mut deleted = Vec::new();
@@ -174,7 +174,7 @@ fn pitfall_e3_the_way_back_brings_what_was_done_around_the_switch() {
     a.apply(NOW, both("across")).unwrap();
     assert_eq!(a.unit_freeze(NOW, &there), Err(UnitError::Unpublished));
     a.publish();
-    let last = switch(&mut a, &mut b, &there, tail, 2);
+    let last = switch(&mut a, &mut b, &there, tail, Epoch(2));
     assert_eq!(list(&mut b, None), [key(0), key(1), key(2)]);
     assert!(matches!(a.apply(NOW, both("late")), Err(EngineError::NotOwned(_))), "not half of it here");
     write(&mut b, both("there"));
@@ -182,7 +182,7 @@ fn pitfall_e3_the_way_back_brings_what_was_done_around_the_switch() {
     assert!(b.unit_track(&back, 1).unwrap().ready);
     let tail = b.unit_feed_open(&unit, Some(last.next())).unwrap();
     follow(&mut b, &mut a, &back, tail);
-    switch(&mut b, &mut a, &back, tail, 3);
+    switch(&mut b, &mut a, &back, tail, Epoch(3));
     let values = a.range(&query(prefix(PODS))).unwrap().kvs;
     let values: Vec<(Vec<u8>, i64)> = values.iter().map(|kv| (kv.value().to_vec(), kv.version())).collect();
     assert_eq!(values, [(b"1".to_vec(), 1), (b"there".to_vec(), 2), (b"there".to_vec(), 2)]);
@@ -196,7 +196,7 @@ fn pitfall_e5_a_feed_of_a_range_that_splits_misses_no_part() {
     let feed = a.feed_open(vec![prefix(PODS)], Some(begin.next()));
     let tail = prepare(&mut a, &mut b, &by);
     at.extend((0..10).map(|i| write(&mut a, put(&key(i), "2"))));
-    let last = switch(&mut a, &mut b, &by, tail, 2);
+    let last = switch(&mut a, &mut b, &by, tail, Epoch(2));
     let (mut said, end) = hear(&mut a, feed);
     assert_eq!(end.and_then(|end| end.moved), Some(last), "it ends as one, and is placed again in two");
     let mut feeds =
@@ -220,7 +220,7 @@ fn pitfall_e6_the_new_owner_writes_nothing_below_a_watermark_of_the_old_one() {
     write(&mut a, put(&key(0), "1"));
     a.feed_advance(WallMicros(700_000), feed, Revision(700_000 << 10));
     let (mut promised, tail) = (Revision::ZERO, prepare(&mut a, &mut b, &by));
-    let last = switch(&mut a, &mut b, &by, tail, 2);
+    let last = switch(&mut a, &mut b, &by, tail, Epoch(2));
     while let Some(out) = a.feed_pull(feed, 1 << 20) {
         promised = promised.max(out.watermark.unwrap_or(promised));
     }
@@ -237,15 +237,15 @@ fn a_part_that_was_given_away_comes_back_and_moves_with_the_rest() {
         write(&mut a, put(&key(i), "1"));
     });
     let want: Vec<String> = (0..20).map(key).collect();
-    go(&mut a, &mut b, &by(1, 1, &all_pods()), 2);
-    go(&mut b, &mut c, &by(2, 1, &quarters(&[0])), 3);
-    go(&mut b, &mut c, &by(3, 1, &quarters(&[1])), 4);
+    go(&mut a, &mut b, &by(1, 1, &all_pods()), Epoch(2));
+    go(&mut b, &mut c, &by(2, 1, &quarters(&[0])), Epoch(3));
+    go(&mut b, &mut c, &by(3, 1, &quarters(&[1])), Epoch(4));
     assert_eq!(list(&mut b, None).len() + list(&mut c, None).len(), 20);
-    go(&mut c, &mut b, &by(4, 1, &quarters(&[1])), 5);
-    go(&mut c, &mut b, &by(5, 1, &quarters(&[0])), 6);
+    go(&mut c, &mut b, &by(4, 1, &quarters(&[1])), Epoch(5));
+    go(&mut c, &mut b, &by(5, 1, &quarters(&[0])), Epoch(6));
     assert_eq!(list(&mut b, None), want);
     // The record of the first move no longer covers all of the unit.
-    go(&mut b, &mut a, &by(6, 1, &all_pods()), 7);
+    go(&mut b, &mut a, &by(6, 1, &all_pods()), Epoch(7));
     assert_eq!(list(&mut a, None), want);
     assert_eq!(b.stats().keys, 0);
 }
@@ -259,8 +259,8 @@ fn fifty_moves_there_and_back_leave_few_records() {
     let (half, whole) = (quarters(&[0, 2]), all_pods());
     for i in 0..50 {
         let unit = if i % 2 == 0 { &whole } else { &half };
-        go(&mut a, &mut b, &by(2 * i, 1, unit), 2 * i + 2);
-        go(&mut b, &mut a, &by(2 * i + 1, 1, unit), 2 * i + 3);
+        go(&mut a, &mut b, &by(2 * i, 1, unit), Epoch(2 * i + 2));
+        go(&mut b, &mut a, &by(2 * i + 1, 1, unit), Epoch(2 * i + 3));
         assert!(a.unit_records().len() <= 2 && b.unit_records().len() <= 3, "{:?}", b.unit_records());
     }
     assert_eq!(list(&mut a, None).len(), 6);
@@ -279,7 +279,7 @@ fn a_long_read_sees_what_was_owned_when_it_began() {
     b.raise(NOW, &[prefix(PODS)], a.current_all()).unwrap();
     let mut open = b.open_range(&prefix(PODS), None).unwrap();
     let mut read = b.next_chunk(&mut open, 1, 1 << 20).unwrap();
-    go(&mut a, &mut b, &by(1, 1, &unit), 2);
+    go(&mut a, &mut b, &by(1, 1, &unit), Epoch(2));
     // By now the keys that came are stored together with the rest.
     while !b.unit_track(&by(2, 1, &all_pods()), 3).unwrap().ready {}
     loop {
@@ -303,7 +303,7 @@ fn a_feed_whose_end_is_dropped_is_placed_again_where_it_is() {
     let first = a.feed_pull(feed, 1).unwrap();
     let seen = first.events.last().map_or(begin, |event| event.kv.mod_revision());
     assert!(seen < at[5], "a slow one");
-    go(&mut a, &mut b, &by, 2);
+    go(&mut a, &mut b, &by, Epoch(2));
     let (said, end) = hear(&mut a, feed);
     let end = end.unwrap();
     assert_eq!((said.len(), end.compacted), (0, None), "no client lists again for that (R16)");
@@ -316,7 +316,7 @@ fn a_feed_whose_end_is_dropped_is_placed_again_where_it_is() {
 fn a_compaction_passes_the_floor_of_a_unit_and_of_its_hash() {
     let (mut a, mut b, by) = (shard(3, 1_000), shard(4, 900_000), by(1, 1, &quarters(&[0, 1, 2, 3])));
     let at: Vec<Revision> = (0..6).map(|i| write(&mut a, put(&key(0), &i.to_string()))).collect();
-    go(&mut a, &mut b, &by, 2);
+    go(&mut a, &mut b, &by, Epoch(2));
     assert!(b.range(&RangeQuery { revision: Some(at[1]), ..query(prefix(PODS)) }).is_ok());
     // The store itself is younger than that; the unit is not.
     assert_eq!(b.compact(MonoMillis(0), at[3]), Ok(None));
@@ -331,7 +331,7 @@ fn a_compaction_passes_the_floor_of_a_unit_and_of_its_hash() {
     assert_eq!(floor, b.floor());
     // In a second move, to an older store, the unit's floor is not the store's.
     let mut c = shard(5, 1_000);
-    go(&mut b, &mut c, &UnitMove { id: MoveId(2), ..by }, 3);
+    go(&mut b, &mut c, &UnitMove { id: MoveId(2), ..by }, Epoch(3));
     let (_, _, floor) = c.hash_kv(None).unwrap();
     assert_eq!(floor, at[3], "what it came with");
     assert!(c.floor() < at[3]);

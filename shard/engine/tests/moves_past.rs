@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use common::*;
 use kindred_engine::{engine::*, error::EngineError, ops::*, units::*, version::Version};
 use kindred_partition_config::{
-    ids::{MoveId, Revision, Slot, Term},
+    ids::{Epoch, MoveId, Revision, Slot, Term},
     key::{Key, KeyRange},
     kind::KindScheme,
     ring::{Bucket, BucketSet},
@@ -51,8 +51,8 @@ impl World {
         Self { engines: [shard(3), shard(4)], log: Vec::new(), maps: vec![[A, A, B, B]], moves: 0 }
     }
 
-    fn map(&self) -> u64 {
-        self.maps.len() as u64
+    fn map(&self) -> Epoch {
+        Epoch(self.maps.len() as u64)
     }
 
     fn owner(&self, key: &str) -> usize {
@@ -131,7 +131,7 @@ impl World {
         last
     }
 
-    fn decide(&mut self, to: usize, of: &[usize]) -> u64 {
+    fn decide(&mut self, to: usize, of: &[usize]) -> Epoch {
         let mut map = *self.maps.last().expect("there is one");
         of.iter().for_each(|quarter| map[*quarter] = to);
         self.maps.push(map);
@@ -157,7 +157,7 @@ impl World {
     }
 
     /// The list of a revision by a map, merged from all stores of the Kind, and read in every possible way.
-    fn list(&mut self, at: Revision, map: u64) -> Result<Vec<(String, String)>, EngineError> {
+    fn list(&mut self, at: Revision, map: Epoch) -> Result<Vec<(String, String)>, EngineError> {
         let mut found = Vec::new();
         for engine in &mut self.engines {
             engine.raise_whole(NOW, &[prefix(PODS)], at).expect("near");
@@ -184,7 +184,7 @@ fn said(version: &Version) -> (String, String) {
 }
 
 /// Reads page by page, as a router does.
-fn pages(engine: &mut Engine, at: Revision, map: u64) -> Vec<String> {
+fn pages(engine: &mut Engine, at: Revision, map: Epoch) -> Vec<String> {
     let (mut found, mut start): (Vec<String>, _) = (Vec::new(), prefix(PODS).start().clone());
     loop {
         let range = KeyRange::Span { start, end: Some("/registry/pods0".into()) };
@@ -197,7 +197,7 @@ fn pages(engine: &mut Engine, at: Revision, map: u64) -> Vec<String> {
 }
 
 /// Reads with one long read.
-fn chunks(engine: &mut Engine, at: Revision, map: u64) -> Vec<String> {
+fn chunks(engine: &mut Engine, at: Revision, map: Epoch) -> Vec<String> {
     let mut open = engine.open_range_by_map(&prefix(PODS), Some(at), Some(map)).expect("as the first");
     let mut found = Vec::new();
     loop {
@@ -211,7 +211,7 @@ fn chunks(engine: &mut Engine, at: Revision, map: u64) -> Vec<String> {
     }
 }
 
-fn refused(error: Option<EngineError>) -> Option<u64> {
+fn refused(error: Option<EngineError>) -> Option<Epoch> {
     match error {
         Some(EngineError::NotOwned(refused)) => Some(refused.epoch),
         _ => None,
@@ -245,7 +245,7 @@ fn r13_a_list_at_a_revision_is_whole_by_whatever_map_it_is_answered() {
         let now = world.map();
         for at in revisions.iter().copied().step_by(7).chain([last, last.next(), *revisions.last().unwrap()])
         {
-            for map in 1..=now {
+            for map in (1..=now.0).map(Epoch) {
                 match world.list(at, map) {
                     Ok(found) => {
                         assert_eq!(
@@ -260,7 +260,7 @@ fn r13_a_list_at_a_revision_is_whole_by_whatever_map_it_is_answered() {
                         assert!(epoch > map && epoch <= now, "by map {map}: since {epoch}");
                         // All stores know the map in force, and for what was settled under it the map before.
                         assert!(
-                            map + 1 < now || (map < now && at > last),
+                            map.next() < now || (map < now && at > last),
                             "round {round}: at {at} by map {map}"
                         );
                         refusals += 1;
@@ -269,12 +269,12 @@ fn r13_a_list_at_a_revision_is_whole_by_whatever_map_it_is_answered() {
             }
         }
         // Only what is settled is answered.
-        let latest = world.engines[from].range_by_map(&query(prefix(PODS)), Some(now - 1));
+        let latest = world.engines[from].range_by_map(&query(prefix(PODS)), Some(Epoch(now.0 - 1)));
         assert_eq!(refused(latest.err()), Some(now));
         world.engines[to].unit_forget(&by).expect("tracked");
         world.drop(from, &by);
         let dropped = RangeQuery { revision: Some(last), ..query(prefix(PODS)) };
-        let dropped = world.engines[from].range_by_map(&dropped, Some(now - 1));
+        let dropped = world.engines[from].range_by_map(&dropped, Some(Epoch(now.0 - 1)));
         assert_eq!(refused(dropped.err()), Some(now), "when it is dropped");
     }
     assert!(answered > 300 && refusals > 300, "{answered} {refusals}");
@@ -292,10 +292,10 @@ fn r13_single_keys_are_read_up_to_the_final_revision_and_no_further() {
     let log = world.log.clone();
     for (at, key, _) in log.iter().filter(|(_, key, _)| by.unit.contains(key.as_bytes())) {
         let query = RangeQuery { revision: Some(*at), ..query(single(key)) };
-        for map in [None, Some(1)] {
+        for map in [None, Some(Epoch(1))] {
             let read = world.engines[A].range_by_map(&query, map);
             if *at > last {
-                assert_eq!(refused(read.err()), Some(2), "{key} at {at}");
+                assert_eq!(refused(read.err()), Some(Epoch(2)), "{key} at {at}");
                 continue;
             }
             let read = read.expect("settled");
@@ -303,7 +303,10 @@ fn r13_single_keys_are_read_up_to_the_final_revision_and_no_further() {
             assert_eq!(read.kvs.iter().map(said).collect::<Vec<_>>(), want, "{key} at {at}");
             assert!(read.header <= last, "nothing above is promised");
         }
-        assert_eq!(refused(world.engines[A].range(&RangeQuery { revision: None, ..query }).err()), Some(2));
+        assert_eq!(
+            refused(world.engines[A].range(&RangeQuery { revision: None, ..query }).err()),
+            Some(Epoch(2))
+        );
     }
     // Revisions that are compacted stay compacted.
     let floor = log[10].0;
@@ -311,12 +314,12 @@ fn r13_single_keys_are_read_up_to_the_final_revision_and_no_further() {
     while world.engines[A].gc(100) {}
     for (at, key, _) in log.iter().filter(|(at, key, _)| *at <= last && by.unit.contains(key.as_bytes())) {
         let query = RangeQuery { revision: Some(*at), ..query(single(key)) };
-        match world.engines[A].range_by_map(&query, Some(1)) {
+        match world.engines[A].range_by_map(&query, Some(Epoch(1))) {
             Ok(_) => assert!(*at >= floor),
             Err(error) => assert!(matches!(error, EngineError::Compacted { .. }) && *at < floor, "{error}"),
         }
     }
-    assert_eq!(world.list(last, 1), Ok(world.at(last)));
+    assert_eq!(world.list(last, Epoch(1)), Ok(world.at(last)));
 }
 
 /// The pages of a list are asked for by the map before a switch, and then by the map after it: the unit's keys that the
@@ -330,12 +333,12 @@ fn f29_the_count_of_a_page_is_by_the_map_of_its_asker() {
     let by = world.by(&quarters(&[0]));
     let last = world.prepare(A, B, &by);
     assert!(at <= last);
-    let page = |world: &mut World, start: Key, map: u64| {
+    let page = |world: &mut World, start: Key, map: Epoch| {
         let range = KeyRange::Span { start, end: Some("/registry/pods0".into()) };
         let query = RangeQuery { revision: Some(at), limit: 2, ..query(range) };
         world.engines[A].range_by_map(&query, Some(map)).expect("settled")
     };
-    let first = page(&mut world, prefix(PODS).start().clone(), 1);
+    let first = page(&mut world, prefix(PODS).start().clone(), Epoch(1));
     let next = Key::copy_from(first.kvs.last().expect("two").key()).successor();
     let epoch = world.decide(B, &[0]);
     world.engines[A].unit_release(&by, epoch).expect("released");
@@ -344,8 +347,8 @@ fn f29_the_count_of_a_page_is_by_the_map_of_its_asker() {
         let behind = world.at(at).into_iter().filter(|(key, _)| key.as_bytes() >= next.as_ref());
         behind.filter(|(key, _)| owned(quarter_of(key))).count() as u64
     };
-    assert_eq!(page(&mut world, next.clone(), 2).count, left(&world, &|quarter| quarter == 1));
-    assert_eq!(page(&mut world, next.clone(), 1).count, left(&world, &|quarter| quarter <= 1));
+    assert_eq!(page(&mut world, next.clone(), Epoch(2)).count, left(&world, &|quarter| quarter == 1));
+    assert_eq!(page(&mut world, next.clone(), Epoch(1)).count, left(&world, &|quarter| quarter <= 1));
 }
 
 /// Between the freeze and the steps that follow from the decision, no store knows what is decided.
@@ -356,19 +359,23 @@ fn r13_maps_that_may_be_decided_wait_and_those_before_are_answered() {
     let by = world.by(&quarters(&[0]));
     let last = world.prepare(A, B, &by);
     let want = world.at(last);
-    assert_eq!(world.list(last, 1), Ok(want.clone()), "undecided");
+    assert_eq!(world.list(last, Epoch(1)), Ok(want.clone()), "undecided");
     let part = RangeQuery { revision: Some(last), ..query(prefix(PODS)) };
     for engine in &mut world.engines {
-        assert_eq!(refused(engine.range_by_map(&part, Some(2)).err()), Some(0), "it may be decided");
+        assert_eq!(
+            refused(engine.range_by_map(&part, Some(Epoch(2))).err()),
+            Some(Epoch::NONE),
+            "it may be decided"
+        );
     }
     let epoch = world.decide(B, &[0]);
     // The new owner hears of it first: what the new owner has now the old one must not show as well.
     world.engines[B].unit_open(&by, epoch).expect("opened");
-    assert_eq!(refused(world.engines[A].range_by_map(&part, Some(2)).err()), Some(0));
-    assert_eq!(world.list(last, 1), Ok(want.clone()));
+    assert_eq!(refused(world.engines[A].range_by_map(&part, Some(Epoch(2))).err()), Some(Epoch::NONE));
+    assert_eq!(world.list(last, Epoch(1)), Ok(want.clone()));
     world.engines[A].unit_release(&by, epoch).expect("released");
-    assert_eq!(world.list(last, 1), Ok(want.clone()));
-    assert_eq!(world.list(last, 2), Ok(want));
+    assert_eq!(world.list(last, Epoch(1)), Ok(want.clone()));
+    assert_eq!(world.list(last, Epoch(2)), Ok(want));
 }
 
 #[test]
@@ -376,10 +383,12 @@ fn r13_a_long_read_by_the_map_before_ends_when_the_unit_is_dropped() {
     let mut world = World::new();
     world.write_some(0);
     let (by, last) = world.switch(A, B, &[0]);
-    let mut open = world.engines[A].open_range_by_map(&prefix(PODS), Some(last), Some(1)).expect("settled");
+    let mut open =
+        world.engines[A].open_range_by_map(&prefix(PODS), Some(last), Some(Epoch(1))).expect("settled");
     let mut found = keys_of(&world.engines[A].next_chunk(&mut open, 2, 1 << 20).expect("there"));
     // The read at the other side leaves out the keys that came.
-    let mut other = world.engines[B].open_range_by_map(&prefix(PODS), Some(last), Some(1)).expect("settled");
+    let mut other =
+        world.engines[B].open_range_by_map(&prefix(PODS), Some(last), Some(Epoch(1))).expect("settled");
     let next = world.by(&quarters(&[0, 2, 3]));
     while !world.engines[B].unit_track(&next, 3).expect("owned").ready {}
     loop {
@@ -407,7 +416,7 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     let dropped = |world: &mut World, at: u64, by: &UnitMove, open: &OpenRange| {
         let engine = &mut world.engines[A];
         let reads = usize::from(engine.unit_is_read(by, open));
-        let refused = engine.unit_drop_when_unread(MonoMillis(at), by, 2, reads).err();
+        let refused = engine.unit_drop_when_unread(MonoMillis(at), by, Epoch(2), reads).err();
         refused.map(|refused| match refused {
             UnitError::Read { left_s, .. } => left_s,
             other => panic!("{other}"),
@@ -433,14 +442,14 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     let (mut world, mut open, by, _) = begin();
     assert_eq!(dropped(&mut world, 7_000, &by, &open), Some(60));
     assert_eq!(dropped(&mut world, 67_000, &by, &open), None);
-    assert_eq!(refused(world.engines[A].next_chunk(&mut open, 5, 1 << 20).err()), Some(2));
+    assert_eq!(refused(world.engines[A].next_chunk(&mut open, 5, 1 << 20).err()), Some(Epoch(2)));
     world.engines[A].close_range(open);
     // Case: a list that is read page by page, whose pin shows when it has ended.
     let (mut world, mut open, by, last) = begin();
     while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
     let pin = PinId(9);
     world.engines[A].hold(MonoMillis(6_000), last, pin);
-    pages(&mut world.engines[A], last, 1);
+    pages(&mut world.engines[A], last, Epoch(1));
     assert_eq!(dropped(&mut world, 7_000, &by, &open), Some(60), "pinned");
     assert!(world.engines[A].release(&[pin]));
     assert_eq!(dropped(&mut world, 7_001, &by, &open), None);
@@ -450,11 +459,11 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
     world.engines[A].hold(MonoMillis(0), last, pin);
     world.engines[A].unit_readers_look(MonoMillis(6_000));
-    pages(&mut world.engines[A], last, 1);
+    pages(&mut world.engines[A], last, Epoch(1));
     assert_eq!(dropped(&mut world, 7_000, &by, &open), Some(60));
-    pages(&mut world.engines[A], last, 1);
+    pages(&mut world.engines[A], last, Epoch(1));
     assert_eq!(dropped(&mut world, 11_900, &by, &open), Some(56), "it goes on");
-    pages(&mut world.engines[A], last, 2);
+    pages(&mut world.engines[A], last, Epoch(2));
     let by_the_map_in_force = dropped(&mut world, 16_899, &by, &open);
     assert_eq!(by_the_map_in_force, Some(51), "nothing of it is read by that");
     assert_eq!(dropped(&mut world, 16_900, &by, &open), None);
@@ -462,7 +471,7 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     // Case: a list that ended long before.
     let (mut world, mut open, by, last) = begin();
     while !world.engines[A].next_chunk(&mut open, 5, 1 << 20).expect("kept").is_empty() {}
-    pages(&mut world.engines[A], last, 1);
+    pages(&mut world.engines[A], last, Epoch(1));
     world.engines[A].unit_readers_look(MonoMillis(1_000));
     world.engines[A].unit_readers_look(MonoMillis(2_000));
     assert_eq!(dropped(&mut world, 6_000, &by, &open), None);
@@ -476,7 +485,7 @@ fn a_unit_that_is_read_is_dropped_when_that_has_ended_or_a_minute_later() {
     let (mut world, by) = (World::new(), World::new().by(&quarters(&[0])));
     world.prepare(A, B, &by);
     world.engines[B].hold(MonoMillis(7_000), Revision(1), pin);
-    assert_eq!(world.engines[B].unit_drop_when_unread(MonoMillis(7_000), &by, 0, 0), Ok(()));
+    assert_eq!(world.engines[B].unit_drop_when_unread(MonoMillis(7_000), &by, Epoch::NONE, 0), Ok(()));
 }
 
 fn keys_of(versions: &[Version]) -> Vec<String> {

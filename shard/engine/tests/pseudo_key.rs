@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use kindred_engine::{engine::*, error::EngineError, ops::*, units::*};
 use kindred_partition_config::{
-    ids::{MoveId, Revision, Slot, Term},
+    ids::{Epoch, MoveId, Revision, Slot, Term},
     key::{Key, KeyRange},
     unit::Unit,
 };
@@ -25,7 +25,7 @@ fn span(start: &str, end: &str) -> Unit {
 }
 
 /// Moves all units of a leg with one decision.
-fn leg(source: &mut Engine, target: &mut Engine, id: u64, units: &[Unit], epoch: u64) {
+fn leg(source: &mut Engine, target: &mut Engine, id: u64, units: &[Unit], epoch: Epoch) {
     let moves: Vec<UnitMove> =
         units.iter().map(|unit| UnitMove { id: MoveId(id), term: Term(1), unit: unit.clone() }).collect();
     for by in &moves {
@@ -44,7 +44,7 @@ fn leg(source: &mut Engine, target: &mut Engine, id: u64, units: &[Unit], epoch:
         target.unit_import(by, Import { through: Some(*last), ..Import::default() }).expect("followed");
         target.unit_seal(NOW, by, *last).expect("sealed");
     }
-    let waits = NotOwned { key: PSEUDO.into(), epoch: 0 };
+    let waits = NotOwned { key: PSEUDO.into(), epoch: Epoch::NONE };
     for engine in [&mut *source, &mut *target] {
         assert_eq!(engine.owns(&[single(PSEUDO)], Some(epoch)), Err(waits.clone()), "R13: at the switch");
     }
@@ -60,7 +60,7 @@ fn leg(source: &mut Engine, target: &mut Engine, id: u64, units: &[Unit], epoch:
 }
 
 /// Asks a store for the Kind's revision in every way in which a router does, by the map of this generation.
-fn asks(engine: &mut Engine, generation: u64) -> Result<(), String> {
+fn asks(engine: &mut Engine, generation: Epoch) -> Result<(), String> {
     let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
     let probe = engine.range_by_map(&query(single(PSEUDO)), Some(generation));
     let probe = probe.map_err(|error| failed("get", &error))?;
@@ -90,16 +90,17 @@ fn f44_a_store_that_gave_the_pseudo_key_away_still_answers_for_its_part_of_the_k
     let (mut a, mut b) = (shard(1), shard(2));
     write(&mut a, put("/registry/pods/a/x", "1"));
     write(&mut b, put("/registry/pods/h/x", "1"));
-    leg(&mut a, &mut b, 1, &[span(PSEUDO, "/registry/pods\0"), span(PODS, CUT)], 2);
-    let moved = NotOwned { key: PSEUDO.into(), epoch: 2 };
-    assert_eq!(a.owns(&[single(PSEUDO)], Some(1)), Err(moved), "by the map before");
-    leg(&mut b, &mut a, 2, &[span(CUT, END)], 3);
-    assert_eq!((asks(&mut a, 3), asks(&mut b, 3)), (Ok(()), Ok(())));
-    let behind = a.owns(&[single(PSEUDO)], Some(2)).expect_err("a map that does not know of the split");
-    assert_eq!(behind.epoch, 3);
+    leg(&mut a, &mut b, 1, &[span(PSEUDO, "/registry/pods\0"), span(PODS, CUT)], Epoch(2));
+    let moved = NotOwned { key: PSEUDO.into(), epoch: Epoch(2) };
+    assert_eq!(a.owns(&[single(PSEUDO)], Some(Epoch(1))), Err(moved), "by the map before");
+    leg(&mut b, &mut a, 2, &[span(CUT, END)], Epoch(3));
+    assert_eq!((asks(&mut a, Epoch(3)), asks(&mut b, Epoch(3))), (Ok(()), Ok(())));
+    let behind =
+        a.owns(&[single(PSEUDO)], Some(Epoch(2))).expect_err("a map that does not know of the split");
+    assert_eq!(behind.epoch, Epoch(3));
     // In the other direction: the keeper gives away everything but the pseudo-key itself.
-    leg(&mut b, &mut a, 3, &[span(PODS, CUT)], 4);
-    assert_eq!((asks(&mut a, 4), asks(&mut b, 4)), (Ok(()), Ok(())));
+    leg(&mut b, &mut a, 3, &[span(PODS, CUT)], Epoch(4));
+    assert_eq!((asks(&mut a, Epoch(4)), asks(&mut b, Epoch(4))), (Ok(()), Ok(())));
 }
 
 /// As a key the pseudo-key has one owner, whichever stores answer for the Kind.
@@ -107,7 +108,7 @@ fn f44_a_store_that_gave_the_pseudo_key_away_still_answers_for_its_part_of_the_k
 fn f44_only_its_owner_writes_a_pseudo_key() {
     let (mut a, mut b) = (shard(1), shard(2));
     write(&mut a, put("/registry/pods/a/x", "1"));
-    leg(&mut a, &mut b, 1, &[span(PSEUDO, "/registry/pods\0")], 2);
+    leg(&mut a, &mut b, 1, &[span(PSEUDO, "/registry/pods\0")], Epoch(2));
     let compared = txn(
         vec![compare(PSEUDO, CompareTarget::Mod(0), CompareResult::Equal)],
         vec![put(PSEUDO, "mine")],
@@ -117,17 +118,21 @@ fn f44_only_its_owner_writes_a_pseudo_key() {
     for op in [put(PSEUDO, "x"), delete(PSEUDO), compared.clone(), read] {
         assert!(matches!(a.apply(NOW, op), Err(EngineError::NotOwned(_))));
     }
-    assert!(a.owns_to_write(&single(PSEUDO), Some(2)).is_err() && a.owns(&[single(PSEUDO)], Some(2)).is_ok());
+    assert!(
+        a.owns_to_write(&single(PSEUDO), Some(Epoch(2))).is_err()
+            && a.owns(&[single(PSEUDO)], Some(Epoch(2))).is_ok()
+    );
     assert!(succeeded(&b.apply(NOW, compared).expect("its own")));
     b.publish();
     // Both stores can read it; only its owner has the value.
-    let kvs = |engine: &mut Engine| engine.range_by_map(&query(single(PSEUDO)), Some(2)).map(|a| keys(&a));
+    let kvs =
+        |engine: &mut Engine| engine.range_by_map(&query(single(PSEUDO)), Some(Epoch(2))).map(|a| keys(&a));
     assert_eq!((kvs(&mut a), kvs(&mut b)), (Ok(vec![]), Ok(vec![PSEUDO.to_owned()])));
     // The keeper can still write the pseudo-key when it has none of the Kind's objects left.
-    leg(&mut a, &mut b, 2, &[span(PODS, END)], 3);
-    leg(&mut b, &mut a, 3, &[span(PODS, END)], 4);
+    leg(&mut a, &mut b, 2, &[span(PODS, END)], Epoch(3));
+    leg(&mut b, &mut a, 3, &[span(PODS, END)], Epoch(4));
     write(&mut b, put(PSEUDO, "again"));
-    assert_eq!((asks(&mut a, 4), asks(&mut b, 4)), (Ok(()), Ok(())));
+    assert_eq!((asks(&mut a, Epoch(4)), asks(&mut b, Epoch(4))), (Ok(()), Ok(())));
 }
 
 /// A store does not answer for a Kind of which it has no part.
@@ -135,9 +140,9 @@ fn f44_only_its_owner_writes_a_pseudo_key() {
 fn f44_a_store_without_any_part_of_the_kind_refuses() {
     let (mut a, mut b) = (shard(1), shard(2));
     write(&mut a, put("/registry/pods/a/x", "1"));
-    leg(&mut a, &mut b, 1, &[span(PSEUDO, "/registry/pods\0"), span(PODS, CUT)], 2);
-    leg(&mut a, &mut b, 2, &[span(CUT, END)], 3);
+    leg(&mut a, &mut b, 1, &[span(PSEUDO, "/registry/pods\0"), span(PODS, CUT)], Epoch(2));
+    leg(&mut a, &mut b, 2, &[span(CUT, END)], Epoch(3));
     let refused = |generation| a.owns(&[single(PSEUDO)], generation).map_err(|refused| refused.epoch);
-    assert_eq!([refused(Some(2)), refused(Some(3)), refused(None)], [Err(3); 3]);
-    assert_eq!(asks(&mut b, 3), Ok(()));
+    assert_eq!([refused(Some(Epoch(2))), refused(Some(Epoch(3))), refused(None)], [Err(Epoch(3)); 3]);
+    assert_eq!(asks(&mut b, Epoch(3)), Ok(()));
 }

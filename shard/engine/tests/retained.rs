@@ -15,7 +15,7 @@ use kindred_engine::{
     units::*,
 };
 use kindred_partition_config::{
-    ids::{MoveId, Revision, Slot, Term},
+    ids::{Epoch, MoveId, Revision, Slot, Term},
     key::{Key, KeyRange},
     kind::KindScheme,
     unit::Unit,
@@ -302,11 +302,11 @@ fn keys_that_come_later_with_a_younger_history_are_not_read_at_a_retained_revisi
     let last = source.unit_freeze(NOW, &by).unwrap();
     target.unit_import(&by, Import { through: Some(last), ..Import::default() }).unwrap();
     target.unit_seal(NOW, &by, last).unwrap();
-    source.unit_release(&by, 2).unwrap();
-    target.unit_open(&by, 2).unwrap();
+    source.unit_release(&by, Epoch(2)).unwrap();
+    target.unit_open(&by, Epoch(2)).unwrap();
     assert!(matches!(pods(&mut target), Err(EngineError::Compacted { .. })));
     assert_eq!(pods(&mut source).unwrap(), before, "R13: at the old owner until it drops the unit");
-    source.unit_drop(&by, 2).unwrap();
+    source.unit_drop(&by, Epoch(2)).unwrap();
     assert!(pods(&mut source).is_err());
     source.validate();
     target.validate();

@@ -13,7 +13,7 @@ use kindred_engine::{
     units::*,
 };
 use kindred_partition_config::{
-    ids::{MoveId, Revision, Slot, Term},
+    ids::{Epoch, MoveId, Revision, Slot, Term},
     kind::KindScheme,
     unit::Unit,
 };
@@ -153,11 +153,11 @@ fn r15_an_import_that_was_not_sealed_is_gone_and_its_number_is_not_used_again() 
         target.engine.unit_seal(NOW, &by(1, 2), last).expect("all is there");
         target.crash(None);
         assert_eq!(target.state(), Some(UnitState::Following { through: last, sealed: Some(last) }));
-        target.engine.unit_open(&by(1, 2), 7).expect("sealed");
+        target.engine.unit_open(&by(1, 2), Epoch(7)).expect("sealed");
         assert_eq!(target.list(), [B]);
         target.crash(None);
         assert_eq!((target.state(), target.list()), (Some(UnitState::Owned), vec![B.into()]));
-        assert_eq!(target.engine.unit_records().last().map(|record| record.epoch), Some(7));
+        assert_eq!(target.engine.unit_records().last().map(|record| record.epoch), Some(Epoch(7)));
     }
 }
 
@@ -169,24 +169,27 @@ fn r15_what_was_given_away_does_not_come_back_with_the_unit() {
         one.write(B);
         let last = copy(&mut one, &mut two, &by(1, 1));
         two.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
-        one.engine.unit_release(&by(1, 1), 5).expect("frozen");
-        two.engine.unit_open(&by(1, 1), 5).expect("sealed");
+        one.engine.unit_release(&by(1, 1), Epoch(5)).expect("frozen");
+        two.engine.unit_open(&by(1, 1), Epoch(5)).expect("sealed");
         one.crash(None);
         assert_eq!(one.state(), Some(UnitState::Gone), "what was released has no way back after a crash");
-        assert_eq!(one.engine.owns(&[single(A)], None).map_err(|refused| refused.epoch), Err(5));
+        assert_eq!(one.engine.owns(&[single(A)], None).map_err(|refused| refused.epoch), Err(Epoch(5)));
         // R13 ends there: what was settled can only be read at the new owner.
-        for by_map in [None, Some(4)] {
+        for by_map in [None, Some(Epoch(4))] {
             let at = RangeQuery { revision: Some(last), ..query(single(A)) };
             let refused = one.engine.range_by_map(&at, by_map).err();
-            assert!(matches!(refused, Some(EngineError::NotOwned(NotOwned { epoch: 5, .. }))), "{refused:?}");
+            assert!(
+                matches!(refused, Some(EngineError::NotOwned(NotOwned { epoch: Epoch(5), .. }))),
+                "{refused:?}"
+            );
         }
         // At the new owner a key is deleted and another is written; then the unit comes back.
         two.engine.apply(NOW, delete(A)).expect("owned");
         two.write(C);
         let last = copy(&mut two, &mut one, &by(2, 1));
         one.engine.unit_seal(NOW, &by(2, 1), last).expect("all is there");
-        two.engine.unit_release(&by(2, 1), 6).expect("frozen");
-        one.engine.unit_open(&by(2, 1), 6).expect("sealed");
+        two.engine.unit_release(&by(2, 1), Epoch(6)).expect("frozen");
+        one.engine.unit_open(&by(2, 1), Epoch(6)).expect("sealed");
         let written = one.write("/registry/pods/d");
         assert_eq!(one.list(), [B, C, "/registry/pods/d"]);
         if checkpoint {
@@ -205,14 +208,14 @@ fn r15_what_a_source_followed_counts_when_it_takes_the_unit_back() {
     one.write(A);
     let last = copy(&mut one, &mut two, &by(1, 1));
     two.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
-    one.engine.unit_release(&by(1, 1), 5).expect("frozen");
-    two.engine.unit_open(&by(1, 1), 5).expect("sealed");
+    one.engine.unit_release(&by(1, 1), Epoch(5)).expect("frozen");
+    two.engine.unit_open(&by(1, 1), Epoch(5)).expect("sealed");
     two.write(B);
     // The way back: the source has everything but what was written since.
     let last = copy(&mut two, &mut one, &by(1, 2));
     one.engine.unit_seal(NOW, &by(1, 2), last).expect("all is there");
     one.crash(None);
-    one.engine.unit_open(&by(1, 2), 6).expect("sealed");
+    one.engine.unit_open(&by(1, 2), Epoch(6)).expect("sealed");
     assert_eq!(one.list(), [A, B]);
     one.crash(None);
     assert_eq!(one.list(), [A, B]);
@@ -234,22 +237,22 @@ fn r15_a_source_that_crashed_after_its_release_may_be_asked_for_it_again() {
     one.write(A);
     let last = copy(&mut one, &mut two, &by(1, 1));
     two.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
-    one.engine.unit_release(&by(1, 1), 5).expect("frozen");
-    two.engine.unit_open(&by(1, 1), 5).expect("sealed");
+    one.engine.unit_release(&by(1, 1), Epoch(5)).expect("frozen");
+    two.engine.unit_open(&by(1, 1), Epoch(5)).expect("sealed");
     one.crash(None);
     assert_eq!(one.state(), Some(UnitState::Gone));
-    one.engine.unit_release(&by(1, 1), 5).expect("gone");
+    one.engine.unit_release(&by(1, 1), Epoch(5)).expect("gone");
     // The unit is copied again for the way back. A coordinator that takes over then does not know of that.
     two.engine.apply(NOW, delete(A)).expect("owned");
     two.write(B);
     follow(&mut two, &mut one, &by(1, 1));
-    one.engine.unit_release(&by(1, 2), 5).expect("it follows");
+    one.engine.unit_release(&by(1, 2), Epoch(5)).expect("it follows");
     assert!(matches!(one.state(), Some(UnitState::Following { sealed: None, .. })));
     // What the store had before the crash does not come back with the new copy.
     let last = copy(&mut two, &mut one, &by(1, 3));
     one.engine.unit_seal(NOW, &by(1, 3), last).expect("all is there");
     one.crash(None);
-    one.engine.unit_open(&by(1, 3), 6).expect("sealed");
+    one.engine.unit_open(&by(1, 3), Epoch(6)).expect("sealed");
     assert_eq!(one.list(), [B]);
     one.crash(None);
     assert_eq!(one.list(), [B]);
@@ -264,14 +267,14 @@ fn r10_a_gap_goes_with_the_unit() {
     let gap = Gap { after: kept, until: start };
     let last = copy(&mut source, &mut target, &by(1, 1));
     target.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
-    target.engine.unit_open(&by(1, 1), 5).expect("sealed");
+    target.engine.unit_open(&by(1, 1), Epoch(5)).expect("sealed");
     target.log();
     // R13: the old owner answers too, by the map before, whether frozen or released.
     for released in [false, true] {
         if released {
-            source.engine.unit_release(&by(1, 1), 5).expect("frozen");
+            source.engine.unit_release(&by(1, 1), Epoch(5)).expect("frozen");
         }
-        for (engine, map) in [(&mut source.engine, Some(4)), (&mut target.engine, None)] {
+        for (engine, map) in [(&mut source.engine, Some(Epoch(4))), (&mut target.engine, None)] {
             for range in [single(A), prefix(PODS)] {
                 let mut read = |at: Revision| {
                     let query = RangeQuery { revision: Some(at), ..query(range.clone()) };
@@ -345,7 +348,7 @@ fn r13_keys_of_an_etcd_keep_their_revisions_and_begin_a_history_of_their_own() {
         shard.engine.unit_seal_renumbered(NOW, &by(1, 1), last, imported).expect("all is there");
         shard.crash(None);
         assert_eq!(shard.state(), Some(UnitState::Following { through: last, sealed: Some(last) }));
-        shard.engine.unit_open(&by(1, 1), 5).expect("sealed");
+        shard.engine.unit_open(&by(1, 1), Epoch(5)).expect("sealed");
         shard.engine.validate();
         shard.log();
         for again in [false, true] {
@@ -428,9 +431,9 @@ fn f18_many_units_frozen_as_one_are_one_record_in_the_log() {
     // Each unit is fenced for itself.
     let stale = UnitMove { term: Term(0), ..units[3].clone() };
     source.engine.hold_units();
-    let refused = source.engine.unit_release(&stale, 5);
+    let refused = source.engine.unit_release(&stale, Epoch(5));
     assert!(matches!(refused, Err(UnitError::StaleTerm { .. })), "{refused:?}");
-    source.engine.unit_release(&units[4], 5).expect("frozen");
+    source.engine.unit_release(&units[4], Epoch(5)).expect("frozen");
     source.engine.log_units_held();
     assert_eq!(tables(&mut source), 1);
     source.crash(None);
@@ -452,11 +455,11 @@ fn f22_a_target_whose_attempt_was_given_up_serves_its_own_part() {
     target.engine.unit_seal(NOW, &by(1), last).expect("all is there");
     target.log();
     let all = prefix(PODS);
-    assert!(target.engine.owns(std::slice::from_ref(&all), Some(1)).is_err(), "it is being decided");
+    assert!(target.engine.owns(std::slice::from_ref(&all), Some(Epoch(1))).is_err(), "it is being decided");
     // The attempt is given up with a new term.
     target.engine.unit_unseal(&by(2)).expect("sealed");
     target.log();
-    target.engine.owns(&[all, own], Some(1)).expect("its own part");
+    target.engine.owns(&[all, own], Some(Epoch(1))).expect("its own part");
     assert_eq!(target.list(), [B]);
     let again = UnitState::Following { through: last, sealed: None };
     assert_eq!(target.state(), Some(again));
@@ -466,8 +469,8 @@ fn f22_a_target_whose_attempt_was_given_up_serves_its_own_part() {
     target.engine.unit_unseal(&by(2)).expect("nothing to do");
     // The next attempt is decided; then there is no seal to take back, at either store.
     target.engine.unit_seal(NOW, &by(3), last).expect("all is there");
-    source.engine.unit_release(&by(3), 7).expect("frozen");
-    target.engine.unit_open(&by(3), 7).expect("sealed");
+    source.engine.unit_release(&by(3), Epoch(7)).expect("frozen");
+    target.engine.unit_open(&by(3), Epoch(7)).expect("sealed");
     for kept in [&mut source, &mut target] {
         let before = kept.state();
         kept.engine.unit_unseal(&by(3)).expect("nothing to do");

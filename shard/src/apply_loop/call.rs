@@ -16,7 +16,7 @@ use kindred_engine::{
     units::{CopyChunk, NotOwned, UnitDigest, UnitError, UnitMove, UnitRecord},
 };
 use kindred_partition_config::{
-    ids::{LeaseId, MoveId, Revision, Slot},
+    ids::{Epoch, LeaseId, MoveId, Revision, Slot},
     key::{Key, KeyRange},
     unit::Unit,
 };
@@ -301,7 +301,7 @@ calls! {
     /// The same, now and as they end.
     WatchEnded { sender: mpsc::Sender<(LeaseId, Vec<Slot>)> } -> (), |core| core.watch_ended(sender);
     /// The keys of a lease; `None` if it is not known here.
-    LeaseKeys { id: LeaseId, generation: Option<u64> } -> Result<Option<Vec<Key>>, NotOwned>, |core| {
+    LeaseKeys { id: LeaseId, generation: Option<Epoch> } -> Result<Option<Vec<Key>>, NotOwned>, |core| {
         core.engine.lease_keys(id, generation)
     };
     /// Hands leases to an heir; answers how many are left, too.
@@ -331,7 +331,7 @@ calls! {
         (met, core.trouble())
     };
     /// Answers a raise that is visible: the current revision of the ranges.
-    Raised { ranges: Vec<KeyRange>, to: Revision, generation: Option<u64> } -> Result<Revision, KvError>, |core| {
+    Raised { ranges: Vec<KeyRange>, to: Revision, generation: Option<Epoch> } -> Result<Revision, KvError>, |core| {
         core.raise(&ranges, to, generation)
     };
     /// The same, and whether something changed.

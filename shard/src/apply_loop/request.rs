@@ -7,7 +7,10 @@ use kindred_engine::{
     ops::{Op, OpAnswer, RangeQuery},
     version::Version,
 };
-use kindred_partition_config::{ids::Revision, key::KeyRange};
+use kindred_partition_config::{
+    ids::{Epoch, Revision},
+    key::KeyRange,
+};
 use tokio::{sync::oneshot, time::Instant};
 
 use super::call::Call;
@@ -68,7 +71,7 @@ pub struct RaiseSince {
     pub to: Revision,
     pub since: Revision,
     pub pin: Option<PinId>,
-    pub generation: Option<u64>,
+    pub generation: Option<Epoch>,
 }
 
 impl RaiseSince {
@@ -150,7 +153,7 @@ impl InBatch for Started {
 pub struct Raise {
     pub ranges: Vec<KeyRange>,
     pub to: Revision,
-    pub generation: Option<u64>,
+    pub generation: Option<Epoch>,
 }
 
 /// An answer that waits for its batch.

@@ -9,7 +9,7 @@ use kindred_engine::{
     version::Version,
 };
 use kindred_partition_config::{
-    ids::{MoveId, Revision, Term},
+    ids::{Epoch, MoveId, Revision, Term},
     key::{Key, KeyRange},
     unit::Unit,
 };
@@ -71,11 +71,11 @@ pub fn revision(revision: i64, field: &str) -> Result<Option<Revision>, Status> 
 }
 
 /// A generation that a call must name.
-pub fn epoch(epoch: u64) -> Result<u64, Status> {
+pub fn epoch(epoch: u64) -> Result<Epoch, Status> {
     if epoch == 0 {
         Err(invalid("epoch must be the generation of the map that was decided"))
     } else {
-        counted(epoch, "epoch")
+        counted(epoch, "epoch").map(Epoch)
     }
 }
 
@@ -98,7 +98,7 @@ pub fn record(record: UnitRecord) -> pb::UnitRecord {
     pb::UnitRecord {
         r#move: Some(move_to_wire(&record.by)),
         state: state.into(),
-        epoch: record.epoch,
+        epoch: record.epoch.0,
         final_revision: final_revision.get(),
         through: through.get(),
         keys: record.keys,

@@ -4,7 +4,10 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use kindred_engine::units::{Import, UnitError, UnitMove};
-use kindred_partition_config::{ids::Revision, key::Key};
+use kindred_partition_config::{
+    ids::{Epoch, Revision},
+    key::Key,
+};
 use kindred_proto::shard_v1::{self as pb, unit_answer::Answer, unit_call::Call};
 use tonic::Status;
 
@@ -23,13 +26,13 @@ const SHORT_SLICE: usize = SLICE_KEYS / 8;
 /// A call, and the rest of its work.
 enum Job {
     Track(UnitMove),
-    Freeze { by: UnitMove, generation: u64 },
+    Freeze { by: UnitMove, generation: Epoch },
     Unfreeze(UnitMove),
-    Release { by: UnitMove, epoch: u64 },
+    Release { by: UnitMove, epoch: Epoch },
     Import { by: UnitMove, left: VecDeque<Import>, through: Revision },
-    Seal { by: UnitMove, last: Revision, generation: u64, imported: Option<Revision> },
-    Open { by: UnitMove, epoch: u64 },
-    Drop { by: UnitMove, epoch: u64 },
+    Seal { by: UnitMove, last: Revision, generation: Epoch, imported: Option<Revision> },
+    Open { by: UnitMove, epoch: Epoch },
+    Drop { by: UnitMove, epoch: Epoch },
     Forget(UnitMove),
     Leases { by: UnitMove, after: Option<Key>, ids: BTreeSet<i64> },
     Look(UnitMove),
@@ -41,7 +44,7 @@ impl Job {
         let unit = convert::unit_move;
         Ok(match call {
             Call::Track(call) => Self::Track(unit(call.r#move)?),
-            Call::Freeze(call) => Self::Freeze { by: unit(call.r#move)?, generation: call.generation },
+            Call::Freeze(call) => Self::Freeze { by: unit(call.r#move)?, generation: Epoch(call.generation) },
             Call::Unfreeze(call) => Self::Unfreeze(unit(call.r#move)?),
             Call::Release(call) => {
                 Self::Release { by: unit(call.r#move)?, epoch: convert::epoch(call.epoch)? }
@@ -57,12 +60,12 @@ impl Job {
                     by: unit(call.r#move)?,
                     last: last
                         .ok_or_else(|| Status::invalid_argument("kindred: final_revision is missing"))?,
-                    generation: call.generation,
+                    generation: Epoch(call.generation),
                     imported: convert::revision(call.imported, "imported")?,
                 }
             }
             Call::Open(call) => Self::Open { by: unit(call.r#move)?, epoch: convert::epoch(call.epoch)? },
-            Call::Drop(call) => Self::Drop { by: unit(call.r#move)?, epoch: call.epoch },
+            Call::Drop(call) => Self::Drop { by: unit(call.r#move)?, epoch: Epoch(call.epoch) },
             Call::Forget(call) => Self::Forget(unit(call.r#move)?),
             Call::Leases(call) => Self::Leases { by: unit(call.r#move)?, after: None, ids: BTreeSet::new() },
             Call::Look(call) => Self::Look(unit(call.r#move)?),

@@ -4,6 +4,7 @@ use kindred_engine::{
     ops::{Op, RangeQuery},
     units::{NotOwned, UnitError, UnitMove},
 };
+use kindred_partition_config::ids::Epoch;
 
 use super::Core;
 
@@ -27,7 +28,7 @@ impl Core {
     }
 
     /// Drops a unit once no read uses it here (completion of a move).
-    pub fn unit_drop(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
+    pub fn unit_drop(&mut self, by: &UnitMove, epoch: Epoch) -> Result<(), UnitError> {
         let cursors = self.cursors.values().filter(|cursor| cursor.owner.strong_count() > 0);
         let open = cursors.filter(|cursor| self.engine.unit_is_read(by, &cursor.open)).count();
         self.engine.unit_drop_when_unread(self.clock.mono(), by, epoch, open)
@@ -36,7 +37,7 @@ impl Core {
     /// Refuses a request whose spans or pseudo-keys are not this shard's by the map of `generation`. What does not
     /// depend on a generation, the engine checks at execution. Both branches of a transaction count, since it is not
     /// known yet which one is taken.
-    pub(super) fn owns(&self, op: &Op, generation: Option<u64>) -> Result<(), NotOwned> {
+    pub(super) fn owns(&self, op: &Op, generation: Option<Epoch>) -> Result<(), NotOwned> {
         if generation.is_none() {
             return Ok(());
         }
@@ -53,7 +54,7 @@ impl Core {
     }
 
     /// The same for a read. Up to its final revision a unit that changed hands may still be read.
-    pub(super) fn owns_read(&self, query: &RangeQuery, generation: Option<u64>) -> Result<(), NotOwned> {
+    pub(super) fn owns_read(&self, query: &RangeQuery, generation: Option<Epoch>) -> Result<(), NotOwned> {
         match generation {
             None => Ok(()),
             Some(_) => self.engine.owns_at(&query.range, generation, query.revision),

@@ -14,7 +14,7 @@ use kindred_engine::{
     version::Version,
 };
 use kindred_partition_config::{
-    ids::{LeaseId, MoveId, Revision, Slot, Term},
+    ids::{Epoch, LeaseId, MoveId, Revision, Slot, Term},
     key::{Key, KeyRange},
     unit::Unit,
 };
@@ -211,7 +211,7 @@ struct Entry {
     term: Term,
     unit: Keys,
     state: UnitText,
-    epoch: u64,
+    epoch: Epoch,
     floor: i64,
     split: bool,
     gaps: Vec<(i64, i64)>,
@@ -440,7 +440,7 @@ mod tests {
             number,
             by: UnitMove { id: MoveId(5), term: Term(2), unit: unit.clone() },
             state,
-            epoch: 3,
+            epoch: Epoch(3),
             floor: Revision(4),
             split: true,
             gaps: vec![Gap { after: Revision(6), until: Revision(8) }],

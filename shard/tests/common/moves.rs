@@ -2,6 +2,7 @@
 //! shards.
 
 use bytes::Bytes;
+use kindred_partition_config::ids::Epoch;
 use kindred_proto::shard_v1::{
     self as shard, feed_request, feeds_client::FeedsClient, units_client::UnitsClient,
 };
@@ -125,17 +126,17 @@ pub async fn seal(target: &mut Units, by: &shard::UnitMove, final_revision: i64)
     Ok(answer.into_inner().incarnation)
 }
 
-pub async fn release(source: &mut Units, by: &shard::UnitMove, epoch: u64) {
-    source.release(shard::ReleaseRequest { r#move: Some(by.clone()), epoch }).await.unwrap();
+pub async fn release(source: &mut Units, by: &shard::UnitMove, epoch: Epoch) {
+    source.release(shard::ReleaseRequest { r#move: Some(by.clone()), epoch: epoch.0 }).await.unwrap();
 }
 
-pub async fn open(target: &mut Units, by: &shard::UnitMove, epoch: u64) {
-    target.open(shard::OpenRequest { r#move: Some(by.clone()), epoch }).await.unwrap();
+pub async fn open(target: &mut Units, by: &shard::UnitMove, epoch: Epoch) {
+    target.open(shard::OpenRequest { r#move: Some(by.clone()), epoch: epoch.0 }).await.unwrap();
 }
 
 /// Drops the unit, and waits until everything of it is gone.
-pub async fn drop_unit(shard: &mut Units, by: &shard::UnitMove, epoch: u64) {
-    shard.drop(shard::DropRequest { r#move: Some(by.clone()), epoch }).await.unwrap();
+pub async fn drop_unit(shard: &mut Units, by: &shard::UnitMove, epoch: Epoch) {
+    shard.drop(shard::DropRequest { r#move: Some(by.clone()), epoch: epoch.0 }).await.unwrap();
     let asked = shard.clone();
     eventually("the unit is gone", async || {
         let records = records(&mut asked.clone()).await;
@@ -150,7 +151,7 @@ pub async fn switch(
     target: &mut Units,
     mut tail: Tail,
     by: &shard::UnitMove,
-    epoch: u64,
+    epoch: Epoch,
 ) -> i64 {
     let last = freeze(source, by).await;
     tail.until(last).await;
@@ -162,9 +163,9 @@ pub async fn switch(
 }
 
 /// The states, epochs and key counts of all records.
-pub async fn records(shard: &mut Units) -> Vec<(shard::UnitState, u64, u64)> {
+pub async fn records(shard: &mut Units) -> Vec<(shard::UnitState, Epoch, u64)> {
     let answer = shard.list(shard::UnitsListRequest {}).await.unwrap().into_inner();
-    answer.records.iter().map(|record| (record.state(), record.epoch, record.keys)).collect()
+    answer.records.iter().map(|record| (record.state(), Epoch(record.epoch), record.keys)).collect()
 }
 
 /// All digests of the unit, in their order.

@@ -1,7 +1,7 @@
 //! Leases and the deletion of their keys.
 
 use kindred_partition_config::{
-    ids::{LeaseId, Revision, Slot},
+    ids::{Epoch, LeaseId, Revision, Slot},
     key::Key,
 };
 
@@ -162,7 +162,7 @@ impl Engine {
     ) -> Result<Revision, EngineError> {
         match self.leases.adopted_from(id) {
             Some(home) if !denied.contains(&home) => {
-                Err(NotOwned { key: Key::from(format!("lease {id}").as_str()), epoch: 0 }.into())
+                Err(NotOwned { key: Key::from(format!("lease {id}").as_str()), epoch: Epoch::NONE }.into())
             }
             _ => self.lease_end(wall, id),
         }
@@ -239,7 +239,7 @@ impl Engine {
     /// The keys of a lease here, sorted; `None` for an unknown lease. Refused, to be retried, while one of them is
     /// frozen, or sealed and not opened: then no store lists it. Also refused to a request by a map older than the one
     /// by which one of them changed owner.
-    pub fn lease_keys(&self, id: LeaseId, generation: Option<u64>) -> Result<Option<Vec<Key>>, NotOwned> {
+    pub fn lease_keys(&self, id: LeaseId, generation: Option<Epoch>) -> Result<Option<Vec<Key>>, NotOwned> {
         let Some(keys) = self.leases.keys(id) else { return Ok(None) };
         if self.space.units.is_empty() {
             return Ok(Some(keys));

@@ -1,7 +1,7 @@
 //! The calls of live moves: tracking, freezing, copying, importing and opening units; see [`crate::units`].
 
 use kindred_partition_config::{
-    ids::{LeaseId, MoveId, Revision},
+    ids::{Epoch, LeaseId, MoveId, Revision},
     key::{Key, KeyRange},
     unit::Unit,
 };
@@ -30,13 +30,13 @@ const TAIL_PULLS: usize = 16;
 impl Engine {
     /// Whether reads of these ranges may be executed here. For a single key the record that contains it decides; for a
     /// span every record that overlaps it, and its epoch if the request names its map's `generation`.
-    pub fn owns(&self, ranges: &[KeyRange], generation: Option<u64>) -> Result<(), NotOwned> {
+    pub fn owns(&self, ranges: &[KeyRange], generation: Option<Epoch>) -> Result<(), NotOwned> {
         ranges.iter().try_for_each(|range| self.space.check(range, generation))
     }
 
     /// As [`Engine::owns`], for writes and for the reads of a transaction. They differ for a Kind's pseudo-key, which
     /// is read at every store of the Kind but written only at its owner.
-    pub fn owns_to_write(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
+    pub fn owns_to_write(&self, range: &KeyRange, generation: Option<Epoch>) -> Result<(), NotOwned> {
         self.space.check_write(range, generation)
     }
 
@@ -45,7 +45,7 @@ impl Engine {
     pub fn owns_at(
         &self,
         range: &KeyRange,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
         at: Option<Revision>,
     ) -> Result<(), NotOwned> {
         self.space.sight(range, generation, at).map(drop)
@@ -219,7 +219,7 @@ impl Engine {
     /// Tells that the next change of the unit's owner will have a map generation above this one. Called before the unit
     /// is frozen and before it is sealed. Reads by a map up to this generation can then be answered meanwhile (R13),
     /// and requests by a later one wait for the decision.
-    pub fn unit_undecided(&mut self, by: &UnitMove, generation: u64) -> Result<(), UnitError> {
+    pub fn unit_undecided(&mut self, by: &UnitMove, generation: Epoch) -> Result<(), UnitError> {
         self.space.units.by(by)?.undecided(generation);
         Ok(())
     }
@@ -261,7 +261,7 @@ impl Engine {
     }
 
     /// Hides a frozen unit, which another store owns since map `epoch`. It may then follow its new owner.
-    pub fn unit_release(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
+    pub fn unit_release(&mut self, by: &UnitMove, epoch: Epoch) -> Result<(), UnitError> {
         let record = self.space.units.by(by)?;
         match record.state {
             UnitState::Frozen { last } => {
@@ -275,7 +275,7 @@ impl Engine {
                 Ok(())
             }
             // Epoch 0: it was released, lost in a crash what it had followed, and follows a new copy.
-            UnitState::Following { .. } if record.epoch == epoch || record.epoch == 0 => Ok(()),
+            UnitState::Following { .. } if record.epoch == epoch || record.epoch == Epoch::NONE => Ok(()),
             // It was released, and its drop has begun; a new coordinator does not know that.
             UnitState::Dropping | UnitState::Gone if record.epoch >= epoch => Ok(()),
             _ => Err(record.refuse("Release")),
@@ -532,7 +532,7 @@ impl Engine {
 
     /// Opens a sealed unit after the decision: it is owned since map `epoch`, and visible. Feeds and watches that touch
     /// it end behind what they can see without it.
-    pub fn unit_open(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
+    pub fn unit_open(&mut self, by: &UnitMove, epoch: Epoch) -> Result<(), UnitError> {
         self.unit_published(&by.unit)?;
         let record = self.space.units.by(by)?;
         let last = match record.state {
@@ -550,7 +550,7 @@ impl Engine {
         self.watches.end_now(&mut self.space, &by.unit.range, |view| view.leave_out(id, &by.unit));
         self.feeds.end_now(&mut self.space, &by.unit.range, |view| view.leave_out(id, &by.unit));
         self.space.units.turned(id, None);
-        let fresh = self.space.units.get(id).is_some_and(|record| record.epoch == 0);
+        let fresh = self.space.units.get(id).is_some_and(|record| record.epoch == Epoch::NONE);
         self.space.units.layer(id, fresh, last);
         if let Some(record) = self.space.units.get_mut(id) {
             record.state = UnitState::Owned;
@@ -587,9 +587,9 @@ impl Engine {
 
     // ---- either side
 
-    /// Drops the data of a hidden unit, a part at each [`Engine::gc`]. With a nonzero `epoch`, the generation of the
-    /// map by which another store owns it, a tombstone remains that refuses requests by older maps.
-    pub fn unit_drop(&mut self, by: &UnitMove, epoch: u64) -> Result<(), UnitError> {
+    /// Drops the data of a hidden unit, a part at each [`Engine::gc`]. If another store owns it since map `epoch`,
+    /// a tombstone remains that refuses requests by older maps; with [`Epoch::NONE`] nothing remains.
+    pub fn unit_drop(&mut self, by: &UnitMove, epoch: Epoch) -> Result<(), UnitError> {
         let record = match self.space.units.by(by) {
             Err(UnitError::Unknown(_)) => return Ok(()),
             found => found?,
@@ -635,7 +635,7 @@ impl Engine {
         &mut self,
         now: MonoMillis,
         by: &UnitMove,
-        epoch: u64,
+        epoch: Epoch,
         open: usize,
     ) -> Result<(), UnitError> {
         let record = match self.space.units.by(by) {
@@ -671,7 +671,7 @@ impl Engine {
             }
             if gone {
                 let record = self.space.units.get_mut(id);
-                match record.filter(|record| record.epoch > 0) {
+                match record.filter(|record| record.epoch > Epoch::NONE) {
                     Some(record) => record.state = UnitState::Gone,
                     None => self.space.units.remove(id),
                 }
@@ -743,7 +743,7 @@ impl Engine {
     pub(super) fn keys_wait(&self, keys: &[Key]) -> Result<(), NotOwned> {
         let undecided = |key: &&Key| self.space.units.whose(key) == Whose::Undecided;
         match keys.iter().find(undecided) {
-            Some(key) => Err(NotOwned { key: key.clone(), epoch: 0 }),
+            Some(key) => Err(NotOwned { key: key.clone(), epoch: Epoch::NONE }),
             None => Ok(()),
         }
     }

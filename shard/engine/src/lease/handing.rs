@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use hashbrown::hash_map::Entry;
 use kindred_partition_config::{
-    ids::{LeaseId, Slot},
+    ids::{Epoch, LeaseId, Slot},
     key::Key,
 };
 
@@ -38,7 +38,7 @@ impl LeaseTable {
     pub(crate) fn elsewhere(&self, id: LeaseId) -> EngineError {
         match self.live.get(&id).map(|lease| &lease.place) {
             Some(Place::Handing { .. } | Place::Adopted { handed: true, .. }) => {
-                NotOwned { key: Key::from(format!("lease {id}").as_str()), epoch: 0 }.into()
+                NotOwned { key: Key::from(format!("lease {id}").as_str()), epoch: Epoch::NONE }.into()
             }
             _ => EngineError::LeaseNotFound(id),
         }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     fn moved(error: EngineError) -> bool {
-        matches!(error, EngineError::NotOwned(NotOwned { epoch: 0, .. }))
+        matches!(error, EngineError::NotOwned(NotOwned { epoch: Epoch::NONE, .. }))
     }
 
     const NOW: MonoMillis = MonoMillis(1_000);

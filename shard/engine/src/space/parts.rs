@@ -2,7 +2,7 @@
 //! is an event. An event is in another one than its key only while a unit is being split off.
 
 use kindred_partition_config::{
-    ids::Revision,
+    ids::{Epoch, Revision},
     key::{Key, KeyRange},
     kind::Located,
     unit::Unit,
@@ -90,7 +90,7 @@ impl Space {
     // ---- ownership checks
 
     /// Refuses a read of a range that is not owned; see [`crate::engine::Engine::owns`].
-    pub(crate) fn check(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
+    pub(crate) fn check(&self, range: &KeyRange, generation: Option<Epoch>) -> Result<(), NotOwned> {
         if self.units.is_empty() {
             return Ok(());
         }
@@ -103,7 +103,7 @@ impl Space {
 
     /// Refuses a write of a range, or a transaction that reads it. For a pseudo-key only the owner of the key executes
     /// these.
-    pub(crate) fn check_write(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
+    pub(crate) fn check_write(&self, range: &KeyRange, generation: Option<Epoch>) -> Result<(), NotOwned> {
         match (range, self.kind_of_pseudo(range)) {
             (KeyRange::Single(key), Some(kind)) if !self.units.is_empty() => {
                 self.units.check_pseudo_write(key, &kind, generation)
@@ -123,7 +123,7 @@ impl Space {
     pub(crate) fn sight(
         &self,
         range: &KeyRange,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
         at: Option<Revision>,
     ) -> Result<View, NotOwned> {
         let at = at.filter(|_| !self.units.is_empty() && self.kind_of_pseudo(range).is_none());

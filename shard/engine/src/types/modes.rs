@@ -8,7 +8,8 @@ pub use kindred_partition_config::model::Durability;
 /// The durability mode of every Kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KindModes {
-    /// The version of these modes. Modes of a lower generation than those in force are refused.
+    /// The version of these modes, which is the revision of the cluster's state and no map's generation. Modes of a
+    /// lower generation than those in force are refused.
     pub generation: u64,
     /// The mode of Kinds that `kinds` does not name, and of keys of no Kind.
     pub default: Durability,

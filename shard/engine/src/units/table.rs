@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kindred_partition_config::{
-    ids::{LeaseId, MoveId, Revision, Term},
+    ids::{Epoch, LeaseId, MoveId, Revision, Term},
     key::{Key, KeyRange},
     unit::Unit,
 };
@@ -127,7 +127,7 @@ struct Turn {
     split: bool,
     unit: Unit,
     /// The epoch under which the data was dropped; `None` if the unit became visible.
-    lost: Option<u64>,
+    lost: Option<Epoch>,
 }
 
 /// Turns that are remembered. A read that has missed one that is forgotten is refused.
@@ -160,7 +160,7 @@ pub(crate) struct Record {
     pub id: UnitId,
     pub by: UnitMove,
     pub state: UnitState,
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// The lowest readable revision of the unit.
     pub floor: Revision,
     /// Whether the unit was split off from owned keys; otherwise it was imported.
@@ -269,7 +269,7 @@ impl Units {
         self.next += 1;
         let (newest, unattached, splitting) = (Revision::ZERO, BTreeMap::new(), Splitting::default());
         let (clearing, gaps) = (None, Vec::new());
-        let epoch = 0;
+        let epoch = Epoch::NONE;
         self.records.push(Record {
             id,
             by,
@@ -278,7 +278,7 @@ impl Units {
             floor,
             split,
             splitting,
-            past: Past::default(),
+            past: Past::since(Epoch::NONE, false),
             settled: None,
             readers: Readers::default(),
             newest,
@@ -306,7 +306,7 @@ impl Units {
 
     /// Notes that a unit becomes visible, or that its data is dropped (`lost` = the epoch under which another store
     /// owns it).
-    pub(crate) fn turned(&mut self, id: UnitId, lost: Option<u64>) {
+    pub(crate) fn turned(&mut self, id: UnitId, lost: Option<Epoch>) {
         let Some(record) = self.get(id) else { return };
         let (split, unit) = (record.split, record.by.unit.clone());
         self.turn += 1;
@@ -339,7 +339,7 @@ impl Units {
         }
         let refuse = |epoch| Err(NotOwned { key: left.start().clone(), epoch });
         if self.turns.front().is_none_or(|first| first.number > known + 1) {
-            return refuse(0);
+            return refuse(Epoch::NONE);
         }
         let mut came = Vec::new();
         for turn in self.turns.iter().filter(|turn| turn.number > known) {
@@ -420,7 +420,7 @@ impl Units {
         let epoch = match record.state {
             UnitState::Tracked { .. } | UnitState::Owned => return Ok(()),
             UnitState::Frozen { last } if at.is_some_and(|at| at <= last) => return Ok(()),
-            UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => 0,
+            UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => Epoch::NONE,
             UnitState::Following { .. } | UnitState::Dropping | UnitState::Gone => record.changed(),
         };
         Err(NotOwned { key: key.clone(), epoch })
@@ -439,12 +439,12 @@ impl Units {
 
     /// Whether a key is listed here among its lease's keys, for a request by the map of `generation`. Refused while no
     /// store serves the key (R13), and by a map that is older than the key's last change of owner.
-    pub(crate) fn lists(&self, key: &Key, generation: Option<u64>) -> Result<bool, NotOwned> {
+    pub(crate) fn lists(&self, key: &Key, generation: Option<Epoch>) -> Result<bool, NotOwned> {
         let Some(record) = self.deciding(key) else { return Ok(true) };
         let refuse = |epoch| Err(NotOwned { key: key.clone(), epoch });
         match record.state {
             UnitState::Tracked { .. } | UnitState::Owned => Ok(true),
-            UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => refuse(0),
+            UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => refuse(Epoch::NONE),
             _ if generation.is_some_and(|generation| record.changed() > generation) => {
                 refuse(record.changed())
             }
@@ -454,13 +454,15 @@ impl Units {
 
     /// Refuses a request for a span that touches a switch in progress, or by a map that is older than a change of owner
     /// in it.
-    pub(crate) fn check_span(&self, range: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
+    pub(crate) fn check_span(&self, range: &KeyRange, generation: Option<Epoch>) -> Result<(), NotOwned> {
         let asked = Unit::of_range(range.clone());
         let newest = self.records.iter().rev().find(|record| record.by.unit.overlaps(range)).map(|r| r.id);
         for record in self.records.iter().filter(|record| record.by.unit.overlaps(range)) {
             let refuse = |epoch| Err(NotOwned { key: range.start().clone(), epoch });
             match record.state {
-                UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => return refuse(0),
+                UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => {
+                    return refuse(Epoch::NONE);
+                }
                 _ if generation.is_some_and(|generation| record.changed() > generation) => {
                     return refuse(record.changed());
                 }

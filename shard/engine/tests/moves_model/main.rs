@@ -27,7 +27,7 @@ fn run(seed: u64, steps: usize) -> (u64, u64) {
         world.step();
     }
     world.finish();
-    (world.generation - 1, world.next_move - 1)
+    (world.generation.0 - 1, world.next_move - 1)
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use kindred_engine::{engine::*, units::*, version::Version};
 use kindred_partition_config::{
-    ids::{MoveId, Revision, Term},
+    ids::{Epoch, MoveId, Revision, Term},
     key::Key,
 };
 
@@ -39,7 +39,7 @@ pub struct Move {
     tail: Option<FeedId>,
     through: Revision,
     /// The generation of the last switch of this move; 0 before the first.
-    epoch: u64,
+    epoch: Epoch,
 }
 
 impl Move {
@@ -100,7 +100,7 @@ impl World {
             begin: Revision::ZERO,
             tail: None,
             through: Revision::ZERO,
-            epoch: 0,
+            epoch: Epoch::NONE,
         });
     }
 
@@ -157,7 +157,9 @@ impl World {
         }
         match m.phase {
             Phase::Tracking | Phase::Clearing | Phase::Copying if self.random.one_in(25) => self.give_up(m),
-            Phase::Following if self.random.one_in(if m.epoch > 0 { 8 } else { 25 }) => self.give_up(m),
+            Phase::Following if self.random.one_in(if m.epoch > Epoch::NONE { 8 } else { 25 }) => {
+                self.give_up(m)
+            }
             Phase::Tracking => {
                 let budget = 1 + self.random.below(10);
                 let tracking = self.engines[m.from].unit_track(&m.by, budget).expect("tracked");
@@ -355,7 +357,7 @@ impl World {
             m.phase = Phase::Following;
             return;
         }
-        self.generation += 1;
+        self.generation = self.generation.next();
         m.epoch = self.generation;
         self.engines[m.from].unit_release(&m.by, m.epoch).expect("released");
         self.close_tail(m);
@@ -376,7 +378,8 @@ impl World {
             cell.owner = Some(m.to);
         }
         for e in [m.from, m.to] {
-            let behind = self.engines[e].owns(std::slice::from_ref(&m.by.unit.range), Some(m.epoch - 1));
+            let behind =
+                self.engines[e].owns(std::slice::from_ref(&m.by.unit.range), Some(Epoch(m.epoch.0 - 1)));
             assert_eq!(behind.map_err(|refused| refused.epoch), Err(m.epoch), "a map that is behind");
         }
         assert!(self.engines[m.to].current(std::slice::from_ref(&m.by.unit.range)) >= last, "R15b");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kindred_engine::{engine::*, error::EngineError, ops::*, units::*};
 use kindred_partition_config::{
-    ids::{LeaseId, Revision, Slot},
+    ids::{Epoch, LeaseId, Revision, Slot},
     key::{Key, KeyRange},
     kind::KindScheme,
     ring::{Bucket, BucketSet, RingHash},
@@ -68,7 +68,7 @@ pub struct World {
     pub cells: Vec<[Cell; GROUPS]>,
     pub reference: Reference,
     pub now: WallMicros,
-    pub generation: u64,
+    pub generation: Epoch,
     pub moves: Vec<Move>,
     pub next_move: u64,
     pub leases: Vec<Lease>,
@@ -152,7 +152,7 @@ impl World {
             cells,
             reference: Reference::default(),
             now: WallMicros(2_000),
-            generation: 1,
+            generation: Epoch(1),
             moves: Vec::new(),
             next_move: 1,
             leases: Vec::new(),
@@ -323,7 +323,10 @@ impl World {
         let e = self.owner(&key)?;
         if self.moves.iter().any(|m| m.makes_wait(e) && m.by.unit.contains(key.as_bytes())) {
             let refused = self.engines[e].apply(self.now, common::put(&key, "early")).expect_err("frozen");
-            assert!(matches!(refused, EngineError::NotOwned(NotOwned { epoch: 0, .. })), "{refused}");
+            assert!(
+                matches!(refused, EngineError::NotOwned(NotOwned { epoch: Epoch::NONE, .. })),
+                "{refused}"
+            );
             assert!(self.engines[e].owns(&[single], None).is_err());
             return None;
         }
@@ -412,8 +415,8 @@ impl World {
                 let at = match ended {
                     Ok(at) => at,
                     // The lease does not end at the others before its home.
-                    Err(EngineError::NotOwned(NotOwned { epoch: 0, .. })) if e == HOME => break,
-                    Err(EngineError::NotOwned(NotOwned { epoch: 0, .. })) => continue,
+                    Err(EngineError::NotOwned(NotOwned { epoch: Epoch::NONE, .. })) if e == HOME => break,
+                    Err(EngineError::NotOwned(NotOwned { epoch: Epoch::NONE, .. })) => continue,
                     Err(other) => panic!("{other}"),
                 };
                 self.engines[e].publish();

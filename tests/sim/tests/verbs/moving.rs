@@ -5,7 +5,7 @@ use kindred_engine::{
     units::{FollowedEvent, Import, UnitError, UnitMove, UnitState},
 };
 use kindred_partition_config::{
-    ids::{MoveId, Revision, StoreName, Term},
+    ids::{Epoch, MoveId, Revision, StoreName, Term},
     kind::KindPrefix,
     model::DataPartitionConfig,
     state::ClusterState,
@@ -153,7 +153,7 @@ impl World {
     fn end(&mut self, moving: Moving, put_back: bool) {
         for leg in 0..moving.legs.len() {
             let (owner, follower) = moving.ends(leg);
-            let epoch = moving.legs[leg].epoch.map_or(0, |epoch| epoch.0);
+            let epoch = moving.legs[leg].epoch.unwrap_or(Epoch::NONE);
             for by in moving.units(leg) {
                 self.engines[follower].unit_drop(&by, epoch).expect("dropped");
                 match self.engines[owner].unit_forget(&by) {
@@ -213,7 +213,7 @@ impl World {
         }
         self.freeze_and_seal(moving, leg, &units, &mut tails);
         let next = self.state.with_transfers(&moving.legs[leg].next_transfers()).expect("they apply");
-        let epoch = next.generation.0;
+        let epoch = next.generation;
         self.take(next);
         self.ask_some();
         for by in &units {
@@ -228,7 +228,7 @@ impl World {
             self.engines[to].unit_track(by, 1).expect("tracked");
         }
         moving.legs[leg].moved = !moving.legs[leg].moved;
-        moving.legs[leg].epoch = Some(kindred_partition_config::ids::Epoch(epoch));
+        moving.legs[leg].epoch = Some(epoch);
         self.switching = None;
         self.did(format!("  leg {leg} of move {}: {from} -> {to}, map {epoch}", moving.id));
         for engine in &self.engines {
@@ -241,7 +241,7 @@ impl World {
         // Of keys of no Kind requests for any may wait.
         self.switching = Some(moving.kind.clone().unwrap_or_else(|| self.kind("pods")));
         self.switching_rest = moving.kind.is_none();
-        let generation = self.state.generation.0;
+        let generation = self.state.generation;
         for by in units {
             self.engines[from].unit_undecided(by, generation).expect("known");
         }
@@ -264,7 +264,7 @@ impl World {
         if let Some(UnitState::Following { through, .. }) = record.map(|record| record.state)
             && through > Revision::ZERO
         {
-            let epoch = record.map_or(0, |record| record.epoch);
+            let epoch = record.map_or(Epoch::NONE, |record| record.epoch);
             let tail = self.engines[from].unit_feed_open(&by.unit, Some(through.next())).expect("tracked");
             if self.follow(from, to, by, tail) {
                 return tail;

@@ -151,12 +151,12 @@ impl World {
         let answer = match self.ask(routes, asked) {
             Ok(answer) => answer,
             Err(Refused::NotOwned(refused)) => {
-                self.may_wait(&format!("{asked:?}"), &asked.range(), routes.generation().0, &refused);
+                self.may_wait(&format!("{asked:?}"), &asked.range(), routes.generation(), &refused);
                 return None;
             }
             // A range of keys of no Kind reads what a young store may have held in an earlier life.
             Err(Refused::Compacted) if asked.revision.is_some_and(|at| at < self.compacted) => return None,
-            Err(other) => self.fail(&format!("{asked:?} by map {}: {other:?}", routes.generation().0)),
+            Err(other) => self.fail(&format!("{asked:?} by map {}: {other:?}", routes.generation())),
         };
         let at = asked.revision.unwrap_or(answer.header);
         let want = self.want(asked, at);

@@ -6,7 +6,7 @@ use kindred_engine::{
     units::NotOwned,
 };
 use kindred_partition_config::{
-    ids::Revision,
+    ids::{Epoch, Revision},
     key::{Key, KeyRange},
     kind::KindPrefix,
 };
@@ -152,7 +152,7 @@ impl World {
                 self.may_wait(
                     &format!("a write of {key} at {e}"),
                     &KeyRange::everything(),
-                    routes.generation().0,
+                    routes.generation(),
                     &refused,
                 );
                 None
@@ -162,8 +162,8 @@ impl World {
     }
 
     /// Fails unless a refusal may be: by the newest map, of what is at a switch; by an older one, with a newer number.
-    pub fn may_wait(&self, what: &str, range: &KeyRange, generation: u64, refused: &NotOwned) {
-        let told = refused.epoch > generation && refused.epoch <= self.state.generation.0;
+    pub fn may_wait(&self, what: &str, range: &KeyRange, generation: Epoch, refused: &NotOwned) {
+        let told = refused.epoch > generation && refused.epoch <= self.state.generation;
         let of_kind = |kind: &KindPrefix| {
             let stem = KeyRange::Single(Key::copy_from(kind.stem()));
             kind.range().overlaps(range) || stem.overlaps(range)
@@ -183,7 +183,7 @@ impl World {
         range: &KeyRange,
         at: Option<Revision>,
         min_revision: Revision,
-        generation: u64,
+        generation: Epoch,
     ) -> Result<RangeAnswer, Refused> {
         let query = RangeQuery {
             range: range.clone(),
@@ -201,7 +201,7 @@ impl World {
         Ok(self.engines[e].range_by_map(&query, Some(generation))?)
     }
 
-    fn raise(&mut self, source: &Source, to: Revision, generation: u64) -> Result<Revision, Refused> {
+    fn raise(&mut self, source: &Source, to: Revision, generation: Epoch) -> Result<Revision, Refused> {
         let ranges = std::slice::from_ref(&source.range);
         self.engines[source.store].owns(ranges, Some(generation))?;
         Ok(self.engines[source.store].raise(self.now, ranges, to)?)
@@ -209,7 +209,7 @@ impl World {
 
     /// A `Range`, as the router of these routes answers it.
     pub fn ask(&mut self, routes: &Routes, asked: &Asked) -> Result<Answer, Refused> {
-        let generation = routes.generation().0;
+        let generation = routes.generation();
         let planned = plan(Call::Range, &wire(&asked.key, &asked.end), routes).expect("no etcd");
         let spread = planned.clone().into_spread();
         let shown = self.shown.of(&spread);
@@ -256,7 +256,7 @@ impl World {
         sources: &[Source],
         asked: &Asked,
         shown: Revision,
-        generation: u64,
+        generation: Epoch,
     ) -> Result<Answer, Refused> {
         let mut pages: Vec<Option<RangeAnswer>> = sources.iter().map(|_| None).collect();
         let mode = asked.revision.map_or(Mode::Now, Mode::At);
@@ -301,7 +301,7 @@ impl World {
         sources: &[Source],
         mode: Mode,
         shown: Revision,
-        generation: u64,
+        generation: Epoch,
         mut read: impl FnMut(&mut Self, usize, Option<Revision>, Revision) -> Result<Revision, Refused>,
     ) -> Result<(Revision, Revision), Refused> {
         let participants: Vec<_> = (0..sources.len()).map(StoreIx).collect();
@@ -357,7 +357,7 @@ impl World {
         }
         let shown = self.shown.of(&fan_out.spread);
         let unread = |_: &mut Self, _, _, _| Err(Refused::Other("nothing is read".to_owned()));
-        let (_, header) = self.snapshot(&sources, Mode::Current, shown, routes.generation().0, unread)?;
+        let (_, header) = self.snapshot(&sources, Mode::Current, shown, routes.generation(), unread)?;
         self.shown.show(&fan_out.spread, header);
         Ok(header)
     }

@@ -129,10 +129,10 @@ impl World {
         let mut feeds = Vec::new();
         let stores: Vec<usize> = key.stores().map(|store| store.0).collect();
         for (at, e) in stores.into_iter().enumerate() {
-            if let Err(refused) = self.engines[e].owns(key.ranges(at), Some(routes.generation().0)) {
+            if let Err(refused) = self.engines[e].owns(key.ranges(at), Some(routes.generation())) {
                 let what = format!("a feed of {}..{} at {e}", client.key, client.end);
                 let range = KeyRange::from_wire(client.key.clone().into(), client.end.clone().into());
-                self.may_wait(&what, &range, routes.generation().0, &refused);
+                self.may_wait(&what, &range, routes.generation(), &refused);
                 feeds.into_iter().for_each(|(e, feed): (usize, FeedId)| self.engines[e].feed_close(feed));
                 return false;
             }

@@ -1,6 +1,6 @@
 //! The conversion of the records to and from their logged form.
 
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 
 use super::{Past, Record, UnitId, Units};
 use crate::{
@@ -18,7 +18,9 @@ impl Record {
             UnitState::Following { sealed: Some(last), .. } => DurableUnit::Sealed { last },
             UnitState::Owned => DurableUnit::Owned,
             UnitState::Gone => DurableUnit::Gone,
-            UnitState::Following { .. } | UnitState::Dropping if self.epoch > 0 => DurableUnit::Gone,
+            UnitState::Following { .. } | UnitState::Dropping if self.epoch > Epoch::NONE => {
+                DurableUnit::Gone
+            }
             UnitState::Following { .. } | UnitState::Dropping => return None,
         };
         let (number, by, epoch) = (self.id.0, self.by.clone(), self.epoch);
@@ -122,7 +124,7 @@ impl UnitTable {
             _ => None,
         };
         // A sealed import is kept until it is opened, whatever the Kind's mode (R15b).
-        let fresh = sealed.is_some_and(|(record, _)| record.epoch == 0);
+        let fresh = sealed.is_some_and(|(record, _)| record.epoch == Epoch::NONE);
         if !kept && !fresh {
             return None;
         }

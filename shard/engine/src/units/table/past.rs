@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use kindred_partition_config::{
-    ids::Revision,
+    ids::{Epoch, Revision},
     key::{Key, KeyRange},
     unit::Unit,
 };
@@ -26,27 +26,27 @@ const READERS_MS_MAX: u64 = 60_000;
 const TURNOVERS_MAX: usize = 8;
 
 /// The map generations by which this store owned a unit.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Past {
     /// Generations below this are unknown.
-    since: u64,
+    since: Epoch,
     /// Whether this store owned the unit from `since` on.
     before: bool,
     /// The later changes: from this generation on, whether this store owned it. Lowest generation first.
-    turnovers: VecDeque<(u64, bool)>,
+    turnovers: VecDeque<(Epoch, bool)>,
     /// A pending decision will have a generation above this one.
-    undecided: u64,
+    undecided: Epoch,
 }
 
 impl Past {
     /// A past known from a generation on.
-    pub(crate) fn since(since: u64, owned: bool) -> Self {
-        Self { since, before: owned, ..Self::default() }
+    pub(crate) fn since(since: Epoch, owned: bool) -> Self {
+        Self { since, before: owned, turnovers: VecDeque::new(), undecided: Epoch::NONE }
     }
 
     /// Whether this store owned the unit by the map of `generation`, which must not be newer than the last decision.
     /// `None` when unknown.
-    fn owned_by(&self, generation: u64) -> Option<bool> {
+    fn owned_by(&self, generation: Epoch) -> Option<bool> {
         if generation < self.since {
             return None;
         }
@@ -54,7 +54,7 @@ impl Past {
         Some(turnover.map_or(self.before, |(_, owned)| *owned))
     }
 
-    fn turn(&mut self, generation: u64, owned: bool) {
+    fn turn(&mut self, generation: Epoch, owned: bool) {
         self.turnovers.push_back((generation, owned));
         if self.turnovers.len() > TURNOVERS_MAX
             && let Some((since, before)) = self.turnovers.pop_front()
@@ -64,7 +64,7 @@ impl Past {
     }
 
     /// The generation of the last known change.
-    fn last(&self) -> u64 {
+    fn last(&self) -> Epoch {
         self.turnovers.back().map_or(self.since, |(generation, _)| *generation)
     }
 }
@@ -106,13 +106,13 @@ impl Readers {
 
 impl Record {
     /// The map generation of the last change of owner.
-    pub(crate) fn changed(&self) -> u64 {
+    pub(crate) fn changed(&self) -> Epoch {
         self.epoch.max(self.past.last())
     }
 
     /// Changes the owner with the map of generation `epoch`; `settled` is the final revision when the unit is given
     /// away.
-    pub(crate) fn turn(&mut self, epoch: u64, settled: Option<Revision>) {
+    pub(crate) fn turn(&mut self, epoch: Epoch, settled: Option<Revision>) {
         self.epoch = epoch;
         self.settled = settled;
         self.readers = Readers::default();
@@ -120,7 +120,7 @@ impl Record {
     }
 
     /// Notes that the attempt under way will be decided by a map above this generation.
-    pub(crate) fn undecided(&mut self, generation: u64) {
+    pub(crate) fn undecided(&mut self, generation: Epoch) {
         self.past.undecided = generation;
     }
 
@@ -131,7 +131,7 @@ impl Record {
     }
 
     /// Whether a request by the map of this generation may already know a decision that this store does not know yet.
-    fn may_be_decided(&self, generation: u64) -> bool {
+    fn may_be_decided(&self, generation: Epoch) -> bool {
         let decides =
             matches!(self.state, UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. });
         decides && generation > self.past.undecided
@@ -144,7 +144,9 @@ impl Units {
         let (over, rest) = self.over(unit);
         match over.as_slice() {
             [one] if rest.is_empty() => one.past.clone(),
-            over => Past::since(over.iter().map(|record| record.changed()).max().unwrap_or(0), owned),
+            over => {
+                Past::since(over.iter().map(|record| record.changed()).max().unwrap_or(Epoch::NONE), owned)
+            }
         }
     }
 
@@ -161,7 +163,7 @@ impl Units {
     pub(crate) fn sight_of_span(
         &self,
         range: &KeyRange,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
         at: Revision,
     ) -> Result<View, NotOwned> {
         let asked = Unit::of_range(range.clone());
@@ -173,7 +175,9 @@ impl Units {
             let all_of_it = newest == Some(record.id) && record.by.unit.covers(&asked);
             let owned = match generation {
                 None => record.is_visible() || all_of_it,
-                Some(generation) if !all_of_it && record.may_be_decided(generation) => return refuse(0),
+                Some(generation) if !all_of_it && record.may_be_decided(generation) => {
+                    return refuse(Epoch::NONE);
+                }
                 Some(generation) => match record.past.owned_by(generation) {
                     Some(owned) => owned,
                     None => return refuse(record.changed()),
@@ -183,8 +187,10 @@ impl Units {
                 UnitState::Tracked { .. } | UnitState::Owned if owned => {}
                 UnitState::Frozen { last } if owned && at <= last => {}
                 UnitState::Following { .. } if owned && record.can_tell(at) => with.push(record.id),
-                UnitState::Frozen { .. } if owned => return refuse(0),
-                UnitState::Following { sealed: Some(_), .. } if owned || all_of_it => return refuse(0),
+                UnitState::Frozen { .. } if owned => return refuse(Epoch::NONE),
+                UnitState::Following { sealed: Some(_), .. } if owned || all_of_it => {
+                    return refuse(Epoch::NONE);
+                }
                 UnitState::Following { .. } | UnitState::Dropping | UnitState::Gone if owned || all_of_it => {
                     return refuse(record.changed());
                 }
@@ -217,15 +223,20 @@ mod tests {
 
     #[test]
     fn what_is_forgotten_of_the_past_is_not_known() {
-        let mut past = Past::since(3, true);
-        assert_eq!((past.owned_by(2), past.owned_by(3), past.owned_by(99)), (None, Some(true), Some(true)));
-        (0..20_u64).for_each(|turn| past.turn(10 + 2 * turn, turn % 2 == 1));
+        let mut past = Past::since(Epoch(3), true);
+        let owned_by = |past: &Past, generation| past.owned_by(Epoch(generation));
+        assert_eq!([2, 3, 99].map(|generation| owned_by(&past, generation)), [None, Some(true), Some(true)]);
+        (0..20_u64).for_each(|turn| past.turn(Epoch(10 + 2 * turn), turn % 2 == 1));
         let known = |generation: u64| Some((generation - 10) / 2 % 2 == 1);
-        let first = past.since;
+        let first = past.since.0;
         assert!((30..36).contains(&first), "{past:?}");
-        assert_eq!(past.owned_by(first - 1), None);
+        assert_eq!(owned_by(&past, first - 1), None);
         for generation in first..60 {
-            assert_eq!(past.owned_by(generation), known(generation.min(48)), "by map {generation}: {past:?}");
+            assert_eq!(
+                owned_by(&past, generation),
+                known(generation.min(48)),
+                "by map {generation}: {past:?}"
+            );
         }
     }
 }

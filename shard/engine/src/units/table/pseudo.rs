@@ -7,6 +7,7 @@
 //! know every change of owner that this store knows.
 
 use kindred_partition_config::{
+    ids::Epoch,
     key::{Key, KeyRange},
     unit::Unit,
 };
@@ -22,7 +23,7 @@ impl Units {
         &self,
         key: &Key,
         kind: &KeyRange,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
     ) -> Result<(), NotOwned> {
         self.check_settled(key, kind, generation)?;
         let Some(keeper) = self.deciding(key).filter(|record| !record.is_visible()) else { return Ok(()) };
@@ -30,7 +31,7 @@ impl Units {
         if !rest.is_empty() || parts.iter().any(|record| record.is_visible()) {
             return Ok(());
         }
-        let epoch = parts.iter().map(|record| record.changed()).fold(keeper.changed(), u64::max);
+        let epoch = parts.iter().map(|record| record.changed()).fold(keeper.changed(), Epoch::max);
         Err(NotOwned { key: key.clone(), epoch })
     }
 
@@ -39,7 +40,7 @@ impl Units {
         &self,
         key: &Key,
         kind: &KeyRange,
-        generation: Option<u64>,
+        generation: Option<Epoch>,
     ) -> Result<(), NotOwned> {
         self.check_key(key, None)?;
         self.check_settled(key, kind, generation)
@@ -47,12 +48,14 @@ impl Units {
 
     /// Refuses requests during a switch of the key or of a part of its Kind, and requests by a map that is older than
     /// one.
-    fn check_settled(&self, key: &Key, kind: &KeyRange, generation: Option<u64>) -> Result<(), NotOwned> {
+    fn check_settled(&self, key: &Key, kind: &KeyRange, generation: Option<Epoch>) -> Result<(), NotOwned> {
         let refuse = |epoch| Err(NotOwned { key: key.clone(), epoch });
         let touches = |record: &&Record| record.by.unit.contains(key) || record.by.unit.overlaps(kind);
         for record in self.records.iter().filter(touches) {
             match record.state {
-                UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => return refuse(0),
+                UnitState::Frozen { .. } | UnitState::Following { sealed: Some(_), .. } => {
+                    return refuse(Epoch::NONE);
+                }
                 _ if generation.is_some_and(|generation| record.changed() > generation) => {
                     return refuse(record.changed());
                 }
