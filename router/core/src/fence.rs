@@ -68,23 +68,23 @@ pub enum FenceError {
     /// A newer coordinator of the move has been here.
     #[error("move {id} has a coordinator of term {seen}, this is term {term}; stop")]
     Stale {
-        id: u64,
+        id: MoveId,
         /// The term of the call.
-        term: u64,
+        term: Term,
         /// The highest term seen.
-        seen: u64,
+        seen: Term,
     },
     /// The fence has no record of this unit for the move, which has not begun here or has ended.
     #[error("move {0}: the etcd's fence has no record of the unit")]
-    Unknown(u64),
+    Unknown(MoveId),
     /// The unit's state does not allow the change.
     #[error("move {id}: the unit is {state} at the etcd, by move {other}")]
     State {
-        id: u64,
+        id: MoveId,
         /// The unit's state.
         state: &'static str,
         /// The move that set it.
-        other: u64,
+        other: MoveId,
     },
     /// The value cannot be parsed, or has another version.
     #[error("the fence key of the etcd cannot be read: {0}")]
@@ -147,7 +147,7 @@ impl FenceDoc {
         touched
             .filter_map(|record| match record.state {
                 FenceState::Open => None,
-                FenceState::Frozen { .. } => Some(Epoch(0)),
+                FenceState::Frozen { .. } => Some(Epoch::NONE),
                 FenceState::Moved { epoch } => Some(epoch),
             })
             .min()
@@ -164,9 +164,9 @@ impl FenceDoc {
     fn of(&mut self, by: &FencedUnit) -> Result<&mut FenceRecord, FenceError> {
         let is_it =
             |record: &&mut FenceRecord| record.id == by.id && record.transfer.unit == by.transfer.unit;
-        let record = self.records.iter_mut().find(is_it).ok_or(FenceError::Unknown(by.id.0))?;
+        let record = self.records.iter_mut().find(is_it).ok_or(FenceError::Unknown(by.id))?;
         if by.term < record.term {
-            return Err(FenceError::Stale { id: by.id.0, term: by.term.0, seen: record.term.0 });
+            return Err(FenceError::Stale { id: by.id, term: by.term, seen: record.term });
         }
         record.term = by.term;
         Ok(record)
@@ -184,8 +184,8 @@ impl FenceDoc {
         let others =
             self.records.iter().filter(|record| record.transfer.unit.overlaps_unit(&by.transfer.unit));
         if let Some(other) = others.into_iter().find(|record| record.state != FenceState::Open) {
-            let (state, other) = (other.state.word(), other.id.0);
-            return Err(FenceError::State { id: by.id.0, state, other });
+            let (state, other) = (other.state.word(), other.id);
+            return Err(FenceError::State { id: by.id, state, other });
         }
         // Open records of other moves are leftovers.
         self.records.retain(|record| !record.transfer.unit.overlaps_unit(&by.transfer.unit));
@@ -208,7 +208,7 @@ impl FenceDoc {
             }
             FenceState::Frozen { last } => Ok(last),
             state @ FenceState::Moved { .. } => {
-                Err(FenceError::State { id: by.id.0, state: state.word(), other: by.id.0 })
+                Err(FenceError::State { id: by.id, state: state.word(), other: by.id })
             }
         }
     }
@@ -241,7 +241,7 @@ impl FenceDoc {
                 record.state = FenceState::Moved { epoch };
                 Ok(())
             }
-            FenceState::Open => Err(FenceError::State { id: by.id.0, state: "open", other: by.id.0 }),
+            FenceState::Open => Err(FenceError::State { id: by.id, state: "open", other: by.id }),
         }
     }
 
@@ -257,7 +257,7 @@ impl FenceDoc {
                 FenceState::Open => {}
                 FenceState::Moved { .. } => return Ok(()),
                 FenceState::Frozen { .. } => {
-                    return Err(FenceError::State { id: by.id.0, state: "frozen", other: by.id.0 });
+                    return Err(FenceError::State { id: by.id, state: "frozen", other: by.id });
                 }
             },
         }
@@ -289,9 +289,9 @@ mod tests {
         assert_eq!(doc.refuses(KEY, b""), None);
         assert_eq!(doc.freeze(&by(1, 1), Revision(70)), Ok(Revision(70)));
         assert_eq!(doc.freeze(&by(1, 2), Revision(80)), Ok(Revision(70)), "as it was frozen");
-        assert_eq!(doc.refuses(KEY, b""), Some(Epoch(0)));
-        assert_eq!(doc.refuses(b"/registry/", b"/registry0"), Some(Epoch(0)));
-        assert_eq!(doc.refuses(b"\0", b"\0"), Some(Epoch(0)), "all keys");
+        assert_eq!(doc.refuses(KEY, b""), Some(Epoch::NONE));
+        assert_eq!(doc.refuses(b"/registry/", b"/registry0"), Some(Epoch::NONE));
+        assert_eq!(doc.refuses(b"\0", b"\0"), Some(Epoch::NONE), "all keys");
         assert_eq!(doc.refuses(b"/registry/pods", b""), None, "the pseudo-key is a unit of its own");
         assert_eq!(doc.refuses(b"/registry/secrets/", b"/registry/secrets0"), None);
         doc.release(&by(1, 2), Epoch(9)).unwrap();
@@ -308,11 +308,11 @@ mod tests {
     #[test]
     fn what_comes_late_is_refused() {
         let mut doc = FenceDoc::default();
-        assert_eq!(doc.freeze(&by(1, 1), Revision(5)), Err(FenceError::Unknown(1)));
+        assert_eq!(doc.freeze(&by(1, 1), Revision(5)), Err(FenceError::Unknown(MoveId(1))));
         doc.track(&by(1, 1)).unwrap();
         doc.freeze(&by(1, 2), Revision(5)).unwrap();
         doc.unfreeze(&by(1, 3)).unwrap();
-        let stale = FenceError::Stale { id: 1, term: 2, seen: 3 };
+        let stale = FenceError::Stale { id: MoveId(1), term: Term(2), seen: Term(3) };
         assert_eq!(
             doc.freeze(&by(1, 2), Revision(6)),
             Err(stale.clone()),
@@ -326,7 +326,11 @@ mod tests {
         doc.unfreeze(&by(1, 5)).unwrap();
         doc.forget(&by(1, 5)).unwrap();
         assert_eq!(doc, FenceDoc::default());
-        assert_eq!(doc.freeze(&by(1, 4), Revision(8)), Err(FenceError::Unknown(1)), "the move is over");
+        assert_eq!(
+            doc.freeze(&by(1, 4), Revision(8)),
+            Err(FenceError::Unknown(MoveId(1))),
+            "the move is over"
+        );
         doc.unfreeze(&by(1, 4)).unwrap();
     }
 
@@ -338,7 +342,7 @@ mod tests {
         assert_eq!(doc.state(MoveId(1), &by(1, 1).transfer.unit), None);
         assert_eq!(doc.state(MoveId(2), &by(1, 1).transfer.unit), Some(FenceState::Open));
         doc.freeze(&by(2, 1), Revision(5)).unwrap();
-        assert!(matches!(doc.track(&by(3, 1)), Err(FenceError::State { other: 2, .. })));
+        assert!(matches!(doc.track(&by(3, 1)), Err(FenceError::State { other: MoveId(2), .. })));
     }
 
     #[test]

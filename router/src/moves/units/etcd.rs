@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use kindred_partition_config::ids::{Revision, Term};
+use kindred_partition_config::ids::Revision;
 use kindred_partition_config::transfers::Transfer;
 use kindred_proto::etcdserverpb as etcd;
 use kindred_proto::mvccpb::KeyValue;
@@ -65,7 +65,7 @@ const INCARNATION: u64 = 1;
 impl From<FenceError> for Failed {
     fn from(error: FenceError) -> Self {
         match error {
-            FenceError::Stale { seen, .. } => Self::Stale(Term(seen)),
+            FenceError::Stale { seen, .. } => Self::Stale(seen),
             FenceError::Unknown(_) => Self::Restarted(error.to_string()),
             FenceError::State { .. } | FenceError::Malformed(_) => Self::Other(error.to_string()),
         }
