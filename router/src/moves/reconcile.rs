@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kindred_partition_config::ids::{MoveId, Term};
+use kindred_partition_config::ids::{Epoch, MoveId, Revision, Term};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::state::{ClusterState, StoreState};
@@ -90,7 +90,7 @@ fn held(record: pb::UnitRecord) -> Option<Held> {
     let range = unit.range?;
     let buckets = Unit::buckets_from_wire(&unit.buckets, unit.prefix_len)?;
     let unit = Unit { range: KeyRange::from_wire(range.key, range.range_end), buckets };
-    let (epoch, through) = (record.epoch, record.through);
+    let (epoch, through) = (Epoch(record.epoch), Revision::from_wire(record.through));
     Some(Held { id: MoveId(by.r#move), term: Term(by.term), unit, state, epoch, through })
 }
 
@@ -163,7 +163,7 @@ fn next(
 pub async fn call(stores: &Stores, routing: &Routing, call: &Call) -> Result<(), String> {
     let store = stores.get(store_ix(call.store));
     let by = || Some(pb::UnitMove { r#move: call.id.0, term: call.term.0, unit: Some(on_wire(&call.unit)) });
-    let (epoch, generation) = (call.epoch, routing.load().generation().0);
+    let generation = routing.load().generation().0;
     let asked =
         match call.ask {
             Ask::Freeze => {
@@ -175,16 +175,16 @@ pub async fn call(stores: &Stores, routing: &Routing, call: &Call) -> Result<(),
                 .await
                 .map(drop)
             }
-            Ask::Release => {
-                let request = pb::ReleaseRequest { r#move: by(), epoch };
+            Ask::Release { epoch } => {
+                let request = pb::ReleaseRequest { r#move: by(), epoch: epoch.0 };
                 bounded(store, |store, deadline| async move {
                     store.units().release(deadline.request(request)).await
                 })
                 .await
                 .map(drop)
             }
-            Ask::Seal => {
-                let final_revision = i64::try_from(call.epoch).unwrap_or(i64::MAX);
+            Ask::Seal { last } => {
+                let final_revision = last.get();
                 let request = pb::SealRequest { r#move: by(), final_revision, generation, imported: 0 };
                 bounded(store, |store, deadline| async move {
                     store.units().seal(deadline.request(request)).await
@@ -192,8 +192,8 @@ pub async fn call(stores: &Stores, routing: &Routing, call: &Call) -> Result<(),
                 .await
                 .map(drop)
             }
-            Ask::Open => {
-                let request = pb::OpenRequest { r#move: by(), epoch };
+            Ask::Open { epoch } => {
+                let request = pb::OpenRequest { r#move: by(), epoch: epoch.0 };
                 bounded(store, |store, deadline| async move {
                     store.units().open(deadline.request(request)).await
                 })
@@ -208,8 +208,8 @@ pub async fn call(stores: &Stores, routing: &Routing, call: &Call) -> Result<(),
                 .await
                 .map(drop)
             }
-            Ask::Drop => {
-                let request = pb::DropRequest { r#move: by(), epoch };
+            Ask::Drop { epoch } => {
+                let request = pb::DropRequest { r#move: by(), epoch: epoch.0 };
                 bounded(store, |store, deadline| async move {
                     store.units().drop(deadline.request(request)).await
                 })

@@ -513,7 +513,7 @@ impl Machine {
             follower: leg.follower(),
             final_revision: state.frozen.map_or(Revision::ZERO, |(last, _)| last),
             incarnations: (state.frozen.map_or(0, |(_, incarnation)| incarnation), state.sealed.unwrap_or(0)),
-            epoch: leg.epoch.unwrap_or(Epoch(0)),
+            epoch: leg.epoch.unwrap_or(Epoch::NONE),
         };
         let step = self.step(name, What::Unit(call));
         self.calls.insert(step.ticket, (name, at));

@@ -10,7 +10,7 @@
 //! | [`repairs`] | what to change in meta, and what to ask of the shards |
 
 use kindred_partition_config::{
-    ids::{MoveId, Term},
+    ids::{Epoch, MoveId, Revision, Term},
     map::StoreIdx,
     unit::Unit,
 };
@@ -55,10 +55,11 @@ pub struct Held {
     pub term: Term,
     pub unit: Unit,
     pub state: HeldState,
-    /// The generation of the map since which this shard (if it is the owner) or another one owns the unit; 0 for none.
-    pub epoch: u64,
-    /// For a copy: the revision up to which it has every event; 0 if unknown.
-    pub through: i64,
+    /// The generation of the map since which this shard (if it is the owner) or another one owns the unit;
+    /// [`Epoch::NONE`] before the first switch.
+    pub epoch: Epoch,
+    /// For a copy: the revision up to which it has every event, if known.
+    pub through: Option<Revision>,
 }
 
 /// The records of one shard.

@@ -175,7 +175,7 @@ pub struct UnitCall {
     pub final_revision: Revision,
     /// For `Confirm`: the incarnations of the owner at the freeze and of the follower at the seal.
     pub incarnations: (u64, u64),
-    /// For `Release`, `Open` and `Drop`: the map generation of the last decision; 0 before the first.
+    /// For `Release`, `Open` and `Drop`: the map generation of the last decision; [`Epoch::NONE`] before the first.
     pub epoch: Epoch,
 }
 

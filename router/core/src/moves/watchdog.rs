@@ -178,7 +178,7 @@ fn call(record: &MoveRecord, at: UnitAt) -> UnitCall {
         follower: leg.follower(),
         final_revision: Revision::ZERO,
         incarnations: (0, 0),
-        epoch: leg.epoch.unwrap_or(Epoch(0)),
+        epoch: leg.epoch.unwrap_or(Epoch::NONE),
     }
 }
 

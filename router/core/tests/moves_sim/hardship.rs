@@ -459,15 +459,15 @@ impl Hardship {
                 let shard = &self.shards[at];
                 let held = shard.records.iter().map(|record| {
                     let (state, through) = match record.state {
-                        State::Tracked => (HeldState::Tracked, 0),
-                        State::Frozen { .. } => (HeldState::Frozen, 0),
+                        State::Tracked => (HeldState::Tracked, None),
+                        State::Frozen { .. } => (HeldState::Frozen, None),
                         State::Following { through } => {
-                            (HeldState::Following { sealed: record.sealed }, through)
+                            (HeldState::Following { sealed: record.sealed }, Revision::from_wire(through))
                         }
-                        State::Owned => (HeldState::Owned, 0),
-                        State::Gone => (HeldState::Gone, 0),
+                        State::Owned => (HeldState::Owned, None),
+                        State::Gone => (HeldState::Gone, None),
                     };
-                    let (unit, epoch) = (record.unit.clone(), record.epoch.0);
+                    let (unit, epoch) = (record.unit.clone(), record.epoch);
                     Held { id: ID, term: shard.highest_term(), unit, state, epoch, through }
                 });
                 Report { store: StoreIdx(at as u16), records: held.collect() }
@@ -500,14 +500,15 @@ impl Hardship {
     }
 
     fn asked(&mut self, call: &Call) -> Answer {
-        let name = match call.ask {
-            Ask::Freeze => StepName::Freeze,
-            Ask::Release => StepName::Release,
-            Ask::Seal => StepName::Seal,
-            Ask::Open => StepName::Open,
-            Ask::Unfreeze => StepName::Unfreeze,
-            Ask::Drop => StepName::Drop,
-            Ask::Forget => StepName::Forget,
+        let none = (Revision::ZERO, Epoch::NONE);
+        let (name, (final_revision, epoch)) = match call.ask {
+            Ask::Freeze => (StepName::Freeze, none),
+            Ask::Release { epoch } => (StepName::Release, (Revision::ZERO, epoch)),
+            Ask::Seal { last } => (StepName::Seal, (last, Epoch::NONE)),
+            Ask::Open { epoch } => (StepName::Open, (Revision::ZERO, epoch)),
+            Ask::Unfreeze => (StepName::Unfreeze, none),
+            Ask::Drop { epoch } => (StepName::Drop, (Revision::ZERO, epoch)),
+            Ask::Forget => (StepName::Forget, none),
         };
         let unit = UnitCall {
             at: UnitAt { leg: 0, transfer: 0 },
@@ -515,9 +516,9 @@ impl Hardship {
             term: call.term,
             owner: call.store,
             follower: call.store,
-            final_revision: Revision(if call.ask == Ask::Seal { call.epoch as i64 } else { 0 }),
+            final_revision,
             incarnations: (0, 0),
-            epoch: Epoch(call.epoch),
+            epoch,
         };
         let now = self.millis();
         match self.shards[usize::from(call.store.0)].call(name, &unit, now) {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use kindred_partition_config::ids::{LeaseId, MoveId, Revision, Term};
+use kindred_partition_config::ids::{Epoch, LeaseId, MoveId, Revision, Term};
 use kindred_proto::shard_v1::{self as pb, unit_answer::Answer as Made, unit_call::Call};
 use kindred_router_core::clock_offset;
 use kindred_router_core::moves::step::{Answer, StepName, UnitCall};
@@ -86,7 +86,7 @@ impl LegSteps<'_> {
             StepName::AttachLeases => self.attach_leases().await.map(|()| self.all_done()),
             StepName::Tail | StepName::ReverseTail => self.tail().await,
             StepName::Freeze => {
-                let generation = self.undecided();
+                let generation = self.undecided().0;
                 self.ask(owner, |by, _| Call::Freeze(pb::FreezeRequest { r#move: by, generation })).await
             }
             StepName::ImportLast => self.import_last().await,
@@ -135,8 +135,8 @@ impl LegSteps<'_> {
     }
 
     /// The generation of a map that is older than the one that this attempt will decide.
-    fn undecided(&self) -> u64 {
-        self.mover.routing.load().generation().0
+    fn undecided(&self) -> Epoch {
+        self.mover.routing.load().generation()
     }
 
     /// Makes the same call about all units at a store.
@@ -332,7 +332,7 @@ impl LegSteps<'_> {
     /// Seals the units at the follower. `imported` says for each unit up to which revision of the source everything is
     /// imported, if the source counts revisions of its own; else 0.
     pub(super) async fn seal(&self, imported: &[i64]) -> Result<Each<Answer>, Failed> {
-        let generation = self.undecided();
+        let generation = self.undecided().0;
         let seal = |(of, imported): (&UnitCall, &i64)| {
             let final_revision = of.final_revision.get();
             let r#move = self.unit(of).unit_move();

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use kindred_partition_config::{
+    ids::Epoch,
     key::{Key, KeyRange},
     kind::KindPrefix,
     map::{Partition, Placement, StoreIdx},
@@ -19,11 +20,11 @@ pub struct Cell {
     pub unit: Unit,
     pub kind: Option<KindPrefix>,
     /// The owner by the map, and the generation of the map since which it is.
-    pub by_map: (StoreIdx, u64),
+    pub by_map: (StoreIdx, Epoch),
     /// The owner; `None` if it cannot be determined.
     pub owner: Option<StoreIdx>,
-    /// The highest generation of a change of ownership that a shard knows; 0 for none.
-    pub said: u64,
+    /// The highest generation of a change of ownership that a shard knows; [`Epoch::NONE`] if it knows none.
+    pub said: Epoch,
     /// Whether the owner holds the keys but does not serve them, because it does not know that it owns them.
     pub hidden: bool,
     /// Whether the owner's own record says that it owns the keys, even if it is giving them away.
@@ -33,7 +34,7 @@ pub struct Cell {
 impl Cell {
     /// The generation of the map since which the owner owns the keys.
     #[must_use]
-    pub fn epoch(&self) -> u64 {
+    pub fn epoch(&self) -> Epoch {
         self.said.max(self.by_map.1)
     }
 
@@ -65,7 +66,7 @@ pub fn cells(state: &ClusterState, reports: &[Report]) -> Vec<Cell> {
                 records.iter().rev().find(decides).map(|held| (*held).clone())
             };
             let views: Vec<_> = views.iter().map(|(store, records)| (*store, deciding(records))).collect();
-            let by_map = (owner_by_map(partition, sample), partition.epoch.0);
+            let by_map = (owner_by_map(partition, sample), partition.epoch);
             let (owner, said) = owner(by_map, &views);
             let owner = owner.or_else(|| heir(state, &views));
             let at = |store| views.iter().find(|(of, _)| *of == store).and_then(|(_, held)| held.as_ref());
@@ -195,15 +196,15 @@ fn heir(state: &ClusterState, views: &[(StoreIdx, Option<Held>)]) -> Option<Stor
 }
 
 /// The owner of the keys, and the highest generation of a change of ownership that shards know.
-fn owner(by_map: (StoreIdx, u64), views: &[(StoreIdx, Option<Held>)]) -> (Option<StoreIdx>, u64) {
+fn owner(by_map: (StoreIdx, Epoch), views: &[(StoreIdx, Option<Held>)]) -> (Option<StoreIdx>, Epoch) {
     let held = || views.iter().filter_map(|(store, held)| Some((*store, held.as_ref()?)));
-    let said = held().map(|(_, held)| held.epoch).max().unwrap_or(0);
+    let said = held().map(|(_, held)| held.epoch).max().unwrap_or(Epoch::NONE);
     let of_decision = || held().filter(|(_, held)| held.epoch == said);
     let knows = views.iter().any(|(store, held)| *store == by_map.0 && held.is_some());
     // A shard that gives keys away by a later decision does not keep them as an owner, and the target has a record. A
     // store that replaces a lost one has no record, and the map may have been wrong about what the lost one owned.
     let kept = !knows && of_decision().any(|(_, held)| held.state.is_owner());
-    if said == 0 || (by_map.1 > said && !kept) {
+    if said == Epoch::NONE || (by_map.1 > said && !kept) {
         // The map was decided later than all that shards have heard of, or the keys never changed hands.
         return (Some(by_map.0), said);
     }
@@ -226,7 +227,7 @@ fn owner(by_map: (StoreIdx, u64), views: &[(StoreIdx, Option<Held>)]) -> (Option
             let with_data = |held: &Held| !matches!(held.state, HeldState::Gone);
             let mut copies = held().filter(|(_, held)| with_data(held));
             let alone = match (copies.next(), copies.next()) {
-                (Some((of, held)), None) if held.epoch == said && held.through > 0 => Some(of),
+                (Some((of, held)), None) if held.epoch == said && held.through.is_some() => Some(of),
                 _ => None,
             };
             (only.or(alone), said)

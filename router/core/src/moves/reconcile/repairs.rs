@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kindred_partition_config::{
-    ids::{Epoch, MoveId, Term},
+    ids::{Epoch, MoveId, Revision, Term},
     key::KeyRange,
     map::StoreIdx,
     state::{ClusterState, StoreState},
@@ -18,21 +18,21 @@ use super::{
 };
 use crate::moves::record::{Leg, MoveRecord, Phase};
 
-/// What a shard is asked to do with a unit. The calls of a plan are made in the order of these variants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// What a shard is asked to do with a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
     /// Stop serving it, because another shard owns it.
     Freeze,
-    /// Record that another shard owns it.
-    Release,
-    /// Prepare to serve it with the data that it has.
-    Seal,
-    /// Serve it as its owner.
-    Open,
+    /// Record that another shard owns it since the map of this generation.
+    Release { epoch: Epoch },
+    /// Prepare to serve it with the data that it has, which is complete up to this revision.
+    Seal { last: Revision },
+    /// Serve it as its owner since the map of this generation.
+    Open { epoch: Epoch },
     /// Serve it again, because nothing was decided.
     Unfreeze,
-    /// Drop its copy.
-    Drop,
+    /// Drop its copy. The map of this generation gave the unit to its owner; [`Epoch::NONE`] if nothing was decided.
+    Drop { epoch: Epoch },
     /// Forget the move.
     Forget,
 }
@@ -43,12 +43,30 @@ impl Ask {
     pub fn word(self) -> &'static str {
         match self {
             Self::Freeze => "freeze",
-            Self::Release => "release",
-            Self::Seal => "seal",
-            Self::Open => "open",
+            Self::Release { .. } => "release",
+            Self::Seal { .. } => "seal",
+            Self::Open { .. } => "open",
             Self::Unfreeze => "unfreeze",
-            Self::Drop => "drop the copy of",
+            Self::Drop { .. } => "drop the copy of",
             Self::Forget => "end the move of",
+        }
+    }
+
+    /// The turn of the call among those of a plan, which are made one after the other until one fails:
+    ///
+    /// - A shard releases only what it has frozen, opens only what it has sealed, drops only what it does not own, and
+    ///   forgets a move only when it serves the unit.
+    /// - A shard releases before another opens, so no keys are served twice.
+    /// - Owners serve again before copies are dropped, so a call that fails leaves every copy where it is.
+    const fn turn(self) -> u8 {
+        match self {
+            Self::Freeze => 0,
+            Self::Release { .. } => 1,
+            Self::Seal { .. } => 2,
+            Self::Open { .. } => 3,
+            Self::Unfreeze => 4,
+            Self::Drop { .. } => 5,
+            Self::Forget => 6,
         }
     }
 }
@@ -63,9 +81,6 @@ pub struct Call {
     /// Above all terms seen of the move.
     pub term: Term,
     pub unit: Unit,
-    /// The map generation since which the unit has its owner; 0 if nothing was decided. For `Seal`: the revision up to
-    /// which the copy is complete.
-    pub epoch: u64,
 }
 
 /// The repairs, in the order in which they are made.
@@ -81,7 +96,7 @@ pub struct Plan {
     pub generation: Option<Epoch>,
     /// In meta: moves to end, because their records contradict the shards.
     pub ends: Vec<MoveId>,
-    /// After that: calls to shards.
+    /// After that: calls to shards, in their order.
     pub calls: Vec<Call>,
 }
 
@@ -114,11 +129,11 @@ fn words(state: &ClusterState, cell: &Cell) -> String {
             "{keys} belong to store {:?} since map {}, and the map in use, {}, says store {by_map:?}",
             state.store_name(owner),
             cell.said,
-            state.generation.0
+            state.generation
         ),
         None => format!(
             "{keys} changed hands with map {}, and no store says that it owns them; the map in use, {}, says store {by_map:?}",
-            cell.said, state.generation.0
+            cell.said, state.generation
         ),
     }
 }
@@ -154,12 +169,12 @@ pub fn plan(state: &ClusterState, records: &BTreeMap<MoveId, MoveRecord>, report
             kind: cell.kind.clone(),
         });
     }
-    let known = reports.iter().flat_map(|report| &report.records).map(|held| held.epoch).max().unwrap_or(0);
-    let last = state.generation.0.max(known);
-    if !plan.transfers.is_empty() || known > state.generation.0 {
-        plan.generation = Some(Epoch(last + 1));
-        if known > state.generation.0 {
-            plan.found.push(format!("stores know of map {known}, the one in use is {}", state.generation.0));
+    let known =
+        reports.iter().flat_map(|report| &report.records).map(|held| held.epoch).max().unwrap_or(Epoch::NONE);
+    if !plan.transfers.is_empty() || known > state.generation {
+        plan.generation = Some(state.generation.max(known).next());
+        if known > state.generation {
+            plan.found.push(format!("stores know of map {known}, the one in use is {}", state.generation));
         }
     }
     let contradicted =
@@ -181,20 +196,18 @@ pub fn plan(state: &ClusterState, records: &BTreeMap<MoveId, MoveRecord>, report
         for held in report.records.iter().filter(|held| !open(&held.id)) {
             let term = terms.get(&held.id).copied().unwrap_or(held.term);
             match left_behind(report.store, held, &cells, plan.generation) {
-                Ok(asks) => calls.extend(asks.into_iter().map(|(ask, epoch)| Call {
+                Ok(asks) => calls.extend(asks.into_iter().map(|ask| Call {
                     store: report.store,
                     ask,
                     id: held.id,
                     term: Term(term.0 + 1),
                     unit: held.unit.clone(),
-                    epoch,
                 })),
                 Err(why) => problems.push(format!("store {:?}: {why}", state.store_name(report.store))),
             }
         }
     }
-    // A shard releases before another opens, so that no keys are served twice.
-    calls.sort_by_key(|call| call.ask);
+    calls.sort_by_key(|call| call.ask.turn());
     for call in &calls {
         let (store, ask) = (state.store_name(call.store), call.ask.word());
         plan.found.push(format!(
@@ -218,7 +231,7 @@ fn contradicts(state: &ClusterState, record: &MoveRecord, cells: &[Cell]) -> boo
         let replaced = is_removed(state, leg.owner());
         let other = |of: StoreIdx| of == leg.follower() || (!replaced && of != leg.owner());
         // The owner gave the keys away by a decision that the record does not know.
-        let unknown = |cell: &Cell| cell.hidden && cell.said > leg.epoch.map_or(0, |epoch| epoch.0);
+        let unknown = |cell: &Cell| cell.hidden && cell.said > leg.epoch.unwrap_or(Epoch::NONE);
         cells.iter().filter(of_leg).any(|cell| cell.owner.is_some_and(other) || unknown(cell))
     };
     !over && record.legs.iter().any(differs)
@@ -228,8 +241,8 @@ fn contradicts(state: &ClusterState, record: &MoveRecord, cells: &[Cell]) -> boo
 /// know of the decision told it to serve them again. The move cannot continue from there.
 fn claims_again(record: &MoveRecord, reports: &[Report]) -> bool {
     let undecided = matches!(record.phase, Phase::Switching { .. } | Phase::Done | Phase::Aborted);
-    let claims = |leg: &Leg, store: StoreIdx, by: &dyn Fn(u64, u64) -> bool| {
-        let Some(Epoch(epoch)) = leg.epoch else { return false };
+    let claims = |leg: &Leg, store: StoreIdx, by: &dyn Fn(Epoch, Epoch) -> bool| {
+        let Some(epoch) = leg.epoch else { return false };
         let of_leg = |unit: &Unit| leg.transfers.iter().any(|transfer| transfer.unit.overlaps_unit(unit));
         let held = reports.iter().filter(|report| report.store == store).flat_map(|report| &report.records);
         let mut owned = held.filter(|held| {
@@ -265,7 +278,7 @@ fn left_behind(
     held: &Held,
     cells: &[Cell],
     generation: Option<Epoch>,
-) -> Result<Vec<(Ask, u64)>, String> {
+) -> Result<Vec<Ask>, String> {
     if matches!(held.state, HeldState::Gone | HeldState::Dropping) {
         return Ok(Vec::new());
     }
@@ -278,39 +291,43 @@ fn left_behind(
         _ => return Err(format!("{keys} are left as they are: parts of them belong to different stores")),
     };
     let changed = of_unit.iter().any(|cell| !cell.agrees());
-    let by_now = of_unit.iter().map(|cell| cell.epoch()).max().unwrap_or(0);
-    let epoch = generation.filter(|_| changed).map_or(by_now, |generation| generation.0);
+    let by_now = of_unit.iter().map(|cell| cell.epoch()).max().unwrap_or(Epoch::NONE);
+    let epoch = generation.filter(|_| changed).unwrap_or(by_now);
+    let (release, drop) = (Ask::Release { epoch }, Ask::Drop { epoch });
     let hidden = of_unit.iter().any(|cell| cell.hidden);
     let claimed = of_unit.iter().all(|cell| cell.claimed);
     Ok(match (held.state, owner == store) {
         (HeldState::Owned, true) => Vec::new(),
-        (HeldState::Tracked, true) => vec![(Ask::Forget, 0)],
-        (HeldState::Frozen, true) => vec![(Ask::Unfreeze, 0), (Ask::Forget, 0)],
+        (HeldState::Tracked, true) => vec![Ask::Forget],
+        (HeldState::Frozen, true) => vec![Ask::Unfreeze, Ask::Forget],
         // Another store has taken the unit over, and says so itself.
-        (HeldState::Owned | HeldState::Tracked, false) if claimed => {
-            vec![(Ask::Freeze, 0), (Ask::Release, epoch), (Ask::Drop, epoch)]
-        }
-        (HeldState::Frozen, false) if claimed => vec![(Ask::Release, epoch), (Ask::Drop, epoch)],
+        (HeldState::Owned | HeldState::Tracked, false) if claimed => vec![Ask::Freeze, release, drop],
+        (HeldState::Frozen, false) if claimed => vec![release, drop],
         // Its copy is dropped in a later run, when the owner serves the keys.
-        (HeldState::Tracked, false) if hidden => vec![(Ask::Freeze, 0), (Ask::Release, epoch)],
-        (HeldState::Frozen, false) if hidden => vec![(Ask::Release, epoch)],
+        (HeldState::Tracked, false) if hidden => vec![Ask::Freeze, release],
+        (HeldState::Frozen, false) if hidden => vec![release],
         (HeldState::Owned | HeldState::Tracked | HeldState::Frozen, false) => {
             return Err(format!(
                 "it owns {keys}, and by the map they are another store's, which knows nothing of them: nothing is dropped"
             ));
         }
-        (HeldState::Following { sealed: true }, true) => vec![(Ask::Open, epoch)],
-        (HeldState::Following { sealed: false }, true) if held.epoch > 0 && held.through > 0 => {
-            let again = generation.map_or(by_now, |generation| generation.0);
-            vec![(Ask::Seal, held.through.unsigned_abs()), (Ask::Open, again)]
-        }
-        (HeldState::Following { sealed: false }, true) => {
-            return Err(format!("{keys} are its own by the map, and it has only a part of a copy of them"));
-        }
+        (HeldState::Following { sealed: true }, true) => vec![Ask::Open { epoch }],
+        (HeldState::Following { sealed: false }, true) => match held.through {
+            Some(last) if held.epoch > Epoch::NONE => {
+                vec![Ask::Seal { last }, Ask::Open { epoch: generation.unwrap_or(by_now) }]
+            }
+            _ => {
+                return Err(format!(
+                    "{keys} are its own by the map, and it has only a part of a copy of them"
+                ));
+            }
+        },
         // A copy of keys that never changed hands is dropped; a copy of others only if their owner has them, so never
         // the only one.
-        (HeldState::Following { .. }, false) if !hidden && held.epoch == 0 => vec![(Ask::Drop, 0)],
-        (HeldState::Following { .. }, false) if claimed => vec![(Ask::Drop, epoch)],
+        (HeldState::Following { .. }, false) if !hidden && held.epoch == Epoch::NONE => {
+            vec![Ask::Drop { epoch: Epoch::NONE }]
+        }
+        (HeldState::Following { .. }, false) if claimed => vec![drop],
         (HeldState::Following { .. }, false) => {
             return Err(format!("its copy of {keys} stays: their owner does not say that it has them"));
         }

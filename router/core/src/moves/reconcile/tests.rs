@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use kindred_partition_config::{
-    ids::{Epoch, MoveId, StoreName, Term},
+    ids::{Epoch, MoveId, Revision, StoreName, Term},
     map::StoreIdx,
     model::RingConfig,
     parse::parse_config,
@@ -32,8 +32,8 @@ fn reports(change: &Change, old: (HeldState, u64), new: (HeldState, u64)) -> Vec
         term: Term(4),
         unit: unit.clone(),
         state,
-        epoch,
-        through: 70,
+        epoch: Epoch(epoch),
+        through: Some(Revision(70)),
     };
     let stores = (0..3).map(StoreIdx);
     stores
@@ -59,8 +59,20 @@ fn ring() -> Change {
     state().apply_configs(&[ConfigChange::Update(config)]).unwrap()
 }
 
-fn asks(plan: &Plan) -> Vec<(Ask, StoreIdx, u64)> {
-    plan.calls.iter().map(|call| (call.ask, call.store, call.epoch)).collect()
+fn asks(plan: &Plan) -> Vec<(Ask, StoreIdx)> {
+    plan.calls.iter().map(|call| (call.ask, call.store)).collect()
+}
+
+const fn release(epoch: u64) -> Ask {
+    Ask::Release { epoch: Epoch(epoch) }
+}
+
+const fn open(epoch: u64) -> Ask {
+    Ask::Open { epoch: Epoch(epoch) }
+}
+
+const fn drop(epoch: u64) -> Ask {
+    Ask::Drop { epoch: Epoch(epoch) }
 }
 
 const FOLLOWING: HeldState = HeldState::Following { sealed: false };
@@ -82,7 +94,7 @@ fn f49_a_map_that_is_older_than_what_shards_own_is_found_and_replaced() {
         // The old owner's copy is dropped, because the new owner has the keys and serves them.
         assert_eq!(plan.calls.len(), change.transfers.len());
         for call in &plan.calls {
-            assert_eq!((call.ask, call.store, call.term, call.epoch), (Ask::Drop, StoreIdx(1), Term(5), 6));
+            assert_eq!((call.ask, call.store, call.term), (drop(6), StoreIdx(1), Term(5)));
         }
     }
 }
@@ -120,8 +132,8 @@ fn f16_a_store_that_was_unfrozen_behind_a_decision_is_found_in_the_middle_of_the
         let records = BTreeMap::from([(MoveId(1), MoveRecord { phase, ..open.clone() })]);
         let plan = plan(&decided, &records, &both);
         assert_eq!((plan.ends.clone(), plan.transfers.len()), (vec![MoveId(1)], 0), "{plan:?}");
-        let old = [Ask::Freeze, Ask::Release, Ask::Drop].map(|ask| (ask, StoreIdx(1)));
-        let of_old: Vec<_> = plan.calls.iter().map(|call| (call.ask, call.store)).collect();
+        let old = [Ask::Freeze, release(epoch), drop(epoch)].map(|ask| (ask, StoreIdx(1)));
+        let of_old = asks(&plan);
         assert!(old.iter().all(|ask| of_old.contains(ask)), "{of_old:?}");
     }
     // It is being decided, or one store has merely not heard of the decision yet.
@@ -140,17 +152,17 @@ fn f16_what_a_move_left_behind_that_nobody_knows_is_cleared() {
     let left = |state: &ClusterState, old, new| plan(state, &none, &reports(&change, old, new));
     // Undecided: the old owner serves again, and the copy is dropped.
     let undecided = left(&state(), (HeldState::Frozen, 0), (SEALED, 0));
-    assert_eq!(asks(&undecided), [(Ask::Unfreeze, b, 0), (Ask::Drop, c, 0), (Ask::Forget, b, 0)]);
+    assert_eq!(asks(&undecided), [(Ask::Unfreeze, b), (drop(0), c), (Ask::Forget, b)]);
     assert_eq!((undecided.generation, undecided.problems.len()), (None, 0));
     let copying = left(&state(), (HeldState::Tracked, 0), (FOLLOWING, 0));
-    assert_eq!(asks(&copying), [(Ask::Drop, c, 0), (Ask::Forget, b, 0)]);
+    assert_eq!(asks(&copying), [(drop(0), c), (Ask::Forget, b)]);
     // Decided, as the map says, and neither store has heard. The old owner's copy stays until the new owner serves.
     let decided = change.state.with_transfers(&change.transfers).unwrap();
     let unheard = left(&decided, (HeldState::Frozen, 0), (SEALED, 0));
-    assert_eq!(asks(&unheard), [(Ask::Release, b, 2), (Ask::Open, c, 2)]);
+    assert_eq!(asks(&unheard), [(release(2), b), (open(2), c)]);
     // Decided, and only the old owner has heard: the new one has everything, whatever the map says.
     let half = left(&state(), (FOLLOWING, 2), (SEALED, 0));
-    assert_eq!(asks(&half), [(Ask::Open, c, 3)]);
+    assert_eq!(asks(&half), [(open(3), c)]);
     assert_eq!(
         (half.transfers.len(), half.generation, half.problems.len()),
         (1, Some(Epoch(3)), 1),
@@ -158,10 +170,10 @@ fn f16_what_a_move_left_behind_that_nobody_knows_is_cleared() {
     );
     // Decided, and only the new owner has heard.
     let other = left(&state(), (HeldState::Frozen, 0), (HeldState::Owned, 2));
-    assert_eq!(asks(&other), [(Ask::Release, b, 3), (Ask::Drop, b, 3)]);
+    assert_eq!(asks(&other), [(release(3), b), (drop(3), b)]);
     // The freeze was lost in a restart.
     let other = left(&state(), (HeldState::Tracked, 0), (HeldState::Owned, 2));
-    assert_eq!(asks(&other), [(Ask::Freeze, b, 0), (Ask::Release, b, 3), (Ask::Drop, b, 3)]);
+    assert_eq!(asks(&other), [(Ask::Freeze, b), (release(3), b), (drop(3), b)]);
 }
 
 /// Meta was rolled back to a state before the switch.
@@ -172,7 +184,7 @@ fn f16_a_record_that_was_overtaken_ends() {
     let records = BTreeMap::from([(MoveId(1), MoveRecord { term: Term(9), ..record })]);
     let plan = plan(&change.state, &records, &reports(&change, (FOLLOWING, 5), (HeldState::Owned, 5)));
     assert_eq!((plan.ends.clone(), plan.generation), (vec![MoveId(1)], Some(Epoch(6))));
-    assert_eq!(asks(&plan), [(Ask::Drop, StoreIdx(1), 6)]);
+    assert_eq!(asks(&plan), [(drop(6), StoreIdx(1))]);
     assert_eq!(plan.calls[0].term, Term(10));
     // A move on its way back whose record is right is left alone.
     let decided = change.state.with_transfers(&change.transfers).unwrap();
@@ -200,10 +212,14 @@ fn f16_the_only_copy_stays() {
     let mut held = reports(&change, (FOLLOWING, 7), (HeldState::Gone, 0));
     held[2].records.clear();
     let back = plan(&state(), &BTreeMap::new(), &held);
-    assert_eq!(asks(&back), [(Ask::Seal, StoreIdx(1), 70), (Ask::Open, StoreIdx(1), 8)], "{back:?}");
+    assert_eq!(
+        asks(&back),
+        [(Ask::Seal { last: Revision(70) }, StoreIdx(1)), (open(8), StoreIdx(1))],
+        "{back:?}"
+    );
     assert_eq!((back.generation, back.problems.len()), (Some(Epoch(8)), 0));
     // Not if a store that may have it cannot be asked, nor if another store has a part of it.
-    let copy = Held { state: FOLLOWING, epoch: 0, ..held[1].records[0].clone() };
+    let copy = Held { state: FOLLOWING, epoch: Epoch::NONE, ..held[1].records[0].clone() };
     held[0].records.push(copy);
     assert_eq!(plan(&state(), &BTreeMap::new(), &held).problems.len(), 3);
     // Two stores claim the keys: both the keys and the two records are reported.
